@@ -1,0 +1,1 @@
+"""Types of the Rust extension; rust/native has one file for each section below."""

@@ -1,0 +1,1 @@
+"""The life of the agent: configuration, start, stop, logs, metrics, health endpoints."""

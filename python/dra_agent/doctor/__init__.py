@@ -1,0 +1,1 @@
+"""What is wrong on this host, and how to mend it."""

@@ -1,0 +1,29 @@
+"""The two families of error that the agent knows: worth another try, or not. Both carry a message for people."""
+
+from __future__ import annotations
+
+
+class AgentError(Exception):
+    """Base of every error that reaches a user: what was wrong, where, and what to do about it."""
+
+    def __init__(self, what: str, *, where: str | None = None, todo: str | None = None) -> None:
+        self.what = what
+        self.where = where
+        self.todo = todo
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}; {self.todo}" if self.todo else text
+
+
+class RetryableError(AgentError):
+    """The same request may succeed later: a busy device, a hung library, a full disk."""
+
+
+class PermanentError(AgentError):
+    """The same request can never succeed: it must be changed first."""
+
+
+class UsageError(PermanentError):
+    """The command was called wrongly: exit code 2."""

@@ -1,0 +1,1 @@
+"""Why a claim does not fit: request by request, device by device."""

@@ -1,0 +1,24 @@
+"""Where a host's file systems are: every path that the agent reads of a host starts at one of these roots.
+
+A simulated host is the same value with other roots, so nothing else in the agent knows that it is simulated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The roots of one host, real or simulated."""
+
+    sysfs: Path = Path("/sys")
+    dev: Path = Path("/dev")
+    proc: Path = Path("/proc")
+    nvml_library: Path | None = None
+    """The NVML library to load; None leaves the choice to the dynamic loader."""
+
+    def dev_path(self, node: str) -> Path:
+        """Where the device node that containers know as `node` ("/dev/nvidia0") lies on this host."""
+        return self.dev / Path(node).relative_to("/dev")

@@ -1,0 +1,1 @@
+"""From an allocated claim to a container-ready one: ledger, vendor set-up, CDI spec."""

@@ -1,0 +1,1 @@
+"""From the inventory to the ResourceSlices that describe it."""

@@ -1,0 +1,1 @@
+"""The host's PCIe and NUMA tree: scan, changes, and pictures for people."""

@@ -1,0 +1,1 @@
+//! Allocates ResourceClaims with the semantics of kube-scheduler.

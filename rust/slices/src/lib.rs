@@ -1,0 +1,1 @@
+//! From an inventory to the ResourceSlices to publish.

@@ -1,0 +1,1 @@
+//! The PCIe and NUMA topology of one host, read from sysfs.
