@@ -1,0 +1,153 @@
+"""Parts of a resource.k8s.io/v1 Device as the API writes them: attributes, capacities, counters and taints.
+
+It holds their shape and refuses what the API could never take; what a device has of them is each back end's to say.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+STRING_LIMIT = 64
+"""Bytes that the API allows in a string or version attribute."""
+
+# Semantic Versioning 2.0.0, as the API server checks it: no leading "v", no leading zeros.
+_SEMVER = re.compile(
+    r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)"
+    r"(-((0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*))?"
+    r"(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?"
+)
+_VENDOR_VERSION = re.compile(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?(?:[.+~_-]([0-9A-Za-z.~_+-]+))?")
+_BINARY_SUFFIXES = ("Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+
+
+class Attribute(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One attribute value: exactly one of the four is set."""
+
+    integer: int | None = msgspec.field(name="int", default=None)
+    boolean: bool | None = msgspec.field(name="bool", default=None)
+    string: str | None = None
+    version: str | None = None
+
+    def __post_init__(self) -> None:
+        values = [v for v in (self.integer, self.boolean, self.string, self.version) if v is not None]
+        if len(values) != 1:
+            raise ValueError(f"an attribute has exactly one value, not {len(values)}")
+        text = self.string if self.string is not None else self.version
+        if text is not None and len(text.encode()) > STRING_LIMIT:
+            raise ValueError(f"{text!r} is {len(text.encode())} bytes long, at most {STRING_LIMIT} are allowed")
+        if self.version is not None and not _SEMVER.fullmatch(self.version):
+            raise ValueError(f"{self.version!r} is not a semantic version (X.Y.Z)")
+
+    @classmethod
+    def of(cls, value: bool | int | str) -> Attribute:
+        """Make a bool, int or string attribute, by the type of `value`."""
+        if isinstance(value, bool):
+            return cls(boolean=value)
+        if isinstance(value, int):
+            return cls(integer=value)
+        return cls(string=value)
+
+    @classmethod
+    def of_version(cls, text: str) -> Attribute:
+        """Make a version attribute of a vendor's text ("580.65.06" → 580.65.6); ValueError where it is no version."""
+        return cls(version=semver(text))
+
+    @property
+    def value(self) -> bool | int | str:
+        """The one value that is set."""
+        for value in (self.boolean, self.integer, self.string):
+            if value is not None:
+                return value
+        assert self.version is not None
+        return self.version
+
+
+def semver(text: str) -> str:
+    """Turn a vendor's version into a strict semantic one.
+
+    Leading zeros go, missing parts become 0 ("9.0" → "9.0.0"), and what follows the third number is kept as build
+    metadata, which takes no part in comparison ("6.12.12.1-rc2" → "6.12.12+1-rc2").
+    """
+    text = text.strip()
+    if _SEMVER.fullmatch(text):
+        return text
+    match = _VENDOR_VERSION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a version")
+    major, minor, patch, rest = match.groups()
+    version = f"{int(major)}.{int(minor or 0)}.{int(patch or 0)}"
+    if rest:
+        parts = [part for part in re.split(r"[^0-9A-Za-z-]+", rest) if part]
+        version = f"{version}+{'.'.join(parts)}"[:STRING_LIMIT].rstrip(".+") if parts else version
+    return version
+
+
+class RequestRange(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Amounts of a capacity that one claim may ask of a shared device (Quantity texts)."""
+
+    min: str
+    max: str | None = None
+    step: str | None = None
+
+
+class RequestPolicy(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """How claims share a capacity; only for devices with allowMultipleAllocations."""
+
+    default: str | None = None
+    valid_values: tuple[str, ...] = ()
+    valid_range: RequestRange | None = None
+
+
+class Capacity(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """An amount that a device has, as a Quantity text."""
+
+    value: str
+    request_policy: RequestPolicy | None = None
+
+    @classmethod
+    def of(cls, amount: int) -> Capacity:
+        """Make a capacity of a plain count."""
+        return cls(value=str(amount))
+
+    @classmethod
+    def of_bytes(cls, amount: int) -> Capacity:
+        """Make a capacity of `amount` bytes: exact, in the largest unit that divides it (85899345920 → "80Gi")."""
+        suffix = ""
+        for larger in _BINARY_SUFFIXES:
+            if amount == 0 or amount % 1024:
+                break
+            amount, suffix = amount // 1024, larger
+        return cls(value=f"{amount}{suffix}")
+
+
+class Counter(msgspec.Struct, frozen=True):
+    """An amount in a counter set, as a Quantity text."""
+
+    value: str
+
+
+class CounterSet(msgspec.Struct, frozen=True):
+    """What the partitions of one device share; lives in the pool of the device's family."""
+
+    name: str
+    counters: dict[str, Counter]
+
+
+class CounterConsumption(msgspec.Struct, frozen=True, rename="camel"):
+    """What one device takes out of a counter set."""
+
+    counter_set: str
+    counters: dict[str, Counter]
+
+
+class Taint(msgspec.Struct, frozen=True, omit_defaults=True, rename="camel"):
+    """Keeps claims off a device, unless they tolerate it."""
+
+    key: str
+    effect: Literal["None", "NoSchedule", "NoExecute"]
+    value: str | None = None
+    time_added: str | None = None
+    """RFC 3339, whole seconds, UTC."""

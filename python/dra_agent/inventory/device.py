@@ -1,0 +1,142 @@
+"""The device model: what the agent knows of one claimable device, and the inventory of a host as a whole.
+
+It holds facts only: the back ends find them, and slices, CDI and the command line read them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from dra_agent.inventory.api import Attribute, Capacity, CounterConsumption, CounterSet, Taint
+
+Family = Literal["gpu", "nic", "fpga", "accelerator"]
+FAMILIES: tuple[Family, ...] = ("gpu", "nic", "fpga", "accelerator")
+
+Health = Literal["healthy", "unhealthy", "unmonitored"]
+"""unmonitored: nothing is known to be wrong, and nothing would tell us."""
+
+NodeRole = Literal[
+    "gpu",  # /dev/nvidiaN: the device itself
+    "capability",  # /dev/nvidia-caps/nvidia-capN: one MIG instance
+    "card",  # /dev/dri/cardN
+    "render",  # /dev/dri/renderDN
+    "kfd",  # /dev/kfd: shared by all AMD GPUs
+    "control",  # /dev/nvidiactl, /dev/nvidia-uvm: shared by all devices of a vendor
+    "uverbs",  # /dev/infiniband/uverbsN
+    "rdma-cm",  # /dev/infiniband/rdma_cm: shared by all RDMA devices
+    "accel",  # /dev/accel/accelN
+    "vendor",  # a vendor driver's own node of one device
+    "vfio",  # /dev/vfio/GROUP
+    "vfio-control",  # /dev/vfio/vfio: shared by all devices bound to vfio-pci
+]
+SHARED_ROLES: frozenset[NodeRole] = frozenset({"kfd", "control", "rdma-cm", "vfio-control"})
+"""Nodes that open no device by themselves and that every claim of the vendor gets."""
+
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+class DeviceNode(msgspec.Struct, frozen=True):
+    """One device node that a container needs to use a device."""
+
+    path: str
+    """As containers know it: "/dev/nvidia0"."""
+    host_path: str
+    """Where it lies on this host; differs from `path` on a simulated host only."""
+    role: NodeRole
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that was wrong while the inventory was taken, and what to do about it."""
+
+    where: str
+    """A device's address or name, a path, or the part of the host ("NVML")."""
+    what: str
+    todo: str | None = None
+    severity: Literal["error", "warning"] = "error"
+    """warning: everything works, but not as well as it could."""
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}"
+        return f"{text}; {self.todo}" if self.todo else text
+
+
+class Device(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One claimable device or partition of one."""
+
+    name: str
+    """DNS label, made of the PCI address and so the same after a reboot: "gpu-0000-3b-00-0"."""
+    family: Family
+    vendor: str
+    """Short name ("nvidia", "amd", "intel", "mellanox", "xilinx"), or the PCI vendor id ("0x1bcf") if there is none."""
+    pci_address: str
+    """Of the device, or for a partition of the device that it is a part of: "0000:3b:00.0"."""
+    attributes: dict[str, Attribute]
+    capacity: dict[str, Capacity] = {}
+    consumes_counters: tuple[CounterConsumption, ...] = ()
+    taints: tuple[Taint, ...] = ()
+    allow_multiple_allocations: bool = False
+    nodes: tuple[DeviceNode, ...] = ()
+    identity: dict[str, str] = {}
+    """What a vendor's tools call the device: driver, uuid, minor, card ("card0"), render ("renderD128"), ifname,
+    rdma ("mlx5_0"), accel ("accel0"), kfd (node id), vfio ("vfio0"), parent (name of the whole device)."""
+    numa_node: int | None = None
+    pcie_switch: str | None = None
+    """Address of the upstream port that neighbours share: with numa_node and pci_address it orders devices."""
+    health: Health = "healthy"
+    health_reason: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _LABEL.fullmatch(self.name):
+            raise ValueError(f"{self.name!r} is not a DNS label")
+
+    def to_api(self) -> dict[str, Any]:
+        """Give the resource.k8s.io/v1 Device as JSON-like builtins, without empty fields."""
+        device: dict[str, Any] = {"name": self.name}
+        if self.attributes:
+            device["attributes"] = self.attributes
+        if self.capacity:
+            device["capacity"] = self.capacity
+        if self.consumes_counters:
+            device["consumesCounters"] = self.consumes_counters
+        if self.taints:
+            device["taints"] = self.taints
+        if self.allow_multiple_allocations:
+            device["allowMultipleAllocations"] = True
+        builtins: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(device))
+        return builtins
+
+
+class Inventory(msgspec.Struct, frozen=True):
+    """Every claimable device of a host at one moment."""
+
+    devices: tuple[Device, ...] = ()
+    counter_sets: dict[Family, tuple[CounterSet, ...]] = {}
+    """By family: the pool of a family holds the counters that its devices consume."""
+    problems: tuple[Problem, ...] = ()
+
+    def device(self, name: str) -> Device | None:
+        """Find a device by its name, which is unique on the host."""
+        return next((device for device in self.devices if device.name == name), None)
+
+    def lookup(self, pool: str, name: str) -> Device | None:
+        """Find a device by pool ("<node>/gpu") and name, as an allocation result gives them."""
+        device = self.device(name)
+        return device if device is not None and pool.rpartition("/")[2] == device.family else None
+
+    def family(self, family: Family) -> tuple[Device, ...]:
+        """Give the devices of one family: the contents of its pool."""
+        return tuple(device for device in self.devices if device.family == family)
+
+
+def pool_name(node: str, family: Family) -> str:
+    """Name the pool of a family on a node: one pool each, so that a change in one never disturbs another."""
+    return f"{node}/{family}"
+
+
+def device_name(family: Family, pci_address: str, *parts: str | int) -> str:
+    """Name a device after its PCI address; `parts` tell the partitions of one address apart ("cpx", 3)."""
+    words = [family, *re.split(r"[:.]", pci_address.lower()), *(str(part).lower() for part in parts)]
+    return "-".join(re.sub(r"[^a-z0-9]+", "-", word).strip("-") for word in words)
