@@ -1,5 +1,114 @@
-use pyo3::prelude::*;
+//! `Topology` and `UeventSocket` for Python.
 
-pub(crate) fn register(_module: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use dra_topology::{Change, Received, Topology, Uevent, UeventSocket};
+use pyo3::create_exception;
+use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+create_exception!(
+    dra_agent._native,
+    TopologyError,
+    PyValueError,
+    "The host's sysfs cannot be read at all, or an event is not one."
+);
+
+/// The topology of one host; every method may be called from any thread and lets others run meanwhile.
+#[pyclass(name = "Topology", module = "dra_agent._native", frozen)]
+struct PyTopology(Mutex<Topology>);
+
+#[pymethods]
+impl PyTopology {
+    #[staticmethod]
+    fn scan(py: Python<'_>, sysfs: PathBuf) -> PyResult<Self> {
+        let topology = py.detach(|| Topology::scan(sysfs)).map_err(refused)?;
+        Ok(Self(Mutex::new(topology)))
+    }
+
+    fn to_json<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let json = py.detach(|| lock(&self.0).to_json());
+        PyBytes::new(py, &json)
+    }
+
+    fn apply<'py>(&self, py: Python<'py>, message: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+        let event = Uevent::parse(message).map_err(refused)?;
+        let change = py.detach(|| lock(&self.0).apply(&event)).map_err(refused)?;
+        encode(py, &change)
+    }
+
+    fn rescan<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let change = py.detach(|| lock(&self.0).rescan()).map_err(refused)?;
+        encode(py, &change)
+    }
+}
+
+/// The kernel's announcements, for an event loop that watches `fileno()`.
+#[pyclass(name = "UeventSocket", module = "dra_agent._native", frozen)]
+struct PyUeventSocket(Mutex<Option<UeventSocket>>);
+
+#[pymethods]
+impl PyUeventSocket {
+    #[new]
+    fn new() -> PyResult<Self> {
+        Ok(Self(Mutex::new(Some(UeventSocket::open()?))))
+    }
+
+    fn fileno(&self) -> PyResult<i32> {
+        match &*lock(&self.0) {
+            Some(socket) => Ok(socket.as_fd().as_raw_fd()),
+            None => Err(closed()),
+        }
+    }
+
+    /// At most `limit` waiting events, and whether the kernel had to drop some.
+    #[pyo3(signature = (limit = 256))]
+    fn receive<'py>(
+        &self,
+        py: Python<'py>,
+        limit: usize,
+    ) -> PyResult<(Vec<Bound<'py, PyBytes>>, bool)> {
+        let mut guard = lock(&self.0);
+        let socket = guard.as_mut().ok_or_else(closed)?;
+        let (mut events, mut lost) = (Vec::new(), false);
+        while events.len() < limit {
+            match socket.receive()? {
+                Received::Event(event) => events.push(PyBytes::new(py, &event.to_message())),
+                Received::Lost => lost = true,
+                Received::Nothing => break,
+            }
+        }
+        Ok((events, lost))
+    }
+
+    fn close(&self) {
+        lock(&self.0).take();
+    }
+}
+
+/// A panic while the lock was held leaves a topology that the next rescan mends.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn encode<'py>(py: Python<'py>, change: &Change) -> PyResult<Bound<'py, PyBytes>> {
+    let json = serde_json::to_vec(change).map_err(refused)?;
+    Ok(PyBytes::new(py, &json))
+}
+
+fn refused(error: impl std::fmt::Display) -> PyErr {
+    TopologyError::new_err(error.to_string())
+}
+
+fn closed() -> PyErr {
+    PyOSError::new_err("the uevent socket is closed")
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("TopologyError", module.py().get_type::<TopologyError>())?;
+    module.add_class::<PyTopology>()?;
+    module.add_class::<PyUeventSocket>()
 }

@@ -1,0 +1,151 @@
+"""What a scan of a host found, as immutable values. Reading it from sysfs is the Rust crate's work."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+
+class Kind(StrEnum):
+    """What a PCI function is for; all but OTHER are read in full and have distances."""
+
+    GPU = "gpu"
+    NIC = "nic"
+    FPGA = "fpga"
+    ACCELERATOR = "accelerator"
+    NVME = "nvme"
+    OTHER = "other"
+
+
+class Distance(StrEnum):
+    """How far apart two devices are, nearest first, in the levels of `nvidia-smi topo -m`."""
+
+    PIX = "PIX"
+    """One switch or bridge, or two functions of one card."""
+    PXB = "PXB"
+    """Several switches, no host bridge."""
+    PHB = "PHB"
+    """A host bridge."""
+    NODE = "NODE"
+    """Two host bridges of one NUMA node."""
+    SYS = "SYS"
+    """The link between NUMA nodes, or unknown."""
+
+
+class NumaNode(msgspec.Struct, frozen=True):
+    """One NUMA node of the host."""
+
+    id: int
+    cpus: str
+    """The kernel's list form, "0-7,16-23"; empty for a node of memory only."""
+    memory_bytes: int | None
+    distances: tuple[int, ...]
+    """To every node in the order of their ids; 10 is the node itself."""
+
+
+class Link(msgspec.Struct, frozen=True):
+    """A PCIe link: generation 1 to 7 and lanes, as it is now and as it could be; None is unknown."""
+
+    generation: int | None
+    width: int | None
+    max_generation: int | None
+    max_width: int | None
+
+
+class Sriov(msgspec.Struct, frozen=True):
+    """Virtual functions that a physical function can have, and has."""
+
+    total_vfs: int
+    num_vfs: int
+
+
+class Drm(msgspec.Struct, frozen=True):
+    """Names of DRM nodes below /dev/dri: "card0", "renderD128"."""
+
+    card: str | None
+    render: str | None
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """One PCI function; what is unknown is None, what only wanted kinds have is None or empty for the others."""
+
+    pci_address: str
+    kind: Kind
+    class_: str = msgspec.field(name="class")
+    """Base class, subclass and programming interface: "0x030200"."""
+    vendor_id: str
+    device_id: str
+    subsystem_vendor: str | None
+    subsystem_device: str | None
+    revision: str | None
+    numa_node: int | None
+    numa_source: Literal["device", "ancestor", "cpulist"] | None
+    pcie_root: str
+    """The outermost root bus: "pci0000:3a"."""
+    parents: tuple[str, ...]
+    """Addresses of the bridges above, root port first, also of those that the bus listing lacks."""
+    pcie_switch: str | None
+    """Upstream port of the top-most switch above; devices with the same one are neighbours."""
+    driver: str | None
+    iommu_group: int | None
+    link: Link | None
+    sriov: Sriov | None
+    physfn: str | None
+    virtfns: tuple[str, ...]
+    net: tuple[str, ...]
+    infiniband: tuple[str, ...]
+    uverbs: tuple[str, ...]
+    drm: Drm | None
+    accel: tuple[str, ...]
+    kfd: int | None
+    """Node id of the AMD kernel fusion driver; the lowest one of a partitioned GPU."""
+    vfio: str | None
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Something that was found wrong with one device or file and passed over."""
+
+    where: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+class Topology(msgspec.Struct, frozen=True, dict=True):
+    """Every PCI function and NUMA node of a host at one moment; devices are in the order of their addresses."""
+
+    numa_nodes: tuple[NumaNode, ...]
+    devices: tuple[Device, ...]
+    distances: dict[str, Distance]
+    """Each pair of wanted devices once, lower address first: "0000:3b:00.0,0000:5e:00.0"."""
+    problems: tuple[Problem, ...]
+
+    @cached_property
+    def by_address(self) -> dict[str, Device]:
+        """The devices by their PCI address."""
+        return {device.pci_address: device for device in self.devices}
+
+    @cached_property
+    def wanted(self) -> tuple[Device, ...]:
+        """The devices of every kind but OTHER."""
+        return tuple(device for device in self.devices if device.kind is not Kind.OTHER)
+
+    def distance(self, one: str, other: str) -> Distance | None:
+        """How far apart two wanted devices are; None where one is unknown, not wanted, or both are the same."""
+        return self.distances.get(f"{one},{other}") or self.distances.get(f"{other},{one}")
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What an event or a rescan changed, by PCI address."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    numa_nodes: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed or self.numa_nodes)

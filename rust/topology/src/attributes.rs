@@ -1,0 +1,265 @@
+//! The second stage: what only wanted devices are asked for.
+
+use rustix::io::Errno;
+use serde::Serialize;
+
+use crate::address::PciAddress;
+use crate::error::{Problem, describe};
+use crate::files::{Buffer, Dir};
+use crate::identity::hex8;
+use crate::kind::Kind;
+use crate::numa::number;
+
+/// A wanted device's links to the rest of the host.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Details {
+    pub revision: Option<u8>,
+    pub link: Option<Link>,
+    /// Of a physical function that can have virtual ones.
+    pub sriov: Option<Sriov>,
+    /// Of a virtual function: its physical one.
+    pub physfn: Option<PciAddress>,
+    /// Of a physical function: its virtual ones, in their order.
+    pub virtfns: Vec<PciAddress>,
+    pub net: Vec<String>,
+    pub infiniband: Vec<String>,
+    pub uverbs: Vec<String>,
+    pub drm: Option<Drm>,
+    pub accel: Vec<String>,
+    pub vfio: Option<String>,
+}
+
+/// The PCIe link of a device to the port above it; None where the hardware or the hypervisor says "Unknown".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Link {
+    pub generation: Option<u8>,
+    pub width: Option<u8>,
+    pub max_generation: Option<u8>,
+    pub max_width: Option<u8>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Sriov {
+    pub total_vfs: u32,
+    pub num_vfs: u32,
+}
+
+/// The names of a device's DRM nodes, as they are called below `/dev/dri`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Drm {
+    pub card: Option<String>,
+    pub render: Option<String>,
+}
+
+impl Details {
+    pub(crate) fn read(attributes: &mut Attributes<'_>, kind: Kind, driver: Option<&str>) -> Self {
+        let mut details = Self {
+            revision: attributes.value("revision", hex8),
+            link: attributes.pcie_link(),
+            physfn: attributes.linked("physfn", PciAddress::parse),
+            ..Self::default()
+        };
+        if details.physfn.is_none() {
+            details.read_virtual_functions(attributes);
+        }
+        if kind != Kind::Nvme {
+            // SmartNICs and accelerators with network ports have interfaces too.
+            details.net = attributes.names("net", b"");
+            if details.net.is_empty() && driver == Some("virtio-pci") {
+                details.net = attributes.virtio_net();
+            }
+            details.infiniband = attributes.names("infiniband", b"");
+            if !details.infiniband.is_empty() {
+                details.uverbs = attributes.names("infiniband_verbs", b"uverbs");
+            }
+        }
+        if matches!(kind, Kind::Gpu | Kind::Accelerator | Kind::Fpga) {
+            let mut nodes = attributes.names("drm", b"").into_iter();
+            let card = nodes.clone().find(|name| name.starts_with("card"));
+            let render = nodes.find(|name| name.starts_with("renderD"));
+            details.drm = (card.is_some() || render.is_some()).then_some(Drm { card, render });
+            details.accel = attributes.names("accel", b"accel");
+        }
+        // vfio-pci and the vendors' variants of it: mlx5_vfio_pci, nvgrace_gpu_vfio_pci, xe-vfio-pci.
+        if driver.is_some_and(|name| name.contains("vfio")) {
+            details.vfio = attributes.names("vfio-dev", b"vfio").pop();
+        }
+        details
+    }
+
+    fn read_virtual_functions(&mut self, attributes: &mut Attributes<'_>) {
+        let Some(total_vfs) = attributes.value("sriov_totalvfs", number) else {
+            return;
+        };
+        let num_vfs = attributes.value("sriov_numvfs", number).unwrap_or(0);
+        self.sriov = Some(Sriov { total_vfs, num_vfs });
+        self.virtfns = (0..num_vfs.min(total_vfs))
+            .filter_map(|index| attributes.linked(&format!("virtfn{index}"), PciAddress::parse))
+            .collect();
+    }
+}
+
+/// The attributes of one function; what cannot be read is reported once and then taken as unknown.
+#[derive(Debug)]
+pub(crate) struct Attributes<'a> {
+    pub(crate) device: &'a Dir,
+    pub(crate) name: &'a str,
+    pub(crate) buffer: &'a mut Buffer,
+    pub(crate) problems: &'a mut Vec<Problem>,
+}
+
+impl Attributes<'_> {
+    pub(crate) fn problem(&self, file: &str, what: impl Into<String>) -> Problem {
+        Problem::new(format!("{}/{file}", self.name), what)
+    }
+
+    pub(crate) fn report(&mut self, file: &str, what: impl Into<String>) {
+        self.problems.push(self.problem(file, what));
+    }
+
+    /// An attribute that may be missing; EINVAL is the kernel's answer for "not on this device".
+    pub(crate) fn value<T>(&mut self, file: &str, parse: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
+        let what = match self.device.read(file.as_bytes(), self.buffer) {
+            Ok(text) => match parse(text) {
+                Some(value) => return Some(value),
+                None => unexpected(text),
+            },
+            Err(Errno::NOENT | Errno::INVAL) => return None,
+            Err(errno) => describe(errno),
+        };
+        self.report(file, what);
+        None
+    }
+
+    /// A link that may be missing, by the last component of its target.
+    pub(crate) fn linked<T>(
+        &mut self,
+        link: &str,
+        parse: impl Fn(&[u8]) -> Option<T>,
+    ) -> Option<T> {
+        let what = match self.device.link_name(link.as_bytes(), self.buffer) {
+            Ok(target) => match parse(target) {
+                Some(value) => return Some(value),
+                None => unexpected(target),
+            },
+            // Recorded trees hold an empty file where the target was not recorded.
+            Err(Errno::NOENT | Errno::INVAL) => return None,
+            Err(errno) => describe(errno),
+        };
+        self.report(link, what);
+        None
+    }
+
+    /// The names in a folder that may be missing.
+    fn names(&mut self, folder: &str, prefix: &[u8]) -> Vec<String> {
+        match self
+            .device
+            .names(folder.as_bytes(), |name| name.starts_with(prefix))
+        {
+            Ok(names) => names,
+            Err(errno) => {
+                self.report(folder, describe(errno));
+                Vec::new()
+            }
+        }
+    }
+
+    /// A virtio function carries its network interface one level down, below `virtioN`.
+    fn virtio_net(&mut self) -> Vec<String> {
+        self.names(".", b"virtio")
+            .into_iter()
+            .flat_map(|name| self.names(&format!("{name}/net"), b""))
+            .collect()
+    }
+
+    fn pcie_link(&mut self) -> Option<Link> {
+        let link = Link {
+            generation: self.value("current_link_speed", generation).flatten(),
+            width: self.value("current_link_width", width).flatten(),
+            max_generation: self.value("max_link_speed", generation).flatten(),
+            max_width: self.value("max_link_width", width).flatten(),
+        };
+        let known = link
+            .generation
+            .or(link.width)
+            .or(link.max_generation)
+            .or(link.max_width);
+        known.map(|_| link)
+    }
+}
+
+/// `8 GT/s`, `8.0 GT/s PCIe` and `Unknown` are all in use (kernel pci_speed_string).
+fn generation(text: &[u8]) -> Option<Option<u8>> {
+    if text.starts_with(b"Unknown") {
+        return Some(None);
+    }
+    let speed: f64 = std::str::from_utf8(text)
+        .ok()?
+        .split(' ')
+        .next()?
+        .parse()
+        .ok()?;
+    Some(
+        [2.5, 5.0, 8.0, 16.0, 32.0, 64.0, 128.0]
+            .into_iter()
+            .zip(1..)
+            .find_map(|(of, generation)| {
+                // Exact: these are the decimal texts of the kernel's own table.
+                (f64::to_bits(speed) == f64::to_bits(of)).then_some(generation)
+            }),
+    )
+}
+
+/// 0 stands for a link that is down and 255 for one that is not known.
+fn width(text: &[u8]) -> Option<Option<u8>> {
+    let width = number(text)?;
+    Some(
+        u8::try_from(width)
+            .ok()
+            .filter(|width| (1..=32).contains(width)),
+    )
+}
+
+/// What a file holds, short enough for a message.
+pub(crate) fn unexpected(text: &[u8]) -> String {
+    const SHOWN: usize = 40;
+    let shown: String = String::from_utf8_lossy(text).chars().take(SHOWN).collect();
+    let more = if text.len() > SHOWN { "..." } else { "" };
+    format!("unexpected content {shown:?}{more}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn link_speeds_have_generations() {
+        for (text, expected) in [
+            ("2.5 GT/s", Some(Some(1))),
+            ("2.5 GT/s PCIe", Some(Some(1))),
+            ("8 GT/s", Some(Some(3))),
+            ("8.0 GT/s PCIe", Some(Some(3))),
+            ("64.0 GT/s PCIe", Some(Some(6))),
+            ("Unknown", Some(None)),
+            ("Unknown speed", Some(None)),
+            ("3 GT/s", Some(None)),
+            ("fast", None),
+            ("", None),
+        ] {
+            assert_eq!(generation(text.as_bytes()), expected, "{text}");
+        }
+        assert_eq!(width(b"16"), Some(Some(16)));
+        assert_eq!(width(b"0"), Some(None));
+        assert_eq!(width(b"255"), Some(None));
+        assert_eq!(width(b"wide"), None);
+    }
+
+    #[test]
+    fn messages_stay_short_and_printable() {
+        assert_eq!(
+            unexpected(b"\xff\x00!"),
+            "unexpected content \"\u{fffd}\\0!\""
+        );
+        assert!(unexpected(&[b'x'; 4000]).len() < 80);
+    }
+}

@@ -1,0 +1,92 @@
+//! What a PCI function is for, by class code and, where the class says too little, by vendor.
+
+use serde::Serialize;
+
+/// A family of devices; everything but `Other` is wanted: it is read in full and has distances.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    Gpu,
+    Nic,
+    Fpga,
+    Accelerator,
+    Nvme,
+    Other,
+}
+
+const AMD: u16 = 0x1002;
+const XILINX: u16 = 0x10ee;
+const ALTERA: u16 = 0x1172;
+const INTEL: u16 = 0x8086;
+const ALIBABA: u16 = 0x1ded;
+
+/// Intel's FPGA cards and their virtual functions, as the kernel's dfl-pci driver lists them.
+const INTEL_FPGA: [u16; 10] = [
+    0x09c4, 0x09c5, 0x0b2b, 0x0b2c, 0x0b30, 0x0b31, 0xbcbd, 0xbcc0, 0xbcce, 0xbccf,
+];
+
+/// Elastic RDMA adapters carry class 0x00ff (unclassified); the kernel's erdma driver binds by this id.
+const ALIBABA_ERDMA: u16 = 0x107f;
+
+impl Kind {
+    /// `class` is the 24-bit code of the `class` attribute: base class, subclass, programming interface.
+    #[must_use]
+    pub fn of(class: u32, vendor: u16, device: u16) -> Self {
+        let (base, subclass) = (class >> 16, class >> 8);
+        match (base, subclass) {
+            // Bridges stay bridges, whoever makes them: FPGAs and NICs bring their own switches.
+            (0x06, _) => Self::Other,
+            (0x02, _) | (_, 0x0c06) => Self::Nic,
+            (0x03, _) => Self::Gpu,
+            (_, 0x0108) => Self::Nvme,
+            _ if matches!(vendor, XILINX | ALTERA) => Self::Fpga,
+            _ if vendor == INTEL && INTEL_FPGA.contains(&device) => Self::Fpga,
+            // Instinct MI300 and later have no display class any more.
+            (0x12, _) if vendor == AMD => Self::Gpu,
+            (0x12, _) | (_, 0x0b40) => Self::Accelerator,
+            _ if (vendor, device) == (ALIBABA, ALIBABA_ERDMA) => Self::Nic,
+            _ => Self::Other,
+        }
+    }
+
+    #[must_use]
+    pub fn is_wanted(self) -> bool {
+        self != Self::Other
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn class_and_vendor_decide() {
+        let cases = [
+            (0x03_02_00, 0x10de, 0x2330, Kind::Gpu),
+            (0x03_00_00, 0x8086, 0x56c0, Kind::Gpu),
+            (0x03_80_00, 0x1002, 0x740f, Kind::Gpu),
+            (0x12_00_00, 0x1002, 0x74a1, Kind::Gpu),
+            (0x12_00_00, 0x1da3, 0x1060, Kind::Accelerator),
+            (0x0b_40_00, 0x1bcf, 0x001c, Kind::Accelerator),
+            (0x02_00_00, 0x8086, 0x37d2, Kind::Nic),
+            (0x02_07_00, 0x15b3, 0x1021, Kind::Nic),
+            (0x0c_06_00, 0x1077, 0x7322, Kind::Nic),
+            (0x00_ff_00, 0x1ded, 0x107f, Kind::Nic),
+            (0x01_08_02, 0x144d, 0xa824, Kind::Nvme),
+            (0x12_00_00, 0x10ee, 0x5020, Kind::Fpga),
+            (0x05_80_00, 0x1172, 0xe003, Kind::Fpga),
+            (0x12_00_00, 0x8086, 0x09c4, Kind::Fpga),
+            (0x02_00_00, 0x10ee, 0x5084, Kind::Nic),
+            (0x06_04_00, 0x10ee, 0x9134, Kind::Other),
+            (0x06_80_00, 0x10de, 0x22a3, Kind::Other),
+            (0x04_03_00, 0x10de, 0x22ba, Kind::Other),
+        ];
+        for (class, vendor, device, kind) in cases {
+            assert_eq!(
+                Kind::of(class, vendor, device),
+                kind,
+                "{class:06x} {vendor:04x}:{device:04x}"
+            );
+        }
+    }
+}

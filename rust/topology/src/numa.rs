@@ -1,0 +1,199 @@
+//! NUMA nodes, and how a function that names none is given one.
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+
+use rustix::io::Errno;
+use serde::Serialize;
+
+use crate::address::{PciAddress, RootBus};
+use crate::error::{Problem, describe};
+use crate::files::{Buffer, Dir};
+use crate::function::Function;
+use crate::path::Hop;
+
+/// One NUMA node of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NumaNode {
+    pub id: u32,
+    /// The kernel's list form, `0-7,16-23`; empty for a node of memory only.
+    pub cpus: String,
+    pub memory_bytes: Option<u64>,
+    /// To every node, in the order of their ids, as the firmware's SLIT says; 10 is the node itself.
+    pub distances: Vec<u32>,
+}
+
+/// Where a function's NUMA node was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NumaSource {
+    /// Its own `numa_node`.
+    Device,
+    /// The nearest function above that names one.
+    Ancestor,
+    /// The CPUs near its root bus, where they belong to exactly one node.
+    Cpulist,
+}
+
+pub(crate) fn read_nodes(
+    sysfs: &Dir,
+    buffer: &mut Buffer,
+    problems: &mut Vec<Problem>,
+) -> Vec<NumaNode> {
+    const NODES: &str = "devices/system/node";
+    let mut ids = Vec::new();
+    let listed = sysfs.list(NODES.as_bytes(), |name| {
+        ids.extend(name.strip_prefix(b"node").and_then(number));
+    });
+    match listed {
+        // A kernel built without NUMA has no such folder.
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(errno) => problems.push(Problem::new(NODES, describe(errno))),
+    }
+    ids.sort_unstable();
+    let mut nodes = Vec::new();
+    for id in ids {
+        let mut text = |file: &str| {
+            let place = format!("{NODES}/node{id}/{file}");
+            match sysfs.read(place.as_bytes(), buffer) {
+                Ok(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+                Err(Errno::NOENT) => String::new(),
+                Err(errno) => {
+                    problems.push(Problem::new(place, describe(errno)));
+                    String::new()
+                }
+            }
+        };
+        let (cpus, memory, distances) = (text("cpulist"), text("meminfo"), text("distance"));
+        nodes.push(NumaNode {
+            id,
+            memory_bytes: memory_bytes(&memory),
+            distances: distances
+                .split_ascii_whitespace()
+                .filter_map(|word| word.parse().ok())
+                .collect(),
+            cpus,
+        });
+    }
+    nodes
+}
+
+/// From the line `Node 0 MemTotal:       65724876 kB`.
+fn memory_bytes(meminfo: &str) -> Option<u64> {
+    let (_, rest) = meminfo.split_once("MemTotal:")?;
+    let kib: u64 = rest.split_ascii_whitespace().next()?.parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+pub(crate) fn number(text: &[u8]) -> Option<u32> {
+    std::str::from_utf8(text).ok()?.trim().parse().ok()
+}
+
+/// The ranges of a CPU list; None where it is no such list.
+fn cpu_ranges(list: &str) -> Option<Vec<RangeInclusive<u32>>> {
+    let list = list.trim();
+    if list.is_empty() {
+        return Some(Vec::new());
+    }
+    list.split(',')
+        .map(|range| {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            Some(first.parse().ok()?..=last.parse().ok()?)
+        })
+        .collect()
+}
+
+/// The only node that a CPU list touches.
+fn sole_node(list: &str, nodes: &[NumaNode]) -> Option<u32> {
+    let near = cpu_ranges(list)?;
+    let touches = |node: &&NumaNode| {
+        let own = cpu_ranges(&node.cpus).unwrap_or_default();
+        own.iter().any(|a| {
+            near.iter()
+                .any(|b| a.start() <= b.end() && b.start() <= a.end())
+        })
+    };
+    let mut touched = nodes.iter().filter(touches);
+    match (touched.next(), touched.next()) {
+        (Some(node), None) => Some(node.id),
+        _ => None,
+    }
+}
+
+/// Finds the node of functions that name none; keeps what it read of root buses for the next function.
+#[derive(Debug)]
+pub(crate) struct NumaFinder<'a> {
+    devices: &'a Dir,
+    nodes: &'a [NumaNode],
+    roots: HashMap<(RootBus, Option<PciAddress>), Option<u32>>,
+    unlisted: HashMap<PciAddress, Option<u32>>,
+}
+
+impl<'a> NumaFinder<'a> {
+    pub(crate) fn new(devices: &'a Dir, nodes: &'a [NumaNode]) -> Self {
+        Self {
+            devices,
+            nodes,
+            roots: HashMap::new(),
+            unlisted: HashMap::new(),
+        }
+    }
+
+    /// `own_node` answers what a listed function's `numa_node` says, None where it is not listed.
+    pub(crate) fn find(
+        &mut self,
+        function: &Function,
+        own_node: impl Fn(PciAddress) -> Option<Option<u32>>,
+        buffer: &mut Buffer,
+    ) -> (Option<u32>, Option<NumaSource>) {
+        if let Some(node) = function.own_numa_node {
+            return (Some(node), Some(NumaSource::Device));
+        }
+        let below = function.path.below();
+        for (up, hop) in below.iter().rev().enumerate() {
+            let Hop::Device(ancestor) = *hop else {
+                continue;
+            };
+            let node = own_node(ancestor).unwrap_or_else(|| {
+                *self.unlisted.entry(ancestor).or_insert_with(|| {
+                    let place = above(function.address, up + 1) + "numa_node";
+                    self.devices
+                        .read(place.as_bytes(), buffer)
+                        .ok()
+                        .and_then(number)
+                })
+            });
+            if node.is_some() {
+                return (node, Some(NumaSource::Ancestor));
+            }
+        }
+        // Where the root bus says nothing, the first function below it does, so the answer is kept for both.
+        let root = function.path.root();
+        let first = function.path.parents().next();
+        let node = *self
+            .roots
+            .entry((root, first.or(Some(function.address))))
+            .or_insert_with(|| {
+                let name = root.to_string();
+                let bus = name.trim_start_matches("pci");
+                let top = above(function.address, below.len() + 1);
+                let affinity = format!("{top}pci_bus/{bus}/cpulistaffinity");
+                let nearest = above(function.address, below.len()) + "local_cpulist";
+                [affinity, nearest].iter().find_map(|place| {
+                    let list = self.devices.read(place.as_bytes(), buffer).ok()?;
+                    sole_node(std::str::from_utf8(list).ok()?, self.nodes)
+                })
+            });
+        (node, node.map(|_| NumaSource::Cpulist))
+    }
+}
+
+/// The folder that many levels above a function's own, relative to the bus listing.
+///
+/// `..` behind the symlink leads to the real parent, also where that one is missing from the listing.
+fn above(address: PciAddress, levels: usize) -> String {
+    format!("{address}/{}", "../".repeat(levels))
+}
+
+#[cfg(test)]
+mod tests;

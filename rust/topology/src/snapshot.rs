@@ -1,0 +1,152 @@
+//! The topology as programs read it: the JSON of `dra-agent topology -o json`.
+
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+
+use crate::address::{PciAddress, RootBus};
+use crate::attributes::{Drm, Link, Sriov};
+use crate::distance::Distance;
+use crate::error::Problem;
+use crate::function::Function;
+use crate::kind::Kind;
+use crate::numa::{NumaNode, NumaSource};
+use crate::scan::Topology;
+
+/// Devices are in the order of their addresses, domains counted as numbers.
+#[derive(Debug, Serialize)]
+pub struct Snapshot<'a> {
+    pub numa_nodes: &'a [NumaNode],
+    pub devices: Vec<DeviceView<'a>>,
+    distances: Distances<'a>,
+    pub problems: Vec<&'a Problem>,
+}
+
+/// One device; what is unknown or does not apply is null or empty, never a made-up value.
+#[derive(Debug, Serialize)]
+pub struct DeviceView<'a> {
+    pub pci_address: PciAddress,
+    pub kind: Kind,
+    pub class: String,
+    pub vendor_id: String,
+    pub device_id: String,
+    pub subsystem_vendor: Option<String>,
+    pub subsystem_device: Option<String>,
+    pub revision: Option<String>,
+    pub numa_node: Option<u32>,
+    pub numa_source: Option<NumaSource>,
+    pub pcie_root: RootBus,
+    pub parents: Vec<PciAddress>,
+    pub pcie_switch: Option<PciAddress>,
+    pub driver: Option<&'a str>,
+    pub iommu_group: Option<u32>,
+    pub link: Option<Link>,
+    pub sriov: Option<Sriov>,
+    pub physfn: Option<PciAddress>,
+    pub virtfns: &'a [PciAddress],
+    pub net: &'a [String],
+    pub infiniband: &'a [String],
+    pub uverbs: &'a [String],
+    pub drm: Option<&'a Drm>,
+    pub accel: &'a [String],
+    pub kfd: Option<u32>,
+    pub vfio: Option<&'a str>,
+}
+
+/// Every unordered pair of wanted devices once, the lower address first: `"a,b": "PIX"`.
+#[derive(Debug)]
+struct Distances<'a>(Vec<&'a Function>);
+
+impl Serialize for Distances<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let count = self.0.len();
+        let mut map = serializer.serialize_map(Some(count * count.saturating_sub(1) / 2))?;
+        for (index, one) in self.0.iter().enumerate() {
+            for other in &self.0[index + 1..] {
+                map.serialize_entry(
+                    &Pair(one.address, other.address),
+                    &Distance::between(one, other),
+                )?;
+            }
+        }
+        map.end()
+    }
+}
+
+struct Pair(PciAddress, PciAddress);
+
+impl Serialize for Pair {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{},{}", self.0, self.1))
+    }
+}
+
+impl Topology {
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot<'_> {
+        Snapshot {
+            numa_nodes: &self.nodes,
+            devices: self
+                .functions
+                .values()
+                .map(|function| self.view(function))
+                .collect(),
+            distances: Distances(
+                self.functions
+                    .values()
+                    .filter(|f| f.kind.is_wanted())
+                    .collect(),
+            ),
+            problems: self
+                .problems
+                .values()
+                .flatten()
+                .chain(&self.kfd_problems)
+                .collect(),
+        }
+    }
+
+    /// The snapshot as JSON.
+    #[must_use]
+    pub fn to_json(&self) -> Vec<u8> {
+        // Writing plain structs with string keys into memory cannot fail.
+        serde_json::to_vec(&self.snapshot()).unwrap_or_default()
+    }
+
+    fn view<'a>(&self, function: &'a Function) -> DeviceView<'a> {
+        let details = function.details.as_deref();
+        DeviceView {
+            pci_address: function.address,
+            kind: function.kind,
+            class: format!("0x{:06x}", function.class),
+            vendor_id: hex4(function.vendor_id),
+            device_id: hex4(function.device_id),
+            subsystem_vendor: function.subsystem.map(|(vendor, _)| hex4(vendor)),
+            subsystem_device: function.subsystem.map(|(_, device)| hex4(device)),
+            revision: details
+                .and_then(|d| d.revision)
+                .map(|revision| format!("0x{revision:02x}")),
+            numa_node: function.numa_node,
+            numa_source: function.numa_source,
+            pcie_root: function.path.root(),
+            parents: function.path.parents().collect(),
+            pcie_switch: function.path.switch(),
+            driver: function.driver.as_deref(),
+            iommu_group: function.iommu_group,
+            link: details.and_then(|d| d.link),
+            sriov: details.and_then(|d| d.sriov),
+            physfn: details.and_then(|d| d.physfn),
+            virtfns: details.map_or(&[], |d| &d.virtfns),
+            net: details.map_or(&[], |d| &d.net),
+            infiniband: details.map_or(&[], |d| &d.infiniband),
+            uverbs: details.map_or(&[], |d| &d.uverbs),
+            drm: details.and_then(|d| d.drm.as_ref()),
+            accel: details.map_or(&[], |d| &d.accel),
+            kfd: self.kfd.get(&function.address).copied(),
+            vfio: details.and_then(|d| d.vfio.as_deref()),
+        }
+    }
+}
+
+fn hex4(id: u16) -> String {
+    format!("0x{id:04x}")
+}
