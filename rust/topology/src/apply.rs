@@ -110,22 +110,8 @@ impl Topology {
             before.push((next, old));
         }
         before.sort_by_key(|(read, _)| *read);
-        let mut stale: Vec<PciAddress> = seen.into_iter().collect();
-        if before.iter().any(|(read, old)| {
-            old.as_ref().map(|f| f.own_numa_node)
-                != self.functions.get(read).map(|f| f.own_numa_node)
-        }) {
-            // Functions below may have taken their node from one of these.
-            for function in self.functions.values() {
-                if before.iter().any(|(read, _)| function.path.is_below(*read))
-                    && !stale.contains(&function.address)
-                {
-                    stale.push(function.address);
-                    before.push((function.address, Some(function.clone())));
-                }
-            }
-        }
-        self.resolve_numa(&devices, &stale);
+        let read: Vec<PciAddress> = seen.into_iter().collect();
+        self.resolve_numa(&devices, &read);
         let mut kfd = None;
         if before
             .iter()

@@ -1,0 +1,498 @@
+//! The scan on trees that hold one peculiarity each.
+
+mod tree;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use dra_topology::{Topology, TopologyError};
+use rustix::fs::inotify;
+use serde_json::json;
+use tree::{AMD_GPU, BRIDGE, GPU, NIC, Spec, Tree, json};
+
+fn device<'a>(topology: &'a serde_json::Value, address: &str) -> &'a serde_json::Value {
+    let devices = topology["devices"].as_array().expect("devices");
+    devices
+        .iter()
+        .find(|d| d["pci_address"] == address)
+        .unwrap_or_else(|| panic!("{address} is missing"))
+}
+
+fn problems(topology: &serde_json::Value) -> Vec<String> {
+    let problems = topology["problems"].as_array().expect("problems");
+    problems
+        .iter()
+        .map(|p| {
+            format!(
+                "{}: {}",
+                p["where"].as_str().unwrap_or(""),
+                p["what"].as_str().unwrap_or("")
+            )
+        })
+        .collect()
+}
+
+/// Root port, switch and its downstream ports below `pciDDDD:BB`; gives the places of the two ports.
+fn switch(tree: &Tree, root: &str, bus: u8, numa: i32) -> [String; 2] {
+    let port = format!("{root}/0000:{bus:02x}:00.0");
+    let upstream = format!("{port}/0000:{:02x}:00.0", bus + 1);
+    let downstream = [4, 8].map(|slot| format!("{upstream}/0000:{:02x}:{slot:02x}.0", bus + 2));
+    tree.add(&port, &Spec { numa, ..BRIDGE });
+    tree.add(&upstream, &BRIDGE);
+    for place in &downstream {
+        tree.add(place, &BRIDGE);
+    }
+    downstream
+}
+
+#[test]
+fn neighbours_share_a_switch_and_take_their_node_from_the_root_port() {
+    let tree = Tree::new();
+    let near = switch(&tree, "pci0000:3a", 0x3a, 1);
+    let far = switch(&tree, "pci0000:5d", 0x5d, 1);
+    let other = switch(&tree, "pci0000:80", 0x80, 0);
+    for (place, spec) in [
+        (format!("{}/0000:3d:00.0", near[0]), GPU),
+        (format!("{}/0000:3e:00.0", near[1]), NIC),
+        (format!("{}/0000:60:00.0", far[0]), GPU),
+        (format!("{}/0000:83:00.0", other[0]), GPU),
+    ] {
+        tree.add(&place, &spec);
+    }
+    let topology = json(&tree.scan());
+    assert_eq!(topology["problems"], json!([]));
+    let gpu = device(&topology, "0000:3d:00.0");
+    assert_eq!(gpu["kind"], "gpu");
+    assert_eq!(gpu["pcie_root"], "pci0000:3a");
+    assert_eq!(gpu["pcie_switch"], "0000:3b:00.0");
+    assert_eq!(
+        gpu["parents"],
+        json!(["0000:3a:00.0", "0000:3b:00.0", "0000:3c:04.0"])
+    );
+    assert_eq!(
+        (&gpu["numa_node"], &gpu["numa_source"]),
+        (&json!(1), &json!("ancestor"))
+    );
+    assert_eq!(
+        topology["distances"],
+        json!({
+            "0000:3d:00.0,0000:3e:00.0": "PIX",
+            "0000:3d:00.0,0000:60:00.0": "NODE",
+            "0000:3d:00.0,0000:83:00.0": "SYS",
+            "0000:3e:00.0,0000:60:00.0": "NODE",
+            "0000:3e:00.0,0000:83:00.0": "SYS",
+            "0000:60:00.0,0000:83:00.0": "SYS",
+        })
+    );
+}
+
+#[test]
+fn cascaded_switches_and_a_shared_host_bridge_are_farther() {
+    let tree = Tree::new();
+    let [left, right] = switch(&tree, "pci0000:10", 0x10, 0);
+    let inner = format!("{left}/0000:13:00.0");
+    tree.add(&inner, &BRIDGE);
+    tree.add(&format!("{inner}/0000:14:00.0"), &BRIDGE);
+    tree.add(&format!("{inner}/0000:14:00.0/0000:15:00.0"), &GPU);
+    tree.add(&format!("{right}/0000:16:00.0"), &NIC);
+    tree.add("pci0000:10/0000:10:01.0", &BRIDGE);
+    tree.add("pci0000:10/0000:10:01.0/0000:17:00.0", &NIC);
+    let topology = json(&tree.scan());
+    assert_eq!(
+        device(&topology, "0000:15:00.0")["pcie_switch"],
+        "0000:11:00.0"
+    );
+    assert_eq!(
+        topology["distances"],
+        json!({
+            "0000:15:00.0,0000:16:00.0": "PXB",
+            "0000:15:00.0,0000:17:00.0": "PHB",
+            "0000:16:00.0,0000:17:00.0": "PHB",
+        })
+    );
+}
+
+#[test]
+fn devices_behind_vmd_keep_the_outer_root_and_meet_in_a_host_bridge() {
+    let tree = Tree::new();
+    let vmd = "pci0000:e2/0000:e2:00.5";
+    tree.add(
+        vmd,
+        &Spec {
+            class: 0x01_04_00,
+            vendor: 0x8086,
+            device: 0x28c0,
+            driver: Some("vmd"),
+            numa: 1,
+        },
+    );
+    let nvme = Spec {
+        class: 0x01_08_02,
+        vendor: 0x144d,
+        device: 0xa824,
+        driver: Some("nvme"),
+        numa: -1,
+    };
+    for (port, bus) in [(1, 0xe1), (3, 0xe2)] {
+        let port = format!("{vmd}/pci10000:e0/10000:e0:{port:02x}.0");
+        tree.add(&port, &BRIDGE);
+        tree.add(&format!("{port}/10000:{bus:02x}:00.0"), &nvme);
+    }
+    tree.add("pci0000:00/0000:00:01.0", &GPU);
+    let topology = json(&tree.scan());
+    assert_eq!(topology["problems"], json!([]));
+    let drive = device(&topology, "10000:e1:00.0");
+    assert_eq!(drive["pcie_root"], "pci0000:e2");
+    assert_eq!(drive["parents"], json!(["0000:e2:00.5", "10000:e0:01.0"]));
+    assert_eq!(drive["numa_node"], 1);
+    assert_eq!(topology["distances"]["10000:e1:00.0,10000:e2:00.0"], "PHB");
+    // The lower address comes first: domain 0000 before 10000, as numbers and not as text.
+    assert_eq!(topology["distances"]["0000:00:01.0,10000:e1:00.0"], "SYS");
+    let order: Vec<_> = topology["devices"]
+        .as_array()
+        .expect("devices")
+        .iter()
+        .map(|d| d["pci_address"].clone())
+        .collect();
+    assert_eq!(order.last(), Some(&json!("10000:e2:00.0")));
+}
+
+#[test]
+fn a_bridge_missing_from_the_listing_is_a_parent_and_gives_its_node() {
+    let tree = Tree::new();
+    tree.describe("pci0000:5d/0000:5d:02.0", &Spec { numa: 1, ..BRIDGE });
+    tree.add("pci0000:5d/0000:5d:02.0/0000:5e:00.0", &GPU);
+    let topology = json(&tree.scan());
+    let gpu = device(&topology, "0000:5e:00.0");
+    assert_eq!(gpu["parents"], json!(["0000:5d:02.0"]));
+    assert_eq!(
+        (&gpu["numa_node"], &gpu["numa_source"]),
+        (&json!(1), &json!("ancestor"))
+    );
+    assert_eq!(topology["devices"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn an_unknown_node_is_found_by_cpus_or_stays_unknown() {
+    let tree = Tree::new();
+    for (root, affinity) in [
+        ("pci0000:00", "8-15"),
+        ("pci0000:40", "0-15"),
+        ("pci0000:80", ""),
+    ] {
+        let bus = &root[3..];
+        tree.write(
+            &format!("devices/{root}/pci_bus/{bus}/cpulistaffinity"),
+            affinity,
+        );
+        tree.add(&format!("{root}/{bus}:01.0"), &GPU);
+    }
+    tree.add("pci0000:c0/0000:c0:01.0", &GPU);
+    tree.write("devices/pci0000:c0/0000:c0:01.0/local_cpulist", "3");
+    let topology = json(&tree.scan());
+    let found = |address: &str| {
+        let device = device(&topology, address);
+        (device["numa_node"].clone(), device["numa_source"].clone())
+    };
+    assert_eq!(found("0000:00:01.0"), (json!(1), json!("cpulist")));
+    assert_eq!(found("0000:40:01.0"), (json!(null), json!(null)));
+    assert_eq!(found("0000:80:01.0"), (json!(null), json!(null)));
+    assert_eq!(found("0000:c0:01.0"), (json!(0), json!("cpulist")));
+    assert_eq!(topology["distances"]["0000:40:01.0,0000:80:01.0"], "SYS");
+}
+
+#[test]
+fn wanted_devices_are_read_in_full() {
+    let tree = Tree::new();
+    let pf = "pci0000:3a/0000:3a:00.0/0000:3b:00.0";
+    let vf = "pci0000:3a/0000:3a:00.0/0000:3b:00.2";
+    tree.add("pci0000:3a/0000:3a:00.0", &BRIDGE);
+    tree.add(pf, &Spec { numa: 0, ..NIC });
+    tree.add(
+        vf,
+        &Spec {
+            driver: Some("mlx5_vfio_pci"),
+            device: 0x101e,
+            ..NIC
+        },
+    );
+    for (file, content) in [
+        ("revision", "0x0a"),
+        ("current_link_speed", "16.0 GT/s PCIe"),
+        ("current_link_width", "8"),
+        ("max_link_speed", "32.0 GT/s PCIe"),
+        ("max_link_width", "16"),
+        ("sriov_totalvfs", "16"),
+        ("sriov_numvfs", "1"),
+        ("net/ens1f0np0/mtu", "9000"),
+        ("infiniband/mlx5_0/node_type", "1: CA"),
+        ("infiniband_verbs/uverbs0/dev", "231:192"),
+    ] {
+        tree.write(&format!("devices/{pf}/{file}"), content);
+    }
+    tree.link(&format!("devices/{pf}/virtfn0"), "../0000:3b:00.2");
+    tree.link(&format!("devices/{vf}/physfn"), "../0000:3b:00.0");
+    tree.link(
+        &format!("devices/{pf}/iommu_group"),
+        "../../../../kernel/iommu_groups/27",
+    );
+    tree.write(&format!("devices/{vf}/vfio-dev/vfio3/dev"), "511:3");
+    let gpu = "pci0000:3a/0000:3a:01.0";
+    tree.add(gpu, &AMD_GPU);
+    tree.write(&format!("devices/{gpu}/drm/card1/dev"), "226:1");
+    tree.write(&format!("devices/{gpu}/drm/renderD129/dev"), "226:129");
+    tree.write(
+        "class/kfd/kfd/topology/nodes/0/properties",
+        "cpu_cores_count 8\nsimd_count 0\nlocation_id 0\ndomain 0",
+    );
+    tree.write(
+        "class/kfd/kfd/topology/nodes/3/properties",
+        "simd_count 304\nlocation_id 14856\ndomain 0",
+    );
+
+    let topology = json(&tree.scan());
+    assert_eq!(topology["problems"], json!([]));
+    let nic = device(&topology, "0000:3b:00.0");
+    assert_eq!(
+        nic["link"],
+        json!({"generation": 4, "width": 8, "max_generation": 5, "max_width": 16})
+    );
+    assert_eq!(nic["sriov"], json!({"total_vfs": 16, "num_vfs": 1}));
+    assert_eq!(nic["virtfns"], json!(["0000:3b:00.2"]));
+    assert_eq!(nic["iommu_group"], 27);
+    assert_eq!(nic["revision"], "0x0a");
+    assert_eq!(
+        (&nic["net"], &nic["infiniband"], &nic["uverbs"]),
+        (
+            &json!(["ens1f0np0"]),
+            &json!(["mlx5_0"]),
+            &json!(["uverbs0"])
+        )
+    );
+    let virtual_function = device(&topology, "0000:3b:00.2");
+    assert_eq!(virtual_function["physfn"], "0000:3b:00.0");
+    assert_eq!(virtual_function["vfio"], "vfio3");
+    let gpu = device(&topology, "0000:3a:01.0");
+    assert_eq!(gpu["kind"], "gpu");
+    assert_eq!(gpu["drm"], json!({"card": "card1", "render": "renderD129"}));
+    assert_eq!(gpu["kfd"], 3);
+}
+
+#[test]
+fn virtio_interfaces_are_one_level_down() {
+    let tree = Tree::new();
+    tree.add(
+        "pci0000:00/0000:00:03.0",
+        &Spec {
+            class: 0x02_00_00,
+            vendor: 0x1af4,
+            device: 0x1041,
+            driver: Some("virtio-pci"),
+            numa: -1,
+        },
+    );
+    tree.write(
+        "devices/pci0000:00/0000:00:03.0/virtio2/net/eth0/mtu",
+        "1500",
+    );
+    assert_eq!(
+        device(&json(&tree.scan()), "0000:00:03.0")["net"],
+        json!(["eth0"])
+    );
+}
+
+#[test]
+fn each_kind_of_damage_costs_one_device_and_is_named() {
+    let tree = Tree::new();
+    tree.add("pci0000:00/0000:00:01.0", &GPU);
+    let listing = |name: &str| tree.path(&format!("bus/pci/devices/{name}"));
+    // The link leads nowhere.
+    symlink(
+        "../../../devices/pci0000:00/0000:00:02.0",
+        listing("0000:00:02.0"),
+    )
+    .expect("linked");
+    // The link leads to another device.
+    symlink(
+        "../../../devices/pci0000:00/0000:00:01.0",
+        listing("0000:00:03.0"),
+    )
+    .expect("linked");
+    // The link leads to itself.
+    symlink("0000:00:04.0", listing("0000:00:04.0")).expect("linked");
+    // Not a link at all.
+    fs::create_dir(listing("0000:00:05.0")).expect("created");
+    // Not a PCI function at all.
+    fs::write(listing("nonsense\n"), "").expect("written");
+    // Garbage in place of a class, and of everything.
+    tree.add("pci0000:00/0000:00:06.0", &GPU);
+    tree.write("devices/pci0000:00/0000:00:06.0/class", "\u{1}\u{2}garbage");
+    tree.add("pci0000:00/0000:00:07.0", &GPU);
+    for file in ["class", "uevent", "vendor"] {
+        fs::write(
+            tree.path(&format!("devices/pci0000:00/0000:00:07.0/{file}")),
+            [0xff; 3000],
+        )
+        .expect("written");
+    }
+    // A folder in place of a file, and a file that never ends.
+    tree.add("pci0000:00/0000:00:08.0", &GPU);
+    let class = tree.path("devices/pci0000:00/0000:00:08.0/class");
+    fs::remove_file(&class).expect("removed");
+    fs::create_dir(&class).expect("created");
+    tree.add("pci0000:00/0000:00:09.0", &GPU);
+    fs::write(
+        tree.path("devices/pci0000:00/0000:00:09.0/class"),
+        "0x030200".repeat(1 << 16),
+    )
+    .expect("written");
+    // A class that changed under the scan.
+    tree.add("pci0000:00/0000:00:0a.0", &GPU);
+    tree.write("devices/pci0000:00/0000:00:0a.0/class", "0x020000");
+
+    let topology = json(&tree.scan());
+    let devices = topology["devices"].as_array().expect("devices");
+    assert_eq!(
+        devices
+            .iter()
+            .map(|d| &d["pci_address"])
+            .collect::<Vec<_>>(),
+        ["0000:00:01.0"]
+    );
+    let expected = [
+        "bus/pci/devices/nonsense\\n: not the name of a PCI function",
+        "0000:00:02.0: the link leads nowhere",
+        "0000:00:03.0: the link leads to another device",
+        "0000:00:04.0: the link does not lead below a PCI root bus",
+        "0000:00:05.0: not a link, so its place in the PCI tree is unknown",
+        "0000:00:06.0/class: unexpected content \"\\u{1}\\u{2}garbage\"",
+        "0000:00:07.0/class: unexpected content",
+        "0000:00:08.0/class: is a directory",
+        "0000:00:09.0/class: file too large",
+        "0000:00:0a.0/class: differs from what uevent says",
+    ];
+    let found = problems(&topology);
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!(found.starts_with(expected), "{found} is not {expected}");
+    }
+}
+
+#[test]
+fn damage_beside_the_identity_costs_only_that_attribute() {
+    let tree = Tree::new();
+    let place = "pci0000:00/0000:00:01.0";
+    tree.add(place, &GPU);
+    tree.write(&format!("devices/{place}/numa_node"), "many");
+    tree.write(&format!("devices/{place}/max_link_width"), "wide");
+    tree.link(&format!("devices/{place}/iommu_group"), "../../nonsense");
+    tree.link(&format!("devices/{place}/revision"), "revision");
+    let topology = json(&tree.scan());
+    let gpu = device(&topology, "0000:00:01.0");
+    assert_eq!(
+        (&gpu["numa_node"], &gpu["link"], &gpu["iommu_group"]),
+        (&json!(null), &json!(null), &json!(null))
+    );
+    let found = problems(&topology);
+    assert_eq!(
+        found,
+        [
+            "0000:00:01.0/iommu_group: unexpected content \"nonsense\"",
+            "0000:00:01.0/numa_node: unexpected content \"many\"",
+            "0000:00:01.0/revision: too many levels of symbolic links",
+            "0000:00:01.0/max_link_width: unexpected content \"wide\"",
+        ]
+    );
+}
+
+#[test]
+fn config_is_never_opened() {
+    let tree = Tree::new();
+    let watch = inotify::init(inotify::CreateFlags::NONBLOCK).expect("inotify");
+    for (index, spec) in [GPU, NIC, AMD_GPU, BRIDGE].iter().enumerate() {
+        let place = format!("devices/pci0000:00/0000:00:0{index}.0");
+        tree.add(place.trim_start_matches("devices/"), spec);
+        for file in ["config", "class"] {
+            tree.write(&format!("{place}/{file}"), &format!("0x{:06x}", spec.class));
+        }
+        inotify::add_watch(
+            &watch,
+            tree.path(&format!("{place}/config")),
+            inotify::WatchFlags::OPEN,
+        )
+        .expect("watched");
+    }
+    assert_eq!(json(&tree.scan())["problems"], json!([]));
+    let mut buffer = [0; 4096];
+    assert_eq!(
+        rustix::io::read(&watch, &mut buffer),
+        Err(rustix::io::Errno::AGAIN),
+        "config was opened"
+    );
+    // The watch does see what it should.
+    fs::read(tree.path("devices/pci0000:00/0000:00:00.0/config")).expect("read");
+    assert!(rustix::io::read(&watch, &mut buffer).is_ok());
+}
+
+#[test]
+fn trees_without_uevent_are_read_from_single_files_or_modalias() {
+    let tree = Tree::new();
+    for name in ["0000:00:01.0", "0000:00:02.0"] {
+        tree.add(&format!("pci0000:00/{name}"), &NIC);
+        fs::remove_file(tree.path(&format!("devices/pci0000:00/{name}/uevent"))).expect("removed");
+    }
+    let second = "devices/pci0000:00/0000:00:02.0";
+    tree.link(&format!("{second}/driver"), "../../../bus/pci/drivers/i40e");
+    for file in ["vendor", "device"] {
+        fs::remove_file(tree.path(&format!("{second}/{file}"))).expect("removed");
+    }
+    tree.write(
+        &format!("{second}/modalias"),
+        "pci:v00008086d000037D2sv000015D9sd000037D2bc02sc07i00",
+    );
+    let topology = json(&tree.scan());
+    assert_eq!(topology["problems"], json!([]));
+    assert_eq!(device(&topology, "0000:00:01.0")["vendor_id"], "0x15b3");
+    let second = device(&topology, "0000:00:02.0");
+    assert_eq!(
+        (&second["vendor_id"], &second["driver"]),
+        (&json!("0x8086"), &json!("i40e"))
+    );
+    assert_eq!(second["subsystem_vendor"], "0x15d9");
+}
+
+#[test]
+fn a_missing_root_is_one_clear_error() {
+    let tree = Tree::new();
+    let missing = tree.path("no/such/place");
+    let error = Topology::scan(&missing).expect_err("no sysfs");
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "{}: cannot open this as sysfs: No such file or directory (os error 2)",
+            missing.display()
+        )
+    );
+    let empty = tempfile::tempdir().expect("a directory");
+    assert!(matches!(
+        Topology::scan(empty.path()),
+        Err(TopologyError::NotSysfs { .. })
+    ));
+    tree.write("file", "");
+    assert!(matches!(
+        Topology::scan(tree.path("file")),
+        Err(TopologyError::Open { .. })
+    ));
+}
+
+#[test]
+fn a_host_without_pci_is_said_to_have_none() {
+    let tree = Tree::new();
+    fs::remove_dir_all(tree.path("bus/pci")).expect("removed");
+    let topology = json(&tree.scan());
+    assert_eq!(topology["devices"], json!([]));
+    assert_eq!(
+        problems(&topology),
+        ["bus/pci/devices: not there: this host has no PCI"]
+    );
+}
