@@ -1,0 +1,42 @@
+//! What every object carries: its kind, names, owners and versions.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use crate::shape::object;
+
+/// The version of every object that this crate reads and writes.
+pub const API_VERSION: &str = "resource.k8s.io/v1";
+
+object! {
+    ObjectMeta {
+        name: String,
+        generate_name: String,
+        namespace: String,
+        uid: String,
+        resource_version: String,
+        generation: i64,
+        creation_timestamp: String,
+        deletion_timestamp: Option<String>,
+        deletion_grace_period_seconds: Option<i64>,
+        labels: BTreeMap<String, String>,
+        annotations: BTreeMap<String, String>,
+        owner_references: Vec<OwnerReference>,
+        finalizers: Vec<String>,
+        self_link: String,
+        /// kubectl prints it; nothing here reads it.
+        managed_fields: Vec<Value>,
+    }
+}
+
+object! {
+    OwnerReference {
+        api_version: String,
+        kind: String,
+        name: String,
+        uid: String,
+        controller: Option<bool>,
+        block_owner_deletion: Option<bool>,
+    }
+}

@@ -1,0 +1,122 @@
+//! The canonical form: the largest suffix that loses no digit.
+
+use num_bigint::{BigInt, Sign};
+
+use super::amount::{Amount, scale_down, scale_up};
+
+/// Which family of suffixes an amount is written with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QuantityFormat {
+    /// `12Mi`
+    BinarySi,
+    /// `12M`
+    DecimalSi,
+    /// `12e6`
+    DecimalExponent,
+}
+
+pub(super) const DECIMAL: [(&str, i32); 10] = [
+    ("n", -9),
+    ("u", -6),
+    ("m", -3),
+    ("", 0),
+    ("k", 3),
+    ("M", 6),
+    ("G", 9),
+    ("T", 12),
+    ("P", 15),
+    ("E", 18),
+];
+
+pub(super) const BINARY: [(&str, i32); 6] = [
+    ("Ki", 10),
+    ("Mi", 20),
+    ("Gi", 30),
+    ("Ti", 40),
+    ("Pi", 50),
+    ("Ei", 60),
+];
+
+pub(super) fn canonical(amount: &Amount, format: QuantityFormat) -> String {
+    if amount.sign().is_eq() {
+        return "0".to_owned();
+    }
+    match format {
+        QuantityFormat::BinarySi => binary(amount).unwrap_or_else(|| decimal(amount, si)),
+        QuantityFormat::DecimalSi => decimal(amount, si),
+        QuantityFormat::DecimalExponent => decimal(amount, exponential),
+    }
+}
+
+/// None below 1024 and for fractions, which are written with decimal suffixes.
+fn binary(amount: &Amount) -> Option<String> {
+    let bound = |value| Amount::Small { value, scale: 0 };
+    if amount.cmp(&bound(-1024)).is_gt() && amount.cmp(&bound(1024)).is_lt() {
+        return None;
+    }
+    if let Amount::Small { value, scale } = amount {
+        let whole = if *scale < 0 {
+            let (whole, exact) = scale_down(*value, scale.unsigned_abs());
+            exact.then_some(whole)
+        } else {
+            scale_up(*value, *scale)
+        };
+        if let Some(mut whole) = whole {
+            let mut exponent = 0;
+            while whole % 1024 == 0 {
+                whole /= 1024;
+                exponent += 10;
+            }
+            return Some(format!("{whole}{}", suffix(&BINARY, exponent)));
+        }
+    }
+    let (whole, exact) = amount.rounded(0);
+    if !exact {
+        return None;
+    }
+    let (whole, times) = without_factors(whole, 1024);
+    Some(format!(
+        "{whole}{}",
+        suffix(&BINARY, times.saturating_mul(10))
+    ))
+}
+
+fn decimal(amount: &Amount, suffix: fn(i32) -> String) -> String {
+    let (mut value, times) = without_factors(amount.to_big(), 10);
+    let mut exponent = amount.scale().wrapping_add(times);
+    while exponent % 3 != 0 {
+        value *= 10;
+        exponent = exponent.wrapping_sub(1);
+    }
+    format!("{value}{}", suffix(exponent))
+}
+
+fn si(exponent: i32) -> String {
+    suffix(&DECIMAL, exponent).to_owned()
+}
+
+fn exponential(exponent: i32) -> String {
+    if exponent == 0 {
+        String::new()
+    } else {
+        format!("e{exponent}")
+    }
+}
+
+/// Beyond the largest suffix apimachinery writes none at all, and so do we: such an amount is nobody's.
+fn suffix(table: &[(&'static str, i32)], exponent: i32) -> &'static str {
+    table
+        .iter()
+        .find(|(_, known)| *known == exponent)
+        .map_or("", |(suffix, _)| suffix)
+}
+
+fn without_factors(mut value: BigInt, factor: u32) -> (BigInt, i32) {
+    let zero = BigInt::from(0);
+    let mut times = 0;
+    while value.sign() != Sign::NoSign && &value % factor == zero {
+        value /= factor;
+        times += 1;
+    }
+    (value, times)
+}

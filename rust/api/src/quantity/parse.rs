@@ -1,0 +1,219 @@
+//! Reading a quantity: sign, digits, suffix.
+
+use num_bigint::BigInt;
+
+use super::amount::{Amount, NANO};
+use super::format::{BINARY, DECIMAL};
+use super::{Quantity, QuantityFormat, Text};
+
+/// Larger exponents of ten are refused where the number has to be written out: Kubernetes would compute
+/// for minutes.
+const MAX_EXPONENT: i32 = 100_000;
+
+/// Digits that surely fit into an int64.
+const SMALL_DIGITS: i32 = 18;
+
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum QuantityError {
+    #[error(
+        "{0:?} is not a quantity: write a number and a suffix, such as \"40Gi\", \"1.5\" or \"500m\""
+    )]
+    Format(String),
+    #[error(
+        "{0:?} is not a quantity: the suffix must be one of n u m k M G T P E, Ki Mi Gi Ti Pi Ei, or e and an exponent"
+    )]
+    Suffix(String),
+    #[error("{0:?} is not a quantity: the exponent is too large")]
+    Exponent(String),
+}
+
+impl Quantity {
+    /// Reads a quantity. The amount is rounded away from zero to nano; a binary one is capped at 2^63-1.
+    pub fn parse(text: &str) -> Result<Self, QuantityError> {
+        let parts = Parts::split(text).ok_or_else(|| QuantityError::Format(text.to_owned()))?;
+        let suffix =
+            Suffix::parse(parts.suffix).ok_or_else(|| QuantityError::Suffix(text.to_owned()))?;
+        let given = |canonical| {
+            Some(Text {
+                given: text.to_owned(),
+                canonical: canonical || text == "0",
+            })
+        };
+        if let Some((amount, canonical)) = small(&parts, suffix) {
+            return Ok(Self {
+                amount,
+                format: suffix.format(),
+                text: given(canonical),
+            });
+        }
+        let amount = big(&parts, suffix).ok_or_else(|| QuantityError::Exponent(text.to_owned()))?;
+        let one = Amount::Small { value: 1, scale: 0 };
+        let fraction = amount.sign().is_gt() && amount.cmp(&one).is_lt();
+        let format = match suffix.format() {
+            QuantityFormat::BinarySi if fraction => QuantityFormat::DecimalSi,
+            format => format,
+        };
+        Ok(Self {
+            amount,
+            format,
+            text: given(false),
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Parts<'a> {
+    negative: bool,
+    /// Without leading zeros; `0` where nothing is left.
+    whole: &'a str,
+    fraction: &'a str,
+    suffix: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    fn split(text: &'a str) -> Option<Self> {
+        if text.is_empty() {
+            return None;
+        }
+        let negative = text.starts_with('-');
+        let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
+        let (whole, rest) = split_digits(unsigned.trim_start_matches('0'));
+        let (fraction, suffix) = match rest.strip_prefix('.') {
+            Some(rest) => split_digits(rest),
+            None => ("", rest),
+        };
+        let exponent = suffix.trim_start_matches(|letter| "eEinumkKMGTP".contains(letter));
+        let digits = exponent.strip_prefix(['-', '+']).unwrap_or(exponent);
+        digits
+            .bytes()
+            .all(|digit| digit.is_ascii_digit())
+            .then_some(Self {
+                negative,
+                whole: if whole.is_empty() { "0" } else { whole },
+                fraction,
+                suffix,
+            })
+    }
+}
+
+fn split_digits(text: &str) -> (&str, &str) {
+    let end = text
+        .bytes()
+        .position(|byte| !byte.is_ascii_digit())
+        .unwrap_or(text.len());
+    text.split_at(end)
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Suffix {
+    Binary(i32),
+    Decimal(i32),
+    Exponent(i32),
+}
+
+impl Suffix {
+    fn parse(text: &str) -> Option<Self> {
+        let find = |table: &[(&str, i32)]| {
+            table
+                .iter()
+                .find(|(suffix, _)| *suffix == text)
+                .map(|found| found.1)
+        };
+        if let Some(exponent) = find(&DECIMAL) {
+            return Some(Self::Decimal(exponent));
+        }
+        if let Some(exponent) = find(&BINARY) {
+            return Some(Self::Binary(exponent));
+        }
+        let exponent: i64 = text.strip_prefix(['e', 'E'])?.parse().ok()?;
+        // apimachinery keeps the low 32 bits.
+        Some(Self::Exponent(exponent as i32))
+    }
+
+    fn format(self) -> QuantityFormat {
+        match self {
+            Self::Binary(_) => QuantityFormat::BinarySi,
+            Self::Decimal(_) => QuantityFormat::DecimalSi,
+            Self::Exponent(_) => QuantityFormat::DecimalExponent,
+        }
+    }
+}
+
+/// The amount as an int64 where it surely fits, and whether it was given in canonical form.
+fn small(parts: &Parts<'_>, suffix: Suffix) -> Option<(Amount, bool)> {
+    let digits = i32::try_from(parts.whole.len() + parts.fraction.len()).ok()?;
+    let (factor, scale) = match suffix {
+        Suffix::Decimal(exponent) | Suffix::Exponent(exponent) if digits <= SMALL_DIGITS => {
+            (1, exponent)
+        }
+        // An estimate of the factor's decimal digits: apimachinery's, because it decides how the amount is held.
+        Suffix::Binary(exponent)
+            if parts.fraction.is_empty() && digits <= 14 - exponent * 3 / 10 =>
+        {
+            (1_i64 << exponent, 0)
+        }
+        _ => return None,
+    };
+    let scale = scale.wrapping_sub(i32::try_from(parts.fraction.len()).ok()?);
+    if scale < NANO {
+        return None;
+    }
+    let shifted = format!("{}{}", parts.whole, parts.fraction);
+    let unsigned: i64 = shifted.parse().ok()?;
+    let product = unsigned.checked_mul(factor)?;
+    let canonical = match suffix {
+        Suffix::Binary(_) => unsigned & 7 != 0,
+        _ => scale % 3 == 0 && !shifted.ends_with("000") && !shifted.starts_with('0'),
+    };
+    let value = if parts.negative { -product } else { product };
+    Some((Amount::Small { value, scale }, canonical))
+}
+
+/// The amount as a big decimal; none where it has too many digits to write out.
+fn big(parts: &Parts<'_>, suffix: Suffix) -> Option<Amount> {
+    let shifted = format!("{}{}", parts.whole, parts.fraction);
+    let digits: BigInt = shifted.parse().ok()?;
+    let places = i32::try_from(parts.fraction.len()).ok()?;
+    let zero = digits == BigInt::from(0);
+    let (value, scale) = match suffix {
+        Suffix::Binary(exponent) => (digits << exponent, -places),
+        Suffix::Decimal(exponent) | Suffix::Exponent(exponent) => {
+            (digits, exponent.wrapping_sub(places))
+        }
+    };
+    let amount = if zero {
+        Amount::Big { value, scale: 0 }
+    } else if i64::from(scale) + i64::try_from(shifted.len()).ok()? < i64::from(NANO) {
+        // Smaller than any rounding: no power of ten is needed to know the result.
+        Amount::Big {
+            value: BigInt::from(1),
+            scale: NANO,
+        }
+    } else if scale > MAX_EXPONENT {
+        return None;
+    } else {
+        let (value, _) = Amount::Big { value, scale }.rounded(NANO);
+        Amount::Big { value, scale: NANO }
+    };
+    let capped = match suffix {
+        Suffix::Binary(_) => cap(amount),
+        _ => amount,
+    };
+    Some(if parts.negative {
+        capped.negated()
+    } else {
+        capped
+    })
+}
+
+fn cap(amount: Amount) -> Amount {
+    let highest = Amount::Big {
+        value: BigInt::from(i64::MAX),
+        scale: 0,
+    };
+    if amount.cmp(&highest).is_gt() {
+        highest
+    } else {
+        amount
+    }
+}
