@@ -1,1 +1,1 @@
-"""Container Device Interface specs: what a container gets of a device, and the files that say so."""
+"""From a claim's devices to a Container Device Interface spec: the model, the recipes per vendor, the directory."""

@@ -1,0 +1,157 @@
+"""Writes cdi/examples: the spec that the agent would write for one claim of each kind of device.
+
+Run it from anywhere: `python cdi/generate.py [DIRECTORY]`. The hosts are written down here (which nodes, with which
+numbers), everything else is the agent's own code, so an example that differs from what is checked in means that what
+claims get has changed. Tests compare the two, and check each example against cdi/schema.json and the official loader.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from dra_agent.cdi.claim import ClaimedDevice, compose
+from dra_agent.cdi.recipes import Recipes
+from dra_agent.host import Host
+from dra_agent.inventory.device import Device, DeviceNode, Family, NodeRole
+
+HERE = Path(__file__).resolve().parent
+UID = "0f9d8c1e-52aa-4b6f-9b0e-3d3c1f0f7a11"
+
+NVIDIA_CONTROL = {
+    "/dev/nvidiactl": (195, 255),
+    "/dev/nvidia-modeset": (195, 254),
+    "/dev/nvidia-uvm": (508, 0),
+    "/dev/nvidia-uvm-tools": (508, 1),
+}
+
+
+def device(
+    family: Family, vendor: str, address: str, nodes: Mapping[str, NodeRole] = {}, suffix: str = "", **identity: str
+) -> Device:
+    """Describe a device as the inventory would."""
+    name = f"{family}-{address.replace(':', '-').replace('.', '-')}{suffix}"
+    host_nodes = tuple(DeviceNode(path, path, role) for path, role in nodes.items())
+    return Device(name, family, vendor, address, attributes={}, nodes=host_nodes, identity=identity)
+
+
+GPU_UUIDS = ("GPU-6a3f6b12-7c0d-4f7e-8a55-0c5d2f7b1e01", "GPU-6a3f6b12-7c0d-4f7e-8a55-0c5d2f7b1e02")
+NVIDIA = [
+    device("gpu", "nvidia", "0000:1b:00.0", {"/dev/nvidia0": "gpu"}, uuid=GPU_UUIDS[0]),
+    device("gpu", "nvidia", "0000:43:00.0", {"/dev/nvidia1": "gpu"}, uuid=GPU_UUIDS[1]),
+]
+MIG = device(
+    "gpu",
+    "nvidia",
+    "0000:1b:00.0",
+    {
+        "/dev/nvidia0": "gpu",
+        "/dev/nvidia-caps/nvidia-cap66": "capability",
+        "/dev/nvidia-caps/nvidia-cap67": "capability",
+    },
+    suffix="-mig-1g-10gb-4",
+    uuid="MIG-3c1f0f7a-11aa-5b6f-9b0e-0f9d8c1e52aa",
+)
+AMD = device(
+    "gpu", "amd", "0000:c1:00.0", {"/dev/kfd": "kfd", "/dev/dri/card1": "card", "/dev/dri/renderD128": "render"}
+)
+INTEL = device("gpu", "intel", "0000:3a:00.0", {"/dev/dri/card2": "card", "/dev/dri/renderD129": "render"})
+RDMA_NIC = device(
+    "nic",
+    "mellanox",
+    "0000:18:00.0",
+    {"/dev/infiniband/uverbs0": "uverbs", "/dev/infiniband/rdma_cm": "rdma-cm"},
+    ifname="ibp24s0",
+    rdma="mlx5_0",
+)
+PLAIN_NIC = device("nic", "intel", "0000:31:00.0", ifname="ens3f0")
+XILINX = device("fpga", "xilinx", "0000:86:00.1", {"/dev/dri/renderD130": "render", "/dev/xclmgmt34304": "vendor"})
+DFL = device("fpga", "intel", "0000:af:00.0", {"/dev/dfl-fme.0": "vendor", "/dev/dfl-port.0": "vendor"})
+GAUDI = device("accelerator", "habana", "0000:19:00.0", {"/dev/accel/accel0": "accel"})
+VFIO = device("accelerator", "nvidia", "0000:65:00.0", {"/dev/vfio/42": "vfio", "/dev/vfio/vfio": "vfio-control"})
+
+NUMBERS = NVIDIA_CONTROL | {
+    "/dev/nvidia0": (195, 0),
+    "/dev/nvidia1": (195, 1),
+    "/dev/nvidia-caps/nvidia-cap66": (511, 66),
+    "/dev/nvidia-caps/nvidia-cap67": (511, 67),
+    "/dev/kfd": (234, 0),
+    "/dev/dri/card1": (226, 1),
+    "/dev/dri/renderD128": (226, 128),
+    "/dev/dri/card2": (226, 2),
+    "/dev/dri/renderD129": (226, 129),
+    "/dev/dri/by-path/pci-0000:3a:00.0-card": (226, 2),
+    "/dev/dri/by-path/pci-0000:3a:00.0-render": (226, 129),
+    "/dev/infiniband/uverbs0": (231, 192),
+    "/dev/infiniband/rdma_cm": (10, 58),
+    "/dev/dri/renderD130": (226, 130),
+    "/dev/xclmgmt34304": (236, 34304),
+    "/dev/dfl-fme.0": (237, 0),
+    "/dev/dfl-port.0": (238, 0),
+    "/dev/accel/accel0": (261, 0),
+    "/dev/vfio/42": (235, 42),
+    "/dev/vfio/vfio": (10, 196),
+}
+
+CLAIMS: dict[str, list[Device]] = {
+    "nvidia-two-gpus": NVIDIA,
+    "nvidia-mig": [MIG],
+    "nvidia-gpu-and-rdma-nic": [NVIDIA[0], RDMA_NIC],
+    "amd-gpu": [AMD],
+    "intel-gpu": [INTEL],
+    "rdma-nic": [RDMA_NIC],
+    "plain-nic": [PLAIN_NIC],
+    "xilinx-fpga": [XILINX],
+    "intel-fpga": [DFL],
+    "gaudi": [GAUDI],
+    "vfio": [VFIO],
+}
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    """Give each example's file name and text."""
+    recipes = Recipes(Host(), directories=())
+    with host_nodes(NUMBERS):
+        for name, devices in CLAIMS.items():
+            held = [ClaimedDevice(item, recipes.edits(item), requests=(item.family,)) for item in devices]
+            spec = compose("dra-agent.internal", UID, "default", name, held)
+            yield f"{name}.json", json.dumps(json.loads(spec.data), indent=2) + "\n"
+
+
+@contextmanager
+def host_nodes(numbers: Mapping[str, tuple[int, int]]) -> Iterator[None]:
+    """Make the process see exactly these character devices below /dev."""
+
+    def seeing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def look(path: Any, *args: Any, **kwargs: Any) -> Any:
+            text = os.fspath(path)
+            if text in numbers:
+                return SimpleNamespace(st_mode=stat.S_IFCHR | 0o666, st_rdev=os.makedev(*numbers[text]))
+            if isinstance(text, str) and text.startswith("/dev/"):
+                raise FileNotFoundError(2, os.strerror(2), text)
+            return real(path, *args, **kwargs)
+
+        return look
+
+    with mock.patch("os.lstat", seeing(os.lstat)), mock.patch("os.stat", seeing(os.stat)):
+        yield
+
+
+def main() -> None:
+    """Write every example into the directory that is named, or beside this file."""
+    directory = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "examples"
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in examples():
+        (directory / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

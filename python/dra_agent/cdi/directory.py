@@ -1,0 +1,130 @@
+"""The agent's own files in a CDI directory: one per claim, written whole or not at all, read back, listed, removed.
+
+Files of others in the same directory are never touched; how runtimes see the directory is told by `registry`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from dra_agent.cdi.names import CLAIM_CLASS, check_driver, claim_file, uid_of_file
+from dra_agent.errors import RetryableError
+
+_MODE = 0o644
+_COUNTER = itertools.count()
+
+
+class SpecDirectory:
+    """The specs of one driver in one directory; safe to use from several threads for different claims."""
+
+    def __init__(self, path: Path, driver: str) -> None:
+        self.path = path
+        self.driver = check_driver(driver)
+        self.kind = f"{driver}/{CLAIM_CLASS}"
+        self._prefix = f".{driver}-{CLAIM_CLASS}_"
+
+    def file(self, uid: str) -> Path:
+        """Say where a claim's spec lies; PermanentError for a uid that could leave the directory."""
+        return self.path / claim_file(self.driver, uid)
+
+    def write(self, uid: str, data: bytes) -> Path:
+        """Put a claim's spec in place of the one that is there, if any; RetryableError where the disk refuses.
+
+        Runtimes watch the directory and notice a rename only from within it, and they read every *.json and *.yaml,
+        dot files too: hence a temporary file in the same directory with neither ending. Not synced: a spec that a
+        power cut took is written again at start.
+        """
+        path = self.file(uid)
+        temporary = self.path / f".{path.name}.{os.getpid()}-{next(_COUNTER)}.tmp"
+        try:
+            try:
+                handle = _create(temporary)
+            except FileNotFoundError:
+                self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
+                handle = _create(temporary)
+            try:
+                os.fchmod(handle, _MODE)
+                _write_all(handle, data)
+            finally:
+                os.close(handle)
+            temporary.rename(path)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink()
+            raise RetryableError(
+                f"cannot write the claim's CDI spec: {error.strerror}",
+                where=str(path),
+                todo="make room and make the directory writable for the agent",
+            ) from error
+        return path
+
+    def read(self, uid: str) -> bytes | None:
+        """Read a claim's spec; None where there is none, or something that is not a plain file."""
+        try:
+            handle = os.open(self.file(uid), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                return None
+            return os.read(handle, status.st_size + 1)
+        except OSError:
+            return None
+        finally:
+            os.close(handle)
+
+    def ensure(self, uid: str, data: bytes) -> bool:
+        """Make a claim's spec be exactly `data`; True where it had to be written."""
+        if self.read(uid) == data:
+            return False
+        self.write(uid, data)
+        return True
+
+    def delete(self, uid: str) -> bool:
+        """Remove a claim's spec; False where there was none. RetryableError where the disk refuses."""
+        path = self.file(uid)
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise RetryableError(f"cannot remove the claim's CDI spec: {error.strerror}", where=str(path)) from error
+        return True
+
+    def claims(self) -> dict[str, Path]:
+        """List the claims that have a spec here, by uid; RetryableError where the directory cannot be read."""
+        found = ((uid_of_file(self.driver, name), name) for name in self._names())
+        return {uid: self.path / name for uid, name in sorted(found, key=lambda pair: pair[1]) if uid is not None}
+
+    def remove_leftovers(self) -> list[Path]:
+        """Remove temporary files that a killed agent left; only for the one agent that owns the directory."""
+        removed = []
+        for name in self._names():
+            if name.startswith(self._prefix) and name.endswith(".tmp"):
+                path = self.path / name
+                with suppress(OSError):
+                    path.unlink()
+                    removed.append(path)
+        return removed
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.path)  # noqa: PTH208 - names only: no Path per file of a crowded directory
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise RetryableError(f"cannot list the CDI directory: {error.strerror}", where=str(self.path)) from error
+
+
+def _create(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(handle, data) :]

@@ -1,0 +1,133 @@
+"""A CDI spec as the loaders of container runtimes read it: its objects, their JSON names and the known versions.
+
+It holds shape only: what a runtime would refuse beyond the shape is told by `validate`, which version a spec needs by
+`version`. Source: the Container Device Interface specification, versions 0.3.0 to 1.1.0. Loaders refuse unknown
+fields, and so does this model.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+NodeType = Literal["", "b", "c", "u", "p"]
+HookName = Literal["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"]
+
+
+class _Part(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"):
+    pass
+
+
+class DeviceNode(_Part, frozen=True):
+    """A device node that appears in the container."""
+
+    path: str
+    """In the container."""
+    host_path: str = ""
+    """On the host, where that differs from `path` (0.5.0)."""
+    type: NodeType = ""
+    major: int | None = None
+    minor: int | None = None
+    file_mode: int | None = None
+    permissions: str = ""
+    """What the device cgroup allows: a subset of "rwm", "none", or "" for all."""
+    uid: int | None = None
+    gid: int | None = None
+
+
+class NetDevice(_Part, frozen=True):
+    """A network interface that the runtime moves into the container (1.1.0)."""
+
+    host_interface_name: str
+    name: str
+
+
+class Hook(_Part, frozen=True):
+    """A program of the host that the runtime runs at one point of a container's life."""
+
+    hook_name: HookName
+    path: str
+    args: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    timeout: int | None = None
+
+
+class Mount(_Part, frozen=True):
+    """A path of the host that appears in the container."""
+
+    host_path: str
+    container_path: str
+    options: tuple[str, ...] = ()
+    type: str = ""
+    """File system type (0.4.0)."""
+
+
+class IntelRdt(_Part, frozen=True):
+    """Cache and memory bandwidth classes (0.7.0; schemata and monitoring 1.1.0)."""
+
+    clos_id: str = msgspec.field(name="closID", default="")
+    l3_cache_schema: str = ""
+    mem_bw_schema: str = ""
+    schemata: tuple[str, ...] = ()
+    enable_monitoring: bool = False
+
+
+class ContainerEdits(_Part, frozen=True):
+    """What a runtime changes in a container that gets a device."""
+
+    env: tuple[str, ...] = ()
+    device_nodes: tuple[DeviceNode, ...] = ()
+    net_devices: tuple[NetDevice, ...] = ()
+    hooks: tuple[Hook, ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    intel_rdt: IntelRdt | None = None
+    additional_gids: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Tell whether there is anything to change: empty edits of a device make a runtime refuse the file."""
+        return self != _EMPTY
+
+    def merged(self, other: ContainerEdits) -> ContainerEdits:
+        """Give these edits followed by the `other` ones, each piece once."""
+        return ContainerEdits(
+            env=_union(self.env, other.env),
+            device_nodes=_union(self.device_nodes, other.device_nodes),
+            net_devices=_union(self.net_devices, other.net_devices),
+            hooks=_union(self.hooks, other.hooks),
+            mounts=_union(self.mounts, other.mounts),
+            intel_rdt=other.intel_rdt or self.intel_rdt,
+            additional_gids=_union(self.additional_gids, other.additional_gids),
+        )
+
+
+_EMPTY = ContainerEdits()
+
+
+class Device(_Part, frozen=True):
+    """One device of a spec, as `vendor/class=name` names it."""
+
+    name: str
+    container_edits: ContainerEdits
+    annotations: dict[str, str] = {}
+
+
+class Spec(_Part, frozen=True):
+    """One CDI file."""
+
+    cdi_version: str
+    kind: str
+    devices: tuple[Device, ...]
+    annotations: dict[str, str] = {}
+    container_edits: ContainerEdits = _EMPTY
+    """Applied once to each container that gets any device of the file."""
+
+
+def encode(spec: Spec) -> bytes:
+    """Write a spec as JSON: the same bytes for the same spec."""
+    return msgspec.json.encode(spec) + b"\n"
+
+
+def _union(first: tuple[T, ...], second: tuple[T, ...]) -> tuple[T, ...]:
+    return first + tuple(item for item in second if item not in first) if second else first

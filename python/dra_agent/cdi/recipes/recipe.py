@@ -1,0 +1,36 @@
+"""What a recipe answers for one device, and the shape of a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from dra_agent.cdi.model import ContainerEdits
+from dra_agent.inventory.device import Device
+
+NOTHING = ContainerEdits()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEdits:
+    """What a container needs to use one device."""
+
+    own: ContainerEdits
+    """Of this device alone."""
+    common: ContainerEdits = NOTHING
+    """Of every device that the same recipe serves: applied once where a claim holds several."""
+    foreign_ids: tuple[str, ...] = ()
+    """Devices of another party's CDI spec that bring what these edits leave out; injected first."""
+    notes: tuple[str, ...] = ()
+    """What a container will miss, in plain words."""
+
+
+class Recipe(Protocol):
+    """Looks at the host and answers what a container needs of a device, now.
+
+    Raises RetryableError where the device cannot be used at the moment (a node is missing, a tool hangs).
+    """
+
+    def __call__(self, device: Device) -> DeviceEdits:
+        """Answer for one device."""
+        ...
