@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from dra_agent.host import Host
 from dra_agent.topology import Distance, Kind, Topology, scan
 

@@ -13,9 +13,9 @@ class Kind(StrEnum):
     """What a PCI function is for; all but OTHER are read in full and have distances."""
 
     GPU = "gpu"
-    NIC = "nic"
-    FPGA = "fpga"
     ACCELERATOR = "accelerator"
+    FPGA = "fpga"
+    NIC = "nic"
     NVME = "nvme"
     OTHER = "other"
 
@@ -39,6 +39,8 @@ class NumaNode(msgspec.Struct, frozen=True):
     """One NUMA node of the host."""
 
     id: int
+    socket: int | None
+    """The CPU package that it is a part of; one package may have several nodes."""
     cpus: str
     """The kernel's list form, "0-7,16-23"; empty for a node of memory only."""
     memory_bytes: int | None

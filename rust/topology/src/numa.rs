@@ -16,6 +16,8 @@ use crate::path::Hop;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NumaNode {
     pub id: u32,
+    /// The CPU package of its first CPU; one package may have several nodes (SNC, NPS).
+    pub socket: Option<u32>,
     /// The kernel's list form, `0-7,16-23`; empty for a node of memory only.
     pub cpus: String,
     pub memory_bytes: Option<u64>,
@@ -65,8 +67,14 @@ pub(crate) fn read_nodes(
             }
         };
         let (cpus, memory, distances) = (text("cpulist"), text("meminfo"), text("distance"));
+        let first = cpu_ranges(&cpus).and_then(|ranges| ranges.first().map(|range| *range.start()));
+        let package =
+            first.map(|cpu| format!("devices/system/cpu/cpu{cpu}/topology/physical_package_id"));
         nodes.push(NumaNode {
             id,
+            // -1 where the firmware does not tell.
+            socket: package
+                .and_then(|place| sysfs.read(place.as_bytes(), buffer).ok().and_then(number)),
             memory_bytes: memory_bytes(&memory),
             distances: distances
                 .split_ascii_whitespace()

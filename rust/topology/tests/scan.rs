@@ -486,6 +486,18 @@ fn a_missing_root_is_one_clear_error() {
 }
 
 #[test]
+fn numa_nodes_are_told_with_socket_cpus_memory_and_distances() {
+    let topology = json(&Tree::new().scan());
+    assert_eq!(
+        topology["numa_nodes"],
+        json!([
+            {"id": 0, "socket": 0, "cpus": "0-7", "memory_bytes": 1 << 20, "distances": [10, 21]},
+            {"id": 1, "socket": 1, "cpus": "8-15", "memory_bytes": 1 << 20, "distances": [21, 10]},
+        ])
+    );
+}
+
+#[test]
 fn a_host_without_pci_is_said_to_have_none() {
     let tree = Tree::new();
     fs::remove_dir_all(tree.path("bus/pci")).expect("removed");

@@ -3,6 +3,7 @@ use super::*;
 fn node(id: u32, cpus: &str) -> NumaNode {
     NumaNode {
         id,
+        socket: None,
         cpus: cpus.into(),
         memory_bytes: None,
         distances: vec![],

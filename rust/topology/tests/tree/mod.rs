@@ -71,6 +71,10 @@ impl Tree {
                 &format!("Node {id} MemTotal:  1024 kB\nNode {id} MemFree: 3 kB"),
             );
         }
+        for cpu in [0, 8] {
+            let package = format!("devices/system/cpu/cpu{cpu}/topology/physical_package_id");
+            tree.write(&package, &(cpu / 8).to_string());
+        }
         fs::create_dir_all(tree.path("bus/pci/devices")).expect("created");
         tree
     }

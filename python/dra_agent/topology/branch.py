@@ -1,0 +1,97 @@
+"""The topology as a person pictures it: NUMA node, root complex, switch, device. Both pictures are drawn from this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dra_agent.topology.model import Device, Kind, NumaNode, Topology
+
+Holders = Mapping[str, Sequence[str]]
+"""Who holds what: names of claims by PCI address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A device, with the virtual functions that were made of it."""
+
+    device: Device
+    functions: tuple[Device, ...] = ()
+
+
+@dataclass(slots=True)
+class Branch:
+    """A place where devices meet: a NUMA node, a root bus, or a switch."""
+
+    level: Literal["numa", "root", "switch"]
+    name: str
+    """The node's id ("?" where no node is known), the root bus, or the address of the switch's upstream port."""
+    node: NumaNode | None = None
+    branches: list[Branch] = field(default_factory=list)
+    leaves: list[Leaf] = field(default_factory=list)
+
+    def all_leaves(self) -> Iterator[Leaf]:
+        """Every device below this place."""
+        yield from self.leaves
+        for branch in self.branches:
+            yield from branch.all_leaves()
+
+    def child(self, level: Literal["root", "switch"], name: str) -> Branch:
+        """The branch of that name below this one; made where it is missing."""
+        for branch in self.branches:
+            if branch.name == name:
+                return branch
+        branch = Branch(level, name)
+        self.branches.append(branch)
+        return branch
+
+
+def grow(topology: Topology) -> list[Branch]:
+    """One branch per NUMA node, also for those without devices, and a last one for devices of no known node."""
+    nodes = {node.id: Branch("numa", str(node.id), node) for node in topology.numa_nodes}
+    unknown = Branch("numa", "?")
+    functions: dict[str, list[Device]] = {}
+    for device in topology.wanted:
+        if device.physfn is not None and device.physfn in topology.by_address:
+            functions.setdefault(device.physfn, []).append(device)
+    for device in topology.wanted:
+        if device.physfn in functions:
+            continue
+        node = unknown if device.numa_node is None else nodes.get(device.numa_node, unknown)
+        place = node.child("root", device.pcie_root)
+        for switch in switches(device):
+            place = place.child("switch", switch)
+        place.leaves.append(Leaf(device, tuple(functions.get(device.pci_address, ()))))
+    branches = [nodes[key] for key in sorted(nodes)]
+    if unknown.branches:
+        branches.append(unknown)
+    for branch in branches:
+        _prune(branch)
+    return branches
+
+
+def switches(device: Device) -> tuple[str, ...]:
+    """Upstream ports above a device, top-most first: the second, fourth, ... bridge that another one follows."""
+    if device.pcie_switch is None:
+        return ()
+    first = device.parents.index(device.pcie_switch)
+    return device.parents[first : len(device.parents) - 1 : 2]
+
+
+def _prune(branch: Branch) -> None:
+    """Leave out switches inside a card: below another switch, with one device and no neighbour."""
+    for child in branch.branches:
+        _prune(child)
+    if branch.level == "switch":
+        for child in list(branch.branches):
+            if not child.branches and len(child.leaves) == 1:
+                branch.branches.remove(child)
+                branch.leaves.extend(child.leaves)
+    branch.leaves.sort(key=_order)
+
+
+def _order(leaf: Leaf) -> tuple[int, int, str]:
+    """GPUs first, then what serves them; each kind by address, domains as numbers."""
+    domain, rest = leaf.device.pci_address.split(":", 1)
+    return list(Kind).index(leaf.device.kind), int(domain, 16), rest

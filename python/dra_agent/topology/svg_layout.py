@@ -1,0 +1,110 @@
+"""Where each box of the picture lies. Knows sizes and nesting, not colours or SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from dra_agent.topology.branch import Branch, Leaf
+
+CARD_WIDTH, CARD_HEIGHT = 232, 84
+HOLDER_HEIGHT = 22
+"""The strip on a card that says who holds the device; there in a picture that shows holders."""
+FUNCTIONS_HEIGHT = 18
+"""The row of squares, one per virtual function."""
+GAP = 10
+NODE_GAP = 30
+PADDING = {"numa": 16, "root": 12, "switch": 10}
+HEADING = {"numa": 46, "root": 26, "switch": 26}
+EMPTY_NODE_WIDTH = 300
+
+
+@dataclass(slots=True)
+class Box:
+    """A rectangle with its corner relative to the picture, around a device or around other boxes."""
+
+    width: float
+    height: float
+    of: Branch | Leaf
+    inner: list[Box] = field(default_factory=list)
+    x: float = 0
+    y: float = 0
+
+    def move(self, x: float, y: float) -> None:
+        """Put the corner there, and all that is inside along with it."""
+        dx, dy = x - self.x, y - self.y
+        for box in self.walk():
+            box.x, box.y = box.x + dx, box.y + dy
+
+    def walk(self) -> Iterator[Box]:
+        """The box itself and all inside it, outer before inner."""
+        yield self
+        for box in self.inner:
+            yield from box.walk()
+
+
+def arrange(branches: Sequence[Branch], *, with_holders: bool) -> list[Box]:
+    """Boxes for the NUMA nodes of a host, in the arrangement that wastes least and is nearest to a screen's shape."""
+    best: tuple[float, list[Box]] | None = None
+    for columns in range(1, 7):
+        for node_columns in {1, min(2, len(branches)), min(4, len(branches))} - {0}:
+            boxes = [_box(branch, columns, with_holders) for branch in branches]
+            _pair(boxes, node_columns)
+            width, height = extent(boxes)
+            cards = sum(box.width * box.height for outer in boxes for box in outer.walk() if isinstance(box.of, Leaf))
+            # 1.6 is a laptop's screen. Too tall is scrolled, but too wide cannot be read.
+            shape = width / height / 1.6
+            cost = max(shape, 1 / shape) + (shape > 1.3) * 0.3 + 2 * (1 - cards / (width * height))
+            if best is None or cost < best[0]:
+                best = (cost, boxes)
+    return best[1] if best else []
+
+
+def extent(boxes: Sequence[Box]) -> tuple[float, float]:
+    """How far right and down the boxes reach."""
+    return max((box.x + box.width for box in boxes), default=0), max((box.y + box.height for box in boxes), default=0)
+
+
+def _box(of: Branch | Leaf, columns: int, with_holders: bool) -> Box:
+    if isinstance(of, Leaf):
+        extra = (HOLDER_HEIGHT if with_holders else 0) + (FUNCTIONS_HEIGHT if of.functions else 0)
+        return Box(CARD_WIDTH, CARD_HEIGHT + extra, of)
+    inner = [_box(leaf, columns, with_holders) for leaf in of.leaves]
+    inner += [_box(branch, columns, with_holders) for branch in of.branches]
+    padding, heading = PADDING[of.level], HEADING[of.level]
+    # Inside a switch two cards stand side by side: a GPU and its NIC.
+    per_row = min(columns, 2) if of.level == "switch" else columns
+    room = per_row * (CARD_WIDTH + 2 * PADDING["switch"] + GAP) + 2 * sum(PADDING.values())
+    if of.level == "switch":
+        room = per_row * (CARD_WIDTH + GAP)
+    width, height = _flow(inner, padding, heading, room)
+    least = EMPTY_NODE_WIDTH if of.level == "numa" else CARD_WIDTH + 2 * padding
+    return Box(max(width + padding, least), height + padding if inner else heading, of, inner)
+
+
+def _flow(boxes: Sequence[Box], left: float, top: float, room: float) -> tuple[float, float]:
+    """Place boxes in rows of at most that room; gives how far right and down they reach."""
+    x, y, row, right = left, top, 0.0, left
+    for box in boxes:
+        if x > left and x + box.width > left + room:
+            x, y, row = left, y + row + GAP, 0.0
+        box.move(x, y)
+        x += box.width + GAP
+        row = max(row, box.height)
+        right = max(right, x - GAP)
+    return right, y + row
+
+
+def _pair(boxes: Sequence[Box], columns: int) -> None:
+    """Place the NUMA nodes on a grid whose rows are equally high and whose columns are equally wide."""
+    top = 0.0
+    widths = [max(box.width for box in boxes[column::columns]) for column in range(columns)]
+    for start in range(0, len(boxes), columns):
+        row = boxes[start : start + columns]
+        height = max(box.height for box in row)
+        left = 0.0
+        for box, width in zip(row, widths, strict=False):
+            box.move(left, top)
+            box.width, box.height = width, height
+            left += width + NODE_GAP
+        top += height + NODE_GAP

@@ -1,0 +1,113 @@
+"""The topology as a tree for a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dra_agent.topology.branch import Branch, Holders, Leaf, grow
+from dra_agent.topology.model import Device, Kind, Topology
+from dra_agent.topology.names import ProductNames
+from dra_agent.topology.words import count, host_names, link, node_facts, node_name, summary
+
+if TYPE_CHECKING:
+    from rich.text import Text
+    from rich.tree import Tree
+
+COLOURS = {
+    Kind.GPU: "green",
+    Kind.NIC: "blue",
+    Kind.FPGA: "magenta",
+    Kind.ACCELERATOR: "yellow",
+    Kind.NVME: "cyan",
+    Kind.OTHER: "white",
+}
+
+
+NARROW = 32
+"""Longest product name, in characters; what is longer is cut."""
+
+
+def draw(topology: Topology, *, holders: Holders | None = None, names: ProductNames | None = None) -> Tree:
+    """NUMA nodes with their root complexes, switches and devices; `holders` adds who holds each device."""
+    from rich.text import Text
+    from rich.tree import Tree
+
+    root = Tree(Text(summary(topology), style="bold"), guide_style="dim")
+    drawing = _Drawing(topology, holders, ProductNames.of_this_machine() if names is None else names)
+    for branch in grow(topology):
+        drawing.branch(root, branch)
+    return root
+
+
+class _Drawing:
+    def __init__(self, topology: Topology, holders: Holders | None, names: ProductNames) -> None:
+        self._topology = topology
+        self._holders = holders
+        self._names = names
+        # Siblings stand in columns, each as wide as its widest text anywhere in the tree.
+        rows = [self._columns(device) for device in topology.wanted]
+        self._widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def branch(self, parent: Tree, branch: Branch) -> None:
+        below = parent.add(self._heading(branch))
+        for leaf in branch.leaves:
+            self._leaf(below, leaf)
+        for inner in branch.branches:
+            self.branch(below, inner)
+
+    def _heading(self, branch: Branch) -> Text:
+        from rich.text import Text
+
+        if branch.level == "root":
+            return Text(branch.name, style="bold")
+        if branch.level == "switch":
+            bridge = self._topology.by_address.get(branch.name)
+            product = self._names.short(bridge) if bridge else ""
+            return Text.assemble("switch ", (branch.name, "bold"), (f"  {product}" if product else "", "dim"))
+        facts = node_facts(branch.node) if branch.node else []
+        return Text("  ".join((node_name(branch.node), *facts)), style="bold")
+
+    def _leaf(self, parent: Tree, leaf: Leaf) -> None:
+        from rich.text import Text
+
+        below = parent.add(self._line(leaf.device))
+        free = 0
+        for function in leaf.functions:
+            if self._holders and self._holders.get(function.pci_address):
+                below.add(self._line(function))
+            else:
+                free += 1
+        if free:
+            state = "free " if self._holders is not None else ""
+            below.add(Text(count(free, f"{state}virtual function"), style="dim"))
+
+    def _columns(self, device: Device) -> tuple[str, ...]:
+        ids = f"{device.vendor_id[2:]}:{device.device_id[2:]}"
+        product = self._names.short(device)
+        if product.endswith(ids):
+            product = product.removesuffix(ids).rstrip()
+        if len(product) > NARROW:
+            product = product[: NARROW - 1].rstrip() + "\u2026"
+        return (
+            device.kind,
+            device.pci_address,
+            ids,
+            product,
+            link(device.link),
+            device.driver or "no driver",
+            " ".join(host_names(device)),
+        )
+
+    def _line(self, device: Device) -> Text:
+        from rich.text import Text
+
+        styles = (COLOURS[device.kind], "bold", "", "", "dim", "dim", "dim")
+        text = Text(overflow="fold")
+        for content, width, style in zip(self._columns(device), self._widths, styles, strict=True):
+            if width:
+                text.append(content.ljust(width) + "  ", style=style)
+        if self._holders is not None:
+            claims = self._holders.get(device.pci_address, ())
+            text.append("held by " + ", ".join(claims) if claims else "free", style="red" if claims else "green")
+        text.rstrip()
+        return text
