@@ -11,6 +11,7 @@ mod node;
 mod quantity;
 mod shape;
 mod slice;
+pub mod validate;
 mod version;
 
 pub use claim::*;

@@ -1,5 +1,50 @@
-use pyo3::prelude::*;
+//! Python's face of `dra-api`: validation of objects and the arithmetic of quantities.
 
-pub(crate) fn register(_module: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+use dra_api::Quantity;
+use dra_api::validate;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use serde_json::Value;
+
+fn invalid(error: impl std::fmt::Display) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+fn quantity(text: &str) -> PyResult<Quantity> {
+    Quantity::parse(text).map_err(invalid)
+}
+
+/// Everything that is wrong with an object, as a JSON list of {field, message}.
+#[pyfunction]
+fn validate_object(py: Python<'_>, object: &[u8]) -> PyResult<Vec<u8>> {
+    py.detach(|| {
+        let object: Value = serde_json::from_slice(object).map_err(invalid)?;
+        let verdict = validate::validate_object(&object);
+        serde_json::to_vec(&verdict.errors).map_err(invalid)
+    })
+}
+
+/// The value of a quantity in whole units, rounded away from zero.
+#[pyfunction]
+fn quantity_value(text: &str) -> PyResult<i64> {
+    Ok(quantity(text)?.value())
+}
+
+/// The canonical form of a quantity: `1536Mi` for `1.5Gi`.
+#[pyfunction]
+fn quantity_canonical(text: &str) -> PyResult<String> {
+    Ok(quantity(text)?.to_string())
+}
+
+/// -1, 0 or 1, as `left` is less than, equal to or greater than `right`.
+#[pyfunction]
+fn quantity_compare(left: &str, right: &str) -> PyResult<i8> {
+    Ok(quantity(left)?.cmp(&quantity(right)?) as i8)
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(validate_object, module)?)?;
+    module.add_function(wrap_pyfunction!(quantity_value, module)?)?;
+    module.add_function(wrap_pyfunction!(quantity_canonical, module)?)?;
+    module.add_function(wrap_pyfunction!(quantity_compare, module)?)
 }

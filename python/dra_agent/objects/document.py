@@ -1,0 +1,156 @@
+"""YAML documents read into JSON values, with the line of every field.
+
+Scalars follow what kubectl makes of them: dates and `12:30` stay text. What the values mean is not known here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dra_agent.errors import PermanentError
+
+if TYPE_CHECKING:
+    import yaml
+
+_BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF)\Z")
+_INT = re.compile(r"[-+]?(?:0|[1-9][0-9]*|0o[0-7]+|0x[0-9a-fA-F]+)\Z")
+_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?\Z")
+_NULL = re.compile(r"(?:~|null|Null|NULL|)\Z")
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[([^\]]*)\]")
+_MERGE = "<<"
+_MAX_ALIASED = 1_000_000
+"""How many nodes a document may have once its aliases are written out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One YAML document: its value, and where each of its fields stands."""
+
+    value: Any
+    _node: yaml.Node | None
+
+    def line_of(self, field: str) -> int:
+        """The line, from 1, of `spec.devices.requests[0].name`; of the nearest parent where it is missing."""
+        return _line(self._node, field)
+
+    def items(self, field: str) -> list[Document]:
+        """The entries of a list as documents of their own."""
+        node = _child(self._node, field)
+        children = node[1].value if node is not None else []
+        return [Document(value, child) for value, child in zip(self.value[field], children, strict=True)]
+
+
+def read_documents(text: str, file: str) -> Iterator[Document]:
+    """The documents of a YAML (or JSON) text, empty ones left out.
+
+    Raises PermanentError, with file and line, for text that is not YAML and for a key that is there twice.
+    """
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            value = _Reader(file).value(node)
+            if value is not None:
+                yield Document(value, node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise _unreadable(error.problem or str(error), file, mark.line + 1 if mark else None) from error
+    except yaml.YAMLError as error:
+        raise _unreadable(str(error).splitlines()[0], file, None) from error
+    finally:
+        loader.dispose()
+
+
+def _unreadable(what: str, file: str, line: int | None) -> PermanentError:
+    return PermanentError(f"not YAML: {what}", where=f"{file}:{line}" if line else file)
+
+
+class _Reader:
+    """Turns nodes into values. Its own, because PyYAML reads `0000:3b:00.0` and dates as numbers and times."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._seen = 0
+
+    def value(self, node: yaml.Node) -> Any:
+        import yaml
+
+        self._seen += 1
+        if self._seen > _MAX_ALIASED:
+            raise self._error(node, "its aliases grow to more than a million entries")
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(child) for child in node.value]
+        return self._mapping(node)
+
+    def _mapping(self, node: yaml.Node) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        own: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = key_node.value
+            if not isinstance(key, str):
+                raise self._error(key_node, "a key must be text")
+            value = self.value(value_node)
+            if key == _MERGE and key_node.style is None:
+                for mapping in value if isinstance(value, list) else [value]:
+                    if not isinstance(mapping, dict):
+                        raise self._error(key_node, "<< merges mappings only")
+                    merged = {**mapping, **merged}
+            elif key in own:
+                raise self._error(key_node, f"the key {key!r} is there twice")
+            else:
+                own[key] = value
+        return {**merged, **own}
+
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
+        text: str = node.value
+        if node.style is not None or node.tag == "tag:yaml.org,2002:binary":
+            return text
+        if _NULL.match(text):
+            return None
+        if _BOOL.match(text):
+            return text.lower() in ("true", "yes", "on")
+        if _INT.match(text):
+            return int(text, 0)
+        if _FLOAT.match(text):
+            return float(text)
+        return text
+
+    def _error(self, node: yaml.Node, what: str) -> PermanentError:
+        return _unreadable(what, self._file, node.start_mark.line + 1)
+
+
+def _steps(field: str) -> Iterator[str]:
+    for match in _STEP.finditer(field):
+        yield match[1] if match[1] is not None else match[2]
+
+
+def _child(node: yaml.Node | None, step: str) -> tuple[yaml.Node, yaml.Node] | None:
+    """The node that stands for a step (a key, or a list's entry) and the node of its value."""
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        for key_node, value_node in node.value:
+            if key_node.value == step:
+                return key_node, value_node
+    elif isinstance(node, yaml.SequenceNode) and step.isdigit() and int(step) < len(node.value):
+        entry = node.value[int(step)]
+        return entry, entry
+    return None
+
+
+def _line(node: yaml.Node | None, field: str) -> int:
+    line: int = node.start_mark.line + 1 if node is not None else 1
+    for step in _steps(field):
+        found = _child(node, step)
+        if found is None:
+            break
+        line = found[0].start_mark.line + 1
+        node = found[1]
+    return line

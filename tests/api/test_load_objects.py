@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from dra_agent.errors import PermanentError
+from dra_agent.objects import load_objects, parse_objects
+
+CLAIM = """\
+# two GPUs
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata:
+  name: pair
+spec:
+  devices:
+    requests:
+    - name: gpus
+      exactly:
+        deviceClassName: gpu
+        count: 2
+"""
+
+
+def refused(text: str) -> str:
+    with pytest.raises(PermanentError) as caught:
+        parse_objects(text, "claim.yaml")
+    return str(caught.value)
+
+
+def test_a_file_of_several_documents(tmp_path: Path) -> None:
+    path = tmp_path / "claims.yaml"
+    path.write_text("---\n" + CLAIM + "---\n# nothing here\n---\n" + CLAIM.replace("pair", "other"))
+    first, second = load_objects(path)
+    assert (first.kind, first.name, first.number) == ("ResourceClaim", "pair", 1)
+    assert (second.name, second.number) == ("other", 2)
+    assert second.line_of("metadata.name") == 20
+    assert second.where("spec.devices.requests[0].exactly.count") == f"{path}:27"
+
+
+def test_a_wrong_value_is_reported_with_its_line() -> None:
+    assert refused(CLAIM.replace("count: 2", "count: -2")) == (
+        "claim.yaml:12: spec.devices.requests[0].exactly.count: must be greater than 0, is -2"
+    )
+
+
+def test_every_error_of_every_object_is_reported() -> None:
+    text = CLAIM.replace("count", "cout") + "---\n" + CLAIM.replace("deviceClassName: gpu", "adminAccess: maybe")
+    lines = refused(text).splitlines()
+    assert [line.split(": ")[0] for line in lines] == ["claim.yaml:12", "claim.yaml:24", "claim.yaml:23"]
+    assert 'did you mean "count"?' in lines[0]
+    assert "adminAccess: must be true or false, is a string" in lines[1]
+    assert "deviceClassName: is missing" in lines[2]
+
+
+def test_a_list_as_kubectl_prints_it() -> None:
+    items = "".join("- " + CLAIM.split("\n", 1)[1].replace("\n", "\n  ").rstrip() + "\n" for _ in range(2))
+    objects = parse_objects("apiVersion: v1\nkind: List\nitems:\n" + items, "all.yaml")
+    assert [loaded.name for loaded in objects] == ["pair", "pair"]
+    assert objects[1].line_of("metadata.name") == 18
+
+
+def test_json_is_yaml_too() -> None:
+    text = '{"apiVersion": "resource.k8s.io/v1",\n "kind": "DeviceClass",\n "metadata": {"name": "gpu"}}'
+    (loaded,) = parse_objects(text, "class.json")
+    assert loaded.value == {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": "gpu"},
+    }
+    assert loaded.line_of("metadata") == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1, 2\n", "claim.yaml:2: not YAML: did not find expected ',' or ']'"),
+        ("a: 1\na: 2\n", "claim.yaml:2: not YAML: the key 'a' is there twice"),
+        ("? [a]\n: 1\n", "claim.yaml:1: not YAML: a key must be text"),
+        ("- a\n", "claim.yaml:1: not an object: a document must have apiVersion, kind and spec"),
+        ("# only a comment\n", "claim.yaml: holds no object; write at least one resource.k8s.io/v1 object"),
+        ("a: &a [x]\nb: *c\n", "claim.yaml:2: not YAML: found undefined alias"),
+        ("a: \x07\n", "claim.yaml"),
+    ],
+)
+def test_text_that_holds_no_object(text: str, message: str) -> None:
+    assert refused(text).startswith(message)
+
+
+def test_aliases_cannot_grow_without_bound() -> None:
+    text = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
+    )
+    assert "aliases grow" in refused(text)
+
+
+def test_scalars_are_what_kubectl_makes_of_them() -> None:
+    text = CLAIM.replace("  name: pair\n", "  name: pair\n  labels: {t: 12:30, d: 2024-01-01, b: 0000:3b:00.0, q: '1'}\n")
+    (loaded,) = parse_objects(text.replace("12:30", "'12:30'"), "claim.yaml")
+    assert loaded.value["metadata"]["labels"] == {"t": "12:30", "d": "2024-01-01", "b": "0000:3b:00.0", "q": "1"}
+
+
+def test_what_a_newer_cluster_printed_is_passed_over_when_asked() -> None:
+    text = CLAIM + "  novelty: 1\n"
+    assert "unknown field" in refused(text)
+    assert parse_objects(text, "claim.yaml", strict=False)[0].value["spec"]["novelty"] == 1
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(PermanentError, match="missing.yaml: cannot be read: No such file"):
+        load_objects(tmp_path / "missing.yaml")
+    with pytest.raises(PermanentError, match="cannot be read: Is a directory"):
+        load_objects(tmp_path)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(PermanentError, match="not UTF-8"):
+        load_objects(tmp_path / "binary")
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(CLAIM))
+    assert load_objects("-")[0].file == "standard input"
