@@ -53,8 +53,8 @@ def read_documents(text: str, file: str) -> Iterator[Document]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:
         while loader.check_node():
-            node = loader.get_node()
-            value = _Reader(file).value(node)
+            node: yaml.Node | None = loader.get_node()
+            value = _Reader(file).value(node) if node is not None else None
             if value is not None:
                 yield Document(value, node)
     except yaml.MarkedYAMLError as error:
@@ -97,7 +97,7 @@ class _Reader:
             if not isinstance(key, str):
                 raise self._error(key_node, "a key must be text")
             value = self.value(value_node)
-            if key == _MERGE and key_node.style is None:
+            if key == _MERGE and not key_node.style:
                 for mapping in value if isinstance(value, list) else [value]:
                     if not isinstance(mapping, dict):
                         raise self._error(key_node, "<< merges mappings only")
@@ -110,7 +110,7 @@ class _Reader:
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
         text: str = node.value
-        if node.style is not None or node.tag == "tag:yaml.org,2002:binary":
+        if node.style or node.tag == "tag:yaml.org,2002:binary":
             return text
         if _NULL.match(text):
             return None
