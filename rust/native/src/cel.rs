@@ -1,5 +1,69 @@
-use pyo3::prelude::*;
+//! `CelExpression` for Python.
 
-pub(crate) fn register(_module: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+use dra_cel::{DeviceInput, Program};
+use pyo3::create_exception;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+create_exception!(
+    dra_agent._native,
+    CelError,
+    PyValueError,
+    "The expression does not compile, has no value for a device, or the device is not valid JSON."
+);
+
+/// A compiled expression; usable from any thread.
+#[pyclass(name = "CelExpression", module = "dra_agent._native", frozen)]
+struct PyExpression(Program);
+
+#[pymethods]
+impl PyExpression {
+    /// Any expression compiles, also one that gives no bool; `matches` then fails.
+    #[new]
+    fn new(expression: &str) -> PyResult<Self> {
+        Program::compile_value(expression)
+            .map(Self)
+            .map_err(refused)
+    }
+
+    /// Refuses what could not be the selector of a claim.
+    #[staticmethod]
+    fn selector(expression: &str) -> PyResult<Self> {
+        Program::compile(expression).map(Self).map_err(refused)
+    }
+
+    fn matches(&self, driver: &str, device: &[u8]) -> PyResult<bool> {
+        self.0.matches(&input(driver, device)?).map_err(refused)
+    }
+
+    fn evaluate<'py>(
+        &self,
+        py: Python<'py>,
+        driver: &str,
+        device: &[u8],
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let value = self.0.evaluate(&input(driver, device)?).map_err(refused)?;
+        let json = serde_json::to_vec(&value).map_err(refused)?;
+        Ok(PyBytes::new(py, &json))
+    }
+
+    /// What an evaluation costs in Kubernetes' units, of which 1,000,000 are allowed.
+    fn cost(&self, driver: &str, device: &[u8]) -> PyResult<u64> {
+        Ok(self.0.cost(&input(driver, device)?))
+    }
+}
+
+fn input(driver: &str, device: &[u8]) -> PyResult<DeviceInput> {
+    let device: dra_api::Device = serde_json::from_slice(device).map_err(refused)?;
+    DeviceInput::new(driver, &device).map_err(refused)
+}
+
+fn refused(error: impl ToString) -> PyErr {
+    CelError::new_err(error.to_string())
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("CelError", module.py().get_type::<CelError>())?;
+    module.add_class::<PyExpression>()
 }

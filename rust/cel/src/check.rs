@@ -1,0 +1,538 @@
+//! The type checker: every node gets a type, every call its overloads, every name its meaning.
+//!
+//! Kubernetes declares attributes as `dyn`, so much is left to run time; what can be known is refused here.
+
+use std::sync::Arc;
+
+use crate::error::CompileError;
+use crate::library::{self, Overload};
+use crate::position::Position;
+use crate::syntax::{Entry, Expr, Fold, Node};
+use crate::types::{self, Type};
+use crate::unify::{Bindings, most_general};
+
+/// What the checker found out, by node id.
+#[derive(Debug)]
+pub(crate) struct Checked {
+    types: Vec<Type>,
+    meanings: Vec<Option<Meaning>>,
+}
+
+/// What a name or a call stands for.
+#[derive(Clone, Debug)]
+pub(crate) enum Meaning {
+    /// The variable `device`, or a variable of a macro.
+    Variable { name: Arc<str>, global: bool },
+    /// The name of a type.
+    TypeName(Arc<str>),
+    /// A function with the overloads that the arguments allow; `namespaced` if what looks like a receiver is part of its name.
+    Call {
+        function: &'static str,
+        overloads: Vec<&'static Overload>,
+        namespaced: bool,
+    },
+}
+
+// === impl Checked ===
+
+impl Checked {
+    pub(crate) fn type_of(&self, node: &Node) -> &Type {
+        &self.types[node.id]
+    }
+
+    pub(crate) fn meaning(&self, node: &Node) -> Option<&Meaning> {
+        self.meanings[node.id].as_ref()
+    }
+}
+
+/// Checks a tree with ids below `size`.
+pub(crate) fn check(root: &Node, size: usize) -> Result<Checked, CompileError> {
+    let mut checker = Checker {
+        types: vec![Type::Dyn; size],
+        meanings: vec![None; size],
+        bindings: Bindings::default(),
+        scopes: Vec::new(),
+        mistakes: Vec::new(),
+    };
+    checker.check(root);
+    if !checker.mistakes.is_empty() {
+        return Err(CompileError::many(checker.mistakes));
+    }
+    let bindings = checker.bindings;
+    let types = checker
+        .types
+        .iter()
+        .map(|t| bindings.resolve(t, true))
+        .collect();
+    Ok(Checked {
+        types,
+        meanings: checker.meanings,
+    })
+}
+
+struct Checker {
+    types: Vec<Type>,
+    meanings: Vec<Option<Meaning>>,
+    bindings: Bindings,
+    scopes: Vec<(Arc<str>, Type)>,
+    mistakes: Vec<(Position, String)>,
+}
+
+impl Checker {
+    fn check(&mut self, node: &Node) -> Type {
+        let t = match &node.expr {
+            Expr::Literal(value) => literal_type(value),
+            Expr::Ident(name) => self.ident(node, name),
+            Expr::Select {
+                operand,
+                field,
+                test,
+            } => self.select(node, operand, field, *test),
+            Expr::Call {
+                function,
+                target,
+                args,
+            } => self.call(node, function, target.as_deref(), args),
+            Expr::List(items) => self.list(items),
+            Expr::Map(entries) => self.map(entries),
+            Expr::Struct(name) => self.mistake(
+                node,
+                format!("objects such as {name}{{...}} cannot be made here"),
+            ),
+            Expr::Fold(fold) => self.fold(fold),
+        };
+        self.types[node.id] = t.clone();
+        t
+    }
+
+    fn mistake(&mut self, node: &Node, message: String) -> Type {
+        self.mistakes.push((node.at, message));
+        Type::Error
+    }
+
+    fn local(&self, name: &str) -> Option<&Type> {
+        self.scopes
+            .iter()
+            .rev()
+            .find(|(local, _)| &**local == name)
+            .map(|(_, t)| t)
+    }
+
+    fn ident(&mut self, node: &Node, name: &Arc<str>) -> Type {
+        if let Some(t) = self.local(name).cloned() {
+            self.meanings[node.id] = Some(Meaning::Variable {
+                name: Arc::clone(name),
+                global: false,
+            });
+            return t;
+        }
+        match self.global(node, name) {
+            Some(t) => t,
+            None => self.unknown_name(node, name),
+        }
+    }
+
+    /// `device`, or the name of a type; a leading dot reaches past the variables of macros.
+    fn global(&mut self, node: &Node, name: &str) -> Option<Type> {
+        let name = name.strip_prefix('.').unwrap_or(name);
+        if name == "device" {
+            self.meanings[node.id] = Some(Meaning::Variable {
+                name: Arc::from(name),
+                global: true,
+            });
+            return Some(Type::Object(types::DEVICE));
+        }
+        let named = named_type(name)?;
+        self.meanings[node.id] = Some(Meaning::TypeName(Arc::from(name)));
+        Some(Type::Meta(Some(Arc::new(named))))
+    }
+
+    fn unknown_name(&mut self, node: &Node, name: &str) -> Type {
+        let hint = match name {
+            "attributes" | "capacity" | "driver" | "allowMultipleAllocations" => {
+                format!("; did you mean device.{name}?")
+            }
+            _ => "; only device and its fields are known here".to_owned(),
+        };
+        self.mistake(node, format!("unknown name {name:?}{hint}"))
+    }
+
+    fn select(&mut self, node: &Node, operand: &Node, field: &str, test: bool) -> Type {
+        if let Some(path) = qualified_name(node) {
+            let root = path.split('.').next().unwrap_or(&path);
+            if self.local(root).is_none()
+                && let Some(t) = self.global(node, &path)
+            {
+                return t;
+            }
+        }
+        let t = self.field(node, operand, field, false);
+        if test {
+            Type::Bool
+        } else {
+            self.bindings.resolve(&t, false)
+        }
+    }
+
+    fn field(&mut self, node: &Node, operand: &Node, field: &str, optional: bool) -> Type {
+        let operand_type = self.check(operand);
+        let operand_type = self.bindings.resolve(&operand_type, false);
+        let (target, is_optional) = match operand_type.optional_value() {
+            Some(inner) => (inner.clone(), true),
+            None => (operand_type, false),
+        };
+        let t = match &target {
+            Type::Map(entry) => entry.1.clone(),
+            Type::Object(name) => self.object_field(node, name, field),
+            Type::Param(_) => {
+                self.bindings.is_assignable(&Type::Dyn, &target);
+                Type::Dyn
+            }
+            other if other.is_dyn_or_error() => Type::Dyn,
+            other => {
+                let message = format!("a value of type {other} has no field {field:?}");
+                self.mistake(node, message);
+                Type::Dyn
+            }
+        };
+        if is_optional || optional {
+            Type::optional(t)
+        } else {
+            t
+        }
+    }
+
+    fn object_field(&mut self, node: &Node, object: &str, field: &str) -> Type {
+        if object == types::DEVICE {
+            let named = |value| Type::map(Type::String, Type::map(Type::String, value));
+            match field {
+                "driver" => return Type::String,
+                "allowMultipleAllocations" => return Type::Bool,
+                "attributes" => return named(Type::Dyn),
+                "capacity" => return named(Type::Object(types::QUANTITY)),
+                _ => {}
+            }
+            let fields = "driver, attributes, capacity and allowMultipleAllocations";
+            return self.mistake(
+                node,
+                format!("device has no field {field:?}, only {fields}"),
+            );
+        }
+        self.mistake(
+            node,
+            format!("a value of type {object} has no field {field:?}"),
+        )
+    }
+
+    fn call(&mut self, node: &Node, function: &str, target: Option<&Node>, args: &[Node]) -> Type {
+        if function == "_?._" {
+            return self.optional_select(node, args);
+        }
+        let mut arg_types: Vec<Type> = args.iter().map(|arg| self.check(arg)).collect();
+        let Some(target) = target else {
+            let function = function.strip_prefix('.').unwrap_or(function);
+            return match library::function(function) {
+                Some(overloads) => self.resolve(node, overloads, &arg_types, args, false, false),
+                None => self.unknown_function(node, function),
+            };
+        };
+        if let Some(prefix) = qualified_name(target) {
+            let name = format!("{}.{function}", prefix.strip_prefix('.').unwrap_or(&prefix));
+            if let Some(overloads) = library::function(&name) {
+                return self.resolve(node, overloads, &arg_types, args, false, true);
+            }
+        }
+        arg_types.insert(0, self.check(target));
+        match library::function(function) {
+            Some(overloads) => self.resolve(node, overloads, &arg_types, args, true, false),
+            None => self.unknown_function(node, function),
+        }
+    }
+
+    fn optional_select(&mut self, node: &Node, args: &[Node]) -> Type {
+        let [
+            operand,
+            Node {
+                expr: Expr::Literal(crate::value::Value::String(field)),
+                ..
+            },
+        ] = args
+        else {
+            return self.mistake(node, "the field of .? must be a name".to_owned());
+        };
+        let field = Arc::clone(field);
+        self.types[args[1].id] = Type::String;
+        let t = self.field(node, operand, &field, true);
+        self.bindings.resolve(&t, false)
+    }
+
+    fn unknown_function(&mut self, node: &Node, function: &str) -> Type {
+        let near = library::names()
+            .filter(|name| name.eq_ignore_ascii_case(function))
+            .min();
+        let hint = near.map_or_else(String::new, |name| format!("; did you mean {name}()?"));
+        self.mistake(node, format!("unknown function {function}(){hint}"))
+    }
+
+    fn resolve(
+        &mut self,
+        node: &Node,
+        overloads: &'static [Overload],
+        arg_types: &[Type],
+        args: &[Node],
+        member: bool,
+        namespaced: bool,
+    ) -> Type {
+        let function = overloads[0].function;
+        if function == "_&&_" || function == "_||_" {
+            return self.logical(node, &overloads[0], arg_types, args);
+        }
+        let mut fitting = Vec::new();
+        let mut result: Option<Type> = None;
+        for overload in overloads
+            .iter()
+            .filter(|overload| overload.member == member)
+        {
+            let mut instance = Bindings::default();
+            for param in &overload.params {
+                instance.bind(param, self.bindings.fresh());
+            }
+            let expected: Vec<Type> = overload
+                .args
+                .iter()
+                .map(|arg| instance.resolve(arg, false))
+                .collect();
+            if !self.bindings.are_assignable(arg_types, &expected) {
+                continue;
+            }
+            fitting.push(overload);
+            let own = self
+                .bindings
+                .resolve(&instance.resolve(&overload.result, false), false);
+            match &result {
+                None => result = Some(own),
+                Some(known) if !known.is_dyn() && own != *known => result = Some(Type::Dyn),
+                Some(_) => {}
+            }
+        }
+        let Some(result) = result else {
+            return self.no_overload(node, overloads, arg_types, member);
+        };
+        self.meanings[node.id] = Some(Meaning::Call {
+            function,
+            overloads: fitting,
+            namespaced,
+        });
+        result
+    }
+
+    fn logical(
+        &mut self,
+        node: &Node,
+        overload: &'static Overload,
+        arg_types: &[Type],
+        args: &[Node],
+    ) -> Type {
+        for (arg, t) in args.iter().zip(arg_types) {
+            if !self.bindings.is_assignable(t, &Type::Bool) {
+                let t = self.bindings.resolve(t, true);
+                let operator = overload.function.trim_matches('_');
+                self.mistake(
+                    arg,
+                    format!("{operator} needs a bool, not a value of type {t}"),
+                );
+            }
+        }
+        self.meanings[node.id] = Some(Meaning::Call {
+            function: overload.function,
+            overloads: vec![overload],
+            namespaced: false,
+        });
+        Type::Bool
+    }
+
+    fn no_overload(
+        &mut self,
+        node: &Node,
+        overloads: &[Overload],
+        arg_types: &[Type],
+        member: bool,
+    ) -> Type {
+        let types: Vec<String> = arg_types
+            .iter()
+            .map(|t| self.bindings.resolve(t, true).to_string())
+            .collect();
+        let function = overloads[0].function;
+        let message = match (function.contains('_'), types.as_slice()) {
+            (true, [a, b]) => format!("{a} {} {b} is not defined", operator(function)),
+            (true, [a]) => format!("{}{a} is not defined", operator(function)),
+            (_, [receiver, args @ ..]) if member => {
+                format!(
+                    "{function}({}) is not defined on a value of type {receiver}",
+                    args.join(", ")
+                )
+            }
+            _ => format!("{function}({}) is not defined", types.join(", ")),
+        };
+        self.mistake(node, message)
+    }
+
+    /// The common type of elements; Kubernetes wants literals of one type.
+    fn join(&mut self, node: &Node, previous: Option<Type>, t: Type) -> Type {
+        let Some(previous) = previous else { return t };
+        if self.bindings.is_assignable(&previous, &t) {
+            return most_general(&previous, &t).clone();
+        }
+        let (expected, found) = (
+            self.bindings.resolve(&previous, true),
+            self.bindings.resolve(&t, true),
+        );
+        self.mistake(
+            node,
+            format!("all elements must have one type: expected {expected}, found {found}"),
+        )
+    }
+
+    fn unwrap_optional(&mut self, node: &Node, t: Type, optional: bool) -> Type {
+        match t.optional_value() {
+            Some(inner) if optional => inner.clone(),
+            _ if optional && !t.is_dyn() => {
+                let message =
+                    format!("an element after ? must be an optional, not a value of type {t}");
+                self.mistake(node, message);
+                t
+            }
+            _ => t,
+        }
+    }
+
+    fn list(&mut self, items: &[(Node, bool)]) -> Type {
+        let mut element = None;
+        for (item, optional) in items {
+            let t = self.check(item);
+            let t = self.unwrap_optional(item, t, *optional);
+            element = Some(self.join(item, element, t));
+        }
+        Type::list(element.unwrap_or_else(|| self.bindings.fresh()))
+    }
+
+    fn map(&mut self, entries: &[Entry]) -> Type {
+        let (mut key_type, mut value_type) = (None, None);
+        for entry in entries {
+            let t = self.check(&entry.key);
+            key_type = Some(self.join(&entry.key, key_type, t));
+            let t = self.check(&entry.value);
+            let t = self.unwrap_optional(&entry.value, t, entry.optional);
+            value_type = Some(self.join(&entry.value, value_type, t));
+        }
+        let key = key_type.unwrap_or_else(|| self.bindings.fresh());
+        Type::map(key, value_type.unwrap_or_else(|| self.bindings.fresh()))
+    }
+
+    fn fold(&mut self, fold: &Fold) -> Type {
+        let range = self.check(&fold.range);
+        let accu = self.check(&fold.init);
+        let range = self.bindings.resolve(&range, false);
+        let (first, second) = self.loop_types(fold, &range);
+        let depth = self.scopes.len();
+        self.scopes
+            .push((Arc::clone(&fold.accumulator), accu.clone()));
+        self.scopes.push((Arc::clone(&fold.variable), first));
+        if let Some(name) = &fold.second_variable {
+            self.scopes.push((Arc::clone(name), second));
+        }
+        let condition = self.check(&fold.condition);
+        self.assert_type(&fold.condition, &condition, &Type::Bool);
+        let step = self.check(&fold.step);
+        self.assert_type(&fold.step, &step, &accu);
+        self.scopes.truncate(depth + 1);
+        let result = self.check(&fold.result);
+        self.scopes.truncate(depth);
+        self.bindings.resolve(&result, false)
+    }
+
+    fn loop_types(&mut self, fold: &Fold, range: &Type) -> (Type, Type) {
+        let two = fold.second_variable.is_some();
+        match range {
+            Type::List(element) if two => (Type::Int, Type::clone(element)),
+            Type::List(element) => (Type::clone(element), Type::Error),
+            Type::Map(entry) => (entry.0.clone(), entry.1.clone()),
+            Type::Dyn | Type::Error | Type::Param(_) => {
+                self.bindings.is_assignable(&Type::Dyn, range);
+                (Type::Dyn, Type::Dyn)
+            }
+            other => {
+                self.mistake(
+                    &fold.range,
+                    format!("only lists and maps can be gone through, not a value of type {other}"),
+                );
+                (Type::Error, Type::Error)
+            }
+        }
+    }
+
+    fn assert_type(&mut self, node: &Node, found: &Type, expected: &Type) {
+        if !self.bindings.is_assignable(expected, found) {
+            let (expected, found) = (
+                self.bindings.resolve(expected, true),
+                self.bindings.resolve(found, true),
+            );
+            self.mistake(
+                node,
+                format!("expected a value of type {expected}, found {found}"),
+            );
+        }
+    }
+}
+
+fn literal_type(value: &crate::value::Value) -> Type {
+    use crate::value::Value;
+    match value {
+        Value::Null => Type::Null,
+        Value::Bool(_) => Type::Bool,
+        Value::Int(_) => Type::Int,
+        Value::Uint(_) => Type::Uint,
+        Value::Double(_) => Type::Double,
+        Value::String(_) => Type::String,
+        Value::Bytes(_) => Type::Bytes,
+        _ => Type::Dyn,
+    }
+}
+
+/// The types that an expression can name.
+fn named_type(name: &str) -> Option<Type> {
+    Some(match name {
+        "bool" | "bytes" | "double" | "int" | "string" | "uint" => Type::parse(name),
+        "list" => Type::list(Type::param("A")),
+        "map" => Type::map(Type::param("A"), Type::param("B")),
+        "null_type" => Type::Null,
+        "type" => Type::Meta(None),
+        "google.protobuf.Duration" => Type::Duration,
+        "google.protobuf.Timestamp" => Type::Timestamp,
+        types::OPTIONAL => Type::optional(Type::param("V")),
+        types::IP | types::CIDR => Type::parse(&name[4..].to_ascii_lowercase()),
+        _ => return None,
+    })
+}
+
+/// `a.b.c` for selections on a name.
+fn qualified_name(node: &Node) -> Option<String> {
+    match &node.expr {
+        Expr::Ident(name) => Some(name.to_string()),
+        Expr::Select {
+            operand,
+            field,
+            test: false,
+        } => Some(format!("{}.{field}", qualified_name(operand)?)),
+        _ => None,
+    }
+}
+
+/// How an operator is written.
+fn operator(function: &str) -> &str {
+    match function {
+        "_[_]" | "_[?_]" => "[...]",
+        "@in" => "in",
+        other => other.trim_matches('_'),
+    }
+}

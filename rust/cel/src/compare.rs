@@ -1,0 +1,127 @@
+//! When two values are equal, and which of two is less.
+
+use std::cmp::Ordering;
+
+use crate::fault::Fault;
+use crate::value::{Amount, Value};
+
+/// `a == b` of CEL: numbers by value whatever their types, lists and maps by their elements, `false` for values of different
+/// types. Kubernetes' own types are an error beside any other type.
+pub(crate) fn equal(a: &Value, b: &Value) -> Result<bool, Fault> {
+    Ok(match (a, b) {
+        (Value::Null, other) | (other, Value::Null) => matches!(other, Value::Null),
+        (Value::Bool(a), Value::Bool(b)) => a == b,
+        (Value::Int(_) | Value::Uint(_) | Value::Double(_), _) => {
+            numbers(a, b) == Some(Ordering::Equal)
+        }
+        (Value::String(a), Value::String(b)) => a == b,
+        (Value::Bytes(a), Value::Bytes(b)) => a == b,
+        (Value::Duration(a), Value::Duration(b)) => a == b,
+        (Value::Timestamp(a), Value::Timestamp(b)) => a.instant() == b.instant(),
+        (Value::Type(a), Value::Type(b)) => a == b,
+        (Value::List(a), Value::List(b)) => {
+            let (a, b) = (a.items(), b.items());
+            a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| is_not_unequal(a, b))
+        }
+        (Value::Map(a), Value::Map(b)) => {
+            a.len() == b.len()
+                && a.entries().iter().all(|(key, value)| {
+                    b.find(key)
+                        .is_some_and(|other| is_not_unequal(value, &other))
+                })
+        }
+        (Value::Optional(a), Value::Optional(b)) => match (a, b) {
+            (Some(a), Some(b)) => return equal(a, b),
+            (a, b) => a.is_none() && b.is_none(),
+        },
+        (Value::Quantity(a), Value::Quantity(b)) => return amounts(a, b),
+        (Value::Semver(a), Value::Semver(b)) => a.cmp_precedence(b).is_eq(),
+        (Value::Url(a), Value::Url(b)) => a.text() == b.text(),
+        (Value::Ip(a), Value::Ip(b)) => a == b,
+        (Value::Cidr(a, m), Value::Cidr(b, n)) => a == b && m == n,
+        (Value::Format(a), Value::Format(b)) => a.title == b.title,
+        (
+            Value::Quantity(_)
+            | Value::Semver(_)
+            | Value::Url(_)
+            | Value::Ip(_)
+            | Value::Cidr(..)
+            | Value::Format(_),
+            other,
+        ) => {
+            return Err(Fault::new(format!(
+                "{} == {} is not defined",
+                a.type_name(),
+                other.type_name()
+            )));
+        }
+        _ => false,
+    })
+}
+
+fn amounts(a: &Amount, b: &Amount) -> Result<bool, Fault> {
+    if b.computed {
+        return Err(Fault::new(
+            "the result of add() or sub() on the right of == is not defined; use compareTo()",
+        ));
+    }
+    Ok(a.quantity == b.quantity)
+}
+
+/// Within lists and maps an undefined comparison does not make them unequal.
+fn is_not_unequal(a: &Value, b: &Value) -> bool {
+    equal(a, b).unwrap_or(true)
+}
+
+/// Whether a list has an element that equals `value`; undefined comparisons count as no.
+pub(crate) fn contains(items: &[Value], value: &Value) -> bool {
+    items.iter().any(|item| equal(value, item).unwrap_or(false))
+}
+
+/// The order of two values, an error where there is none.
+pub(crate) fn order(a: &Value, b: &Value) -> Result<Ordering, Fault> {
+    match (a, b) {
+        (Value::Bool(a), Value::Bool(b)) => Ok(a.cmp(b)),
+        (Value::String(a), Value::String(b)) => Ok(a.cmp(b)),
+        (Value::Bytes(a), Value::Bytes(b)) => Ok(a.cmp(b)),
+        (Value::Duration(a), Value::Duration(b)) => Ok(a.cmp(b)),
+        (Value::Timestamp(a), Value::Timestamp(b)) => Ok(a.instant().cmp(&b.instant())),
+        (
+            Value::Int(_) | Value::Uint(_) | Value::Double(_),
+            Value::Int(_) | Value::Uint(_) | Value::Double(_),
+        ) => numbers(a, b).ok_or_else(|| Fault::new("NaN has no place in an order")),
+        _ => Err(Fault::new(format!(
+            "{} and {} have no order",
+            a.type_name(),
+            b.type_name()
+        ))),
+    }
+}
+
+/// The order of two numbers; none when one is NaN or no number.
+fn numbers(a: &Value, b: &Value) -> Option<Ordering> {
+    match (a, b) {
+        (Value::Int(a), Value::Int(b)) => Some(a.cmp(b)),
+        (Value::Uint(a), Value::Uint(b)) => Some(a.cmp(b)),
+        (Value::Double(a), Value::Double(b)) => a.partial_cmp(b),
+        (Value::Int(a), Value::Uint(b)) => Some(i128::from(*a).cmp(&i128::from(*b))),
+        (Value::Uint(a), Value::Int(b)) => Some(i128::from(*a).cmp(&i128::from(*b))),
+        // As Kubernetes does it: an integer becomes the nearest double.
+        (Value::Double(a), Value::Int(b)) => {
+            double_and(*a, *b as f64, i64::MIN as f64, i64::MAX as f64)
+        }
+        (Value::Double(a), Value::Uint(b)) => double_and(*a, *b as f64, 0.0, u64::MAX as f64),
+        (Value::Int(_) | Value::Uint(_), Value::Double(_)) => numbers(b, a).map(Ordering::reverse),
+        _ => None,
+    }
+}
+
+fn double_and(value: f64, other: f64, least: f64, most: f64) -> Option<Ordering> {
+    if value < least {
+        return Some(Ordering::Less);
+    }
+    if value > most {
+        return Some(Ordering::Greater);
+    }
+    value.partial_cmp(&other)
+}

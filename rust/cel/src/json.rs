@@ -1,0 +1,59 @@
+//! Values as JSON.
+
+use serde_json::{Map as Object, Number, Value as Json};
+
+use crate::fault::Fault;
+use crate::number;
+use crate::time;
+use crate::value::Value;
+
+/// The JSON form: quantities and versions as their text, an empty optional as null.
+pub(crate) fn to_json(value: &Value) -> Result<Json, Fault> {
+    Ok(match value {
+        Value::Null | Value::Optional(None) => Json::Null,
+        Value::Optional(Some(inner)) => to_json(inner)?,
+        Value::Bool(value) => Json::Bool(*value),
+        Value::Int(value) => Json::from(*value),
+        Value::Uint(value) => Json::from(*value),
+        Value::Double(value) => Number::from_f64(*value)
+            .map_or_else(|| Json::String(number::shortest(*value)), Json::Number),
+        Value::String(text) => Json::String(text.to_string()),
+        Value::Duration(nanos) => Json::String(time::duration_text(*nanos)),
+        Value::Timestamp(time) => Json::String(time.to_string()),
+        Value::Type(name) => Json::String(name.to_string()),
+        Value::Quantity(amount) => Json::String(amount.quantity.to_string()),
+        Value::Semver(version) => Json::String(version.to_string()),
+        Value::Url(url) => Json::String(url.text().to_owned()),
+        Value::Ip(ip) => Json::String(ip.to_string()),
+        Value::Cidr(ip, bits) => Json::String(format!("{ip}/{bits}")),
+        Value::List(list) => {
+            Json::Array(list.items().iter().map(to_json).collect::<Result<_, _>>()?)
+        }
+        Value::Map(map) => {
+            let mut object = Object::new();
+            for (key, value) in map.entries().iter() {
+                object.insert(key_text(key)?, to_json(value)?);
+            }
+            Json::Object(object)
+        }
+        Value::Bytes(_) | Value::Format(_) => {
+            return Err(Fault::new(format!(
+                "a value of type {} has no JSON form",
+                value.type_name()
+            )));
+        }
+    })
+}
+
+fn key_text(key: &Value) -> Result<String, Fault> {
+    match key {
+        Value::String(text) => Ok(text.to_string()),
+        Value::Bool(value) => Ok(value.to_string()),
+        Value::Int(value) => Ok(value.to_string()),
+        Value::Uint(value) => Ok(value.to_string()),
+        other => Err(Fault::new(format!(
+            "a key of type {} has no JSON form",
+            other.type_name()
+        ))),
+    }
+}

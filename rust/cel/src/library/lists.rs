@@ -1,0 +1,494 @@
+//! Lists: order, sums, search and cuts.
+
+use std::cmp::Ordering;
+
+use super::{Signature, global, member};
+use crate::compare;
+use crate::fault::Fault;
+use crate::value::Value;
+
+/// The most elements that `lists.range` makes.
+const MAX_RANGE: i64 = 10_000_000;
+
+pub(super) const TABLE: &[Signature] = &[
+    member(
+        "list_int_is_sorted_bool",
+        "isSorted",
+        "list<int>",
+        "bool",
+        is_sorted,
+    ),
+    member(
+        "list_uint_is_sorted_bool",
+        "isSorted",
+        "list<uint>",
+        "bool",
+        is_sorted,
+    ),
+    member(
+        "list_double_is_sorted_bool",
+        "isSorted",
+        "list<double>",
+        "bool",
+        is_sorted,
+    ),
+    member(
+        "list_bool_is_sorted_bool",
+        "isSorted",
+        "list<bool>",
+        "bool",
+        is_sorted,
+    ),
+    member(
+        "list_duration_is_sorted_bool",
+        "isSorted",
+        "list<duration>",
+        "bool",
+        is_sorted,
+    ),
+    member(
+        "list_timestamp_is_sorted_bool",
+        "isSorted",
+        "list<timestamp>",
+        "bool",
+        is_sorted,
+    ),
+    member(
+        "list_string_is_sorted_bool",
+        "isSorted",
+        "list<string>",
+        "bool",
+        is_sorted,
+    ),
+    member(
+        "list_bytes_is_sorted_bool",
+        "isSorted",
+        "list<bytes>",
+        "bool",
+        is_sorted,
+    ),
+    member("list_int_sum_int", "sum", "list<int>", "int", |args| {
+        sum(args, Value::Int(0))
+    }),
+    member("list_uint_sum_uint", "sum", "list<uint>", "uint", |args| {
+        sum(args, Value::Uint(0))
+    }),
+    member(
+        "list_double_sum_double",
+        "sum",
+        "list<double>",
+        "double",
+        |args| sum(args, Value::Double(0.0)),
+    ),
+    member(
+        "list_duration_sum_duration",
+        "sum",
+        "list<duration>",
+        "duration",
+        |args| sum(args, Value::Duration(0)),
+    ),
+    member("list_int_max_int", "max", "list<int>", "int", maximum),
+    member("list_uint_max_uint", "max", "list<uint>", "uint", maximum),
+    member(
+        "list_double_max_double",
+        "max",
+        "list<double>",
+        "double",
+        maximum,
+    ),
+    member("list_bool_max_bool", "max", "list<bool>", "bool", maximum),
+    member(
+        "list_duration_max_duration",
+        "max",
+        "list<duration>",
+        "duration",
+        maximum,
+    ),
+    member(
+        "list_timestamp_max_timestamp",
+        "max",
+        "list<timestamp>",
+        "timestamp",
+        maximum,
+    ),
+    member(
+        "list_string_max_string",
+        "max",
+        "list<string>",
+        "string",
+        maximum,
+    ),
+    member(
+        "list_bytes_max_bytes",
+        "max",
+        "list<bytes>",
+        "bytes",
+        maximum,
+    ),
+    member("list_int_min_int", "min", "list<int>", "int", minimum),
+    member("list_uint_min_uint", "min", "list<uint>", "uint", minimum),
+    member(
+        "list_double_min_double",
+        "min",
+        "list<double>",
+        "double",
+        minimum,
+    ),
+    member("list_bool_min_bool", "min", "list<bool>", "bool", minimum),
+    member(
+        "list_duration_min_duration",
+        "min",
+        "list<duration>",
+        "duration",
+        minimum,
+    ),
+    member(
+        "list_timestamp_min_timestamp",
+        "min",
+        "list<timestamp>",
+        "timestamp",
+        minimum,
+    ),
+    member(
+        "list_string_min_string",
+        "min",
+        "list<string>",
+        "string",
+        minimum,
+    ),
+    member(
+        "list_bytes_min_bytes",
+        "min",
+        "list<bytes>",
+        "bytes",
+        minimum,
+    ),
+    member(
+        "list_a_index_of_int",
+        "indexOf",
+        "list<A>; A",
+        "int",
+        |args| {
+            let found = args[0]
+                .as_list()?
+                .items()
+                .iter()
+                .position(|item| is_equal(item, &args[1]));
+            Ok(Value::Int(found.map_or(-1, |at| at as i64)))
+        },
+    ),
+    member(
+        "list_a_last_index_of_int",
+        "lastIndexOf",
+        "list<A>; A",
+        "int",
+        |args| {
+            let found = args[0]
+                .as_list()?
+                .items()
+                .iter()
+                .rposition(|item| is_equal(item, &args[1]));
+            Ok(Value::Int(found.map_or(-1, |at| at as i64)))
+        },
+    ),
+    member(
+        "list_includes_dyn_dyn",
+        "includes",
+        "dyn; dyn",
+        "bool",
+        |args| {
+            Ok(Value::Bool(match &args[0] {
+                Value::List(list) => list.items().iter().any(|item| is_equal(item, &args[1])),
+                single => is_equal(single, &args[1]),
+            }))
+        },
+    ),
+    member("list_slice", "slice", "list<T>; int; int", "list<T>", slice),
+    member(
+        "list_flatten",
+        "flatten",
+        "list<list<T>>",
+        "list<T>",
+        |args| flatten(args, 1),
+    ),
+    member(
+        "list_flatten_int",
+        "flatten",
+        "list<dyn>; int",
+        "list<dyn>",
+        |args| flatten(args, args[1].as_int()?),
+    ),
+    member("list_int_sort", "sort", "list<int>", "list<int>", |args| {
+        sort_by(&args[0], &args[0])
+    }),
+    member(
+        "list_uint_sort",
+        "sort",
+        "list<uint>",
+        "list<uint>",
+        |args| sort_by(&args[0], &args[0]),
+    ),
+    member(
+        "list_double_sort",
+        "sort",
+        "list<double>",
+        "list<double>",
+        |args| sort_by(&args[0], &args[0]),
+    ),
+    member(
+        "list_bool_sort",
+        "sort",
+        "list<bool>",
+        "list<bool>",
+        |args| sort_by(&args[0], &args[0]),
+    ),
+    member(
+        "list_duration_sort",
+        "sort",
+        "list<duration>",
+        "list<duration>",
+        |args| sort_by(&args[0], &args[0]),
+    ),
+    member(
+        "list_timestamp_sort",
+        "sort",
+        "list<timestamp>",
+        "list<timestamp>",
+        |args| sort_by(&args[0], &args[0]),
+    ),
+    member(
+        "list_string_sort",
+        "sort",
+        "list<string>",
+        "list<string>",
+        |args| sort_by(&args[0], &args[0]),
+    ),
+    member(
+        "list_bytes_sort",
+        "sort",
+        "list<bytes>",
+        "list<bytes>",
+        |args| sort_by(&args[0], &args[0]),
+    ),
+    member(
+        "list_int_sortBy",
+        "@sortByAssociatedKeys",
+        "list<T>; list<int>",
+        "list<T>",
+        sort_by_keys,
+    ),
+    member(
+        "list_uint_sortBy",
+        "@sortByAssociatedKeys",
+        "list<T>; list<uint>",
+        "list<T>",
+        sort_by_keys,
+    ),
+    member(
+        "list_double_sortBy",
+        "@sortByAssociatedKeys",
+        "list<T>; list<double>",
+        "list<T>",
+        sort_by_keys,
+    ),
+    member(
+        "list_bool_sortBy",
+        "@sortByAssociatedKeys",
+        "list<T>; list<bool>",
+        "list<T>",
+        sort_by_keys,
+    ),
+    member(
+        "list_duration_sortBy",
+        "@sortByAssociatedKeys",
+        "list<T>; list<duration>",
+        "list<T>",
+        sort_by_keys,
+    ),
+    member(
+        "list_timestamp_sortBy",
+        "@sortByAssociatedKeys",
+        "list<T>; list<timestamp>",
+        "list<T>",
+        sort_by_keys,
+    ),
+    member(
+        "list_string_sortBy",
+        "@sortByAssociatedKeys",
+        "list<T>; list<string>",
+        "list<T>",
+        sort_by_keys,
+    ),
+    member(
+        "list_bytes_sortBy",
+        "@sortByAssociatedKeys",
+        "list<T>; list<bytes>",
+        "list<T>",
+        sort_by_keys,
+    ),
+    global("lists_range", "lists.range", "int", "list<int>", range),
+    member("list_reverse", "reverse", "list<T>", "list<T>", |args| {
+        Ok(Value::list(
+            args[0].as_list()?.items().iter().rev().cloned().collect(),
+        ))
+    }),
+    member("list_distinct", "distinct", "list<T>", "list<T>", distinct),
+];
+
+fn is_equal(a: &Value, b: &Value) -> bool {
+    compare::equal(a, b).unwrap_or(false)
+}
+
+fn is_comparable(value: &Value) -> bool {
+    matches!(
+        value,
+        Value::Bool(_)
+            | Value::Int(_)
+            | Value::Uint(_)
+            | Value::Double(_)
+            | Value::String(_)
+            | Value::Bytes(_)
+            | Value::Duration(_)
+            | Value::Timestamp(_)
+    )
+}
+
+/// The elements, an error if one of them has no order at all; two that cannot be compared with each other are no error.
+fn comparable_items(value: &Value) -> Result<std::sync::Arc<Vec<Value>>, Fault> {
+    let items = value.as_list()?.items();
+    match items.iter().find(|item| !is_comparable(item)) {
+        Some(item) => Err(Fault::no_overload_for(item)),
+        None => Ok(items),
+    }
+}
+
+fn is_sorted(args: &[Value]) -> Result<Value, Fault> {
+    let items = args[0].as_list()?.items();
+    for (i, item) in items.iter().enumerate() {
+        if !is_comparable(item) {
+            return Err(Fault::no_overload_for(item));
+        }
+        if i > 0 && compare::order(&items[i - 1], item).is_ok_and(Ordering::is_gt) {
+            return Ok(Value::Bool(false));
+        }
+    }
+    Ok(Value::Bool(true))
+}
+
+fn sum(args: &[Value], zero: Value) -> Result<Value, Fault> {
+    let items = args[0].as_list()?.items();
+    let add = super::function("_+_")
+        .and_then(|overloads| overloads.first())
+        .map(|overload| overload.call);
+    let Some(add) = add else { return Ok(zero) };
+    items
+        .iter()
+        .try_fold(zero, |total, item| add(&[total, item.clone()]))
+}
+
+fn extreme(args: &[Value], name: &str, replaces: Ordering) -> Result<Value, Fault> {
+    let items = comparable_items(&args[0])?;
+    let mut items = items.iter();
+    let first = items
+        .next()
+        .ok_or_else(|| Fault::new(format!("{name}() of an empty list")))?;
+    let best = items.fold(first, |best, item| {
+        if compare::order(best, item).ok() == Some(replaces) {
+            item
+        } else {
+            best
+        }
+    });
+    Ok(best.clone())
+}
+
+fn maximum(args: &[Value]) -> Result<Value, Fault> {
+    extreme(args, "max", Ordering::Less)
+}
+
+fn minimum(args: &[Value]) -> Result<Value, Fault> {
+    extreme(args, "min", Ordering::Greater)
+}
+
+fn slice(args: &[Value]) -> Result<Value, Fault> {
+    let items = args[0].as_list()?.items();
+    let (start, end) = (args[1].as_int()?, args[2].as_int()?);
+    let bounds = usize::try_from(start).ok().zip(usize::try_from(end).ok());
+    match bounds {
+        Some((from, to)) if from <= to && to <= items.len() => {
+            Ok(Value::list(items[from..to].to_vec()))
+        }
+        _ => Err(Fault::new(format!(
+            "slice({start}, {end}) of a list of {} elements",
+            items.len()
+        ))),
+    }
+}
+
+fn flatten(args: &[Value], depth: i64) -> Result<Value, Fault> {
+    if depth < 0 {
+        return Err(Fault::new("flatten() needs a depth that is not negative"));
+    }
+    let mut flat = Vec::new();
+    flatten_into(&args[0].as_list()?.items(), depth, &mut flat);
+    Ok(Value::list(flat))
+}
+
+fn flatten_into(items: &[Value], depth: i64, flat: &mut Vec<Value>) {
+    for item in items {
+        match item {
+            Value::List(nested) if depth > 0 => flatten_into(&nested.items(), depth - 1, flat),
+            other => flat.push(other.clone()),
+        }
+    }
+}
+
+fn sort_by_keys(args: &[Value]) -> Result<Value, Fault> {
+    sort_by(&args[0], &args[1])
+}
+
+/// The elements in the order of their keys.
+fn sort_by(list: &Value, keys: &Value) -> Result<Value, Fault> {
+    let (items, keys) = (list.as_list()?.items(), keys.as_list()?.items());
+    if items.len() != keys.len() {
+        return Err(Fault::new(format!(
+            "{} elements cannot be sorted by {} keys",
+            items.len(),
+            keys.len()
+        )));
+    }
+    let Some(first) = keys.first() else {
+        return Ok(list.clone());
+    };
+    if !is_comparable(first) {
+        return Err(Fault::no_overload_for(first));
+    }
+    if keys.len() > 1 && keys.iter().any(|key| key.kind() != first.kind()) {
+        return Err(Fault::new("elements of different types cannot be sorted"));
+    }
+    let mut order: Vec<usize> = (0..items.len()).collect();
+    order.sort_by(|a, b| compare::order(&keys[*a], &keys[*b]).unwrap_or(Ordering::Equal));
+    Ok(Value::list(
+        order.into_iter().map(|at| items[at].clone()).collect(),
+    ))
+}
+
+fn range(args: &[Value]) -> Result<Value, Fault> {
+    let count = args[0].as_int()?;
+    if !(0..=MAX_RANGE).contains(&count) {
+        return Err(Fault::new(format!(
+            "lists.range({count}): the size must be between 0 and {MAX_RANGE}"
+        )));
+    }
+    Ok(Value::list((0..count).map(Value::Int).collect()))
+}
+
+fn distinct(args: &[Value]) -> Result<Value, Fault> {
+    let mut seen: Vec<Value> = Vec::new();
+    for item in args[0].as_list()?.items().iter() {
+        if !seen.iter().any(|other| is_equal(item, other)) {
+            seen.push(item.clone());
+        }
+    }
+    Ok(Value::list(seen))
+}

@@ -1,0 +1,116 @@
+//! Optional values.
+
+use super::{Signature, global, member};
+use crate::fault::Fault;
+use crate::value::Value;
+
+pub(super) const TABLE: &[Signature] = &[
+    global("optional_of", "optional.of", "V", "optional<V>", |args| {
+        Ok(Value::some(args[0].clone()))
+    }),
+    global(
+        "optional_ofNonZeroValue",
+        "optional.ofNonZeroValue",
+        "V",
+        "optional<V>",
+        |args| {
+            Ok(if args[0].is_zero() {
+                Value::Optional(None)
+            } else {
+                Value::some(args[0].clone())
+            })
+        },
+    ),
+    global("optional_none", "optional.none", "", "optional<V>", |_| {
+        Ok(Value::Optional(None))
+    }),
+    member("optional_value", "value", "optional<V>", "V", value),
+    member(
+        "optional_hasValue",
+        "hasValue",
+        "optional<V>",
+        "bool",
+        |args| match &args[0] {
+            Value::Optional(inner) => Ok(Value::Bool(inner.is_some())),
+            other => Err(Fault::no_overload_for(other)),
+        },
+    ),
+    member(
+        "optional_or_optional",
+        "or",
+        "optional<V>; optional<V>",
+        "optional<V>",
+        evaluated_elsewhere,
+    ),
+    member(
+        "optional_orValue_value",
+        "orValue",
+        "optional<V>; V",
+        "V",
+        evaluated_elsewhere,
+    ),
+    global(
+        "select_optional_field",
+        "_?._",
+        "dyn; string",
+        "optional<V>",
+        evaluated_elsewhere,
+    ),
+    member("list_last", "last", "list<V>", "optional<V>", |args| {
+        Ok(Value::Optional(
+            args[0]
+                .as_list()?
+                .items()
+                .last()
+                .map(|item| item.clone().into()),
+        ))
+    }),
+    member("list_first", "first", "list<V>", "optional<V>", |args| {
+        Ok(Value::Optional(
+            args[0]
+                .as_list()?
+                .items()
+                .first()
+                .map(|item| item.clone().into()),
+        ))
+    }),
+    global(
+        "optional_unwrap",
+        "optional.unwrap",
+        "list<optional<V>>",
+        "list<V>",
+        unwrap,
+    ),
+    member(
+        "optional_unwrapOpt",
+        "unwrapOpt",
+        "list<optional<V>>",
+        "list<V>",
+        unwrap,
+    ),
+];
+
+/// `or` and `orValue` evaluate their right side only if they need it, see [`crate::eval`].
+fn evaluated_elsewhere(_: &[Value]) -> Result<Value, Fault> {
+    Err(Fault::new("the operator is evaluated elsewhere"))
+}
+
+fn value(args: &[Value]) -> Result<Value, Fault> {
+    match &args[0] {
+        Value::Optional(Some(inner)) => Ok(Value::clone(inner)),
+        Value::Optional(None) => Err(Fault::new("value() of an empty optional")),
+        other => Err(Fault::no_overload_for(other)),
+    }
+}
+
+fn unwrap(args: &[Value]) -> Result<Value, Fault> {
+    let mut values = Vec::new();
+    for item in args[0].as_list()?.items().iter() {
+        match item {
+            Value::Optional(Some(inner)) => values.push(Value::clone(inner)),
+            Value::Optional(None) => {}
+            other => return Err(Fault::no_overload_for(other)),
+        }
+    }
+    Ok(Value::list(values))
+}

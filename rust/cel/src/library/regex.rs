@@ -1,0 +1,75 @@
+//! Regular expressions in the syntax of RE2.
+
+use ::regex::Regex;
+
+use super::{Signature, global, member};
+use crate::fault::Fault;
+use crate::value::Value;
+
+pub(super) const TABLE: &[Signature] = &[
+    global("matches", "matches", "string; string", "bool", matches),
+    member(
+        "matches_string",
+        "matches",
+        "string; string",
+        "bool",
+        matches,
+    ),
+    member(
+        "string_find_string",
+        "find",
+        "string; string",
+        "string",
+        find,
+    ),
+    member(
+        "string_find_all_string",
+        "findAll",
+        "string; string",
+        "list<string>",
+        find_all,
+    ),
+    member(
+        "string_find_all_string_int",
+        "findAll",
+        "string; string; int",
+        "list<string>",
+        find_all,
+    ),
+];
+
+/// The functions above whose constant pattern is compiled with the expression.
+pub(crate) fn takes_pattern(function: &str) -> bool {
+    matches!(function, "matches" | "find" | "findAll")
+}
+
+/// Compiles a pattern.
+pub(crate) fn compile(pattern: &str) -> Result<Regex, Fault> {
+    Regex::new(pattern)
+        .map_err(|error| Fault::new(format!("{pattern:?} is not a regular expression: {error}")))
+}
+
+fn matches(args: &[Value]) -> Result<Value, Fault> {
+    let text = args[0].as_str()?;
+    Ok(Value::Bool(compile(args[1].as_str()?)?.is_match(text)))
+}
+
+fn find(args: &[Value]) -> Result<Value, Fault> {
+    let (text, regex) = (args[0].as_str()?, compile(args[1].as_str()?)?);
+    Ok(Value::string(
+        regex.find(text).map_or("", |found| found.as_str()),
+    ))
+}
+
+fn find_all(args: &[Value]) -> Result<Value, Fault> {
+    let (text, regex) = (args[0].as_str()?, compile(args[1].as_str()?)?);
+    let limit = args.get(2).map_or(Ok(-1), Value::as_int)?;
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    Ok(Value::list(
+        regex
+            .find_iter(text)
+            .take(limit)
+            .map(|found| Value::string(found.as_str()))
+            .collect(),
+    ))
+}

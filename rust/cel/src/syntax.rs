@@ -1,0 +1,289 @@
+//! The tree of an expression: what the parser of the `cel` crate reads, with macros expanded and every node's place known.
+
+use std::sync::Arc;
+
+use cel::common::ast::{EntryExpr, Expr as Parsed, IdedExpr, LiteralValue, SourceInfo};
+
+use crate::error::CompileError;
+use crate::macros;
+use crate::position::Position;
+use crate::value::Value;
+
+/// The depth of nesting that Kubernetes' parser allows.
+const MAX_DEPTH: u16 = 250;
+
+/// One node. Ids are unique within a tree, also among the copies that macros make.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) id: usize,
+    pub(crate) at: Position,
+    pub(crate) expr: Expr,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Expr {
+    Literal(Value),
+    Ident(Arc<str>),
+    /// `operand.field`, or with `test` the question whether it exists (`has()`).
+    Select {
+        operand: Box<Node>,
+        field: Arc<str>,
+        test: bool,
+    },
+    Call {
+        function: Arc<str>,
+        target: Option<Box<Node>>,
+        args: Vec<Node>,
+    },
+    /// Elements, each with whether it is left out when it is an empty optional.
+    List(Vec<(Node, bool)>),
+    Map(Vec<Entry>),
+    Struct(Arc<str>),
+    Fold(Box<Fold>),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) key: Node,
+    pub(crate) value: Node,
+    pub(crate) optional: bool,
+}
+
+/// A loop over a range with an accumulator: what the macros are made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Fold {
+    pub(crate) range: Node,
+    pub(crate) variable: Arc<str>,
+    pub(crate) second_variable: Option<Arc<str>>,
+    pub(crate) accumulator: Arc<str>,
+    pub(crate) init: Node,
+    pub(crate) condition: Node,
+    pub(crate) step: Node,
+    pub(crate) result: Node,
+}
+
+/// Makes nodes and gives out ids.
+#[derive(Debug, Default)]
+pub(crate) struct Builder {
+    next: usize,
+}
+
+/// Parses `source` and expands the macros of Kubernetes' environment.
+pub(crate) fn parse(source: &str) -> Result<(Node, usize), CompileError> {
+    let parser = cel::Env::default()
+        .parser()
+        .enable_optional_syntax(true)
+        .max_recursion_depth(MAX_DEPTH);
+    let (parsed, info) = parser
+        .parse_with_source_info(source)
+        .map_err(|errors| CompileError::syntax(&errors))?;
+    let places = Places::new(source, &info);
+    let mut lowering = Lowering {
+        builder: Builder::default(),
+        places,
+    };
+    let root = lowering.lower(parsed)?;
+    Ok((root, lowering.builder.next))
+}
+
+// === impl Builder ===
+
+impl Builder {
+    pub(crate) fn node(&mut self, at: Position, expr: Expr) -> Node {
+        self.next += 1;
+        Node {
+            id: self.next - 1,
+            at,
+            expr,
+        }
+    }
+
+    pub(crate) fn ident(&mut self, at: Position, name: &Arc<str>) -> Node {
+        self.node(at, Expr::Ident(Arc::clone(name)))
+    }
+
+    pub(crate) fn literal(&mut self, at: Position, value: Value) -> Node {
+        self.node(at, Expr::Literal(value))
+    }
+
+    pub(crate) fn call(&mut self, at: Position, function: &str, args: Vec<Node>) -> Node {
+        self.node(
+            at,
+            Expr::Call {
+                function: Arc::from(function),
+                target: None,
+                args,
+            },
+        )
+    }
+
+    pub(crate) fn member(
+        &mut self,
+        at: Position,
+        target: Node,
+        function: &str,
+        args: Vec<Node>,
+    ) -> Node {
+        self.node(
+            at,
+            Expr::Call {
+                function: Arc::from(function),
+                target: Some(Box::new(target)),
+                args,
+            },
+        )
+    }
+
+    /// A copy with ids of its own.
+    pub(crate) fn copy(&mut self, node: &Node) -> Node {
+        let expr = match &node.expr {
+            Expr::Select {
+                operand,
+                field,
+                test,
+            } => Expr::Select {
+                operand: Box::new(self.copy(operand)),
+                field: Arc::clone(field),
+                test: *test,
+            },
+            Expr::Call {
+                function,
+                target,
+                args,
+            } => Expr::Call {
+                function: Arc::clone(function),
+                target: target.as_ref().map(|target| Box::new(self.copy(target))),
+                args: args.iter().map(|arg| self.copy(arg)).collect(),
+            },
+            Expr::List(items) => Expr::List(
+                items
+                    .iter()
+                    .map(|(item, optional)| (self.copy(item), *optional))
+                    .collect(),
+            ),
+            Expr::Map(entries) => Expr::Map(
+                entries
+                    .iter()
+                    .map(|entry| Entry {
+                        key: self.copy(&entry.key),
+                        value: self.copy(&entry.value),
+                        optional: entry.optional,
+                    })
+                    .collect(),
+            ),
+            Expr::Fold(fold) => Expr::Fold(Box::new(Fold {
+                range: self.copy(&fold.range),
+                variable: Arc::clone(&fold.variable),
+                second_variable: fold.second_variable.clone(),
+                accumulator: Arc::clone(&fold.accumulator),
+                init: self.copy(&fold.init),
+                condition: self.copy(&fold.condition),
+                step: self.copy(&fold.step),
+                result: self.copy(&fold.result),
+            })),
+            Expr::Literal(_) | Expr::Ident(_) | Expr::Struct(_) => node.expr.clone(),
+        };
+        self.node(node.at, expr)
+    }
+}
+
+/// From the parser's offsets, which count characters, to lines and columns.
+struct Places<'s> {
+    info: &'s SourceInfo,
+    line_starts: Vec<u32>,
+}
+
+impl<'s> Places<'s> {
+    fn new(source: &str, info: &'s SourceInfo) -> Self {
+        let after_newline = source
+            .chars()
+            .enumerate()
+            .filter(|(_, c)| *c == '\n')
+            .map(|(at, _)| at as u32 + 1);
+        Self {
+            info,
+            line_starts: std::iter::once(0).chain(after_newline).collect(),
+        }
+    }
+
+    fn of(&self, id: u64) -> Position {
+        let offset = self.info.offset_for(id).map_or(0, |(start, _)| start);
+        let line = self
+            .line_starts
+            .partition_point(|start| *start <= offset)
+            .max(1);
+        Position {
+            line: line as u32,
+            column: offset - self.line_starts[line - 1] + 1,
+        }
+    }
+}
+
+struct Lowering<'s> {
+    builder: Builder,
+    places: Places<'s>,
+}
+
+impl Lowering<'_> {
+    fn lower(&mut self, parsed: IdedExpr) -> Result<Node, CompileError> {
+        let at = self.places.of(parsed.id);
+        let expr = match parsed.expr {
+            Parsed::Unspecified | Parsed::Comprehension(_) => {
+                return Err(CompileError::at(at, "the expression cannot be read"));
+            }
+            Parsed::Ident(name) => Expr::Ident(Arc::from(name)),
+            Parsed::Literal(value) => Expr::Literal(literal(value)),
+            Parsed::Struct(literal) => Expr::Struct(Arc::from(literal.type_name)),
+            Parsed::Select(select) => Expr::Select {
+                operand: Box::new(self.lower(*select.operand)?),
+                field: Arc::from(select.field),
+                test: select.test,
+            },
+            Parsed::List(list) => {
+                let optional = list.optional_indices;
+                let items = list.elements.into_iter().enumerate();
+                Expr::List(
+                    items
+                        .map(|(i, item)| Ok((self.lower(item)?, optional.contains(&i))))
+                        .collect::<Result<_, CompileError>>()?,
+                )
+            }
+            Parsed::Map(map) => {
+                let mut entries = Vec::with_capacity(map.entries.len());
+                for entry in map.entries {
+                    if let EntryExpr::MapEntry(entry) = entry.expr {
+                        let key = self.lower(entry.key)?;
+                        entries.push(Entry {
+                            key,
+                            value: self.lower(entry.value)?,
+                            optional: entry.optional,
+                        });
+                    }
+                }
+                Expr::Map(entries)
+            }
+            Parsed::Call(call) => {
+                let target = call.target.map(|target| self.lower(*target)).transpose()?;
+                let args = call
+                    .args
+                    .into_iter()
+                    .map(|arg| self.lower(arg))
+                    .collect::<Result<Vec<_>, _>>()?;
+                return macros::expand(&mut self.builder, at, &call.func_name, target, args);
+            }
+        };
+        Ok(self.builder.node(at, expr))
+    }
+}
+
+fn literal(value: LiteralValue) -> Value {
+    match value {
+        LiteralValue::Null => Value::Null,
+        LiteralValue::Boolean(value) => Value::Bool(*value.inner()),
+        LiteralValue::Int(value) => Value::Int(*value.inner()),
+        LiteralValue::UInt(value) => Value::Uint(*value.inner()),
+        LiteralValue::Double(value) => Value::Double(*value.inner()),
+        LiteralValue::String(text) => Value::string(text.inner()),
+        LiteralValue::Bytes(bytes) => Value::Bytes(Arc::from(bytes.inner())),
+    }
+}

@@ -1,0 +1,146 @@
+//! What Kubernetes refuses after type checking: literals that can only fail, and literals of mixed types.
+
+use crate::check::{Checked, Meaning};
+use crate::error::CompileError;
+use crate::library;
+use crate::position::Position;
+use crate::syntax::{Entry, Expr, Node};
+use crate::types::Type;
+use crate::value::Value;
+
+/// Checks a tree that type-checks.
+pub(crate) fn validate(root: &Node, checked: &Checked) -> Result<(), CompileError> {
+    let mut validator = Validator {
+        checked,
+        mistakes: Vec::new(),
+    };
+    validator.visit(root, false);
+    if validator.mistakes.is_empty() {
+        Ok(())
+    } else {
+        Err(CompileError::many(validator.mistakes))
+    }
+}
+
+struct Validator<'c> {
+    checked: &'c Checked,
+    mistakes: Vec<(Position, String)>,
+}
+
+impl Validator<'_> {
+    /// `mixed` within the arguments of `format`, which may be of any types.
+    fn visit(&mut self, node: &Node, mixed: bool) {
+        match &node.expr {
+            Expr::Literal(_) | Expr::Ident(_) | Expr::Struct(_) => {}
+            Expr::Select { operand, .. } => self.visit(operand, mixed),
+            Expr::Call { target, args, .. } => {
+                let function = match self.checked.meaning(node) {
+                    Some(Meaning::Call { function, .. }) => *function,
+                    _ => "",
+                };
+                self.call(function, args);
+                let mixed = mixed || function == "format";
+                target.iter().for_each(|target| self.visit(target, mixed));
+                args.iter().for_each(|arg| self.visit(arg, mixed));
+            }
+            Expr::List(items) => {
+                if !mixed {
+                    self.list(items);
+                }
+                items.iter().for_each(|(item, _)| self.visit(item, mixed));
+            }
+            Expr::Map(entries) => {
+                if !mixed {
+                    self.map(entries);
+                }
+                for entry in entries {
+                    self.visit(&entry.key, mixed);
+                    self.visit(&entry.value, mixed);
+                }
+            }
+            Expr::Fold(fold) => {
+                for part in [
+                    &fold.range,
+                    &fold.init,
+                    &fold.condition,
+                    &fold.step,
+                    &fold.result,
+                ] {
+                    self.visit(part, mixed);
+                }
+            }
+        }
+    }
+
+    /// Of `matches(text, pattern)` too Kubernetes checks the first argument, which is the text.
+    fn call(&mut self, function: &str, args: &[Node]) {
+        if function != "matches" {
+            return;
+        }
+        if let Some(Node {
+            expr: Expr::Literal(Value::String(pattern)),
+            at,
+            ..
+        }) = args.first()
+            && library::regex::compile(pattern).is_err()
+        {
+            self.mistakes
+                .push((*at, format!("{pattern:?} is not a regular expression")));
+        }
+    }
+
+    fn list(&mut self, items: &[(Node, bool)]) {
+        let mut first: Option<Type> = None;
+        for (item, optional) in items {
+            let t = self.element_type(item, *optional);
+            match &first {
+                None => first = Some(t),
+                Some(expected) if expected.is_equivalent(&t) => {}
+                Some(expected) => {
+                    self.mixed(item, expected.clone(), &t);
+                    break;
+                }
+            }
+        }
+    }
+
+    fn map(&mut self, entries: &[Entry]) {
+        let mut first: Option<(Type, Type)> = None;
+        for entry in entries {
+            let key = self.checked.type_of(&entry.key).clone();
+            let value = self.element_type(&entry.value, entry.optional);
+            let Some((key_type, value_type)) = first.clone() else {
+                first = Some((key, value));
+                continue;
+            };
+            if !key_type.is_equivalent(&key) {
+                self.mixed(&entry.key, key_type, &key);
+            }
+            if !value_type.is_equivalent(&value) {
+                self.mixed(&entry.value, value_type, &value);
+            }
+        }
+    }
+
+    fn element_type(&mut self, node: &Node, optional: bool) -> Type {
+        let t = self.checked.type_of(node);
+        match t.optional_value() {
+            Some(inner) if optional => inner.clone(),
+            _ if optional => {
+                self.mistakes.push((
+                    node.at,
+                    format!("an element after ? must be an optional, not a value of type {t}"),
+                ));
+                Type::Error
+            }
+            _ => t.clone(),
+        }
+    }
+
+    fn mixed(&mut self, node: &Node, expected: Type, found: &Type) {
+        self.mistakes.push((
+            node.at,
+            format!("all elements must have one type: expected {expected}, found {found}"),
+        ));
+    }
+}

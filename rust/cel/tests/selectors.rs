@@ -1,0 +1,107 @@
+//! Selectors as users write them.
+
+use dra_cel::{DeviceInput, Program};
+
+fn gpu() -> DeviceInput {
+    let device: dra_api::Device = serde_json::from_str(
+        r#"{
+            "name": "gpu-0",
+            "attributes": {
+                "model": {"string": "H100"},
+                "index": {"int": 3},
+                "shared": {"bool": true},
+                "driverVersion": {"version": "550.54.15"},
+                "resource.kubernetes.io/pcieRoot": {"string": "pci0000:3a"}
+            },
+            "capacity": {"memory": {"value": "80Gi"}}
+        }"#,
+    )
+    .expect("a device");
+    DeviceInput::new("gpu.example.com", &device).expect("a valid device")
+}
+
+fn answer(expression: &str) -> Result<bool, String> {
+    let program = Program::compile(expression).map_err(|error| format!("compile: {error}"))?;
+    program.matches(&gpu()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn selectors_of_users_give_their_answers() {
+    for (expression, expected) in [
+        (r#"device.driver == "gpu.example.com""#, true),
+        (
+            r#"device.attributes["gpu.example.com"].model == "H100""#,
+            true,
+        ),
+        (r#"device.attributes["gpu.example.com"].index > 3"#, false),
+        (r#"device.attributes["gpu.example.com"].shared"#, true),
+        (
+            r#"device.attributes["resource.kubernetes.io"].pcieRoot.startsWith("pci")"#,
+            true,
+        ),
+        (
+            r#"device.attributes["gpu.example.com"].driverVersion.compareTo(semver("550.0.0")) >= 0"#,
+            true,
+        ),
+        (
+            r#"device.capacity["gpu.example.com"].memory.isGreaterThan(quantity("40Gi"))"#,
+            true,
+        ),
+        (
+            r#"cel.bind(gpu, device.attributes["gpu.example.com"], gpu.model in ["H100", "H200"] && gpu.index < 8)"#,
+            true,
+        ),
+        (
+            r#"has(device.attributes["other.example.com"].model)"#,
+            false,
+        ),
+        (
+            r#"device.attributes["gpu.example.com"].?none.orValue("x") == "x""#,
+            true,
+        ),
+        (
+            r#"["A", "H100"].exists(m, m == device.attributes["gpu.example.com"].model)"#,
+            true,
+        ),
+        ("device.allowMultipleAllocations", false),
+    ] {
+        assert_eq!(answer(expression), Ok(expected), "{expression}");
+    }
+}
+
+#[test]
+fn what_fails_says_where_and_why() {
+    for (expression, message) in [
+        (
+            r#"device.attributes["gpu.example.com"].none == 1"#,
+            r#"1:37: no such key "none""#,
+        ),
+        (
+            r#"device.attributes["gpu.example.com"].model > 1"#,
+            "1:44: string and int have no order",
+        ),
+        (
+            "device.name == 'x'",
+            r#"compile: 1:7: device has no field "name", only driver, attributes, capacity and allowMultipleAllocations"#,
+        ),
+        (
+            "1 + 1",
+            "compile: the expression must give a bool, it gives a value of type int",
+        ),
+        (
+            "attributes['x'].y",
+            r#"compile: 1:1: unknown name "attributes"; did you mean device.attributes?"#,
+        ),
+        (
+            "device.driver.startswith('x')",
+            "compile: 1:25: unknown function startswith(); did you mean startsWith()?",
+        ),
+        ("1 == 'a'", "compile: 1:3: int == string is not defined"),
+        (
+            "lists.range(200000).all(x, x >= 0 && x < 1000000)",
+            "the evaluation exceeds the cost limit of 1000000",
+        ),
+    ] {
+        assert_eq!(answer(expression), Err(message.to_owned()), "{expression}");
+    }
+}
