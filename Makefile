@@ -30,7 +30,7 @@ $(NATIVE): $(SYNC) $(RUST_SOURCES)
 
 $(FAKE): $(RUST_SOURCES)
 	@$(CARGO) build --quiet --profile $(PROFILE) --package dra-nvml-fake
-	@mkdir -p $(@D) && cp target/$(PROFILE)/libnvidia_ml.so $@
+	@mkdir -p $(@D) && cp target/$(PROFILE:dev=debug)/libnvidia_ml.so $@
 
 build: $(NATIVE) $(FAKE) ## build the extension and install the agent into .venv
 

@@ -1,0 +1,205 @@
+"""What a machine is made of: NUMA nodes, PCI host bridges, functions and the roles that drivers give to functions.
+
+Only the description is here. How PCI functions look in sysfs is in `pci`, how a role looks is in `roles`, and which
+machines exist is in `profiles`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol, TypeVar
+
+from dra_agent.simulate.tree import Tree
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class NumaNode:
+    """One NUMA node: its processors as the kernel lists them ("0-55,112-167"), memory, distances to every node."""
+
+    cpus: str
+    memory_bytes: int
+    distances: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PciId:
+    """What a function says it is; numbers as in the PCI ID database, the class with its programming interface."""
+
+    vendor: int
+    device: int
+    class_code: int
+    subsystem_vendor: int = 0
+    subsystem_device: int = 0
+    revision: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LinkState:
+    """A PCIe link: what is negotiated, and what both ends could do where that is more."""
+
+    generation: int
+    width: int
+    max_generation: int | None = None
+    max_width: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A base address register: size in bytes, 64-bit and prefetchable or not."""
+
+    size: int
+    prefetchable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a role is installed: the function, its folder in the tree, and the function's number among its kind."""
+
+    machine: Machine
+    function: Function
+    path: str
+    """The function's folder, "sys/devices/pci0000:15/..."."""
+
+
+class Role(Protocol):
+    """What a driver makes of a function: an interface, an RDMA device, a GPU, ..."""
+
+    def plan(self, site: Site, tree: Tree) -> None:
+        """Add the role's files, links and device nodes to the tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sriov:
+    """A physical function's virtual ones: how many it can have, and those it has."""
+
+    total: int
+    vf_device: int
+    offset: int = 1
+    stride: int = 1
+    functions: tuple[Function, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A PCI function. With `children` it is a bridge; with `domain` it is a VMD, below which another domain begins."""
+
+    address: str
+    id: PciId
+    driver: str | None = None
+    link: LinkState | None = None
+    numa_node: int | None = None
+    """What numa_node says where that is not the host bridge's; -1 where the firmware does not tell."""
+    bars: tuple[Bar, ...] = ()
+    roles: tuple[Role, ...] = ()
+    attributes: Mapping[str, str | int] = field(default_factory=dict)
+    """Further attributes of the function's folder, read-only."""
+    sriov: Sriov | None = None
+    buses: tuple[int, int] | None = None
+    """A bridge's secondary and subordinate bus where its children do not tell (an empty slot)."""
+    children: tuple[Function, ...] = ()
+    domain: HostBridge | None = None
+
+    def within(self) -> Iterator[Function]:
+        """The function, its virtual functions, and everything below, in bus order."""
+        yield self
+        if self.sriov:
+            yield from self.sriov.functions
+        for child in self.children:
+            yield from child.within()
+        if self.domain:
+            for child in self.domain.functions:
+                yield from child.within()
+
+
+@dataclass(frozen=True, slots=True)
+class HostBridge:
+    """The root of a PCI hierarchy, "pci0000:15"; a node of -1 is a bridge whose firmware does not tell."""
+
+    name: str
+    numa_node: int
+    functions: tuple[Function, ...]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A whole host."""
+
+    name: str
+    description: str
+    nodes: tuple[NumaNode, ...]
+    bridges: tuple[HostBridge, ...]
+    iommu: bool = True
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """Kernel modules that tell a version: {"nvidia": "570.124.06"}."""
+    nvidia: NvidiaDriver | None = None
+
+    def functions(self) -> Iterator[Function]:
+        """Every PCI function, in bus order."""
+        for bridge in self.bridges:
+            for function in bridge.functions:
+                yield from function.within()
+
+    @cached_property
+    def iommu_groups(self) -> dict[str, int]:
+        """Group of every function, by address; each has its own, as behind switches with ACS."""
+        if not self.iommu:
+            return {}
+        return {function.address: group for group, function in enumerate(self.functions())}
+
+    def with_role(self, kind: type[R]) -> Iterator[tuple[Function, R]]:
+        """Every function that has a role of that type, with the role."""
+        for function in self.functions():
+            for role in function.roles:
+                if isinstance(role, kind):
+                    yield function, role
+
+    def without(self, addresses: Collection[str]) -> Machine:
+        """The machine after these functions, and all below them, were pulled out; numbers of the others stay."""
+        rest = replace(
+            self,
+            bridges=tuple(replace(bridge, functions=_without(bridge.functions, addresses)) for bridge in self.bridges),
+        )
+        # cached_property keeps its value in the instance's dict: the groups are those of the whole machine.
+        rest.__dict__["iommu_groups"] = self.iommu_groups
+        return rest
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaDriver:
+    """Versions of NVIDIA's driver; CUDA's as the driver encodes it (12080 is 12.8)."""
+
+    version: str
+    cuda: int
+    open_kernel_modules: bool = True
+
+
+def _without(functions: tuple[Function, ...], addresses: Collection[str]) -> tuple[Function, ...]:
+    kept = []
+    for function in functions:
+        if function.address in addresses:
+            continue
+        sriov = function.sriov and replace(function.sriov, functions=_without(function.sriov.functions, addresses))
+        domain = function.domain and replace(function.domain, functions=_without(function.domain.functions, addresses))
+        buses = function.buses or bus_range(function)
+        children = _without(function.children, addresses)
+        kept.append(replace(function, children=children, sriov=sriov, domain=domain, buses=buses))
+    return tuple(kept)
+
+
+def bus_of(address: str) -> int:
+    """The bus number of an address: `0000:1b:00.0` gives 0x1b."""
+    return int(address.split(":")[1], 16)
+
+
+def bus_range(function: Function) -> tuple[int, int] | None:
+    """A bridge's secondary and subordinate bus: the one that its children are on, and the highest below."""
+    if function.buses or not function.children:
+        return function.buses
+    below = [bus_of(child.address) for child in function.within()]
+    nested = [bus_range(child) for child in function.children]
+    highest = max(below[1:] + [buses[1] for buses in nested if buses])
+    return bus_of(function.children[0].address), highest

@@ -1,0 +1,1 @@
+"""Catalogue of hardware: PCI functions as the profiles plug them together."""

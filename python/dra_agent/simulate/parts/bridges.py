@@ -1,0 +1,65 @@
+"""Root ports, PCIe switches and NVMe drives: the parts that every server has."""
+
+from __future__ import annotations
+
+from dra_agent.simulate.machine import Bar, Function, LinkState, PciId
+from dra_agent.simulate.roles.nvme import NvmeController
+
+_BRIDGE = 0x060400
+KIB, MIB = 1 << 10, 1 << 20
+
+INTEL_PORT = PciId(0x8086, 0x352A, _BRIDGE, 0x8086, 0x0000, 0x04)
+"""PCI Express root port of a 4th-generation Xeon."""
+AMD_PORT = PciId(0x1022, 0x14AB, _BRIDGE, 0x1022, 0x14AB, 0x01)
+"""PCI Express GPP bridge of an EPYC of the Genoa family."""
+BROADCOM_SWITCH = PciId(0x1000, 0xC030, _BRIDGE, 0x1000, 0x100B, 0xB0)
+"""PEX89xxx, PCIe generation 5."""
+MELLANOX_SWITCH = PciId(0x15B3, 0x1979, _BRIDGE)
+"""The switch in an adapter or board of NVIDIA's networking, PCIe generation 5."""
+PLX_SWITCH = PciId(0x10B5, 0x8749, _BRIDGE, 0x10B5, 0x8749, 0xCA)
+
+
+def port(
+    address: str, *children: Function, id: PciId = INTEL_PORT, link: LinkState | None = None, bus: int | None = None
+) -> Function:
+    """A bridge: a root port, or one port of a switch. `bus` is the secondary bus of a port with nothing behind it."""
+    return Function(
+        address,
+        id,
+        driver="pcieport",
+        link=link or LinkState(5, 16),
+        children=children,
+        buses=None if bus is None else (bus, bus),
+    )
+
+
+def switch(
+    bus: int, *slots: Function | None, id: PciId = BROADCOM_SWITCH, link: LinkState | None = None, domain: int = 0
+) -> Function:
+    """A switch whose upstream port is on `bus`; each slot is the function behind one downstream port, None if empty.
+
+    The downstream ports are on the next bus, and what is behind port N on the bus N after that, as firmware numbers
+    them when every port leads to a single device.
+    """
+    inner = bus + 1
+    ports = []
+    for number, function in enumerate(slots):
+        address = f"{domain:04x}:{inner:02x}:{number:02x}.0"
+        ports.append(
+            port(address, id=id, link=LinkState(1, 0, 5, 16), bus=inner + 1 + number)
+            if function is None
+            else port(address, function, id=id, link=function.link)
+        )
+    return port(f"{domain:04x}:{bus:02x}:00.0", *ports, id=id, link=link)
+
+
+def nvme(address: str, number: int, *, generation: int = 4) -> Function:
+    """A data-centre NVMe drive."""
+    return Function(
+        address,
+        PciId(0x144D, 0xA824, 0x010802, 0x144D, 0xA801),
+        driver="nvme",
+        link=LinkState(generation, 4),
+        bars=(Bar(32 * KIB),),
+        roles=(NvmeController(number, "SAMSUNG MZWLR3T8HBLS-00007", f"S6EWNE0R{number:06d}"),),
+    )

@@ -1,0 +1,77 @@
+"""NVIDIA GPUs and NVSwitches as PCI functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dra_agent.simulate.machine import Bar, Function, LinkState, PciId
+from dra_agent.simulate.models import A100_PCIE, H100_SXM, H200_SXM, L40S, T4, GpuModel
+from dra_agent.simulate.parts.identity import serial_number, uuid
+from dra_agent.simulate.roles.nvidia import NvidiaGpu, NvSwitch
+
+_NVIDIA = 0x10DE
+_3D = 0x030200
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Board:
+    device: int
+    subsystem: int
+    link: LinkState
+    model: GpuModel
+
+
+_BOARDS = {
+    model.name: _Board(device, subsystem, link, model)
+    for model, device, subsystem, link in (
+        (H100_SXM, 0x2330, 0x16C1, LinkState(5, 16)),
+        (H200_SXM, 0x2335, 0x18BE, LinkState(5, 16)),
+        (A100_PCIE, 0x20B5, 0x1533, LinkState(4, 16)),
+        (L40S, 0x26B9, 0x1851, LinkState(4, 16)),
+        (T4, 0x1EB8, 0x12A2, LinkState(3, 16)),
+    )
+}
+
+
+def gpu(
+    address: str,
+    model: GpuModel,
+    minor: int,
+    *,
+    machine: str,
+    nvlinks: tuple[str, ...] = (),
+    fabric: tuple[str, int] | None = None,
+    numa_node: int | None = None,
+) -> Function:
+    """A GPU; its UUID and serial number follow from the machine's name and the minor."""
+    board = _BOARDS[model.name]
+    role = NvidiaGpu(
+        minor=minor,
+        uuid=f"GPU-{uuid(machine, 'gpu', minor)}",
+        serial=serial_number(machine, minor),
+        model=model,
+        nvlinks=nvlinks,
+        fabric=fabric,
+    )
+    return Function(
+        address,
+        PciId(_NVIDIA, board.device, _3D, _NVIDIA, board.subsystem, 0xA1),
+        driver="nvidia",
+        link=board.link,
+        numa_node=numa_node,
+        bars=(Bar(16 * _MIB), Bar(model.bar1_bytes, prefetchable=True), Bar(32 * _MIB, prefetchable=True)),
+        roles=(role,),
+    )
+
+
+def nvswitch(address: str, number: int) -> Function:
+    """A third-generation NVSwitch, which PCIe reaches over two lanes."""
+    return Function(
+        address,
+        PciId(_NVIDIA, 0x22A3, 0x068000, _NVIDIA, 0x1796, 0xA1),
+        driver="nvidia-nvswitch",
+        link=LinkState(2, 2, 4, 2),
+        bars=(Bar(32 * _MIB),),
+        roles=(NvSwitch(number),),
+    )

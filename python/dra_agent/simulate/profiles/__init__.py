@@ -1,0 +1,23 @@
+"""The machines that exist by name; each module describes one."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from dra_agent.errors import UsageError
+from dra_agent.simulate.machine import Machine
+
+_MODULES = {"dgx-h100": "dgx_h100", "cpu-only": "cpu_only"}
+
+
+def profiles() -> list[str]:
+    """Names of all profiles."""
+    return list(_MODULES)
+
+
+def load(name: str) -> Machine:
+    """The machine of that name; UsageError names the known ones."""
+    if name not in _MODULES:
+        raise UsageError(f"unknown profile {name!r}; known: {', '.join(_MODULES)}")
+    machine: Machine = import_module(f"{__name__}.{_MODULES[name]}").machine()
+    return machine

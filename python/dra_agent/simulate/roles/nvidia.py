@@ -1,0 +1,93 @@
+"""NVIDIA GPUs and NVSwitches: device nodes and /proc/driver/nvidia. What NVML says of them is in `simulate.nvml`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dra_agent.simulate.machine import Machine, Site
+from dra_agent.simulate.models import GpuModel
+from dra_agent.simulate.system import MAJORS
+from dra_agent.simulate.tree import Tree
+
+_CONTROL_MINOR = 255
+_MODESET_MINOR = 254
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaGpu:
+    """A GPU under NVIDIA's driver: the minor of its /dev/nvidiaN, what product it is, and its NVLink peers.
+
+    `nvlinks` names the PCI address at the other end of each active link (an NVSwitch's, or another GPU's).
+    """
+
+    minor: int
+    uuid: str
+    serial: str
+    model: GpuModel
+    nvlinks: tuple[str, ...] = ()
+    fabric: tuple[str, int] | None = None
+    """Cluster UUID and clique of an NVLink fabric."""
+
+    def plan(self, site: Site, tree: Tree) -> None:
+        """Add the node, and the driver's folder of the GPU below /proc/driver/nvidia/gpus."""
+        address = site.function.address
+        tree.node(f"dev/nvidia{self.minor}", MAJORS["nvidia"], self.minor)
+        tree.file(
+            f"proc/driver/nvidia/gpus/{address}/information",
+            f"Model: \t\t {self.model.name}\n"
+            f"IRQ:   \t\t {64 + self.minor}\n"
+            f"GPU UUID: \t {self.uuid}\n"
+            f"Video BIOS: \t {self.model.vbios}\n"
+            "Bus Type: \t PCIe\n"
+            "DMA Size: \t 52 bits\n"
+            "DMA Mask: \t 0xfffffffffffff\n"
+            f"Bus Location: \t {address}\n"
+            f"Device Minor: \t {self.minor}\n"
+            f"GPU Firmware: \t {site.machine.nvidia.version if site.machine.nvidia else 'N/A'}\n"
+            "GPU Excluded:\t No",
+        )
+        tree.file(f"proc/driver/nvidia/gpus/{address}/registry", 'Binary: ""')
+        tree.directory(f"proc/driver/nvidia/capabilities/gpu{self.minor}")
+
+
+@dataclass(frozen=True, slots=True)
+class NvSwitch:
+    """An NVSwitch of the baseboard."""
+
+    number: int
+
+    def plan(self, site: Site, tree: Tree) -> None:
+        """Add its device node and folder below /proc."""
+        tree.node(f"dev/nvidia-nvswitch{self.number}", MAJORS["nvidia-nvswitch"], self.number)
+        tree.node("dev/nvidia-nvswitchctl", MAJORS["nvidia-nvswitch"], _CONTROL_MINOR)
+        tree.file(
+            f"proc/driver/nvidia-nvswitch/devices/{site.function.address}/information",
+            f"Bus Location: \t {site.function.address}",
+        )
+
+
+def plan(machine: Machine, tree: Tree) -> None:
+    """Add what the driver shows once per host: its version, the control nodes, and the MIG capabilities."""
+    if machine.nvidia is None:
+        return
+    flavour = "Open Kernel Module" if machine.nvidia.open_kernel_modules else "Kernel Module"
+    tree.file(
+        "proc/driver/nvidia/version",
+        f"NVRM version: NVIDIA UNIX {flavour} for x86_64  {machine.nvidia.version}  Release Build  (builder@host)\n"
+        "GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)",
+    )
+    tree.file(
+        "proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438"
+    )
+    tree.directory("proc/driver/nvidia/gpus")
+    tree.file("sys/module/nvidia/version", machine.nvidia.version)
+    tree.node("dev/nvidiactl", MAJORS["nvidia"], _CONTROL_MINOR)
+    tree.node("dev/nvidia-modeset", MAJORS["nvidia"], _MODESET_MINOR)
+    tree.node("dev/nvidia-uvm", MAJORS["nvidia-uvm"], 0)
+    tree.node("dev/nvidia-uvm-tools", MAJORS["nvidia-uvm"], 1)
+    for minor, capability in ((1, "mig/config"), (2, "mig/monitor")):
+        tree.file(
+            f"proc/driver/nvidia/capabilities/{capability}",
+            f"DeviceFileMinor: {minor}\nDeviceFileMode: 256\nDeviceFileModify: 1",
+        )
+        tree.node(f"dev/nvidia-caps/nvidia-cap{minor}", MAJORS["nvidia-caps"], minor, 0o400)

@@ -1,0 +1,189 @@
+"""A file tree as a plan: which files, links and device nodes lie under a root, and how the plan gets onto a disk.
+
+It knows nothing of PCI or of vendors. Read-only files are what the machine is; writable ones (mode 0644, as in sysfs)
+are what somebody has set, so writing a plan over an existing tree leaves those alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+READ_ONLY = 0o444
+WRITABLE = 0o644
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A regular file. `traced` files get an access time of 0, so that a later read of them shows."""
+
+    content: bytes
+    mode: int = READ_ONLY
+    traced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic link; the target is as it is written into the link."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A character device node; a regular file stands for it where mknod is not permitted."""
+
+    major: int
+    minor: int
+    mode: int = 0o666
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """A directory that may stay empty; others come with what lies in them."""
+
+
+Entry = File | Link | Node | Directory
+
+
+class Tree:
+    """The plan: paths relative to a root, each once."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+
+    def file(self, path: str, content: str | int | bytes, mode: int = READ_ONLY) -> None:
+        """Plan an attribute: text and numbers get a newline, as the kernel prints them; bytes are written as given."""
+        self.entries[path] = File(content if isinstance(content, bytes) else f"{content}\n".encode(), mode)
+
+    def traced(self, path: str, content: bytes) -> None:
+        """Plan a file whose reading can be noticed (see `reads`)."""
+        self.entries[path] = File(content, WRITABLE, traced=True)
+
+    def files(self, folder: str, contents: Mapping[str, str | int | bytes], mode: int = READ_ONLY) -> None:
+        """Plan many attributes of one folder."""
+        for name, content in contents.items():
+            self.file(f"{folder}/{name}", content, mode)
+
+    def link(self, path: str, target: str) -> None:
+        """Plan a link to another path of the tree; it is written relative, as sysfs does."""
+        self.entries[path] = Link(relative(path, target))
+
+    def node(self, path: str, major: int, minor: int, mode: int = 0o666) -> None:
+        """Plan a character device node."""
+        self.entries[path] = Node(major, minor, mode)
+
+    def directory(self, path: str) -> None:
+        """Plan a directory."""
+        self.entries.setdefault(path, Directory())
+
+
+def relative(link: str, target: str) -> str:
+    """How a link at one path of a tree spells another path of it: `("a/b/c", "a/d")` gives `../d`."""
+    here, there = link.split("/")[:-1], target.split("/")
+    shared = 0
+    while shared < min(len(here), len(there) - 1) and here[shared] == there[shared]:
+        shared += 1
+    return "/".join([".."] * (len(here) - shared) + there[shared:])
+
+
+def write(tree: Tree, root: Path, *, fresh: bool = False) -> None:
+    """Bring the tree onto the disk: what is missing or differs is written, each file by rename; nothing is removed.
+
+    A fresh tree, which nobody reads yet and of which nothing exists, is written without the detour.
+    """
+    made: set[str] = set()
+    for path, entry in tree.entries.items():
+        folder = path if isinstance(entry, Directory) else path.rpartition("/")[0]
+        if folder not in made:
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            made.add(folder)
+        if not isinstance(entry, Directory):
+            where = f"{root}/{path}"
+            if fresh:
+                _create(where, entry)
+            elif not _is_there(where, entry):
+                _create(f"{where}.new", entry)
+                os.replace(f"{where}.new", where)  # noqa: PTH105
+
+
+def remove(paths: Iterable[str], root: Path) -> None:
+    """Take paths away, links first so that nobody follows one into a half-removed folder, and folders left empty."""
+    present = [(path, root / path) for path in paths if os.path.lexists(root / path)]
+    for _, path in sorted(present, key=lambda item: (not item[1].is_symlink(), item[0])):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    for folder in sorted({parent for path, _ in present for parent in _parents(path)}, key=len, reverse=True):
+        where = root / folder
+        if where.is_dir() and not any(where.iterdir()):
+            where.rmdir()
+
+
+def reads(root: Path, name: str = "config") -> list[Path]:
+    """Which traced files of that name were read since they were written.
+
+    Access times tell, so the file system must keep them: `relatime`, the default, does for a file's first read.
+    """
+    return sorted(path for path in (root / "sys").rglob(name) if path.is_file() and path.stat().st_atime_ns > 0)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file by rename, so that a reader sees the old or the new content and nothing between."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split("/")[:-1]
+    # The first folder (sys, dev, proc) stays: it is a root of the host.
+    return ["/".join(parts[:length]) for length in range(2, len(parts) + 1)]
+
+
+def _create(path: str, entry: File | Link | Node) -> None:
+    match entry:
+        case File(content, mode, traced):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+            os.write(descriptor, content)
+            os.close(descriptor)
+            if traced:
+                os.utime(path, ns=(0, os.stat(path).st_mtime_ns))  # noqa: PTH116
+        case Link(target):
+            os.symlink(target, path)  # noqa: PTH211
+        case Node(major, minor, mode):
+            _make_node(path, major, minor, mode)
+
+
+def _is_there(path: str, entry: File | Link | Node) -> bool:
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    match entry:
+        case File(content, mode):
+            if not stat.S_ISREG(status.st_mode):
+                return False
+            if mode & 0o200:
+                return True
+            with open(path, "rb") as file:  # noqa: PTH123
+                return file.read() == content
+        case Link(target):
+            return stat.S_ISLNK(status.st_mode) and os.readlink(path) == target  # noqa: PTH115
+        case Node(major, minor):
+            return stat.S_ISREG(status.st_mode) or status.st_rdev == os.makedev(major, minor)
+
+
+def _make_node(path: str, major: int, minor: int, mode: int) -> None:
+    try:
+        os.mknod(path, stat.S_IFCHR | mode, os.makedev(major, minor))
+    except PermissionError:
+        # Only root may make nodes, and not in every container; a file at least takes the node's place.
+        with open(path, "wb"):  # noqa: PTH123
+            pass
+    os.chmod(path, mode)  # noqa: PTH101
