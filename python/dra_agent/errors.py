@@ -6,6 +6,9 @@ from __future__ import annotations
 class AgentError(Exception):
     """Base of every error that reaches a user: what was wrong, where, and what to do about it."""
 
+    exit_code = 1
+    """What a command that ends with this error exits with: 1 for "the answer is no", 2 for wrong use."""
+
     def __init__(self, what: str, *, where: str | None = None, todo: str | None = None) -> None:
         self.what = what
         self.where = where
@@ -26,4 +29,6 @@ class PermanentError(AgentError):
 
 
 class UsageError(PermanentError):
-    """The command was called wrongly: exit code 2."""
+    """The command was called wrongly, or with a file that says nothing usable."""
+
+    exit_code = 2

@@ -1,11 +1,78 @@
-"""Entry point of the command `dra-agent`: finds the subcommand, and turns errors into one message and an exit code."""
+"""Entry point of the command `dra-agent`: finds the subcommand, and turns errors into one message and an exit code.
+
+A subcommand is a module of this package with `add_arguments(parser)` and `run(args)`; only the one that is asked for
+is imported, so that `dra-agent --help` costs nothing.
+"""
 
 from __future__ import annotations
 
+import argparse
+import importlib
+import os
+import sys
 from collections.abc import Sequence
+
+from dra_agent import __version__
+from dra_agent.errors import AgentError
+
+COMMANDS = {
+    "run": "start the agent",
+    "topology": "show the PCIe and NUMA tree, or draw it",
+    "devices": "show what can be claimed on this host, and who holds it",
+    "slices": "show the ResourceSlices that describe this host",
+    "claims": "show the claims that hold devices here",
+    "claim": "apply, get, list, delete and await claims without Kubernetes",
+    "explain": "say why a claim does not fit, device by device",
+    "cdi": "show and check CDI specs",
+    "doctor": "find what is wrong on this host, and how to mend it",
+    "simulate": "build a simulated host and change it while an agent runs on it",
+}
+DEBUG = "DRA_AGENT_DEBUG"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the result is the exit code: 0 done, 1 the answer is no, 2 wrong use."""
-    del argv
-    return 0
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except AgentError as error:
+        _complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader went away (`dra-agent devices | head`): nothing is left to say, and Python must not say it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            raise
+        _complain(f"internal error: {type(error).__name__}: {error}; set {DEBUG}=1 to see where, and please report it")
+        return 1
+
+
+def _run(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="dra-agent", description="Makes the accelerators of this host claimable, with Kubernetes or without."
+    )
+    parser.add_argument("--version", action="version", version=f"dra-agent {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
+    module = None
+    for name, summary in COMMANDS.items():
+        subparser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if name == chosen:
+            module = importlib.import_module(f"dra_agent.cli.{name}")
+            module.add_arguments(subparser)
+    try:
+        args = parser.parse_args(arguments)
+    except SystemExit as stop:  # argparse has said what was wrong; 2 for wrong use, 0 for --help and --version
+        return stop.code if isinstance(stop.code, int) else 2
+    assert module is not None
+    code: int = module.run(args)
+    return code
+
+
+def _complain(message: str) -> None:
+    for line in message.splitlines() or [""]:
+        print(f"dra-agent: {line}", file=sys.stderr)

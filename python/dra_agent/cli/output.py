@@ -1,0 +1,58 @@
+"""How commands answer: tables for people, JSON and YAML for programs, and progress while something takes its time."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+FORMATS = ("table", "json", "yaml")
+
+
+def add_output_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `-o table|json|yaml`."""
+    parser.add_argument("-o", "--output", choices=FORMATS, default="table", help="how to print the answer")
+
+
+def emit(value: Any, output: str) -> None:
+    """Print a JSON-like value as JSON or YAML."""
+    import msgspec
+
+    if output == "json":
+        text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    else:
+        import yaml
+
+        plain = msgspec.json.decode(msgspec.json.encode(value))
+        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120).rstrip("\n")
+    print(text)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
+    """Print rows under upper-case headings; None becomes a dash. Cells are plain text, never markup."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, header_style="bold")
+    for column in columns:
+        drawn.add_column(column.upper(), overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text("-" if cell is None or cell == "" else str(cell)) for cell in row))
+    # Into a file or a pipe nothing is folded: whoever reads it there cuts columns by himself.
+    Console(width=None if sys.stdout.isatty() else 400, highlight=False, soft_wrap=False).print(drawn)
+
+
+@contextmanager
+def progress(doing: str) -> Iterator[None]:
+    """Say on the terminal what is going on while it goes on; silent where nobody watches."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(doing):
+        yield
