@@ -41,8 +41,8 @@ class ClaimSpec:
     data: bytes
     ids: tuple[tuple[str, ...], ...]
     """For each device, in the order given, the qualified names to inject."""
-    notes: tuple[str, ...]
-    """What a container will miss, in plain words; empty where nothing."""
+    notes: tuple[tuple[str, ...], ...]
+    """For each device what a container will miss, in plain words; empty where nothing."""
 
 
 def compose(driver: str, uid: str, namespace: str, name: str, devices: Sequence[ClaimedDevice]) -> ClaimSpec:
@@ -52,7 +52,6 @@ def compose(driver: str, uid: str, namespace: str, name: str, devices: Sequence[
     shared = _shared(devices)
     parts: list[Device] = []
     ids: list[tuple[str, ...]] = []
-    notes: dict[str, None] = {}
     for held in devices:
         cdi_name = claim_device(uid, held.device.name, held.share_id)
         edits = ContainerEdits(env=_environment(claim, held, members))
@@ -60,7 +59,6 @@ def compose(driver: str, uid: str, namespace: str, name: str, devices: Sequence[
             edits = edits.merged(held.edits.common)
         edits = edits.merged(held.edits.own)
         note = "; ".join(held.edits.notes)
-        notes.update(dict.fromkeys(f"{held.device.name}: {text}" for text in held.edits.notes))
         parts.append(Device(cdi_name, edits, {NOTE_ANNOTATION: note} if note else {}))
         ids.append((*held.edits.foreign_ids, f"{driver}/{CLAIM_CLASS}={cdi_name}"))
     common = ContainerEdits(env=(f"DRA_AGENT_CLAIM={claim}",))
@@ -75,7 +73,7 @@ def compose(driver: str, uid: str, namespace: str, name: str, devices: Sequence[
             where=f"claim {claim} ({uid})",
             todo="report this, with the claim and its device",
         )
-    return ClaimSpec(spec, encode(spec), tuple(ids), tuple(notes))
+    return ClaimSpec(spec, encode(spec), tuple(ids), tuple(held.edits.notes for held in devices))
 
 
 def _shared(devices: Sequence[ClaimedDevice]) -> ContainerEdits | None:

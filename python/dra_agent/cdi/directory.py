@@ -90,7 +90,7 @@ class SpecDirectory:
         path = self.file(uid)
         try:
             path.unlink()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
             raise RetryableError(f"cannot remove the claim's CDI spec: {error.strerror}", where=str(path)) from error

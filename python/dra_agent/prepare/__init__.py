@@ -1,1 +1,8 @@
-"""From an allocated claim to a container-ready one: ledger, vendor set-up, CDI spec."""
+"""From an allocated claim to devices that a container can use: never two holders of one, whatever crashes when."""
+
+from __future__ import annotations
+
+from dra_agent.prepare.preparer import Preparer
+from dra_agent.prepare.result import PreparedDevice, RecoveryReport
+
+__all__ = ["PreparedDevice", "Preparer", "RecoveryReport"]

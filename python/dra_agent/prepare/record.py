@@ -1,0 +1,109 @@
+"""What the ledger keeps of a claim besides its devices: enough to rebuild its CDI spec and to undo its set-ups.
+
+Newer agents may add fields; unknown ones are ignored, so that an older agent can still release a newer one's claims.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from dra_agent.inventory.device import Device
+from dra_agent.prepare.allocation import AllocatedDevice, Allocation
+from dra_agent.prepare.config import SetupStep
+from dra_agent.prepare.ports import Entry, HeldDevice
+
+
+class DeviceRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A device as the claim was given it."""
+
+    pool: str
+    device: str
+    requests: tuple[str, ...]
+    share_id: str | None = None
+    admin_access: bool = False
+    consumed_capacity: dict[str, str] = {}
+    cdi_device_ids: tuple[str, ...] = ()
+
+
+class SetupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A vendor set-up of the claim."""
+
+    api_version: str
+    kind: str
+    devices: tuple[str, ...]
+    parameters: Any = None
+    done: bool = False
+    record: Any = None
+
+
+class ClaimRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The payload of a ledger entry."""
+
+    devices: tuple[DeviceRecord, ...] = ()
+    setups: tuple[SetupRecord, ...] = ()
+
+
+def of_allocation(allocation: Allocation, steps: tuple[SetupStep, ...]) -> ClaimRecord:
+    """Write down an allocation before anything is done for it."""
+    return ClaimRecord(
+        devices=tuple(
+            DeviceRecord(
+                device.pool,
+                device.device,
+                device.requests,
+                device.share_id,
+                device.admin_access,
+                dict(device.consumed_capacity or {}),
+            )
+            for device in allocation.devices
+        ),
+        setups=tuple(
+            SetupRecord(*step.setup.kind, tuple(device.device for device in step.devices), step.raw_parameters)
+            for step in steps
+        ),
+    )
+
+
+def held_devices(allocation: Allocation, devices: dict[tuple[str, str], Device]) -> tuple[HeldDevice, ...]:
+    """Say what a claim takes in the ledger.
+
+    A partition also takes a share of the whole device that it is a part of, under its own name: so neighbours live
+    side by side, and nobody gets the whole device meanwhile.
+    """
+    held = [_held(device) for device in allocation.devices]
+    for device in allocation.devices:
+        parent = devices[device.pool, device.device].identity.get("parent")
+        if parent and not device.admin_access:
+            held.append(HeldDevice(device.pool, parent, "", share_id=device.device, shared=True))
+    return tuple(dict.fromkeys(held))
+
+
+def same_devices(entry: Entry, allocation: Allocation) -> bool:
+    """Tell whether an entry was made for this allocation's devices."""
+
+    def key(device: HeldDevice) -> tuple[str, str, str | None, bool]:
+        return (device.pool, device.device, device.share_id, device.admin_access)
+
+    recorded = {key(device) for device in entry.devices if device.request}
+    return recorded == {key(_held(device)) for device in allocation.devices}
+
+
+def read(entry: Entry) -> ClaimRecord | None:
+    """Read an entry's payload; None where it is not ours to understand."""
+    try:
+        return msgspec.convert(entry.payload, ClaimRecord)
+    except msgspec.ValidationError:
+        return None
+
+
+def _held(device: AllocatedDevice) -> HeldDevice:
+    return HeldDevice(
+        device.pool,
+        device.device,
+        device.requests[0],
+        device.share_id,
+        device.admin_access,
+        device.share_id is not None,
+    )

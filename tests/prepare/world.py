@@ -1,0 +1,266 @@
+"""Everything outside the agent that lives through its crashes: disk, hardware, device nodes, CDI directory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dra_agent.cdi.directory import SpecDirectory
+from dra_agent.cdi.model import ContainerEdits
+from dra_agent.cdi.recipes import Recipes
+from dra_agent.cdi.registry import Registry, load
+from dra_agent.errors import RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory.device import Device, DeviceNode
+from dra_agent.prepare import Preparer
+from dra_agent.prepare.ports import DeviceHeldError, Entry, HeldDevice
+from dra_agent.prepare.setup import SetupOutcome, VendorSetup
+
+DRIVER = "dra-agent.internal"
+POOL = "node-a/gpu"
+
+
+class Crash(BaseException):
+    """The agent is killed here."""
+
+
+class Points:
+    """Counts the moments at which the agent can die, and kills it at the chosen one."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.kill_at: int | None = None
+
+    def __call__(self, name: str) -> None:
+        self.seen.append(name)
+        if self.kill_at is not None and len(self.seen) == self.kill_at + 1:
+            raise Crash(name)
+
+    def arm(self, kill_at: int | None) -> None:
+        self.seen = []
+        self.kill_at = kill_at
+
+
+class MemoryLedger:
+    """The ledger's contract in memory: what was not synced may be lost in a crash."""
+
+    def __init__(self, points: Points, disk: dict[str, Entry], *, keep_unsynced: bool = False) -> None:
+        self.points = points
+        self.disk = disk
+        self.unsynced: dict[str, Entry] = {}
+        self.keep_unsynced = keep_unsynced
+        self.syncs = 0
+        self.refuse: str | None = None
+        self._lock = threading.Lock()
+
+    def after_crash(self) -> MemoryLedger:
+        if self.keep_unsynced:
+            self.disk.update(self.unsynced)
+        return MemoryLedger(self.points, self.disk, keep_unsynced=self.keep_unsynced)
+
+    def start(self, entry: Entry, *, durable: bool) -> None:
+        self.points("before start")
+        with self._lock:
+            for other in self.entries():
+                for theirs in other.devices:
+                    for ours in entry.devices:
+                        if other.uid != entry.uid and _exclude(ours, theirs):
+                            raise DeviceHeldError(f"device {ours.device} is held by {other.name}")
+            self._check_disk()
+            self.unsynced[entry.uid] = msgspec.structs.replace(entry, state="started")
+            if durable:
+                self._sync()
+        self.points("after start")
+
+    def complete(self, uid: str, payload: Any) -> None:
+        self.points("before complete")
+        with self._lock:
+            self._check_disk()
+            entry = self.get(uid)
+            assert entry is not None
+            self.unsynced[uid] = msgspec.structs.replace(entry, state="completed", payload=payload)
+            self._sync()
+        self.points("after complete")
+
+    def release(self, uid: str) -> bool:
+        self.points("before release")
+        with self._lock:
+            self._check_disk()
+            held = self.get(uid) is not None
+            self.unsynced.pop(uid, None)
+            self.disk.pop(uid, None)
+            self._sync()
+        self.points("after release")
+        return held
+
+    def get(self, uid: str) -> Entry | None:
+        return self.unsynced.get(uid) or self.disk.get(uid)
+
+    def entries(self) -> list[Entry]:
+        return sorted({**self.disk, **self.unsynced}.values(), key=lambda entry: entry.uid)
+
+    def _check_disk(self) -> None:
+        if self.refuse:
+            raise RetryableError(self.refuse, where="ledger")
+
+    def _sync(self) -> None:
+        self.syncs += 1
+        # What is written goes through JSON, as in the real ledger.
+        for uid, entry in self.unsynced.items():
+            self.disk[uid] = msgspec.json.decode(msgspec.json.encode(entry), type=Entry)
+        self.unsynced.clear()
+
+
+def _exclude(ours: HeldDevice, theirs: HeldDevice) -> bool:
+    if (ours.pool, ours.device) != (theirs.pool, theirs.device) or ours.admin_access or theirs.admin_access:
+        return False
+    return ours.share_id is None or theirs.share_id is None or ours.share_id == theirs.share_id
+
+
+class CrashingDirectory(SpecDirectory):
+    """The real directory, with moments to die around each change."""
+
+    points: Points
+
+    def write(self, uid: str, data: bytes) -> Path:
+        self.points("before write")
+        path = super().write(uid, data)
+        self.points("after write")
+        return path
+
+    def delete(self, uid: str) -> bool:
+        self.points("before delete")
+        deleted = super().delete(uid)
+        self.points("after delete")
+        return deleted
+
+
+class PartitionParameters(msgspec.Struct, forbid_unknown_fields=True):
+    size: int
+    fail: bool = False
+
+
+class Partitions:
+    """A vendor set-up whose effect outlives the agent: partitions made on devices."""
+
+    kind = ("config.dra-agent.internal/v1", "Partition")
+    parameters = PartitionParameters
+
+    def __init__(self, points: Points, hardware: dict[str, str]) -> None:
+        self.points = points
+        self.hardware = hardware
+        self.calls: list[str] = []
+
+    def set_up(self, uid: str, devices: Sequence[Device], parameters: Any, previous: Any) -> SetupOutcome:
+        self.calls.append("set_up")
+        edits = {}
+        for device in devices:
+            owner = self.hardware.setdefault(device.name, uid)
+            assert owner == uid, f"{device.name} is partitioned for {owner} and {uid}"
+            self.points(f"partition made on {device.name}")
+            if parameters.fail:
+                raise RetryableError("no room for the partition", where=device.name)
+            edits[device.name] = ContainerEdits(env=(f"PARTITION={parameters.size}",))
+        return SetupOutcome({"size": parameters.size}, edits)
+
+    def tear_down(self, uid: str, devices: Sequence[str], record: Any) -> None:
+        self.calls.append("tear_down")
+        assert record == {"size": record["size"]}
+        self._remove(uid, devices)
+
+    def roll_back(self, uid: str, devices: Sequence[str], parameters: Any) -> None:
+        self.calls.append("roll_back")
+        self._remove(uid, devices)
+
+    def _remove(self, uid: str, devices: Sequence[str]) -> None:
+        for name in devices:
+            if self.hardware.get(name) == uid:
+                self.points(f"partition goes from {name}")
+                del self.hardware[name]
+
+
+class World:
+    """One host with eight GPUs, and an agent on it that can be killed and started again."""
+
+    def __init__(self, root: Path, gpus: int = 8) -> None:
+        self.host = Host(sysfs=root / "sys", dev=root / "dev", proc=root / "proc")
+        self.cdi = root / "cdi"
+        self.points = Points()
+        self.hardware: dict[str, str] = {}
+        self.partitions = Partitions(self.points, self.hardware)
+        self.devices: dict[str, Device] = {}
+        (self.host.dev / "dri").mkdir(parents=True)
+        (self.host.dev / "kfd").touch()
+        for index in range(gpus):
+            paths = {f"/dev/dri/card{index}": "card", f"/dev/dri/renderD{128 + index}": "render", "/dev/kfd": "kfd"}
+            for path in paths:
+                self.host.dev_path(path).touch()
+            nodes = tuple(DeviceNode(path, str(self.host.dev_path(path)), role) for path, role in paths.items())  # type: ignore[arg-type]
+            name = f"gpu-{index}"
+            self.devices[name] = Device(name, "gpu", "amd", f"0000:{index:02x}:00.0", attributes={}, nodes=nodes)
+        self.ledger = MemoryLedger(self.points, {})
+        self.start()
+
+    def start(self) -> None:
+        self.specs = CrashingDirectory(self.cdi, DRIVER)
+        self.specs.points = self.points
+        setups: list[VendorSetup] = [self.partitions]
+        self.preparer = Preparer(
+            DRIVER,
+            self.ledger,
+            self.specs,
+            lambda pool, name: self.devices.get(name) if pool == POOL else None,
+            recipes=Recipes(self.host, directories=[self.cdi]),
+            setups=setups,
+        )
+
+    def crash_and_restart(self) -> None:
+        self.points.arm(None)
+        self.ledger = self.ledger.after_crash()
+        self.start()
+
+    def registry(self) -> Registry:
+        return load([self.cdi])
+
+    def usable(self, uid: str) -> bool:
+        """Whether a container could be given the claim now: its ids resolve, and what they bring is there."""
+        registry = self.registry()
+        entry = self.ledger.get(uid)
+        if entry is None or any(file.refused for file in registry.files):
+            return False
+        ids = [name for device in entry.payload["devices"] for name in device["cdi_device_ids"]]
+        for name in ids:
+            if name not in registry.devices:
+                return False
+            registered = registry.devices[name]
+            mounts = registered.device.container_edits.mounts + registered.spec.container_edits.mounts
+            if not all(Path(mount.host_path).exists() for mount in mounts):
+                return False
+        return bool(ids)
+
+
+def result(device: str, request: str = "gpus", **more: Any) -> dict[str, Any]:
+    return {"request": request, "driver": DRIVER, "pool": POOL, "device": device, **more}
+
+
+def claim(uid: str, *devices: str | dict[str, Any], config: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """A ResourceClaim as the API server returns it, allocated."""
+    results = [result(device) if isinstance(device, str) else device for device in devices]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": f"claim-{uid}", "namespace": "default", "uid": uid, "resourceVersion": "7"},
+        "spec": {"devices": {"requests": [{"name": "gpus", "exactly": {"deviceClassName": "gpu"}}]}},
+        "status": {"allocation": {"devices": {"results": results, "config": list(config)}}},
+    }
+
+
+def partition(size: int = 2, requests: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+    version, kind = Partitions.kind
+    parameters = {"apiVersion": version, "kind": kind, "size": size, **more}
+    entry = {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": parameters}}
+    return entry | ({"requests": list(requests)} if requests else {})
