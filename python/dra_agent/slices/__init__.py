@@ -1,1 +1,10 @@
-"""From the inventory to the ResourceSlices that describe it."""
+"""From an inventory to the ResourceSlices that should be published, and the writes that lead there.
+
+It publishes nothing: an API server's publisher and standalone mode's store do.
+"""
+
+from __future__ import annotations
+
+from dra_agent.slices.desired import DesiredSlices, SliceProblem, Write, desired_slices, diff_slices
+
+__all__ = ["DesiredSlices", "SliceProblem", "Write", "desired_slices", "diff_slices"]

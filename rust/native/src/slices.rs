@@ -1,5 +1,42 @@
-use pyo3::prelude::*;
+//! Python's face of `dra-slices`: what to publish, and the writes that lead there.
 
-pub(crate) fn register(_module: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+use dra_api::ResourceSlice;
+use dra_slices::{Inventory, desire, diff};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use serde::Serialize;
+
+fn invalid(error: impl std::fmt::Display) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+#[derive(Serialize)]
+struct Writes {
+    writes: Vec<dra_slices::Write>,
+}
+
+/// The slices that an inventory should be published as, and what had to be left out.
+#[pyfunction]
+fn desired_slices(py: Python<'_>, inventory: &[u8]) -> PyResult<Vec<u8>> {
+    py.detach(|| {
+        let inventory: Inventory = serde_json::from_slice(inventory).map_err(invalid)?;
+        let desired = desire(&inventory).map_err(invalid)?;
+        serde_json::to_vec(&desired).map_err(invalid)
+    })
+}
+
+/// The writes that lead from the published slices to the desired ones; both are lists of ResourceSlices.
+#[pyfunction]
+fn diff_slices(py: Python<'_>, desired: &[u8], published: &[u8]) -> PyResult<Vec<u8>> {
+    py.detach(|| {
+        let desired: Vec<ResourceSlice> = serde_json::from_slice(desired).map_err(invalid)?;
+        let published: Vec<ResourceSlice> = serde_json::from_slice(published).map_err(invalid)?;
+        let writes = diff(&desired, &published);
+        serde_json::to_vec(&Writes { writes }).map_err(invalid)
+    })
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(desired_slices, module)?)?;
+    module.add_function(wrap_pyfunction!(diff_slices, module)?)
 }

@@ -120,10 +120,7 @@ fn placement(spec: &ResourceSliceSpec, path: &Path<'_>, report: &mut Report) {
 
 fn devices(spec: &ResourceSliceSpec, path: &Path<'_>, report: &mut Report) {
     let featured = spec.devices.iter().any(|device| {
-        let list = device
-            .attributes
-            .values()
-            .any(device::is_list);
+        let list = device.attributes.values().any(device::is_list);
         list || !device.taints.is_empty() || !device.consumes_counters.is_empty()
     });
     let limit = if featured {

@@ -1,0 +1,115 @@
+"""An inventory's devices handed to the Rust part that shards, orders, checks and compares slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from dra_agent import _native
+from dra_agent.errors import PermanentError
+from dra_agent.inventory.device import FAMILIES, Inventory, pool_name
+
+Slice = dict[str, Any]
+"""A resource.k8s.io/v1 ResourceSlice as JSON values."""
+
+Naming = Literal["generated", "fixed"]
+"""generated: the API server completes `generateName`. fixed: names are complete, for a store that generates none."""
+
+
+class SliceProblem(msgspec.Struct, frozen=True):
+    """A device (or, where `device` is empty, a counter set) that is left out because the API would refuse it."""
+
+    pool: str
+    device: str
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        where = f"{self.pool}/{self.device}" if self.device else self.pool
+        return f"{where}: {self.field + ': ' if self.field else ''}{self.message}"
+
+
+class DesiredSlices(msgspec.Struct, frozen=True):
+    """What should be published."""
+
+    slices: list[Slice]
+    """In the order in which the scheduler walks them."""
+    problems: list[SliceProblem]
+
+
+class Write(msgspec.Struct, frozen=True):
+    """One write that brings what is published nearer to what is desired."""
+
+    op: Literal["create", "update", "delete"]
+    slice: Slice
+    """What to write; for a deletion, what is published."""
+    reason: str
+    """For people: which devices came, went or changed."""
+
+
+class _Writes(msgspec.Struct, frozen=True):
+    writes: list[Write]
+
+
+def desired_slices(
+    inventory: Inventory,
+    *,
+    node: str,
+    driver: str,
+    published: Sequence[Slice] = (),
+    naming: Naming = "generated",
+    owner: dict[str, Any] | None = None,
+) -> DesiredSlices:
+    """Say which slices the inventory should be published as: one pool per family, at most 64 devices per slice.
+
+    `published` are the driver's slices of this node as they are now: devices keep their slice, and slices their name,
+    generation and the times of their taints, so that little has to be written. `owner` is the ownerReference of new
+    slices.
+
+    Raises PermanentError where the node's or the driver's name is one that the API would refuse.
+    """
+    pools = [_pool(inventory, node, family) for family in FAMILIES if inventory.family(family)]
+    request: dict[str, Any] = {
+        "driver": driver,
+        "node": node,
+        "pools": pools,
+        "published": list(published),
+        "naming": naming,
+    }
+    if owner is not None:
+        request["owner"] = owner
+    try:
+        answer = _native.desired_slices(msgspec.json.encode(request))
+    except ValueError as error:
+        raise PermanentError(f"the devices of node {node!r} cannot be published: {error}") from error
+    return msgspec.json.decode(answer, type=DesiredSlices)
+
+
+def diff_slices(desired: Sequence[Slice], published: Sequence[Slice]) -> list[Write]:
+    """Say what to write, in the order in which to write it: deletions, updates, creations.
+
+    `published` holds this driver's slices of this node only: one that is not desired is deleted.
+    """
+    answer = _native.diff_slices(msgspec.json.encode(list(desired)), msgspec.json.encode(list(published)))
+    return msgspec.json.decode(answer, type=_Writes).writes
+
+
+def _pool(inventory: Inventory, node: str, family: Any) -> dict[str, Any]:
+    devices = [
+        {
+            "order": {
+                "numa_node": device.numa_node,
+                "pcie_switch": device.pcie_switch,
+                "pci_address": device.pci_address,
+            },
+            "device": device.to_api(),
+        }
+        for device in inventory.family(family)
+    ]
+    return {
+        "name": pool_name(node, family),
+        "devices": devices,
+        "counter_sets": list(inventory.counter_sets.get(family, ())),
+    }

@@ -1,0 +1,91 @@
+//! Leaves out what the API server would refuse, so that one bad device never costs a pool.
+
+use std::collections::{HashMap, HashSet};
+
+use dra_api::validate::{validate_counter_set, validate_device};
+use dra_api::{CounterSet, Device};
+
+use crate::inventory::{DeviceInput, PoolInput, Problem};
+
+/// The devices and counter sets of a pool that can be published; the rest is reported.
+pub(crate) fn sound<'a>(
+    pool: &'a PoolInput,
+    problems: &mut Vec<Problem>,
+) -> (Vec<&'a DeviceInput>, Vec<&'a CounterSet>) {
+    let mut report = |device: &str, field: String, message: String| {
+        problems.push(Problem {
+            pool: pool.name.clone(),
+            device: device.to_owned(),
+            field,
+            message,
+        });
+    };
+    let mut sets: HashMap<&str, &CounterSet> = HashMap::new();
+    let mut kept_sets = Vec::new();
+    for set in &pool.counter_sets {
+        let mut errors: Vec<(String, String)> = validate_counter_set(set)
+            .into_iter()
+            .map(|error| {
+                (
+                    format!("sharedCounters[{}].{}", set.name, error.field),
+                    error.message,
+                )
+            })
+            .collect();
+        if sets.contains_key(set.name.as_str()) {
+            errors.push((
+                format!("sharedCounters[{}]", set.name),
+                "is there twice".to_owned(),
+            ));
+        }
+        if errors.is_empty() {
+            sets.insert(&set.name, set);
+            kept_sets.push(set);
+        }
+        errors
+            .into_iter()
+            .for_each(|(field, message)| report("", field, message));
+    }
+    let mut names = HashSet::new();
+    let mut kept = Vec::new();
+    for input in &pool.devices {
+        let device = &input.device;
+        let mut errors: Vec<(String, String)> = validate_device(device)
+            .into_iter()
+            .map(|error| (error.field, error.message))
+            .collect();
+        errors.extend(unknown_counters(device, &sets));
+        if !names.insert(device.name.as_str()) {
+            errors.push(("name".to_owned(), "is there twice in the pool".to_owned()));
+        }
+        if errors.is_empty() {
+            kept.push(input);
+        }
+        errors
+            .into_iter()
+            .for_each(|(field, message)| report(&device.name, field, message));
+    }
+    (kept, kept_sets)
+}
+
+/// Counters that a device takes from but its pool does not have: they would make the whole pool invalid.
+fn unknown_counters(device: &Device, sets: &HashMap<&str, &CounterSet>) -> Vec<(String, String)> {
+    let mut errors = Vec::new();
+    for (index, consumption) in device.consumes_counters.iter().enumerate() {
+        let field = format!("consumesCounters[{index}]");
+        let Some(set) = sets.get(consumption.counter_set.as_str()) else {
+            let message = format!("the pool has no counter set {:?}", consumption.counter_set);
+            errors.push((format!("{field}.counterSet"), message));
+            continue;
+        };
+        for name in consumption
+            .counters
+            .keys()
+            .filter(|name| !set.counters.contains_key(*name))
+        {
+            let message = format!("the counter set {:?} has no such counter", set.name);
+            errors.push((format!("{field}.counters[{name}]"), message));
+        }
+    }
+    errors
+}

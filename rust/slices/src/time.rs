@@ -1,0 +1,56 @@
+//! Times of taints: RFC 3339, in whole seconds.
+
+/// Seconds since 1970, rounded to the nearest; none where the text is not RFC 3339.
+pub(crate) fn seconds(text: &str) -> Option<i64> {
+    let (date, rest) = text.split_once(['T', 't'])?;
+    let mut date = date.splitn(3, '-').map(|part| part.parse::<i64>().ok());
+    let (year, month, day) = (date.next()??, date.next()??, date.next()??);
+    let zone = rest.find(['Z', 'z', '+', '-'])?;
+    let (clock, zone) = rest.split_at(zone);
+    let (clock, fraction) = clock.split_once('.').unwrap_or((clock, "0"));
+    let mut clock = clock.splitn(3, ':').map(|part| part.parse::<i64>().ok());
+    let (hour, minute, second) = (clock.next()??, clock.next()??, clock.next()??);
+    let half = i64::from(fraction.bytes().next().is_some_and(|digit| digit >= b'5'));
+    let days = days_since_1970(year, month, day)?;
+    Some(days * 86_400 + hour * 3_600 + minute * 60 + second + half - offset(zone)?)
+}
+
+fn offset(zone: &str) -> Option<i64> {
+    if zone.eq_ignore_ascii_case("z") {
+        return Some(0);
+    }
+    let sign = if zone.starts_with('-') { -1 } else { 1 };
+    let (hours, minutes) = zone.get(1..)?.split_once(':')?;
+    Some(sign * (hours.parse::<i64>().ok()? * 3_600 + minutes.parse::<i64>().ok()? * 60))
+}
+
+/// Days in the proleptic Gregorian calendar, counted in years that start in March so that the leap day is the last.
+fn days_since_1970(year: i64, month: i64, day: i64) -> Option<i64> {
+    if !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+        return None;
+    }
+    let year = if month > 2 { year } else { year - 1 };
+    let month = (month + 9) % 12;
+    let leap_days = year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
+    Some(year * 365 + leap_days + (month * 153 + 2) / 5 + day - 1 - 719_468)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::seconds;
+
+    #[test]
+    fn reads_what_the_api_server_writes() {
+        assert_eq!(seconds("1970-01-01T00:00:00Z"), Some(0));
+        assert_eq!(seconds("2024-02-29T12:00:00Z"), Some(1_709_208_000));
+        assert_eq!(
+            seconds("2026-11-21T08:26:00+01:00"),
+            seconds("2026-11-21T07:26:00Z")
+        );
+        assert_eq!(
+            seconds("2026-11-21T08:26:00.6Z"),
+            seconds("2026-11-21T08:26:01Z")
+        );
+        assert_eq!(seconds("yesterday"), None);
+    }
+}
