@@ -122,3 +122,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(CLAIM))
     assert load_objects("-")[0].file == "standard input"
+
+
+def test_a_mistake_in_an_expression_is_found_before_anything_runs() -> None:
+    text = CLAIM + "        selectors:\n        - cel: {expression: 'device.driver = \"x\"'}\n"
+    assert refused(text).startswith(
+        "claim.yaml:14: spec.devices.requests[0].exactly.selectors[0].cel.expression: does not compile: 1:15: "
+    )
+    assert "undeclared" in refused(text.replace('device.driver = "x"', "devise.driver == 1"))

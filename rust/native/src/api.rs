@@ -1,7 +1,7 @@
-//! Python's face of `dra-api`: validation of objects and the arithmetic of quantities.
+//! Python's face of `dra-api`: validation of objects, their CEL included, and the arithmetic of quantities.
 
-use dra_api::Quantity;
-use dra_api::validate;
+use dra_api::{FieldError, Quantity, validate};
+use dra_cel::Program;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use serde_json::Value;
@@ -19,7 +19,15 @@ fn quantity(text: &str) -> PyResult<Quantity> {
 fn validate_object(py: Python<'_>, object: &[u8]) -> PyResult<Vec<u8>> {
     py.detach(|| {
         let object: Value = serde_json::from_slice(object).map_err(invalid)?;
-        let verdict = validate::validate_object(&object);
+        let mut verdict = validate::validate_object(&object);
+        for expression in verdict.expressions {
+            if let Err(error) = Program::compile(&expression.text) {
+                let message = format!("does not compile: {error}");
+                verdict
+                    .errors
+                    .push(FieldError::new(expression.field, message));
+            }
+        }
         serde_json::to_vec(&verdict.errors).map_err(invalid)
     })
 }
