@@ -129,4 +129,4 @@ def test_a_mistake_in_an_expression_is_found_before_anything_runs() -> None:
     assert refused(text).startswith(
         "claim.yaml:14: spec.devices.requests[0].exactly.selectors[0].cel.expression: does not compile: 1:15: "
     )
-    assert "undeclared" in refused(text.replace('device.driver = "x"', "devise.driver == 1"))
+    assert "unknown name" in refused(text.replace('device.driver = "x"', "devise.driver == 1"))
