@@ -1,0 +1,181 @@
+"""`dra-agent claim apply|get|list|delete|wait`: claims without Kubernetes, in the API's own YAML."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from dra_agent.cli.output import add_output_flag
+
+DEFAULT_NAMESPACE = "default"
+WAIT = 30.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the verbs."""
+    from dra_agent.cli.connection import add_connection_flags
+
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+    apply = verbs.add_parser("apply", help="create DeviceClasses and ResourceClaims")
+    apply.add_argument(
+        "-f", "--filename", action="append", required=True, help="YAML or JSON file; - reads standard input"
+    )
+
+    listing = verbs.add_parser("list", help="show every claim")
+    listing.add_argument("--classes", action="store_true", help="show the DeviceClasses instead")
+
+    get = verbs.add_parser("get", help="show one claim and its CDI ids")
+    wait = verbs.add_parser("wait", help="wait until a claim is prepared; exit 1 if that does not happen in time")
+    delete = verbs.add_parser("delete", help="release claims")
+    for verb in (get, wait):
+        verb.add_argument("name")
+    delete.add_argument("name", nargs="*")
+    delete.add_argument("-f", "--filename", action="append", default=[], help="delete what this file describes")
+    delete.add_argument("--class", action="store_true", dest="is_class", help="the names are those of DeviceClasses")
+    for verb in (wait, delete):
+        verb.add_argument("--timeout", type=_seconds, default=WAIT, help=f"seconds to wait (default {WAIT:.0f})")
+    for verb in (get, wait, delete):
+        verb.add_argument("-n", "--namespace", default=DEFAULT_NAMESPACE)
+    for verb in (apply, listing, get, wait, delete):
+        add_connection_flags(verb)
+        add_output_flag(verb)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the verb says."""
+    verbs = {"apply": _apply, "list": _list, "get": _get, "wait": _wait, "delete": _delete}
+    return verbs[args.verb](args)
+
+
+def _apply(args: argparse.Namespace) -> int:
+    from dra_agent.cli.connection import connect
+    from dra_agent.cli.output import emit
+    from dra_agent.objects import load_objects
+    from dra_agent.standalone.wire import Apply
+
+    objects = [loaded.value for filename in args.filename for loaded in load_objects(filename)]
+    with connect(args) as agent:
+        applied = agent.ask(Apply(objects))
+    if args.output != "table":
+        emit(applied, args.output)
+    else:
+        for done in applied:
+            print(_sentence(done))
+    claims = [done["claim"] for done in applied if done.get("claim")]
+    return 0 if all(claim["fits_empty_host"] and claim["phase"] != "Failed" for claim in claims) else 1
+
+
+def _sentence(done: dict[str, Any]) -> str:
+    claim = done.get("claim")
+    if claim is None:
+        return f"deviceclass/{done['name']} {done['action']}"
+    text = f"resourceclaim/{done['name']} {done['action']}: {claim['phase'].lower()}"
+    if claim["message"]:
+        text += f": {claim['message']}"
+    for device in claim["devices"]:
+        text += f"\n  {', '.join(device['requests'])}: {device['device']}  {'  '.join(device['cdi_device_ids'])}"
+    return text
+
+
+def _list(args: argparse.Namespace) -> int:
+    from dra_agent.cli.connection import connect
+    from dra_agent.cli.output import emit, table
+    from dra_agent.standalone.wire import ListClaims, ListClasses
+
+    with connect(args) as agent:
+        items = agent.ask(ListClasses() if args.classes else ListClaims())
+    if args.output != "table":
+        emit(items, args.output)
+    elif args.classes:
+        table(["name", "selectors"], ([c["metadata"]["name"], _selectors(c)] for c in items))
+    else:
+        _print_claims(items)
+    return 0
+
+
+def _selectors(device_class: dict[str, Any]) -> str:
+    selectors = device_class["spec"].get("selectors", [])
+    return "\n".join(s["cel"]["expression"].strip() for s in selectors if "cel" in s)
+
+
+def _print_claims(claims: list[dict[str, Any]]) -> None:
+    from dra_agent.cli.output import table
+
+    table(
+        ["namespace", "name", "phase", "devices", "why"],
+        (
+            [c["namespace"], c["name"], c["phase"], "\n".join(d["device"] for d in c["devices"]), c["message"]]
+            for c in claims
+        ),
+    )
+
+
+def _get(args: argparse.Namespace) -> int:
+    from dra_agent.cli.connection import connect
+    from dra_agent.standalone.wire import Get
+
+    with connect(args) as agent:
+        claim = agent.ask(Get(args.namespace, args.name))
+    _show(claim, args.output)
+    return 0
+
+
+def _wait(args: argparse.Namespace) -> int:
+    from dra_agent.cli.connection import connect
+    from dra_agent.cli.output import progress
+    from dra_agent.standalone.wire import Get
+
+    with connect(args) as agent, progress(f"waiting for claim {args.name}"):
+        claim = agent.ask(Get(args.namespace, args.name, args.timeout))
+    _show(claim, args.output)
+    return 0 if claim["phase"] == "Prepared" else 1
+
+
+def _show(claim: dict[str, Any], output: str) -> None:
+    from dra_agent.cli.output import emit
+
+    if output != "table":
+        emit(claim, output)
+        return
+    _print_claims([claim])
+    for cdi_id in claim["cdi_device_ids"]:
+        print(f"--device {cdi_id}")
+
+
+def _delete(args: argparse.Namespace) -> int:
+    from dra_agent.cli.connection import connect
+    from dra_agent.cli.output import emit, progress
+    from dra_agent.errors import UsageError
+    from dra_agent.objects import load_objects
+    from dra_agent.standalone.wire import Delete
+
+    kind = "DeviceClass" if args.is_class else "ResourceClaim"
+    targets = [(kind, name, args.namespace) for name in args.name]
+    for filename in args.filename:
+        for loaded in load_objects(filename):
+            namespace = loaded.value["metadata"].get("namespace") or DEFAULT_NAMESPACE
+            targets.append((loaded.kind, loaded.name, namespace))
+    if not targets:
+        raise UsageError("nothing to delete", todo="give names, or a file with -f")
+    outcomes = []
+    # Claims first: a class that goes away early would leave the claims behind it unexplained.
+    targets.sort(key=lambda target: target[0] == "DeviceClass")
+    with connect(args) as agent, progress("releasing"):
+        for target_kind, name, namespace in targets:
+            gone = agent.ask(Delete(target_kind, name, namespace, args.timeout))
+            outcomes.append({"kind": target_kind, "name": name, "namespace": namespace, "deleted": gone})
+    if args.output != "table":
+        emit(outcomes, args.output)
+    else:
+        for outcome in outcomes:
+            done = "deleted" if outcome["deleted"] else "is still being released"
+            print(f"{outcome['kind'].lower()}/{outcome['name']} {done}")
+    return 0 if all(outcome["deleted"] for outcome in outcomes) else 1
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 3600 seconds")
+    return value

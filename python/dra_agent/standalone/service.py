@@ -1,0 +1,169 @@
+"""Standalone mode as one running part: store, queue and socket, and the loop that moves claims along.
+
+Allocating and preparing happen on one worker thread, so that the event loop never waits for a disk or a vendor library.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from dra_agent.errors import PermanentError
+from dra_agent.standalone.claim import DEFAULT_NAMESPACE, Applied
+from dra_agent.standalone.ports import Allocate, Object, Preparer
+from dra_agent.standalone.queue import CLAIM, CLASS, ClaimQueue
+from dra_agent.standalone.server import Server
+from dra_agent.standalone.store import Store
+from dra_agent.standalone.wire import SOCKET, Apply, Delete, Get, ListClaims, ListClasses, Request, State
+
+log = logging.getLogger(__name__)
+
+LONGEST_WAIT = 3600.0
+_T = TypeVar("_T")
+
+
+class StandaloneService:
+    """The API server's, the scheduler's and the kubelet's place on a host without Kubernetes."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        node: str,
+        driver: str,
+        slices: Callable[[], list[Object]],
+        preparer: Preparer,
+        allocate: Allocate,
+        validate: Callable[[Object], list[str]],
+    ) -> None:
+        """`slices` gives the ResourceSlices as they are now; `validate` what is wrong with an object, if anything."""
+        self.socket = state_dir / SOCKET
+        self.store = Store(state_dir)
+        self._node = node
+        self._driver = driver
+        self._slices = slices
+        self._validate = validate
+        self.queue = ClaimQueue(
+            self.store, node=node, slices=slices, allocate=allocate, preparer=preparer, clock=time.monotonic
+        )
+        self._server = Server(self.socket, self._handle)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="claims")
+        self._wake = asyncio.Event()
+        self._moved = asyncio.Condition()
+        self._loop_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Bring the claims that are there back to where they were, then listen."""
+        await self._step()
+        await self._server.start()
+        self._loop_task = asyncio.create_task(self._run(), name="claims")
+
+    async def stop(self) -> None:
+        """Stop; prepared claims stay prepared."""
+        await self._server.stop()
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await asyncio.gather(self._loop_task, return_exceptions=True)
+        self._worker.shutdown(wait=True)
+        self.store.close()
+
+    def devices_changed(self) -> None:
+        """Have waiting claims tried again: a device came, went, or changed. Call it on the event loop."""
+        self._wake.set()
+
+    async def _run(self) -> None:
+        retry: float | None = None
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), retry)
+            self._wake.clear()
+            try:
+                retry = await self._step()
+            except Exception:  # whatever one claim does, the others must go on
+                log.exception("claims could not be moved along")
+                retry = 5.0
+
+    async def _step(self) -> float | None:
+        retry = await self._work(self.queue.step)
+        async with self._moved:
+            self._moved.notify_all()
+        return retry
+
+    async def _work(self, call: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, call)
+
+    async def _handle(self, request: Request) -> Any:
+        match request:
+            case Apply():
+                return await self._apply(request)
+            case Get(namespace, name, wait):
+                return await self._get(namespace, name, min(wait, LONGEST_WAIT))
+            case ListClaims():
+                return await self._work(self.queue.views)
+            case ListClasses():
+                return await self._work(self.queue.classes)
+            case Delete():
+                return await self._delete(request)
+            case State():
+                return await self._work(self._state)
+
+    async def _apply(self, request: Apply) -> list[Applied]:
+        problems = [problem for value in request.objects for problem in self._validate(value)]
+        if problems:
+            raise PermanentError("\n".join(problems))
+        applied = await self._work(lambda: self.queue.apply(request.objects))
+        await self._step()
+        return await self._work(lambda: [self._with_view(done) for done in applied])
+
+    def _with_view(self, done: Applied) -> Applied:
+        if done.kind != CLAIM:
+            return done
+        return msgspec.structs.replace(done, claim=self.queue.view(done.namespace, done.name))
+
+    async def _get(self, namespace: str, name: str, wait: float) -> Any:
+        deadline = asyncio.get_running_loop().time() + wait
+        while True:
+            view = await self._work(lambda: self.queue.view(namespace, name))
+            left = deadline - asyncio.get_running_loop().time()
+            if view.phase in ("Prepared", "Failed") or left <= 0:
+                return view
+            await self._moves(left)
+
+    async def _delete(self, request: Delete) -> bool:
+        if request.kind == CLASS:
+            await self._work(lambda: self.queue.delete_class(request.name))
+            return True
+        namespace = request.namespace or DEFAULT_NAMESPACE
+        await self._work(lambda: self.queue.delete(namespace, request.name))
+        await self._step()
+        deadline = asyncio.get_running_loop().time() + min(request.wait, LONGEST_WAIT)
+        while self.store.get(CLAIM, namespace, request.name) is not None:
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                return False
+            await self._moves(left)
+        return True
+
+    async def _moves(self, at_most: float) -> None:
+        async with self._moved:
+            try:
+                await asyncio.wait_for(self._moved.wait(), at_most)
+            except TimeoutError:
+                return
+
+    def _state(self) -> Object:
+        return {
+            "node": self._node,
+            "driver": self._driver,
+            "classes": self.queue.classes(),
+            "slices": self._slices(),
+            "allocated": self.queue.allocated(),
+        }

@@ -1,0 +1,172 @@
+"""The store that stands in for the API server: DeviceClasses and ResourceClaims, durable before they are answered.
+
+It keeps objects and the order in which claims came; it knows nothing of what they mean.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dra_agent.errors import RetryableError
+
+log = logging.getLogger(__name__)
+
+FILE = "objects.db"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS objects (
+    position INTEGER PRIMARY KEY AUTOINCREMENT,
+    kind TEXT NOT NULL,
+    namespace TEXT NOT NULL,
+    name TEXT NOT NULL,
+    body BLOB NOT NULL,
+    UNIQUE (kind, namespace, name)
+)
+"""
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """One object with its place in the order of arrival."""
+
+    position: int
+    value: dict[str, Any]
+
+
+class Store:
+    """Objects by kind, namespace and name. Safe for threads; every change is on disk when its call returns."""
+
+    def __init__(self, directory: Path) -> None:
+        """Open the store of a state directory, which must exist.
+
+        A file that is damaged is set aside, what can still be read of it is kept, and `problems` says so.
+        Raises RetryableError where the directory cannot be written.
+        """
+        self.path = directory / FILE
+        self.problems: list[str] = []
+        self._lock = threading.Lock()
+        try:
+            self._connection = _open(self.path)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):
+                raise _refused(self.path, error) from error
+            self._connection = self._replace(str(error))
+
+    def put(self, kind: str, namespace: str, name: str, value: dict[str, Any]) -> None:
+        """Keep an object; one that was there before keeps its place in the order."""
+        with self._writing() as connection:
+            connection.execute(
+                "INSERT INTO objects (kind, namespace, name, body) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (kind, namespace, name) DO UPDATE SET body = excluded.body",
+                (kind, namespace, name, msgspec.json.encode(value)),
+            )
+
+    def delete(self, kind: str, namespace: str, name: str) -> bool:
+        """Forget an object; False if it was not there."""
+        with self._writing() as connection:
+            cursor = connection.execute(
+                "DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", (kind, namespace, name)
+            )
+            return cursor.rowcount > 0
+
+    def get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        """Find one object."""
+        with self._lock:
+            row = self._connection.execute(
+                "SELECT body FROM objects WHERE kind = ? AND namespace = ? AND name = ?", (kind, namespace, name)
+            ).fetchone()
+        value: dict[str, Any] | None = msgspec.json.decode(row[0]) if row else None
+        return value
+
+    def list(self, kind: str) -> list[Stored]:
+        """Give every object of a kind in the order in which they came."""
+        with self._lock:
+            rows = self._connection.execute(
+                "SELECT position, body FROM objects WHERE kind = ? ORDER BY position", (kind,)
+            ).fetchall()
+        return [Stored(position, msgspec.json.decode(body)) for position, body in rows]
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._connection.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            try:
+                with self._connection:
+                    yield self._connection
+            except sqlite3.DatabaseError as error:
+                raise _refused(self.path, error) from error
+
+    def _replace(self, reason: str) -> sqlite3.Connection:
+        number = 1
+        while (aside := self.path.with_name(f"{FILE}.corrupt-{number}")).exists():
+            number += 1
+        self.path.rename(aside)
+        for suffix in ("-wal", "-shm"):
+            beside = self.path.with_name(FILE + suffix)
+            if beside.exists():
+                beside.rename(aside.with_name(aside.name + suffix))
+        fresh = _open(self.path)
+        kept = 0
+        with fresh:
+            for row in _readable(aside):
+                fresh.execute("INSERT OR IGNORE INTO objects VALUES (?, ?, ?, ?, ?)", row)
+                kept += 1
+        problem = f"{self.path}: damaged ({reason}); set aside as {aside.name}, {kept} objects read out of it"
+        log.error("store damaged", extra={"path": str(self.path), "aside": aside.name, "kept": kept, "reason": reason})
+        self.problems.append(problem)
+        return fresh
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    # Autocommit is off: `with connection` is one transaction, and FULL makes its commit durable in WAL mode.
+    connection = sqlite3.connect(path, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(_SCHEMA)
+        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
+        for (body,) in connection.execute("SELECT body FROM objects"):
+            msgspec.json.decode(body, type=dict)
+    except msgspec.DecodeError as error:
+        connection.close()
+        raise sqlite3.DatabaseError(f"an object is not JSON: {error}") from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _readable(path: Path) -> Iterator[tuple[int, str, str, str, bytes]]:
+    """Read row by row what is whole in a damaged file; a damaged row costs only itself."""
+    try:
+        connection = sqlite3.connect(path)
+        (last,) = connection.execute("SELECT max(position) FROM objects").fetchone()
+    except sqlite3.DatabaseError:
+        return
+    for position in range(1, (last or 0) + 1):
+        try:
+            row = connection.execute("SELECT * FROM objects WHERE position = ?", (position,)).fetchone()
+            if row is not None:
+                msgspec.json.decode(row[4], type=dict)
+                yield row
+        except (sqlite3.DatabaseError, msgspec.DecodeError, TypeError):
+            continue
+    connection.close()
+
+
+def _refused(path: Path, error: sqlite3.Error) -> RetryableError:
+    return RetryableError(
+        f"cannot be written: {error}", where=str(path), todo="check free space and permissions of the state directory"
+    )

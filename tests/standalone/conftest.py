@@ -1,0 +1,114 @@
+"""A queue over a real store, with an allocator of two devices and a preparer that can be made to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_agent.errors import AgentError
+from dra_agent.standalone.queue import ClaimQueue
+from dra_agent.standalone.store import Store
+
+
+@dataclass
+class PreparedDevice:
+    request_names: tuple[str, ...]
+    pool: str
+    device: str
+    cdi_device_ids: tuple[str, ...]
+    share_id: str | None = None
+
+
+@dataclass
+class Preparer:
+    """Remembers what is prepared; `error` makes the next prepares fail."""
+
+    error: AgentError | None = None
+    release_error: AgentError | None = None
+    prepared: dict[str, list[str]] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+
+    def prepare(self, claim: dict[str, Any]) -> list[PreparedDevice]:
+        uid = claim["metadata"]["uid"]
+        self.calls.append(f"prepare {claim['metadata']['name']}")
+        if self.error is not None:
+            raise self.error
+        results = claim["status"]["allocation"]["devices"]["results"]
+        self.prepared[uid] = [result["device"] for result in results]
+        return [
+            PreparedDevice((r["request"],), r["pool"], r["device"], (f"x/claim={uid}-{r['device']}",)) for r in results
+        ]
+
+    def unprepare(self, uid: str) -> None:
+        if self.release_error is not None:
+            raise self.release_error
+        self.prepared.pop(uid, None)
+
+
+class Devices:
+    """An allocator that hands out whole devices by count; `free` may change at any time."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = list(names)
+
+    def allocate(
+        self, *, node: str, classes: list[Any], slices: list[Any], claims: list[Any], allocated: list[Any]
+    ) -> dict[str, Any]:
+        taken = {r["device"] for c in allocated for r in c["status"]["allocation"]["devices"]["results"]}
+        free = [name for name in self.names if name not in taken]
+        (claim,) = claims
+        request = claim["spec"]["devices"]["requests"][0]
+        count = request["exactly"].get("count", 1)
+        if request["exactly"]["deviceClassName"] not in {c["metadata"]["name"] for c in classes}:
+            return {"allocated": False, "results": [], "error": "no such class"}
+        if len(free) < count:
+            return {"allocated": False, "results": [], "error": None}
+        results = [
+            {"request": request["name"], "driver": "d", "pool": f"{node}/gpu", "device": name} for name in free[:count]
+        ]
+        return {"allocated": True, "results": [{"devices": {"results": results}}], "error": None}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def preparer() -> Preparer:
+    return Preparer()
+
+
+@pytest.fixture
+def devices() -> Devices:
+    return Devices("gpu-0", "gpu-1")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def queue(tmp_path: Path, preparer: Preparer, devices: Devices, clock: Clock) -> Iterator[ClaimQueue]:
+    store = Store(tmp_path)
+    queue = ClaimQueue(store, node="n", slices=list, allocate=devices.allocate, preparer=preparer, clock=clock)
+    queue.apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}])
+    yield queue
+    store.close()
+
+
+@pytest.fixture
+def claim() -> Any:
+    def make(name: str, count: int = 1, class_name: str = "gpu") -> dict[str, Any]:
+        request = {"name": "r", "exactly": {"deviceClassName": class_name, "count": count}}
+        return {"kind": "ResourceClaim", "metadata": {"name": name}, "spec": {"devices": {"requests": [request]}}}
+
+    return make

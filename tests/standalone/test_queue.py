@@ -1,0 +1,173 @@
+"""The way of a claim through the queue: waiting, allocated, prepared, failed, released."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.standalone.queue import ClaimQueue
+
+
+def phases(queue: ClaimQueue) -> dict[str, str]:
+    return {view.name: view.phase for view in queue.views()}
+
+
+def test_a_claim_that_fits_is_prepared_with_its_cdi_ids(queue: ClaimQueue, claim: Any) -> None:
+    queue.apply([claim("a", 2)])
+    queue.step()
+    view = queue.view("default", "a")
+    assert view.phase == "Prepared"
+    assert [device.device for device in view.devices] == ["gpu-0", "gpu-1"]
+    assert view.cdi_device_ids == (f"x/claim={view.uid}-gpu-0", f"x/claim={view.uid}-gpu-1")
+    assert view.claim["status"]["allocation"]["devices"]["results"][0]["pool"] == "n/gpu"
+
+
+def test_claims_that_do_not_fit_are_allocated_in_order_when_devices_come_free(queue: ClaimQueue, claim: Any) -> None:
+    queue.apply([claim("first", 2), claim("second"), claim("third"), claim("fourth")])
+    queue.step()
+    assert phases(queue) == {"first": "Prepared", "second": "Pending", "third": "Pending", "fourth": "Pending"}
+    assert queue.view("default", "second").message == "waits for devices that other claims hold"
+    queue.delete("default", "first")
+    queue.step()
+    assert phases(queue) == {"second": "Prepared", "third": "Prepared", "fourth": "Pending"}
+
+
+def test_a_small_claim_passes_one_that_does_not_fit_but_the_older_is_asked_first(queue: ClaimQueue, claim: Any) -> None:
+    queue.apply([claim("holder"), claim("big", 2), claim("small")])
+    queue.step()
+    assert phases(queue) == {"holder": "Prepared", "big": "Pending", "small": "Prepared"}
+    queue.apply([claim("late")])
+    queue.delete("default", "holder")
+    queue.delete("default", "small")
+    queue.step()
+    assert phases(queue) == {"big": "Prepared", "late": "Pending"}
+
+
+def test_a_claim_that_this_host_can_never_satisfy_says_so(queue: ClaimQueue, claim: Any) -> None:
+    queue.apply([claim("holder"), claim("huge", 3)])
+    queue.step()
+    view = queue.view("default", "huge")
+    assert view.phase == "Pending"
+    assert not view.fits_empty_host
+    assert "even if nothing else were claimed" in view.message
+    assert queue.view("default", "holder").fits_empty_host
+
+
+def test_an_error_of_the_allocation_is_the_reason_and_is_over_once_it_is_mended(queue: ClaimQueue, claim: Any) -> None:
+    queue.apply([claim("a", class_name="later")])
+    queue.step()
+    assert queue.view("default", "a").message == "no such class"
+    queue.apply([{"kind": "DeviceClass", "metadata": {"name": "later"}, "spec": {}}])
+    queue.step()
+    assert phases(queue) == {"a": "Prepared"}
+
+
+def test_a_failed_prepare_keeps_the_allocation_and_is_tried_again_later_each_time(
+    queue: ClaimQueue, claim: Any, preparer: Any, clock: Any
+) -> None:
+    preparer.error = RetryableError("the library hangs", where="gpu-0")
+    queue.apply([claim("a")])
+    waits = []
+    for _ in range(8):
+        wait = queue.step()
+        assert wait is not None
+        waits.append(wait)
+        clock.now += wait
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert queue.view("default", "a").phase == "Allocated"
+    assert "gpu-0: the library hangs; next try in 60 s" in queue.view("default", "a").message
+    preparer.error = None
+    assert queue.step() is None
+    assert phases(queue) == {"a": "Prepared"}
+
+
+def test_a_failing_claim_does_not_hold_up_its_neighbour(queue: ClaimQueue, claim: Any, preparer: Any) -> None:
+    preparer.error = RetryableError("no")
+    queue.apply([claim("bad")])
+    queue.step()
+    preparer.error = None
+    queue.apply([claim("good")])
+    queue.step()
+    assert phases(queue) == {"bad": "Allocated", "good": "Prepared"}
+
+
+def test_a_claim_that_can_never_be_prepared_gives_its_device_back_and_is_tried_when_applied_anew(
+    queue: ClaimQueue, claim: Any, preparer: Any
+) -> None:
+    preparer.error = PermanentError("unknown field", where="spec.devices.config[0]")
+    queue.apply([claim("bad", 2)])
+    queue.step()
+    assert queue.view("default", "bad").phase == "Failed"
+    assert queue.view("default", "bad").message == "spec.devices.config[0]: unknown field"
+    preparer.error = None
+    queue.apply([claim("other", 2)])
+    queue.step()
+    assert phases(queue) == {"bad": "Failed", "other": "Prepared"}
+    queue.delete("default", "other")
+    queue.apply([claim("bad", 2)])
+    queue.step()
+    assert phases(queue) == {"bad": "Prepared"}
+
+
+def test_a_release_that_fails_keeps_the_claim_and_its_devices_until_it_succeeds(
+    queue: ClaimQueue, claim: Any, preparer: Any, clock: Any
+) -> None:
+    queue.apply([claim("a", 2), claim("b")])
+    queue.step()
+    preparer.release_error = RetryableError("busy")
+    queue.delete("default", "a")
+    queue.step()
+    assert phases(queue) == {"a": "Deleting", "b": "Pending"}
+    preparer.release_error = None
+    clock.now += 1
+    queue.step()
+    assert phases(queue) == {"b": "Prepared"}
+
+
+def test_applying_twice_changes_nothing_and_a_changed_spec_is_refused(queue: ClaimQueue, claim: Any) -> None:
+    assert queue.apply([claim("a")])[0].action == "created"
+    queue.step()
+    uid = queue.view("default", "a").uid
+    assert queue.apply([claim("a")])[0].action == "unchanged"
+    with pytest.raises(PermanentError, match="spec cannot be changed.*claim delete a -n default"):
+        queue.apply([claim("a", 2)])
+    assert queue.view("default", "a").uid == uid
+
+
+def test_objects_are_applied_all_or_none(queue: ClaimQueue, claim: Any) -> None:
+    queue.apply([claim("a")])
+    with pytest.raises(PermanentError):
+        queue.apply([claim("b"), claim("a", 2)])
+    with pytest.raises(PermanentError, match="Pod is nothing that the agent keeps"):
+        queue.apply([claim("b"), {"kind": "Pod", "metadata": {"name": "p"}}])
+    assert list(phases(queue)) == ["a"]
+
+
+def test_a_claim_whose_status_a_user_wrote_is_not_believed(queue: ClaimQueue, claim: Any) -> None:
+    lie = {"allocation": {"devices": {"results": [{"request": "r", "driver": "d", "pool": "n/gpu", "device": "mine"}]}}}
+    queue.apply([{**claim("a", 3), "status": lie}])
+    queue.step()
+    assert phases(queue) == {"a": "Pending"}
+
+
+def test_claims_lost_by_the_store_come_back_from_the_ledger_and_keep_their_devices(
+    queue: ClaimQueue, claim: Any
+) -> None:
+    held = {"pool": "n/gpu", "device": "gpu-0", "request": "r/sub", "share_id": None, "admin_access": False}
+    entry = {"uid": "u1", "namespace": "team", "name": "lost", "devices": [held]}
+    assert queue.restore([entry], "d") == ["team/lost"]
+    assert queue.restore([entry], "d") == []
+    queue.apply([claim("new")])
+    queue.step()
+    assert [device.device for device in queue.view("team", "lost").devices] == ["gpu-0"]
+    assert [device.device for device in queue.view("default", "new").devices] == ["gpu-1"]
+    assert queue.view("team", "lost").uid == "u1"
+
+
+def test_unknown_names_are_named(queue: ClaimQueue) -> None:
+    with pytest.raises(PermanentError, match="no claim x in namespace y"):
+        queue.view("y", "x")
+    with pytest.raises(PermanentError, match="no DeviceClass z"):
+        queue.delete_class("z")

@@ -1,0 +1,181 @@
+"""The socket, spoken to by the real client, with clients that behave badly beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_agent.errors import PermanentError, RetryableError, UsageError
+from dra_agent.standalone.client import Client
+from dra_agent.standalone.service import StandaloneService
+from dra_agent.standalone.wire import Apply, Delete, Get, ListClaims, ListClasses, State
+
+
+class Running:
+    """A service on an event loop in a thread of its own."""
+
+    def __init__(self, directory: Path, preparer: Any, devices: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+        async def make() -> StandaloneService:
+            service = StandaloneService(
+                directory,
+                node="n",
+                driver="d",
+                slices=list,
+                preparer=preparer,
+                allocate=devices.allocate,
+                validate=lambda value: ["spec: is missing"] if "spec" not in value else [],
+            )
+            await service.start()
+            return service
+
+        self.service = asyncio.run_coroutine_threadsafe(make(), self._loop).result(10)
+        self.path = self.service.socket
+
+    def devices_changed(self) -> None:
+        self._loop.call_soon_threadsafe(self.service.devices_changed)
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.service.stop(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path, preparer: Any, devices: Any) -> Iterator[Running]:
+    running = Running(tmp_path, preparer, devices)
+    with Client(running.path) as client:
+        client.ask(Apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}]))
+    yield running
+    running.stop()
+
+
+def test_a_claim_from_apply_to_release(agent: Running, claim: Any, preparer: Any) -> None:
+    with Client(agent.path) as client:
+        (applied,) = client.ask(Apply([claim("a")]))
+        assert applied["action"] == "created"
+        assert applied["claim"]["phase"] == "Prepared"
+        assert client.ask(Get("default", "a"))["cdi_device_ids"] == applied["claim"]["cdi_device_ids"]
+        assert [view["name"] for view in client.ask(ListClaims())] == ["a"]
+        assert [value["metadata"]["name"] for value in client.ask(ListClasses())] == ["gpu"]
+        assert len(client.ask(State())["allocated"]) == 1
+        assert client.ask(Delete("ResourceClaim", "a", "default", 5.0)) is True
+        assert client.ask(ListClaims()) == []
+    assert preparer.prepared == {}
+
+
+def test_waiting_ends_when_a_device_comes(agent: Running, claim: Any, devices: Any) -> None:
+    with Client(agent.path) as client, Client(agent.path) as waiting:
+        client.ask(Apply([claim("big", 3)]))
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.append(waiting.ask(Get("default", "big", 20.0))))
+        thread.start()
+        devices.names.append("gpu-2")
+        agent.devices_changed()
+        thread.join(10)
+    assert answers[0]["phase"] == "Prepared"
+
+
+def test_waiting_ends_in_time_without_one(agent: Running, claim: Any) -> None:
+    with Client(agent.path) as client:
+        client.ask(Apply([claim("big", 3)]))
+        assert client.ask(Get("default", "big", 0.1))["phase"] == "Pending"
+
+
+def test_a_killed_agents_claims_and_socket_are_taken_over(
+    tmp_path: Path, claim: Any, preparer: Any, devices: Any
+) -> None:
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(tmp_path / "agent.sock"))
+    left.close()
+    first = Running(tmp_path, preparer, devices)
+    with Client(first.path) as client:
+        client.ask(Apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}, claim("a"), claim("b", 2)]))
+    first.stop()
+    second = Running(tmp_path, preparer, devices)
+    with Client(second.path) as client:
+        assert [(v["name"], v["phase"]) for v in client.ask(ListClaims())] == [("a", "Prepared"), ("b", "Pending")]
+    second.stop()
+    assert not second.path.exists()
+
+
+def test_only_the_agents_own_user_may_speak_to_it(agent: Running) -> None:
+    assert stat.S_IMODE(agent.path.stat().st_mode) == 0o600
+
+
+def test_what_the_agent_cannot_do_is_raised_at_the_client(agent: Running, claim: Any) -> None:
+    with Client(agent.path) as client:
+        with pytest.raises(PermanentError, match="no claim nope"):
+            client.ask(Get("default", "nope"))
+        with pytest.raises(PermanentError, match="spec: is missing"):
+            client.ask(Apply([claim("good"), {"kind": "ResourceClaim", "metadata": {"name": "bad"}}]))
+        assert client.ask(ListClaims()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{}",
+        b"garbage",
+        b'{"op":"rm -rf"}',
+        b'{"op":"get","name":"a","namespace":"b","extra":1}',
+        b"[]",
+        b"\xff\xfe",
+        b"",
+    ],
+)
+def test_garbage_is_refused_and_the_connection_goes_on(agent: Running, line: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.settimeout(5)
+        raw.connect(str(agent.path))
+        raw.sendall(line + b"\n" + b'{"op":"list"}\n')
+        lines = raw.makefile("rb")
+        refused = json.loads(lines.readline())
+        assert refused["failure"]["family"] == "usage"
+        assert json.loads(lines.readline()) == {"result": []}
+        lines.close()
+
+
+def test_a_client_that_hangs_up_or_says_nothing_disturbs_nobody(agent: Running, claim: Any) -> None:
+    silent = socket.socket(socket.AF_UNIX)
+    silent.connect(str(agent.path))
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.connect(str(agent.path))
+        gone.sendall(b'{"op":"li')
+    with Client(agent.path) as client:
+        assert client.ask(Apply([claim("a")]))[0]["claim"]["phase"] == "Prepared"
+    silent.close()
+
+
+def test_no_agent_is_one_clear_message(tmp_path: Path) -> None:
+    with pytest.raises(RetryableError, match="no agent is running here.*dra-agent run --standalone"):
+        Client(tmp_path / "agent.sock")
+
+
+def test_a_path_that_no_socket_can_have_is_refused(tmp_path: Path, preparer: Any, devices: Any) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+
+    async def start() -> None:
+        service = StandaloneService(
+            long, node="n", driver="d", slices=list, preparer=preparer, allocate=devices.allocate, validate=lambda _: []
+        )
+        try:
+            await service.start()
+        finally:
+            await service.stop()
+
+    with pytest.raises(UsageError, match="longer than 107 bytes; choose a shorter --state-dir"):
+        asyncio.run(start())

@@ -1,0 +1,80 @@
+"""The store keeps what it answered, over restarts and damage."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from dra_agent.errors import RetryableError
+from dra_agent.standalone.store import FILE, Store
+
+
+def filled(directory: Path, count: int = 200) -> None:
+    store = Store(directory)
+    for number in range(count):
+        store.put("ResourceClaim", "ns", f"c{number}", {"number": number, "filler": "x" * 200})
+    store.close()
+
+
+def test_objects_keep_their_order_and_place_over_a_restart(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for name in ("b", "a", "c"):
+        store.put("K", "ns", name, {"name": name})
+    store.put("K", "ns", "b", {"name": "b", "changed": True})
+    store.delete("K", "ns", "a")
+    store.put("K", "ns", "a", {"name": "a"})
+    store.close()
+    again = Store(tmp_path)
+    assert [stored.value["name"] for stored in again.list("K")] == ["b", "c", "a"]
+    assert again.get("K", "ns", "b") == {"name": "b", "changed": True}
+    assert again.get("K", "ns", "nope") is None
+    assert again.delete("K", "ns", "nope") is False
+    assert again.problems == []
+    again.close()
+
+
+def test_a_position_is_never_used_twice(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put("K", "", "a", {})
+    (first,) = store.list("K")
+    store.delete("K", "", "a")
+    store.put("K", "", "a", {})
+    (second,) = store.list("K")
+    assert second.position > first.position
+    store.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_damaged_file_is_set_aside_and_what_is_whole_is_kept(tmp_path: Path, seed: int) -> None:
+    filled(tmp_path)
+    path = tmp_path / FILE
+    size = path.stat().st_size
+    start = random.Random(seed).randrange(4096, size - 4096)
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(bytes(random.Random(seed).randbytes(2048)))
+    store = Store(tmp_path)
+    kept = [stored.value for stored in store.list("ResourceClaim")]
+    assert all(value == {"number": value["number"], "filler": "x" * 200} or store.problems == [] for value in kept)
+    if store.problems:
+        assert "set aside as objects.db.corrupt-1" in store.problems[0]
+        assert (tmp_path / "objects.db.corrupt-1").exists()
+        assert len(kept) >= 100, "one damaged place cost more than half of the objects"
+    store.put("ResourceClaim", "ns", "new", {})
+    store.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage" * 1000, b"SQLite format 3\x00" + b"\xff" * 5000])
+def test_a_file_that_is_no_store_does_not_stop_the_agent(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FILE).write_bytes(content)
+    store = Store(tmp_path)
+    assert store.list("K") == []
+    assert bool(store.problems) == bool(content)
+    store.close()
+
+
+def test_a_directory_that_is_not_there_is_one_clear_message(tmp_path: Path) -> None:
+    with pytest.raises(RetryableError, match=r"objects\.db: cannot be written.*check free space and permissions"):
+        Store(tmp_path / "nope")
