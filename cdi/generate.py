@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+from uuid import NAMESPACE_DNS, uuid5
 
 from dra_agent.cdi.claim import ClaimedDevice, compose
 from dra_agent.cdi.recipes import Recipes
@@ -24,7 +25,6 @@ from dra_agent.host import Host
 from dra_agent.inventory.device import Device, DeviceNode, Family, NodeRole
 
 HERE = Path(__file__).resolve().parent
-UID = "0f9d8c1e-52aa-4b6f-9b0e-3d3c1f0f7a11"
 
 NVIDIA_CONTROL = {
     "/dev/nvidiactl": (195, 255),
@@ -122,7 +122,7 @@ def examples() -> Iterator[tuple[str, str]]:
     with host_nodes(NUMBERS):
         for name, devices in CLAIMS.items():
             held = [ClaimedDevice(item, recipes.edits(item), requests=(item.family,)) for item in devices]
-            spec = compose("dra-agent.internal", UID, "default", name, held)
+            spec = compose("dra-agent.internal", str(uuid5(NAMESPACE_DNS, name)), "default", name, held)
             yield f"{name}.json", json.dumps(json.loads(spec.data), indent=2) + "\n"
 
 

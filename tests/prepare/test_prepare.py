@@ -338,4 +338,6 @@ def test_what_a_container_will_miss_is_said(world: World, caplog: pytest.LogCapt
     assert "stays on the host" in answer[0].notes[0]
     assert any("miss" in record.message for record in caplog.records)
     spec = json.loads(world.specs.file("a").read_text())
-    assert "stays on the host" in spec["devices"][0]["annotations"]["dra-agent.internal/note"]
+    env = spec["devices"][0]["containerEdits"]["env"]
+    assert any(text.startswith("DRA_AGENT_DEVICE_NIC_0_NOTE=the network interface stays") for text in env)
+    assert spec["cdiVersion"] == "0.3.0", "notes must not keep an old runtime from reading the file"

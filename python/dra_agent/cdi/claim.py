@@ -17,8 +17,6 @@ from dra_agent.cdi.version import minimum_version
 from dra_agent.errors import PermanentError
 from dra_agent.inventory.device import Device as HostDevice
 
-NOTE_ANNOTATION = "dra-agent.internal/note"
-
 
 @dataclass(frozen=True, slots=True)
 class ClaimedDevice:
@@ -58,8 +56,7 @@ def compose(driver: str, uid: str, namespace: str, name: str, devices: Sequence[
         if not shared:
             edits = edits.merged(held.edits.common)
         edits = edits.merged(held.edits.own)
-        note = "; ".join(held.edits.notes)
-        parts.append(Device(cdi_name, edits, {NOTE_ANNOTATION: note} if note else {}))
+        parts.append(Device(cdi_name, edits))
         ids.append((*held.edits.foreign_ids, f"{driver}/{CLAIM_CLASS}={cdi_name}"))
     common = ContainerEdits(env=(f"DRA_AGENT_CLAIM={claim}",))
     if shared:
@@ -102,6 +99,9 @@ def _environment(claim: str, held: ClaimedDevice, members: Mapping[str, Sequence
             env[f"{prefix}_{key.upper()}"] = value
     for capacity, amount in sorted(held.consumed_capacity.items()):
         env[f"{prefix}_CAPACITY_{variable(capacity)}"] = amount
+    if held.edits.notes:
+        # A variable rather than an annotation, which needs CDI 0.6.0: podman 4 drops such a file.
+        env[f"{prefix}_NOTE"] = "; ".join(held.edits.notes)
     for request in held.requests:
         env[f"DRA_AGENT_REQUEST_{variable(request)}"] = ",".join(members[request])
     return tuple(f"{key}={value}" for key, value in env.items())

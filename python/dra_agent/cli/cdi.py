@@ -1,0 +1,208 @@
+"""`dra-agent cdi`: the specs that claims got, what a container gets of them, and a check of CDI directories."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dra_agent.cli.output import add_output_flag, emit, progress, table
+
+if TYPE_CHECKING:
+    from dra_agent.cdi.registry import Conflict, Registry
+
+DEFAULT_DRIVER = "dra-agent.internal"
+DEFAULT_DIRECTORY = Path("/var/run/cdi")
+_REBUILD = "restart the agent: it writes the specs of held claims again"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedClaim:
+    """A claim that has a spec."""
+
+    uid: str
+    claim: str | None
+    file: str
+    cdi_device_ids: tuple[str, ...]
+    refused: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedFile:
+    """A file of a CDI directory."""
+
+    file: str
+    kind: str | None
+    devices: int
+    refused: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the subcommands and their flags."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="show the claims that have a spec, with their CDI ids")
+    show = actions.add_parser("show", help="show what a container gets of claims or CDI ids, and how to start one")
+    attempt = actions.add_parser(
+        "try", help="start a throw-away container with claims or CDI ids, and show what it sees"
+    )
+    for action in (show, attempt):
+        action.add_argument("name", nargs="+", help="uid of a claim, or a CDI id (vendor/class=name)")
+    for action in (listing, show, attempt):
+        action.add_argument(
+            "--cdi-dir", type=Path, default=DEFAULT_DIRECTORY, help=f"where the agent writes ({DEFAULT_DIRECTORY})"
+        )
+        action.add_argument("--driver-name", default=DEFAULT_DRIVER, help=f"driver of the claims ({DEFAULT_DRIVER})")
+    validate = actions.add_parser("validate", help="say which files a container runtime refuses, and why")
+    validate.add_argument(
+        "directory", nargs="*", type=Path, help="lowest priority first; without any, those that runtimes read"
+    )
+    for action in (listing, show, validate):
+        add_output_flag(action)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one action."""
+    actions = {"list": _list, "show": _show, "try": _try, "validate": _validate}
+    return actions[args.action](args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    from dra_agent.cdi.directory import SpecDirectory
+    from dra_agent.cdi.registry import load_file
+
+    claims = []
+    for uid, path in SpecDirectory(args.cdi_dir, args.driver_name).claims().items():
+        loaded = load_file(path)
+        devices = loaded.spec.devices if loaded.spec else ()
+        ids = tuple(f"{loaded.spec.kind}={device.name}" for device in devices) if loaded.spec else ()
+        env = dict(text.split("=", 1) for text in loaded.spec.container_edits.env) if loaded.spec else {}
+        claims.append(ListedClaim(uid, env.get("DRA_AGENT_CLAIM"), str(path), ids, loaded.refused))
+    if args.output != "table":
+        emit(claims, args.output)
+    elif claims:
+        rows = ((item.claim, item.uid, "\n".join(item.cdi_device_ids or item.refused)) for item in claims)
+        table(["claim", "uid", "CDI ids"], rows)
+    else:
+        print(f"no claim of {args.driver_name} has a CDI spec in {args.cdi_dir}")
+    return 1 if any(item.refused for item in claims) else 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    from dra_agent.cdi.injection import applied_edits, describe
+    from dra_agent.cdi.runtime import command_lines
+
+    registry, ids = _resolve(args)
+    edits = applied_edits(registry, ids)
+    if args.output != "table":
+        emit({"cdi_device_ids": ids, "container_edits": edits}, args.output)
+        return 0
+    for name in ids:
+        print(name)
+    print("\nA container that gets this:")
+    for line in describe(edits):
+        print(f"  {line}")
+    print("\nStart one with:")
+    for line in command_lines(ids):
+        print(f"  {line}")
+    return 0
+
+
+def _try(args: argparse.Namespace) -> int:
+    import subprocess
+    import tempfile
+
+    from dra_agent.cdi.injection import applied_edits, describe
+    from dra_agent.cdi.runtime import find, make_rootfs
+
+    registry, ids = _resolve(args)
+    edits = applied_edits(registry, ids)
+    with tempfile.TemporaryDirectory(prefix="dra-agent-") as folder:
+        rootfs = make_rootfs(Path(folder) / "rootfs")
+        runtime, reasons = None, ["no static busybox is installed to put into a container"]
+        if rootfs is not None:
+            with progress("looking for a container runtime that works here"):
+                runtime, reasons = find(rootfs, args.cdi_dir)
+        if runtime is None or rootfs is None:
+            for reason in reasons:
+                print(f"no container: {reason}")
+            print("a runtime would do this:")
+            for line in describe(edits):
+                print(f"  {line}")
+            return 1
+        paths = [node.path for node in edits.device_nodes] + [mount.container_path for mount in edits.mounts]
+        names = [variable.partition("=")[0] for variable in edits.env]
+        script = 'for name in $NAMES; do env | grep "^$name="; done; test $# = 0 || ls -lnd "$@"'
+        argv = ["/bin/busybox", "env", f"NAMES={' '.join(names)}", "/bin/busybox", "sh", "-c", script, "sh", *paths]
+        print(f"$ {runtime.name} run {' '.join(f'--device {name}' for name in ids)}", flush=True)
+        return 1 if subprocess.run(runtime.command(ids, rootfs, argv)).returncode else 0
+
+
+def _resolve(args: argparse.Namespace) -> tuple[Registry, list[str]]:
+    """Load the directories, and give the ids that the names of the command line stand for."""
+    from dra_agent.cdi.directory import SpecDirectory
+    from dra_agent.cdi.registry import DEFAULT_DIRECTORIES, load
+    from dra_agent.errors import PermanentError
+
+    ours: Path = args.cdi_dir
+    usual = any(ours.resolve() == directory.resolve() for directory in DEFAULT_DIRECTORIES)
+    registry = load(DEFAULT_DIRECTORIES if usual else [*DEFAULT_DIRECTORIES, ours])
+    ids = []
+    for wanted in args.name:
+        if "=" in wanted:
+            ids.append(wanted)
+            continue
+        path = SpecDirectory(ours, args.driver_name).file(wanted)
+        loaded = next((file for file in registry.files if file.path == path), None)
+        if loaded is None:
+            raise PermanentError(
+                "has no CDI spec", where=f"claim {wanted}", todo="see `dra-agent cdi list` for the claims that have one"
+            )
+        if loaded.spec is None:
+            raise PermanentError(f"runtimes refuse it: {loaded.refused[0]}", where=str(path), todo=_REBUILD)
+        ids += [f"{loaded.spec.kind}={device.name}" for device in loaded.spec.devices]
+    return registry, ids
+
+
+def _validate(args: argparse.Namespace) -> int:
+    from dra_agent.cdi.registry import DEFAULT_DIRECTORIES, load
+    from dra_agent.cdi.validate import warnings
+    from dra_agent.errors import UsageError
+
+    for directory in args.directory:
+        if not directory.is_dir():
+            raise UsageError("is no directory", where=str(directory), todo="name a directory that holds CDI specs")
+    directories = args.directory or DEFAULT_DIRECTORIES
+    registry = load(directories)
+    files = [
+        CheckedFile(
+            str(loaded.path),
+            loaded.spec.kind if loaded.spec else None,
+            len(loaded.spec.devices) if loaded.spec else 0,
+            loaded.refused,
+            tuple(warnings(loaded.spec)) if loaded.spec else (),
+        )
+        for loaded in registry.files
+    ]
+    if args.output == "table":
+        _print_findings(files, registry.conflicts, directories)
+    else:
+        conflicts = [{"device": item.name, "files": [str(path) for path in item.paths]} for item in registry.conflicts]
+        emit({"files": files, "conflicts": conflicts}, args.output)
+    return 1 if registry.conflicts or any(file.refused for file in files) else 0
+
+
+def _print_findings(files: Sequence[CheckedFile], conflicts: Sequence[Conflict], where: Sequence[Path]) -> None:
+    for file in files:
+        plural = "device" if file.devices == 1 else "devices"
+        print(f"{file.file}: {'refused' if file.refused else f'{file.devices} {plural} of {file.kind}'}")
+        for reason in file.refused:
+            print(f"  {reason}")
+        for warning in file.warnings:
+            print(f"  warning: {warning}")
+    for conflict in conflicts:
+        print(f"{conflict.name}: defined twice, so runtimes drop it: {' and '.join(map(str, conflict.paths))}")
+    if not files:
+        print(f"no CDI spec in {', '.join(map(str, where))}")
