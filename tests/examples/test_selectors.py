@@ -1,0 +1,98 @@
+"""The example classes and claims: right by the API's rules, and safe to ask about any device of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dra_agent import _native
+from dra_agent.objects import LoadedObject, load_objects
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DRIVER = "dra-agent.internal"
+
+BARE_DEVICES = {
+    "a NIC of which only the type is known": (DRIVER, {"type": {"string": "nic"}, "vendor": {"string": "0x1bcf"}}),
+    "an FPGA of unknown size": (DRIVER, {"type": {"string": "fpga"}, "vendor": {"string": "xilinx"}}),
+    "a GPU that its driver knows nothing of": (DRIVER, {"type": {"string": "gpu"}, "vendor": {"string": "0x1ed5"}}),
+    "a device of another driver": ("other.example.com", {}),
+}
+
+
+def every_object() -> list[LoadedObject]:
+    return [loaded for path in sorted(EXAMPLES.rglob("*.yaml")) for loaded in load_objects(path)]
+
+
+def expressions(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        if isinstance(value.get("expression"), str):
+            yield value["expression"]
+        for member in value.values():
+            yield from expressions(member)
+    elif isinstance(value, list):
+        for member in value:
+            yield from expressions(member)
+
+
+def test_every_example_is_valid_and_every_claim_asks_for_a_class_that_is_there() -> None:
+    objects = every_object()
+    classes = {loaded.name for loaded in objects if loaded.kind == "DeviceClass"}
+    claims = [loaded for loaded in objects if loaded.kind == "ResourceClaim"]
+    assert len(classes) == 10
+    assert len(claims) == 11
+    for claim in claims:
+        for request in claim.value["spec"]["devices"]["requests"]:
+            wishes = request.get("firstAvailable") or [request["exactly"]]
+            assert {wish["deviceClassName"] for wish in wishes} <= classes, claim.file
+
+
+@pytest.mark.parametrize("device", BARE_DEVICES)
+def test_no_selector_fails_on_a_device_that_lacks_what_it_asks_for(device: str) -> None:
+    driver, attributes = BARE_DEVICES[device]
+    encoded = msgspec.json.encode({"name": "d", "attributes": attributes})
+    for loaded in every_object():
+        for expression in expressions(loaded.value):
+            _native.CelExpression.selector(expression).matches(driver, encoded)
+
+
+def test_no_class_takes_a_device_of_another_driver() -> None:
+    likely = {"type": {"string": "gpu"}, "vendor": {"string": "nvidia"}, "tensorCores": {"bool": True}}
+    encoded = msgspec.json.encode({"name": "d", "attributes": likely, "capacity": {"memory": {"value": "80Gi"}}})
+    for loaded in every_object():
+        if loaded.kind == "DeviceClass":
+            selectors = [_native.CelExpression.selector(text) for text in expressions(loaded.value)]
+            assert not all(selector.matches("other.example.com", encoded) for selector in selectors), loaded.name
+
+
+@pytest.mark.parametrize(
+    ("memory", "capability", "classes"),
+    [
+        # What NVML tells of an L4, an A100 40GB, an L40S, a T4, an H100 80GB and a GTX 1070.
+        ("23034Mi", "8.9.0", {"nvidia-high-memory", "inference", "development", "gpu"}),
+        ("40Gi", "8.0.0", {"nvidia-high-memory", "inference", "development", "gpu"}),
+        ("46068Mi", "8.9.0", {"nvidia-high-memory", "research", "inference", "development", "gpu"}),
+        ("15360Mi", "7.5.0", {"inference", "development", "gpu"}),
+        ("81559Mi", "9.0.0", {"nvidia-high-memory", "research", "inference", "development", "gpu"}),
+        ("8192Mi", "6.1.0", {"development", "gpu"}),
+    ],
+)
+def test_which_classes_take_which_nvidia_gpu(memory: str, capability: str, classes: set[str]) -> None:
+    tensor_cores = not capability.startswith("6")
+    attributes = {
+        "type": {"string": "gpu"},
+        "vendor": {"string": "nvidia"},
+        "cudaComputeCapability": {"version": capability},
+        "tensorCores": {"bool": tensor_cores},
+    }
+    device = msgspec.json.encode({"name": "d", "attributes": attributes, "capacity": {"memory": {"value": memory}}})
+    taken = {
+        loaded.name
+        for loaded in every_object()
+        if loaded.kind == "DeviceClass"
+        and all(_native.CelExpression.selector(text).matches(DRIVER, device) for text in expressions(loaded.value))
+    }
+    assert taken == classes
