@@ -40,3 +40,43 @@ class CelExpression:
 
 def desired_slices(inventory: bytes) -> bytes: ...
 def diff_slices(desired: bytes, published: bytes) -> bytes: ...
+
+# --- ledger ---
+
+class LedgerError(ValueError):
+    """Base of what a ledger raises; the message says what to do."""
+
+class LedgerConflictError(LedgerError):
+    """Another claim holds the device; the message names it."""
+
+class LedgerIoError(LedgerError):
+    """The disk refused and nothing changed: the same call may succeed later."""
+
+class LedgerUsageError(LedgerError):
+    """The call makes no sense: no such claim, not an entry, or another process has the ledger."""
+
+class Ledger:
+    """Who holds what. Entries are JSON objects as docs/ledger.md describes them; every method is thread-safe."""
+
+    @staticmethod
+    def open(state_dir: str, boot_id: str) -> Ledger: ...
+    def start(self, entry: bytes, durable: bool = True) -> None:
+        """Hold the entry's devices; with durable False, the next record of any claim makes it durable."""
+
+    def complete(self, uid: str, payload: bytes | None = None) -> None:
+        """Durable when it returns: the claim may be answered as prepared."""
+
+    def release(self, uid: str) -> bool:
+        """Durable when it returns; False if the claim held nothing."""
+
+    def get(self, uid: str) -> bytes | None: ...
+    def entries(self) -> bytes: ...
+    def holders(self, pool: str, device: str) -> bytes: ...
+    @property
+    def report(self) -> bytes:
+        """What was found at opening, and `not_writable`: why nothing can be recorded at present, or null."""
+
+    @property
+    def compaction_due(self) -> bool: ...
+    def compact(self) -> None: ...
+    def close(self) -> None: ...

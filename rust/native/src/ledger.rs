@@ -1,5 +1,159 @@
-use pyo3::prelude::*;
+//! `Ledger` for Python.
 
-pub(crate) fn register(_module: &Bound<'_, PyModule>) -> PyResult<()> {
-    Ok(())
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dra_ledger::{Entry, Error, Ledger};
+use pyo3::create_exception;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use serde::Serialize;
+
+create_exception!(
+    dra_agent._native,
+    LedgerError,
+    PyValueError,
+    "Base of what a ledger raises; the message says what to do."
+);
+create_exception!(
+    dra_agent._native,
+    LedgerConflictError,
+    LedgerError,
+    "Another claim holds the device; the message names it."
+);
+create_exception!(
+    dra_agent._native,
+    LedgerIoError,
+    LedgerError,
+    "The disk refused and nothing changed: the same call may succeed later."
+);
+create_exception!(
+    dra_agent._native,
+    LedgerUsageError,
+    LedgerError,
+    "The call makes no sense: no claim of that uid, or not an entry, or another process has the ledger."
+);
+
+/// Who holds what; every method may be called from any thread and lets others run while it waits for the disk.
+#[pyclass(name = "Ledger", module = "dra_agent._native", frozen)]
+struct PyLedger(Mutex<Option<Arc<Ledger>>>);
+
+#[pymethods]
+impl PyLedger {
+    #[staticmethod]
+    fn open(py: Python<'_>, state_dir: PathBuf, boot_id: &str) -> PyResult<Self> {
+        let ledger = py
+            .detach(|| Ledger::open(&state_dir, boot_id))
+            .map_err(raised)?;
+        Ok(Self(Mutex::new(Some(Arc::new(ledger)))))
+    }
+
+    #[pyo3(signature = (entry, durable = true))]
+    fn start(&self, py: Python<'_>, entry: &[u8], durable: bool) -> PyResult<()> {
+        let entry: Entry = serde_json::from_slice(entry).map_err(not_json)?;
+        let ledger = self.ledger()?;
+        py.detach(|| ledger.start(entry, durable)).map_err(raised)
+    }
+
+    #[pyo3(signature = (uid, payload = None))]
+    fn complete(&self, py: Python<'_>, uid: &str, payload: Option<&[u8]>) -> PyResult<()> {
+        let payload = serde_json::from_slice(payload.unwrap_or(b"null")).map_err(not_json)?;
+        let ledger = self.ledger()?;
+        py.detach(|| ledger.complete(uid, payload)).map_err(raised)
+    }
+
+    fn release(&self, py: Python<'_>, uid: &str) -> PyResult<bool> {
+        let ledger = self.ledger()?;
+        py.detach(|| ledger.release(uid)).map_err(raised)
+    }
+
+    fn get<'py>(&self, py: Python<'py>, uid: &str) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let ledger = self.ledger()?;
+        let entry = py.detach(|| ledger.get(uid));
+        entry.map(|entry| json(py, entry.as_ref())).transpose()
+    }
+
+    fn entries<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let ledger = self.ledger()?;
+        list(py, &py.detach(|| ledger.entries()))
+    }
+
+    fn holders<'py>(
+        &self,
+        py: Python<'py>,
+        pool: &str,
+        device: &str,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let ledger = self.ledger()?;
+        list(py, &py.detach(|| ledger.holders(pool, device)))
+    }
+
+    #[getter]
+    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let ledger = self.ledger()?;
+        json(py, &py.detach(|| ledger.report()))
+    }
+
+    #[getter]
+    fn compaction_due(&self, py: Python<'_>) -> PyResult<bool> {
+        let ledger = self.ledger()?;
+        Ok(py.detach(|| ledger.compaction_due()))
+    }
+
+    fn compact(&self, py: Python<'_>) -> PyResult<()> {
+        let ledger = self.ledger()?;
+        py.detach(|| ledger.compact()).map_err(raised)
+    }
+
+    /// Gives the lock up once the calls in progress have ended.
+    fn close(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+}
+
+impl PyLedger {
+    fn ledger(&self) -> PyResult<Arc<Ledger>> {
+        let ledger = self
+            .0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        ledger.ok_or_else(|| LedgerUsageError::new_err("the ledger is closed"))
+    }
+}
+
+fn list<'py>(py: Python<'py>, entries: &[Arc<Entry>]) -> PyResult<Bound<'py, PyBytes>> {
+    json(
+        py,
+        &entries.iter().map(AsRef::as_ref).collect::<Vec<&Entry>>(),
+    )
+}
+
+fn json<'py, T: Serialize>(py: Python<'py>, value: &T) -> PyResult<Bound<'py, PyBytes>> {
+    let text =
+        serde_json::to_vec(value).map_err(|error| LedgerError::new_err(error.to_string()))?;
+    Ok(PyBytes::new(py, &text))
+}
+
+fn not_json(error: serde_json::Error) -> PyErr {
+    LedgerUsageError::new_err(format!("not an entry for the ledger: {error}"))
+}
+
+fn raised(error: Error) -> PyErr {
+    let text = error.to_string();
+    match error {
+        Error::Held(_) => LedgerConflictError::new_err(text),
+        Error::Io { .. } => LedgerIoError::new_err(text),
+        Error::Locked { .. } | Error::Usage(_) => LedgerUsageError::new_err(text),
+    }
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    module.add("LedgerError", py.get_type::<LedgerError>())?;
+    module.add("LedgerConflictError", py.get_type::<LedgerConflictError>())?;
+    module.add("LedgerIoError", py.get_type::<LedgerIoError>())?;
+    module.add("LedgerUsageError", py.get_type::<LedgerUsageError>())?;
+    module.add_class::<PyLedger>()
 }

@@ -1,0 +1,144 @@
+"""The ledger in Rust as `prepare` knows it: entries as structs, and its errors as the agent's own.
+
+It keeps nothing: every call goes to the native ledger, and may wait for the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import msgspec
+
+from dra_agent import _native
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.prepare.ports import DeviceHeldError, Entry
+
+_T = TypeVar("_T")
+
+
+class LedgerDamage(msgspec.Struct, frozen=True):
+    """A stretch of a file that is no record."""
+
+    file: str
+    offset: int
+    length: int
+    what: str
+    """"torn tail" after a crash in the middle of a write, which is no loss; "damaged record" otherwise."""
+    uid: str | None = None
+    """The claim that the damaged bytes seem to speak of."""
+
+
+class Superseded(msgspec.Struct, frozen=True):
+    """A claim that was dropped, because a later one has its device, which proves that it was released."""
+
+    uid: str
+    by: str
+    pool: str
+    device: str
+
+
+class LedgerReport(msgspec.Struct, frozen=True):
+    """What was found when the ledger was opened, and whether it can be written now."""
+
+    claims: int
+    started: tuple[str, ...]
+    earlier_boot: tuple[str, ...]
+    """Claims last written before this boot: what was set up in the hardware for them is gone."""
+    damage: tuple[LedgerDamage, ...]
+    set_aside: tuple[str, ...]
+    """Damaged files, kept under these names below the state directory's `ledger`."""
+    lost_records: int
+    superseded: tuple[Superseded, ...]
+    foreign_records: int
+    not_writable: str | None
+    """Why nothing can be recorded at present; every change is refused until it can."""
+
+    def problems(self) -> list[str]:
+        """Say in sentences what a person should know; a torn tail is ordinary."""
+        told = [
+            f"{damage.file}: {damage.length} damaged bytes at {damage.offset}"
+            + (f", which seem to be of claim {damage.uid}" if damage.uid else "")
+            for damage in self.damage
+            if damage.what != "torn tail"
+        ]
+        if self.lost_records:
+            told.append(f"{self.lost_records} records are missing")
+        told += [
+            f"claim {one.uid} was dropped, as claim {one.by} has its device {one.device} of pool {one.pool}"
+            for one in self.superseded
+        ]
+        if self.not_writable:
+            told.append(f"nothing can be recorded: {self.not_writable}")
+        return told
+
+
+class JournalLedger:
+    """The durable ledger of one state directory; safe to use from several threads, open in one process at a time."""
+
+    def __init__(self, state_dir: Path, boot_id: str) -> None:
+        """Open it, and make it where there is none.
+
+        RetryableError where it cannot be read or made, PermanentError where another process has it.
+        """
+        self._native = _raising(lambda: _native.Ledger.open(str(state_dir), boot_id))
+
+    def __enter__(self) -> JournalLedger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let another process have it; what is held stays held."""
+        self._native.close()
+
+    def start(self, entry: Entry, *, durable: bool) -> None:
+        """Take the devices for a claim; DeviceHeldError names the claim that has one already."""
+        _raising(lambda: self._native.start(msgspec.json.encode(entry), durable))
+
+    def complete(self, uid: str, payload: Any) -> None:
+        """Record that a started claim is prepared; durable when it returns."""
+        _raising(lambda: self._native.complete(uid, msgspec.json.encode(payload)))
+
+    def release(self, uid: str) -> bool:
+        """Record that a claim holds nothing; durable when it returns. False where it held nothing."""
+        return _raising(lambda: self._native.release(uid))
+
+    def get(self, uid: str) -> Entry | None:
+        """Find a claim."""
+        found = _raising(lambda: self._native.get(uid))
+        return None if found is None else msgspec.json.decode(found, type=Entry)
+
+    def entries(self) -> list[Entry]:
+        """List all claims, ordered by uid."""
+        return msgspec.json.decode(_raising(self._native.entries), type=list[Entry])
+
+    def holders(self, pool: str, device: str) -> list[Entry]:
+        """List the claims that name a device, shared and admin access included."""
+        return msgspec.json.decode(_raising(lambda: self._native.holders(pool, device)), type=list[Entry])
+
+    @property
+    def report(self) -> LedgerReport:
+        """What was found at opening, and whether the ledger can be written now."""
+        return msgspec.json.decode(_raising(lambda: self._native.report), type=LedgerReport)
+
+    def tidy(self) -> None:
+        """Replace a journal that has grown by a snapshot; for a quiet moment, so that no claim waits for it."""
+        if _raising(lambda: self._native.compaction_due):
+            _raising(self._native.compact)
+
+
+def _raising(call: Callable[[], _T]) -> _T:
+    try:
+        return call()
+    except _native.LedgerConflictError as error:
+        raise DeviceHeldError(str(error)) from error
+    except _native.LedgerIoError as error:
+        raise RetryableError(str(error)) from error
+    except _native.LedgerUsageError as error:
+        raise PermanentError(str(error)) from error

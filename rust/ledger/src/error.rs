@@ -1,0 +1,74 @@
+//! What can go wrong with the ledger, and which of it is worth another try.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Cloneable, because one failed disk write fails every claim that was waiting for it.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// Another claim holds the device. It stays so until that claim is released.
+    #[error(transparent)]
+    Held(Box<Conflict>),
+
+    /// The disk refused. Nothing changed: the same call may succeed once the disk does.
+    #[error("cannot {action} {}: {message}; {}", path.display(), advice(*kind))]
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        kind: io::ErrorKind,
+        message: String,
+    },
+
+    /// Another process has the same ledger open.
+    #[error("the ledger in {} is in use by another process{}; stop it or choose another state directory", dir.display(), by(holder))]
+    Locked { dir: PathBuf, holder: Option<u32> },
+
+    /// The caller asked for something that makes no sense in any state.
+    #[error("{0}")]
+    Usage(String),
+}
+
+/// Who wanted a device, and who has it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "device {device} of pool {pool} is held by claim {holder_namespace}/{holder_name} (uid {holder_uid}), \
+     so claim {uid} cannot have it; release that claim first"
+)]
+pub struct Conflict {
+    pub uid: String,
+    pub pool: String,
+    pub device: String,
+    pub holder_uid: String,
+    pub holder_namespace: String,
+    pub holder_name: String,
+}
+
+impl Error {
+    pub(crate) fn io(action: &'static str, path: &Path, error: &io::Error) -> Self {
+        Self::Io {
+            action,
+            path: path.to_owned(),
+            kind: error.kind(),
+            message: error.to_string(),
+        }
+    }
+}
+
+fn advice(kind: io::ErrorKind) -> &'static str {
+    match kind {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "free some space on that file system and try again"
+        }
+        io::ErrorKind::ReadOnlyFilesystem => "make that file system writable and try again",
+        io::ErrorKind::PermissionDenied => "give the agent's user access to it and try again",
+        _ => "check the disk and try again",
+    }
+}
+
+fn by(holder: &Option<u32>) -> String {
+    holder
+        .map(|pid| format!(" (pid {pid})"))
+        .unwrap_or_default()
+}

@@ -1,0 +1,230 @@
+//! One line of a journal or a snapshot, and how a file of them is read when it is damaged.
+//!
+//! A line is `LENGTH CRC JSON\n`, both numbers as eight hexadecimal digits; the length frames the JSON and the newline
+//! gives a reader that lost the frame a place to find it again. So one damaged byte costs at most one record.
+
+use std::ops::Range;
+
+use serde_json::{Map, Value, json};
+
+use crate::entry::Entry;
+
+/// "LLLLLLLL CCCCCCCC ".
+const FRAME: usize = 18;
+/// Far above any claim; keeps one absurd payload from filling the disk.
+pub(crate) const MAX_RECORD: usize = 1 << 20;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Record {
+    pub(crate) seq: u64,
+    pub(crate) body: Body,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Body {
+    /// First line of a file; in a snapshot also the last. `seq` is then the newest record that the snapshot includes.
+    Mark {
+        kind: Mark,
+    },
+    /// The whole state of one claim, so that a lost earlier record does not matter.
+    Claim(Box<Entry>),
+    Release {
+        uid: String,
+    },
+    /// Written by a newer version: kept as it is. Of several with one kind and key only the newest is kept.
+    Foreign {
+        kind: String,
+        key: Option<String>,
+        fields: Map<String, Value>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mark {
+    Journal,
+    Snapshot,
+    End,
+}
+
+impl Mark {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Journal => "journal",
+            Self::Snapshot => "snapshot",
+            Self::End => "end",
+        }
+    }
+}
+
+// === Writing ===
+
+impl Record {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let json = Value::Object(self.fields()).to_string();
+        let mut line = format!(
+            "{:08x} {:08x} ",
+            json.len(),
+            crc32fast::hash(json.as_bytes())
+        )
+        .into_bytes();
+        line.extend_from_slice(json.as_bytes());
+        line.push(b'\n');
+        line
+    }
+
+    fn fields(&self) -> Map<String, Value> {
+        let mut fields = match &self.body {
+            Body::Mark { kind } => object(json!({"kind": kind.name(), "format": 1,
+                "written_by": concat!("dra-agent ", env!("CARGO_PKG_VERSION"))})),
+            Body::Claim(entry) => {
+                let mut fields = serde_json::to_value(entry).map(object).unwrap_or_default();
+                fields.insert("kind".into(), "claim".into());
+                fields
+            }
+            Body::Release { uid } => object(json!({"kind": "release", "uid": uid})),
+            Body::Foreign { fields, .. } => fields.clone(),
+        };
+        fields.insert("seq".into(), self.seq.into());
+        fields
+    }
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    }
+}
+
+// === Reading ===
+
+/// What a file holds: every record whose checksum is right, and the byte ranges that belong to none.
+#[derive(Debug, Default)]
+pub(crate) struct Scan {
+    pub(crate) records: Vec<Record>,
+    pub(crate) damage: Vec<Range<usize>>,
+    /// Where the last sound record ends: damage after it may be a torn write, damage before it cannot.
+    pub(crate) sound_until: usize,
+}
+
+pub(crate) fn scan(bytes: &[u8]) -> Scan {
+    let mut scan = Scan::default();
+    let mut at = 0;
+    while at < bytes.len() {
+        let next = if let Some((record, end)) = decode_at(bytes, at) {
+            scan.records.push(record);
+            scan.sound_until = match bytes.get(end) {
+                Some(b'\n') => end + 1,
+                // A damaged newline must not take the record behind it along.
+                Some(byte) if *byte != 0 && decode_at(bytes, end + 1).is_some() => {
+                    scan.note(end..end + 1);
+                    end + 1
+                }
+                _ => end,
+            };
+            scan.sound_until
+        } else if bytes[at] == 0 {
+            // Space set aside for records to come, or a block that never reached the disk.
+            let end = bytes[at..]
+                .iter()
+                .position(|byte| *byte != 0)
+                .map_or(bytes.len(), |offset| at + offset);
+            if end < bytes.len() {
+                scan.note(at..end);
+            }
+            end
+        } else {
+            let end = bytes[at..]
+                .iter()
+                .position(|byte| *byte == b'\n')
+                .map_or(bytes.len(), |offset| at + offset + 1);
+            scan.note(at..end);
+            end
+        };
+        at = next;
+    }
+    scan
+}
+
+impl Scan {
+    fn note(&mut self, range: Range<usize>) {
+        match self.damage.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => self.damage.push(range),
+        }
+    }
+}
+
+fn decode_at(bytes: &[u8], at: usize) -> Option<(Record, usize)> {
+    let frame = bytes.get(at..at + FRAME)?;
+    if frame[8] != b' ' || frame[17] != b' ' {
+        return None;
+    }
+    let length = usize::try_from(hex(&frame[..8])?)
+        .ok()
+        .filter(|length| *length <= 2 * MAX_RECORD)?;
+    let end = at + FRAME + length;
+    let json = bytes.get(at + FRAME..end)?;
+    if crc32fast::hash(json) != hex(&frame[9..17])? {
+        return None;
+    }
+    Some((parse(json)?, end))
+}
+
+fn hex(digits: &[u8]) -> Option<u32> {
+    u32::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+}
+
+fn parse(json: &[u8]) -> Option<Record> {
+    let mut fields: Map<String, Value> = serde_json::from_slice(json).ok()?;
+    let seq = fields.get("seq")?.as_u64()?;
+    let kind = fields.get("kind")?.as_str()?.to_owned();
+    let foreign = |fields: Map<String, Value>, kind: String| {
+        let key = fields
+            .get("key")
+            .or_else(|| fields.get("uid"))
+            .and_then(Value::as_str)
+            .map(str::to_owned);
+        Body::Foreign { kind, key, fields }
+    };
+    let body = match kind.as_str() {
+        "journal" => Body::Mark {
+            kind: Mark::Journal,
+        },
+        "snapshot" => Body::Mark {
+            kind: Mark::Snapshot,
+        },
+        "end" => Body::Mark { kind: Mark::End },
+        "claim" => {
+            let original = fields.clone();
+            fields.remove("seq");
+            fields.remove("kind");
+            match serde_json::from_value(Value::Object(fields)) {
+                Ok(entry) => Body::Claim(Box::new(entry)),
+                Err(_) => foreign(original, kind),
+            }
+        }
+        "release" => match fields.get("uid").and_then(Value::as_str) {
+            Some(uid) => Body::Release {
+                uid: uid.to_owned(),
+            },
+            None => foreign(fields, kind),
+        },
+        _ => foreign(fields, kind),
+    };
+    Some(Record { seq, body })
+}
+
+/// The uid of a claim that a damaged stretch of a file seems to speak of: a hint for people, nothing is decided by it.
+pub(crate) fn uid_hint(bytes: &[u8]) -> Option<String> {
+    const KEY: &[u8] = b"\"uid\":\"";
+    let start = bytes.windows(KEY.len()).position(|window| window == KEY)? + KEY.len();
+    let length = bytes[start..]
+        .iter()
+        .take(128)
+        .position(|byte| *byte == b'"')?;
+    let uid = std::str::from_utf8(&bytes[start..start + length]).ok()?;
+    uid.chars()
+        .all(|c| c.is_ascii_graphic())
+        .then(|| uid.to_owned())
+}

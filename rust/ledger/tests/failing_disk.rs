@@ -1,0 +1,378 @@
+//! A disk that fails or loses power at any operation: nothing answered is lost, nothing refused is believed.
+
+#![allow(clippy::unwrap_used)]
+
+mod faulty;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use dra_ledger::{Entry, Error, Ledger, Phase};
+use faulty::{FaultyDisk, Plan};
+use proptest::prelude::*;
+use serde_json::json;
+
+fn open(disk: &FaultyDisk) -> Result<Ledger, Error> {
+    Ledger::open_on(Arc::new(disk.clone()), Path::new("/state"), "boot")
+}
+
+fn claim(uid: u8, device: u8) -> Entry {
+    serde_json::from_value(json!({
+        "uid": format!("u{uid}"), "namespace": "n", "name": format!("c{uid}"),
+        "devices": [{"pool": "p", "device": format!("d{device}")}],
+    }))
+    .unwrap()
+}
+
+#[derive(Clone, Debug)]
+enum Call {
+    Start { uid: u8, device: u8, durable: bool },
+    Complete { uid: u8, payload: u8 },
+    Release { uid: u8 },
+    Compact,
+    Reopen,
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    prop_oneof![
+        4 => (0..4u8, 0..3u8, any::<bool>()).prop_map(|(uid, device, durable)| Call::Start { uid, device, durable }),
+        4 => (0..4u8, any::<u8>()).prop_map(|(uid, payload)| Call::Complete { uid, payload }),
+        3 => (0..4u8).prop_map(|uid| Call::Release { uid }),
+        1 => Just(Call::Compact),
+        1 => Just(Call::Reopen),
+    ]
+}
+
+/// What a claim may be on disk: (phase, device, payload), or None for not there.
+type Seen = Option<(Phase, String, serde_json::Value)>;
+
+fn seen(entry: &Entry) -> Seen {
+    Some((
+        entry.state.clone(),
+        entry.devices[0].device.clone(),
+        entry.payload.clone(),
+    ))
+}
+
+/// For each claim: what was last answered, and every state attempted since that may also have reached the disk.
+#[derive(Debug, Default)]
+struct Model {
+    certain: BTreeMap<String, Seen>,
+    possible: BTreeMap<String, Vec<Seen>>,
+}
+
+impl Model {
+    fn settle(&mut self, uid: &str, now: Seen) {
+        self.certain.insert(uid.to_owned(), now);
+        self.possible.remove(uid);
+    }
+
+    fn check(&mut self, ledger: &Ledger) -> Result<(), TestCaseError> {
+        for uid in (0..4).map(|n| format!("u{n}")) {
+            let now = ledger.get(&uid).as_deref().and_then(seen);
+            let certain = self.certain.get(&uid).cloned().flatten();
+            let possible = self
+                .possible
+                .get(&uid)
+                .is_some_and(|states| states.contains(&now));
+            prop_assert!(
+                now == certain || possible,
+                "{uid} is {now:?}, was answered {certain:?}, tried {:?}",
+                self.possible
+            );
+            self.settle(&uid, now);
+        }
+        for device in (0..3).map(|n| format!("d{n}")) {
+            prop_assert!(
+                ledger.holders("p", &device).len() <= 1,
+                "{device} is held twice"
+            );
+        }
+        Ok(())
+    }
+}
+
+fn apply(ledger: &Ledger, model: &mut Model, call: &Call) -> Result<(), TestCaseError> {
+    let attempt = |model: &mut Model, uid: &str, state: Seen| {
+        model
+            .possible
+            .entry(uid.to_owned())
+            .or_default()
+            .push(state)
+    };
+    match call {
+        Call::Start {
+            uid,
+            device,
+            durable,
+        } => {
+            let (entry, uid) = (claim(*uid, *device), format!("u{uid}"));
+            let before = ledger.get(&uid);
+            match ledger.start(entry.clone(), *durable) {
+                Ok(()) if *durable => model.settle(&uid, seen(&entry)),
+                Ok(()) => attempt(model, &uid, seen(&entry)),
+                Err(Error::Io { .. }) => {
+                    attempt(model, &uid, seen(&entry));
+                    let now = ledger.get(&uid);
+                    prop_assert!(
+                        now == before || before.is_some_and(|b| b.state == Phase::Started),
+                        "{now:?}"
+                    );
+                }
+                Err(_) => {}
+            }
+        }
+        Call::Complete { uid, payload } => {
+            let uid = format!("u{uid}");
+            let Some(before) = ledger.get(&uid) else {
+                return Ok(());
+            };
+            let after = Entry {
+                state: Phase::Completed,
+                payload: json!(payload),
+                ..before.as_ref().clone()
+            };
+            match ledger.complete(&uid, json!(payload)) {
+                Ok(()) => {
+                    prop_assert_eq!(ledger.get(&uid).as_deref().and_then(seen), seen(&after));
+                    model.settle(&uid, seen(&after));
+                }
+                Err(_) => {
+                    attempt(model, &uid, seen(&after));
+                    let now = ledger.get(&uid);
+                    prop_assert!(now.is_none_or(|n| n == before
+                        || n.state == Phase::Started
+                        || n.payload == before.payload));
+                }
+            }
+        }
+        Call::Release { uid } => {
+            let uid = format!("u{uid}");
+            match ledger.release(&uid) {
+                Ok(_) => {
+                    prop_assert!(ledger.get(&uid).is_none());
+                    model.settle(&uid, None);
+                }
+                Err(_) => attempt(model, &uid, None),
+            }
+        }
+        Call::Compact => drop(ledger.compact()),
+        Call::Reopen => {}
+    }
+    Ok(())
+}
+
+/// Runs `calls` with `plan` armed, then ends the process in the way that `end` does and looks at what is left.
+fn run(
+    calls: &[Call],
+    plan: Option<Plan>,
+    mut end: impl FnMut(&FaultyDisk) -> FaultyDisk,
+) -> Result<u64, TestCaseError> {
+    let mut disk = FaultyDisk::default();
+    let mut model = Model::default();
+    drop(open(&disk).unwrap());
+    disk.fail(plan);
+    let mut ledger = open(&disk).ok();
+    for call in calls {
+        if matches!(call, Call::Reopen) {
+            drop(ledger.take());
+            let operations = disk.operations();
+            disk = end(&disk);
+            disk.fail(plan.and_then(|plan| {
+                Some(Plan {
+                    at: plan.at.checked_sub(operations).filter(|at| *at > 0)?,
+                    ..plan
+                })
+            }));
+            ledger = open(&disk).ok();
+            if let Some(ledger) = &ledger {
+                model.check(ledger)?;
+            }
+        } else if let Some(ledger) = &ledger {
+            apply(ledger, &mut model, call)?;
+        }
+    }
+    drop(ledger);
+    let operations = disk.operations();
+    let disk = end(&disk);
+    let ledger = open(&disk).unwrap();
+    prop_assert!(ledger.report().not_writable.is_none());
+    model.check(&ledger)?;
+    ledger.start(claim(99, 99), true).unwrap();
+    drop(ledger);
+    prop_assert!(
+        open(&disk.power_cut(&mut |_| 0))
+            .unwrap()
+            .get("u99")
+            .is_some()
+    );
+    Ok(operations)
+}
+
+fn dice(seed: u64) -> impl FnMut(usize) -> usize {
+    let mut state = seed | 1;
+    move |sides| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % sides as u64) as usize
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 120, ..ProptestConfig::default() })]
+
+    #[test]
+    fn nothing_answered_is_lost(
+        calls in prop::collection::vec(call(), 1..25),
+        at in 0..80u64, count in prop_oneof![Just(1u64), Just(3), Just(u64::MAX)], seed: u64, power: bool,
+    ) {
+        let plan = Plan { at, count, kind: io::ErrorKind::StorageFull };
+        let mut luck = dice(seed);
+        run(&calls, Some(plan), |disk| if power { disk.power_cut(&mut luck) } else { disk.process_killed() })?;
+    }
+}
+
+/// One ordinary life, with every single operation failing once, and for good, and the power going after each.
+#[test]
+fn every_operation_of_an_ordinary_life_may_fail() {
+    let life = [
+        Call::Start {
+            uid: 0,
+            device: 0,
+            durable: false,
+        },
+        Call::Complete { uid: 0, payload: 1 },
+        Call::Start {
+            uid: 1,
+            device: 1,
+            durable: true,
+        },
+        Call::Complete { uid: 1, payload: 2 },
+        Call::Compact,
+        Call::Release { uid: 0 },
+        Call::Start {
+            uid: 2,
+            device: 0,
+            durable: false,
+        },
+        Call::Complete { uid: 2, payload: 3 },
+        Call::Reopen,
+        Call::Release { uid: 1 },
+    ];
+    let operations = run(&life, None, FaultyDisk::process_killed).unwrap() + 40;
+    for at in 1..operations {
+        for count in [1, u64::MAX] {
+            for seed in 0..2 {
+                let mut luck = dice(at * 7919 + seed);
+                let plan = Some(Plan {
+                    at,
+                    count,
+                    kind: io::ErrorKind::Other,
+                });
+                run(&life, plan, |disk| disk.power_cut(&mut luck)).unwrap();
+                run(&life, plan, FaultyDisk::process_killed).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_refuses_what_it_cannot_keep_and_goes_on_when_there_is_space() {
+    let disk = FaultyDisk::default();
+    let ledger = open(&disk).unwrap();
+    ledger.start(claim(0, 0), false).unwrap();
+    ledger.complete("u0", json!(1)).unwrap();
+    disk.fail(Some(Plan {
+        at: 1,
+        count: u64::MAX,
+        kind: io::ErrorKind::StorageFull,
+    }));
+    let refused = ledger.start(claim(1, 1), true).unwrap_err().to_string();
+    assert!(
+        refused.contains("/state/ledger/journal-") && refused.contains("free some space"),
+        "{refused}"
+    );
+    assert!(ledger.get("u1").is_none());
+    assert!(matches!(ledger.release("u0"), Err(Error::Io { .. })));
+    assert_eq!(ledger.get("u0").unwrap().state, Phase::Completed);
+    assert!(ledger.report().not_writable.is_some());
+    disk.fail(None);
+    ledger.start(claim(1, 1), true).unwrap();
+    ledger.release("u0").unwrap();
+    assert!(ledger.report().not_writable.is_none());
+    drop(ledger);
+    let ledger = open(&disk.power_cut(&mut |_| 0)).unwrap();
+    assert!(ledger.get("u0").is_none() && ledger.get("u1").is_some());
+}
+
+#[test]
+fn data_that_a_failed_sync_left_in_the_page_cache_is_not_believed() {
+    let disk = FaultyDisk::default();
+    let ledger = open(&disk).unwrap();
+    // The write succeeds and the sync after it does not: readers of the file see a record that no power cut would leave.
+    disk.fail(Some(Plan {
+        at: 2,
+        count: 1,
+        kind: io::ErrorKind::Other,
+    }));
+    assert!(ledger.start(claim(0, 0), true).is_err());
+    assert!(ledger.get("u0").is_none());
+    ledger.start(claim(1, 0), true).unwrap();
+    drop(ledger);
+    let ledger = open(&disk.process_killed()).unwrap();
+    assert!(ledger.get("u0").is_none() && ledger.get("u1").is_some());
+    drop(ledger);
+    assert!(
+        open(&disk.power_cut(&mut |_| 0))
+            .unwrap()
+            .get("u1")
+            .is_some()
+    );
+}
+
+#[test]
+fn an_opening_after_a_kill_makes_durable_what_it_read() {
+    let disk = FaultyDisk::default();
+    let ledger = open(&disk).unwrap();
+    disk.fail(Some(Plan {
+        at: 2,
+        count: 1,
+        kind: io::ErrorKind::Other,
+    }));
+    assert!(ledger.start(claim(0, 0), true).is_err());
+    drop(ledger);
+    // The next process reads u0 from the page cache, where it looks like any other record.
+    let disk = disk.process_killed();
+    let ledger = open(&disk).unwrap();
+    let read = ledger.get("u0").is_some();
+    drop(ledger);
+    assert_eq!(
+        open(&disk.power_cut(&mut |_| 0))
+            .unwrap()
+            .get("u0")
+            .is_some(),
+        read
+    );
+}
+
+#[test]
+fn a_completion_after_a_lost_start_says_that_the_disk_failed() {
+    let disk = FaultyDisk::default();
+    let ledger = open(&disk).unwrap();
+    ledger.start(claim(0, 0), false).unwrap();
+    disk.fail(Some(Plan {
+        at: 1,
+        count: 1,
+        kind: io::ErrorKind::StorageFull,
+    }));
+    assert!(ledger.start(claim(1, 1), true).is_err());
+    assert!(matches!(
+        ledger.complete("u0", json!(1)),
+        Err(Error::Io { .. })
+    ));
+    ledger.start(claim(0, 0), false).unwrap();
+    ledger.complete("u0", json!(1)).unwrap();
+}

@@ -1,0 +1,290 @@
+//! A disk in memory that fails, tears and loses power on demand, with the page cache's rules.
+//!
+//! What is written is visible at once and durable after a sync. A failed sync leaves the data visible, marks it clean
+//! and never makes it durable, as ext4 and XFS do (fsync(2), errors since Linux 4.13). A power cut keeps, of what was
+//! not durable, an arbitrary part of each write and of the names.
+
+#![allow(clippy::unwrap_used, dead_code, unreachable_pub)]
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use dra_ledger::{Disk, DiskFile};
+
+#[derive(Clone, Debug, Default)]
+pub struct FaultyDisk(Arc<Mutex<Inner>>);
+
+type Inode = u64;
+
+#[derive(Debug, Default)]
+struct Inner {
+    files: BTreeMap<Inode, Content>,
+    names: BTreeMap<PathBuf, Inode>,
+    durable_names: BTreeMap<PathBuf, Inode>,
+    next: Inode,
+    operations: u64,
+    plan: Option<Plan>,
+    locked: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Content {
+    visible: Vec<u8>,
+    durable: Vec<u8>,
+    /// Writes since the last sync.
+    dirty: Vec<(u64, Vec<u8>)>,
+}
+
+/// From the `at`-th operation that changes the disk on, `count` of them fail with `kind`.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    pub at: u64,
+    pub count: u64,
+    pub kind: io::ErrorKind,
+}
+
+#[derive(Debug)]
+struct Handle {
+    disk: FaultyDisk,
+    inode: Inode,
+}
+
+#[derive(Debug)]
+struct Lock(FaultyDisk);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        self.0.inner().locked = false;
+    }
+}
+
+impl FaultyDisk {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts a file there, durably.
+    pub fn plant(&self, path: &str, bytes: &[u8]) {
+        let mut inner = self.inner();
+        inner.next += 1;
+        let inode = inner.next;
+        inner.files.insert(
+            inode,
+            Content {
+                visible: bytes.to_vec(),
+                durable: bytes.to_vec(),
+                dirty: Vec::new(),
+            },
+        );
+        inner.names.insert(path.into(), inode);
+        inner.durable_names.insert(path.into(), inode);
+    }
+
+    pub fn contents(&self, path: &str) -> Vec<u8> {
+        self.read(Path::new(path)).unwrap()
+    }
+
+    pub fn fail(&self, plan: Option<Plan>) {
+        let mut inner = self.inner();
+        inner.operations = 0;
+        inner.plan = plan;
+    }
+
+    pub fn operations(&self) -> u64 {
+        self.inner().operations
+    }
+
+    /// The disk after power came back; `luck` decides what of the unsynced survived.
+    pub fn power_cut(&self, luck: &mut dyn FnMut(usize) -> usize) -> Self {
+        let inner = self.inner();
+        let names = if inner.names == inner.durable_names || luck(2) == 0 {
+            &inner.durable_names
+        } else {
+            &inner.names
+        };
+        let mut files = BTreeMap::new();
+        for inode in names.values() {
+            let mut content = inner.files[inode].durable.clone();
+            for (offset, bytes) in &inner.files[inode].dirty {
+                let kept = luck(bytes.len() + 1);
+                let from = if luck(4) == 0 { luck(kept + 1) } else { 0 };
+                put(&mut content, *offset + from as u64, &bytes[from..kept]);
+            }
+            files.insert(
+                *inode,
+                Content {
+                    visible: content.clone(),
+                    durable: content,
+                    dirty: Vec::new(),
+                },
+            );
+        }
+        let after = Inner {
+            files,
+            names: names.clone(),
+            durable_names: names.clone(),
+            next: inner.next,
+            ..Inner::default()
+        };
+        Self(Arc::new(Mutex::new(after)))
+    }
+
+    /// The same files with the process gone and power on: the page cache is still there.
+    pub fn process_killed(&self) -> Self {
+        let inner = self.inner();
+        let after = Inner {
+            files: inner.files.clone(),
+            names: inner.names.clone(),
+            durable_names: inner.durable_names.clone(),
+            next: inner.next,
+            ..Inner::default()
+        };
+        Self(Arc::new(Mutex::new(after)))
+    }
+}
+
+fn put(content: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
+    let offset = offset as usize;
+    if bytes.is_empty() {
+        return;
+    }
+    if content.len() < offset + bytes.len() {
+        let mut longer = vec![0; offset + bytes.len()];
+        longer[..content.len()].copy_from_slice(content);
+        *content = longer;
+    }
+    content[offset..offset + bytes.len()].copy_from_slice(bytes);
+}
+
+impl Inner {
+    fn step(&mut self) -> io::Result<()> {
+        self.operations += 1;
+        match self.plan {
+            Some(plan) if self.operations >= plan.at && self.operations - plan.at < plan.count => {
+                Err(plan.kind.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn inode(&self, path: &Path) -> io::Result<Inode> {
+        self.names
+            .get(path)
+            .copied()
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+impl Disk for FaultyDisk {
+    fn create_dir(&self, _: &Path) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        let names = self
+            .inner()
+            .names
+            .keys()
+            .filter(|path| path.parent() == Some(dir))
+            .cloned()
+            .collect::<Vec<_>>();
+        Ok(names
+            .iter()
+            .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
+            .collect())
+    }
+
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        let inner = self.inner();
+        Ok(inner.files[&inner.inode(path)?].visible.clone())
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        let mut inner = self.inner();
+        inner.step()?;
+        inner.next += 1;
+        let inode = inner.next;
+        inner.files.insert(inode, Content::default());
+        inner.names.insert(path.to_owned(), inode);
+        Ok(Box::new(Handle {
+            disk: self.clone(),
+            inode,
+        }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut inner = self.inner();
+        inner.step()?;
+        let inode = inner.inode(from)?;
+        inner.names.remove(from);
+        inner.names.insert(to.to_owned(), inode);
+        Ok(())
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        let mut inner = self.inner();
+        inner.step()?;
+        let inode = inner.inode(from)?;
+        inner.names.insert(to.to_owned(), inode);
+        Ok(())
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        let mut inner = self.inner();
+        inner.step()?;
+        inner.inode(path)?;
+        inner.names.remove(path);
+        Ok(())
+    }
+
+    fn sync_dir(&self, _: &Path) -> io::Result<()> {
+        let mut inner = self.inner();
+        inner.step()?;
+        inner.durable_names = inner.names.clone();
+        Ok(())
+    }
+
+    fn lock(&self, _: &Path) -> io::Result<Box<dyn Debug + Send + Sync>> {
+        let mut inner = self.inner();
+        if inner.locked {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        inner.locked = true;
+        Ok(Box::new(Lock(self.clone())))
+    }
+}
+
+impl DiskFile for Handle {
+    fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let mut inner = self.disk.inner();
+        let failed = inner.step();
+        // A failing write leaves half of it behind.
+        let bytes = if failed.is_err() {
+            &bytes[..bytes.len() / 2]
+        } else {
+            bytes
+        };
+        if let Some(file) = inner.files.get_mut(&self.inode) {
+            put(&mut file.visible, offset, bytes);
+            file.dirty.push((offset, bytes.to_vec()));
+        }
+        failed
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        let mut inner = self.disk.inner();
+        let failed = inner.step();
+        if let Some(file) = inner.files.get_mut(&self.inode) {
+            let dirty = std::mem::take(&mut file.dirty);
+            if failed.is_ok() {
+                dirty
+                    .iter()
+                    .for_each(|(offset, bytes)| put(&mut file.durable, *offset, bytes));
+            }
+        }
+        failed
+    }
+}

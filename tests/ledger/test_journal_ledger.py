@@ -1,0 +1,163 @@
+"""The ledger through Python: what is kept, what is refused, and what a kill in the middle leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dra_agent import _native
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.prepare.ports import DeviceHeldError, Entry, HeldDevice
+
+
+def claim(uid: str, device: str = "gpu-0") -> Entry:
+    return Entry(uid, "team", f"claim-{uid}", (HeldDevice("node/gpu", device, "gpu"),))
+
+
+def test_a_completed_claim_survives_reopening(tmp_path: Path) -> None:
+    with JournalLedger(tmp_path, "boot-1") as ledger:
+        ledger.start(claim("a"), durable=False)
+        ledger.complete("a", {"cdi": ["vendor/claim=a"]})
+        ledger.start(claim("b", "gpu-1"), durable=True)
+        assert not ledger.release("nobody")
+    with JournalLedger(tmp_path, "boot-2") as ledger:
+        assert [(entry.uid, entry.state) for entry in ledger.entries()] == [("a", "completed"), ("b", "started")]
+        found = ledger.get("a")
+        assert found is not None
+        assert found.payload == {"cdi": ["vendor/claim=a"]}
+        assert found.devices == claim("a").devices
+        assert ledger.report.started == ("b",)
+        assert ledger.report.earlier_boot == ("a", "b")
+        assert ledger.report.problems() == []
+        assert ledger.release("a")
+        assert ledger.get("a") is None
+
+
+def test_a_held_device_is_refused_and_the_holder_named(tmp_path: Path) -> None:
+    with JournalLedger(tmp_path, "boot") as ledger:
+        ledger.start(claim("a"), durable=True)
+        with pytest.raises(DeviceHeldError, match=r"gpu-0 of pool node/gpu is held by claim team/claim-a \(uid a\)"):
+            ledger.start(claim("b"), durable=True)
+        assert [entry.uid for entry in ledger.holders("node/gpu", "gpu-0")] == ["a"]
+
+
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    with JournalLedger(tmp_path, "boot"), pytest.raises(PermanentError, match=rf"pid {os.getpid()}"):
+        JournalLedger(tmp_path, "boot")
+
+
+def test_wrong_calls_change_nothing(tmp_path: Path) -> None:
+    native = _native.Ledger.open(str(tmp_path), "boot")
+    for entry in (
+        b"",
+        b"[]",
+        b"{}",
+        b'{"uid": 1}',
+        b'{"uid": ""}',
+        b'{"uid": "a", "devices": [{"pool": "p"}]}',
+        b"\xff",
+    ):
+        with pytest.raises(_native.LedgerUsageError):
+            native.start(entry)
+    with pytest.raises(_native.LedgerUsageError):
+        native.complete("never-started")
+    assert native.entries() == b"[]"
+    native.close()
+    with pytest.raises(_native.LedgerUsageError, match="closed"):
+        native.entries()
+
+
+def test_a_state_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    with pytest.raises(RetryableError, match=str(blocked)):
+        JournalLedger(blocked / "state", "boot")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that is small enough to fill")
+def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", small], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
+    try:
+        with JournalLedger(small, "boot") as ledger:
+            ledger.start(claim("a"), durable=False)
+            ledger.complete("a", {"kept": True})
+            filler = small / "filler"
+            with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+                while True:
+                    file.write(b"x" * 4096)
+            # The journal owns its space already, so a claim can still go when the disk is full ...
+            ledger.start(claim("b", "gpu-1"), durable=True)
+            assert ledger.release("b")
+            # ... and what does not fit any more is refused and changes nothing.
+            with pytest.raises(RetryableError, match="free some space"):
+                for number in range(1000):
+                    ledger.start(claim(f"c{number}", f"other-{number}"), durable=False)
+                    ledger.complete(f"c{number}", "x" * 4000)
+            held = {entry.uid for entry in ledger.entries()}
+            assert "a" in held
+            assert ledger.report.not_writable
+            filler.unlink()
+            ledger.start(claim("d", "gpu-2"), durable=True)
+            assert ledger.report.not_writable is None
+        with JournalLedger(small, "boot") as ledger:
+            assert {entry.uid for entry in ledger.entries()} == held | {"d"}
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_a_kill_at_any_moment_keeps_what_was_answered(tmp_path: Path) -> None:
+    script = textwrap.dedent("""
+        import sys
+        from pathlib import Path
+        from dra_agent.prepare.ledger import JournalLedger
+        from dra_agent.prepare.ports import Entry, HeldDevice
+        ledger = JournalLedger(Path(sys.argv[1]), "boot")
+        first = len(ledger.entries())
+        for number in range(first, 100000):
+            ledger.start(Entry(f"{number:06}", "n", "c", (HeldDevice("p", str(number), "r"),)), durable=False)
+            ledger.complete(f"{number:06}", None)
+            print(number, flush=True)
+    """)
+    answered = -1
+    for round_ in range(4):
+        process = subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        for _ in range(20 + 13 * round_):
+            answered = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+        rest = process.communicate()[0].split("\n")
+        answered = max([answered, *(int(line) for line in rest[:-1] if line)])
+        with JournalLedger(tmp_path, "boot") as ledger:
+            completed = [entry.uid for entry in ledger.entries() if entry.state == "completed"]
+            assert completed[: answered + 1] == [f"{number:06}" for number in range(answered + 1)]
+            assert ledger.report.problems() == []
+
+
+def test_threads_share_the_disk_and_not_the_devices(tmp_path: Path) -> None:
+    with JournalLedger(tmp_path, "boot") as ledger:
+
+        def prepare(number: int) -> bool:
+            try:
+                ledger.start(claim(str(number), f"gpu-{number % 10}"), durable=False)
+            except DeviceHeldError:
+                return False
+            ledger.complete(str(number), number)
+            return True
+
+        with ThreadPoolExecutor(8) as pool:
+            won = list(pool.map(prepare, range(100)))
+        assert sum(won) == 10
+        ledger.tidy()
+        assert len(ledger.entries()) == 10
