@@ -73,12 +73,12 @@ impl Quantity {
         }
     }
 
-    /// The value in whole units, rounded away from zero; 0 where an int64 cannot hold it.
+    /// The value in whole units, rounded away from zero. Meaningless where no int64 holds it, as in Go.
     pub fn value(&self) -> i64 {
         self.amount.scaled(0)
     }
 
-    /// The value in thousandths, rounded away from zero; 0 where an int64 cannot hold it.
+    /// The value in thousandths, rounded away from zero. Meaningless where no int64 holds it, as in Go.
     pub fn milli_value(&self) -> i64 {
         self.amount.scaled(-3)
     }

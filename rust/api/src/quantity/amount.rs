@@ -96,17 +96,17 @@ impl Amount {
         digits as i64 + i64::from(self.scale())
     }
 
-    /// The value as a multiple of `10^scale`, rounded away from zero; 0 where an int64 cannot hold a small
-    /// amount's, and the low 64 bits of a big one's, as in Go.
+    /// The value as a multiple of `10^wanted`, rounded away from zero; what apimachinery leaves of it where no int64 holds it.
     pub(super) fn scaled(&self, wanted: i32) -> i64 {
         match self {
             Self::Small { value, scale } if *scale < wanted => {
                 scale_down(*value, scale.abs_diff(wanted)).0
             }
             Self::Small { value, scale } => {
-                scale_up(*value, scale.saturating_sub(wanted)).unwrap_or(0)
+                let places = scale.saturating_sub(wanted);
+                scale_up(*value, places).unwrap_or_else(|| overflown(*value, places))
             }
-            Self::Big { .. } => low_bits(&self.rounded(wanted).0),
+            Self::Big { value, scale } => scaled_big(value, wanted.saturating_sub(*scale)),
         }
     }
 
@@ -135,6 +135,34 @@ impl Amount {
             scale => base * pow10(scale),
         }
     }
+}
+
+/// apimachinery multiplies by the usual powers of ten at once and keeps the low 64 bits; by others it gives up.
+fn overflown(value: i64, places: i32) -> i64 {
+    match places {
+        1 | 2 | 3 | 6 | 9 if value != i64::MIN => {
+            value.wrapping_mul(10_i64.wrapping_pow(places.unsigned_abs()))
+        }
+        _ => 0,
+    }
+}
+
+/// apimachinery's `scaledValue`: a negative fraction is rounded up, and what overflows keeps its low 64 bits.
+fn scaled_big(value: &BigInt, places: i32) -> i64 {
+    let low = low_bits(value);
+    if places <= 0 {
+        return low.wrapping_mul(10_i64.wrapping_pow(places.unsigned_abs()));
+    }
+    if let Some(divisor) = 10_i64.checked_pow(places.unsigned_abs())
+        && *value < BigInt::from(i64::MAX)
+    {
+        return low / divisor + i64::from(low % divisor != 0);
+    }
+    let divisor = power_of_ten(places.unsigned_abs());
+    let (truncated, rest) = (value / &divisor, value % &divisor);
+    // Euclidean division and one more where there is a rest: one above the truncated value, or the value itself.
+    let up = rest.sign() == Sign::Plus;
+    low_bits(&truncated).wrapping_add(i64::from(up))
 }
 
 /// Go's `math.Pow10`: exact decimal literals, zero and infinity outside of their range.

@@ -1,0 +1,39 @@
+"""Quantities as Python sees them, and the golden values against the Go library that they came from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dra_agent import _native
+
+HERE = Path(__file__).parent
+
+
+def test_quantities_from_python() -> None:
+    assert _native.quantity_value("1.5Gi") == 1610612736
+    assert _native.quantity_value("100m") == 1
+    assert _native.quantity_canonical("1.5Gi") == "1536Mi"
+    assert _native.quantity_compare("1G", "1Gi") == -1
+    assert _native.quantity_compare("1024Mi", "1Gi") == 0
+    with pytest.raises(ValueError, match='"80 GB" is not a quantity: write a number and a suffix'):
+        _native.quantity_value("80 GB")
+
+
+@pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
+@pytest.mark.timeout(300)
+def test_the_golden_values_are_what_kubernetes_says(tmp_path: Path) -> None:
+    oracle = tmp_path / "oracle"
+    build = subprocess.run(
+        ["go", "build", "-o", oracle, "."], cwd=HERE / "oracle", capture_output=True, text=True, check=False
+    )
+    if build.returncode:
+        pytest.skip(f"the Go modules cannot be had: {build.stderr[-200:]}")
+    golden = (HERE / "golden/quantities.jsonl").read_text()
+    texts = "".join(json.loads(line)["text"] + "\n" for line in golden.splitlines())
+    said = subprocess.run([oracle], input=texts, capture_output=True, text=True, check=True).stdout
+    assert said == golden
