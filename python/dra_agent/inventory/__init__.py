@@ -1,1 +1,55 @@
-"""From the topology to devices: one back end per vendor, rules of the operator, health."""
+"""Every claimable device of a host: what it is, what a container needs of it, and whether it is well."""
+
+from __future__ import annotations
+
+from dra_agent.inventory.api import (
+    Attribute,
+    Capacity,
+    Counter,
+    CounterConsumption,
+    CounterSet,
+    RequestPolicy,
+    RequestRange,
+    Taint,
+)
+from dra_agent.inventory.collect import Collector, take
+from dra_agent.inventory.device import (
+    FAMILIES,
+    Device,
+    DeviceNode,
+    Exclusion,
+    Family,
+    Inventory,
+    Problem,
+    device_name,
+    pool_name,
+)
+from dra_agent.inventory.settings import AttributeRule, InventorySettings, VersionValue
+from dra_agent.inventory.watch import Change, Watch
+
+__all__ = [
+    "FAMILIES",
+    "Attribute",
+    "AttributeRule",
+    "Capacity",
+    "Change",
+    "Collector",
+    "Counter",
+    "CounterConsumption",
+    "CounterSet",
+    "Device",
+    "DeviceNode",
+    "Exclusion",
+    "Family",
+    "Inventory",
+    "InventorySettings",
+    "Problem",
+    "RequestPolicy",
+    "RequestRange",
+    "Taint",
+    "VersionValue",
+    "Watch",
+    "device_name",
+    "pool_name",
+    "take",
+]

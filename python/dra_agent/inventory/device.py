@@ -63,6 +63,13 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{text}; {self.todo}" if self.todo else text
 
 
+class Exclusion(msgspec.Struct, frozen=True):
+    """A device that is there and is not published, and why."""
+
+    name: str
+    reason: str
+
+
 class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     """One claimable device or partition of one."""
 
@@ -116,6 +123,7 @@ class Inventory(msgspec.Struct, frozen=True):
     counter_sets: dict[Family, tuple[CounterSet, ...]] = {}
     """By family: the pool of a family holds the counters that its devices consume."""
     problems: tuple[Problem, ...] = ()
+    excluded: tuple[Exclusion, ...] = ()
 
     def device(self, name: str) -> Device | None:
         """Find a device by its name, which is unique on the host."""

@@ -1,0 +1,52 @@
+"""Accelerators that are neither GPUs nor FPGAs: Gaudi, NPUs, vector engines, whatever has an accel node or its class.
+
+Only what sysfs shows is told; a vendor with a library of its own would be a back end of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dra_agent.host import Host
+from dra_agent.inventory.device import Device, Problem
+from dra_agent.inventory.draft import Draft
+from dra_agent.inventory.plain import add_drm_nodes
+from dra_agent.inventory.products import product_of
+from dra_agent.inventory.settings import InventorySettings
+from dra_agent.inventory.sysfs import character_devices
+from dra_agent.topology.model import Device as Function
+
+
+class AcceleratorBackend:
+    """Describes accelerators by what the kernel shows."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def devices(self, functions: Sequence[Function], problems: list[Problem]) -> list[Device]:
+        """Describe each accelerator."""
+        return [self._device(function, problems) for function in functions]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _device(self, function: Function, problems: list[Problem]) -> Device:
+        draft = Draft(self._host, function, "accelerator", problems)
+        draft.set("productName", product_of(function))
+        for name in function.accel:
+            draft.node(f"/dev/accel/{name}", "accel")
+            # Habana's driver makes a second node, for monitoring, with the number of the first.
+            draft.node_if_there(f"/dev/accel/accel_controlD{name.removeprefix('accel')}", "vendor")
+        draft.identify(accel=next(iter(function.accel), None))
+        if function.drm is not None:
+            add_drm_nodes(draft, function.drm.card, function.drm.render)
+        for name in character_devices(draft.files):
+            if not name.startswith(("accel/", "infiniband/", "dri/")):
+                draft.node(f"/dev/{name}", "vendor")
+        return draft.finish()
+
+
+def make(host: Host, settings: InventorySettings) -> AcceleratorBackend:
+    """Make the back end."""
+    del settings
+    return AcceleratorBackend(host)

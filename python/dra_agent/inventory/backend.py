@@ -1,0 +1,73 @@
+"""What a back end is, and which one answers for a PCI function.
+
+A back end's module is imported only when its hardware is in the topology: nobody pays for vendors that are not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol
+
+from dra_agent.host import Host
+from dra_agent.inventory.device import Device, Problem
+from dra_agent.inventory.draft import is_vfio
+from dra_agent.inventory.settings import InventorySettings
+from dra_agent.inventory.vendors import is_plain_display
+from dra_agent.topology.model import Device as Function
+from dra_agent.topology.model import Kind
+
+
+class Backend(Protocol):
+    """Knows one vendor's or one family's devices; lives as long as the agent and is called by one thread at a time."""
+
+    def devices(self, functions: Sequence[Function], problems: list[Problem]) -> list[Device]:
+        """Describe the devices that these functions are; one that is damaged becomes a problem, never an exception."""
+        ...
+
+    def close(self) -> None:
+        """Let go of vendor libraries."""
+        ...
+
+
+_MODULES = {
+    "nvidia": "dra_agent.inventory.nvidia.backend",
+    "amd": "dra_agent.inventory.amd",
+    "intel": "dra_agent.inventory.intel",
+    "nic": "dra_agent.inventory.nic",
+    "fpga": "dra_agent.inventory.fpga",
+    "accelerator": "dra_agent.inventory.accelerator",
+    "plain": "dra_agent.inventory.plain",
+}
+_GPU_BACKENDS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
+
+
+def load(name: str, host: Host, settings: InventorySettings) -> Backend:
+    """Import and make the back end of this name."""
+    made: Backend = import_module(_MODULES[name]).make(host, settings)
+    return made
+
+
+def backend_of(function: Function) -> str | None:
+    """Name the back end of a function; None for what is never claimed: NVMe, switches, consoles."""
+    if function.kind in (Kind.OTHER, Kind.NVME):
+        return None
+    if is_vfio(function):
+        return "plain"
+    if function.kind is Kind.GPU:
+        if is_plain_display(function.vendor_id):
+            return None
+        return _GPU_BACKENDS.get(function.vendor_id, "plain")
+    return function.kind.value
+
+
+def is_usable(function: Function) -> bool:
+    """Whether anything drives the function: without a driver no container can use it."""
+    return bool(
+        function.driver
+        or function.net
+        or function.infiniband
+        or function.drm
+        or function.accel
+        or function.kfd is not None
+    )

@@ -1,0 +1,58 @@
+"""FPGA cards: Xilinx and Intel (Altera), with the device nodes that their drivers made.
+
+A card's management function, where it has one of its own, is no device: through it the whole card is reprogrammed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dra_agent.host import Host
+from dra_agent.inventory.api import Capacity
+from dra_agent.inventory.device import Device, Problem
+from dra_agent.inventory.draft import Draft
+from dra_agent.inventory.plain import add_drm_nodes
+from dra_agent.inventory.products import fpga_card_of, is_fpga_management, product_of
+from dra_agent.inventory.settings import InventorySettings
+from dra_agent.inventory.sysfs import character_devices
+from dra_agent.topology.model import Device as Function
+
+_MANAGEMENT_DRIVERS = frozenset({"xclmgmt", "xclmgmt_drv", "amdxdna_mgmt"})
+
+
+class FpgaBackend:
+    """Describes FPGA cards."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def devices(self, functions: Sequence[Function], problems: list[Problem]) -> list[Device]:
+        """Describe the function of each card that applications use."""
+        return [
+            self._device(function, problems)
+            for function in functions
+            if not is_fpga_management(function) and function.driver not in _MANAGEMENT_DRIVERS
+        ]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _device(self, function: Function, problems: list[Problem]) -> Device:
+        draft = Draft(self._host, function, "fpga", problems)
+        draft.set("productName", product_of(function))
+        card = fpga_card_of(function)
+        if card is not None:
+            draft.capacity["logicCells"] = Capacity.of(card.logic_cells)
+        if function.drm is not None:
+            add_drm_nodes(draft, function.drm.card, function.drm.render)
+        for name in character_devices(draft.files):
+            # The management engine (dfl-fme) reprograms the card; a claim gets its ports only.
+            if "fme" not in name and "mgmt" not in name:
+                draft.node(f"/dev/{name}", "vendor")
+        return draft.finish()
+
+
+def make(host: Host, settings: InventorySettings) -> FpgaBackend:
+    """Make the back end."""
+    del settings
+    return FpgaBackend(host)

@@ -1,0 +1,91 @@
+"""Network links and default routes of the running kernel over rtnetlink, read by a process of its own.
+
+pyroute2 costs more memory than the rest of the agent, so it lives as long as one question: `python -m
+dra_agent.inventory.links` prints the answer as JSON. Simulated hosts have no netlink; they are read from their files.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+
+from dra_agent.errors import RetryableError
+
+DEADLINE = 10.0
+"""Seconds for the whole process; a loaded host takes one to start it."""
+
+
+class Link(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One network interface."""
+
+    name: str
+    kind: str | None = None
+    """What a virtual one is: "bond", "vlan", "bridge", "vxlan"; None for hardware."""
+    lower: tuple[str, ...] = ()
+    """The interfaces that carry its packets: a bond's members, a VLAN's parent."""
+
+
+class LinkFacts(msgspec.Struct, frozen=True):
+    """What rtnetlink says of the host's network."""
+
+    links: tuple[Link, ...] = ()
+    default_routes: tuple[str, ...] = ()
+    """Interfaces that default routes of any table and family leave through."""
+
+
+def ask(deadline: float = DEADLINE) -> LinkFacts:
+    """Run the process and give its answer; RetryableError where it fails or does not end in time."""
+    command = [sys.executable, "-m", "dra_agent.inventory.links"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=deadline, check=True)
+        return msgspec.json.decode(done.stdout, type=LinkFacts)
+    except subprocess.TimeoutExpired:
+        what = f"rtnetlink did not answer within {deadline:g} s"
+    except subprocess.CalledProcessError as error:
+        last = error.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {error.returncode}"]
+        what = f"reading the links over rtnetlink failed: {last[0]}"
+    except (OSError, msgspec.MsgspecError) as error:
+        what = f"reading the links over rtnetlink failed: {error}"
+    raise RetryableError(what, where="rtnetlink", todo="network interfaces are read from sysfs until it works")
+
+
+def read() -> LinkFacts:
+    """Ask the kernel; only ever called in the process of its own."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        found = [(message["index"], message) for message in ip.get_links()]
+        routes = [route for family in (2, 10) for route in ip.get_default_routes(family=family)]
+    names = {index: str(message.get_attr("IFLA_IFNAME")) for index, message in found}
+    lower: dict[str, list[str]] = {name: [] for name in names.values()}
+    kinds: dict[str, str] = {}
+    for index, message in found:
+        name = names[index]
+        info: Any = message.get_attr("IFLA_LINKINFO")
+        kind = info.get_attr("IFLA_INFO_KIND") if info is not None else None
+        if kind is not None:
+            kinds[name] = str(kind)
+        master = names.get(message.get_attr("IFLA_MASTER") or 0)
+        if master is not None:
+            lower[master].append(name)
+        # Set on hardware too, to itself; across network namespaces it is a number of the other one.
+        parent = message.get_attr("IFLA_LINK")
+        if parent in names and parent != index and message.get_attr("IFLA_LINK_NETNSID") is None:
+            lower[name].append(names[parent])
+    return LinkFacts(
+        links=tuple(Link(name, kinds.get(name), tuple(sorted(lower[name]))) for name in sorted(lower)),
+        default_routes=tuple(sorted({names[index] for route in routes for index in _exits(route) if index in names})),
+    )
+
+
+def _exits(route: Any) -> list[int]:
+    hops = route.get_attr("RTA_MULTIPATH") or ()
+    out = route.get_attr("RTA_OIF")
+    return [*([out] if out is not None else []), *(hop["oif"] for hop in hops)]
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(read()))

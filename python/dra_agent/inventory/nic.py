@@ -1,0 +1,119 @@
+"""Network adapters and RDMA devices, from sysfs.
+
+An interface that was moved into a container's network namespace is gone from the host's sysfs; its device stays, by
+its PCI address, without the attributes of the interface.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from dra_agent.host import Host
+from dra_agent.inventory.device import Device, Problem, device_name
+from dra_agent.inventory.draft import Draft
+from dra_agent.inventory.products import product_of
+from dra_agent.inventory.settings import InventorySettings
+from dra_agent.inventory.sysfs import Files
+from dra_agent.inventory.uplink import Uplinks
+from dra_agent.topology.model import Device as Function
+
+_LINK_TYPES = {1: "ethernet", 32: "infiniband"}
+"""ARPHRD_ numbers of linux/if_arp.h."""
+
+_REPRESENTOR = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
+"""phys_port_name of an interface that stands for a virtual function on the host's side of the adapter's switch."""
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
+
+
+class NicBackend:
+    """Describes network adapters."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._uplinks = Uplinks(host)
+
+    def devices(self, functions: Sequence[Function], problems: list[Problem]) -> list[Device]:
+        """Describe each physical or virtual function as one device; `identity` tells the host's uplinks."""
+        uplinks = self._uplinks.interfaces(problems)
+        devices = []
+        for function in functions:
+            draft = Draft(self._host, function, "nic", problems)
+            draft.set("productName", product_of(function))
+            self._interface(draft)
+            self._rdma(draft)
+            draft.set("isSriovVf", function.physfn is not None)
+            if function.physfn is not None:
+                draft.identify(parent=device_name("nic", function.physfn))
+            if function.sriov is not None:
+                draft.set("sriovVfs", function.sriov.num_vfs)
+            carried = uplinks.intersection(function.net)
+            if carried:
+                draft.identify(uplink=min(carried))
+            devices.append(draft.finish())
+        return devices
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _interface(self, draft: Draft) -> None:
+        name = self._main_interface(draft)
+        if name is None:
+            return
+        net = self._net(draft, name)
+        draft.set("ifName", name)
+        draft.identify(ifname=name)
+        draft.set("mac", net.text("address"))
+        draft.set("mtu", net.number("mtu"))
+        draft.set("linkType", _LINK_TYPES.get(net.number("type") or 0))
+        speed = net.number("speed")
+        if speed is not None and 0 < speed < 1 << 31:
+            draft.set("linkSpeed", speed)
+        state = net.text("operstate")
+        draft.set("state", state if state != "unknown" else None)
+
+    def _rdma(self, draft: Draft) -> None:
+        function = draft.function
+        name = next(iter(function.infiniband), None)
+        draft.set("rdma", name is not None)
+        if name is None:
+            return
+        draft.set("rdmaDevice", name)
+        draft.identify(rdma=name)
+        for uverbs in function.uverbs:
+            draft.node(f"/dev/infiniband/{uverbs}", "uverbs")
+        draft.node("/dev/infiniband/rdma_cm", "rdma-cm")
+        port = draft.files.below(f"infiniband/{name}/ports/1")
+        if "linkType" not in draft.attributes:
+            layer = port.text("link_layer")
+            draft.set("linkType", layer.lower() if layer is not None else None)
+        state = port.text("state")
+        if "state" not in draft.attributes and state is not None:
+            draft.set("state", "up" if state.endswith("ACTIVE") else "down")
+        rate = _RATE.match(port.text("rate") or "")
+        # A port that is down reports the slowest rate there is.
+        if "linkSpeed" not in draft.attributes and rate is not None and (state or "").endswith("ACTIVE"):
+            draft.set("linkSpeed", round(float(rate[1]) * 1000))
+
+    def _main_interface(self, draft: Draft) -> str | None:
+        names = draft.function.net
+        if len(names) < 2:
+            return next(iter(names), None)
+
+        def order(name: str) -> tuple[bool, int, str]:
+            net = self._net(draft, name)
+            return bool(_REPRESENTOR.fullmatch(net.text("phys_port_name") or "")), net.number("dev_port") or 0, name
+
+        return min(names, key=order)
+
+    def _net(self, draft: Draft, name: str) -> Files:
+        own = draft.files.below(f"net/{name}")
+        # A virtio adapter has its interface one level further down.
+        return own if own.folder.is_dir() else Files(self._host.sysfs / "class/net" / name, draft.problems)
+
+
+def make(host: Host, settings: InventorySettings) -> NicBackend:
+    """Make the back end."""
+    del settings
+    return NicBackend(host)

@@ -1,0 +1,135 @@
+"""Product names and fixed facts of devices, by PCI id, for those whose driver does not tell them.
+
+A device that is not listed has no `productName`; nothing is guessed from similar ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dra_agent.topology.model import Device as Function
+
+
+@dataclass(frozen=True, slots=True)
+class FpgaCard:
+    """An FPGA card: what it is called and how large its FPGA is."""
+
+    name: str
+    logic_cells: int
+    """System logic cells (Xilinx data sheets DS962, DS963, DS965, DS978) or logic elements (Intel)."""
+
+
+_PRODUCTS = {
+    # AMD, as amdgpu.ids and the ROCm documentation call them.
+    "1002:738c": "AMD Instinct MI100",
+    "1002:7408": "AMD Instinct MI250X",
+    "1002:740c": "AMD Instinct MI250X/MI250",
+    "1002:740f": "AMD Instinct MI210",
+    "1002:74a0": "AMD Instinct MI300A",
+    "1002:74a1": "AMD Instinct MI300X",
+    "1002:74a2": "AMD Instinct MI308X",
+    "1002:74a5": "AMD Instinct MI325X",
+    "1002:74a9": "AMD Instinct MI300X HF",
+    "1002:74b5": "AMD Instinct MI300X VF",
+    "1002:75a0": "AMD Instinct MI350X",
+    "1002:75a3": "AMD Instinct MI355X",
+    "1002:744c": "AMD Radeon RX 7900 XTX/XT/GRE/M",
+    "1002:7448": "AMD Radeon Pro W7900",
+    # Intel, as the kernel's i915 and xe id lists and Intel's product pages call them.
+    "8086:56c0": "Intel Data Center GPU Flex 170",
+    "8086:56c1": "Intel Data Center GPU Flex 140",
+    "8086:56c2": "Intel Data Center GPU Flex 170V",
+    "8086:0bd5": "Intel Data Center GPU Max 1550",
+    "8086:0bda": "Intel Data Center GPU Max 1100",
+    "8086:0bdb": "Intel Data Center GPU Max 1100",
+    "8086:56a0": "Intel Arc A770",
+    "8086:56a1": "Intel Arc A750",
+    "8086:56a5": "Intel Arc A380",
+    "8086:e20b": "Intel Arc B580",
+    "8086:e20c": "Intel Arc B570",
+    "8086:e211": "Intel Arc Pro B60",
+    "8086:e212": "Intel Arc Pro B50",
+    # Network adapters.
+    "15b3:1013": "ConnectX-4",
+    "15b3:1015": "ConnectX-4 Lx",
+    "15b3:1017": "ConnectX-5",
+    "15b3:1019": "ConnectX-5 Ex",
+    "15b3:101b": "ConnectX-6",
+    "15b3:101d": "ConnectX-6 Dx",
+    "15b3:101e": "ConnectX Family mlx5Gen Virtual Function",
+    "15b3:101f": "ConnectX-6 Lx",
+    "15b3:1021": "ConnectX-7",
+    "15b3:1023": "ConnectX-8",
+    "15b3:a2d2": "BlueField integrated ConnectX-5",
+    "15b3:a2d6": "BlueField-2 integrated ConnectX-6 Dx",
+    "15b3:a2dc": "BlueField-3 integrated ConnectX-7",
+    "8086:1521": "I350 Gigabit Network Connection",
+    "8086:1572": "Ethernet Controller X710",
+    "8086:1583": "Ethernet Controller XL710",
+    "8086:1592": "Ethernet Controller E810-C",
+    "8086:1593": "Ethernet Controller E810-C for SFP",
+    "8086:1889": "Ethernet Adaptive Virtual Function",
+    "8086:37d2": "Ethernet Connection X722 for 10GBASE-T",
+    "14e4:1750": "BCM57508 NetXtreme-E",
+    "14e4:1760": "BCM57608 NetXtreme-E",
+    "1d0f:ec20": "Elastic Network Adapter",
+    "1d0f:efa0": "Elastic Fabric Adapter",
+    "1d0f:efa1": "Elastic Fabric Adapter",
+    "1d0f:efa2": "Elastic Fabric Adapter",
+    "1d0f:efa3": "Elastic Fabric Adapter",
+    "1dd8:1002": "DSC Ethernet Controller",
+    "1af4:1000": "Virtio network device",
+    "1af4:1041": "Virtio network device",
+    # Other accelerators.
+    "1da3:0001": "Goya HL-1000",
+    "1da3:1000": "Gaudi HL-2000",
+    "1da3:1020": "Gaudi2 HL-2080",
+    "1da3:1060": "Gaudi3 HL-325L",
+    "1bcf:001c": "Vector Engine 1.0",
+    "17cb:a100": "Cloud AI 100",
+    "1e52:401e": "Wormhole",
+    "1e52:b140": "Blackhole",
+}
+
+_FPGA_CARDS = {
+    # The user function; the card's management function is not claimable.
+    "10ee:5001": FpgaCard("Alveo U200", 2_586_150),
+    "10ee:5005": FpgaCard("Alveo U250", 3_780_000),
+    "10ee:500d": FpgaCard("Alveo U280", 2_852_000),
+    "10ee:5021": FpgaCard("Alveo U50", 1_907_000),
+    "10ee:505d": FpgaCard("Alveo U55C", 2_852_000),
+    "8086:09c4": FpgaCard("Intel Programmable Acceleration Card with Arria 10 GX", 1_150_000),
+    "8086:0b2b": FpgaCard("Intel FPGA Programmable Acceleration Card D5005", 2_753_000),
+    "8086:0b30": FpgaCard("Intel FPGA Programmable Acceleration Card N3000", 1_150_000),
+}
+
+_FPGA_MANAGEMENT = frozenset({"10ee:5000", "10ee:5004", "10ee:500c", "10ee:5020", "10ee:505c"})
+
+# Boards that are sold with one amount of memory only; 2^30 bytes each.
+_BOARD_MEMORY_GIB = {"8086:56c0": 16, "8086:56c1": 6, "8086:0bd5": 128, "8086:0bda": 48}
+
+
+def product_of(function: Function) -> str | None:
+    """Give a device's product name."""
+    card = _FPGA_CARDS.get(_key(function))
+    return card.name if card is not None else _PRODUCTS.get(_key(function))
+
+
+def fpga_card_of(function: Function) -> FpgaCard | None:
+    """Give what is known of an FPGA card."""
+    return _FPGA_CARDS.get(_key(function))
+
+
+def is_fpga_management(function: Function) -> bool:
+    """Whether this is the function through which a card is administered and not used."""
+    return _key(function) in _FPGA_MANAGEMENT
+
+
+def board_memory_of(function: Function) -> int | None:
+    """Give the bytes of memory of a board that exists with one amount only."""
+    gib = _BOARD_MEMORY_GIB.get(_key(function))
+    return None if gib is None else gib << 30
+
+
+def _key(function: Function) -> str:
+    return f"{function.vendor_id[2:]}:{function.device_id[2:]}"

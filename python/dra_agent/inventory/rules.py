@@ -1,0 +1,187 @@
+"""Applies an operator's rules to devices: which are published, and which attributes they get on top.
+
+An expression sees a device as a claim's selector does: `device.driver`, `device.attributes`, `device.capacity`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from dra_agent import _native
+from dra_agent.errors import UsageError
+from dra_agent.inventory.api import Attribute
+from dra_agent.inventory.device import Device, Exclusion, Problem
+from dra_agent.inventory.draft import ENTRY_LIMIT
+from dra_agent.inventory.settings import InventorySettings, VersionValue
+
+BUILT_IN = frozenset(
+    {
+        "architecture",
+        "brand",
+        "computePartition",
+        "computeUnits",
+        "cudaComputeCapability",
+        "cudaDriverVersion",
+        "deviceID",
+        "driver",
+        "driverVersion",
+        "engines",
+        "fabricClique",
+        "fabricDomain",
+        "ifName",
+        "iommuGroup",
+        "isSriovVf",
+        "linkSpeed",
+        "linkType",
+        "logicCells",
+        "mac",
+        "memory",
+        "memoryEnforcement",
+        "memoryPartition",
+        "mtu",
+        "multiprocessors",
+        "parentUUID",
+        "pcieGeneration",
+        "pcieSwitch",
+        "pcieWidth",
+        "productName",
+        "profile",
+        "rdma",
+        "rdmaDevice",
+        "sriovVfs",
+        "state",
+        "tensorCores",
+        "type",
+        "uuid",
+        "vendor",
+        "vendorID",
+    }
+)
+"""Names that the agent gives itself; an operator's attribute must not pretend to be one of them."""
+
+STANDARD_DOMAINS = ("kubernetes.io", "k8s.io")
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
+_DOMAIN = re.compile(r"(?=.{1,63}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
+
+class _Rule:
+    """One compiled expression, and how often it had a value."""
+
+    def __init__(self, where: str, expression: str) -> None:
+        self.where = where
+        self.text = expression
+        self.answers = 0
+        self.failures: list[str] = []
+        try:
+            self._compiled = _native.CelExpression.selector(expression)
+        except ValueError as error:
+            raise UsageError(
+                f"{expression!r} does not compile: {error}",
+                where=f"configuration, inventory.{where}",
+                todo="correct it",
+            ) from None
+
+    def matches(self, driver: str, device: bytes) -> bool:
+        """Whether the expression is true; a device for which it has no value does not match."""
+        try:
+            matched = self._compiled.matches(driver, device)
+        except ValueError as error:
+            self.failures.append(str(error))
+            return False
+        self.answers += 1
+        return matched
+
+
+class Rules:
+    """The rules of one configuration, compiled. UsageError where one can never work."""
+
+    def __init__(self, settings: InventorySettings, driver: str) -> None:
+        self._driver = driver
+        self._include = [_Rule(f"include[{n}]", text) for n, text in enumerate(settings.include)]
+        self._exclude = [_Rule(f"exclude[{n}]", text) for n, text in enumerate(settings.exclude)]
+        self._attributes = []
+        for number, rule in enumerate(settings.attributes):
+            where = f"attributes[{number}]"
+            values = {name: _value(driver, where, name, value) for name, value in rule.set.items()}
+            self._attributes.append((_Rule(f"{where}.when", rule.when), values))
+
+    def apply(
+        self, devices: Iterable[Device], problems: list[Problem], excluded: list[Exclusion]
+    ) -> tuple[Device, ...]:
+        """Give the devices that are published, with the operator's attributes; attributes are set before choosing.
+
+        So an operator's own attribute can be used in `include` and `exclude`.
+        """
+        every = [self._include, self._exclude, [rule for rule, _ in self._attributes]]
+        for rule in (rule for rules in every for rule in rules):
+            rule.answers, rule.failures = 0, []
+        kept = []
+        for device in devices:
+            dressed = self._dressed(device, problems)
+            reason = self._reason(dressed)
+            if reason is None:
+                kept.append(dressed)
+            else:
+                excluded.append(Exclusion(device.name, reason))
+        problems.extend(
+            Problem(
+                f"inventory.{rule.where}",
+                f"{rule.text!r} has no value for any device: {rule.failures[0]}",
+                "check the attribute's name; `dra-agent devices NAME` shows what a device has",
+                severity="warning",
+            )
+            for rule in (rule for rules in every for rule in rules)
+            if rule.failures and not rule.answers
+        )
+        return tuple(kept)
+
+    def _dressed(self, device: Device, problems: list[Problem]) -> Device:
+        attributes = dict(device.attributes)
+        encoded = _encode(device)
+        for rule, values in self._attributes:
+            if not rule.matches(self._driver, encoded):
+                continue
+            for name, value in values.items():
+                if name not in attributes and len(attributes) + len(device.capacity) >= ENTRY_LIMIT:
+                    what = f"{name} of {rule.where} is left out: a device has at most {ENTRY_LIMIT} attributes"
+                    problems.append(Problem(device.name, f"{what} and capacities", "set fewer attributes on it"))
+                else:
+                    attributes[name] = value
+        return msgspec.structs.replace(device, attributes=attributes)
+
+    def _reason(self, device: Device) -> str | None:
+        encoded = _encode(device)
+        for rule in self._exclude:
+            if rule.matches(self._driver, encoded):
+                return f"inventory.{rule.where}: {rule.text}"
+        # Every rule is asked, so that one that has no value anywhere is noticed.
+        if self._include and not any([rule.matches(self._driver, encoded) for rule in self._include]):  # noqa: C419
+            return "no rule of inventory.include matches"
+        return None
+
+
+def _encode(device: Device) -> bytes:
+    return msgspec.json.encode(device.to_api())
+
+
+def _value(driver: str, where: str, name: str, value: bool | int | str | VersionValue) -> Attribute:
+    place = f"configuration, inventory.{where}.set.{name}"
+    domain, slash, identifier = name.rpartition("/")
+    if not _IDENTIFIER.fullmatch(identifier) or (slash and not _DOMAIN.fullmatch(domain)):
+        raise UsageError(
+            f"{name!r} is no name of an attribute",
+            where=place,
+            todo="use up to 32 letters, digits and underscores, if need be behind a domain and a slash",
+        )
+    if domain == driver or (not domain and name in BUILT_IN):
+        raise UsageError(f"{name!r} is an attribute of the agent's own", where=place, todo="choose another name")
+    if any(domain == standard or domain.endswith(f".{standard}") for standard in STANDARD_DOMAINS):
+        raise UsageError(f"{domain} is kept for Kubernetes", where=place, todo="use a domain of yours")
+    try:
+        return Attribute(version=value.version) if isinstance(value, VersionValue) else Attribute.of(value)
+    except ValueError as error:
+        raise UsageError(str(error), where=place, todo="correct the value") from None

@@ -1,0 +1,108 @@
+"""Reads small attribute files of one folder of sysfs: missing is None, unreadable is None and a problem.
+
+It never opens `config`: reading PCI configuration space wakes sleeping devices.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from dra_agent.inventory.device import Problem
+
+_LONGEST = 65536
+"""Bytes: a sysfs attribute is at most a page long, a procfs table may be longer."""
+
+# What the kernel answers for "this device has no such thing" and for "not now" (a link that is down).
+_NOT_HERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODATA, errno.EOPNOTSUPP, errno.ENODEV})
+
+
+class Files:
+    """One folder, and the list that its problems go to."""
+
+    def __init__(self, folder: Path, problems: list[Problem]) -> None:
+        self.folder = folder
+        self._problems = problems
+
+    def below(self, name: str) -> Files:
+        """Give a folder inside this one."""
+        return Files(self.folder / name, self._problems)
+
+    def text(self, name: str) -> str | None:
+        """Give a file's contents without white space around; None where it is missing or empty."""
+        path = self.folder / name
+        try:
+            # Not blocking: a damaged tree may hold a pipe, which would wait for ever.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                raw = os.read(descriptor, _LONGEST) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self._unreadable(path, error)
+            return None
+        return raw.decode(errors="replace").strip("\0 \t\r\n") or None
+
+    def number(self, name: str) -> int | None:
+        """Give a file's number, decimal or 0x...; what is not a number is a problem."""
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            return int(text, 16 if text[:2].lower() == "0x" else 10)
+        except ValueError:
+            shown = text if len(text) <= 40 else f"{text[:40]}..."
+            self._problems.append(Problem(str(self.folder / name), f"expected a number, found {shown!r}"))
+            return None
+
+    def names(self, name: str = ".") -> list[str]:
+        """Give the sorted names in a folder; none where it is missing."""
+        path = self.folder / name
+        try:
+            return sorted(os.listdir(path))  # noqa: PTH208 - a name, not a Path, per entry
+        except OSError as error:
+            self._unreadable(path, error)
+            return []
+
+    def link(self, name: str) -> str | None:
+        """Give the last component of a link's target."""
+        path = self.folder / name
+        try:
+            return path.readlink().name or None
+        except OSError as error:
+            self._unreadable(path, error)
+            return None
+
+    def properties(self, name: str, separator: str = " ") -> dict[str, str]:
+        """Give a file of lines "KEY VALUE" as a dict."""
+        lines = (self.text(name) or "").splitlines()
+        return {key: value.strip() for key, found, value in (line.partition(separator) for line in lines) if found}
+
+    def _unreadable(self, path: Path, error: OSError) -> None:
+        if error.errno not in _NOT_HERE:
+            self._problems.append(Problem(str(path), error.strerror or "cannot be read", _todo(error)))
+
+
+def _todo(error: OSError) -> str | None:
+    return "run the agent as root, or give its user read access" if error.errno in (errno.EACCES, errno.EPERM) else None
+
+
+def character_devices(files: Files, depth: int = 3) -> Iterator[str]:
+    """Give the names below /dev of the character devices that a PCI function's driver made, by their `uevent` files.
+
+    Only the function's own folders are walked: links (to the driver, to other functions) are not followed.
+    """
+    for name in files.names():
+        path = files.folder / name
+        if path.is_symlink() or not path.is_dir():
+            continue
+        child = files.below(name)
+        if (path / "dev").exists():
+            node = child.properties("uevent", "=").get("DEVNAME")
+            if node:
+                yield node
+        if depth > 1 and name not in {"power", "msi_irqs", "net", "infiniband", "drm"}:
+            yield from character_devices(child, depth - 1)

@@ -1,0 +1,94 @@
+"""Which network interfaces the host itself needs: those that carry its default routes, down to the hardware.
+
+Whether such an interface may be claimed is a setting; this only finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from dra_agent.errors import RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory import links
+from dra_agent.inventory.device import Problem
+from dra_agent.inventory.sysfs import Files
+
+_UP = 0x1
+_REJECT = 0x200
+
+
+class Uplinks:
+    """Finds the interfaces, and asks rtnetlink again only when interfaces or routes have changed."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._is_real = host.sysfs == Path("/sys") and host.proc == Path("/proc")
+        self._asked_for: tuple[list[str], str | None, str | None] | None = None
+        self._facts = links.LinkFacts()
+
+    def interfaces(self, problems: list[Problem]) -> frozenset[str]:
+        """Give the names of every interface that the host's default traffic passes."""
+        net = Files(self._host.sysfs / "class/net", problems)
+        # "self" is the agent's own network namespace: it runs in the host's.
+        routes = Files(self._host.proc / "net", problems)
+        ipv4, ipv6 = routes.text("route"), routes.text("ipv6_route")
+        names = net.names()
+        if self._is_real:
+            self._refresh((names, ipv4, ipv6), problems)
+        lower = {name: _lower(net, name) for name in names}
+        for link in self._facts.links:
+            lower.setdefault(link.name, []).extend(link.lower)
+        return carriers({*_ipv4(ipv4), *_ipv6(ipv6), *self._facts.default_routes}, lower)
+
+    def _refresh(self, state: tuple[list[str], str | None, str | None], problems: list[Problem]) -> None:
+        if state == self._asked_for:
+            return
+        try:
+            self._facts = links.ask()
+            self._asked_for = state
+        except RetryableError as error:
+            problems.append(Problem(error.where or "rtnetlink", error.what, error.todo, severity="warning"))
+
+
+def carriers(interfaces: set[str], lower: Mapping[str, list[str]]) -> frozenset[str]:
+    """Add what lies below: a bond's members, a VLAN's parent, a bridge's ports."""
+    found: set[str] = set()
+    open_ = set(interfaces)
+    while open_:
+        name = open_.pop()
+        if name not in found:
+            found.add(name)
+            open_.update(lower.get(name, ()))
+    return frozenset(found)
+
+
+def _lower(net: Files, name: str) -> list[str]:
+    return [entry.removeprefix("lower_") for entry in net.names(name) if entry.startswith("lower_")]
+
+
+def _ipv4(table: str | None) -> set[str]:
+    """Read /proc/net/route: Iface Destination Gateway Flags RefCnt Use Metric Mask ..., numbers in hexadecimal."""
+    found = set()
+    for line in (table or "").splitlines()[1:]:
+        fields = line.split()
+        try:
+            if int(fields[1], 16) == 0 and int(fields[7], 16) == 0 and int(fields[3], 16) & _UP:
+                found.add(fields[0])
+        except (IndexError, ValueError):
+            continue
+    return found
+
+
+def _ipv6(table: str | None) -> set[str]:
+    """Read /proc/net/ipv6_route: destination, its prefix length, ..., flags, interface."""
+    found = set()
+    for line in (table or "").splitlines():
+        fields = line.split()
+        try:
+            flags = int(fields[8], 16)
+            if int(fields[0], 16) == 0 and int(fields[1], 16) == 0 and flags & _UP and not flags & _REJECT:
+                found.add(fields[9])
+        except (IndexError, ValueError):
+            continue
+    return found - {"lo"}

@@ -1,0 +1,49 @@
+"""Short names of the makers of PCI devices, as the `vendor` attribute has them.
+
+Only makers of devices that can be claimed, or of adapters that are seen in clusters, are listed.
+"""
+
+from __future__ import annotations
+
+_VENDORS = {
+    "0x1000": "broadcom",
+    "0x1002": "amd",
+    "0x1022": "amd",
+    "0x1077": "qlogic",
+    "0x10de": "nvidia",
+    "0x10ec": "realtek",
+    "0x10ee": "xilinx",
+    "0x1137": "cisco",
+    "0x1172": "altera",
+    "0x1414": "microsoft",
+    "0x1425": "chelsio",
+    "0x14e4": "broadcom",
+    "0x15b3": "mellanox",
+    "0x17cb": "qualcomm",
+    "0x1924": "solarflare",
+    "0x19e5": "huawei",
+    "0x1ae0": "google",
+    "0x1af4": "virtio",
+    "0x1bcf": "nec",
+    "0x1d0f": "amazon",
+    "0x1da3": "habana",
+    "0x1dd8": "pensando",
+    "0x1ded": "alibaba",
+    "0x1e52": "tenstorrent",
+    "0x1ed5": "moorethreads",
+    "0x8086": "intel",
+    "0xcabc": "cambricon",
+}
+
+# Displays of management controllers and of virtual machines: no accelerator, and often the only console.
+_DISPLAYS = frozenset({"0x1013", "0x102b", "0x1234", "0x1414", "0x15ad", "0x1a03", "0x1af4", "0x1b36", "0x80ee"})
+
+
+def vendor_of(vendor_id: str) -> str:
+    """Give a vendor's short name, or its PCI id where there is none."""
+    return _VENDORS.get(vendor_id, vendor_id)
+
+
+def is_plain_display(vendor_id: str) -> bool:
+    """Whether a display of this vendor only shows a console (ASPEED, Matrox, QXL, virtio-gpu, ...)."""
+    return vendor_id in _DISPLAYS

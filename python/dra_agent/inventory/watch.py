@@ -1,0 +1,73 @@
+"""Keeps an inventory current: takes it again and says what changed, so that the publisher writes only that.
+
+When to look again (a uevent, a timer, a health event) is the agent's to decide.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from dra_agent.inventory.collect import Collector
+from dra_agent.inventory.device import Device, Inventory
+from dra_agent.topology.model import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What is different from the inventory before; by device name."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    """Published differently: an attribute, a capacity or a taint."""
+    health: tuple[str, ...] = ()
+    """Healthy, unhealthy or unmonitored in another way than before."""
+    problems: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed or self.health or self.problems)
+
+
+class Watch:
+    """The current inventory of one host; safe to use from several threads."""
+
+    def __init__(self, collector: Collector, topology: Topology) -> None:
+        self._collector = collector
+        self._lock = threading.Lock()
+        self._inventory = collector.take(topology)
+
+    @property
+    def inventory(self) -> Inventory:
+        """The inventory as it was taken last; never waits."""
+        return self._inventory
+
+    def lookup(self, pool: str, name: str) -> Device | None:
+        """Find a device of the current inventory."""
+        return self._inventory.lookup(pool, name)
+
+    def refresh(self, topology: Topology) -> Change:
+        """Take the inventory again; waits for vendor libraries up to their deadlines, so never call it on a loop."""
+        with self._lock:
+            before, after = self._inventory, self._collector.take(topology)
+            self._inventory = after
+        return difference(before, after)
+
+    def close(self) -> None:
+        """Let go of vendor libraries."""
+        with self._lock:
+            self._collector.close()
+
+
+def difference(before: Inventory, after: Inventory) -> Change:
+    """Compare two inventories of one host."""
+    old = {device.name: device for device in before.devices}
+    new = {device.name: device for device in after.devices}
+    both = [name for name in new if name in old]
+    return Change(
+        added=tuple(name for name in new if name not in old),
+        removed=tuple(name for name in old if name not in new),
+        changed=tuple(name for name in both if old[name].to_api() != new[name].to_api()),
+        health=tuple(name for name in both if old[name].health != new[name].health),
+        problems=set(before.problems) != set(after.problems),
+    )

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dra_agent.host import Host
+from dra_agent.inventory import Device, Problem
+from dra_agent.inventory.amd import AmdBackend
+from dra_agent.inventory.kfd import gpu_nodes
+from dra_agent.topology import Device as Function
+from dra_agent.topology import Drm, Kind
+
+Write = Callable[[str, object], None]
+KFD = "sys/class/kfd/kfd/topology/nodes"
+
+
+def kfd_host(tree: Path) -> Host:
+    """Place a recording of /sys/class/kfd/kfd/topology where a host has it."""
+    nodes = next(path for path in tree.rglob("nodes") if path.is_dir())
+    sysfs = tree / "sys"
+    (sysfs / "class/kfd/kfd/topology").mkdir(parents=True)
+    (sysfs / "class/kfd/kfd/topology/nodes").symlink_to(nodes)
+    return Host(sysfs=sysfs, dev=tree / "dev", proc=tree / "proc")
+
+
+@pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
+def test_a_recorded_mi300_host_in_cpx_mode_has_its_63_partitions(recorded_host: Path) -> None:
+    problems: list[Problem] = []
+    nodes = gpu_nodes(kfd_host(recorded_host), problems)
+    assert problems == []
+    assert len(nodes) == 8
+    assert [len(of_gpu) for of_gpu in nodes.values()] == [8] * 7 + [7]
+    assert all(address.endswith(".0") for address in nodes)
+    first = nodes["0000:05:00.0"]
+    assert [node.render_minor for node in first] == list(range(128, 136))
+    assert {node.compute_units for of_gpu in nodes.values() for node in of_gpu} == {38}
+    assert {node.isa for node in first} == {"gfx942"}
+    assert {node.unique_id for node in first} == {16404946649897475633}
+
+
+@pytest.mark.parametrize("recorded_host", ["kfd-mi210"], indirect=True)
+def test_a_recorded_mi210_host_has_eight_whole_gpus_in_two_hives(recorded_host: Path) -> None:
+    nodes = gpu_nodes(kfd_host(recorded_host), [])
+    # location_id 25344 is 0x6300, and so on: bus << 8, in the order of the nodes.
+    assert list(nodes) == [f"0000:{bus:02x}:00.0" for bus in (0x63, 0x43, 0x03, 0x26, 0xE3, 0xC3, 0x83, 0xA3)]
+    assert {len(of_gpu) for of_gpu in nodes.values()} == {1}
+    assert {node.compute_units for (node,) in nodes.values()} == {104}
+    assert {node.isa for (node,) in nodes.values()} == {"gfx90a"}
+    assert len({node.hive_id for (node,) in nodes.values()}) == 2
+
+
+@pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
+def test_partitions_become_devices_of_their_own(recorded_host: Path, function: Callable[..., Function]) -> None:
+    host = kfd_host(recorded_host)
+    gpu = function("0000:05:00.0", Kind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card1", "renderD128"))
+    problems: list[Problem] = []
+    devices = AmdBackend(host).devices([gpu], problems)
+    assert [device.name for device in devices] == [f"gpu-0000-05-00-0-cpx-{n}" for n in range(8)]
+    third = devices[3]
+    assert {name: value.value for name, value in third.attributes.items()} == {
+        "type": "partition",
+        "vendor": "amd",
+        "vendorID": "0x1002",
+        "deviceID": "0x74a1",
+        "driver": "amdgpu",
+        "resource.kubernetes.io/pcieRoot": "pci0000:05",
+        "resource.kubernetes.io/pciBusID": "0000:05:00.0",
+        "resource.kubernetes.io/numaNode": 0,
+        "profile": "cpx",
+        "parentUUID": f"GPU-{16404946649897475633:016x}",
+        "memoryEnforcement": "none",
+        "productName": "AMD Instinct MI300X",
+        "brand": "Instinct",
+        "computePartition": "CPX",
+        "architecture": "gfx942",
+        "fabricDomain": f"{15188982192727901047:016x}",
+    }
+    assert third.capacity["computeUnits"].value == "38"
+    assert [node.path for node in third.nodes] == ["/dev/kfd", "/dev/dri/renderD131"]
+    assert [node.path for node in devices[0].nodes] == ["/dev/kfd", "/dev/dri/card1", "/dev/dri/renderD128"]
+    assert {device.identity["parent"] for device in devices} == {"gpu-0000-05-00-0"}
+    assert "uuid" not in third.attributes
+    assert problems == []
+
+
+def test_a_whole_gpu_is_described_from_amdgpu_and_kfd(
+    host: Host, write: Write, function: Callable[..., Function]
+) -> None:
+    gpu = function("0000:0c:00.0", Kind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card0", "renderD128"))
+    pci = "sys/bus/pci/devices/0000:0c:00.0"
+    write(f"{pci}/mem_info_vram_total", 192 << 30)
+    write(f"{pci}/current_compute_partition", "SPX")
+    write(f"{pci}/current_memory_partition", "NPS1")
+    write(f"{pci}/unique_id", "e3a9e53e1ca2d131")
+    write("sys/module/amdgpu/version", "6.12.12")
+    write(f"{KFD}/0/properties", "cpu_cores_count 96\nsimd_count 0")
+    write(
+        f"{KFD}/1/properties",
+        "simd_count 1216\nsimd_per_cu 4\nlocation_id 3072\ndomain 0\ngfx_target_version 90402\nnum_xcc 8\n"
+        "drm_render_minor 128\nunique_id 16404946649897475377\nhive_id 1",
+    )
+    device = only(AmdBackend(host).devices([gpu], []))
+    assert device.name == "gpu-0000-0c-00-0"
+    values = {name: value.value for name, value in device.attributes.items()}
+    assert values["type"] == "gpu"
+    assert values["uuid"] == "GPU-e3a9e53e1ca2d131"
+    assert values["computePartition"] == "SPX"
+    assert values["memoryPartition"] == "NPS1"
+    assert device.attributes["driverVersion"].version == "6.12.12"
+    assert "memoryEnforcement" not in values
+    assert {name: value.value for name, value in device.capacity.items()} == {"memory": "192Gi", "computeUnits": "304"}
+
+
+def test_memory_comes_from_kfd_where_the_driver_has_no_file(
+    host: Host, write: Write, function: Callable[..., Function]
+) -> None:
+    gpu = function("0000:0c:00.0", Kind.GPU, "0x1002", "0xffff", driver="amdgpu")
+    write(f"{KFD}/1/properties", "simd_count 4\nsimd_per_cu 2\nlocation_id 3072\ndomain 0\nmem_banks_count 2")
+    write(f"{KFD}/1/mem_banks/0/properties", f"heap_type 1\nsize_in_bytes {16 << 30}\nflags 0")
+    write(f"{KFD}/1/mem_banks/1/properties", "heap_type 3\nsize_in_bytes 65536")
+    device = only(AmdBackend(host).devices([gpu], []))
+    assert device.capacity["memory"].value == "16Gi"
+    assert "productName" not in device.attributes
+
+
+def test_nonsense_from_the_driver_costs_one_fact_and_is_reported(
+    host: Host, write: Write, function: Callable[..., Function]
+) -> None:
+    gpu = function("0000:0c:00.0", Kind.GPU, "0x1002", "0x74a1", driver="amdgpu")
+    write("sys/bus/pci/devices/0000:0c:00.0/mem_info_vram_total", "lots")
+    write("sys/module/amdgpu/version", "unknown")
+    write(f"{KFD}/1/properties", "\0\xff garbage\nsimd_count many")
+    problems: list[Problem] = []
+    device = only(AmdBackend(host).devices([gpu], problems))
+    assert device.capacity == {}
+    assert "driverVersion" not in device.attributes
+    assert [problem.what for problem in problems] == [
+        "driverVersion is left out: 'unknown' is not a version",
+        "expected a number, found 'lots'",
+    ]
+
+
+def only(devices: list[Device]) -> Device:
+    (device,) = devices
+    return device

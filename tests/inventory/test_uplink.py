@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dra_agent.errors import RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory import links
+from dra_agent.inventory.uplink import Uplinks, carriers
+
+Write = Callable[[str, object], None]
+HEADER = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"
+
+
+def test_an_uplink_is_followed_through_vlan_and_bond_to_the_hardware(host: Host, write: Write) -> None:
+    for name, lower in {"vlan7": ["bond0"], "bond0": ["eno1", "eno2"], "eno1": [], "eno2": [], "eno3": []}.items():
+        (host.sysfs / "class/net" / name).mkdir()
+        for below in lower:
+            (host.sysfs / "class/net" / name / f"lower_{below}").symlink_to(f"../{below}")
+    write(
+        "proc/net/route",
+        f"{HEADER}\nvlan7\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"
+        "eno3\t0000A8C0\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0",
+    )
+    assert Uplinks(host).interfaces([]) == {"vlan7", "bond0", "eno1", "eno2"}
+
+
+def test_an_ipv6_only_host_has_an_uplink_too(host: Host, write: Write) -> None:
+    zero = "0" * 32
+    write(
+        "proc/net/ipv6_route",
+        f"{zero} 00 {zero} 00 fe80{'0' * 28} 00000400 00000001 00000000 00000003     eth1\n"
+        f"{zero} 00 {zero} 00 {zero} ffffffff 00000001 00000000 00200200       lo\n"
+        f"{zero} 00 {zero} 00 {zero} ffffffff 00000001 00000000 00000201     eth2",
+    )
+    assert Uplinks(host).interfaces([]) == {"eth1"}
+
+
+def test_damaged_tables_and_loops_of_links_do_no_harm(host: Host, write: Write) -> None:
+    write("proc/net/route", f"{HEADER}\neth0\nzz\tzz\tzz\tzz\tzz\tzz\tzz\tzz\n\0")
+    write("proc/net/ipv6_route", "nonsense\n" + "0 " * 9)
+    assert Uplinks(host).interfaces([]) == frozenset()
+    assert carriers({"a"}, {"a": ["b"], "b": ["a"]}) == {"a", "b"}
+
+
+@pytest.mark.skipif(not Path("/sys/class/net/lo").exists(), reason="no network interfaces here")
+def test_the_kernel_answers_through_the_process_of_its_own() -> None:
+    facts = links.ask()
+    assert "lo" in {link.name for link in facts.links}
+    assert set(facts.default_routes) <= {link.name for link in facts.links}
+
+
+def test_a_process_that_fails_or_hangs_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for executable, message in (("/bin/false", "exit code 1"), ("/nonexistent", "No such file")):
+        monkeypatch.setattr(sys, "executable", executable)
+        with pytest.raises(RetryableError, match=message):
+            links.ask()
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=b"no json"))
+    with pytest.raises(RetryableError, match="failed"):
+        links.ask()
+    monkeypatch.undo()
+    with pytest.raises(RetryableError, match=r"within 0.001 s"):
+        links.ask(deadline=0.001)
+
+
+def test_the_answer_is_plain_json() -> None:
+    facts = links.LinkFacts((links.Link("bond0", "bond", ("eno1",)), links.Link("eno1")), ("bond0",))
+    encoded = msgspec.json.encode(facts)
+    assert msgspec.json.decode(encoded, type=links.LinkFacts) == facts
