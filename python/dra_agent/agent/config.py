@@ -1,0 +1,196 @@
+"""The configuration: one struct, filled from flags, then `DRA_AGENT_*` variables, then a TOML file, then defaults.
+
+It says what was asked for and refuses what makes no sense; it opens nothing but the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from dra_agent.errors import UsageError
+from dra_agent.inventory.settings import InventorySettings
+
+PREFIX = "DRA_AGENT_"
+CONFIG_VARIABLE = f"{PREFIX}CONFIG"
+DEFAULT_DRIVER = "dra-agent.internal"
+
+# RFC 1123 subdomain, and 63 bytes at most, as the API demands of a driver's name.
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_DRIVER_LIMIT = 63
+_NODE_LIMIT = 253
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^:\s]*):(\d{1,5})")
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Everything that can be configured. Each field but `inventory` is also a flag and a variable."""
+
+    standalone: bool = False
+    kubeconfig: Path | None = None
+    node_name: str = ""
+    """Empty: the host's name."""
+    driver_name: str = DEFAULT_DRIVER
+    kubelet_dir: Path = Path("/var/lib/kubelet")
+    cdi_dir: Path = Path("/var/run/cdi")
+    state_dir: Path = Path("/var/lib/dra-agent")
+    sysfs_root: Path = Path("/sys")
+    dev_root: Path = Path("/dev")
+    simulate: str | None = None
+    metrics_address: str = ""
+    """Empty: no metrics and no health endpoints."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    inventory: InventorySettings = InventorySettings()
+
+    @property
+    def node(self) -> str:
+        """The name of this node: pools are named after it."""
+        return self.node_name or socket.gethostname().lower()
+
+
+HELP = {
+    "standalone": "keep, allocate and prepare claims without Kubernetes",
+    "kubeconfig": "credentials for the API server (default: those of the pod)",
+    "node_name": "name of this node (default: the host's name)",
+    "driver_name": f"name of the DRA driver (default: {DEFAULT_DRIVER})",
+    "kubelet_dir": "the kubelet's root directory",
+    "cdi_dir": "where CDI specs are written",
+    "state_dir": "where claims and the ledger are kept",
+    "sysfs_root": "stands for /sys",
+    "dev_root": "stands for /dev",
+    "simulate": "run on a simulated host instead of this one",
+    "metrics_address": "HOST:PORT for /metrics, /healthz and /readyz (default: none)",
+    "log_level": "debug, info, warning or error",
+    "log_format": "text or json",
+}
+HOST_FLAGS = ("sysfs_root", "dev_root", "simulate", "state_dir", "node_name", "driver_name")
+"""What commands that look at a host take."""
+
+
+def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = HELP) -> None:
+    """Add `--config` and the named flags; none has a default, so that `load` sees which were given."""
+    parser.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file (default: ${CONFIG_VARIABLE})")
+    for name in names:
+        flag = "--" + name.replace("_", "-")
+        if name == "standalone":
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=HELP[name])
+        else:
+            metavar = "DIR" if name.endswith(("_dir", "_root")) else {"simulate": "PROFILE"}.get(name, "VALUE")
+            parser.add_argument(flag, metavar=metavar, default=None, help=HELP[name])
+
+
+def load(args: argparse.Namespace, environment: Mapping[str, str] | None = None) -> Config:
+    """Put the configuration together: flag over variable over file over default.
+
+    Raises UsageError that names the flag, variable or file and line, and what it should be.
+    """
+    variables = os.environ if environment is None else environment
+    file = getattr(args, "config", None) or variables.get(CONFIG_VARIABLE)
+    config = _from_file(Path(file)) if file else Config()
+    for name in HELP:
+        flag = "--" + name.replace("_", "-")
+        variable = PREFIX + name.upper()
+        if getattr(args, name, None) is not None:
+            config = _with(config, name, getattr(args, name), flag)
+        elif variables.get(variable, "") != "":
+            config = _with(config, name, variables[variable], variable)
+    _check_name(config.driver_name, _DRIVER_LIMIT, "--driver-name")
+    _check_name(config.node, _NODE_LIMIT, "--node-name")
+    if config.metrics_address:
+        listen_address(config.metrics_address)
+    return config
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """Split HOST:PORT (IPv6 in brackets, no host for every address); UsageError if it is none."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 <= int(match[2]) <= 65535:
+        raise UsageError(
+            f"{text!r} is not HOST:PORT", where="--metrics-address", todo="write for example 127.0.0.1:9464"
+        )
+    return match[1].strip("[]"), int(match[2])
+
+
+def _with(config: Config, name: str, value: Any, where: str) -> Config:
+    expected = Config.__annotations__[name]
+    field = next(field for field in msgspec.structs.fields(Config) if field.name == name)
+    try:
+        converted = msgspec.convert(value, field.type, strict=False, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{value!r}: {_plain(error)}", where=where, todo=f"it must be {_kind(expected)}") from error
+    return msgspec.structs.replace(config, **{name: converted})
+
+
+def _from_file(path: Path) -> Config:
+    try:
+        text = path.read_text()
+        values = tomllib.loads(text)
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"not UTF-8 text (byte {error.start})", where=str(path)) from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"not TOML: {error}", where=str(path)) from error
+    values = _spelled(values, Config, path, text)
+    if isinstance(values.get("inventory"), dict):
+        values["inventory"] = _spelled(values["inventory"], InventorySettings, path, text)
+    try:
+        return msgspec.convert(values, Config, dec_hook=_path)
+    except msgspec.ValidationError as error:
+        keys = re.findall(r"\.([a-z_]+)", str(error).rpartition("`$")[2])
+        raise UsageError(_plain(error), where=_place(path, text, keys[-1] if keys else "")) from error
+
+
+def _path(kind: type, value: object) -> Path:
+    if kind is not Path or not isinstance(value, str) or not value:
+        raise ValueError("expected a path")
+    return Path(value)
+
+
+def _spelled(values: dict[str, Any], struct: type[msgspec.Struct], path: Path, text: str) -> dict[str, Any]:
+    """Keys as fields are named (`node-name` is `node_name`); an unknown one is refused with the nearest known."""
+    known = [field.name for field in msgspec.structs.fields(struct)]
+    for key in values:
+        if key.replace("-", "_") not in known:
+            near = difflib.get_close_matches(key.replace("-", "_"), known, 1)
+            todo = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+            raise UsageError(f"unknown key {key!r}", where=_place(path, text, key), todo=todo)
+    return {key.replace("-", "_"): value for key, value in values.items()}
+
+
+def _place(path: Path, text: str, key: str) -> str:
+    """`config.toml:7`; tomllib keeps no positions, so the line is the first that begins with the key."""
+    pattern = re.compile(rf"\s*(\[+\s*(\w+\.)*)?[\"']?{re.escape(key).replace('_', '[-_]')}[\"']?\s*[=\].]")
+    for number, line in enumerate(text.splitlines(), 1):
+        if key and pattern.match(line):
+            return f"{path}:{number}"
+    return str(path)
+
+
+def _check_name(name: str, limit: int, where: str) -> None:
+    if len(name) > limit or not _SUBDOMAIN.fullmatch(name):
+        raise UsageError(
+            f"{name!r} is not a DNS subdomain of at most {limit} characters",
+            where=where,
+            todo="use lower-case letters, digits, '-' and '.'",
+        )
+
+
+def _plain(error: msgspec.ValidationError) -> str:
+    """The library's message without its path notation."""
+    return re.sub(r" - at `\$\.?([^`]*)`", lambda m: f" ({m[1]})" if m[1] else "", str(error))
+
+
+def _kind(annotation: str) -> str:
+    if annotation.startswith("Literal"):
+        return "one of " + annotation.removeprefix("Literal[").rstrip("]").replace('"', "")
+    return {"bool": "true or false", "Path": "a path", "Path | None": "a path"}.get(annotation, "text")

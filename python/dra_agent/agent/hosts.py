@@ -1,0 +1,36 @@
+"""The host that a configuration names: this machine, other roots, or a simulated machine that is built for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dra_agent.agent.config import Config
+from dra_agent.host import Host
+
+SIMULATED = "simulated"
+"""Its directory in the state directory: an agent keeps its simulated host, so that it can be changed meanwhile."""
+
+
+def agent_host(config: Config) -> Host:
+    """Give the host that the agent runs on; a simulated one lives in the state directory."""
+    if config.simulate is None:
+        return Host(sysfs=config.sysfs_root, dev=config.dev_root)
+    from dra_agent import simulate
+
+    return simulate.build(config.simulate, config.state_dir / SIMULATED / config.simulate)
+
+
+@contextmanager
+def command_host(config: Config) -> Iterator[Host]:
+    """Give the host that a command looks at: the agent's own simulated one if there is one, else one for the moment."""
+    if config.simulate is None or (config.state_dir / SIMULATED / config.simulate / "sys").is_dir():
+        yield agent_host(config)
+        return
+    from tempfile import TemporaryDirectory
+
+    from dra_agent import simulate
+
+    with TemporaryDirectory(prefix="dra-agent-") as directory:
+        yield simulate.build(config.simulate, Path(directory))

@@ -1,0 +1,110 @@
+"""Flags over variables over file over defaults, and one clear message for everything else."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from dra_agent.agent.config import HELP, Config, add_flags, listen_address, load
+from dra_agent.errors import UsageError
+
+
+def configure(*arguments: str, variables: dict[str, str] | None = None) -> Config:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    return load(parser.parse_args(arguments), variables or {})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "config.toml"
+
+
+def test_the_defaults_need_nothing() -> None:
+    config = configure()
+    assert config.driver_name == "dra-agent.internal"
+    assert config.cdi_dir == Path("/var/run/cdi")
+    assert config.node
+    assert not config.standalone
+
+
+def test_a_flag_beats_a_variable_which_beats_the_file(file: Path) -> None:
+    file.write_text('node-name = "of-file"\nlog_level = "debug"\nstate-dir = "/file"\nstandalone = true\n')
+    variables = {
+        "DRA_AGENT_NODE_NAME": "of-variable",
+        "DRA_AGENT_STATE_DIR": "/variable",
+        "DRA_AGENT_CONFIG": str(file),
+    }
+    config = configure("--node-name", "of-flag", variables=variables)
+    assert (config.node_name, config.state_dir, config.log_level) == ("of-flag", Path("/variable"), "debug")
+    assert config.standalone
+    assert not configure("--no-standalone", "--config", str(file)).standalone
+
+
+@pytest.mark.parametrize("name", sorted(HELP))
+def test_every_flag_is_also_a_variable_and_a_key(name: str, file: Path) -> None:
+    value = {"standalone": "true", "log_level": "error", "log_format": "json", "metrics_address": ":1"}.get(name, "x")
+    file.write_text(f"{name.replace('_', '-')} = {'true' if name == 'standalone' else repr(value)}\n")
+    assert configure("--config", str(file)) == configure(variables={f"DRA_AGENT_{name.upper()}": value})
+    assert configure("--config", str(file)) != Config()
+
+
+def test_the_inventory_section_reaches_its_struct(file: Path) -> None:
+    file.write_text(
+        '[inventory]\nexclude = ["true"]\n[[inventory.attributes]]\nwhen = "true"\nset = { latency = "low" }\n'
+    )
+    inventory = configure("--config", str(file)).inventory
+    assert inventory.exclude == ("true",)
+    assert inventory.attributes[0].set == {"latency": "low"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("node-nam = 'x'", r"config\.toml:1: unknown key 'node-nam'; did you mean node_name\?"),
+        ("\n\nzzz = 1", r"config\.toml:3: unknown key 'zzz'; known keys: standalone, "),
+        ("[inventory]\nexlude = []", r"config\.toml:2: unknown key 'exlude'; did you mean exclude\?"),
+        ("log-level = 'loud'", r"config\.toml:1: Invalid enum value 'loud' \(log_level\)"),
+        ("standalone = 'yes'", r"config\.toml:1: Expected `bool`, got `str` \(standalone\)"),
+        ("[inventory]\ninclude = 'all'", r"config\.toml:2: .*\(inventory\.include\)"),
+        ("node-name = ", r"config\.toml: not TOML: Invalid value"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(file: Path, text: str, message: str) -> None:
+    file.write_text(text)
+    with pytest.raises(UsageError, match=message) as caught:
+        configure("--config", str(file))
+    assert caught.value.exit_code == 2
+
+
+def test_a_file_that_cannot_be_read_is_named(file: Path) -> None:
+    with pytest.raises(UsageError, match=r"config\.toml: cannot be read: No such file"):
+        configure("--config", str(file))
+    file.write_bytes(b"\xff")
+    with pytest.raises(UsageError, match=r"config\.toml: not UTF-8 text \(byte 0\)"):
+        configure("--config", str(file))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "message"),
+    [
+        (["--log-format", "xml"], {}, "--log-format: 'xml': .*one of 'text', 'json'"),
+        ([], {"DRA_AGENT_STANDALONE": "maybe"}, "DRA_AGENT_STANDALONE: 'maybe': .*true or false"),
+        (["--driver-name", "Not A Name"], {}, "--driver-name: 'Not A Name' is not a DNS subdomain"),
+        (["--driver-name", "a" * 64], {}, "at most 63 characters"),
+        (["--node-name", "UP"], {}, "--node-name: 'UP' is not a DNS subdomain"),
+        (["--metrics-address", "9464"], {}, "--metrics-address: '9464' is not HOST:PORT"),
+        (["--metrics-address", "host:99999"], {}, "is not HOST:PORT"),
+    ],
+)
+def test_a_bad_flag_or_variable_is_named(arguments: list[str], variables: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        configure(*arguments, variables=variables)
+
+
+def test_addresses_of_every_form() -> None:
+    assert listen_address("127.0.0.1:9464") == ("127.0.0.1", 9464)
+    assert listen_address("[::1]:80") == ("::1", 80)
+    assert listen_address(":0") == ("", 0)
