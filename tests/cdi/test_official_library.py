@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dra_agent.cdi.injection import applied_edits
-from dra_agent.cdi.registry import load
+from dra_agent.cdi.model import ContainerEdits, Device, Spec, encode
+from dra_agent.cdi.registry import decode, load
 from dra_agent.errors import PermanentError
 
 ENV = {"env": ["A=1"]}
@@ -181,3 +182,13 @@ def test_edits_are_put_together_as_the_official_library_does(oracle: Any, tmp_pa
 def test_an_unknown_device_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match=r"vendor\.com/class=nothing"):
         applied_edits(load([tmp_path]), ["vendor.com/class=nothing"])
+
+
+def test_odd_characters_arrive_as_they_were(oracle: Any, tmp_path: Path) -> None:
+    odd = "\x7f\x80\x85\u2028\u2029\ufeff\uffff\U0001f600 \ttab\nline 'quote\" #: -"
+    written = Spec("0.3.0", "vendor.com/class", (Device("d", ContainerEdits(env=(f"ODD={odd}",))),))
+    (tmp_path / "odd.json").write_bytes(encode(written))
+    answer = oracle([tmp_path], [["vendor.com/class=d"]])
+    assert answer["errors"] == {}
+    assert answer["injections"][0]["spec"]["process"]["env"] == [f"ODD={odd}"]
+    assert decode(encode(written)) == written == decode(encode(written), json=True)

@@ -7,11 +7,14 @@ fields, and so does this model.
 
 from __future__ import annotations
 
+import re
 from typing import Literal, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+# What JSON may hold as it is and YAML refuses or takes for the end of a line (YAML 1.1, 5.1 and 5.4).
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 NodeType = Literal["", "b", "c", "u", "p"]
 HookName = Literal["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"]
 
@@ -125,8 +128,11 @@ class Spec(_Part, frozen=True):
 
 
 def encode(spec: Spec) -> bytes:
-    """Write a spec as JSON: the same bytes for the same spec."""
-    return msgspec.json.encode(spec) + b"\n"
+    """Write a spec as JSON that YAML parsers, which runtimes use, read the same; same bytes for the same spec."""
+    data = msgspec.json.encode(spec) + b"\n"
+    if data.isascii() and b"\x7f" not in data:
+        return data
+    return _NOT_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", data.decode()).encode()
 
 
 def _union(first: tuple[T, ...], second: tuple[T, ...]) -> tuple[T, ...]:

@@ -39,7 +39,7 @@ class Preparer(Protocol):
     def prepare(self, claim: Object) -> Sequence[Prepared]:
         """Prepare a claim, or check and mend one that is prepared already."""
 
-    def unprepare(self, uid: str) -> None:
+    def unprepare(self, uid: str) -> object:
         """Release a claim; one that is not known is none of its business."""
 
 

@@ -1,0 +1,114 @@
+"""`dra-agent cdi`: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dra_agent.cli.main import main
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "cdi" / "examples"
+
+
+@pytest.fixture
+def cdi(tmp_path: Path) -> Path:
+    """A directory with one good claim, one damaged one, and a file of somebody else."""
+    directory = tmp_path / "cdi"
+    directory.mkdir()
+    shutil.copy(EXAMPLES / "amd-gpu.json", directory / "dra-agent.internal-claim_uid-1.json")
+    (directory / "vendor.json").write_text("{}")
+    return directory
+
+
+def test_list_shows_our_claims_only(cdi: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cdi", "list", "--cdi-dir", str(cdi)]) == 0
+    shown = capsys.readouterr().out
+    assert "default/amd-gpu" in shown and "dra-agent.internal/claim=" in shown and "vendor.json" not in shown
+    assert main(["cdi", "list", "--cdi-dir", str(cdi), "-o", "json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert listed["uid"] == "uid-1" and listed["claim"] == "default/amd-gpu" and len(listed["cdi_device_ids"]) == 1
+
+
+def test_list_of_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cdi", "list", "--cdi-dir", str(tmp_path / "none")]) == 0
+    assert "no claim of dra-agent.internal" in capsys.readouterr().out
+
+
+def test_list_points_out_a_spec_that_runtimes_refuse(cdi: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (cdi / "dra-agent.internal-claim_uid-1.json").write_text('{"cdiVersion": "9.9.9"}')
+    assert main(["cdi", "list", "--cdi-dir", str(cdi)]) == 1
+    assert "uid-1" in capsys.readouterr().out
+
+
+def test_show_says_what_a_container_gets(cdi: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cdi", "show", "uid-1", "--cdi-dir", str(cdi)]) == 0
+    shown = capsys.readouterr().out
+    assert "add device /dev/kfd (c 234:0, rw)" in shown and "set DRA_AGENT_CLAIM=default/amd-gpu" in shown
+    assert "podman run --rm --device dra-agent.internal/claim=" in shown
+    assert main(["cdi", "show", "uid-1", "--cdi-dir", str(cdi), "-o", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert {node["path"] for node in answer["container_edits"]["deviceNodes"]} >= {"/dev/kfd", "/dev/dri/renderD128"}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("uid-2", "claim uid-2: has no CDI spec; see `dra-agent cdi list`"),
+        ("vendor.com/class=x", "no CDI device vendor.com/class=x"),
+        ("../../etc/passwd", "claim uid '../../etc/passwd'"),
+    ],
+)
+def test_show_of_nothing_known_is_one_message(
+    cdi: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
+) -> None:
+    assert main(["cdi", "show", name, "--cdi-dir", str(cdi)]) == 1
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+def test_validate_names_file_and_reason(cdi: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (cdi / "broken.yaml").write_text("cdiVersion: 0.3.0\nkind: [\n")
+    (cdi / "old.json").write_text(
+        '{"cdiVersion": "0.3.0", "kind": "a/b", "annotations": {"bad key": "x"},'
+        ' "devices": [{"name": "d", "containerEdits": {"env": ["A"]}}]}'
+    )
+    assert main(["cdi", "validate", str(cdi)]) == 1
+    shown = capsys.readouterr().out
+    assert "broken.yaml: refused\n  line " in shown
+    assert "vendor.json: refused\n  Object missing required field `cdiVersion`" in shown
+    assert "cdiVersion: 0.3.0 is too low, what the spec uses needs 0.6.0" in shown
+    assert "devices[0].containerEdits.env[0]: 'A' is not NAME=VALUE" in shown
+    assert "dra-agent.internal-claim_uid-1.json: 1 device of dra-agent.internal/claim" in shown
+
+
+def test_validate_names_both_files_of_a_conflict(cdi: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (cdi / "vendor.json").unlink()
+    shutil.copy(cdi / "dra-agent.internal-claim_uid-1.json", cdi / "copy.json")
+    assert main(["cdi", "validate", str(cdi), "-o", "json"]) == 1
+    (conflict,) = json.loads(capsys.readouterr().out)["conflicts"]
+    assert [Path(path).name for path in conflict["files"]] == ["copy.json", "dra-agent.internal-claim_uid-1.json"]
+
+
+def test_validate_of_good_files_and_of_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cdi", "validate", str(EXAMPLES)]) == 0
+    assert main(["cdi", "validate", str(tmp_path)]) == 0
+    assert "no CDI spec in" in capsys.readouterr().out
+
+
+def test_validate_of_a_directory_that_is_not_there_is_wrong_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cdi", "validate", str(tmp_path / "none")]) == 2
+    assert "is no directory" in capsys.readouterr().err
+
+
+def test_try_without_a_runtime_says_what_one_would_do(
+    cdi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["cdi", "try", "uid-1", "--cdi-dir", str(cdi)]) == 1
+    shown = capsys.readouterr().out
+    assert "no container: " in shown and "add device /dev/kfd" in shown

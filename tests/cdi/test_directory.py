@@ -1,0 +1,156 @@
+"""The agent's files in a CDI directory: whole or absent, never another's, never outside."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from dra_agent.cdi.directory import SpecDirectory
+from dra_agent.cdi.names import claim_device, parse
+from dra_agent.errors import PermanentError, RetryableError
+
+DRIVER = "dra-agent.internal"
+
+
+@pytest.fixture
+def specs(tmp_path: Path) -> SpecDirectory:
+    return SpecDirectory(tmp_path / "cdi", DRIVER)
+
+
+def test_a_spec_is_written_where_everyone_can_read_it(specs: SpecDirectory) -> None:
+    old = os.umask(0o077)
+    try:
+        path = specs.write("uid-1", b"{}\n")
+    finally:
+        os.umask(old)
+    assert path == specs.path / "dra-agent.internal-claim_uid-1.json"
+    assert path.stat().st_mode & 0o777 == 0o644 and specs.path.stat().st_mode & 0o777 == 0o700
+    assert specs.read("uid-1") == b"{}\n" and specs.claims() == {"uid-1": path}
+
+
+def test_only_what_differs_is_written(specs: SpecDirectory) -> None:
+    assert specs.ensure("u", b"one") is True
+    before = specs.file("u").stat()
+    assert specs.ensure("u", b"one") is False and specs.file("u").stat() == before
+    assert specs.ensure("u", b"one more") is True and specs.read("u") == b"one more"
+
+
+def test_readers_never_see_half_a_spec(specs: SpecDirectory) -> None:
+    """What a runtime does: list the directory and read every *.json and *.yaml in it, while specs come and go."""
+    texts = {(letter * 20000).encode() for letter in "abc"}
+    stop = threading.Event()
+    seen: list[bytes] = []
+
+    def read() -> None:
+        while not stop.is_set():
+            for path in specs.path.glob("*"):
+                seen.extend([path.read_bytes()] if path.suffix in {".json", ".yaml"} else [])
+
+    specs.write("u", b"a" * 20000)
+    reader = threading.Thread(target=read)
+    reader.start()
+    for _ in range(60):
+        for text in texts:
+            specs.write("u", text)
+    stop.set()
+    reader.join()
+    assert seen and set(seen) <= texts
+    assert [path.name for path in specs.path.iterdir()] == [specs.file("u").name]
+
+
+@pytest.mark.parametrize("uid", ["", ".", "..", "../x", "a/b", "a\0b", ".hidden", "a\n", "-a", "a" * 129, "ü"])
+def test_a_uid_never_leaves_the_directory(specs: SpecDirectory, uid: str) -> None:
+    for method in (specs.file, specs.read, specs.delete):
+        with pytest.raises(PermanentError, match="claim uid"):
+            method(uid)
+    with pytest.raises(PermanentError):
+        specs.write(uid, b"")
+
+
+def test_other_peoples_files_are_neither_listed_nor_removed(specs: SpecDirectory) -> None:
+    specs.write("mine", b"{}")
+    names = [
+        "nvidia.yaml",
+        "dra-agent.internal-claim_x.yaml",
+        "dra-agent.internal-claim_.json",
+        "dra-agent.internal-claim_a b.json",
+        "dra-agent.internal-claim.json",
+        "other-dra-agent.internal-claim_x.json",
+        ".other-claim_x.json.1-1.tmp",
+        "dra-agent.internal-claim_x.json.bak",
+    ]
+    for name in names:
+        (specs.path / name).touch()
+    assert specs.claims().keys() == {"mine"}
+    assert specs.remove_leftovers() == []
+    assert all((specs.path / name).exists() for name in names)
+
+
+def test_what_a_killed_agent_left_is_removed(specs: SpecDirectory) -> None:
+    specs.write("u", b"{}")
+    left = specs.path / f".{specs.file('u').name}.123-4.tmp"
+    left.touch()
+    assert left.suffix not in {".json", ".yaml"}, "runtimes would read it"
+    assert specs.remove_leftovers() == [left] and specs.read("u") == b"{}"
+
+
+def test_a_full_disk_is_said_and_leaves_the_old_spec(specs: SpecDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    specs.write("u", b"old")
+
+    def full(handle: int, data: bytes) -> int:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(
+        RetryableError, match=r"claim_u.json: cannot write the claim's CDI spec: No space left on device"
+    ):
+        specs.write("u", b"new")
+    assert specs.read("u") == b"old" and len(list(specs.path.iterdir())) == 1
+
+
+def test_a_short_write_is_carried_on(specs: SpecDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda handle, data: write(handle, data[:3]))
+    specs.write("u", b"0123456789")
+    assert specs.read("u") == b"0123456789"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_permission_is_said(specs: SpecDirectory) -> None:
+    specs.path.mkdir()
+    specs.path.chmod(0o500)
+    with pytest.raises(RetryableError, match="Permission denied"):
+        specs.write("u", b"")
+    specs.path.chmod(0o700)
+
+
+def test_odd_things_in_a_specs_place_are_not_read(specs: SpecDirectory) -> None:
+    specs.path.mkdir()
+    specs.file("pipe").parent.mkdir(exist_ok=True)
+    os.mkfifo(specs.file("pipe"))
+    specs.file("folder").mkdir()
+    assert specs.read("pipe") is None and specs.read("folder") is None and specs.read("absent") is None
+    assert specs.ensure("pipe", b"{}") and specs.read("pipe") == b"{}"
+    with pytest.raises(RetryableError, match="Is a directory"):
+        specs.write("folder", b"{}")
+
+
+def test_a_missing_directory_holds_nothing(specs: SpecDirectory) -> None:
+    assert specs.claims() == {} and specs.remove_leftovers() == [] and specs.delete("u") is False
+
+
+@pytest.mark.parametrize("driver", ["3com.example", "", "a/b", "a.", "x" * 64, "Größe"])
+def test_a_driver_name_that_cannot_be_a_vendor_is_refused_at_start(driver: str, tmp_path: Path) -> None:
+    with pytest.raises(PermanentError, match="driver name"):
+        SpecDirectory(tmp_path, driver)
+
+
+def test_names_are_taken_apart_and_put_together() -> None:
+    assert str(parse("vendor.com/class=a:b")) == "vendor.com/class=a:b"
+    assert claim_device("u", "gpu-0") == "u-gpu-0" and claim_device("u", "gpu-0", "s") == "u-gpu-0-s"
+    for bad in ("", "vendor", "vendor/class", "vendor/class=", "/class=a", "vendor/=a", "v/c=a/b", "1v/c=a", "v/c=-"):
+        with pytest.raises(PermanentError, match="vendor/class=name"):
+            parse(bad)
