@@ -87,8 +87,9 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     allow_multiple_allocations: bool = False
     nodes: tuple[DeviceNode, ...] = ()
     identity: dict[str, str] = {}
-    """What a vendor's tools call the device: driver, uuid, minor, card ("card0"), render ("renderD128"), ifname,
-    rdma ("mlx5_0"), accel ("accel0"), kfd (node id), vfio ("vfio0"), parent (name of the whole device)."""
+    """What the device is called elsewhere: driver, uuid, minor, card ("card0"), render ("renderD128"), ifname,
+    rdma ("mlx5_0"), accel ("accel0"), kfd (node id), vfio ("vfio0"), physfn (address), uplink (an interface that the
+    host needs), parent (name of the whole device that cannot be held together with this part of it)."""
     numa_node: int | None = None
     pcie_switch: str | None = None
     """Address of the upstream port that neighbours share: with numa_node and pci_address it orders devices."""

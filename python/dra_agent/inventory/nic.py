@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from dra_agent.host import Host
-from dra_agent.inventory.device import Device, Problem, device_name
+from dra_agent.inventory.device import Device, Problem
 from dra_agent.inventory.draft import Draft
 from dra_agent.inventory.products import product_of
 from dra_agent.inventory.settings import InventorySettings
@@ -45,7 +45,7 @@ class NicBackend:
             self._rdma(draft)
             draft.set("isSriovVf", function.physfn is not None)
             if function.physfn is not None:
-                draft.identify(parent=device_name("nic", function.physfn))
+                draft.identify(physfn=function.physfn)
             if function.sriov is not None:
                 draft.set("sriovVfs", function.sriov.num_vfs)
             carried = uplinks.intersection(function.net)

@@ -1,0 +1,206 @@
+"""`dra-agent devices`: what can be claimed on this host, what each device is, and who holds it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from dra_agent.cli.output import add_output_flag
+
+if TYPE_CHECKING:
+    from dra_agent.agent.config import Config
+    from dra_agent.inventory import Device, Inventory
+
+EPILOG = """\
+examples:
+  dra-agent devices                           every device of this host
+  dra-agent devices gpu-0000-3b-00-0          everything about one device
+  dra-agent devices --family gpu -o json      the GPUs, for programs
+  dra-agent devices --simulate dgx-h100       those of a simulated DGX H100
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the flags."""
+    from dra_agent.agent.config import HOST_FLAGS, add_flags
+    from dra_agent.inventory.device import FAMILIES
+
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show this device only, with all that is known of it")
+    parser.add_argument("--family", choices=FAMILIES, help="show the devices of one family only")
+    add_flags(parser, HOST_FLAGS)
+    add_output_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the devices; exit code 1 where the named device does not exist."""
+    from dra_agent.agent.config import load
+    from dra_agent.agent.hosts import command_host
+    from dra_agent.cli.output import emit, progress
+    from dra_agent.inventory import take
+    from dra_agent.topology import scan
+
+    config = load(args)
+    with command_host(config) as host, progress("looking at the devices"):
+        inventory = take(host, scan(host), config.inventory, driver=config.driver_name)
+        holders = _holders(config)
+    if args.name is not None:
+        device = _named(inventory, args.name)
+        if args.output == "table":
+            _show(device, holders.get(device.name, []), config)
+        else:
+            emit(_document(device, holders, config), args.output)
+        return 0
+    chosen = [device for device in _in_order(inventory) if args.family in (None, device.family)]
+    if args.output == "table":
+        _list(chosen, holders)
+        _complain(inventory)
+        return 0
+    document = {
+        "devices": [_document(device, holders, config) for device in chosen],
+        "excluded": inventory.excluded,
+        "problems": inventory.problems,
+    }
+    emit(document, args.output)
+    return 0
+
+
+def _holders(config: Config) -> dict[str, list[str]]:
+    """Give the claims that hold each device, as the running agent knows them; nothing where none runs."""
+    from dra_agent.errors import AgentError
+    from dra_agent.standalone.client import Client
+    from dra_agent.standalone.wire import SOCKET, ListClaims
+
+    path = config.state_dir / SOCKET
+    holders: dict[str, list[str]] = {}
+    if not path.exists():
+        return holders
+    try:
+        with Client(path) as agent:
+            for claim in agent.ask(ListClaims()):
+                for device in claim["devices"]:
+                    holders.setdefault(device["device"], []).append(f"{claim['namespace']}/{claim['name']}")
+    except AgentError:
+        # An agent that stopped leaves its socket behind; the devices can be shown without it.
+        return {}
+    return holders
+
+
+def _in_order(inventory: Inventory) -> list[Device]:
+    from dra_agent.inventory import FAMILIES
+
+    return sorted(inventory.devices, key=lambda device: FAMILIES.index(device.family))
+
+
+def _named(inventory: Inventory, name: str) -> Device:
+    import difflib
+
+    from dra_agent.errors import PermanentError
+
+    device = inventory.device(name)
+    if device is not None:
+        return device
+    for exclusion in inventory.excluded:
+        if exclusion.name == name:
+            raise PermanentError("the device is here and is not published", where=name, todo=exclusion.reason)
+    near = difflib.get_close_matches(name, [device.name for device in inventory.devices], 1)
+    todo = f"did you mean {near[0]}?" if near else "`dra-agent devices` lists what is there"
+    raise PermanentError("no such device on this host", where=name, todo=todo)
+
+
+def _value(device: Device, name: str) -> object:
+    attribute = device.attributes.get(name)
+    return None if attribute is None else attribute.value
+
+
+def _state(device: Device, holders: list[str]) -> str:
+    parts = [] if device.health == "healthy" else [device.health]
+    return ", ".join([*parts, *(f"held by {holder}" for holder in holders)]) or "ok"
+
+
+def _list(devices: list[Device], holders: dict[str, list[str]]) -> None:
+    from dra_agent.cli.output import table
+
+    if not devices:
+        print("no devices that can be claimed")
+        return
+    table(
+        ["name", "type", "vendor", "product", "numa", "switch", "memory", "state", "driver"],
+        (
+            [
+                device.name,
+                _value(device, "type"),
+                device.vendor,
+                _value(device, "productName"),
+                device.numa_node,
+                device.pcie_switch,
+                _memory(device),
+                _state(device, holders.get(device.name, [])),
+                _value(device, "driver"),
+            ]
+            for device in devices
+        ),
+    )
+
+
+def _memory(device: Device) -> str | None:
+    memory = device.capacity.get("memory")
+    return None if memory is None else memory.value
+
+
+def _complain(inventory: Inventory) -> None:
+    import sys
+
+    sys.stdout.flush()
+    for exclusion in inventory.excluded:
+        print(f"not published: {exclusion.name}: {exclusion.reason}", file=sys.stderr)
+    for problem in inventory.problems:
+        word = "problem" if problem.severity == "error" else "warning"
+        print(f"{word}: {problem}", file=sys.stderr)
+
+
+def _show(device: Device, holders: list[str], config: Config) -> None:
+    from dra_agent.cli.output import table
+    from dra_agent.inventory import pool_name
+
+    rows: list[tuple[str, str, object]] = [
+        ("device", "name", device.name),
+        ("device", "pool", pool_name(config.node, device.family)),
+        ("device", "health", device.health if device.health_reason is None else device.health_reason),
+        ("device", "held by", ", ".join(holders) or None),
+    ]
+    rows += [("attribute", name, _written(attribute.value)) for name, attribute in device.attributes.items()]
+    rows += [("capacity", name, capacity.value) for name, capacity in device.capacity.items()]
+    rows += [("taint", taint.key, taint.effect) for taint in device.taints]
+    rows += [
+        ("consumes", f"{consumed.counter_set}/{name}", counter.value)
+        for consumed in device.consumes_counters
+        for name, counter in consumed.counters.items()
+    ]
+    rows += [("node", node.path, node.role) for node in device.nodes]
+    rows += [("known as", name, value) for name, value in device.identity.items()]
+    table(["", "name", "value"], rows)
+
+
+def _written(value: bool | int | str) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _document(device: Device, holders: dict[str, list[str]], config: Config) -> dict[str, Any]:
+    """Give a device for programs: the API's object as it is published, and what the agent knows besides."""
+    from dra_agent.inventory import pool_name
+
+    return {
+        **device.to_api(),
+        "pool": pool_name(config.node, device.family),
+        "family": device.family,
+        "pci_address": device.pci_address,
+        "numa_node": device.numa_node,
+        "pcie_switch": device.pcie_switch,
+        "health": device.health,
+        "health_reason": device.health_reason,
+        "held_by": holders.get(device.name, []),
+        "nodes": device.nodes,
+        "identity": device.identity,
+    }
