@@ -1,0 +1,70 @@
+"""`dra-agent slices`: the ResourceSlices that describe a host, as the agent would publish them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dra_agent.cli.host_flags import add_host_flags, add_publisher_flags, chosen_host, take_inventory
+from dra_agent.cli.output import add_output_flag, emit, table
+
+if TYPE_CHECKING:
+    from dra_agent.slices import DesiredSlices
+
+EPILOG = """\
+examples:
+  dra-agent slices                               pools and slices of this host
+  dra-agent slices --simulate dgx-h100 -o yaml   the objects, as `kubectl get resourceslices -o yaml` prints them
+  dra-agent slices -o json > slices.json         for `dra-agent explain --slices slices.json`
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of this subcommand."""
+    parser.description = "Show the ResourceSlices that describe this host. Nothing is published."
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_output_flag(parser)
+    add_host_flags(parser)
+    add_publisher_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the slices; devices that cannot be published are reported on standard error."""
+    from dra_agent.slices import desired_slices
+
+    with chosen_host(args) as chosen:
+        inventory = take_inventory(chosen, args.driver_name)
+    desired = desired_slices(inventory, node=args.node_name, driver=args.driver_name, naming="fixed")
+    if args.output == "table":
+        _print_table(desired, chosen.title)
+    else:
+        emit({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": desired.slices}, args.output)
+    for problem in desired.problems:
+        print(f"not published: {problem}", file=sys.stderr)
+    return 0
+
+
+def _print_table(desired: DesiredSlices, title: str) -> None:
+    if not desired.slices:
+        print(f"{title} has no device that can be claimed")
+        return
+    rows = [
+        (
+            spec["pool"]["name"],
+            slice_["metadata"]["name"],
+            spec["pool"]["generation"],
+            len(spec.get("devices", ())) or None,
+            len(spec.get("sharedCounters", ())) or None,
+            _holds(spec),
+        )
+        for slice_ in desired.slices
+        for spec in [slice_["spec"]]
+    ]
+    table(("pool", "slice", "generation", "devices", "counter sets", "holds"), rows)
+
+
+def _holds(spec: dict[str, Any]) -> str:
+    names = [entry["name"] for entry in spec.get("devices") or spec.get("sharedCounters") or ()]
+    return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}" if names else "nothing"
