@@ -6,8 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dra_agent.cli.host_flags import add_host_flags, add_publisher_flags, chosen_host, take_inventory
-from dra_agent.cli.output import add_output_flag, emit, table
+from dra_agent.cli.output import add_output_flag, emit, progress, table
 
 if TYPE_CHECKING:
     from dra_agent.slices import DesiredSlices
@@ -22,23 +21,28 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this subcommand."""
+    from dra_agent.agent.config import HOST_FLAGS, add_flags
+
     parser.description = "Show the ResourceSlices that describe this host. Nothing is published."
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add_output_flag(parser)
-    add_host_flags(parser)
-    add_publisher_flags(parser)
+    add_flags(parser, HOST_FLAGS)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the slices; devices that cannot be published are reported on standard error."""
+    from dra_agent import inventory, topology
+    from dra_agent.agent.config import load
+    from dra_agent.agent.hosts import command_host
     from dra_agent.slices import desired_slices
 
-    with chosen_host(args) as chosen:
-        inventory = take_inventory(chosen, args.driver_name)
-    desired = desired_slices(inventory, node=args.node_name, driver=args.driver_name, naming="fixed")
+    config = load(args)
+    with command_host(config) as host, progress("reading the devices"):
+        found = inventory.take(host, topology.scan(host), config.inventory, driver=config.driver_name)
+    desired = desired_slices(found, node=config.node, driver=config.driver_name, naming="fixed")
     if args.output == "table":
-        _print_table(desired, chosen.title)
+        _print_table(desired, config.node)
     else:
         emit({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": desired.slices}, args.output)
     for problem in desired.problems:
@@ -46,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_table(desired: DesiredSlices, title: str) -> None:
+def _print_table(desired: DesiredSlices, node: str) -> None:
     if not desired.slices:
-        print(f"{title} has no device that can be claimed")
+        print(f"{node} has no device that can be claimed")
         return
     rows = [
         (

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dra_agent import simulate
+from dra_agent.agent.hosts import SIMULATED
+from dra_agent.cli.main import main
+from dra_agent.objects import parse_objects
+
+
+@pytest.fixture(scope="session")
+def state_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A state directory in which the simulated host is built already: building one takes seconds."""
+    folder = tmp_path_factory.mktemp("state")
+    simulate.build("dgx-h100", folder / SIMULATED / "dgx-h100")
+    return str(folder)
+
+
+def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["slices", *argv]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("output", ["json", "yaml"])
+def test_what_is_printed_for_programs_is_what_the_api_takes(
+    capsys: pytest.CaptureFixture[str], state_dir: str, output: str
+) -> None:
+    text = answer(capsys, "--simulate", "dgx-h100", "--node-name", "node-1", "--state-dir", state_dir, "-o", output)
+    slices = parse_objects(text, "slices")
+    assert [(loaded.kind, loaded.value["spec"]["pool"]["name"]) for loaded in slices] == [
+        ("ResourceSlice", "node-1/gpu"),
+        ("ResourceSlice", "node-1/nic"),
+    ]
+    gpus = slices[0].value["spec"]["devices"]
+    assert len(gpus) == 8
+    assert gpus == sorted(gpus, key=lambda gpu: gpu["attributes"]["resource.kubernetes.io/numaNode"]["int"])
+
+
+def test_the_table_has_a_row_per_slice(capsys: pytest.CaptureFixture[str], state_dir: str) -> None:
+    text = answer(capsys, "--simulate", "dgx-h100", "--node-name", "node-1", "--state-dir", state_dir)
+    rows = [line.split() for line in text.splitlines() if "node-1/" in line]
+    assert [row[:4] for row in rows] == [
+        ["node-1/gpu", "00000-dra-agent.internal-node-1-gpu", "1", "8"],
+        ["node-1/nic", "00000-dra-agent.internal-node-1-nic", "1", rows[1][3]],
+    ]
+
+
+def test_a_host_without_devices(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "bus/pci/devices").mkdir(parents=True)
+    argv = ("--sysfs-root", str(tmp_path), "--node-name", "node-1")
+    assert answer(capsys, *argv) == "node-1 has no device that can be claimed\n"
+    assert json.loads(answer(capsys, *argv, "-o", "json"))["items"] == []
+
+
+def test_a_rule_of_the_operator_shows_in_the_slices(capsys: pytest.CaptureFixture[str], state_dir: str) -> None:
+    config = Path(__file__).parents[2] / "examples/agent/latency.toml"
+    argv = ("--simulate", "dgx-h100", "--state-dir", state_dir, "--config", str(config), "-o", "json")
+    slices = json.loads(answer(capsys, *argv))["items"]
+    devices = [device for slice_ in slices for device in slice_["spec"]["devices"]]
+    measured = [device["attributes"] for device in devices if "latency" in device["attributes"]]
+    assert measured
+    said = {tuple(attributes[name]["string"] for name in ("type", "vendor", "latency")) for attributes in measured}
+    assert said == {("nic", "mellanox", "sub-microsecond")}
