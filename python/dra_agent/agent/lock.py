@@ -1,0 +1,55 @@
+"""The lock on a state directory: two agents in one would give out the same devices.
+
+It is flock(2): it ends with the process, however that ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from dra_agent.errors import PermanentError, RetryableError
+
+_NAME = "agent.lock"
+
+
+class StateLock:
+    """Holds the lock from creation to `close`."""
+
+    def __init__(self, state_dir: Path) -> None:
+        """Make the directory if it is not there, and take it.
+
+        PermanentError names the agent that has it; RetryableError says why the directory cannot be used.
+        """
+        path = state_dir / _NAME
+        try:
+            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise RetryableError(
+                f"the state directory cannot be used: {error.strerror}",
+                where=str(state_dir),
+                todo="make it a directory that the agent can write, or choose another with --state-dir",
+            ) from error
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(self._handle, 32).decode(errors="replace").strip()
+            os.close(self._handle)
+            if not isinstance(error, BlockingIOError):
+                raise RetryableError(f"cannot be locked: {error.strerror}", where=str(path)) from error
+            raise PermanentError(
+                f"another agent{f' (pid {holder})' if holder.isdigit() else ''} runs on this state directory",
+                where=str(state_dir),
+                todo="stop it, or give this one another --state-dir",
+            ) from None
+        try:
+            os.ftruncate(self._handle, 0)
+            os.write(self._handle, f"{os.getpid()}\n".encode())
+        except OSError:
+            pass  # a full disk: the lock holds all the same, a second agent just cannot name this one
+
+    def close(self) -> None:
+        """Let the next agent have it."""
+        os.close(self._handle)

@@ -1,0 +1,82 @@
+"""How the agent writes its log: one line for each event, as text for people or as JSON for programs.
+
+Modules log with the standard library; fields (claim, device) come through `extra`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+# sd-daemon(3): a line that begins with <N> has that priority in the journal.
+_PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+
+
+def set_up(level: str, format_: str) -> None:
+    """Send what the agent's modules log from `level` on to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    # Set by systemd when standard error is the journal, which keeps time and priority by itself.
+    journal = "JOURNAL_STREAM" in os.environ
+    handler.setFormatter(JsonFormatter() if format_ == "json" else TextFormatter(journal=journal))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("dra_agent").setLevel(level.upper())
+    logging.captureWarnings(True)
+    # A closed standard error must not end up as a traceback for every event.
+    logging.raiseExceptions = False
+
+
+def fields(record: logging.LogRecord) -> dict[str, object]:
+    """Give what was passed as `extra`."""
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.000Z info claim prepared claim=1f2e devices=gpu-0000-3b-00-0`."""
+
+    def __init__(self, *, journal: bool = False) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write one event; a traceback, which only a defect has, goes below it."""
+        extra = "".join(f" {name}={_text(value)}" for name, value in fields(record).items())
+        message = record.getMessage().replace("\n", "\\n")
+        if self._journal:
+            line = f"<{_PRIORITY.get(record.levelno, 6)}>{message}{extra}"
+        else:
+            line = f"{_time(record)} {record.levelname.lower()} {message}{extra}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object on one line: time, level, logger, message, and the event's own fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write one event."""
+        event = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **fields(record),
+        }
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        return json.dumps(event, ensure_ascii=False, default=str)
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _text(value: Any) -> str:
+    many = isinstance(value, list | tuple | set | frozenset)
+    text = ",".join(str(item) for item in value) if many else str(value)
+    return json.dumps(text, ensure_ascii=False) if text == "" or any(c in ' "=\n\t' for c in text) else text

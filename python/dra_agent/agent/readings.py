@@ -1,0 +1,54 @@
+"""The gauges of one moment, read from the inventory and the ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dra_agent.agent.config import Config
+from dra_agent.agent.hardware import Hardware
+from dra_agent.agent.metrics import DeviceInfo, Reading
+from dra_agent.inventory import Device, pool_name
+from dra_agent.prepare.ledger import JournalLedger
+
+
+def read(config: Config, hardware: Hardware | None, ledger: JournalLedger | None) -> Reading:
+    """Read what is known; an agent that is still starting knows little."""
+    entries = [] if ledger is None else ledger.entries()
+    held = {(device.pool, device.device) for entry in entries for device in entry.devices if not device.admin_access}
+    found = () if hardware is None else hardware.inventory.devices
+    return Reading(
+        devices=tuple(_info(device, config.node, held) for device in found),
+        prepared_claims=sum(entry.state == "completed" for entry in entries),
+        ledger_writable=ledger is None or ledger.report.not_writable is None,
+        checkpoint_written=_newest(config.state_dir / "ledger"),
+        problems=0 if hardware is None else len(hardware.inventory.problems),
+    )
+
+
+def _info(device: Device, node: str, held: set[tuple[str, str]]) -> DeviceInfo:
+    pool = pool_name(node, device.family)
+    state = "prepared" if (pool, device.name) in held else "free"
+    if device.taints:
+        state = "tainted"
+    if device.health == "unhealthy":
+        state = "unhealthy"
+    product = device.attributes.get("productName")
+    return DeviceInfo(
+        device.name,
+        pool,
+        state,
+        uuid=device.identity.get("uuid", ""),
+        product=(product.string if product is not None else None) or "",
+    )
+
+
+def _newest(folder: Path) -> float | None:
+    try:
+        times = [
+            file.stat().st_mtime
+            for file in folder.iterdir()
+            if file.name == "snapshot" or file.name.startswith("journal-")
+        ]
+    except OSError:
+        return None
+    return max(times, default=None)

@@ -1,0 +1,104 @@
+"""When to look at the hardware again: soon after the kernel's events, and slowly in any case.
+
+What is seen is hardware.py's business; this is the part that runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from dra_agent.agent.hardware import Hardware
+from dra_agent.errors import AgentError
+from dra_agent.inventory import Change
+from dra_agent.topology import Uevent, UeventSocket
+
+log = logging.getLogger(__name__)
+
+SETTLE = 0.1
+"""Seconds to wait after an event: a device that comes or goes makes a burst of them."""
+HEALTH = 15.0
+"""Seconds between two looks at the devices' health."""
+RESCAN = 300.0
+"""Seconds between two full scans, which heal what an event did not tell."""
+UNANNOUNCED = 1.0
+"""Both of them for a host that is not the kernel's own (--simulate, --sysfs-root): nothing announces its changes."""
+
+Work = Callable[[str, Callable[[], Change]], Awaitable[Change]]
+
+
+class Watcher:
+    """Refreshes the hardware from `start` to `stop`."""
+
+    def __init__(self, hardware: Hardware, *, changed: Callable[[], None], work: Work, follows_kernel: bool) -> None:
+        """`changed` is called on the loop after devices changed; `work` runs a call on the hardware's thread."""
+        self._hardware = hardware
+        self._changed = changed
+        self._work = work
+        self._follows_kernel = follows_kernel
+        self._socket: UeventSocket | None = None
+        self._events: list[Uevent] = []
+        self._lost = False
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen to the kernel, if the host is the kernel's own, and begin."""
+        if self._follows_kernel:
+            try:
+                self._socket = UeventSocket()
+                asyncio.get_running_loop().add_reader(self._socket.fileno(), self._receive)
+            except AgentError as error:
+                log.warning("devices that come and go are noticed late", extra={"reason": str(error)})
+        self._task = asyncio.create_task(self._run(), name="hardware")
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _receive(self) -> None:
+        assert self._socket is not None
+        try:
+            received = self._socket.receive()
+        except (OSError, ValueError) as error:  # a message that is none: only a rescan knows what it was about
+            log.warning("uevent not understood", extra={"reason": str(error)})
+            self._lost = True
+        else:
+            self._events += received.events
+            self._lost = self._lost or received.lost
+        self._woken.set()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        health = HEALTH if self._follows_kernel else UNANNOUNCED
+        rescan_every = RESCAN if self._follows_kernel else UNANNOUNCED
+        rescan_at = loop.time() + rescan_every
+        while True:
+            try:
+                await asyncio.wait_for(self._woken.wait(), health)
+                await asyncio.sleep(SETTLE)
+            except TimeoutError:
+                pass
+            self._woken.clear()
+            events, self._events = self._events, []
+            rescan, self._lost = self._lost or loop.time() >= rescan_at, False
+            if rescan:
+                rescan_at = loop.time() + rescan_every
+            if await self._refresh(events, rescan=rescan):
+                self._changed()
+
+    async def _refresh(self, events: list[Uevent], *, rescan: bool) -> Any:
+        try:
+            return await self._work("looking at the host", lambda: self._hardware.refresh(events, rescan=rescan))
+        except AgentError as error:
+            log.error("the host cannot be looked at", extra={"reason": str(error)})
+        except Exception:  # the devices that are known must go on being served
+            log.exception("the host cannot be looked at")
+        return None

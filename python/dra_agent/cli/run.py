@@ -1,0 +1,33 @@
+"""`dra-agent run`: the agent itself, in the foreground."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    from dra_agent.agent.config import add_flags
+
+    add_flags(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run until SIGTERM or SIGINT."""
+    import asyncio
+
+    from dra_agent.agent import logs
+    from dra_agent.agent.config import load
+    from dra_agent.errors import UsageError
+
+    config = load(args)
+    if not config.standalone:
+        raise UsageError("this version serves claims in standalone mode only", todo="start it with --standalone")
+    logs.set_up(config.log_level, config.log_format)
+    from dra_agent.agent.life import Agent
+
+    async def live() -> None:
+        await Agent(config).run()
+
+    asyncio.run(live())
+    return 0
