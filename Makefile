@@ -50,6 +50,9 @@ lint: build ## ruff, mypy --strict, import rules
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 
+bench: build ## benchmarks, each a ratio in one run
+	$(PY) benchmarks/scan.py
+
 fmt: $(SYNC) ## format everything
 	$(CARGO) fmt --all
 	$(VENV)/bin/ruff check --fix python tests benchmarks

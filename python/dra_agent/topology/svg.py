@@ -33,7 +33,7 @@ text.mono { font-family: 'SF Mono', 'Cascadia Mono', Menlo, Consolas, 'DejaVu Sa
 .small { font-size: 11px; fill: #495057; }
 .place { font-size: 12px; font-weight: 600; fill: #343a40; }
 .kind { font-size: 10px; font-weight: 700; letter-spacing: 0.6px; }
-.name { font-size: 12.5px; font-weight: 600; }
+.name { font-size: 12px; font-weight: 600; }
 .held { font-size: 11px; font-weight: 600; fill: #ffffff; }
 .free { font-size: 11px; fill: #495057; }
 .wrong { font-size: 12px; fill: #c92a2a; }

@@ -37,7 +37,7 @@ def card(box: Box, leaf: Leaf, holders: Holders | None, claims: Mapping[str, str
         f'<path d="M{x + 8:g} {y:g}a8 8 0 0 0 -8 8v{box.height - 16:g}a8 8 0 0 0 8 8z" fill="{colour}"/>',
         label(x + _LEFT, y + 19, device.kind.upper(), "kind", fill=colour),
         label(x + CARD_WIDTH - 10, y + 19, device.pci_address, "small mono", end=True),
-        label(x + _LEFT, y + 39, fit(product, _ROOM, 12.5, "bold"), "name"),
+        label(x + _LEFT, y + 39, fit(product, _ROOM, 12, "bold"), "name"),
         label(x + _LEFT, y + 57, fit(facts, _ROOM, 11), "small"),
         label(x + _LEFT, y + 73, fit(" ".join(host_names(device)), _ROOM, 11, "mono"), "small mono"),
     ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from dra_agent.topology.branch import Branch, Leaf
 
-CARD_WIDTH, CARD_HEIGHT = 232, 84
+CARD_WIDTH, CARD_HEIGHT = 240, 84
 HOLDER_HEIGHT = 22
 """The strip on a card that says who holds the device; there in a picture that shows holders."""
 FUNCTIONS_HEIGHT = 18
@@ -46,17 +47,18 @@ class Box:
 def arrange(branches: Sequence[Branch], *, with_holders: bool) -> list[Box]:
     """Boxes for the NUMA nodes of a host, in the arrangement that wastes least and is nearest to a screen's shape."""
     best: tuple[float, list[Box]] | None = None
-    for columns in range(1, 7):
-        for node_columns in {1, min(2, len(branches)), min(4, len(branches))} - {0}:
-            boxes = [_box(branch, columns, with_holders) for branch in branches]
-            _pair(boxes, node_columns)
-            width, height = extent(boxes)
-            cards = sum(box.width * box.height for outer in boxes for box in outer.walk() if isinstance(box.of, Leaf))
-            # 1.6 is a laptop's screen. Too tall is scrolled, but too wide cannot be read.
-            shape = width / height / 1.6
-            cost = max(shape, 1 / shape) + (shape > 1.3) * 0.3 + 2 * (1 - cards / (width * height))
-            if best is None or cost < best[0]:
-                best = (cost, boxes)
+    for node_columns, columns, in_switch in product((1, 2, 4), range(1, 7), range(1, 5)):
+        if node_columns > len(branches):
+            continue
+        boxes = [_box(branch, columns, in_switch, with_holders) for branch in branches]
+        _pair(boxes, node_columns)
+        width, height = extent(boxes)
+        cards = sum(box.width * box.height for outer in boxes for box in outer.walk() if isinstance(box.of, Leaf))
+        # 1.6 is a laptop's screen. Too tall is scrolled, but too wide cannot be read.
+        shape = width / height / 1.6
+        cost = max(shape, 1 / shape) + (shape > 1.3) * 0.3 + 2 * (1 - cards / (width * height))
+        if best is None or cost < best[0]:
+            best = (cost, boxes)
     return best[1] if best else []
 
 
@@ -65,18 +67,17 @@ def extent(boxes: Sequence[Box]) -> tuple[float, float]:
     return max((box.x + box.width for box in boxes), default=0), max((box.y + box.height for box in boxes), default=0)
 
 
-def _box(of: Branch | Leaf, columns: int, with_holders: bool) -> Box:
+def _box(of: Branch | Leaf, columns: int, in_switch: int, with_holders: bool) -> Box:
+    """The box of a place with all that is in it; `columns` and `in_switch` are how many cards may stand in a row."""
     if isinstance(of, Leaf):
         extra = (HOLDER_HEIGHT if with_holders else 0) + (FUNCTIONS_HEIGHT if of.functions else 0)
         return Box(CARD_WIDTH, CARD_HEIGHT + extra, of)
-    inner = [_box(leaf, columns, with_holders) for leaf in of.leaves]
-    inner += [_box(branch, columns, with_holders) for branch in of.branches]
+    parts: list[Branch | Leaf] = [*of.leaves, *of.branches]
+    inner = [_box(part, columns, in_switch, with_holders) for part in parts]
     padding, heading = PADDING[of.level], HEADING[of.level]
-    # Inside a switch two cards stand side by side: a GPU and its NIC.
-    per_row = min(columns, 2) if of.level == "switch" else columns
-    room = per_row * (CARD_WIDTH + 2 * PADDING["switch"] + GAP) + 2 * sum(PADDING.values())
+    room = float(columns * (CARD_WIDTH + GAP) + 2 * sum(PADDING.values()))
     if of.level == "switch":
-        room = per_row * (CARD_WIDTH + GAP)
+        room = in_switch * (CARD_WIDTH + GAP)
     width, height = _flow(inner, padding, heading, room)
     least = EMPTY_NODE_WIDTH if of.level == "numa" else CARD_WIDTH + 2 * padding
     return Box(max(width + padding, least), height + padding if inner else heading, of, inner)

@@ -8,8 +8,8 @@ from xml.sax.saxutils import escape, quoteattr
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 cannot hold even escaped; a damaged name may bring them."""
 
-_WIDTH = {"sans": 0.56, "bold": 0.6, "mono": 0.605}
-"""Average width of a character as a part of the font's size; fonts differ, so nothing is filled to the brim."""
+_WIDTH = {"sans": 0.58, "bold": 0.63, "mono": 0.605}
+"""Average width of a character as a part of the font's size, of the widest font that the picture may be shown with."""
 
 
 def clean(text: str) -> str:

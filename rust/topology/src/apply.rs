@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::address::{PciAddress, RootBus};
 use crate::error::TopologyError;
-use crate::files::Dir;
+use crate::files::{Dir, Listing};
 use crate::function::Function;
 use crate::scan::{DEVICES, Topology, is_amd_gpu};
 use crate::uevent::Uevent;
@@ -74,9 +74,10 @@ impl Topology {
         devpath: Option<&str>,
     ) -> Result<Change, TopologyError> {
         let sysfs = self.open()?;
-        let devices = sysfs
+        let mut listing = sysfs
             .enter(DEVICES.as_bytes())
-            .map_err(|errno| self.cannot_list(errno))?;
+            .map_err(|errno| self.cannot_list(errno))
+            .map(Listing::new)?;
         let mut waiting = vec![address];
         if let Some(devpath) = devpath {
             waiting.extend(
@@ -92,7 +93,7 @@ impl Topology {
                     .flatten()
                     .filter(|damaged| !self.functions.contains_key(damaged)),
             );
-            let place = devices.enter(address.to_string().as_bytes());
+            let place = listing.dir.enter(address.to_string().as_bytes());
             if let Ok(place) =
                 place.or_else(|_| sysfs.enter(devpath.trim_start_matches('/').as_bytes()))
             {
@@ -105,13 +106,13 @@ impl Topology {
             if !seen.insert(next) {
                 continue;
             }
-            let old = self.read_function(&devices, next);
+            let old = self.read_function(&mut listing, next);
             waiting.extend(relatives(old.as_ref(), self.functions.get(&next)));
             before.push((next, old));
         }
         before.sort_by_key(|(read, _)| *read);
         let read: Vec<PciAddress> = seen.into_iter().collect();
-        self.resolve_numa(&devices, &read);
+        self.resolve_numa(&listing.dir, &read);
         let mut kfd = None;
         if before
             .iter()

@@ -56,14 +56,14 @@ impl Details {
         let mut details = Self {
             revision: attributes.value("revision", hex8),
             link: attributes.pcie_link(),
-            physfn: attributes.linked("physfn", PciAddress::parse),
             ..Self::default()
         };
-        if details.physfn.is_none() {
-            details.read_virtual_functions(attributes);
+        details.read_virtual_functions(attributes);
+        if details.sriov.is_none() {
+            details.physfn = attributes.linked("physfn", PciAddress::parse);
         }
-        if kind != Kind::Nvme {
-            // SmartNICs and accelerators with network ports have interfaces too.
+        // SmartNICs on an FPGA and accelerators with network ports have interfaces too.
+        if matches!(kind, Kind::Nic | Kind::Fpga | Kind::Accelerator) {
             details.net = attributes.names("net", b"");
             if details.net.is_empty() && driver == Some("virtio-pci") {
                 details.net = attributes.virtio_net();
@@ -102,13 +102,45 @@ impl Details {
 /// The attributes of one function; what cannot be read is reported once and then taken as unknown.
 #[derive(Debug)]
 pub(crate) struct Attributes<'a> {
-    pub(crate) device: &'a Dir,
-    pub(crate) name: &'a str,
-    pub(crate) buffer: &'a mut Buffer,
-    pub(crate) problems: &'a mut Vec<Problem>,
+    parent: &'a Dir,
+    name: &'a str,
+    /// The name and a slash, then whatever was read last.
+    path: Vec<u8>,
+    buffer: &'a mut Buffer,
+    problems: &'a mut Vec<Problem>,
 }
 
-impl Attributes<'_> {
+impl<'a> Attributes<'a> {
+    /// Of the function called `name` in the folder `parent`.
+    pub(crate) fn new(
+        parent: &'a Dir,
+        name: &'a str,
+        buffer: &'a mut Buffer,
+        problems: &'a mut Vec<Problem>,
+    ) -> Self {
+        let mut path = Vec::with_capacity(64);
+        path.extend_from_slice(name.as_bytes());
+        path.push(b'/');
+        Self {
+            parent,
+            name,
+            path,
+            buffer,
+            problems,
+        }
+    }
+
+    fn locate(&mut self, file: &str) {
+        self.path.truncate(self.name.len() + 1);
+        self.path.extend_from_slice(file.as_bytes());
+    }
+
+    /// The content of a file, without the line end.
+    pub(crate) fn read(&mut self, file: &str) -> Result<&[u8], Errno> {
+        self.locate(file);
+        self.parent.read(&self.path, self.buffer)
+    }
+
     pub(crate) fn problem(&self, file: &str, what: impl Into<String>) -> Problem {
         Problem::new(format!("{}/{file}", self.name), what)
     }
@@ -119,7 +151,7 @@ impl Attributes<'_> {
 
     /// An attribute that may be missing; EINVAL is the kernel's answer for "not on this device".
     pub(crate) fn value<T>(&mut self, file: &str, parse: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
-        let what = match self.device.read(file.as_bytes(), self.buffer) {
+        let what = match self.read(file) {
             Ok(text) => match parse(text) {
                 Some(value) => return Some(value),
                 None => unexpected(text),
@@ -137,7 +169,8 @@ impl Attributes<'_> {
         link: &str,
         parse: impl Fn(&[u8]) -> Option<T>,
     ) -> Option<T> {
-        let what = match self.device.link_name(link.as_bytes(), self.buffer) {
+        self.locate(link);
+        let what = match self.parent.link_name(&self.path, self.buffer) {
             Ok(target) => match parse(target) {
                 Some(value) => return Some(value),
                 None => unexpected(target),
@@ -152,9 +185,10 @@ impl Attributes<'_> {
 
     /// The names in a folder that may be missing.
     fn names(&mut self, folder: &str, prefix: &[u8]) -> Vec<String> {
+        self.locate(folder);
         match self
-            .device
-            .names(folder.as_bytes(), |name| name.starts_with(prefix))
+            .parent
+            .names(&self.path, |name| name.starts_with(prefix))
         {
             Ok(names) => names,
             Err(errno) => {

@@ -11,12 +11,12 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TopologyError {
-    #[error("{path}: cannot open this as sysfs: {source}", path = .path.display())]
-    Open { path: PathBuf, source: io::Error },
+    #[error("{path}: cannot open this as sysfs: {what}", path = .path.display(), what = describe(*.source))]
+    Open { path: PathBuf, source: Errno },
     #[error("{path}: not a sysfs: it holds neither bus/ nor devices/", path = .path.display())]
     NotSysfs { path: PathBuf },
-    #[error("{path}: cannot be listed: {source}", path = .path.display())]
-    List { path: PathBuf, source: io::Error },
+    #[error("{path}: cannot be listed: {what}", path = .path.display(), what = describe(*.source))]
+    List { path: PathBuf, source: Errno },
 }
 
 /// Something about one device or file that was found wrong, reported and passed over.

@@ -106,3 +106,31 @@ impl Dir {
         }
     }
 }
+
+/// The listing of PCI functions, and the folder that the last one was found in.
+///
+/// Reading below that folder spares the kernel the walk through a function's symlink for each of its files;
+/// neighbours in address order mostly share it.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    pub(crate) dir: Dir,
+    parent: Option<(Vec<u8>, Dir)>,
+}
+
+impl Listing {
+    pub(crate) fn new(dir: Dir) -> Self {
+        Self { dir, parent: None }
+    }
+
+    /// The folder that holds the target of a function's link.
+    pub(crate) fn parent_of(&mut self, target: &[u8]) -> Result<&Dir, Errno> {
+        let end = target.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
+        let path = &target[..end];
+        let known = self.parent.take().filter(|(known, _)| known == path);
+        let parent = match known {
+            Some(parent) => parent,
+            None => (path.to_vec(), self.dir.enter(path)?),
+        };
+        Ok(&self.parent.insert(parent).1)
+    }
+}

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use crate::address::PciAddress;
 use crate::attributes::{Attributes, Details};
 use crate::error::{Problem, describe};
-use crate::files::{Buffer, Dir};
+use crate::files::{Buffer, Listing};
 use crate::identity::{Identity, hex24};
 use crate::kind::Kind;
 use crate::numa::{NumaSource, number};
@@ -34,58 +34,50 @@ pub struct Function {
 impl Function {
     /// None where the function has gone, or is damaged and said so in `problems`.
     pub(crate) fn read(
-        devices: &Dir,
+        listing: &mut Listing,
         address: PciAddress,
         buffer: &mut Buffer,
         problems: &mut Vec<Problem>,
     ) -> Option<Self> {
         let name = address.to_string();
-        match Self::try_read(devices, address, &name, buffer, problems) {
-            Ok(function) => function,
-            Err(problem) => {
-                problems.push(problem);
-                None
-            }
+        let found_before = problems.len();
+        match Self::try_read(listing, address, &name, buffer, problems) {
+            Ok(function) => return Some(function),
+            Err(problem) => problems.push(problem),
         }
+        match listing.dir.link(name.as_bytes(), buffer) {
+            // Unplugged since it was listed.
+            Err(Errno::NOENT) => problems.truncate(found_before),
+            Ok(_) if listing.dir.enter(name.as_bytes()).err() == Some(Errno::NOENT) => {
+                problems.truncate(found_before);
+                problems.push(Problem::new(name, "the link leads nowhere"));
+            }
+            _ => {}
+        }
+        None
     }
 
     fn try_read(
-        devices: &Dir,
+        listing: &mut Listing,
         address: PciAddress,
         name: &str,
         buffer: &mut Buffer,
         problems: &mut Vec<Problem>,
-    ) -> Result<Option<Self>, Problem> {
-        let path = match devices.link(name.as_bytes(), buffer) {
-            Ok(target) => {
-                DevicePath::parse(target, address).map_err(|what| Problem::new(name, what))?
-            }
-            Err(Errno::NOENT) => return Ok(None),
+    ) -> Result<Self, Problem> {
+        let refused = |errno| Problem::new(name, describe(errno));
+        let target = match listing.dir.link(name.as_bytes(), buffer) {
+            Ok(target) => target,
             Err(Errno::INVAL) => {
                 return Err(Problem::new(
                     name,
                     "not a link, so its place in the PCI tree is unknown",
                 ));
             }
-            Err(errno) => return Err(Problem::new(name, describe(errno))),
+            Err(errno) => return Err(refused(errno)),
         };
-        let device = match devices.enter(name.as_bytes()) {
-            Ok(device) => device,
-            // Unplugged since it was listed, or a link that leads nowhere: only the second is still there.
-            Err(Errno::NOENT) => {
-                return match devices.link(name.as_bytes(), buffer) {
-                    Err(Errno::NOENT) => Ok(None),
-                    _ => Err(Problem::new(name, "the link leads nowhere")),
-                };
-            }
-            Err(errno) => return Err(Problem::new(name, describe(errno))),
-        };
-        let mut attributes = Attributes {
-            device: &device,
-            name,
-            buffer,
-            problems,
-        };
+        let path = DevicePath::parse(target, address).map_err(|what| Problem::new(name, what))?;
+        let parent = listing.parent_of(target).map_err(refused)?;
+        let mut attributes = Attributes::new(parent, name, buffer, problems);
         let Identity {
             class,
             ids: (vendor_id, device_id),
@@ -114,7 +106,7 @@ impl Function {
         let details = kind
             .is_wanted()
             .then(|| Box::new(Details::read(&mut attributes, kind, driver.as_deref())));
-        Ok(Some(Self {
+        Ok(Self {
             address,
             path,
             kind,
@@ -128,6 +120,6 @@ impl Function {
             numa_source: None,
             details,
             own_numa_node,
-        }))
+        })
     }
 }

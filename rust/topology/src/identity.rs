@@ -4,6 +4,7 @@ use rustix::io::Errno;
 
 use crate::attributes::{Attributes, unexpected};
 use crate::error::{Problem, describe};
+use crate::kind::Kind;
 
 #[derive(Debug)]
 pub(crate) struct Identity {
@@ -27,27 +28,24 @@ impl Identity {
     /// projects hold only some of them.
     pub(crate) fn read(attributes: &mut Attributes<'_>) -> Result<Self, Problem> {
         let mut found = Partial::default();
-        match attributes.device.read(b"uevent", attributes.buffer) {
+        match attributes.read("uevent") {
             Ok(text) => found = Partial::from_uevent(text),
             Err(Errno::NOENT) => {}
             Err(errno) => attributes.report("uevent", describe(errno)),
         }
-        if found.driver.is_none() {
-            found.driver =
-                attributes.linked("driver", |name| String::from_utf8(name.to_vec()).ok());
-        }
-        if let Partial {
-            class: Some(class),
-            ids: Some(ids),
-            subsystem,
-            driver,
-        } = found
-        {
+        let driver = |attributes: &mut Attributes<'_>| {
+            attributes.linked("driver", |name| String::from_utf8(name.to_vec()).ok())
+        };
+        if let (Some(class), Some(ids)) = (found.class, found.ids) {
+            // A full uevent names the driver of a bound function; only where it matters is the link asked too.
+            if found.driver.is_none() && Kind::of(class, ids.0, ids.1).is_wanted() {
+                found.driver = driver(attributes);
+            }
             return Ok(Self {
                 class,
                 ids,
-                subsystem,
-                driver,
+                subsystem: found.subsystem,
+                driver: found.driver,
             });
         }
         let modalias = attributes
@@ -73,7 +71,7 @@ impl Identity {
             class,
             ids,
             subsystem,
-            driver: found.driver,
+            driver: found.driver.or_else(|| driver(attributes)),
         })
     }
 }
@@ -170,7 +168,7 @@ impl Attributes<'_> {
         file: &str,
         parse: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<T, Problem> {
-        let what = match self.device.read(file.as_bytes(), self.buffer) {
+        let what = match self.read(file) {
             Ok(text) => match parse(text) {
                 Some(value) => return Ok(value),
                 None => unexpected(text),

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use crate::address::PciAddress;
 use crate::apply::Change;
 use crate::error::{Problem, TopologyError};
-use crate::files::{Buffer, Dir};
+use crate::files::{Buffer, Dir, Listing};
 use crate::function::Function;
 use crate::kfd;
 use crate::kind::Kind;
@@ -63,21 +63,25 @@ impl Topology {
         let sysfs = self.open()?;
         let mut general = Vec::new();
         self.nodes = numa::read_nodes(&sysfs, &mut self.buffer, &mut general);
-        if let Some(devices) = self.open_devices(&sysfs, &mut general)? {
+        if let Some(mut listing) = self.open_devices(&sysfs, &mut general)? {
             let mut addresses = Vec::new();
-            let listed = devices.list(b".", |name| match PciAddress::parse(name) {
-                Some(address) => addresses.push(address),
-                None => general.push(Problem::new(
-                    format!("{DEVICES}/{}", name.escape_ascii()),
-                    "not the name of a PCI function",
-                )),
-            });
+            let listed = listing
+                .dir
+                .list(b".", |name| match PciAddress::parse(name) {
+                    Some(address) => addresses.push(address),
+                    None => general.push(Problem::new(
+                        format!("{DEVICES}/{}", name.escape_ascii()),
+                        "not the name of a PCI function",
+                    )),
+                });
             listed.map_err(|errno| self.cannot_list(errno))?;
+            // Neighbours share a folder, which is then opened once.
+            addresses.sort_unstable();
             for address in addresses {
-                self.read_function(&devices, address);
+                self.read_function(&mut listing, address);
             }
             self.resolve_numa(
-                &devices,
+                &listing.dir,
                 &self.functions.keys().copied().collect::<Vec<_>>(),
             );
         }
@@ -92,7 +96,7 @@ impl Topology {
     pub(crate) fn open(&self) -> Result<Dir, TopologyError> {
         Dir::open(&self.sysfs).map_err(|errno| TopologyError::Open {
             path: self.sysfs.clone(),
-            source: errno.into(),
+            source: errno,
         })
     }
 
@@ -100,9 +104,9 @@ impl Topology {
         &self,
         sysfs: &Dir,
         problems: &mut Vec<Problem>,
-    ) -> Result<Option<Dir>, TopologyError> {
+    ) -> Result<Option<Listing>, TopologyError> {
         match sysfs.enter(DEVICES.as_bytes()) {
-            Ok(devices) => Ok(Some(devices)),
+            Ok(devices) => Ok(Some(Listing::new(devices))),
             Err(Errno::NOENT) => {
                 if [&b"bus"[..], b"devices"]
                     .iter()
@@ -122,14 +126,18 @@ impl Topology {
     pub(crate) fn cannot_list(&self, errno: Errno) -> TopologyError {
         TopologyError::List {
             path: self.sysfs.join(DEVICES),
-            source: errno.into(),
+            source: errno,
         }
     }
 
     /// Brings one function and its problems up to date; gives back what it was.
-    pub(crate) fn read_function(&mut self, devices: &Dir, address: PciAddress) -> Option<Function> {
+    pub(crate) fn read_function(
+        &mut self,
+        listing: &mut Listing,
+        address: PciAddress,
+    ) -> Option<Function> {
         let mut problems = Vec::new();
-        let function = Function::read(devices, address, &mut self.buffer, &mut problems);
+        let function = Function::read(listing, address, &mut self.buffer, &mut problems);
         if problems.is_empty() {
             self.problems.remove(&Some(address));
         } else {

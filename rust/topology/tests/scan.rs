@@ -469,7 +469,7 @@ fn a_missing_root_is_one_clear_error() {
     assert_eq!(
         error.to_string(),
         format!(
-            "{}: cannot open this as sysfs: No such file or directory (os error 2)",
+            "{}: cannot open this as sysfs: no such file or directory",
             missing.display()
         )
     );

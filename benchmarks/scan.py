@@ -1,0 +1,202 @@
+"""The topology scan and one uevent, as ratios in one run on generated trees: what `make bench` prints first.
+
+Every contender reads the same host in a process of its own that times itself. They take turns, so that a machine that
+slows down slows all of them. Ratios are of the least times, which other work on the machine disturbs least.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scan_tree import Built, build
+
+HERE = Path(__file__).resolve().parent
+TURNS = 5
+GHW = "github.com/jaypipes/ghw@v0.26.0"
+
+
+@dataclass
+class Contender:
+    """A program that prints a time in ns and the number of functions per line."""
+
+    name: str
+    command: list[str]
+    rounds: int
+    times: list[int] = field(default_factory=list)
+    missing: str | None = None
+
+    def turn(self, functions: int) -> None:
+        if self.missing:
+            return
+        done = subprocess.run([*self.command, str(self.rounds)], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            self.missing = (done.stderr.strip().splitlines() or ["it failed"])[-1]
+            return
+        for line in done.stdout.splitlines():
+            time, seen = map(int, line.split())
+            assert seen == functions, f"{self.name} saw {seen} of {functions} functions"
+            self.times.append(time)
+
+    @property
+    def least(self) -> float:
+        return min(self.times) / 1000
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.times) / 1000
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="dra-agent-bench-") as folder:
+        work = Path(folder)
+        ours = build_ours()
+        print(f"host: {platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}, {cpu_model()}")
+        met = [compare_scans(work, ours), time_event(work, ours)]
+    return 0 if all(met) else 1
+
+
+def compare_scans(work: Path, ours: Path) -> bool:
+    tree = build(work / "small", functions=137, wanted=12)
+    sysfs = str(tree.root / "sys")
+    scan = Contender("dra-agent", [str(ours), "scan", sysfs], 40)
+    pathlib = [sys.executable, str(HERE / "scan_pathlib.py")]
+    others = [
+        (Contender("bare open, read, close", [str(ours), "bare", sysfs], 40), 1.5, False),
+        (optional("libpci", lambda: [build_libpci(work), sysfs], 8), 5.0, True),
+        (optional("ghw", lambda: [build_ghw(work), str(tree.root)], 4), 20.0, True),
+        (Contender("pathlib", [*pathlib, "every", sysfs], 4), 20.0, True),
+        (Contender("pathlib in two stages", [*pathlib, "wanted", sysfs], 4), None, True),
+    ]
+    for _ in range(TURNS):
+        for contender in (scan, *(other for other, _, _ in others)):
+            contender.turn(tree.functions)
+    print(f"\nscan of {tree.functions} PCI functions, {len(tree.wanted)} of them wanted")
+    print(f"  {'':24}{'min us':>10}{'median us':>12}   ratio of the least times")
+    print(f"  {scan.name:24}{scan.least:10.0f}{scan.median:12.0f}")
+    met = True
+    for other, target, slower in others:
+        if other.missing:
+            print(f"  {other.name:24}skipped: {other.missing}")
+            continue
+        ratio = other.least / scan.least if slower else scan.least / other.least
+        said = f"dra-agent is {ratio:.1f} times faster" if slower else f"dra-agent takes {ratio:.2f} times this"
+        verdict = ""
+        if target is not None:
+            good = ratio >= target if slower else ratio <= target
+            met = met and good
+            verdict = f" (target: at {'least' if slower else 'most'} {target:g}): {'met' if good else 'NOT MET'}"
+        print(f"  {other.name:24}{other.least:10.0f}{other.median:12.0f}   {said}{verdict}")
+    return met
+
+
+def time_event(work: Path, ours: Path) -> bool:
+    tree = build(work / "large", functions=4096, wanted=360)
+    sysfs = str(tree.root / "sys")
+    scan = Contender("full scan", [str(ours), "scan", sysfs], 5)
+    gpu = middle(tree)
+    switch = "/".join(gpu.split("/")[:3])
+    events = [
+        Contender(f"event on a {what}", [str(ours), "event", sysfs, f"/devices/{place}"], 60)
+        for what, place in (("GPU", gpu), ("switch", switch))
+    ]
+    for _ in range(TURNS):
+        for contender in (scan, *events):
+            contender.turn(tree.functions)
+    print(f"\none uevent on a host of {tree.functions} PCI functions, {len(tree.wanted)} of them wanted")
+    print(f"  {'':24}{'min us':>10}{'median us':>12}   share of the full scan, by the least times")
+    print(f"  {scan.name:24}{scan.least:10.0f}{scan.median:12.0f}")
+    met = True
+    for event in events:
+        if event.missing:
+            print(f"  {event.name:24}failed: {event.missing}")
+            return False
+        share = event.least / scan.least
+        met = met and share <= 0.01
+        verdict = "met" if share <= 0.01 else "NOT MET"
+        print(f"  {event.name:24}{event.least:10.0f}{event.median:12.0f}   {share:.2%} (target: at most 1%): {verdict}")
+    return met
+
+
+def middle(tree: Built) -> str:
+    """A GPU from the middle of the tree."""
+    return tree.wanted[len(tree.wanted) // 2 // 3 * 3]
+
+
+def optional(name: str, command: Callable[[], list[str]], rounds: int) -> Contender:
+    try:
+        return Contender(name, command(), rounds)
+    except LookupError as error:
+        return Contender(name, [], rounds, missing=str(error))
+
+
+def build_ours() -> Path:
+    cargo = os.environ.get("CARGO", "cargo")
+    built = subprocess.run(
+        [
+            cargo,
+            "build",
+            "--quiet",
+            "--release",
+            "--package",
+            "dra-topology",
+            "--bench",
+            "scan",
+            "--message-format=json",
+        ],
+        cwd=HERE.parent,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    messages = [json.loads(line) for line in built.stdout.splitlines()]
+    return next(
+        Path(message["executable"])
+        for message in messages
+        if message.get("executable") and message["target"]["name"] == "scan"
+    )
+
+
+def build_libpci(work: Path) -> str:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        raise LookupError("no C compiler")
+    program = work / "scan_libpci"
+    command = [compiler, "-O2", str(HERE / "scan_libpci.c"), "-o", str(program), "-lpci"]
+    if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        raise LookupError("libpci's headers are not installed (apt install libpci-dev)")
+    return str(program)
+
+
+def build_ghw(work: Path) -> str:
+    go = shutil.which("go")
+    if go is None:
+        raise LookupError("Go is not installed")
+    module = work / "ghw"
+    module.mkdir()
+    shutil.copy(HERE / "scan_ghw.go", module / "main.go")
+    program = work / "scan_ghw"
+    for command in (["mod", "init", "scan"], ["get", GHW], ["build", "-o", str(program), "."]):
+        done = subprocess.run([go, *command], cwd=module, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise LookupError(f"go {command[0]}: {(done.stderr.strip().splitlines() or ['it failed'])[-1]}")
+    return str(program)
+
+
+def cpu_model() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown processor"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
