@@ -85,19 +85,48 @@ impl Verdict {
     }
 
     fn read<T: Shape + DeserializeOwned>(&mut self, object: &Value, judge: fn(&T, &mut Report)) {
-        T::check(object, "", &mut self.errors);
-        match serde::Deserialize::deserialize(object).map(|read: T| read) {
+        let mut misshapen = Vec::new();
+        T::check(object, "", &mut misshapen);
+        let mut readable = object.clone();
+        for error in &misshapen {
+            forget(&mut readable, &error.field);
+        }
+        match serde_json::from_value::<T>(readable) {
             Ok(read) => {
                 let mut report = Report::default();
                 judge(&read, &mut report);
+                // What could not be read was taken as absent: that it is missing would be no news.
+                let known = |field: &str| misshapen.iter().any(|error| error.field == field);
+                report.errors.retain(|error| !known(&error.field));
+                self.errors.extend(misshapen);
                 self.errors.extend(report.errors);
                 self.expressions = report.expressions;
             }
             // The shape check has found it already, with its field; anything else would be its bug.
-            Err(error) if self.errors.is_empty() => self.fail("", error.to_string()),
-            Err(_) => {}
+            Err(error) if misshapen.is_empty() => self.fail("", error.to_string()),
+            Err(_) => self.errors.extend(misshapen),
         }
     }
+}
+
+/// Sets a field to null, which is read as absent, so that the rest of the object can be looked at.
+fn forget(object: &mut Value, field: &str) {
+    let mut value = object;
+    for step in field.split(['.', '[', ']']).filter(|step| !step.is_empty()) {
+        let next = match value {
+            Value::Array(items) => step
+                .parse()
+                .ok()
+                .and_then(|index: usize| items.get_mut(index)),
+            Value::Object(members) => members.get_mut(step),
+            _ => None,
+        };
+        match next {
+            Some(next) => value = next,
+            None => return,
+        }
+    }
+    *value = Value::Null;
 }
 
 /// The parts of the metadata that a user writes.

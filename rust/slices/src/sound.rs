@@ -55,10 +55,11 @@ pub(crate) fn sound<'a>(
             .map(|error| (error.field, error.message))
             .collect();
         errors.extend(unknown_counters(device, &sets));
-        if !names.insert(device.name.as_str()) {
+        if names.contains(device.name.as_str()) {
             errors.push(("name".to_owned(), "is there twice in the pool".to_owned()));
         }
         if errors.is_empty() {
+            names.insert(device.name.as_str());
             kept.push(input);
         }
         errors

@@ -1,5 +1,7 @@
 //! What holds of every inventory and every change of it.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
 mod host;
 
 use std::collections::BTreeSet;
@@ -92,6 +94,32 @@ proptest! {
         wanted.sort_by_key(key);
         let wanted: Vec<String> = wanted.into_iter().map(|input| input.device.name).collect();
         prop_assert_eq!(slices.concat(), wanted);
+    }
+
+    #[test]
+    fn whatever_the_devices_are_what_is_published_keeps_the_limits(spoiled in prop::collection::vec((0_u32..120, 0_u8..7), 0..150)) {
+        let mut inputs = Vec::new();
+        let mut good = BTreeSet::new();
+        for (n, how) in spoiled {
+            let mut input = device(n);
+            match how {
+                0 => input.device.name = "x".repeat(64),
+                1 => input.device.attributes.extend((0..32).map(|a| (format!("a{a}"), Default::default()))),
+                2 => input.device.taints = vec![Default::default(); 17],
+                3 => input.device.binding_conditions = vec!["ready".into()],
+                4 => input = partition(n + 1000),
+                _ => { good.insert(input.device.name.clone()); }
+            }
+            inputs.push(input);
+        }
+        let mut source = host::inventory(inputs, &[]);
+        source.pools[0].counter_sets.clear();
+        let desired = dra_slices::desire(&source).unwrap();
+        let mut slices = Vec::new();
+        // The API server of these tests refuses what breaks a limit.
+        host::apply(&dra_slices::diff(&desired.slices, &[]), &mut slices);
+        prop_assert_eq!(layout(&slices).concat().into_iter().collect::<BTreeSet<_>>(), good);
+        prop_assert!(desired.problems.iter().all(|problem| problem.pool == POOL && !problem.message.is_empty()));
     }
 
     #[test]

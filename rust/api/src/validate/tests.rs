@@ -1,3 +1,4 @@
+use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
@@ -82,6 +83,68 @@ fn a_value_of_the_wrong_type_names_its_field() {
             "spec.devices[0].capacity[memory].value: \"80 GB\" is not a quantity: write a number and a suffix, such as \"40Gi\", \"1.5\" or \"500m\""
         ]
     );
+}
+
+#[test]
+fn a_value_of_the_wrong_type_hides_no_other_error() {
+    assert_eq!(
+        errors(claim(
+            json!([{"name": "A", "exactly": {"deviceClassName": 5, "count": -1}}])
+        )),
+        [
+            "spec.devices.requests[0].exactly.deviceClassName: must be a string, is a number",
+            "spec.devices.requests[0].name: \"A\" is not a DNS label (at most 63 of a-z, 0-9 and -, with a letter or digit first and last)",
+            "spec.devices.requests[0].exactly.count: must be greater than 0, is -1",
+        ]
+    );
+}
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let names = prop::sample::select(vec![
+        "spec",
+        "metadata",
+        "devices",
+        "requests",
+        "exactly",
+        "name",
+        "count",
+        "selectors",
+        "cel",
+        "expression",
+        "attributes",
+        "capacity",
+        "value",
+        "sharedCounters",
+        "counters",
+        "taints",
+        "status",
+        "allocation",
+        "x",
+    ]);
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        "[a-z.\\[\\]/-]{0,6}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(6, 40, 4, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..3).prop_map(Value::from),
+            prop::collection::btree_map(names.clone().prop_map(str::to_owned), inner, 0..4)
+                .prop_map(|members| Value::Object(members.into_iter().collect())),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn any_json_is_judged_and_never_called_unreadable(body in any_json(), kind in prop::sample::select(KINDS.to_vec())) {
+        let mut object = if body.is_object() { body } else { json!({"spec": body}) };
+        object["apiVersion"] = json!(API_VERSION);
+        object["kind"] = json!(kind);
+        let errors = validate_object(&object).errors;
+        prop_assert!(errors.iter().all(|error| !error.field.is_empty()), "{errors:?}");
+    }
 }
 
 #[test]
