@@ -34,6 +34,9 @@ $(FAKE): $(RUST_SOURCES)
 
 build: $(NATIVE) $(FAKE) ## build the extension and install the agent into .venv
 
+demo: build ## the whole way on this machine, in a minute
+	@$(PY) demo/demo.py
+
 test: test-rust test-python lint ## every test that needs no cluster
 
 test-rust: ## cargo tests and clippy
@@ -45,8 +48,8 @@ test-python: build ## pytest
 	$(PY) -m pytest -n 2
 
 lint: build ## ruff, mypy --strict, import rules
-	$(VENV)/bin/ruff check python tests benchmarks
-	$(VENV)/bin/ruff format --check python tests benchmarks
+	$(VENV)/bin/ruff check python tests benchmarks demo
+	$(VENV)/bin/ruff format --check python tests benchmarks demo
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 
@@ -55,8 +58,8 @@ bench: build ## benchmarks, each a ratio in one run
 
 fmt: $(SYNC) ## format everything
 	$(CARGO) fmt --all
-	$(VENV)/bin/ruff check --fix python tests benchmarks
-	$(VENV)/bin/ruff format python tests benchmarks
+	$(VENV)/bin/ruff check --fix python tests benchmarks demo
+	$(VENV)/bin/ruff format python tests benchmarks demo
 
 clean: ## remove what was built
 	rm -rf target $(VENV) python/dra_agent/simulate/lib python/dra_agent/*.so

@@ -1,0 +1,223 @@
+"""`make demo`: the whole way on this machine, from its hardware to a container, a kill in between, and back.
+
+It drives the command `dra-agent` as a user would and leaves nothing behind; exits 1 if any step failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+AGENT = Path(sys.executable).with_name("dra-agent")
+PROFILE = "dgx-h100"
+START_TIMEOUT = 30.0
+
+
+class StepFailedError(Exception):
+    """A step did not show what it should."""
+
+
+@dataclass
+class Demo:
+    """One run: a state directory, an agent on it, and what became of each step."""
+
+    directory: Path
+    profile: str | None = None
+    agent: subprocess.Popen[bytes] | None = None
+    outcomes: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def state_dir(self) -> Path:
+        return self.directory / "state"
+
+    @property
+    def cdi_dir(self) -> Path:
+        return self.directory / "cdi"
+
+    def run(self, *arguments: str, answers: tuple[int, ...] = (0,), show: bool = True) -> str:
+        """Run `dra-agent ARGUMENTS`, show it as a user would have seen it, and give what it printed."""
+        if show:
+            print(f"\n$ dra-agent {' '.join(arguments)}", flush=True)
+        environment = {**os.environ, "DRA_AGENT_STATE_DIR": str(self.state_dir), "COLUMNS": "140"}
+        result = subprocess.run(
+            [AGENT, *arguments], capture_output=True, text=True, env=environment, cwd=ROOT, timeout=100, check=False
+        )
+        if show:
+            print(result.stdout.rstrip())
+        if result.returncode not in answers:
+            raise StepFailedError(f"exit {result.returncode}: {result.stderr.strip() or result.stdout.strip()}")
+        return result.stdout
+
+    def ask(self, *arguments: str, answers: tuple[int, ...] = (0,)) -> Any:
+        """Run a command for its JSON answer."""
+        return json.loads(self.run(*arguments, "-o", "json", answers=answers, show=False))
+
+    @contextmanager
+    def step(self, what: str) -> Iterator[Callable[[str], None]]:
+        """One step; what is noted in it becomes its line at the end."""
+        print(f"\n=== {what}", flush=True)
+        notes: list[str] = []
+        try:
+            yield notes.append
+        except (StepFailedError, subprocess.TimeoutExpired, KeyError, IndexError, ValueError, OSError) as error:
+            print(f"FAILED: {error}", flush=True)
+            self.outcomes.append(("FAILED", f"{what}: {error}".splitlines()[0]))
+        else:
+            self.outcomes.append(("ok", f"{what}{': ' + '; '.join(notes) if notes else ''}"))
+
+    def start(self) -> float:
+        """Start the agent and wait until it answers; the result is the seconds that took."""
+        host = ["--simulate", self.profile] if self.profile else []
+        command = [AGENT, "run", "--standalone", "--state-dir", self.state_dir, "--cdi-dir", self.cdi_dir, *host]
+        log = (self.directory / "agent.log").open("ab")
+        began = time.monotonic()
+        self.agent = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
+        log.close()
+        while time.monotonic() < began + START_TIMEOUT:
+            if self.agent.poll() is not None:
+                raise StepFailedError(f"the agent ended: {self.log_tail()}")
+            if (self.state_dir / "agent.sock").exists():
+                return time.monotonic() - began
+            time.sleep(0.01)
+        raise StepFailedError(f"the agent did not start within {START_TIMEOUT:.0f} s: {self.log_tail()}")
+
+    def stop(self, how: signal.Signals) -> int:
+        """End the agent; the result is its exit code."""
+        if self.agent is None:
+            raise StepFailedError("no agent is running")
+        self.agent.send_signal(how)
+        code = self.agent.wait(20)
+        self.agent = None
+        return code
+
+    def log_tail(self) -> str:
+        log = self.directory / "agent.log"
+        return "\n".join(log.read_text(errors="replace").splitlines()[-5:]) if log.exists() else "no log"
+
+
+def main() -> int:
+    """Run every step and print one line for each."""
+    with tempfile.TemporaryDirectory(prefix="dra-demo-") as directory:
+        demo = Demo(Path(directory))
+        for made in (demo.state_dir, demo.cdi_dir):
+            made.mkdir()
+        try:
+            steps(demo)
+        finally:
+            if demo.agent is not None:
+                demo.stop(signal.SIGKILL)
+        print("\n=== What was shown")
+        for outcome, line in demo.outcomes:
+            print(f"{outcome:6} {line}")
+        return 0 if all(outcome == "ok" for outcome, _ in demo.outcomes) else 1
+
+
+def steps(demo: Demo) -> None:
+    """Show the way of a claim, in order."""
+    with demo.step("Look for accelerators on this machine") as note:
+        devices = demo.ask("devices")["devices"]
+        accelerators = [device for device in devices if device["family"] != "nic"]
+        if accelerators:
+            note(f"found {len(accelerators)}, running on real hardware")
+        else:
+            demo.profile = PROFILE
+            note(f"none found, running on a simulated host: {PROFILE}")
+    host = ["--simulate", demo.profile] if demo.profile else []
+
+    with demo.step("Start the agent in standalone mode") as note:
+        note(f"answers after {demo.start() * 1000:.0f} ms")
+
+    with demo.step("Read the PCIe and NUMA topology") as note:
+        demo.run("topology", *host)
+        topology = demo.ask("topology", *host)
+        note(f"{len(topology['devices'])} PCI functions, {len(topology['numa_nodes'])} NUMA nodes")
+
+    with demo.step("Describe what can be claimed") as note:
+        demo.run("devices", *host)
+        note(f"{len(demo.ask('devices', *host)['devices'])} devices")
+
+    with demo.step("Apply the example DeviceClasses") as note:
+        files = [word for file in sorted((EXAMPLES / "classes").glob("*.yaml")) for word in ("-f", short(file))]
+        demo.run("claim", "apply", *files)
+        note(f"{len(demo.ask('claim', 'list', '--classes'))} classes")
+
+    with demo.step("Apply the example claims: those that fit are allocated and prepared") as note:
+        for file in sorted((EXAMPLES / "claims").glob("*.yaml")):
+            # 1: the claim is kept, but this host can never satisfy it.
+            demo.run("claim", "apply", "-f", short(file), answers=(0, 1))
+        prepared = held(demo)
+        if demo.profile and "gpu-and-nic-one-switch" not in prepared:
+            raise StepFailedError("a GPU and a NIC below one switch were not allocated")
+        note(f"{len(prepared)} prepared, {len(demo.ask('claim', 'list')) - len(prepared)} wait")
+
+    with demo.step("Explain a claim that does not fit") as note:
+        waiting = next(claim for claim in demo.ask("claim", "list") if claim["phase"] == "Pending")
+        path = demo.directory / "waiting.json"
+        path.write_text(json.dumps({**waiting["claim"], "status": {}}))
+        demo.run("explain", "-f", str(path), answers=(1,))
+        note(f"{waiting['name']}: {waiting['message']}")
+
+    with demo.step("Print the CDI ids of the prepared claims") as note:
+        demo.run("claims")
+        note(f"{sum(len(ids) for ids in held(demo).values())} ids")
+
+    with demo.step("Run a container with one") as note:
+        name, ids = next(iter(held(demo).items()))
+        # 1: there is no runtime here, so the command prints the edits that one would apply.
+        shown = demo.run("cdi", "try", "--cdi-dir", str(demo.cdi_dir), *ids[:1], answers=(0, 1))
+        if not shown.strip():
+            raise StepFailedError("nothing was shown")
+        note(f"claim {name}")
+
+    before = held(demo)
+    with demo.step("Kill the agent with SIGKILL while claims are prepared, and start it again") as note:
+        demo.stop(signal.SIGKILL)
+        (spec := next(demo.cdi_dir.glob("*.json"))).unlink()
+        demo.start()
+        if held(demo) != before:
+            raise StepFailedError(f"before {sorted(before)}, after {sorted(held(demo))}")
+        if not spec.exists():
+            raise StepFailedError(f"{spec.name} was lost meanwhile and not rebuilt")
+        note(f"all {len(before)} prepared claims are there with the same ids; a CDI file lost meanwhile is rebuilt")
+
+    with demo.step("Release everything") as note:
+        claims = [(claim["name"], claim["namespace"]) for claim in demo.ask("claim", "list")]
+        for namespace in sorted({namespace for _, namespace in claims}):
+            demo.run("claim", "delete", "-n", namespace, *(name for name, of in claims if of == namespace))
+        left = sorted(path.name for path in demo.cdi_dir.iterdir())
+        if left or demo.ask("claims"):
+            raise StepFailedError(f"left behind: {left}")
+        note("no claim and no CDI file is left")
+
+    with demo.step("Stop the agent with SIGTERM") as note:
+        code = demo.stop(signal.SIGTERM)
+        if code != 0:
+            raise StepFailedError(f"exit {code}: {demo.log_tail()}")
+        note("exit 0")
+
+
+def held(demo: Demo) -> dict[str, list[str]]:
+    """Prepared claims and their CDI ids."""
+    claims = demo.ask("claim", "list")
+    return {claim["name"]: claim["cdi_device_ids"] for claim in claims if claim["phase"] == "Prepared"}
+
+
+def short(path: Path) -> str:
+    """A path as a user in the repository would type it."""
+    return str(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Every ```console block of the documentation is run, and must print what the page says it prints.
+
+A line `$ command` is run by bash in an empty directory that holds a link to `examples`; the lines below it, up to the
+next command, are what it prints, where `...` stands for any text: alone on a line for any lines, within a line for any
+characters. `[exit N]` as a last line is its exit code. A page with `<!-- agent: PROFILE -->` is run beside an agent in
+standalone mode on that simulated host.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")])
+BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+AGENT = re.compile(r"<!-- agent: ([a-z0-9-]+) -->")
+EXIT = re.compile(r"\[exit (\d+)\]")
+
+
+@dataclass
+class Example:
+    """One command of a page."""
+
+    command: str
+    expected: list[str]
+    code: int = 0
+
+
+def examples(page: Path) -> list[Example]:
+    found: list[Example] = []
+    for block in BLOCK.findall(page.read_text()):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                found.append(Example(line[2:], []))
+            elif found and found[-1].command.endswith("\\"):
+                found[-1].command += "\n" + line
+            elif found and (match := EXIT.fullmatch(line)):
+                found[-1].code = int(match[1])
+            elif found:
+                found[-1].expected.append(line.rstrip())
+    return found
+
+
+WITH_EXAMPLES = [page for page in PAGES if page.exists() and examples(page)]
+
+
+def test_the_documentation_has_examples() -> None:
+    assert WITH_EXAMPLES, "no page has a ```console block"
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "same"),
+    [
+        ("a\n...\nb ... c", "a\nx\ny\nb zzz c", True),
+        ("a\n...", "a\nx\ny", True),
+        ("...\nb", "a\nx\nb", True),
+        ("a b", "a c", False),
+        ("a ... b", "a \n b", False),
+        ("a\n...\nb", "a\nx", False),
+    ],
+)
+def test_three_dots_stand_for_lines_or_characters(expected: str, printed: str, same: bool) -> None:
+    assert bool(re.fullmatch(pattern(expected), printed)) == same
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_says_what_its_commands_print(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "DRA_AGENT_STATE_DIR": str(tmp_path / "state"),
+        "DRA_AGENT_CDI_DIR": str(tmp_path / "cdi"),
+        "DRA_AGENT_NODE_NAME": "node-1",
+        "COLUMNS": "120",
+        "NO_COLOR": "1",
+    }
+    profile = AGENT.search(page.read_text())
+    with running_agent(profile[1] if profile else None, tmp_path, environment):
+        for example in examples(page):
+            result = subprocess.run(
+                ["bash", "-c", example.command],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            printed = (result.stdout + result.stderr).rstrip().splitlines()
+            shown = "\n".join(printed)
+            assert result.returncode == example.code, f"$ {example.command}\n{shown}\n[exit {result.returncode}]"
+            wanted = pattern("\n".join(example.expected).rstrip())
+            assert re.fullmatch(wanted, "\n".join(line.rstrip() for line in printed)), (
+                f"$ {example.command}\nprints:\n{shown}\n\nbut {page.name} says:\n" + "\n".join(example.expected)
+            )
+
+
+def pattern(expected: str) -> str:
+    """A regular expression in which `...` is any text."""
+    anything = re.escape(expected).replace(re.escape("..."), "\0")
+    anything = re.sub(r"(^|\n)\0(?=\\?\n|$)", lambda m: m[1] + r"(?:[^\0]*?)", anything)
+    return anything.replace("\0", "[^\n]*").replace("\\\n", "\n")
+
+
+@contextmanager
+def running_agent(profile: str | None, directory: Path, environment: dict[str, str]) -> Iterator[None]:
+    if profile is None:
+        yield
+        return
+    (directory / "state").mkdir()
+    (directory / "cdi").mkdir()
+    log = (directory / "agent.log").open("wb")
+    agent = subprocess.Popen(
+        [Path(sys.executable).with_name("dra-agent"), "run", "--standalone", "--simulate", profile],
+        stdout=log,
+        stderr=log,
+        env=environment,
+    )
+    log.close()
+    try:
+        deadline = time.monotonic() + 60
+        while not (directory / "state" / "agent.sock").exists():
+            assert agent.poll() is None and time.monotonic() < deadline, (directory / "agent.log").read_text()
+            time.sleep(0.05)
+        yield
+    finally:
+        agent.send_signal(signal.SIGTERM)
+        agent.wait(20)
