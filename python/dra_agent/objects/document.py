@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dra_agent.errors import PermanentError
+from dra_agent.errors import UsageError
 
 if TYPE_CHECKING:
     import yaml
@@ -46,7 +46,7 @@ class Document:
 def read_documents(text: str, file: str) -> Iterator[Document]:
     """The documents of a YAML (or JSON) text, empty ones left out.
 
-    Raises PermanentError, with file and line, for text that is not YAML and for a key that is there twice.
+    Raises UsageError, with file and line, for text that is not YAML and for a key that is there twice.
     """
     import yaml
 
@@ -66,8 +66,8 @@ def read_documents(text: str, file: str) -> Iterator[Document]:
         loader.dispose()
 
 
-def _unreadable(what: str, file: str, line: int | None) -> PermanentError:
-    return PermanentError(f"not YAML: {what}", where=f"{file}:{line}" if line else file)
+def _unreadable(what: str, file: str, line: int | None) -> UsageError:
+    return UsageError(f"not YAML: {what}", where=f"{file}:{line}" if line else file)
 
 
 class _Reader:
@@ -122,7 +122,7 @@ class _Reader:
             return float(text)
         return text
 
-    def _error(self, node: yaml.Node, what: str) -> PermanentError:
+    def _error(self, node: yaml.Node, what: str) -> UsageError:
         return _unreadable(what, self._file, node.start_mark.line + 1)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from dra_agent import _native
-from dra_agent.errors import PermanentError
+from dra_agent.errors import UsageError
 from dra_agent.objects.document import Document, read_documents
 
 STANDARD_INPUT = "-"
@@ -59,16 +59,16 @@ def load_objects(path: Path | str, *, strict: bool = True) -> list[LoadedObject]
     `strict` demands resource.k8s.io/v1 objects without an unknown field or a broken limit; what a cluster printed
     is read with strict=False, so that fields of a newer cluster are passed over.
 
-    Raises PermanentError naming the file and, for each thing that is wrong, its line and field.
+    Raises UsageError naming the file and, for each thing that is wrong, its line and field.
     """
     if str(path) == STANDARD_INPUT:
         return parse_objects(sys.stdin.read(), "standard input", strict=strict)
     try:
         text = Path(path).read_bytes().decode()
     except OSError as error:
-        raise PermanentError(f"cannot be read: {error.strerror}", where=str(path)) from error
+        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
     except UnicodeDecodeError as error:
-        raise PermanentError(f"not UTF-8 text (byte {error.start})", where=str(path)) from error
+        raise UsageError(f"not UTF-8 text (byte {error.start})", where=str(path)) from error
     return parse_objects(text, str(path), strict=strict)
 
 
@@ -80,17 +80,17 @@ def parse_objects(text: str, file: str, *, strict: bool = True) -> list[LoadedOb
         for loaded in _objects_of(document, file, number)
     ]
     if not objects:
-        raise PermanentError("holds no object", where=file, todo="write at least one resource.k8s.io/v1 object")
+        raise UsageError("holds no object", where=file, todo="write at least one resource.k8s.io/v1 object")
     problems = [problem for loaded in objects for problem in loaded.problems()] if strict else []
     if problems:
-        raise PermanentError("\n".join(problems))
+        raise UsageError("\n".join(problems))
     return objects
 
 
 def _objects_of(document: Document, file: str, number: int) -> Iterator[LoadedObject]:
     if not isinstance(document.value, dict):
         where = f"{file}:{document.line_of('')}"
-        raise PermanentError("not an object: a document must have apiVersion, kind and spec", where=where)
+        raise UsageError("not an object: a document must have apiVersion, kind and spec", where=where)
     kind = document.value.get("kind")
     items = document.value.get("items")
     if isinstance(kind, str) and kind.endswith("List") and (isinstance(items, list) or items is None):

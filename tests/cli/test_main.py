@@ -1,0 +1,116 @@
+"""The command line's manners: one message, the right exit code, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dra_agent.cli.main import COMMANDS
+
+AGENT = Path(sys.executable).with_name("dra-agent")
+
+
+def run(*arguments: str, directory: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "DRA_AGENT_STATE_DIR": str(directory / "state"), "DRA_AGENT_CDI_DIR": str(directory)}
+    result = subprocess.run(
+        [AGENT, *arguments], capture_output=True, text=True, input=stdin, timeout=60, env=environment, cwd=directory
+    )
+    assert "Traceback" not in result.stderr
+    return result
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_explains_itself(command: str, tmp_path: Path) -> None:
+    result = run(command, "--help", directory=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert f"usage: dra-agent {command}" in result.stdout
+
+
+def test_every_command_is_listed(tmp_path: Path) -> None:
+    listed = run("--help", directory=tmp_path).stdout
+    assert all(f"    {command} " in listed for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("nope",),
+        ("--nope",),
+        ("devices", "--nope"),
+        ("claim",),
+        ("claim", "apply"),
+        ("claim", "wait", "x", "--timeout", "-1"),
+        ("topology", "-o", "xml"),
+    ],
+)
+def test_wrong_use_exits_2_and_says_how_it_is_used(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    result = run(*arguments, directory=tmp_path)
+    assert result.returncode == 2
+    assert "usage: dra-agent" in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("command", ["topology", "devices", "slices"])
+def test_an_unknown_profile_names_the_known_ones(command: str, tmp_path: Path) -> None:
+    result = run(command, "--simulate", "dgx", directory=tmp_path)
+    assert result.returncode == 2
+    assert "'dgx'" in result.stderr
+    assert "dgx-h100" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["topology", "devices", "slices"])
+def test_a_sysfs_that_is_not_there_is_one_message(command: str, tmp_path: Path) -> None:
+    result = run(command, "--sysfs-root", str(tmp_path / "nope"), directory=tmp_path)
+    assert result.returncode in (1, 2)
+    assert len(result.stderr.splitlines()) == 1
+    assert str(tmp_path / "nope") in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("claims",), ("claim", "list"), ("claim", "get", "x"), ("claim", "delete", "x")])
+def test_without_an_agent_it_is_said_how_to_start_one(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    result = run(*arguments, directory=tmp_path)
+    assert result.returncode == 1
+    assert "no agent is running here" in result.stderr
+    assert "dra-agent run --standalone" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1", "claim.yaml:2: not YAML"),
+        ("", "claim.yaml: holds no object"),
+        ("- 1", "claim.yaml:1: not an object"),
+        (
+            "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata:\n  name: a\nspec:\n  devices:\n"
+            "    requests:\n    - name: r\n      exactly:\n        deviceClassName: gpu\n        cuont: 2\n",
+            "claim.yaml:11: spec.devices.requests[0].exactly.cuont: unknown field",
+        ),
+        (
+            "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata:\n  name: a\nspec:\n  selectors:\n"
+            "  - cel:\n      expression: device.drivr == 'x'\n",
+            "claim.yaml:8: spec.selectors[0].cel.expression: ",
+        ),
+    ],
+)
+def test_a_bad_file_is_named_with_line_and_field(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "claim.yaml").write_text(text)
+    result = run("claim", "apply", "-f", "claim.yaml", directory=tmp_path)
+    assert result.returncode == 2
+    assert f"dra-agent: {message}" in result.stderr
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    result = run("claim", "apply", "-f", "nope.yaml", directory=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr == "dra-agent: nope.yaml: cannot be read: No such file or directory\n"
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
+    script = f"{AGENT} topology --simulate cpu-only -o json | head -c 1; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
