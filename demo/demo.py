@@ -138,6 +138,8 @@ def steps(demo: Demo) -> None:
 
     with demo.step("Start the agent in standalone mode") as note:
         note(f"answers after {demo.start() * 1000:.0f} ms")
+    if demo.agent is None:
+        return
 
     with demo.step("Read the PCIe and NUMA topology") as note:
         demo.run("topology", *host)
@@ -181,8 +183,8 @@ def steps(demo: Demo) -> None:
             raise StepFailedError("nothing was shown")
         note(f"claim {name}")
 
-    before = held(demo)
     with demo.step("Kill the agent with SIGKILL while claims are prepared, and start it again") as note:
+        before = held(demo)
         demo.stop(signal.SIGKILL)
         (spec := next(demo.cdi_dir.glob("*.json"))).unlink()
         demo.start()
