@@ -48,14 +48,14 @@ def build_machine(machine: Machine, root: Path) -> Host:
                 "not empty, and not a simulated host", where=str(root), todo="name an empty or a new directory"
             )
         remembered = Simulated(machine.name)
-        root.mkdir(parents=True, exist_ok=True)
     elif remembered.profile != machine.name:
         raise PermanentError(
             f"holds a simulated {remembered.profile!r}, not {machine.name!r}",
             where=str(root),
             todo=f"remove it (rm -r {root}) or name another directory",
         )
-    apply(machine, remembered, root, fresh=fresh)
+    with nvml.locked(root / "lib"):
+        apply(machine, remembered, root, fresh=fresh)
     return host
 
 

@@ -5,6 +5,9 @@ The library itself is the Rust crate `nvml-fake`; it reads `nvml.json` beside it
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -48,7 +51,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class NvLink(msgspec.Struct, frozen=True):
-    """One NVLink: the PCI function at its other end, and that function's kind as NVML numbers it (1 GPU, 3 switch)."""
+    """One NVLink: the PCI function at its other end, and that function's kind as NVML numbers it (0 GPU, 2 switch)."""
 
     remote: Pci
     kind: int
@@ -130,6 +133,28 @@ class Event(msgspec.Struct, frozen=True):
     data: int
 
 
+class Condition(msgspec.Struct, frozen=True):
+    """What changes about a GPU while it runs. Temperature in degrees Celsius, utilization in percent (GPU, memory)."""
+
+    persistence_mode: bool = True
+    compute_mode: int = 0
+    temperature: int = 34
+    power_milliwatts: int = 71_000
+    utilization: tuple[int, int] = (0, 0)
+    ecc_corrected: int = 0
+    ecc_uncorrected: int = 0
+    remapped_rows: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """Corrected, uncorrected, pending, failed."""
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A process that computes on a GPU (by its UUID)."""
+
+    device: str
+    pid: int
+    memory_bytes: int
+
+
 class State(msgspec.Struct, frozen=True):
     """The whole file. A driver of None means that none is loaded: nvmlInit then fails."""
 
@@ -138,18 +163,38 @@ class State(msgspec.Struct, frozen=True):
     devices: tuple[Gpu, ...]
     faults: tuple[Fault, ...] = ()
     events: tuple[Event, ...] = ()
+    conditions: dict[str, Condition] = {}
+    """By UUID; a GPU that is not named is in the default condition."""
+    processes: tuple[Process, ...] = ()
 
 
 def install(machine: Machine, present: Machine, folder: Path) -> None:
-    """Put library and state into a host's folder; faults and events of an existing state stay."""
+    """Put library and state into a host's folder; what happens to the GPUs of an existing state goes on happening.
+
+    A state that cannot be read is replaced.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     _install_library(machine, folder / LIBRARY)
-    existing = read(folder) if (folder / STATE).exists() else None
     state = describe(machine, {function.address for function in present.functions()})
-    if existing is not None:
-        state = msgspec.structs.replace(state, faults=existing.faults, events=existing.events)
-    if state != existing:
+    try:
+        old = read(folder)
+    except PermanentError:
         write(folder, state)
+        return
+    state = msgspec.structs.replace(
+        state, faults=old.faults, events=old.events, conditions=old.conditions, processes=old.processes
+    )
+    if state != old:
+        write(folder, state)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep everybody else from changing the state meanwhile; the library takes the same lock where it writes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "nvml.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def read(folder: Path) -> State:
@@ -246,7 +291,7 @@ def _gpu(
 
 def _nvlink(remote: Function) -> NvLink:
     is_gpu = any(isinstance(role, NvidiaGpu) for role in remote.roles)
-    return NvLink(_pci(remote), 1 if is_gpu else 3)
+    return NvLink(_pci(remote), 0 if is_gpu else 2)
 
 
 def _pci(function: Function) -> Pci:

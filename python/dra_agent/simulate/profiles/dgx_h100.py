@@ -5,9 +5,8 @@ from __future__ import annotations
 from dra_agent.simulate.machine import Function, HostBridge, LinkState, Machine, NumaNode, NvidiaDriver
 from dra_agent.simulate.models import H100_SXM
 from dra_agent.simulate.parts.bridges import PLX_SWITCH, nvme, port, switch
-from dra_agent.simulate.parts.identity import uuid
 from dra_agent.simulate.parts.network import connectx7
-from dra_agent.simulate.parts.nvidia import gpu, nvswitch
+from dra_agent.simulate.parts.nvidia import ONE_HOST_FABRIC, gpu, nvswitch
 
 NAME = "dgx-h100"
 _TIB = 1 << 40
@@ -21,9 +20,7 @@ def _gpu_tray(number: int, bus: int) -> HostBridge:
     """A root with a switch: the adapter on its first port, a drive on the second, the GPU on the fourth."""
     # 18 links, spread over the four NVSwitches as 5, 4, 5, 4.
     links = tuple(name for name, count in zip(_NVSWITCHES, (5, 4, 5, 4), strict=True) for _ in range(count))
-    accelerator = gpu(
-        f"0000:{bus + 6:02x}:00.0", H100_SXM, number, machine=NAME, nvlinks=links, fabric=(uuid(NAME, "fabric", 0), 0)
-    )
+    accelerator = gpu(f"0000:{bus + 6:02x}:00.0", H100_SXM, number, machine=NAME, nvlinks=links, fabric=ONE_HOST_FABRIC)
     hca = connectx7(f"0000:{bus + 3:02x}:00.0", _COMPUTE_HCAS[number], f"ibp{bus + 3}s0", 10 + number, machine=NAME)
     drive = nvme(f"0000:{bus + 4:02x}:00.0", 2 + number)
     return HostBridge(

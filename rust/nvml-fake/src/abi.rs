@@ -1,0 +1,314 @@
+//! The C side: return codes, structures and strings as nvml.h lays them out.
+
+use std::ffi::{CStr, c_char, c_uint};
+
+/// An NVML return code other than success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Code(pub(crate) i32);
+
+impl Code {
+    pub(crate) const UNINITIALIZED: Self = Self(1);
+    pub(crate) const INVALID_ARGUMENT: Self = Self(2);
+    pub(crate) const NOT_SUPPORTED: Self = Self(3);
+    pub(crate) const NOT_FOUND: Self = Self(6);
+    pub(crate) const INSUFFICIENT_SIZE: Self = Self(7);
+    pub(crate) const DRIVER_NOT_LOADED: Self = Self(9);
+    pub(crate) const TIMEOUT: Self = Self(10);
+    pub(crate) const GPU_IS_LOST: Self = Self(15);
+    pub(crate) const OPERATING_SYSTEM: Self = Self(17);
+    pub(crate) const ARGUMENT_VERSION_MISMATCH: Self = Self(25);
+    pub(crate) const UNKNOWN: Self = Self(999);
+}
+
+pub(crate) const SUCCESS: i32 = 0;
+
+/// What NVML says of a return code.
+pub(crate) fn message(code: i32) -> &'static CStr {
+    match code {
+        0 => c"Success",
+        1 => c"Uninitialized",
+        2 => c"Invalid Argument",
+        3 => c"Not Supported",
+        4 => c"Insufficient Permissions",
+        5 => c"Already Initialized",
+        6 => c"Not Found",
+        7 => c"Insufficient Size",
+        8 => c"Insufficient External Power",
+        9 => c"Driver Not Loaded",
+        10 => c"Timeout",
+        11 => c"Interrupt Request Issue",
+        12 => c"NVML Shared Library Not Found",
+        13 => c"Function Not Found",
+        14 => c"Corrupted infoROM",
+        15 => c"GPU is lost",
+        16 => c"GPU requires reset",
+        17 => c"The operating system has blocked the request",
+        18 => c"Driver/library version mismatch",
+        19 => c"In use by another client",
+        20 => c"Insufficient Memory",
+        21 => c"No data",
+        22 => c"The requested vgpu operation is not available on target device, because ECC is enabled",
+        23 => c"Insufficient Resources",
+        25 => c"Argument version mismatch",
+        26 => c"Deprecated",
+        27 => c"Not Ready",
+        28 => c"GPU not found",
+        29 => c"Invalid state",
+        30 => c"The requested reset type is not supported",
+        _ => c"Unknown Error",
+    }
+}
+
+/// Fails with INVALID_ARGUMENT where the caller gave no place for the answer.
+///
+/// # Safety
+/// `place` is null or valid for one write.
+pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Code> {
+    if place.is_null() {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    // SAFETY: not null, and the caller vouches for it.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// Copies a text with its closing NUL; INSUFFICIENT_SIZE where it does not fit.
+///
+/// # Safety
+/// `buffer` is null or valid for `length` bytes.
+pub(crate) unsafe fn put_text(buffer: *mut c_char, length: c_uint, text: &str) -> Result<(), Code> {
+    if buffer.is_null() {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    if text.len() >= length as usize {
+        return Err(Code::INSUFFICIENT_SIZE);
+    }
+    // SAFETY: the text and one NUL fit.
+    unsafe {
+        buffer
+            .cast::<u8>()
+            .copy_from_nonoverlapping(text.as_ptr(), text.len());
+        buffer.add(text.len()).write(0);
+    }
+    Ok(())
+}
+
+/// The protocol of every NVML list: `count` holds the room, and afterwards how many there are. Without room only the
+/// number is told, with INSUFFICIENT_SIZE unless it is 0.
+///
+/// # Safety
+/// `count` is null or valid; `list` is null or valid for `*count` elements.
+pub(crate) unsafe fn put_list<T: Copy>(
+    count: *mut c_uint,
+    list: *mut T,
+    values: &[T],
+) -> Result<(), Code> {
+    if count.is_null() {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    // SAFETY: not null, and the caller vouches for it.
+    let room = unsafe { count.replace(values.len() as c_uint) } as usize;
+    if values.is_empty() {
+        return Ok(());
+    }
+    if list.is_null() || room < values.len() {
+        return Err(Code::INSUFFICIENT_SIZE);
+    }
+    // SAFETY: there is room for all.
+    unsafe { list.copy_from_nonoverlapping(values.as_ptr(), values.len()) };
+    Ok(())
+}
+
+/// A caller's text; INVALID_ARGUMENT where it is null or no UTF-8.
+///
+/// # Safety
+/// `text` is null or a NUL-terminated string.
+pub(crate) unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, Code> {
+    if text.is_null() {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    // SAFETY: not null, and the caller vouches for the NUL.
+    unsafe { CStr::from_ptr(text) }
+        .to_str()
+        .map_err(|_| Code::INVALID_ARGUMENT)
+}
+
+/// A fixed-size text field, cut to fit and closed with a NUL.
+pub(crate) fn field<const N: usize>(text: &str) -> [u8; N] {
+    let mut bytes = [0; N];
+    let length = text.len().min(N - 1);
+    bytes[..length].copy_from_slice(&text.as_bytes()[..length]);
+    bytes
+}
+
+/// How NVML packs a structure's version: the number in the top byte, the size below.
+pub(crate) const fn version<T>(number: u32) -> u32 {
+    size_of::<T>() as u32 | number << 24
+}
+
+/// nvmlPciInfo_t.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PciInfo {
+    pub(crate) bus_id_legacy: [u8; 16],
+    pub(crate) domain: u32,
+    pub(crate) bus: u32,
+    pub(crate) device: u32,
+    pub(crate) pci_device_id: u32,
+    pub(crate) pci_subsystem_id: u32,
+    pub(crate) bus_id: [u8; 32],
+}
+
+/// nvmlPciInfoExt_v1_t.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PciInfoExt {
+    pub(crate) version: u32,
+    pub(crate) domain: u32,
+    pub(crate) bus: u32,
+    pub(crate) device: u32,
+    pub(crate) pci_device_id: u32,
+    pub(crate) pci_subsystem_id: u32,
+    pub(crate) base_class: u32,
+    pub(crate) sub_class: u32,
+    pub(crate) bus_id: [u8; 32],
+}
+
+/// nvmlMemory_t and nvmlBAR1Memory_t differ only in the order of the last two; this is the former.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    pub(crate) total: u64,
+    pub(crate) free: u64,
+    pub(crate) used: u64,
+}
+
+/// nvmlMemory_v2_t.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MemoryV2 {
+    pub(crate) version: u32,
+    pub(crate) total: u64,
+    pub(crate) reserved: u64,
+    pub(crate) free: u64,
+    pub(crate) used: u64,
+}
+
+/// nvmlProcessInfo_t, since version 2.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProcessInfo {
+    pub(crate) pid: u32,
+    pub(crate) used_gpu_memory: u64,
+    pub(crate) gpu_instance_id: u32,
+    pub(crate) compute_instance_id: u32,
+}
+
+/// nvmlUtilization_t, in percent.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Utilization {
+    pub(crate) gpu: u32,
+    pub(crate) memory: u32,
+}
+
+/// nvmlEventData_t.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EventData {
+    pub(crate) device: usize,
+    pub(crate) event_type: u64,
+    pub(crate) event_data: u64,
+    pub(crate) gpu_instance_id: u32,
+    pub(crate) compute_instance_id: u32,
+}
+
+/// nvmlGpuFabricInfo_t.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FabricInfo {
+    pub(crate) cluster_uuid: [u8; 16],
+    pub(crate) status: u32,
+    pub(crate) clique_id: u32,
+    pub(crate) state: u32,
+}
+
+/// nvmlGpuFabricInfo_v2_t.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FabricInfoV2 {
+    pub(crate) version: u32,
+    pub(crate) info: FabricInfo,
+    pub(crate) health_mask: u32,
+}
+
+/// nvmlGpuFabricInfo_v3_t.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FabricInfoV3 {
+    pub(crate) version: u32,
+    pub(crate) info: FabricInfo,
+    pub(crate) health_mask: u32,
+    pub(crate) health_summary: u8,
+}
+
+/// nvmlGpuInstanceProfileInfo_t.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProfileInfo {
+    pub(crate) id: u32,
+    pub(crate) is_p2p_supported: u32,
+    pub(crate) slice_count: u32,
+    pub(crate) instance_count: u32,
+    pub(crate) multiprocessor_count: u32,
+    pub(crate) copy_engine_count: u32,
+    pub(crate) decoder_count: u32,
+    pub(crate) encoder_count: u32,
+    pub(crate) jpeg_count: u32,
+    pub(crate) ofa_count: u32,
+    pub(crate) memory_size_mb: u64,
+}
+
+/// nvmlGpuInstanceProfileInfo_v2_t. Not a version before the first structure: the fields are aligned otherwise.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ProfileInfoV2 {
+    pub(crate) version: u32,
+    pub(crate) id: u32,
+    pub(crate) is_p2p_supported: u32,
+    pub(crate) slice_count: u32,
+    pub(crate) instance_count: u32,
+    pub(crate) multiprocessor_count: u32,
+    pub(crate) copy_engine_count: u32,
+    pub(crate) decoder_count: u32,
+    pub(crate) encoder_count: u32,
+    pub(crate) jpeg_count: u32,
+    pub(crate) ofa_count: u32,
+    pub(crate) memory_size_mb: u64,
+    pub(crate) name: [u8; 96],
+}
+
+/// nvmlGpuInstancePlacement_t, in memory slices.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placement {
+    pub(crate) start: u32,
+    pub(crate) size: u32,
+}
+
+/// nvmlDeviceAddressingMode_v1_t.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AddressingMode {
+    pub(crate) version: u32,
+    pub(crate) value: u32,
+}
+
+/// nvmlTemperature_v1_t.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Temperature {
+    pub(crate) version: u32,
+    pub(crate) sensor: u32,
+    pub(crate) celsius: i32,
+}

@@ -1,0 +1,181 @@
+//! Event sets: what happens to a GPU after a set was registered for it reaches whoever waits on the set.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_uint};
+use std::sync::{Arc, Mutex};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::abi::{Code, EventData, put};
+use crate::call::{self, guarded, values};
+use crate::handles::{self, Device};
+use crate::memory::NO_INSTANCE;
+use crate::state::{self, Gpu, State, lock};
+use crate::{faults, lifecycle};
+
+/// nvmlEventSet_t: a number, as handles of devices are.
+pub(crate) type EventSet = usize;
+
+const BASE: EventSet = 0x4E57_0000;
+const STEP: usize = 16;
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+const SINGLE_BIT_ECC: u64 = 0x1;
+const DOUBLE_BIT_ECC: u64 = 0x2;
+const P_STATE: u64 = 0x4;
+const XID: u64 = 0x8;
+const CLOCK: u64 = 0x10;
+
+/// A GPU in a set: which kinds it is watched for, and the last event that it has had.
+#[derive(Debug)]
+struct Registration {
+    kinds: u64,
+    seen: u64,
+}
+
+type Registrations = BTreeMap<String, Registration>;
+
+static SETS: Mutex<BTreeMap<EventSet, Arc<Mutex<Registrations>>>> = Mutex::new(BTreeMap::new());
+
+fn find(set: EventSet) -> Result<Arc<Mutex<Registrations>>, Code> {
+    lock(&SETS).get(&set).cloned().ok_or(Code::INVALID_ARGUMENT)
+}
+
+fn supported(gpu: &Gpu) -> u64 {
+    let ecc = if gpu.ecc {
+        SINGLE_BIT_ECC | DOUBLE_BIT_ECC
+    } else {
+        0
+    };
+    ecc | P_STATE | XID | CLOCK
+}
+
+values! {
+    nvmlDeviceGetSupportedEventTypes: u64 = |_, gpu| Ok(supported(gpu));
+}
+
+/// # Safety
+/// As NVML's reference demands of `set`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlEventSetCreate(set: *mut EventSet) -> c_int {
+    call::system("nvmlEventSetCreate", |_| {
+        let mut sets = lock(&SETS);
+        let fresh = sets.last_key_value().map_or(BASE, |(last, _)| last + STEP);
+        // SAFETY: the caller gives one handle.
+        unsafe { put(set, fresh) }?;
+        sets.insert(fresh, Arc::default());
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlEventSetFree(set: EventSet) -> c_int {
+    guarded(|| {
+        lifecycle::check()?;
+        lock(&SETS)
+            .remove(&set)
+            .map(|_| ())
+            .ok_or(Code::INVALID_ARGUMENT)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlDeviceRegisterEvents(handle: Device, kinds: u64, set: EventSet) -> c_int {
+    call::device("nvmlDeviceRegisterEvents", handle, |state, gpu| {
+        let set = find(set)?;
+        if kinds & !supported(gpu) != 0 {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        // What happened before is not told.
+        let seen = state
+            .events
+            .iter()
+            .map(|event| event.sequence)
+            .max()
+            .unwrap_or(0);
+        let mut registrations = lock(&set);
+        let registration = registrations
+            .entry(gpu.uuid.clone())
+            .or_insert(Registration { kinds: 0, seen });
+        registration.kinds |= kinds;
+        Ok(())
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `data`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlEventSetWait_v2(
+    set: EventSet,
+    data: *mut EventData,
+    timeout_ms: c_uint,
+) -> c_int {
+    guarded(|| {
+        lifecycle::check()?;
+        let set = find(set)?;
+        if data.is_null() {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        faults::pass(&*state::current()?, "nvmlEventSetWait_v2", None)?;
+        let deadline = Instant::now() + Duration::from_millis(timeout_ms.into());
+        loop {
+            if let Some(event) = next(&*state::current()?, &mut lock(&set))? {
+                // SAFETY: the caller gives one structure.
+                return unsafe { put(data, event) };
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Code::TIMEOUT);
+            }
+            sleep(left.min(LOOK_AGAIN));
+            lifecycle::check()?;
+        }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `data`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlEventSetWait(
+    set: EventSet,
+    data: *mut EventData,
+    timeout_ms: c_uint,
+) -> c_int {
+    // SAFETY: the same contract; the older call fills the same structure.
+    unsafe { nvmlEventSetWait_v2(set, data, timeout_ms) }
+}
+
+/// The oldest event that the set has not had. A watched GPU that is gone is GPU_IS_LOST, once.
+fn next(state: &State, registrations: &mut Registrations) -> Result<Option<EventData>, Code> {
+    let mut events: Vec<_> = state.events.iter().collect();
+    events.sort_by_key(|event| event.sequence);
+    for event in events {
+        let Some(registration) = registrations.get_mut(&event.device) else {
+            continue;
+        };
+        if event.sequence <= registration.seen {
+            continue;
+        }
+        registration.seen = event.sequence;
+        if event.kind & registration.kinds != 0 {
+            return Ok(Some(EventData {
+                device: handles::of(&event.device),
+                event_type: event.kind,
+                event_data: event.data,
+                gpu_instance_id: NO_INSTANCE,
+                compute_instance_id: NO_INSTANCE,
+            }));
+        }
+    }
+    let lost = registrations
+        .keys()
+        .find(|uuid| state.gpu(uuid).is_none_or(|gpu| !gpu.present))
+        .cloned();
+    match lost {
+        Some(uuid) => {
+            registrations.remove(&uuid);
+            Err(Code::GPU_IS_LOST)
+        }
+        None => Ok(None),
+    }
+}

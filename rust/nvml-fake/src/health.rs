@@ -1,0 +1,165 @@
+//! How a GPU is: temperature, power, load, memory errors and repaired rows.
+
+use std::ffi::{c_int, c_uint, c_ulonglong};
+
+use crate::abi::{Code, Temperature, Utilization, put, version};
+use crate::call::{device, values};
+use crate::handles::Device;
+use crate::state::{Gpu, State};
+
+const GPU_SENSOR: c_uint = 0;
+const CORRECTED: c_uint = 0;
+const UNCORRECTED: c_uint = 1;
+const COUNTERS: c_uint = 2;
+const DEVICE_MEMORY: c_uint = 2;
+const LOCATIONS: c_uint = 8;
+
+values! {
+    nvmlDeviceGetPowerUsage: c_uint = |state, gpu| Ok(state.condition(gpu).power_milliwatts);
+    nvmlDeviceGetEnforcedPowerLimit: c_uint = |_, gpu| Ok(gpu.power_limit_watts * 1000);
+    nvmlDeviceGetPowerManagementLimit: c_uint = |_, gpu| Ok(gpu.power_limit_watts * 1000);
+    nvmlDeviceGetUtilizationRates: Utilization = |state, gpu| {
+        let (of_gpu, of_memory) = state.condition(gpu).utilization;
+        Ok(Utilization { gpu: of_gpu, memory: of_memory })
+    };
+}
+
+/// # Safety
+/// As NVML's reference demands of `celsius`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetTemperature(
+    handle: Device,
+    sensor: c_uint,
+    celsius: *mut c_uint,
+) -> c_int {
+    device("nvmlDeviceGetTemperature", handle, |state, gpu| {
+        if sensor != GPU_SENSOR {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        // SAFETY: the caller gives one unsigned int.
+        unsafe { put(celsius, state.condition(gpu).temperature) }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `temperature`, whose version and sensor are set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetTemperatureV(
+    handle: Device,
+    temperature: *mut Temperature,
+) -> c_int {
+    device("nvmlDeviceGetTemperatureV", handle, |state, gpu| {
+        // SAFETY: null or one structure.
+        let given = unsafe { temperature.as_mut() }.ok_or(Code::INVALID_ARGUMENT)?;
+        if given.version != version::<Temperature>(1) {
+            return Err(Code::ARGUMENT_VERSION_MISMATCH);
+        }
+        if given.sensor != GPU_SENSOR {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        given.celsius = state.condition(gpu).temperature as i32;
+        Ok(())
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of both pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetEccMode(
+    handle: Device,
+    now: *mut c_uint,
+    pending: *mut c_uint,
+) -> c_int {
+    device("nvmlDeviceGetEccMode", handle, |_, gpu| {
+        with_ecc(gpu)?;
+        // SAFETY: the caller gives two enums.
+        unsafe {
+            put(now, 1)?;
+            put(pending, 1)
+        }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `count`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
+    handle: Device,
+    kind: c_uint,
+    counter: c_uint,
+    count: *mut c_ulonglong,
+) -> c_int {
+    device("nvmlDeviceGetTotalEccErrors", handle, |state, gpu| {
+        let errors = ecc_errors(state, gpu, kind, counter)?;
+        // SAFETY: the caller gives one 64-bit number.
+        unsafe { put(count, errors) }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `count`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetMemoryErrorCounter(
+    handle: Device,
+    kind: c_uint,
+    counter: c_uint,
+    location: c_uint,
+    count: *mut c_ulonglong,
+) -> c_int {
+    device("nvmlDeviceGetMemoryErrorCounter", handle, |state, gpu| {
+        let errors = ecc_errors(state, gpu, kind, counter)?;
+        if location >= LOCATIONS {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        // The state knows no other place than device memory.
+        // SAFETY: the caller gives one 64-bit number.
+        unsafe { put(count, if location == DEVICE_MEMORY { errors } else { 0 }) }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of all four pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetRemappedRows(
+    handle: Device,
+    corrected: *mut c_uint,
+    uncorrected: *mut c_uint,
+    pending: *mut c_uint,
+    failed: *mut c_uint,
+) -> c_int {
+    const AMPERE: u32 = 7;
+    device("nvmlDeviceGetRemappedRows", handle, |state, gpu| {
+        // Rows are remapped since Ampere; before, whole pages are retired.
+        if gpu.architecture < AMPERE {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        let rows = state.condition(gpu).remapped_rows;
+        // SAFETY: the caller gives four unsigned ints.
+        unsafe {
+            put(corrected, rows.0)?;
+            put(uncorrected, rows.1)?;
+            put(pending, rows.2)?;
+            put(failed, rows.3)
+        }
+    })
+}
+
+fn with_ecc(gpu: &Gpu) -> Result<(), Code> {
+    if gpu.ecc {
+        Ok(())
+    } else {
+        Err(Code::NOT_SUPPORTED)
+    }
+}
+
+fn ecc_errors(state: &State, gpu: &Gpu, kind: c_uint, counter: c_uint) -> Result<u64, Code> {
+    with_ecc(gpu)?;
+    if counter >= COUNTERS {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    match kind {
+        CORRECTED => Ok(state.condition(gpu).ecc_corrected),
+        UNCORRECTED => Ok(state.condition(gpu).ecc_uncorrected),
+        _ => Err(Code::INVALID_ARGUMENT),
+    }
+}

@@ -1,0 +1,58 @@
+//! Initialising and shutting down, counted as NVML counts them.
+
+use std::ffi::c_uint;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::abi::Code;
+use crate::call::guarded;
+use crate::{faults, state};
+
+static USERS: AtomicUsize = AtomicUsize::new(0);
+
+/// UNINITIALIZED unless somebody has initialised the library and not shut it down.
+pub(crate) fn check() -> Result<(), Code> {
+    if USERS.load(Ordering::Acquire) == 0 {
+        Err(Code::UNINITIALIZED)
+    } else {
+        Ok(())
+    }
+}
+
+fn init() -> i32 {
+    guarded(|| {
+        faults::pass(&*state::current()?, "nvmlInit", None)?;
+        if state::current()?.driver.is_none() {
+            return Err(Code::DRIVER_NOT_LOADED);
+        }
+        USERS.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlInit() -> i32 {
+    init()
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlInit_v2() -> i32 {
+    init()
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> i32 {
+    init()
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlShutdown() -> i32 {
+    guarded(|| {
+        faults::pass(&*state::current()?, "nvmlShutdown", None)?;
+        USERS
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |users| {
+                users.checked_sub(1)
+            })
+            .map(|_| ())
+            .map_err(|_| Code::UNINITIALIZED)
+    })
+}

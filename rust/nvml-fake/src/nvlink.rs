@@ -1,0 +1,212 @@
+//! NVLinks, the fabric they form, and what GPUs can do to each other directly.
+
+use std::ffi::{c_int, c_uint};
+
+use crate::abi::{Code, FabricInfo, FabricInfoV2, FabricInfoV3, PciInfo, put, version};
+use crate::call::{device, values};
+use crate::handles::{self, Device};
+use crate::identity::pci_info;
+use crate::state::{Gpu, NvLink};
+
+const HOPPER: u32 = 9;
+const NOT_IN_A_FABRIC: u32 = 0;
+const COMPLETED: u32 = 3;
+
+/// nvmlGpuP2PCapsIndex_t and nvmlGpuP2PStatus_t, as far as they are told apart.
+mod p2p {
+    pub(super) const NVLINK: u32 = 2;
+    pub(super) const CAPABILITIES: u32 = 5;
+    pub(super) const OK: u32 = 0;
+    pub(super) const NOT_SUPPORTED: u32 = 5;
+}
+
+values! {
+    nvmlDeviceGetGpuFabricInfo: FabricInfo = |_, gpu| fabric(gpu);
+}
+
+/// # Safety
+/// As NVML's reference demands of `info`, whose version is set; the version tells which structure it is.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(handle: Device, info: *mut u32) -> c_int {
+    const BANDWIDTH_FULL: u32 = 2;
+    const HEALTHY: u8 = 1;
+    device("nvmlDeviceGetGpuFabricInfoV", handle, |_, gpu| {
+        // SAFETY: null, or a structure that begins with its version.
+        let given = unsafe { info.as_ref() }
+            .copied()
+            .ok_or(Code::INVALID_ARGUMENT)?;
+        let answer = fabric(gpu)?;
+        let (health_mask, health_summary) = if answer.state == COMPLETED {
+            (BANDWIDTH_FULL, HEALTHY)
+        } else {
+            (0, 0)
+        };
+        if given == version::<FabricInfoV2>(2) {
+            // SAFETY: the version says that the structure is this one.
+            unsafe {
+                put(
+                    info.cast(),
+                    FabricInfoV2 {
+                        version: given,
+                        info: answer,
+                        health_mask,
+                    },
+                )
+            }
+        } else if given == version::<FabricInfoV3>(3) {
+            let full = FabricInfoV3 {
+                version: given,
+                info: answer,
+                health_mask,
+                health_summary,
+            };
+            // SAFETY: the version says that the structure is this one.
+            unsafe { put(info.cast(), full) }
+        } else {
+            Err(Code::ARGUMENT_VERSION_MISMATCH)
+        }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `active`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetNvLinkState(
+    handle: Device,
+    link: c_uint,
+    active: *mut c_uint,
+) -> c_int {
+    device("nvmlDeviceGetNvLinkState", handle, |_, gpu| {
+        let link = slot(gpu, link)?;
+        // SAFETY: the caller gives one enum.
+        unsafe { put(active, u32::from(link.is_some())) }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `pci`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
+    handle: Device,
+    link: c_uint,
+    pci: *mut PciInfo,
+) -> c_int {
+    device("nvmlDeviceGetNvLinkRemotePciInfo_v2", handle, |_, gpu| {
+        let link = slot(gpu, link)?.ok_or(Code::NOT_SUPPORTED)?;
+        // SAFETY: the caller gives one structure.
+        unsafe { put(pci, pci_info(&link.remote)?) }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `kind`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetNvLinkRemoteDeviceType(
+    handle: Device,
+    link: c_uint,
+    kind: *mut c_uint,
+) -> c_int {
+    device("nvmlDeviceGetNvLinkRemoteDeviceType", handle, |_, gpu| {
+        let link = slot(gpu, link)?.ok_or(Code::NOT_SUPPORTED)?;
+        // SAFETY: the caller gives one enum.
+        unsafe { put(kind, link.kind) }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `version`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetNvLinkVersion(
+    handle: Device,
+    link: c_uint,
+    answer: *mut c_uint,
+) -> c_int {
+    device("nvmlDeviceGetNvLinkVersion", handle, |_, gpu| {
+        slot(gpu, link)?;
+        // Volta 2, Ampere 3, Hopper 4, Blackwell 5.
+        let generation = match gpu.architecture {
+            ..7 => 2,
+            7 | 8 => 3,
+            HOPPER => 4,
+            _ => 5,
+        };
+        // SAFETY: the caller gives one unsigned int.
+        unsafe { put(answer, generation) }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `status`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetP2PStatus(
+    one: Device,
+    other: Device,
+    index: c_uint,
+    status: *mut c_uint,
+) -> c_int {
+    device("nvmlDeviceGetP2PStatus", one, |state, gpu| {
+        let uuid = handles::uuid(other)?;
+        let second = state
+            .gpu(&uuid)
+            .filter(|gpu| gpu.present)
+            .ok_or(Code::GPU_IS_LOST)?;
+        if index >= p2p::CAPABILITIES {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        let possible = index != p2p::NVLINK || joined(gpu, second);
+        // SAFETY: the caller gives one enum.
+        unsafe {
+            put(
+                status,
+                if possible {
+                    p2p::OK
+                } else {
+                    p2p::NOT_SUPPORTED
+                },
+            )
+        }
+    })
+}
+
+/// Linked directly, or through a switch that both reach.
+fn joined(one: &Gpu, other: &Gpu) -> bool {
+    one.nvlinks.iter().any(|link| {
+        link.remote.address == other.pci.address
+            || other
+                .nvlinks
+                .iter()
+                .any(|back| back.remote.address == link.remote.address)
+    })
+}
+
+fn slot(gpu: &Gpu, link: c_uint) -> Result<Option<&NvLink>, Code> {
+    if gpu.nvlink_slots == 0 {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    if link >= gpu.nvlink_slots {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    Ok(gpu.nvlinks.get(link as usize))
+}
+
+fn fabric(gpu: &Gpu) -> Result<FabricInfo, Code> {
+    if gpu.architecture < HOPPER {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    let Some((cluster, clique)) = &gpu.fabric else {
+        return Ok(FabricInfo {
+            cluster_uuid: [0; 16],
+            status: 0,
+            clique_id: 0,
+            state: NOT_IN_A_FABRIC,
+        });
+    };
+    let digits: String = cluster.chars().filter(|digit| *digit != '-').collect();
+    let number = u128::from_str_radix(&digits, 16).map_err(|_| Code::UNKNOWN)?;
+    Ok(FabricInfo {
+        cluster_uuid: number.to_be_bytes(),
+        status: 0,
+        clique_id: *clique,
+        state: COMPLETED,
+    })
+}

@@ -1,0 +1,131 @@
+//! What NVML says of the host: versions, and which GPUs there are.
+
+use std::ffi::{c_char, c_int, c_uint};
+
+use crate::abi::{self, Code, put, put_text};
+use crate::call::system;
+use crate::handles::{self, Device};
+use crate::state::{Driver, State, address_parts};
+
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlErrorString(code: c_int) -> *const c_char {
+    abi::message(code).as_ptr()
+}
+
+fn driver(state: &State) -> Result<&Driver, Code> {
+    state.driver.as_ref().ok_or(Code::DRIVER_NOT_LOADED)
+}
+
+/// # Safety
+/// As NVML's reference demands of `version`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) -> c_int {
+    system("nvmlSystemGetDriverVersion", |state| {
+        // SAFETY: the caller gives `length` bytes.
+        unsafe { put_text(version, length, &driver(state)?.version) }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `version`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlSystemGetNVMLVersion(version: *mut c_char, length: c_uint) -> c_int {
+    system("nvmlSystemGetNVMLVersion", |state| {
+        // SAFETY: the caller gives `length` bytes.
+        unsafe { put_text(version, length, &driver(state)?.nvml_version) }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `version`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlSystemGetCudaDriverVersion(version: *mut c_int) -> c_int {
+    system("nvmlSystemGetCudaDriverVersion", |state| {
+        // SAFETY: the caller gives one int.
+        unsafe { put(version, driver(state)?.cuda) }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `version`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) -> c_int {
+    // SAFETY: the same contract.
+    unsafe { nvmlSystemGetCudaDriverVersion(version) }
+}
+
+/// # Safety
+/// As NVML's reference demands of `count`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> c_int {
+    system("nvmlDeviceGetCount_v2", |state| {
+        // SAFETY: the caller gives one unsigned int.
+        unsafe { put(count, state.present().len() as c_uint) }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `count`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetCount(count: *mut c_uint) -> c_int {
+    // SAFETY: the same contract.
+    unsafe { nvmlDeviceGetCount_v2(count) }
+}
+
+/// # Safety
+/// As NVML's reference demands of `device`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(
+    index: c_uint,
+    device: *mut Device,
+) -> c_int {
+    system("nvmlDeviceGetHandleByIndex_v2", |state| {
+        let gpus = state.present();
+        let gpu = gpus.get(index as usize).ok_or(Code::INVALID_ARGUMENT)?;
+        // SAFETY: the caller gives one handle.
+        unsafe { put(device, handles::of(&gpu.uuid)) }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of both pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetHandleByUUID(
+    uuid: *const c_char,
+    device: *mut Device,
+) -> c_int {
+    system("nvmlDeviceGetHandleByUUID", |state| {
+        // SAFETY: the caller gives a C string.
+        let uuid = unsafe { abi::text(uuid) }?;
+        let gpu = state.gpu(uuid).ok_or(Code::NOT_FOUND)?;
+        if !gpu.present {
+            return Err(Code::GPU_IS_LOST);
+        }
+        // SAFETY: the caller gives one handle.
+        unsafe { put(device, handles::of(&gpu.uuid)) }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of both pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
+    bus_id: *const c_char,
+    device: *mut Device,
+) -> c_int {
+    system("nvmlDeviceGetHandleByPciBusId_v2", |state| {
+        // SAFETY: the caller gives a C string.
+        let wanted = address_parts(unsafe { abi::text(bus_id) }?).ok_or(Code::INVALID_ARGUMENT)?;
+        let same = |address: &str| address_parts(address) == Some(wanted);
+        let gpu = state
+            .devices
+            .iter()
+            .find(|gpu| same(&gpu.pci.address))
+            .ok_or(Code::NOT_FOUND)?;
+        if !gpu.present {
+            return Err(Code::GPU_IS_LOST);
+        }
+        // SAFETY: the caller gives one handle.
+        unsafe { put(device, handles::of(&gpu.uuid)) }
+    })
+}
