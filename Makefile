@@ -48,18 +48,23 @@ test-python: build ## pytest
 	$(PY) -m pytest -n 2
 
 lint: build ## ruff, mypy --strict, import rules
-	$(VENV)/bin/ruff check python tests benchmarks demo
-	$(VENV)/bin/ruff format --check python tests benchmarks demo
+	$(VENV)/bin/ruff check python tests benchmarks deploy demo
+	$(VENV)/bin/ruff format --check python tests benchmarks deploy demo
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 
 bench: build ## benchmarks, each a ratio in one run
 	$(PY) benchmarks/scan.py
+	$(PY) benchmarks/ledger.py
+
+PREFIX  ?= /usr/local
+install: build ## install below DESTDIR: command, unit, tmpfiles, example configuration (docs/systemd.md)
+	$(PY) deploy/install.py --destdir '$(DESTDIR)/' --prefix '$(PREFIX)'
 
 fmt: $(SYNC) ## format everything
 	$(CARGO) fmt --all
-	$(VENV)/bin/ruff check --fix python tests benchmarks demo
-	$(VENV)/bin/ruff format python tests benchmarks demo
+	$(VENV)/bin/ruff check --fix python tests benchmarks deploy demo
+	$(VENV)/bin/ruff format python tests benchmarks deploy demo
 
 clean: ## remove what was built
 	rm -rf target $(VENV) python/dra_agent/simulate/lib python/dra_agent/*.so

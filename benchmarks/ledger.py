@@ -1,0 +1,163 @@
+"""How long a claim waits for the ledger: start and complete, durable, against the bare write and fdatasync.
+
+All variants take turns in one run on one file system, so that a busy disk slows all of them; read the ratios. The bare
+loop appends as many bytes as the ledger records, which is the least that any journal could do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from dra_agent import _native
+
+ENTRY = {
+    "namespace": "default",
+    "name": "training-0",
+    "devices": [
+        {"pool": "gpu-host-1/gpu", "device": "", "request": "gpu"},
+        {"pool": "gpu-host-1/nic", "device": "", "request": "nic"},
+    ],
+}
+PAYLOAD = msgspec.json.encode({"cdi": ["dra-agent.internal/claim=x"] * 4, "version": 1, "setups": []})
+HELD = 64
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2000)
+    parser.add_argument("--dir", type=Path, default=Path(), help="on the file system to measure")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.dir) as directory:
+        folder = Path(directory)
+        ledger = _native.Ledger.open(directory, "boot")
+        for number in range(HELD):
+            prepare(ledger, f"held-{number}")
+        size = recorded(folder, ledger)
+        bare = Bare(folder / "bare", size)
+        json_file = WholeFile(folder, HELD)
+        uids = (f"uid-{number}" for number in itertools.count())
+        uid = ""
+
+        def claim() -> None:
+            prepare(ledger, uid)
+
+        variants: dict[str, Callable[[], None]] = {
+            "bare write + fdatasync": bare.append,
+            "ledger: start + complete": claim,
+            "whole JSON file, as the peers": json_file.write,
+        }
+        times: dict[str, list[float]] = {name: [] for name in variants}
+        releases: list[float] = []
+        for uid in itertools.islice(uids, args.rounds):
+            for name, call in variants.items():
+                begin = time.perf_counter()
+                call()
+                times[name].append(time.perf_counter() - begin)
+            begin = time.perf_counter()
+            ledger.release(uid)
+            releases.append(time.perf_counter() - begin)
+            if ledger.compaction_due:
+                ledger.compact()  # what the agent does in a quiet moment
+        times["ledger: release"] = releases
+        base = times["bare write + fdatasync"]
+        print(f"{args.rounds} rounds, {HELD} other claims held, {size} bytes recorded per claim")
+        print(f"{'':32}{'p50 ms':>10}{'p99 ms':>10}{'p50 ratio':>12}{'p99 ratio':>12}")
+        for name, taken in times.items():
+            p50, p99 = quantile(taken, 0.5), quantile(taken, 0.99)
+            print(
+                f"{name:32}{p50 * 1e3:10.3f}{p99 * 1e3:10.3f}"
+                f"{p50 / quantile(base, 0.5):12.2f}{p99 / quantile(base, 0.99):12.2f}"
+            )
+        together(ledger, bare, args.rounds // 4)
+        ledger.close()
+    return 0
+
+
+def together(ledger: _native.Ledger, bare: Bare, rounds: int, threads: int = 8) -> None:
+    """Claims that are answered at the same time share a sync."""
+
+    def work(thread: int) -> None:
+        for number in range(rounds // threads):
+            prepare(ledger, f"{thread}-{number}")
+
+    begin = time.perf_counter()
+    workers = [threading.Thread(target=work, args=(thread,)) for thread in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    shared = (time.perf_counter() - begin) / (rounds // threads * threads)
+    begin = time.perf_counter()
+    for _ in range(rounds):
+        bare.append()
+    alone = (time.perf_counter() - begin) / rounds
+    print(
+        f"{threads} threads at once: {shared * 1e3:.3f} ms per claim, {shared / alone:.2f} times the bare loop of one"
+    )
+
+
+def prepare(ledger: _native.Ledger, uid: str) -> None:
+    devices = [{**device, "device": f"{uid}-{device['request']}"} for device in ENTRY["devices"]]
+    ledger.start(msgspec.json.encode({**ENTRY, "uid": uid, "devices": devices}), False)
+    ledger.complete(uid, PAYLOAD)
+
+
+def recorded(folder: Path, ledger: _native.Ledger) -> int:
+    """Bytes that one claim takes in the journal."""
+
+    def used() -> int:
+        journal = max((folder / "ledger").glob("journal-*"))
+        return len(journal.read_bytes().rstrip(b"\0"))
+
+    before = used()
+    prepare(ledger, "held-size")
+    return used() - before
+
+
+class Bare:
+    """The least that durability takes: append and fdatasync."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._bytes = b"x" * size
+
+    def append(self) -> None:
+        os.write(self._handle, self._bytes)
+        os.fdatasync(self._handle)
+
+
+class WholeFile:
+    """All claims as one JSON file: temporary file, fsync, rename, fsync of the directory."""
+
+    def __init__(self, folder: Path, claims: int) -> None:
+        self._folder = folder
+        self._value = {f"uid-{n}": {**ENTRY, "payload": PAYLOAD.decode()} for n in range(claims)}
+
+    def write(self) -> None:
+        temporary = self._folder / "checkpoint.tmp"
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.write(handle, msgspec.json.encode(self._value))
+        os.fsync(handle)
+        os.close(handle)
+        temporary.rename(self._folder / "checkpoint")
+        handle = os.open(self._folder, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+def quantile(values: list[float], q: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * q))]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
