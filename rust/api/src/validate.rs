@@ -1,7 +1,9 @@
 //! Whether an object of a user is one that the API server would take: fields, types, names and limits.
 //!
 //! The limits are those of Kubernetes 1.37 (k8s.io/api resource/v1 and its validation). CEL expressions are listed
-//! for the caller to compile: this crate knows no CEL.
+//! for the caller to compile: this crate knows no CEL. Stricter than the API server only where that takes what can
+//! never mean anything: names with two slashes, capacity requests that no device can have a name for, a constraint
+//! with two attributes of which the second is ignored.
 
 mod allocation;
 mod claim;
