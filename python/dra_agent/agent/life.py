@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from importlib import import_module
 from typing import Any, TypeVar
 
 import msgspec
@@ -144,7 +143,7 @@ class Agent:
             driver=config.driver_name,
             slices=hardware.slices,
             preparer=preparer,
-            allocate=import_module("dra_agent.allocator").allocate,
+            allocate=_allocate,
             validate=problems_of,
         )
         entries = [msgspec.to_builtins(entry) for entry in ledger.entries()]
@@ -206,6 +205,13 @@ class Agent:
                 return call()
 
         return await asyncio.get_running_loop().run_in_executor(worker, watched)
+
+
+def _allocate(**question: Any) -> dict[str, Any]:
+    from dra_agent import allocator
+
+    answer: dict[str, Any] = allocator.allocate(**question)
+    return answer
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

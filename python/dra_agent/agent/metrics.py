@@ -56,7 +56,10 @@ class Metrics:
             Histogram,
             PlatformCollector,
             ProcessCollector,
+            disable_created_metrics,
         )
+
+        disable_created_metrics()  # they double the series and say what the process's start time says
 
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
