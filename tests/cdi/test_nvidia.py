@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dra_agent.cdi.model import ContainerEdits
@@ -215,6 +216,15 @@ def test_nodes_alone_are_given_with_a_note(host: Host, cdi: Path) -> None:
     assert common == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"], "modeset is not on this host"
     assert edits.common.env == ("NVIDIA_VISIBLE_DEVICES=void",)
     assert "driver libraries are not injected" in edits.notes[0]
+
+
+def test_a_control_node_that_the_gpu_needs_must_be_there(host: Host, cdi: Path) -> None:
+    path = "/dev/nvidia-uvm"
+    device = msgspec.structs.replace(gpu(host), nodes=(DeviceNode(path, str(host.dev_path(path)), "control"),))
+    assert Recipes(host, directories=[cdi]).edits(device).notes
+    host.dev_path(path).unlink()
+    with pytest.raises(RetryableError, match="nvidia-uvm cannot be used"):
+        Recipes(host, directories=[cdi]).edits(device)
 
 
 def test_a_gpu_without_its_node_cannot_be_used_whichever_way_is_taken(host: Host, cdi: Path, tmp_path: Path) -> None:

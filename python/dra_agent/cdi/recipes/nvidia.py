@@ -23,6 +23,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.device import Device
 from dra_agent.inventory.device import DeviceNode as HostNode
 
+# Those that the inventory lists with a GPU must be there, the others of these come along where they are.
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 _LEGACY_HOOK_OFF = "NVIDIA_VISIBLE_DEVICES=void"
 """Keeps the toolkit's runtime hook of old from adding GPUs that the claim does not hold."""
@@ -54,6 +55,8 @@ class NvidiaGpu:
                 told, common = self._ctk.edits(uuid, version)
                 return DeviceEdits(own=_numbered(told, own), common=common)
         common = ContainerEdits(env=(_LEGACY_HOOK_OFF,))
+        control = [node for node in device.nodes if node.role == "control"]
+        common = common.merged(nodes.of_device(control, device=device.name))
         common = common.merged(nodes.shared(self._host, CONTROL_NODES, device=device.name))
         return DeviceEdits(own=own, common=common, notes=(_NO_LIBRARIES,))
 
