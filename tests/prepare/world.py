@@ -193,7 +193,7 @@ class World:
         self.hardware: dict[str, str] = {}
         self.partitions = Partitions(self.points, self.hardware)
         self.devices: dict[str, Device] = {}
-        (self.host.dev / "dri").mkdir(parents=True)
+        (self.host.dev / "dri").mkdir(parents=True, exist_ok=True)
         (self.host.dev / "kfd").touch()
         for index in range(gpus):
             paths = {f"/dev/dri/card{index}": "card", f"/dev/dri/renderD{128 + index}": "render", "/dev/kfd": "kfd"}
