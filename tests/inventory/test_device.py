@@ -4,7 +4,7 @@ import re
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_agent.inventory.api import Attribute, Capacity, Counter, CounterConsumption, RequestPolicy, Taint, semver
@@ -41,6 +41,7 @@ def test_text_without_a_version_is_refused(text: str) -> None:
         semver(text)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=90))
 def test_a_version_is_either_refused_or_one_that_the_api_takes(text: str) -> None:
     try:
@@ -68,6 +69,7 @@ def test_bytes_become_exact_quantities(amount: int, quantity: str) -> None:
     assert Capacity.of_bytes(amount).value == quantity
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=0, max_value=2**63 - 1))
 def test_a_quantity_of_bytes_loses_nothing(amount: int) -> None:
     digits, suffix = re.fullmatch(r"(\d+)(\D*)", Capacity.of_bytes(amount).value).groups()  # type: ignore[union-attr]

@@ -1,0 +1,117 @@
+"""Every simulated host, as the inventory sees it, held against the API's limits and the documented names."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_agent import _native, simulate
+from dra_agent.host import Host
+from dra_agent.inventory import Device, Inventory, take
+from dra_agent.inventory.rules import BUILT_IN
+from dra_agent.topology import scan
+
+DOCUMENTED = Path(__file__).resolve().parents[2] / "docs" / "attributes.md"
+
+EVERY_DEVICE = {
+    "type",
+    "vendor",
+    "vendorID",
+    "deviceID",
+    "driver",
+    "resource.kubernetes.io/pcieRoot",
+    "resource.kubernetes.io/pciBusID",
+}
+
+# type -> how many, from the profiles' descriptions.
+EXPECTED = {
+    "cpu-only": {"nic": 2},
+    "dgx-h100": {"gpu": 8, "nic": 10},
+    "vm-1gpu": {"gpu": 1},
+}
+
+
+@pytest.fixture(scope="module", params=simulate.profiles())
+def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Host]]:
+    yield request.param, simulate.build(request.param, tmp_path_factory.mktemp("host") / "root")
+
+
+@pytest.fixture(scope="module")
+def inventory(host: tuple[str, Host]) -> Inventory:
+    return take(host[1], scan(host[1]))
+
+
+def problems_of(devices: list[Device]) -> list[object]:
+    """What the API server would say to slices with these devices."""
+    found: list[object] = []
+    for start in range(0, len(devices), 64):
+        document = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": "node-gpu"},
+            "spec": {
+                "driver": "dra-agent.internal",
+                "nodeName": "node",
+                "pool": {"name": "node/gpu", "generation": 1, "resourceSliceCount": 1},
+                "devices": [device.to_api() for device in devices[start : start + 64]],
+            },
+        }
+        found += json.loads(_native.validate_object(json.dumps(document).encode()))
+    return found
+
+
+def test_every_device_is_one_that_the_api_takes(inventory: Inventory) -> None:
+    assert problems_of(list(inventory.devices)) == []
+    names = [device.name for device in inventory.devices]
+    assert len(set(names)) == len(names)
+
+
+def test_the_check_itself_finds_what_is_wrong() -> None:
+    document = Device("gpu-1", "gpu", "amd", "0000:01:00.0", {}).to_api()
+    assert problems_of([Device("gpu-1", "gpu", "amd", "0000:01:00.0", {})]) == []
+    assert problems_of([Device("gpu-1", "gpu", "amd", "0000:01:00.0", {})] * 2) != []
+    assert document == {"name": "gpu-1"}
+
+
+def test_attributes_are_documented_and_never_made_up(inventory: Inventory) -> None:
+    text = DOCUMENTED.read_text()
+    for device in inventory.devices:
+        assert set(device.attributes) >= EVERY_DEVICE
+        for name, attribute in device.attributes.items():
+            assert f"`{name}`" in text, name
+            assert name in BUILT_IN or name.startswith("resource.kubernetes.io/"), name
+            assert attribute.value not in (-1, "", "unknown", "N/A"), name
+        for name in device.capacity:
+            assert f"capacity `{name}`" in text.replace("the\ncapacity", "capacity"), name
+            assert name in BUILT_IN, name
+
+
+def test_devices_are_those_of_the_machine(host: tuple[str, Host], inventory: Inventory) -> None:
+    profile = host[0]
+    assert inventory.problems == ()
+    counts: dict[str, int] = {}
+    for device in inventory.devices:
+        counts[device.family] = counts.get(device.family, 0) + 1
+    if profile in EXPECTED:
+        assert {family: counts.get(family, 0) for family in EXPECTED[profile]} == EXPECTED[profile]
+    if profile != "cpu-only":
+        assert set(counts) & {"gpu", "fpga", "accelerator"}
+    for device in inventory.family("gpu"):
+        assert device.capacity.get("memory") is not None
+        assert re.fullmatch(r"[1-9]\d*(Ki|Mi|Gi|Ti)?", device.capacity["memory"].value)
+
+
+def test_what_a_container_needs_exists(inventory: Inventory) -> None:
+    for device in inventory.devices:
+        for node in device.nodes:
+            assert Path(node.host_path).exists(), f"{device.name}: {node.path}"
+        if device.family in ("gpu", "accelerator"):
+            assert device.nodes, device.name
+
+
+def test_taking_it_again_gives_the_same(host: tuple[str, Host], inventory: Inventory) -> None:
+    assert take(host[1], scan(host[1])) == inventory

@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dra_agent import simulate
+from dra_agent.host import Host
+from dra_agent.inventory import Collector, Inventory, InventorySettings, Watch
+from dra_agent.inventory.nvidia.facts import has_tensor_cores
+from dra_agent.inventory.nvidia.worker import MOST_STUCK
+from dra_agent.simulate import change, nvml
+from dra_agent.topology import scan
+
+TIMEOUT = 0.3
+GPUS = [f"gpu-0000-{bus:02x}-00-0" for bus in (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)]
+LOST, UNKNOWN_ERROR, NO_PERMISSION = 15, 999, 4
+
+
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """One for all tests: building it takes longer than they do, and each leaves it as it was."""
+    return simulate.build("dgx-h100", tmp_path_factory.mktemp("host") / "dgx")
+
+
+@pytest.fixture
+def collector(dgx: Host) -> Iterator[Collector]:
+    made = Collector(dgx, InventorySettings(nvml_timeout=TIMEOUT))
+    yield made
+    change.clear(dgx.sysfs.parent)
+    made.close()
+
+
+def take(collector: Collector, host: Host) -> Inventory:
+    return collector.take(scan(host))
+
+
+def health(inventory: Inventory) -> dict[str, str]:
+    return {device.name: device.health for device in inventory.family("gpu") if device.health != "healthy"}
+
+
+def test_a_dgx_has_eight_equal_gpus(dgx: Host, collector: Collector) -> None:
+    inventory = take(collector, dgx)
+    assert inventory.problems == ()
+    assert [device.name for device in inventory.family("gpu")] == GPUS
+    first = inventory.family("gpu")[0]
+    api = first.to_api()
+    uuid = api["attributes"].pop("uuid")["string"]
+    assert uuid.startswith("GPU-")
+    assert "fabricDomain" not in api["attributes"], "its NVSwitches connect these eight and no other host"
+    assert api == {
+        "name": "gpu-0000-1b-00-0",
+        "attributes": {
+            "type": {"string": "gpu"},
+            "vendor": {"string": "nvidia"},
+            "vendorID": {"string": "0x10de"},
+            "deviceID": {"string": "0x2330"},
+            "productName": {"string": "NVIDIA H100 80GB HBM3"},
+            "driver": {"string": "nvidia"},
+            "pcieSwitch": {"string": "0000:16:00.0"},
+            "pcieGeneration": {"int": 5},
+            "pcieWidth": {"int": 16},
+            "iommuGroup": api["attributes"]["iommuGroup"],
+            "resource.kubernetes.io/pcieRoot": {"string": "pci0000:15"},
+            "resource.kubernetes.io/pciBusID": {"string": "0000:1b:00.0"},
+            "resource.kubernetes.io/numaNode": {"int": 0},
+            "brand": {"string": "Nvidia"},
+            "architecture": {"string": "Hopper"},
+            "cudaComputeCapability": {"version": "9.0.0"},
+            "tensorCores": {"bool": True},
+            "driverVersion": {"version": "570.124.6"},
+            "cudaDriverVersion": {"version": "12.8.0"},
+        },
+        "capacity": {"memory": {"value": "81559Mi"}, "multiprocessors": {"value": "132"}},
+    }
+    paths = {node.path for node in first.nodes if node.role == "gpu"}
+    assert paths == {"/dev/nvidia0"}
+    assert all(Path(node.host_path).exists() for device in inventory.devices for node in device.nodes)
+    assert len({device.attributes["uuid"].value for device in inventory.family("gpu")}) == 8
+
+
+def test_a_gpu_whose_calls_hang_keeps_its_attributes_and_harms_no_other(dgx: Host, collector: Collector) -> None:
+    before = take(collector, dgx)
+    root = dgx.sysfs.parent
+    change.hang(root, None, before.family("gpu")[3].identity["uuid"])
+    started = time.monotonic()
+    hung = take(collector, dgx)
+    assert time.monotonic() - started < 10 * TIMEOUT
+    assert health(hung) == {GPUS[3]: "unmonitored"}
+    (problem,) = hung.problems
+    assert problem.where == GPUS[3]
+    assert f"did not answer within {TIMEOUT} s" in problem.what
+    assert [device.to_api() for device in hung.devices] == [device.to_api() for device in before.devices]
+    # The stuck call is not made again, so this waits for nothing.
+    started = time.monotonic()
+    assert health(take(collector, dgx)) == {GPUS[3]: "unmonitored"}
+    assert time.monotonic() - started < TIMEOUT
+    change.clear(root)
+    wait_for(lambda: health(take(collector, dgx)) == {})
+
+
+def test_a_library_that_hangs_from_the_start_leaves_what_the_kernel_shows(dgx: Host, collector: Collector) -> None:
+    root = dgx.sysfs.parent
+    change.hang(root, None)
+    started = time.monotonic()
+    inventory = take(collector, dgx)
+    assert time.monotonic() - started < 12 * TIMEOUT
+    assert health(inventory) == dict.fromkeys(GPUS, "unmonitored")
+    assert len(inventory.family("nic")) == 10
+    gpu = inventory.family("gpu")[0]
+    assert gpu.attributes["uuid"].value == gpu.identity["uuid"]
+    assert gpu.attributes["productName"].value == "NVIDIA H100 80GB HBM3"
+    assert gpu.attributes["driverVersion"].value == "570.124.6"
+    assert gpu.capacity == {}
+    assert {node.role for node in gpu.nodes} == {"gpu", "control"}
+    for _ in range(20):
+        take(collector, dgx)
+    assert sum(thread.name == "NVML" for thread in threading.enumerate()) <= MOST_STUCK
+    change.clear(root)
+    wait_for(lambda: health(take(collector, dgx)) == {})
+    assert take(collector, dgx).family("gpu")[0].capacity["memory"].value == "81559Mi"
+
+
+def test_all_gpus_hanging_later_costs_two_deadlines_and_never_more_threads(dgx: Host, collector: Collector) -> None:
+    before = take(collector, dgx)
+    change.hang(dgx.sysfs.parent, None)
+    started = time.monotonic()
+    inventory = take(collector, dgx)
+    assert time.monotonic() - started < 8 * TIMEOUT
+    assert health(inventory) == dict.fromkeys(GPUS, "unmonitored")
+    assert [device.to_api() for device in inventory.devices] == [device.to_api() for device in before.devices]
+    for _ in range(6):
+        take(collector, dgx)
+    assert sum(thread.name == "NVML" for thread in threading.enumerate()) <= MOST_STUCK
+    change.clear(dgx.sysfs.parent)
+    wait_for(lambda: health(take(collector, dgx)) == {})
+
+
+def test_a_lost_gpu_is_tainted_and_comes_back(dgx: Host, collector: Collector) -> None:
+    before = take(collector, dgx)
+    root = dgx.sysfs.parent
+    change.fail(root, None, LOST, before.family("gpu")[5].identity["uuid"])
+    inventory = take(collector, dgx)
+    assert health(inventory) == {GPUS[5]: "unhealthy"}
+    lost = inventory.device(GPUS[5])
+    assert lost is not None
+    assert lost.to_api()["taints"] == [{"key": "dra-agent.internal/unhealthy", "effect": "NoSchedule"}]
+    assert lost.attributes == before.family("gpu")[5].attributes
+    (problem,) = inventory.problems
+    assert "lost" in problem.what
+    assert problem.todo
+    change.clear(root)
+    assert health(take(collector, dgx)) == {}
+
+
+def test_one_failing_call_costs_one_fact(dgx: Host, collector: Collector) -> None:
+    change.fail(dgx.sysfs.parent, "nvmlDeviceGetBrand", UNKNOWN_ERROR)
+    inventory = take(collector, dgx)
+    assert health(inventory) == {}
+    assert {"brand" in device.attributes for device in inventory.family("gpu")} == {False}
+    assert {"architecture" in device.attributes for device in inventory.family("gpu")} == {True}
+    assert [problem.where for problem in inventory.problems] == [
+        device.pci_address for device in inventory.family("gpu")
+    ]
+    assert "nvmlDeviceGetBrand" in inventory.problems[0].what
+
+
+def test_missing_permission_says_what_to_do(dgx: Host, collector: Collector) -> None:
+    change.fail(dgx.sysfs.parent, "nvmlInit", NO_PERMISSION)
+    inventory = take(collector, dgx)
+    assert health(inventory) == dict.fromkeys(GPUS, "unmonitored")
+    (problem,) = inventory.problems
+    assert problem.where == "NVML"
+    assert "as root" in str(problem)
+
+
+def test_a_driver_that_is_not_loaded_says_so_and_recovers(dgx: Host, collector: Collector) -> None:
+    folder = dgx.sysfs.parent / "lib"
+    state = nvml.read(folder)
+    nvml.write(folder, msgspec.structs.replace(state, driver=None))
+    (problem,) = take(collector, dgx).problems
+    assert "modprobe nvidia" in str(problem)
+    nvml.write(folder, state)
+    assert health(take(collector, dgx)) == {}
+
+
+@pytest.mark.parametrize("content", [None, b"no library"])
+def test_a_library_that_is_missing_or_damaged_is_one_problem(dgx: Host, content: bytes | None) -> None:
+    path = dgx.sysfs.parent / "lib" / "other.so"
+    if content is not None:
+        path.write_bytes(content)
+    collector = Collector(Host(dgx.sysfs, dgx.dev, dgx.proc, path))
+    inventory = take(collector, dgx)
+    assert len(inventory.family("gpu")) == 8
+    (problem,) = inventory.problems
+    assert str(path) in problem.what
+    assert problem.todo
+    collector.close()
+
+
+def test_an_unplugged_gpu_goes_and_a_replugged_one_comes_back(dgx: Host, collector: Collector) -> None:
+    root = dgx.sysfs.parent
+    watch = Watch(collector, scan(dgx))
+    assert not watch.refresh(scan(dgx))
+    address = change.unplug(root, "0000:61:00.0")
+    seen = watch.refresh(scan(dgx))
+    assert seen.removed == (GPUS[3],)
+    assert (seen.added, seen.changed, seen.health) == ((), (), ())
+    assert watch.lookup("n/gpu", GPUS[3]) is None
+    change.replug(root, address)
+    seen = watch.refresh(scan(dgx))
+    assert seen.added == (GPUS[3],)
+    assert (seen.removed, seen.changed, seen.health) == ((), (), ())
+    device = watch.lookup("n/gpu", GPUS[3])
+    assert device is not None
+    assert device.health == "healthy"
+    assert device.capacity["memory"].value == "81559Mi"
+    watch.close()
+
+
+def test_a_gpu_plugged_in_after_the_start_is_found(dgx: Host, collector: Collector) -> None:
+    root = dgx.sysfs.parent
+    address = change.unplug(root, "0000:df:00.0")
+    assert len(take(collector, dgx).family("gpu")) == 7
+    change.replug(root, address)
+    inventory = take(collector, dgx)
+    assert len(inventory.family("gpu")) == 8
+    assert health(inventory) == {}
+
+
+def test_two_simulated_hosts_in_one_process_are_two_libraries(dgx: Host, collector: Collector, tmp_path: Path) -> None:
+    # The same files, but a library and a state of its own.
+    shutil.copytree(dgx.sysfs.parent / "lib", tmp_path / "lib")
+    change.fail(dgx.sysfs.parent, None, LOST)
+    other = Collector(Host(dgx.sysfs, dgx.dev, dgx.proc, tmp_path / "lib" / nvml.LIBRARY))
+    assert len(health(take(collector, dgx))) == 8
+    assert len(health(take(other, dgx))) == 0
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("capability", "device_id", "expected"),
+    [
+        ((6, 1), "0x1b06", False),
+        ((7, 0), "0x1db6", True),
+        ((7, 5), "0x1eb8", True),
+        ((7, 5), "0x1f82", False),
+        ((7, 5), "0x2184", False),
+        ((9, 0), "0x2330", True),
+    ],
+)
+def test_tensor_cores(capability: tuple[int, int], device_id: str, expected: bool) -> None:
+    assert has_tensor_cores(capability, device_id) is expected
+
+
+def wait_for(condition: object) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
