@@ -1,1 +1,97 @@
-"""What-if questions about claims: `allocate` answers as kube-scheduler would, on the API's own JSON objects."""
+"""What-if questions about claims: `allocate` answers as kube-scheduler would, on the API's own JSON objects.
+
+It changes nothing: writing an allocation down, and keeping it, is the caller's business.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, TypedDict, cast
+
+import msgspec
+
+from dra_agent.errors import PermanentError
+
+Object = Mapping[str, Any]
+"""An object of the Kubernetes API, as JSON has it."""
+
+
+class Allocation(TypedDict):
+    """The answer: an AllocationResult for each claim, or none for any."""
+
+    allocated: bool
+    results: list[dict[str, Any]]
+    """In the order of the claims; empty where they are not allocated."""
+    error: str | None
+    """Why there is no answer; None where the claims simply do not fit."""
+
+
+def question(
+    *,
+    node: str | Object,
+    classes: Iterable[Object],
+    slices: Iterable[Object],
+    claims: Iterable[Object],
+    allocated: Iterable[Object] = (),
+    deadline: float = 10.0,
+    share_id_seed: int | None = None,
+) -> bytes:
+    """Write a question down as the extension reads it."""
+    seed = int.from_bytes(os.urandom(8), "big") if share_id_seed is None else share_id_seed
+    return msgspec.json.encode(
+        {
+            "node": node,
+            "classes": list(classes),
+            "slices": list(slices),
+            "claims": list(claims),
+            "allocated": list(allocated),
+            "deadline_ms": int(deadline * 1000),
+            "share_id_seed": seed,
+        }
+    )
+
+
+def allocate(
+    *,
+    node: str | Object,
+    classes: Iterable[Object],
+    slices: Iterable[Object],
+    claims: Iterable[Object],
+    allocated: Iterable[Object] = (),
+    deadline: float = 10.0,
+    share_id_seed: int | None = None,
+) -> Allocation:
+    """Find the devices that kube-scheduler would give `claims`, all together, on `node`.
+
+    Arguments:
+        node: The node's name, or the Node object where its labels matter.
+        classes: The DeviceClasses.
+        slices: The ResourceSlices; those of other nodes may be among them.
+        claims: The ResourceClaims to allocate. One that is allocated already keeps what it has.
+        allocated: Other ResourceClaims; those that are allocated hold their devices.
+        deadline: Seconds after which the search gives up with an error, as kube-scheduler does.
+        share_id_seed: Makes the share IDs of shared devices repeatable; random when left out.
+
+    Raises:
+        PermanentError: An object is not one of resource.k8s.io/v1.
+
+    """
+    from dra_agent import _native
+
+    asked = question(
+        node=node,
+        classes=classes,
+        slices=slices,
+        claims=claims,
+        allocated=allocated,
+        deadline=deadline,
+        share_id_seed=share_id_seed,
+    )
+    try:
+        answer = _native.allocate(asked)
+    except ValueError as error:
+        raise PermanentError(
+            f"an object cannot be read: {error}", todo="check it with `kubectl apply --dry-run=server`"
+        ) from None
+    return cast("Allocation", msgspec.json.decode(answer))

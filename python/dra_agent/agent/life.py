@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from importlib import import_module
 from typing import Any, TypeVar
 
 import msgspec
@@ -209,7 +208,9 @@ class Agent:
 
 
 def _allocate(**question: Any) -> dict[str, Any]:
-    answer: dict[str, Any] = import_module("dra_agent.allocator").allocate(**question)
+    from dra_agent import allocator
+
+    answer: dict[str, Any] = allocator.allocate(**question)
     return answer
 
 

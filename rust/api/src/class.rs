@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::meta::ObjectMeta;
-use crate::object::object;
+use crate::shape::object;
 
 object! {
     DeviceClass {

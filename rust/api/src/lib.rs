@@ -8,11 +8,9 @@ mod class;
 mod device;
 mod meta;
 mod node;
-mod object;
 mod quantity;
 mod shape;
 mod slice;
-mod spelling;
 pub mod validate;
 mod version;
 

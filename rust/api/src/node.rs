@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::meta::ObjectMeta;
-use crate::object::object;
+use crate::shape::object;
 
 object! {
     Node {

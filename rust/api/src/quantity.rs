@@ -106,6 +106,18 @@ impl Quantity {
         self.amount = self.amount.add(&other.amount.negated());
     }
 
+    /// Whether both are the same number held and written in the same way: what Go's `==` tells of two quantities.
+    /// Two big decimals never are.
+    pub fn is_identical(&self, other: &Self) -> bool {
+        let kept = |quantity: &Self| match &quantity.text {
+            Some(text) if text.canonical => text.given.clone(),
+            _ => String::new(),
+        };
+        self.format == other.format
+            && self.amount.is_identical(&other.amount)
+            && kept(self) == kept(other)
+    }
+
     /// What was read, or the canonical form where the value was computed.
     pub fn as_given(&self) -> String {
         match &self.text {

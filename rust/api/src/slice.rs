@@ -6,8 +6,7 @@ use serde_json::Value;
 use crate::device::{CounterSet, Device};
 use crate::meta::ObjectMeta;
 use crate::node::NodeSelector;
-use crate::object::object;
-use crate::shape::{Check, FieldError, Shape, check_members, null_as_default};
+use crate::shape::{Check, FieldError, Shape, check_members, null_as_default, object};
 
 object! {
     ResourceSlice {

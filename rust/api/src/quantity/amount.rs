@@ -76,6 +76,17 @@ impl Amount {
         if left != right || left == Ordering::Equal {
             return left.cmp(&right);
         }
+        if let (Self::Small { value: a, scale: p }, Self::Small { value: b, scale: q }) =
+            (self, other)
+        {
+            let scale = *p.min(q);
+            if let (Some(a), Some(b)) = (
+                scale_up(*a, p.saturating_sub(scale)),
+                scale_up(*b, q.saturating_sub(scale)),
+            ) {
+                return a.cmp(&b);
+            }
+        }
         // Numbers that are far apart are told apart by their digits, so that no power of ten of an absurd
         // exponent is ever computed.
         let by_size = self.digits().cmp(&other.digits());
@@ -88,6 +99,16 @@ impl Amount {
         }
         let scale = self.scale().min(other.scale());
         self.units(scale).cmp(&other.units(scale))
+    }
+
+    /// Whether both are small, with the same digits and the same scale.
+    pub(super) fn is_identical(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Small { value: a, scale: p }, Self::Small { value: b, scale: q }) => {
+                (a, p) == (b, q)
+            }
+            _ => false,
+        }
     }
 
     /// How many digits stand left of the decimal point (zero or negative for fractions).

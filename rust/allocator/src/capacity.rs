@@ -1,0 +1,275 @@
+//! Consumable capacity: how much of a device a request consumes, and whether that much is left.
+//!
+//! The arithmetic is int64's, wrapping where Kubernetes' wraps, so that both come to the same amount.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use dra_api::{
+    CapacityRequestPolicy, CapacityRequestPolicyRange, CapacityRequirements, Device,
+    DeviceCapacity, Quantity,
+};
+
+use crate::in_use::Capacities;
+
+/// Why a device's capacity cannot serve a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Shortfall {
+    /// The device has no capacity of this name.
+    Missing { name: String },
+    /// The amount that would be consumed is not one that the device offers.
+    Policy { name: String, amount: Quantity },
+    /// Not so much is left.
+    Exceeded {
+        name: String,
+        needed: Quantity,
+        free: Quantity,
+    },
+}
+
+/// What a request would consume of a device, by capacity. An error ends the whole allocation.
+pub(crate) fn consumed(
+    request: Option<&CapacityRequirements>,
+    device: &Device,
+) -> Result<Capacities, String> {
+    let mut consumed = Capacities::new();
+    for (name, capacity) in &device.capacity {
+        let requested = request.and_then(|request| request.requests.get(name));
+        let amount =
+            amount(requested, capacity).map_err(|what| format!("capacity {name}: {what}"))?;
+        consumed.insert(name.clone(), amount);
+    }
+    Ok(consumed)
+}
+
+/// Compares what would be consumed with what is left after `used`, the shares of others, and `taken`, those of this
+/// allocation.
+pub(crate) fn shortfall(
+    request: Option<&CapacityRequirements>,
+    device: &Device,
+    used: Option<&Capacities>,
+    taken: Option<&Capacities>,
+) -> Result<Option<Shortfall>, String> {
+    let missing = request.and_then(|request| {
+        request
+            .requests
+            .keys()
+            .find(|name| !device.capacity.contains_key(*name))
+    });
+    if let Some(name) = missing {
+        return Ok(Some(Shortfall::Missing { name: name.clone() }));
+    }
+    // All amounts first: an amount that cannot be computed is an error even where another capacity does not suffice.
+    let consumed = consumed(request, device)?;
+    if let Some((name, amount)) = consumed
+        .iter()
+        .find(|(_, amount)| amount.sign() == Ordering::Less)
+    {
+        return Err(format!("capacity {name}: {amount} is negative"));
+    }
+    for (name, needed) in consumed {
+        let Some(capacity) = device.capacity.get(&name) else {
+            continue;
+        };
+        if violates(&needed, capacity.request_policy.as_ref())
+            .map_err(|what| format!("capacity {name}: {what}"))?
+        {
+            return Ok(Some(Shortfall::Policy {
+                name,
+                amount: needed,
+            }));
+        }
+        let mut sum = needed.clone();
+        for others in [used, taken].into_iter().flatten() {
+            if let Some(amount) = others.get(&name) {
+                sum.add(amount);
+            }
+        }
+        if sum > capacity.value {
+            let mut free = capacity.value.clone();
+            sum.sub(&needed);
+            free.sub(&sum);
+            return Ok(Some(Shortfall::Exceeded { name, needed, free }));
+        }
+    }
+    Ok(None)
+}
+
+/// The requested amount rounded up to one that the device offers. What is not requested is the default, else everything.
+fn amount(requested: Option<&Quantity>, capacity: &DeviceCapacity) -> Result<Quantity, String> {
+    let policy = capacity.request_policy.as_ref();
+    let Some(requested) = requested else {
+        let default = policy.and_then(|policy| policy.default.as_ref());
+        return Ok(default.unwrap_or(&capacity.value).clone());
+    };
+    let Some(policy) = policy else {
+        return Ok(requested.clone());
+    };
+    if let Some(range) = &policy.valid_range
+        && let Some(min) = &range.min
+    {
+        return round_up(requested, min, range);
+    }
+    let offered = policy.valid_values.iter().find(|offer| requested <= offer);
+    Ok(offered.unwrap_or(requested).clone())
+}
+
+/// The least `min + n × step` that is not below `requested`.
+fn round_up(
+    requested: &Quantity,
+    min: &Quantity,
+    range: &CapacityRequestPolicyRange,
+) -> Result<Quantity, String> {
+    if requested < min {
+        return Ok(min.clone());
+    }
+    let Some(step) = &range.step else {
+        return Ok(requested.clone());
+    };
+    let too_large = || format!("the requested amount {requested} is too large to be computed with");
+    if in_thousandths(range) {
+        let wanted = exact_milli(requested).ok_or_else(|| {
+            format!("the requested amount {requested} is not a whole number of thousandths")
+        })?;
+        let (least, pace) = (min.milli_value(), step.milli_value());
+        let steps = steps_up(wanted, least, pace)?;
+        if steps > i64::MAX.wrapping_sub(least).wrapping_div(pace) {
+            return Err(too_large());
+        }
+        let rounded = least.wrapping_add(pace.wrapping_mul(steps));
+        return Ok(if rounded % 1000 == 0 {
+            Quantity::new(rounded / 1000, step.format())
+        } else {
+            Quantity::from_milli(rounded, step.format())
+        });
+    }
+    if *requested > Quantity::new(i64::MAX, requested.format()) {
+        return Err(too_large());
+    }
+    let (least, pace) = (min.value(), step.value());
+    let steps = steps_up(requested.value(), least, pace)?;
+    if least >= 0 && steps > (i64::MAX - least).wrapping_div(pace) {
+        return Err(too_large());
+    }
+    Ok(Quantity::new(
+        least.wrapping_add(pace.wrapping_mul(steps)),
+        step.format(),
+    ))
+}
+
+/// How many steps of `pace` lead from `least` to `wanted` or beyond.
+fn steps_up(wanted: i64, least: i64, pace: i64) -> Result<i64, String> {
+    if pace == 0 {
+        return Err("the device's policy has a step of 0".to_owned());
+    }
+    let distance = wanted.wrapping_sub(least);
+    let steps = distance.wrapping_div(pace);
+    Ok(if distance.wrapping_rem(pace) == 0 {
+        steps
+    } else {
+        steps.wrapping_add(1)
+    })
+}
+
+/// Whether the device does not offer exactly this amount.
+fn violates(amount: &Quantity, policy: Option<&CapacityRequestPolicy>) -> Result<bool, String> {
+    let Some(policy) = policy else {
+        return Ok(false);
+    };
+    if policy
+        .default
+        .as_ref()
+        .is_some_and(|default| amount.is_identical(default))
+    {
+        return Ok(false);
+    }
+    if let Some(range) = &policy.valid_range {
+        return violates_range(amount, range);
+    }
+    Ok(!policy.valid_values.is_empty() && !policy.valid_values.contains(amount))
+}
+
+fn violates_range(amount: &Quantity, range: &CapacityRequestPolicyRange) -> Result<bool, String> {
+    if range.max.as_ref().is_some_and(|max| amount > max) {
+        return Ok(true);
+    }
+    let Some(step) = &range.step else {
+        return Ok(false);
+    };
+    let in_thousandths = in_thousandths(range);
+    let value = if in_thousandths {
+        let Some(value) = exact_milli(amount) else {
+            return Ok(true);
+        };
+        value
+    } else {
+        amount.value()
+    };
+    let Some(min) = &range.min else {
+        return Err("the device's policy has a step but no min".to_owned());
+    };
+    let (least, pace) = if in_thousandths {
+        (min.milli_value(), step.milli_value())
+    } else {
+        (min.value(), step.value())
+    };
+    if pace == 0 {
+        return Err("the device's policy has a step of 0".to_owned());
+    }
+    Ok(value.wrapping_sub(least).wrapping_rem(pace) != 0)
+}
+
+/// Thousandths are computed with where all of the range can be written so and the step is at least one of them.
+fn in_thousandths(range: &CapacityRequestPolicyRange) -> bool {
+    let writable = |quantity: &Option<Quantity>| {
+        quantity
+            .as_ref()
+            .is_none_or(|quantity| exact_milli(quantity).is_some())
+    };
+    writable(&range.min)
+        && writable(&range.max)
+        && range
+            .step
+            .as_ref()
+            .is_none_or(|step| exact_milli(step).is_some_and(|step| step >= 1))
+}
+
+fn exact_milli(quantity: &Quantity) -> Option<i64> {
+    let milli = quantity.milli_value();
+    (Quantity::from_milli(milli, quantity.format()) == *quantity).then_some(milli)
+}
+
+/// What this allocation takes of shared devices. A device is here as long as one of its shares is, even one that consumes
+/// nothing: that is how a further share knows that the device's counters are paid for.
+#[derive(Debug, Default)]
+pub(crate) struct Taken {
+    by_candidate: BTreeMap<usize, Capacities>,
+}
+
+impl Taken {
+    pub(crate) fn of(&self, candidate: usize) -> Option<&Capacities> {
+        self.by_candidate.get(&candidate)
+    }
+
+    /// Adds a share; true where the device had one already.
+    pub(crate) fn add(&mut self, candidate: usize, consumed: &Capacities) -> bool {
+        let had = self.by_candidate.contains_key(&candidate);
+        crate::in_use::add_capacities(self.by_candidate.entry(candidate).or_default(), consumed);
+        had
+    }
+
+    /// Takes a share out again; `had` is what `add` answered.
+    pub(crate) fn remove(&mut self, candidate: usize, consumed: &Capacities, had: bool) {
+        let Some(total) = self.by_candidate.get_mut(&candidate) else {
+            return;
+        };
+        for (name, amount) in consumed {
+            if let Some(sum) = total.get_mut(name) {
+                sum.sub(amount);
+            }
+        }
+        if !had {
+            self.by_candidate.remove(&candidate);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Constraints of a claim: the same attribute value on all of its devices, or a different one on each.
+
+use dra_api::{Device, DeviceAttribute, DeviceConstraint};
+
+use crate::in_use::DeviceId;
+use crate::request::Request;
+
+/// A constraint, and the devices it has accepted so far.
+#[derive(Debug)]
+pub(crate) struct Constraint<'a> {
+    pub(crate) spec: &'a DeviceConstraint,
+    pub(crate) attribute: &'a str,
+    pub(crate) distinct: bool,
+    accepted: Vec<&'a DeviceAttribute>,
+}
+
+impl<'a> Constraint<'a> {
+    /// None for a kind of constraint that is not known.
+    pub(crate) fn new(spec: &'a DeviceConstraint) -> Option<Self> {
+        let (attribute, distinct) = match (&spec.match_attribute, &spec.distinct_attribute) {
+            (Some(attribute), _) => (attribute, false),
+            (None, Some(attribute)) => (attribute, true),
+            (None, None) => return None,
+        };
+        Some(Self {
+            spec,
+            attribute,
+            distinct,
+            accepted: Vec::new(),
+        })
+    }
+
+    /// A constraint that names no request is about all of them.
+    pub(crate) fn applies_to(&self, request: &Request<'_>) -> bool {
+        self.spec.requests.is_empty() || request.is_named_in(&self.spec.requests)
+    }
+
+    /// Takes the device in where it goes with those taken in before.
+    pub(crate) fn add(
+        &mut self,
+        request: &Request<'_>,
+        device: &'a Device,
+        id: DeviceId<'_>,
+    ) -> bool {
+        if !self.applies_to(request) {
+            return true;
+        }
+        let Some(value) = look_up(device, id, self.attribute) else {
+            return false;
+        };
+        let fits = if self.distinct {
+            self.accepted.iter().all(|other| differ(value, other))
+        } else {
+            self.accepted.first().is_none_or(|first| same(value, first))
+        };
+        if fits {
+            self.accepted.push(value);
+        }
+        fits
+    }
+
+    /// Takes the newest device out again.
+    pub(crate) fn remove(&mut self, request: &Request<'_>) {
+        if self.applies_to(request) {
+            self.accepted.pop();
+        }
+    }
+}
+
+/// The attribute by its full name, or without the domain where that is the driver's.
+pub(crate) fn look_up<'a>(
+    device: &'a Device,
+    id: DeviceId<'_>,
+    name: &str,
+) -> Option<&'a DeviceAttribute> {
+    device.attributes.get(name).or_else(|| {
+        let (domain, short) = name.split_once('/')?;
+        if domain == id.driver {
+            device.attributes.get(short)
+        } else {
+            None
+        }
+    })
+}
+
+/// Lists and values of no known type equal nothing, not even themselves.
+pub(crate) fn same(value: &DeviceAttribute, other: &DeviceAttribute) -> bool {
+    if value.string.is_some() {
+        value.string == other.string
+    } else if value.int.is_some() {
+        value.int == other.int
+    } else if value.bool.is_some() {
+        value.bool == other.bool
+    } else {
+        value.version.is_some() && value.version == other.version
+    }
+}
+
+/// Values of different types differ; lists and values of no known type differ from nothing.
+fn differ(value: &DeviceAttribute, other: &DeviceAttribute) -> bool {
+    let known = value.string.is_some()
+        || value.int.is_some()
+        || value.bool.is_some()
+        || value.version.is_some();
+    known && !same(value, other)
+}

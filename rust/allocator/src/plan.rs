@@ -1,0 +1,306 @@
+//! What has to be allocated: every request checked, its class found, and "all devices" counted, before the search begins.
+
+use dra_api::{DeviceClass, DeviceRequest, Node, ResourceClaim};
+
+use crate::capacity;
+use crate::constraints::Constraint;
+use crate::error::Error;
+use crate::node::{device_reaches, leaves_nodes_to_devices};
+use crate::pools::{Candidate, Pool, PoolState, candidates};
+use crate::request::{Request, claim_name};
+use crate::selectors::{Selectors, Verdict};
+
+/// The API allows no more devices in the allocation of a claim.
+pub(crate) const MAX_DEVICES: i64 = 32;
+
+/// Classes by name, as the search asks for them.
+pub(crate) type Classes<'a> = std::collections::HashMap<&'a str, &'a DeviceClass>;
+
+/// A request or a subrequest that can be allocated.
+#[derive(Debug)]
+pub(crate) struct Task<'a> {
+    pub(crate) request: Request<'a>,
+    pub(crate) class: &'a DeviceClass,
+    /// How many devices; 0 and below ask for none.
+    pub(crate) count: i64,
+    /// The devices that make up "all".
+    pub(crate) all: Option<Vec<usize>>,
+    /// The number of this task, for what is remembered of it.
+    key: usize,
+}
+
+/// A request: one task, or alternatives of which the first that fits is taken.
+#[derive(Debug)]
+pub(crate) enum Choice<'a> {
+    One(Box<Task<'a>>),
+    First(Vec<Task<'a>>),
+}
+
+impl<'a> Choice<'a> {
+    pub(crate) fn task(&self, alternative: usize) -> Option<&Task<'a>> {
+        match self {
+            Self::One(task) => (alternative == 0).then_some(task),
+            Self::First(tasks) => tasks.get(alternative),
+        }
+    }
+}
+
+/// A claim that has to be allocated.
+#[derive(Debug)]
+pub(crate) struct PlannedClaim<'a> {
+    pub(crate) claim: &'a ResourceClaim,
+    pub(crate) choices: Vec<Choice<'a>>,
+}
+
+/// What of a device and a task does not change during a search.
+#[derive(Debug)]
+pub(crate) struct Match<'a> {
+    pub(crate) node: &'a Node,
+    pub(crate) pools: Vec<Pool<'a>>,
+    pub(crate) candidates: Vec<Candidate<'a>>,
+    pub(crate) selectors: Selectors<'a>,
+    known: Vec<Vec<Option<bool>>>,
+}
+
+impl<'a> Match<'a> {
+    pub(crate) fn new(node: &'a Node, pools: Vec<Pool<'a>>) -> Self {
+        Self {
+            node,
+            candidates: candidates(&pools),
+            pools,
+            selectors: Selectors::default(),
+            known: Vec::new(),
+        }
+    }
+
+    /// Whether the selectors of class and request hold, and the device can be used on the node; in this order, because a
+    /// selector that fails on a device of another node is an error too.
+    pub(crate) fn selects(
+        &mut self,
+        claim: &ResourceClaim,
+        task: &Task<'a>,
+        index: usize,
+    ) -> Result<bool, Error> {
+        if let Some(known) = self.known[task.key][index] {
+            return Ok(known);
+        }
+        let answer = self.judge(claim, task, index)?;
+        self.known[task.key][index] = Some(answer);
+        Ok(answer)
+    }
+
+    fn judge(
+        &mut self,
+        claim: &ResourceClaim,
+        task: &Task<'a>,
+        index: usize,
+    ) -> Result<bool, Error> {
+        let candidate = self.candidates[index];
+        let verdict = self
+            .selectors
+            .ask(&task.class.spec.selectors, index, &candidate)
+            .map_err(|failure| {
+                failure.of(format!("class {}", task.class.metadata.name), &candidate)
+            })?;
+        if verdict != Verdict::Matches {
+            return Ok(false);
+        }
+        let verdict = self
+            .selectors
+            .ask(task.request.selectors, index, &candidate)
+            .map_err(|failure| {
+                let owner = format!(
+                    "claim {}, request {}",
+                    claim_name(claim),
+                    task.request.name()
+                );
+                failure.of(owner, &candidate)
+            })?;
+        if verdict != Verdict::Matches {
+            return Ok(false);
+        }
+        if leaves_nodes_to_devices(candidate.slice) {
+            return device_reaches(candidate.slice, candidate.device, self.node);
+        }
+        Ok(true)
+    }
+
+    fn new_key(&mut self) -> usize {
+        self.known.push(vec![None; self.candidates.len()]);
+        self.known.len() - 1
+    }
+}
+
+/// Checks the claim and its requests in their order.
+pub(crate) fn plan_claim<'a>(
+    claim: &'a ResourceClaim,
+    classes: &Classes<'a>,
+    matching: &mut Match<'a>,
+) -> Result<PlannedClaim<'a>, Error> {
+    let mut choices = Vec::new();
+    let mut least = 0_i64;
+    for request in &claim.spec.devices.requests {
+        let choice = plan_request(claim, request, classes, matching)?;
+        let wanted = match &choice {
+            Choice::One(task) => task.count,
+            Choice::First(tasks) => tasks.iter().map(|task| task.count).min().unwrap_or(0),
+        };
+        if wanted > MAX_DEVICES.wrapping_sub(least) {
+            return Err(Error::request(
+                &claim_name(claim),
+                &request.name,
+                format!(
+                    "{wanted} devices and the {least} of the requests before it are more than the {MAX_DEVICES} that one claim may have"
+                ),
+            ));
+        }
+        least = least.wrapping_add(wanted);
+        choices.push(choice);
+    }
+    if least < 0 {
+        return Err(Error::request(
+            &claim_name(claim),
+            "(all)",
+            "a negative number of devices is asked for",
+        ));
+    }
+    for (index, spec) in claim.spec.devices.constraints.iter().enumerate() {
+        if Constraint::new(spec).is_none() {
+            return Err(Error::Constraint {
+                claim: claim_name(claim),
+                index,
+            });
+        }
+    }
+    Ok(PlannedClaim { claim, choices })
+}
+
+/// One request; alternatives are looked at where there are any.
+pub(crate) fn plan_request<'a>(
+    claim: &'a ResourceClaim,
+    request: &'a DeviceRequest,
+    classes: &Classes<'a>,
+    matching: &mut Match<'a>,
+) -> Result<Choice<'a>, Error> {
+    if !request.first_available.is_empty() {
+        let tasks = request
+            .first_available
+            .iter()
+            .map(|sub| plan_task(claim, Request::alternative(request, sub), classes, matching))
+            .collect::<Result<_, _>>()?;
+        return Ok(Choice::First(tasks));
+    }
+    let Some(exactly) = &request.exactly else {
+        return Err(Error::request(
+            &claim_name(claim),
+            &request.name,
+            "neither exactly nor firstAvailable is set",
+        ));
+    };
+    plan_task(claim, Request::exact(request, exactly), classes, matching)
+        .map(|task| Choice::One(Box::new(task)))
+}
+
+/// Finds the class and reads what is asked for; leaves "all" to `fill_all`.
+pub(crate) fn new_task<'a>(
+    claim: &ResourceClaim,
+    request: Request<'a>,
+    classes: &Classes<'a>,
+    matching: &mut Match<'a>,
+) -> Result<Task<'a>, Error> {
+    let fail = |what: String| Error::request(&claim_name(claim), &request.name(), what);
+    if request.derived_attributes {
+        return Err(fail(
+            "derivedAttributes need the feature gate DRADerivedAttributes, which is off".to_owned(),
+        ));
+    }
+    if let Some(index) = request
+        .selectors
+        .iter()
+        .position(|selector| selector.cel.is_none())
+    {
+        return Err(fail(format!(
+            "selector {index} has no CEL expression, and no other kind is known"
+        )));
+    }
+    if request.class.is_empty() {
+        return Err(fail("deviceClassName is missing".to_owned()));
+    }
+    let Some(class) = classes.get(request.class).copied() else {
+        return Err(Error::UnknownClass {
+            claim: claim_name(claim),
+            request: request.name(),
+            class: request.class.to_owned(),
+        });
+    };
+    // The API server replaces an empty mode, and a count of 0, before anyone sees them.
+    let (count, all) = match request.mode {
+        "" | dra_api::EXACT_COUNT => (if request.count == 0 { 1 } else { request.count }, None),
+        dra_api::ALL => (0, Some(Vec::new())),
+        mode => return Err(fail(format!("there is no allocationMode {mode:?}"))),
+    };
+    Ok(Task {
+        request,
+        class,
+        count,
+        all,
+        key: matching.new_key(),
+    })
+}
+
+fn plan_task<'a>(
+    claim: &ResourceClaim,
+    request: Request<'a>,
+    classes: &Classes<'a>,
+    matching: &mut Match<'a>,
+) -> Result<Task<'a>, Error> {
+    let mut task = new_task(claim, request, classes, matching)?;
+    if task.all.is_some() {
+        let all = all_devices(claim, &task, matching)?;
+        task.count = i64::try_from(all.len()).unwrap_or(i64::MAX);
+        task.all = Some(all);
+    }
+    Ok(task)
+}
+
+/// Every device that matches, whether it is free or not. It is an error if that cannot be known.
+fn all_devices<'a>(
+    claim: &ResourceClaim,
+    task: &Task<'a>,
+    matching: &mut Match<'a>,
+) -> Result<Vec<usize>, Error> {
+    let fail = |what: String| Error::request(&claim_name(claim), &task.request.name(), what);
+    let mut all = Vec::new();
+    let mut next = 0;
+    for pool in 0..matching.pools.len() {
+        let label = matching.pools[pool].label();
+        match &matching.pools[pool].state {
+            PoolState::Usable => {}
+            PoolState::Incomplete { found, wanted } => {
+                return Err(fail(format!(
+                    "all devices are asked for, but pool {label} is incomplete: {found} of {wanted} slices are published"
+                )));
+            }
+            PoolState::Invalid(reason) => {
+                return Err(fail(format!(
+                    "all devices are asked for, but pool {label} is not valid: {reason}"
+                )));
+            }
+        }
+        while next < matching.candidates.len() && matching.candidates[next].pool == pool {
+            let index = next;
+            next += 1;
+            if !matching.selects(claim, task, index)? {
+                continue;
+            }
+            let candidate = matching.candidates[index];
+            let shortfall =
+                capacity::shortfall(task.request.capacity, candidate.device, None, None)
+                    .map_err(|what| fail(format!("device {}: {what}", candidate.id())))?;
+            if shortfall.is_none() {
+                all.push(index);
+            }
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,153 @@
+//! What was found, as the API writes it: AllocationResults with devices, configuration and node selector.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dra_api::{
+    AllocationResult, DeviceAllocationResult, DeviceRequestAllocationResult, DeviceToleration,
+    NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Quantity,
+};
+
+use crate::config;
+use crate::error::Error;
+use crate::node::leaves_nodes_to_devices;
+use crate::plan::{Match, PlannedClaim, Task};
+use crate::request::claim_name;
+use crate::search::Chosen;
+
+/// The allocation of one claim. `alternatives` tells for each request which of its tasks was taken.
+pub(crate) fn allocation(
+    planned: &PlannedClaim<'_>,
+    devices: &[Chosen],
+    alternatives: &[usize],
+    matching: &Match<'_>,
+) -> Result<AllocationResult, Error> {
+    let chosen: Vec<&Task<'_>> = planned
+        .choices
+        .iter()
+        .zip(alternatives)
+        .filter_map(|(choice, alternative)| choice.task(*alternative))
+        .collect();
+    let results = devices
+        .iter()
+        .map(|device| result(planned, device, matching))
+        .collect();
+    Ok(AllocationResult {
+        devices: DeviceAllocationResult {
+            results,
+            config: config::collect(planned, &chosen),
+        },
+        node_selector: node_selector(planned, devices, matching)?,
+        allocation_timestamp: None,
+    })
+}
+
+fn result(
+    planned: &PlannedClaim<'_>,
+    chosen: &Chosen,
+    matching: &Match<'_>,
+) -> DeviceRequestAllocationResult {
+    let candidate = matching.candidates[chosen.candidate];
+    let id = candidate.id();
+    let task = planned.choices[chosen.choice].task(chosen.alternative);
+    let (request, tolerations, admin_access) = match task {
+        Some(task) => (
+            task.request.name(),
+            task.request.tolerations.iter().map(with_operator).collect(),
+            task.request.admin_access,
+        ),
+        None => Default::default(),
+    };
+    DeviceRequestAllocationResult {
+        request,
+        driver: id.driver.to_owned(),
+        pool: id.pool.to_owned(),
+        device: id.device.to_owned(),
+        admin_access: admin_access.then_some(true),
+        tolerations,
+        binding_conditions: candidate.device.binding_conditions.clone(),
+        binding_failure_conditions: candidate.device.binding_failure_conditions.clone(),
+        share_id: chosen.share_id.clone(),
+        consumed_capacity: chosen
+            .consumed
+            .iter()
+            .map(|(name, amount)| (name.clone(), canonical(amount)))
+            .collect::<BTreeMap<_, _>>(),
+        skip_node_operations: Vec::new(),
+    }
+}
+
+/// The API server fills in the operator that was left out.
+fn with_operator(toleration: &DeviceToleration) -> DeviceToleration {
+    let mut toleration = toleration.clone();
+    if toleration.operator.is_empty() {
+        toleration.operator = "Equal".to_owned();
+    }
+    toleration
+}
+
+/// The amount as Kubernetes writes it, not as someone once gave it.
+fn canonical(amount: &Quantity) -> Quantity {
+    Quantity::parse(&amount.to_string()).unwrap_or_else(|_| amount.clone())
+}
+
+/// Where the allocated devices can be used. One local device ties the claim to the node; otherwise every requirement of
+/// the devices' selectors must hold.
+fn node_selector(
+    planned: &PlannedClaim<'_>,
+    devices: &[Chosen],
+    matching: &Match<'_>,
+) -> Result<Option<NodeSelector>, Error> {
+    let mut term = NodeSelectorTerm::default();
+    for chosen in devices {
+        let candidate = matching.candidates[chosen.candidate];
+        let (slice, device) = (candidate.slice, candidate.device);
+        let (name, selector) = if leaves_nodes_to_devices(slice) {
+            (&device.node_name, &device.node_selector)
+        } else {
+            (&slice.spec.node_name, &slice.spec.node_selector)
+        };
+        if name.is_some() || device.binds_to_node.unwrap_or(false) {
+            return Ok(Some(NodeSelector::of_node(&matching.node.metadata.name)));
+        }
+        match selector
+            .as_ref()
+            .map(|selector| selector.node_selector_terms.as_slice())
+        {
+            None | Some([]) => {}
+            Some([only]) => {
+                add_new(&mut term.match_fields, &only.match_fields);
+                add_new(&mut term.match_expressions, &only.match_expressions);
+            }
+            Some(terms) => {
+                return Err(Error::NodeSelector {
+                    place: format!(
+                        "claim {}, device {}",
+                        claim_name(planned.claim),
+                        candidate.id()
+                    ),
+                    what: format!("it has {} terms, one is allowed", terms.len()),
+                });
+            }
+        }
+    }
+    let empty = term.match_fields.is_empty() && term.match_expressions.is_empty();
+    Ok((!empty).then(|| NodeSelector {
+        node_selector_terms: vec![term],
+    }))
+}
+
+fn add_new(known: &mut Vec<NodeSelectorRequirement>, more: &[NodeSelectorRequirement]) {
+    for requirement in more {
+        if !known.iter().any(|other| same(other, requirement)) {
+            known.push(requirement.clone());
+        }
+    }
+}
+
+/// Values are a set: their order and repetitions mean nothing.
+fn same(one: &NodeSelectorRequirement, other: &NodeSelectorRequirement) -> bool {
+    let values = |requirement: &NodeSelectorRequirement| -> BTreeSet<String> {
+        requirement.values.iter().cloned().collect()
+    };
+    one.key == other.key && one.operator == other.operator && values(one) == values(other)
+}

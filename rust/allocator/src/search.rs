@@ -1,0 +1,426 @@
+//! The search: first fit in the order of pools, slices and devices, with backtracking over every combination.
+//!
+//! Devices of one request are only ever tried in ascending order, so that no set of them is tried twice. The order of the
+//! checks is Kubernetes', because an error ends the search where it is met.
+
+use std::time::Instant;
+
+use crate::capacity::{self, Taken};
+use crate::constraints::Constraint;
+use crate::counters::Counters;
+use crate::error::Error;
+use crate::in_use::{Capacities, InUse, Use};
+use crate::plan::{MAX_DEVICES, Match, PlannedClaim, Task};
+use crate::question::Limits;
+use crate::request::claim_name;
+use crate::share_id::ShareIds;
+use crate::taints;
+
+/// A device that was chosen for a request.
+#[derive(Debug, Clone)]
+pub(crate) struct Chosen {
+    pub(crate) choice: usize,
+    pub(crate) alternative: usize,
+    pub(crate) candidate: usize,
+    pub(crate) share_id: Option<String>,
+    pub(crate) consumed: Capacities,
+}
+
+/// A complete allocation: the devices of each claim, and the alternative that each request took.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) devices: Vec<Vec<Chosen>>,
+    pub(crate) alternatives: Vec<Vec<usize>>,
+}
+
+/// Where the search stands.
+#[derive(Debug, Clone, Copy, Default)]
+struct Place {
+    claim: usize,
+    choice: usize,
+    alternative: usize,
+    /// How many devices the task has so far.
+    device: i64,
+}
+
+/// Why a branch of the search ends at once.
+#[derive(Debug)]
+enum Halt {
+    /// The claim would get more devices than one may have: nothing below the requests before it can help.
+    TooManyDevices {
+        claim: usize,
+    },
+    Fatal(Error),
+}
+
+impl From<Error> for Halt {
+    fn from(error: Error) -> Self {
+        Self::Fatal(error)
+    }
+}
+
+/// What has to be undone when a device is given back.
+#[derive(Debug)]
+struct Undo {
+    counters: bool,
+    constraints: usize,
+    marked: bool,
+    /// Whether the device had another share; none where no share was taken.
+    share: Option<bool>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Search<'s, 'a> {
+    matching: &'s mut Match<'a>,
+    claims: &'s [PlannedClaim<'a>],
+    in_use: &'s InUse<'a>,
+    constraints: Vec<Vec<Constraint<'a>>>,
+    /// By pool; filled when first needed.
+    counters: Vec<Option<Counters<'a>>>,
+    /// By candidate: the claims of this search that have it.
+    allocating: Vec<Vec<usize>>,
+    taken: Taken,
+    found: Found,
+    share_ids: ShareIds,
+    limits: Limits,
+    started: Instant,
+    steps: u64,
+}
+
+impl<'s, 'a> Search<'s, 'a> {
+    pub(crate) fn new(
+        matching: &'s mut Match<'a>,
+        claims: &'s [PlannedClaim<'a>],
+        in_use: &'s InUse<'a>,
+        limits: Limits,
+        started: Instant,
+    ) -> Self {
+        let constraints = claims
+            .iter()
+            .map(|planned| {
+                let specs = &planned.claim.spec.devices.constraints;
+                specs.iter().filter_map(Constraint::new).collect()
+            })
+            .collect();
+        Self {
+            constraints,
+            counters: matching.pools.iter().map(|_| None).collect(),
+            allocating: vec![Vec::new(); matching.candidates.len()],
+            taken: Taken::default(),
+            found: Found {
+                devices: vec![Vec::new(); claims.len()],
+                alternatives: claims
+                    .iter()
+                    .map(|planned| vec![0; planned.choices.len()])
+                    .collect(),
+            },
+            share_ids: ShareIds::new(limits.share_id_seed),
+            matching,
+            claims,
+            in_use,
+            limits,
+            started,
+            steps: 0,
+        }
+    }
+
+    /// The first allocation that fits, if any.
+    pub(crate) fn run(mut self) -> Result<Option<Found>, Error> {
+        match self.allocate(Place::default(), false, 0) {
+            Ok(true) => Ok(Some(self.found)),
+            Ok(false) => Ok(None),
+            Err(Halt::Fatal(error)) => Err(error),
+            Err(Halt::TooManyDevices { claim }) => Err(Error::TooManyDevices {
+                claim: claim_name(self.claims[claim].claim),
+            }),
+        }
+    }
+
+    /// Allocates all that is still missing from `place` on. `committed` tells that the alternative is chosen; `from` is the
+    /// first candidate that may be taken.
+    fn allocate(&mut self, place: Place, committed: bool, from: usize) -> Result<bool, Halt> {
+        self.check_deadline()?;
+        let claims = self.claims;
+        let Some(planned) = claims.get(place.claim) else {
+            return Ok(true);
+        };
+        let Some(choice) = planned.choices.get(place.choice) else {
+            let next = Place {
+                claim: place.claim + 1,
+                ..Place::default()
+            };
+            // A claim before this one may choose an alternative that leaves it to do with fewer devices.
+            return match self.allocate(next, false, 0) {
+                Err(Halt::TooManyDevices { .. }) => Ok(false),
+                result => result,
+            };
+        };
+        if !committed && let crate::plan::Choice::First(tasks) = choice {
+            return self.first_available(place, tasks.len());
+        }
+        let Some(task) = choice.task(place.alternative) else {
+            return Ok(false);
+        };
+        if task.all.as_ref().is_some_and(Vec::is_empty) {
+            return Ok(false);
+        }
+        if place.device >= task.count {
+            let next = Place {
+                claim: place.claim,
+                choice: place.choice + 1,
+                ..Place::default()
+            };
+            return self.allocate(next, false, 0);
+        }
+        let had = i64::try_from(self.found.devices[place.claim].len()).unwrap_or(i64::MAX);
+        if task.count - place.device > MAX_DEVICES - had {
+            return Err(Halt::TooManyDevices { claim: place.claim });
+        }
+        match &task.all {
+            Some(all) => self.take_next_of_all(place, committed, task, all),
+            None => self.take_first_that_fits(place, committed, task, from),
+        }
+    }
+
+    fn first_available(&mut self, place: Place, alternatives: usize) -> Result<bool, Halt> {
+        let mut always_too_many = true;
+        for alternative in 0..alternatives {
+            let place = Place {
+                alternative,
+                ..place
+            };
+            match self.allocate(place, true, 0) {
+                Err(Halt::TooManyDevices { .. }) => continue,
+                Err(halt) => return Err(halt),
+                Ok(true) => {
+                    self.found.alternatives[place.claim][place.choice] = alternative;
+                    return Ok(true);
+                }
+                Ok(false) => always_too_many = false,
+            }
+        }
+        if always_too_many {
+            Err(Halt::TooManyDevices { claim: place.claim })
+        } else {
+            Ok(false)
+        }
+    }
+
+    fn take_next_of_all(
+        &mut self,
+        place: Place,
+        committed: bool,
+        task: &Task<'a>,
+        all: &[usize],
+    ) -> Result<bool, Halt> {
+        let Some(candidate) = usize::try_from(place.device)
+            .ok()
+            .and_then(|next| all.get(next).copied())
+        else {
+            return Ok(false);
+        };
+        let Some(undo) = self.take(place, task, candidate)? else {
+            return Ok(false);
+        };
+        let next = Place {
+            device: place.device + 1,
+            ..place
+        };
+        let result = self.allocate(next, committed, 0);
+        if !matches!(result, Ok(true)) {
+            self.give_back(place, task, candidate, undo);
+        }
+        result
+    }
+
+    fn take_first_that_fits(
+        &mut self,
+        place: Place,
+        committed: bool,
+        task: &Task<'a>,
+        from: usize,
+    ) -> Result<bool, Halt> {
+        for candidate in from..self.matching.candidates.len() {
+            if self.is_busy(place, task, candidate) {
+                continue;
+            }
+            let claim = self.claims[place.claim].claim;
+            if !self.matching.selects(claim, task, candidate)? {
+                continue;
+            }
+            if !self.has_capacity(place, task, candidate)? {
+                continue;
+            }
+            let Some(undo) = self.take(place, task, candidate)? else {
+                continue;
+            };
+            let next = Place {
+                device: place.device + 1,
+                ..place
+            };
+            let result = self.allocate(next, committed, candidate + 1);
+            if matches!(result, Ok(true)) {
+                return result;
+            }
+            self.give_back(place, task, candidate, undo);
+            result?;
+        }
+        Ok(false)
+    }
+
+    /// Whether someone has the device. Admin access minds only its own claim.
+    fn is_busy(&self, place: Place, task: &Task<'_>, candidate: usize) -> bool {
+        let allocating = &self.allocating[candidate];
+        if task.request.admin_access {
+            allocating.contains(&place.claim)
+        } else {
+            !allocating.is_empty() || self.used(candidate).is_some_and(|used| used.whole)
+        }
+    }
+
+    fn used(&self, candidate: usize) -> Option<&'s Use> {
+        self.in_use.of(self.matching.candidates[candidate].id())
+    }
+
+    fn has_capacity(&self, place: Place, task: &Task<'_>, candidate: usize) -> Result<bool, Error> {
+        let device = self.matching.candidates[candidate].device;
+        let used = self.used(candidate).and_then(|used| used.capacity.as_ref());
+        capacity::shortfall(
+            task.request.capacity,
+            device,
+            used,
+            self.taken.of(candidate),
+        )
+        .map(|shortfall| shortfall.is_none())
+        .map_err(|what| self.capacity_error(place, task, candidate, &what))
+    }
+
+    fn capacity_error(&self, place: Place, task: &Task<'_>, candidate: usize, what: &str) -> Error {
+        Error::request(
+            &claim_name(self.claims[place.claim].claim),
+            &task.request.name(),
+            format!(
+                "device {}: {what}",
+                self.matching.candidates[candidate].id()
+            ),
+        )
+    }
+
+    /// Takes the device for the task where counters, taints, constraints and capacity allow it.
+    fn take(&mut self, place: Place, task: &Task<'a>, index: usize) -> Result<Option<Undo>, Error> {
+        let candidate = self.matching.candidates[index];
+        let shared = candidate.shared();
+        if self.is_busy(place, task, index) {
+            return Ok(None);
+        }
+        let mut undo = Undo {
+            counters: false,
+            constraints: 0,
+            marked: false,
+            share: None,
+        };
+        // The counters of a shared device are consumed once, by its first share.
+        let paid = shared && self.has_share(index);
+        if !paid && !candidate.device.consumes_counters.is_empty() {
+            let pool = &self.matching.pools[candidate.pool];
+            let counters = self.counters[candidate.pool]
+                .get_or_insert_with(|| Counters::new(pool, self.in_use));
+            if !counters.take(candidate.device) {
+                return Ok(None);
+            }
+            undo.counters = true;
+        }
+        if taints::not_tolerated(candidate.device, task.request.tolerations).is_some() {
+            self.give_back(place, task, index, undo);
+            return Ok(None);
+        }
+        for position in 0..self.constraints[place.claim].len() {
+            let constraint = &mut self.constraints[place.claim][position];
+            if constraint.add(&task.request, candidate.device, candidate.id()) {
+                undo.constraints += 1;
+                continue;
+            }
+            let attribute = constraint.attribute;
+            self.give_back(place, task, index, undo);
+            if task.all.is_none() {
+                return Ok(None);
+            }
+            return Err(Error::request(
+                &claim_name(self.claims[place.claim].claim),
+                &task.request.name(),
+                format!(
+                    "all devices are asked for, but with device {} the constraint on {attribute} does not hold",
+                    candidate.id()
+                ),
+            ));
+        }
+        match self.has_capacity(place, task, index) {
+            Ok(true) => {}
+            result => {
+                self.give_back(place, task, index, undo);
+                return result.map(|_| None);
+            }
+        }
+        let mut chosen = Chosen {
+            choice: place.choice,
+            alternative: place.alternative,
+            candidate: index,
+            share_id: None,
+            consumed: Capacities::new(),
+        };
+        if shared {
+            chosen.consumed = capacity::consumed(task.request.capacity, candidate.device)
+                .map_err(|what| self.capacity_error(place, task, index, &what))?;
+            chosen.share_id = Some(self.share_ids.draw());
+            undo.share = Some(self.taken.add(index, &chosen.consumed));
+        } else {
+            self.allocating[index].push(place.claim);
+            undo.marked = true;
+        }
+        self.found.devices[place.claim].push(chosen);
+        Ok(Some(undo))
+    }
+
+    fn has_share(&self, candidate: usize) -> bool {
+        self.used(candidate)
+            .is_some_and(|used| used.shared || used.capacity.is_some())
+            || self.taken.of(candidate).is_some()
+    }
+
+    fn give_back(&mut self, place: Place, task: &Task<'a>, index: usize, undo: Undo) {
+        let candidate = self.matching.candidates[index];
+        if undo.marked || undo.share.is_some() {
+            let chosen = self.found.devices[place.claim].pop();
+            if let (Some(chosen), Some(had)) = (chosen, undo.share) {
+                self.taken.remove(index, &chosen.consumed, had);
+            }
+        }
+        if undo.marked {
+            self.allocating[index].retain(|claim| *claim != place.claim);
+        }
+        for constraint in self.constraints[place.claim][..undo.constraints]
+            .iter_mut()
+            .rev()
+        {
+            constraint.remove(&task.request);
+        }
+        if undo.counters
+            && let Some(counters) = &mut self.counters[candidate.pool]
+        {
+            counters.give_back(candidate.device);
+        }
+    }
+
+    /// The clock is read once in many steps: a step takes much less than a millisecond.
+    fn check_deadline(&mut self) -> Result<(), Error> {
+        const STEPS_BETWEEN: u64 = 256;
+        self.steps += 1;
+        let milliseconds = self.limits.deadline_ms;
+        if self.steps.is_multiple_of(STEPS_BETWEEN)
+            && self.started.elapsed().as_millis() > u128::from(milliseconds)
+        {
+            return Err(Error::Deadline { milliseconds });
+        }
+        Ok(())
+    }
+}
