@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dra_agent.cli.main import main
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRA_AGENT_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("DRA_AGENT_NODE_NAME", "node-1")
+    monkeypatch.delenv("DRA_AGENT_CONFIG", raising=False)
+
+
+def devices(*arguments: str) -> int:
+    return main(["devices", *arguments])
+
+
+def test_a_table_has_one_line_for_each_device(capsys: pytest.CaptureFixture[str]) -> None:
+    assert devices("--simulate", "cpu-only") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["nic-0000-3b-00-0", "nic", "broadcom"] in [line[:3] for line in lines]
+    assert sum(line[:1] != [] and line[0].startswith("nic-") for line in lines) == 2
+
+
+def test_programs_get_the_published_device_and_more(capsys: pytest.CaptureFixture[str]) -> None:
+    assert devices("--simulate", "cpu-only", "-o", "json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert set(document) == {"devices", "excluded", "problems"}
+    first = document["devices"][0]
+    assert first["attributes"]["type"] == {"string": "nic"}
+    assert first["pool"] == "node-1/nic"
+    assert first["held_by"] == []
+    import yaml
+
+    assert devices("--simulate", "cpu-only", "-o", "yaml") == 0
+    assert yaml.safe_load(capsys.readouterr().out)["devices"][0]["name"] == first["name"]
+
+
+def test_one_device_is_shown_with_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert devices("nic-0000-3b-00-0", "--simulate", "cpu-only") == 0
+    shown = capsys.readouterr().out
+    for text in ("resource.kubernetes.io/pciBusID", "0000:3b:00.0", "isSriovVf", "node-1/nic", "healthy"):
+        assert text in shown
+    assert devices("nic-0000-3b-00-0", "--simulate", "cpu-only", "-o", "json") == 0
+    assert json.loads(capsys.readouterr().out)["name"] == "nic-0000-3b-00-0"
+
+
+def test_a_device_that_is_not_there_is_the_answer_no(capsys: pytest.CaptureFixture[str]) -> None:
+    assert devices("nic-0000-3b-00-9", "--simulate", "cpu-only") == 1
+    error = capsys.readouterr().err
+    assert "nic-0000-3b-00-9: no such device on this host; did you mean nic-0000-3b-00-" in error
+
+
+def test_a_family_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert devices("--simulate", "cpu-only", "--family", "gpu") == 0
+    assert capsys.readouterr().out == "no devices that can be claimed\n"
+
+
+def test_rules_of_the_configuration_apply_and_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "agent.toml"
+    rule = 'device.attributes["resource.kubernetes.io"].pciBusID == "0000:3b:00.0"'
+    config.write_text(f"[inventory]\nexclude = ['{rule}']\n")
+    assert devices("--simulate", "cpu-only", "--config", str(config)) == 0
+    captured = capsys.readouterr()
+    assert "nic-0000-3b-00-0" not in captured.out
+    assert f"not published: nic-0000-3b-00-0: inventory.exclude[0]: {rule}" in captured.err
+    assert devices("nic-0000-3b-00-0", "--simulate", "cpu-only", "--config", str(config)) == 1
+    assert "is not published" in capsys.readouterr().err
+
+
+def test_a_rule_that_does_not_compile_is_wrong_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "agent.toml"
+    config.write_text("[inventory]\ninclude = ['true', 'device.']\n")
+    assert devices("--simulate", "cpu-only", "--config", str(config)) == 2
+    error = capsys.readouterr().err
+    assert "inventory.include[1]" in error
+    assert "'device.'" in error
+
+
+def test_an_empty_or_missing_sysfs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert devices("--sysfs-root", str(tmp_path / "none")) == 1
+    assert str(tmp_path / "none") in capsys.readouterr().err
