@@ -16,6 +16,7 @@ CHARACTER_MAJORS = {
     240: "vfio",
     242: "dfl",
     244: "nvme",
+    248: "xclmgmt",
     261: "accel",
     508: "nvidia-nvswitch",
     509: "nvidia-caps-imex-channels",

@@ -32,3 +32,8 @@ def mac(machine: str, number: int, prefix: str = "a0:88:c2") -> str:
 
 def _digest(machine: str, kind: str, number: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{machine}/{kind}/{number}".encode()).digest()[:8])
+
+
+def number(machine: str, kind: str, which: int) -> int:
+    """A 64-bit number that is never 0."""
+    return _digest(machine, kind, which) | 1

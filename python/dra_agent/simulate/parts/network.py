@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dra_agent.simulate.machine import Bar, Function, LinkState, PciId
+from dra_agent.simulate.machine import Bar, Function, LinkState, PciId, Sriov
 from dra_agent.simulate.parts.identity import guid, mac
 from dra_agent.simulate.roles.network import Interface, RdmaDevice
 
@@ -49,4 +49,78 @@ def broadcom(address: str, name: str, index: int, *, machine: str) -> Function:
         link=LinkState(3, 8),
         bars=(Bar(1 * _MIB, prefetchable=True),),
         roles=(Interface(name, mac(machine, 100 + index, "bc:97:e1"), index, speed=25_000),),
+    )
+
+
+def connectx6dx(
+    address: str,
+    number: int,
+    name: str,
+    index: int,
+    *,
+    machine: str,
+    total: int = 8,
+    virtual: int = 0,
+    speed: int = 100_000,
+) -> Function:
+    """A ConnectX-6 Dx of 100 Gbit/s Ethernet; virtual functions follow on the same bus, with names `<name>v<n>`."""
+    slot = address.rpartition(".")[0]
+    functions = tuple(
+        Function(
+            f"{slot}.{which + 1}",
+            PciId(_MELLANOX, 0x101E, _ETHERNET, _MELLANOX, 0x0040),
+            driver="mlx5_core",
+            link=LinkState(4, 16),
+            roles=_ethernet(number + 1 + which, f"{name}v{which}", index + 1 + which, machine, speed, "MT4126"),
+        )
+        for which in range(virtual)
+    )
+    return Function(
+        address,
+        PciId(_MELLANOX, 0x101D, _ETHERNET, _MELLANOX, 0x0040),
+        driver="mlx5_core",
+        link=LinkState(4, 16),
+        bars=(Bar(32 * _MIB, prefetchable=True),),
+        roles=_ethernet(number, name, index, machine, speed, "MT4125"),
+        sriov=Sriov(total, 0x101E, functions=functions),
+    )
+
+
+def bluefield3(slot: str, number: int, index: int, *, machine: str) -> tuple[Function, ...]:
+    """A BlueField-3 SmartNIC in slot "0000:ca:00": two ports of 200 Gbit/s with RDMA, and its management function."""
+    board = (_MELLANOX, 0x0009, 0x01)
+    link = LinkState(5, 16)
+    ports = tuple(
+        Function(
+            f"{slot}.{which}",
+            PciId(_MELLANOX, 0xA2DC, _ETHERNET, *board),
+            driver="mlx5_core",
+            link=link,
+            bars=(Bar(32 * _MIB, prefetchable=True),),
+            roles=_ethernet(number + which, f"enp{index}f{which}np{which}", index + which, machine, 200_000, "MT41692"),
+            sriov=Sriov(16, 0x101E),
+        )
+        for which in range(2)
+    )
+    management = Function(f"{slot}.2", PciId(_MELLANOX, 0xC2D5, 0x080100, *board), link=link)
+    return (*ports, management)
+
+
+def virtio(address: str, name: str, index: int, *, machine: str) -> Function:
+    """A virtual machine's interface: it hangs on a virtio device below the PCI function."""
+    return Function(
+        address,
+        PciId(0x1AF4, 0x1041, _ETHERNET, 0x1AF4, 0x1100, 0x01),
+        driver="virtio-pci",
+        bars=(Bar(16 << 10, prefetchable=True),),
+        roles=(Interface(name, mac(machine, index, "42:01:0a"), index, speed=-1, mtu=1460, bus_device="virtio1"),),
+    )
+
+
+def _ethernet(
+    number: int, name: str, index: int, machine: str, speed: int, hca_type: str
+) -> tuple[Interface, RdmaDevice]:
+    return (
+        Interface(name, mac(machine, number), index, speed=speed),
+        RdmaDevice(f"mlx5_{number}", guid(machine, number), number, ethernet=True, speed=speed, hca_type=hca_type),
     )

@@ -7,7 +7,16 @@ from importlib import import_module
 from dra_agent.errors import UsageError
 from dra_agent.simulate.machine import Machine
 
-_MODULES = {"dgx-h100": "dgx_h100", "cpu-only": "cpu_only"}
+_MODULES = {
+    "dgx-h100": "dgx_h100",
+    "hgx-h200": "hgx_h200",
+    "mi300x": "mi300x",
+    "flex170": "flex170",
+    "l40s": "l40s",
+    "mixed": "mixed",
+    "vm-1gpu": "vm_1gpu",
+    "cpu-only": "cpu_only",
+}
 
 
 def profiles() -> list[str]:

@@ -1,0 +1,72 @@
+"""Character devices that a vendor's driver makes outside of the kernel's classes, and functions handed to VFIO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dra_agent.simulate.machine import Site
+from dra_agent.simulate.system import MAJORS
+from dra_agent.simulate.tree import Tree
+
+_VFIO_MISC_MINOR = 196
+
+
+@dataclass(frozen=True, slots=True)
+class VendorNode:
+    """A node of /dev whose folder in sysfs lies somewhere below the function: "fpga_region/region0/dfl-port.0"."""
+
+    folder: str
+    major: str
+    minor: int
+    in_class: str | None = None
+    """The class that links to the folder; None for a platform device, which has none."""
+    attributes: Mapping[str, str | int] = field(default_factory=dict)
+
+    def plan(self, site: Site, tree: Tree) -> None:
+        """Add the folder and the node."""
+        name = self.folder.rpartition("/")[2]
+        path = f"{site.path}/{self.folder}"
+        major = MAJORS[self.major]
+        uevent = f"MAJOR={major}\nMINOR={self.minor}\nDEVNAME={name}"
+        tree.files(path, {**self.attributes, "dev": f"{major}:{self.minor}", "uevent": uevent})
+        tree.node(f"dev/{name}", major, self.minor, 0o600)
+        if self.in_class:
+            tree.link(f"{path}/device", site.path)
+            tree.link(f"{path}/subsystem", f"sys/class/{self.in_class}")
+            tree.link(f"sys/class/{self.in_class}/{name}", path)
+
+
+@dataclass(frozen=True, slots=True)
+class FpgaRegion:
+    """A reconfigurable region of an Intel FPGA, "region0", in its class."""
+
+    name: str
+
+    def plan(self, site: Site, tree: Tree) -> None:
+        """Add the region's folder; its ports are vendor nodes below it."""
+        path = f"{site.path}/fpga_region/{self.name}"
+        tree.file(f"{path}/uevent", b"")
+        tree.link(f"{path}/device", site.path)
+        tree.link(f"{path}/subsystem", "sys/class/fpga_region")
+        tree.link(f"sys/class/fpga_region/{self.name}", path)
+
+
+@dataclass(frozen=True, slots=True)
+class VfioDevice:
+    """A function bound to vfio-pci: its node by group, and by number for iommufd."""
+
+    number: int
+
+    def plan(self, site: Site, tree: Tree) -> None:
+        """Add the nodes."""
+        name, major = f"vfio{self.number}", MAJORS["vfio"]
+        path = f"{site.path}/vfio-dev/{name}"
+        tree.files(path, {"dev": f"{major}:{self.number}", "uevent": f"MAJOR={major}\nDEVNAME=vfio/devices/{name}"})
+        tree.link(f"{path}/device", site.path)
+        tree.link(f"{path}/subsystem", "sys/class/vfio-dev")
+        tree.link(f"sys/class/vfio-dev/{name}", path)
+        tree.node(f"dev/vfio/devices/{name}", major, self.number, 0o600)
+        tree.node("dev/vfio/vfio", MAJORS["misc"], _VFIO_MISC_MINOR)
+        group = site.machine.iommu_groups[site.function.address]
+        tree.node(f"dev/vfio/{group}", major, 128 + group, 0o600)
