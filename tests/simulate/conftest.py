@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dra_agent.host import Host
 from dra_agent.simulate import build
 
 PREAMBLE = """
@@ -39,11 +41,16 @@ def dgx(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def standing_dgx(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Host]:
+    """Hosts by profile that tests only look at; each is built once."""
+    folder = tmp_path_factory.mktemp("standing")
+    return cache(lambda profile: build(profile, folder / profile))
+
+
+@pytest.fixture
+def standing_dgx(standing: Callable[[str], Host]) -> Path:
     """The root of a simulated DGX H100 that tests only look at."""
-    root = tmp_path_factory.mktemp("standing") / "dgx"
-    build("dgx-h100", root)
-    return root
+    return standing("dgx-h100").sysfs.parent
 
 
 @pytest.fixture

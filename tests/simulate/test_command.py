@@ -1,0 +1,70 @@
+"""`dra-agent simulate`, and the examples of its page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dra_agent.cli.main import main
+from dra_agent.inventory import InventorySettings, take
+from dra_agent.topology import scan
+
+PAGE = Path(__file__).parents[2] / "docs" / "simulate.md"
+
+
+def test_the_commands_of_the_page_work_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^\$ dra-agent (simulate .*)$", PAGE.read_text(), re.MULTILINE)
+    assert len(commands) == 9
+    for command in commands:
+        assert main(command.split()) == 0, command
+    told = capsys.readouterr().out
+    assert "unplugged 0000:52:00.0" in told
+    assert "plugged 0000:52:00.0 in again" in told
+    assert "cleared 3 faults" in told
+
+
+def test_the_machine_of_the_page_can_be_built(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    names: dict[str, object] = {"directory": tmp_path / "desk"}
+    exec(example, names)
+    host = names["host"]
+    inventory = take(host, scan(host), InventorySettings())  # type: ignore[arg-type]
+    assert [device.name for device in inventory.devices] == ["gpu-0000-01-00-0"]
+    assert inventory.problems == ()
+
+
+def test_the_page_lists_every_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "profiles"]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:] if line.strip()]
+    assert re.findall(r"^\| `([a-z0-9-]+)` \|", PAGE.read_text(), re.MULTILINE) == listed
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        ("build dgx {root}", 2, "unknown profile 'dgx'; known: dgx-h100, hgx-h200, "),
+        ("build cpu-only {full}", 1, "not empty, and not a simulated host; name an empty or a new directory"),
+        ("unplug {root} 0000:3b:00.0", 2, "not a simulated host; make one with `dra-agent simulate build PROFILE "),
+        ("unplug {host} nothing", 2, "no device 'nothing' in cpu-only; known: 0000:3b:00.0, "),
+        ("xid {host} 0000:3b:00.0 48", 2, "0000:3b:00.0 is no NVIDIA GPU; those of cpu-only: none"),
+        ("xid {host} 0000:3b:00.0 many", 2, "invalid positive_number value: 'many'"),
+    ],
+)
+def test_wrong_wishes_get_one_message_and_change_nothing(
+    command: str, code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "precious").touch()
+    assert main(["simulate", "build", "cpu-only", str(tmp_path / "host")]) == 0
+    before = sorted(tmp_path.rglob("*"))
+    places = {name: str(tmp_path / name) for name in ("root", "full", "host")}
+    assert main(["simulate", *command.format(**places).split()]) == code
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert sorted(tmp_path.rglob("*")) == before
