@@ -56,6 +56,7 @@ lint: build ## ruff, mypy --strict, import rules
 bench: build ## benchmarks, each a ratio in one run
 	$(PY) benchmarks/scan.py
 	$(PY) benchmarks/ledger.py
+	$(PY) benchmarks/prepare.py
 
 PREFIX  ?= /usr/local
 install: build ## install below DESTDIR: command, unit, tmpfiles, example configuration (docs/systemd.md)

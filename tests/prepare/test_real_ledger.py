@@ -87,21 +87,21 @@ def test_a_killed_agent_keeps_its_word(tmp_path: Path) -> None:
     """SIGKILL at any moment, ten times over: what was answered as prepared still is, what was released is free."""
     chance = random.Random(7)
     promised: dict[str, str] = {}
-    answers = 0
     for _ in range(10):
         agent = subprocess.Popen(
             [sys.executable, str(TESTS / "prepare" / "killed_agent.py"), str(tmp_path)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(TESTS)},
+            bufsize=0,  # communicate() does not see what readline() read ahead
         )
         assert agent.stdout is not None and agent.stderr is not None
         assert agent.stdout.readline() == b"ready\n", agent.stderr.read().decode()
-        time.sleep(chance.uniform(0, 0.15))
+        said = [agent.stdout.readline().decode().strip() for _ in range(chance.randrange(12))]
+        time.sleep(chance.uniform(0, 0.01))
         agent.send_signal(signal.SIGKILL)
-        said = agent.communicate()[0].decode().splitlines()
-        answers += len(said)
-        being_released = None
+        said += agent.communicate()[0].decode().splitlines()
+        being_released: str | None = None
         for line in said:
             kind, uid, *device = line.split()
             if kind == "+":
@@ -123,4 +123,4 @@ def test_a_killed_agent_keeps_its_word(tmp_path: Path) -> None:
             assert world.specs.claims().keys() == held.keys()
             assert all(world.usable(uid) for uid in held)
             promised = held
-    assert answers > 20, "the agent was never alive for long enough"
+    assert promised, "the agent never got anywhere"

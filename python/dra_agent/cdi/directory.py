@@ -11,7 +11,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from dra_agent.cdi.names import CLAIM_CLASS, check_driver, claim_file, uid_of_file
+from dra_agent.cdi.names import CLAIM_CLASS, check_driver, check_uid, claim_file, uid_of_file
 from dra_agent.errors import RetryableError
 
 _MODE = 0o644
@@ -25,6 +25,7 @@ class SpecDirectory:
         self.path = path
         self.driver = check_driver(driver)
         self.kind = f"{driver}/{CLAIM_CLASS}"
+        self._start = f"{path}/{driver}-{CLAIM_CLASS}_"
         self._prefix = f".{driver}-{CLAIM_CLASS}_"
 
     def file(self, uid: str) -> Path:
@@ -65,7 +66,9 @@ class SpecDirectory:
     def read(self, uid: str) -> bytes | None:
         """Read a claim's spec; None where there is none, or something that is not a plain file."""
         try:
-            handle = os.open(self.file(uid), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            handle = os.open(
+                f"{self._start}{check_uid(uid)}.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            )
         except OSError:
             return None
         try:

@@ -88,12 +88,20 @@ def load(directories: Sequence[Path]) -> Registry:
 
 def spec_files(directory: Path) -> list[Path]:
     """List the files of a directory that runtimes read: *.json and *.yaml, not below it, dot files too."""
+    return [directory / name for name in spec_names(directory)]
+
+
+def spec_names(directory: Path) -> list[str]:
+    """List the names of those files, sorted."""
     try:
         with os.scandir(directory) as entries:
-            names = [entry.name for entry in entries if not entry.is_dir(follow_symlinks=False)]
+            return sorted(
+                entry.name
+                for entry in entries
+                if entry.name.endswith((".json", ".yaml")) and not entry.is_dir(follow_symlinks=False)
+            )
     except OSError:
         return []
-    return [directory / name for name in sorted(names) if name.endswith((".json", ".yaml"))]
 
 
 def load_file(path: Path, priority: int = 0) -> LoadedFile:

@@ -22,12 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     xid = _on_host(actions, "xid", "raise an XID on an NVIDIA GPU")
     xid.add_argument("device", metavar="DEVICE", help=_DEVICE)
-    xid.add_argument("number", metavar="NUMBER", type=positive_number, help="as NVIDIA's driver logs them: 48, 63, 79, ...")
+    xid.add_argument(
+        "number", metavar="NUMBER", type=positive_number, help="as NVIDIA's driver logs them: 48, 63, 79, ..."
+    )
 
     hang = _on_host(actions, "hang", "make NVML calls hang, or take longer")
     _add_call(hang)
     hang.add_argument(
-        "--milliseconds", type=positive_number, metavar="N", help="come back after that time; without, hang until `clear`"
+        "--milliseconds",
+        type=positive_number,
+        metavar="N",
+        help="come back after that time; without, hang until `clear`",
     )
 
     fail = _on_host(actions, "fail", "make NVML calls fail")

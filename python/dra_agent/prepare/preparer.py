@@ -147,7 +147,7 @@ class Preparer:
         log.info("claim prepared", extra={"claim": allocation.uid, "devices": [item.device for item in record.devices]})
         for item, notes in zip(record.devices, spec.notes, strict=True):
             for note in notes:
-                log.warning("a container will miss something", extra={"device": item.device, "note": note})
+                log.info("a container will miss something", extra={"device": item.device, "note": note})
         return _answer(record, spec)
 
     def _again(self, entry: Entry, allocation: Allocation) -> list[PreparedDevice]:

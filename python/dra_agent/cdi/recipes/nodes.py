@@ -12,7 +12,6 @@ from pathlib import Path
 
 from dra_agent.cdi.model import ContainerEdits, DeviceNode, Mount, NodeType
 from dra_agent.errors import RetryableError
-from dra_agent.host import Host
 from dra_agent.inventory.device import DeviceNode as HostNode
 
 PERMISSIONS = "rw"
@@ -22,45 +21,47 @@ _PLAIN_FILE_OPTIONS = ("bind", "rw", "nosuid", "noexec")
 
 def of_device(nodes: Iterable[HostNode], *, device: str) -> ContainerEdits:
     """Give the edits for nodes that a device cannot do without; RetryableError names the first that is missing."""
-    edits = ContainerEdits()
-    for node in nodes:
-        edits = edits.merged(edit(node.path, Path(node.host_path), device=device))
-    return edits
+    return edits(((node.path, node.host_path) for node in nodes), device=device)
 
 
-def edit(path: str, host_path: Path, *, device: str) -> ContainerEdits:
-    """Give the edits that bring one node in as `path`; RetryableError where it is missing or no device node."""
-    try:
-        status = os.lstat(host_path)
-    except OSError as error:
-        raise RetryableError(
-            f"its device node {host_path} cannot be used: {error.strerror}",
-            where=f"device {device}",
-            todo="check that its driver is loaded and that the device is not lost (`dra-agent doctor`)",
-        ) from error
-    kind = _kind(status.st_mode)
-    other_path = str(host_path) if str(host_path) != path else ""
-    if kind:
-        major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
-        return ContainerEdits(device_nodes=(DeviceNode(path, other_path, kind, major, minor, permissions=PERMISSIONS),))
-    if other_path and stat.S_ISREG(status.st_mode):
-        # A simulated host without the right to make nodes: a file stands for the node.
-        return ContainerEdits(mounts=(Mount(other_path, path, _PLAIN_FILE_OPTIONS),))
-    raise RetryableError(
-        f"{host_path} is no device node ({stat.filemode(status.st_mode)})",
+def edits(paths: Iterable[tuple[str, str]], *, device: str, optional: bool = False) -> ContainerEdits:
+    """Give the edits that bring nodes in, each as (path in the container, path on the host).
+
+    RetryableError where one is missing, unless `optional`, or is no device node.
+    """
+    nodes: list[DeviceNode] = []
+    mounts: list[Mount] = []
+    for path, host_path in paths:
+        try:
+            status = os.lstat(host_path)
+        except FileNotFoundError as error:
+            if optional:
+                continue
+            raise _unusable(host_path, device, error) from error
+        except OSError as error:
+            raise _unusable(host_path, device, error) from error
+        other_path = host_path if host_path != path else ""
+        if kind := _kind(status.st_mode):
+            major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
+            nodes.append(DeviceNode(path, other_path, kind, major, minor, permissions=PERMISSIONS))
+        elif other_path and stat.S_ISREG(status.st_mode):
+            # A simulated host without the right to make nodes: a file stands for the node.
+            mounts.append(Mount(other_path, path, _PLAIN_FILE_OPTIONS))
+        else:
+            raise RetryableError(
+                f"{host_path} is no device node ({stat.filemode(status.st_mode)})",
+                where=f"device {device}",
+                todo="remove it and let udev or the driver make the node again",
+            )
+    return ContainerEdits(device_nodes=tuple(nodes), mounts=tuple(mounts))
+
+
+def _unusable(host_path: str, device: str, error: OSError) -> RetryableError:
+    return RetryableError(
+        f"its device node {host_path} cannot be used: {error.strerror}",
         where=f"device {device}",
-        todo="remove it and let udev or the driver make the node again",
+        todo="check that its driver is loaded and that the device is not lost (`dra-agent doctor`)",
     )
-
-
-def shared(host: Host, paths: Iterable[str], *, device: str) -> ContainerEdits:
-    """Give the edits for nodes that come with a vendor's driver, where they exist."""
-    edits = ContainerEdits()
-    for path in paths:
-        host_path = host.dev_path(path)
-        if os.path.lexists(host_path):
-            edits = edits.merged(edit(path, host_path, device=device))
-    return edits
 
 
 def link(path: str, host_path: Path) -> ContainerEdits:

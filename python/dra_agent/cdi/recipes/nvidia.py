@@ -38,6 +38,7 @@ class NvidiaGpu:
 
     def __init__(self, host: Host, directories: Sequence[Path], ctk: Path | None) -> None:
         self._host = host
+        self._control = [(path, str(host.dev_path(path))) for path in CONTROL_NODES]
         self._published = PublishedSpecs(directories)
         self._ctk = NvidiaCtk(ctk) if ctk is not None else None
 
@@ -55,22 +56,24 @@ class NvidiaGpu:
                 told, common = self._ctk.edits(uuid, version)
                 return DeviceEdits(own=_numbered(told, own), common=common)
         common = ContainerEdits(env=(_LEGACY_HOOK_OFF,))
-        control = [node for node in device.nodes if node.role == "control"]
-        common = common.merged(nodes.of_device(control, device=device.name))
-        common = common.merged(nodes.shared(self._host, CONTROL_NODES, device=device.name))
+        control = {node.path: node.host_path for node in device.nodes if node.role == "control"}
+        others = [(path, host_path) for path, host_path in self._control if path not in control]
+        common = common.merged(nodes.edits(control.items(), device=device.name))
+        common = common.merged(nodes.edits(others, device=device.name, optional=True))
         return DeviceEdits(own=own, common=common, notes=(_NO_LIBRARIES,))
 
     def _own_nodes(self, device: Device) -> ContainerEdits:
         """Look at the GPU's nodes now, whichever way is taken: no way works for a GPU whose node is gone."""
-        edits = ContainerEdits()
-        for node in device.nodes:
-            if node.role == "control":
-                continue
-            unmade = self._capability(node) if node.role == "capability" else None
-            edits = edits.merged(unmade or nodes.of_device([node], device=device.name))
-        return edits
+        unmade = {
+            node.path: made
+            for node in device.nodes
+            if node.role == "capability" and (made := self._capability(node)) is not None
+        }
+        there = [node for node in device.nodes if node.role != "control" and node.path not in unmade]
+        edits = nodes.of_device(there, device=device.name)
+        return edits.merged(ContainerEdits(device_nodes=tuple(unmade.values()))) if unmade else edits
 
-    def _capability(self, node: HostNode) -> ContainerEdits | None:
+    def _capability(self, node: HostNode) -> DeviceNode | None:
         """Describe a MIG capability that has no node on the host: drivers need not make them, numbers are enough."""
         number = re.fullmatch(r"/dev/nvidia-caps/nvidia-cap(\d+)", node.path)
         if number is None or Path(node.host_path).exists():
@@ -78,7 +81,7 @@ class NvidiaGpu:
         major = _major(self._host.proc / "devices", "nvidia-caps")
         if major is None:
             return None
-        return ContainerEdits(device_nodes=(DeviceNode(node.path, "", "c", major, int(number[1]), permissions="r"),))
+        return DeviceNode(node.path, "", "c", major, int(number[1]), permissions="r")
 
 
 def _numbered(told: ContainerEdits, seen: ContainerEdits) -> ContainerEdits:

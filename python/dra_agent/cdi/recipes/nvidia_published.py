@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dra_agent.cdi.model import Spec
-from dra_agent.cdi.registry import load_file, spec_files
+from dra_agent.cdi.registry import load_file, spec_names
 
 KIND = "nvidia.com/gpu"
 _LIBRARY = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d+(?:\.\d+)+)")
@@ -55,7 +55,9 @@ class PublishedSpecs:
         return f"{KIND}={uuid}"
 
     def _specs(self, directory: Path) -> list[tuple[Path, Spec]]:
-        parsed = [(path, self._parse(path)) for path in spec_files(directory)]
+        # Specs of claims, ours and other drivers', are many, come and go, and never define a vendor's plain devices.
+        candidates = [directory / name for name in spec_names(directory) if "-claim_" not in name]
+        parsed = [(path, self._parse(path)) for path in candidates]
         return [(path, spec) for path, spec in parsed if spec is not None]
 
     def _parse(self, path: Path) -> Spec | None:

@@ -1,0 +1,154 @@
+"""How long a claim waits for prepare: in this process, on the durable ledger, against the bare file operations.
+
+The bare loop does what no driver could leave out: for prepare, look at the device's nodes, write the CDI file with a
+rename, and append one record with fdatasync; for a repeat, look at the nodes and read the CDI file; for unprepare,
+remove it and append one record with fdatasync. Both take turns in one run on one file system; read the ratios.
+Transport is left out: the kubelet's call, and reading the claim from an API server, come on top for every driver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dra_agent.cdi.directory import SpecDirectory
+from dra_agent.cdi.recipes import Recipes
+from dra_agent.host import Host
+from dra_agent.inventory.device import Device, DeviceNode
+from dra_agent.prepare import Preparer
+from dra_agent.prepare.ledger import JournalLedger
+
+DRIVER = "dra-agent.internal"
+POOL = "node-a/gpu"
+NODES = ("/dev/nvidia{}", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+GPUS = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--held", type=int, default=64, help="claims that are prepared all the while")
+    parser.add_argument("--dir", type=Path, default=Path(), help="on the file system to measure")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=args.dir) as directory:
+        root = Path(directory)
+        devices = make_devices(root, GPUS + args.held)
+        with JournalLedger(root / "state", "boot") as ledger:
+            preparer = Preparer(
+                DRIVER,
+                ledger,
+                SpecDirectory(root / "cdi", DRIVER),
+                lambda pool, name: devices.get(name),
+                recipes=Recipes(Host(dev=root / "dev"), directories=[root / "cdi"]),
+            )
+            for number in range(args.held):
+                preparer.prepare(claim(f"held-{number}", f"gpu-{GPUS + number}"))
+            bare = Bare(root / "bare", devices["gpu-0"], preparer)
+            times = measure(preparer, bare, ledger, args.rounds)
+    report(times, args)
+
+
+class Bare:
+    """The file operations of one claim, and nothing else."""
+
+    def __init__(self, folder: Path, device: Device, preparer: Preparer) -> None:
+        folder.mkdir()
+        self.nodes = [node.host_path for node in device.nodes]
+        self.file = str(folder / "claim.json")
+        self.temporary = str(folder / "claim.tmp")
+        preparer.prepare(claim("sample", "gpu-0"))
+        self.spec = preparer._specs.read("sample") or b""
+        preparer.unprepare("sample")
+        self.journal = os.open(folder / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.record = b"x" * 700
+
+    def prepare(self) -> None:
+        for path in self.nodes:
+            os.lstat(path)
+        handle = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        os.write(handle, self.spec)
+        os.close(handle)
+        os.rename(self.temporary, self.file)  # noqa: PTH104 - bare
+        self._append()
+
+    def repeat(self) -> None:
+        for path in self.nodes:
+            os.lstat(path)
+        handle = os.open(self.file, os.O_RDONLY)
+        os.read(handle, 1 << 16)
+        os.close(handle)
+
+    def unprepare(self) -> None:
+        os.unlink(self.file)  # noqa: PTH108 - bare
+        self._append()
+
+    def _append(self) -> None:
+        os.write(self.journal, self.record)
+        os.fdatasync(self.journal)
+
+
+def measure(preparer: Preparer, bare: Bare, ledger: JournalLedger, rounds: int) -> dict[str, dict[str, list[float]]]:
+    times: dict[str, dict[str, list[float]]] = {
+        step: {"dra-agent": [], "bare": []} for step in ("prepare", "prepare again", "unprepare")
+    }
+    for number in range(rounds):
+        wanted = claim(f"uid-{number}", f"gpu-{number % GPUS}")
+        for step, ours, theirs in (
+            ("prepare", lambda: preparer.prepare(wanted), bare.prepare),  # noqa: B023 - called within the round
+            ("prepare again", lambda: preparer.prepare(wanted), bare.repeat),  # noqa: B023
+            ("unprepare", lambda: preparer.unprepare(wanted["metadata"]["uid"]), bare.unprepare),  # noqa: B023
+        ):
+            pair: list[tuple[str, Callable[[], object]]] = [("dra-agent", ours), ("bare", theirs)]
+            for name, call in pair if number % 2 else reversed(pair):
+                began = time.perf_counter()
+                call()
+                times[step][name].append(time.perf_counter() - began)
+        ledger.tidy()
+    return times
+
+
+def report(times: dict[str, dict[str, list[float]]], args: argparse.Namespace) -> None:
+    print(f"one GPU per claim, {args.held} other claims held, {args.rounds} rounds, times in microseconds")
+    print(f"{'':16}{'dra-agent p50':>15}{'p99':>9}{'bare p50':>12}{'p99':>9}{'ratio p50':>12}{'ratio p99':>12}")
+    for step, sides in times.items():
+        ours, bare = sides["dra-agent"], sides["bare"]
+        values = [percentile(side, share) * 1e6 for side in (ours, bare) for share in (0.5, 0.99)]
+        print(
+            f"{step:16}{values[0]:15.0f}{values[1]:9.0f}{values[2]:12.0f}{values[3]:9.0f}"
+            f"{values[0] / values[2]:12.2f}{values[1] / values[3]:12.2f}"
+        )
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(int(len(values) * share), len(values) - 1)]
+
+
+def make_devices(root: Path, count: int) -> dict[str, Device]:
+    (root / "dev").mkdir()
+    devices = {}
+    for number in range(count):
+        paths = [path.format(number) for path in NODES]
+        for path in paths:
+            (root / path.lstrip("/")).touch()
+        nodes = tuple(DeviceNode(path, str(root / path.lstrip("/")), "gpu") for path in paths)
+        uuid = {"uuid": f"GPU-00000000-0000-0000-0000-{number:012}"}
+        address = f"0000:{number:02x}:00.0"
+        devices[f"gpu-{number}"] = Device(f"gpu-{number}", "gpu", "nvidia", address, {}, nodes=nodes, identity=uuid)
+    return devices
+
+
+def claim(uid: str, device: str) -> dict[str, Any]:
+    result = {"request": "gpu", "driver": DRIVER, "pool": POOL, "device": device}
+    return {
+        "metadata": {"name": f"claim-{uid}", "namespace": "default", "uid": uid},
+        "status": {"allocation": {"devices": {"results": [result]}}},
+    }
+
+
+if __name__ == "__main__":
+    main()
