@@ -9,17 +9,147 @@ import pytest
 
 from dra_agent.host import Host
 from dra_agent.topology import Distance, Kind, Topology, scan
+from topology.conftest import Machine
+from topology.oracles import Parents, lspci, lstopo
+
+ALL = ["hwloc-8ve", "ghw-ryzen1600", "ghw-i7-1270P"]
 
 
 def read(tree: Path) -> Topology:
     return scan(Host(sysfs=tree / "sys"))
 
 
-@pytest.mark.parametrize("recorded_host", ["hwloc-8ve"], indirect=True)
-def test_eight_vector_engines_behind_two_switches(recorded_host: Path) -> None:
-    topology = read(recorded_host)
+def listed_parents(topology: Topology) -> Parents:
+    """Parents without the bridges that the bus listing lacks: lspci and lstopo know no others."""
+    return {
+        device.pci_address: tuple(parent for parent in device.parents if parent in topology.by_address)
+        for device in topology.devices
+    }
+
+
+def test_eight_vector_engines_behind_two_switches(machine: Machine) -> None:
+    tree = machine("hwloc-8ve")
+    topology = read(tree)
     assert topology.problems == ()
     assert Counter(device.kind for device in topology.wanted) == {Kind.ACCELERATOR: 8, Kind.NIC: 4}
     assert Counter(topology.distances.values()) == {Distance.PIX: 21, Distance.NODE: 45}
     switches = Counter(device.pcie_switch for device in topology.wanted)
     assert switches == {"0000:18:00.0": 5, "0000:3b:00.0": 5, "0000:5e:00.0": 2}
+    assert [(node.id, node.cpus, node.distances) for node in topology.numa_nodes] == [
+        (0, "0-7,16-23", (10, 21)),
+        (1, "8-15,24-31", (21, 10)),
+    ]
+    ethernet = topology.by_address["0000:60:00.0"]
+    # This bridge is in the device's path but not in the bus listing.
+    assert ethernet.parents == ("0000:5d:02.0", "0000:5e:00.0", "0000:5f:03.0")
+    assert ethernet.net == ("enp96s0f0",)
+    assert ethernet.sriov is not None
+    assert ethernet.sriov.total_vfs == 64
+    engine = topology.by_address["0000:3d:00.0"]
+    assert engine.driver == "ve_drv"
+    assert engine.link is not None
+    assert (engine.link.max_generation, engine.link.max_width) == (3, 16)
+
+
+def test_a_desktop_without_uevent_files(machine: Machine) -> None:
+    tree = machine("ghw-ryzen1600")
+    topology = read(tree)
+    assert topology.problems == ()
+    kinds = {device.pci_address: device.kind for device in topology.wanted}
+    nics = ("0000:03:00.0", "0000:06:00.0", "0000:06:00.1", "0000:08:00.0")
+    assert kinds == {"0000:0a:00.0": Kind.GPU, **dict.fromkeys(nics, Kind.NIC)}
+    gpu = topology.by_address["0000:0a:00.0"]
+    assert gpu.drm is not None
+    assert (gpu.vendor_id, gpu.device_id, gpu.drm.card) == ("0x1002", "0x6758", "card0")
+    # Every numa_node says -1 there; the CPUs near the root bus all belong to the only node.
+    assert {(device.numa_node, device.numa_source) for device in topology.devices} == {(0, "cpulist")}
+
+
+def test_a_laptop_with_iommu_groups(machine: Machine) -> None:
+    tree = machine("ghw-i7-1270P")
+    topology = read(tree)
+    assert topology.problems == ()
+    assert len(topology.devices) == 23
+    assert all(device.iommu_group is not None for device in topology.devices)
+    drive = topology.by_address["0000:04:00.0"]
+    assert (drive.kind, drive.driver, drive.iommu_group) == (Kind.NVME, "nvme", 14)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_device_is_where_lspci_has_it(machine: Machine, name: str) -> None:
+    tree = machine(name)
+    topology = read(tree)
+    parents, identities = lspci(tree)
+    assert listed_parents(topology) == parents
+    assert {
+        device.pci_address: (device.class_[2:6], f"{device.vendor_id[2:]}:{device.device_id[2:]}")
+        for device in topology.devices
+    } == identities
+    # lspci draws one tree per root bus, which is the bus of the first function on the way.
+    for device in topology.devices:
+        top = (*device.parents, device.pci_address)[0]
+        assert device.pcie_root == "pci" + top.rsplit(":", 1)[0]
+
+
+def test_every_device_is_where_lstopo_has_it(machine: Machine) -> None:
+    tree = machine("hwloc-8ve")
+    topology = read(tree)
+    parents, roots = lstopo(tree)
+    assert listed_parents(topology) == parents
+    assert {device.pci_address: device.pcie_root for device in topology.devices} == roots
+
+
+@pytest.mark.parametrize("name", ["ghw-ryzen1600", "ghw-i7-1270P"])
+def test_where_lstopo_is_wrong_it_is_for_want_of_config(machine: Machine, name: str) -> None:
+    """lstopo takes the tree from the bus numbers in `config`, which these trees lack, so it nests nothing.
+
+    It then makes up a host bridge per bus. On the functions of the real root bus all three agree.
+    """
+    tree = machine(name)
+    assert not list((tree / "sys/devices").rglob("config"))
+    topology = read(tree)
+    parents, _ = lstopo(tree)
+    assert set(parents.values()) == {()}
+    theirs = {address for address in parents if address.startswith("0000:00:")}
+    assert theirs == {device.pci_address for device in topology.devices if device.parents == ()}
+
+
+@pytest.mark.parametrize("recorded_host", ["hwloc-8ve"], indirect=True)
+def test_damage_to_some_devices_leaves_the_others_alone(recorded_host: Path) -> None:
+    intact = read(recorded_host)
+    listing = recorded_host / "sys/bus/pci/devices"
+    (listing / "0000:1b:00.0" / "class").write_bytes(b"\x00\xffgarbage")
+    (listing / "0000:ff:00.0").symlink_to("../../../devices/pci0000:ff/0000:ff:00.0")
+    uevent = listing / "0000:3e:00.0" / "uevent"
+    uevent.unlink()
+    uevent.symlink_to("uevent")
+    for name in ("class", "modalias"):
+        (listing / "0000:3e:00.0" / name).unlink()
+    topology = read(recorded_host)
+    damaged = {"0000:1b:00.0", "0000:3e:00.0"}
+    assert [device for device in intact.devices if device.pci_address not in damaged] == list(topology.devices)
+    assert [str(problem) for problem in topology.problems] == [
+        '0000:1b:00.0/class: unexpected content "\\0\ufffdgarbage"',
+        "0000:3e:00.0/uevent: too many levels of symbolic links",
+        "0000:3e:00.0/class: no such file or directory",
+        "0000:ff:00.0: the link leads nowhere",
+    ]
+
+
+@pytest.mark.parametrize("recorded_host", ["hwloc-8ve"], indirect=True)
+def test_a_file_that_may_not_be_read_is_named(recorded_host: Path) -> None:
+    secret = recorded_host / "sys/bus/pci/devices/0000:1b:00.0/numa_node"
+    secret.chmod(0)
+    if _readable(secret):
+        pytest.skip("file modes do not bind this user")
+    topology = read(recorded_host)
+    assert [str(problem) for problem in topology.problems] == ["0000:1b:00.0/numa_node: permission denied"]
+    assert topology.by_address["0000:1b:00.0"].numa_source == "ancestor"
+
+
+def _readable(path: Path) -> bool:
+    try:
+        path.read_text()
+    except PermissionError:
+        return False
+    return True

@@ -1,0 +1,102 @@
+"""Topology files of real GPU machines, made into trees: the neighbours must be the ones that the vendor names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import RECORDED
+from dra_agent.host import Host
+from dra_agent.topology import Device, Distance, Kind, Topology, scan
+from topology.xml_trees import from_lstopo, from_nccl
+
+
+@pytest.fixture
+def vendor_host(tmp_path: Path) -> Callable[[str, Callable[[Path, Path], None]], Topology]:
+    def build(name: str, make: Callable[[Path, Path], None]) -> Topology:
+        xml = RECORDED / name
+        if not xml.exists():
+            pytest.skip(f"topology file {name} is not at hand ({xml})")
+        make(xml, tmp_path / "sys")
+        topology = scan(Host(sysfs=tmp_path / "sys"))
+        assert topology.problems == ()
+        return topology
+
+    return build
+
+
+def of_kind(topology: Topology, kind: Kind) -> list[Device]:
+    return [device for device in topology.wanted if device.kind is kind]
+
+
+def nearest(topology: Topology, device: Device, others: list[Device]) -> list[str]:
+    """The others at the least distance."""
+    levels = list(Distance)
+    distances = {
+        other.pci_address: topology.distance(device.pci_address, other.pci_address)
+        for other in others
+        if other is not device
+    }
+    least = min(levels.index(distance) for distance in distances.values() if distance)
+    return [address for address, distance in distances.items() if distance is levels[least]]
+
+
+def test_dgx2_has_its_gpus_in_pairs_of_pairs(vendor_host: Callable[..., Topology]) -> None:
+    topology = vendor_host("hwloc-nvidiaDGX2.xml", from_lstopo)
+    gpus = of_kind(topology, Kind.GPU)
+    assert len(gpus) == 16
+    # NVIDIA's picture: a pair per switch, two such switches below another one, two of those per socket.
+    assert Counter(topology.distances.values()) == {
+        Distance.PIX: 8,
+        Distance.PXB: 16,
+        Distance.NODE: 32,
+        Distance.SYS: 64,
+    }
+    assert Counter(gpu.pcie_switch for gpu in gpus) == dict.fromkeys(
+        ("0000:2c:00.0", "0000:4f:00.0", "0000:af:00.0", "0000:d8:00.0"), 4
+    )
+    assert topology.distance("0000:34:00.0", "0000:36:00.0") is Distance.PIX
+    assert topology.distance("0000:34:00.0", "0000:39:00.0") is Distance.PXB
+    assert topology.distance("0000:34:00.0", "0000:57:00.0") is Distance.NODE
+    assert topology.distance("0000:34:00.0", "0000:b7:00.0") is Distance.SYS
+    assert Counter(gpu.numa_node for gpu in gpus) == {0: 8, 1: 8}
+    assert sum(device.class_ == "0x068000" for device in topology.devices) >= 6, "NVSwitches are seen, as other"
+
+
+def test_mi300x_has_a_nic_for_each_gpu(vendor_host: Callable[..., Topology]) -> None:
+    topology = vendor_host("rccl-mi300x-8gpu-8nic.xml", from_nccl)
+    gpus, nics = of_kind(topology, Kind.GPU), of_kind(topology, Kind.NIC)
+    assert (len(gpus), len(nics)) == (8, 8)
+    assert {gpu.class_ for gpu in gpus} == {"0x120000"}, "the class says accelerator, the vendor says GPU"
+    for gpu in gpus:
+        [nic] = [nic for nic in nics if nic.pcie_switch == gpu.pcie_switch]
+        assert nearest(topology, gpu, nics) == [nic.pci_address]
+        # Between them lies the switch inside the GPU's module, too.
+        assert topology.distance(gpu.pci_address, nic.pci_address) is Distance.PXB
+    assert topology.by_address["0000:0c:00.0"].pcie_switch == topology.by_address["0000:07:00.0"].pcie_switch
+    assert all(gpu.link and (gpu.link.generation, gpu.link.width) == (5, 16) for gpu in gpus)
+
+
+def test_azure_ndv5_pairs_each_gpu_with_one_nic(vendor_host: Callable[..., Topology]) -> None:
+    topology = vendor_host("Azure-ndv5-topo.xml", from_nccl)
+    gpus, nics = of_kind(topology, Kind.GPU), of_kind(topology, Kind.NIC)
+    pairs = {gpu.pci_address: nearest(topology, gpu, nics) for gpu in gpus}
+    assert pairs == {
+        f"{gpu}:00:00.0": [f"01{number:02}:00:00.0"]
+        for number, gpu in enumerate(("0001", "0002", "0003", "0008", "0009", "000a", "000b", "000c"), 1)
+    }
+    assert Counter(topology.distances.values()) == {Distance.PIX: 8, Distance.NODE: 48, Distance.SYS: 64}
+
+
+def test_aws_p4d_has_two_gpus_and_a_nic_per_switch(vendor_host: Callable[..., Topology]) -> None:
+    topology = vendor_host("aws-p4d-24xl-topo.xml", from_nccl)
+    switches: dict[str | None, Counter[Kind]] = {}
+    for device in topology.wanted:
+        switches.setdefault(device.pcie_switch, Counter())[device.kind] += 1
+    assert list(switches.values()) == [Counter({Kind.GPU: 2, Kind.NIC: 1})] * 4
+    for gpu in of_kind(topology, Kind.GPU):
+        [nic] = nearest(topology, gpu, of_kind(topology, Kind.NIC))
+        assert nic.split(":")[1] == gpu.pci_address.split(":")[1]
