@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the devices; exit code 1 where the named device does not exist."""
     from dra_agent.agent.config import load
     from dra_agent.agent.hosts import command_host
+    from dra_agent.cli.holders import by_device
     from dra_agent.cli.output import emit, progress
     from dra_agent.inventory import take
     from dra_agent.topology import scan
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     config = load(args)
     with command_host(config) as host, progress("looking at the devices"):
         inventory = take(host, scan(host), config.inventory, driver=config.driver_name)
-        holders = _holders(config)
+        holders = by_device(config)
     if args.name is not None:
         device = _named(inventory, args.name)
         if args.output == "table":
@@ -64,27 +65,6 @@ def run(args: argparse.Namespace) -> int:
     }
     emit(document, args.output)
     return 0
-
-
-def _holders(config: Config) -> dict[str, list[str]]:
-    """Give the claims that hold each device, as the running agent knows them; nothing where none runs."""
-    from dra_agent.errors import AgentError
-    from dra_agent.standalone.client import Client
-    from dra_agent.standalone.wire import SOCKET, ListClaims
-
-    path = config.state_dir / SOCKET
-    holders: dict[str, list[str]] = {}
-    if not path.exists():
-        return holders
-    try:
-        with Client(path) as agent:
-            for claim in agent.ask(ListClaims()):
-                for device in claim["devices"]:
-                    holders.setdefault(device["device"], []).append(f"{claim['namespace']}/{claim['name']}")
-    except AgentError:
-        # An agent that stopped leaves its socket behind; the devices can be shown without it.
-        return {}
-    return holders
 
 
 def _in_order(inventory: Inventory) -> list[Device]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import socket
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dra_agent.cli.output import add_output_flag
+
 if TYPE_CHECKING:
+    from dra_agent.agent.config import Config
     from dra_agent.host import Host
     from dra_agent.topology import Topology
+    from dra_agent.topology.branch import Holders
 
 EPILOG = """\
 examples:
@@ -25,77 +25,72 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of this subcommand."""
-    from dra_agent.cli.output import add_output_flag
+    """Define the flags."""
+    from dra_agent.agent.config import HOST_FLAGS, add_flags
 
-    parser.description = "Show PCIe and NUMA topology: where each device hangs, and how devices relate."
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add_output_flag(parser)
     parser.add_argument("--svg", metavar="FILE", type=Path, help="draw a picture into FILE instead of printing a tree")
-    parser.add_argument("--sysfs-root", metavar="DIR", type=Path, help="read DIR in the place of /sys")
-    parser.add_argument("--dev-root", metavar="DIR", type=Path, help="read DIR in the place of /dev")
-    parser.add_argument("--simulate", metavar="PROFILE", help="show a simulated host instead of this one")
+    add_flags(parser, HOST_FLAGS)
+    add_output_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Scan, then print or draw. Exit code 0, also where damaged devices were found: they are reported."""
-    from dra_agent.cli.output import emit
-    from dra_agent.errors import PermanentError, UsageError
-    from dra_agent.topology import scan
+    """Scan, then print or draw. Exit code 0 also where damaged devices were found: they are reported."""
+    from dra_agent.agent.config import load
+    from dra_agent.agent.hosts import command_host
+    from dra_agent.cli.holders import by_address
+    from dra_agent.cli.output import emit, progress
 
-    with _host(args) as (name, host):
-        try:
-            topology = scan(host)
-        except PermanentError as error:
-            if args.sysfs_root is None:
-                raise
-            raise UsageError(error.what, todo=error.todo) from error
+    config = load(args)
+    with progress("looking at the host"), command_host(config) as host:
+        topology = _scan(host, config)
+        holders = by_address(config)
     if args.svg:
-        _write_picture(args.svg, topology, name)
+        _write_picture(args.svg, topology, _title(config), holders)
     if args.output != "table":
         emit(topology, args.output)
     elif not args.svg:
-        _print_tree(topology)
+        _print_tree(topology, holders)
     return 0
 
 
-@contextlib.contextmanager
-def _host(args: argparse.Namespace) -> Iterator[tuple[str, Host]]:
-    """The host that the flags name, and what to call it; a simulated one lasts as long as the scan."""
-    from dra_agent.errors import UsageError
-    from dra_agent.host import Host
+def _scan(host: Host, config: Config) -> Topology:
+    from dra_agent.errors import PermanentError, UsageError
+    from dra_agent.topology import scan
 
-    if args.simulate is None:
-        roots = {"sysfs": args.sysfs_root, "dev": args.dev_root}
-        name = socket.gethostname() if args.sysfs_root is None else str(args.sysfs_root)
-        yield name, Host(**{root: path for root, path in roots.items() if path is not None})
-        return
-    if args.sysfs_root or args.dev_root:
-        raise UsageError("--simulate brings its own /sys and /dev", todo="leave out --sysfs-root and --dev-root")
-    from dra_agent import simulate
-
-    with tempfile.TemporaryDirectory(prefix="dra-agent-") as folder:
-        yield f"{args.simulate} (simulated)", simulate.build(args.simulate, Path(folder))
+    try:
+        return scan(host)
+    except PermanentError as error:
+        if config.sysfs_root == Path("/sys"):
+            raise
+        raise UsageError(error.what, todo=error.todo) from error
 
 
-def _print_tree(topology: Topology) -> None:
+def _title(config: Config) -> str:
+    if config.simulate is not None:
+        return f"{config.simulate} (simulated)"
+    return config.node if config.sysfs_root == Path("/sys") else str(config.sysfs_root)
+
+
+def _print_tree(topology: Topology, holders: Holders | None) -> None:
     from rich.console import Console
 
     from dra_agent.topology import tree
 
     # A pipe has no width: whoever reads it decides where lines end.
     console = Console(width=None if sys.stdout.isatty() else 1000)
-    console.print(tree.draw(topology), highlight=False)
+    console.print(tree.draw(topology, holders=holders), highlight=False)
+    sys.stdout.flush()
     for problem in topology.problems:
         print(f"problem: {problem}", file=sys.stderr)
 
 
-def _write_picture(path: Path, topology: Topology, name: str) -> None:
+def _write_picture(path: Path, topology: Topology, title: str, holders: Holders | None) -> None:
     from dra_agent.errors import PermanentError
     from dra_agent.topology import svg
 
-    picture = svg.draw(topology, title=name)
+    picture = svg.draw(topology, title=title, holders=holders)
     try:
         path.write_text(picture, encoding="utf-8")
     except OSError as error:

@@ -1,0 +1,194 @@
+"""The Python face: snapshots, events, rescans, the socket, and errors in words."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from dra_agent import simulate
+from dra_agent.errors import PermanentError
+from dra_agent.host import Host
+from dra_agent.topology import Change, Device, Kind, LiveTopology, Uevent, UeventSocket, scan
+
+FIELDS = set(["pci_address", "kind", "class", "vendor_id", "device_id", "numa_node", "numa_source", "pcie_root", "parents", "driver"])
+
+NETLINK_KOBJECT_UEVENT = 15
+"""linux/netlink.h; Python's socket module does not name it."""
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return simulate.build("dgx-h100", tmp_path / "host")
+
+
+def place(host: Host, device: Device) -> Path:
+    """A device's folder below the sysfs root."""
+    return (host.sysfs / "bus/pci/devices" / device.pci_address).resolve()
+
+
+def unplug(host: Host, device: Device) -> Uevent:
+    folder = place(host, device)
+    shutil.rmtree(folder)
+    (host.sysfs / "bus/pci/devices" / device.pci_address).unlink()
+    return Uevent("remove", f"/{folder.relative_to(host.sysfs)}", "pci")
+
+
+def test_a_simulated_dgx_is_what_it_stands_for(host: Host) -> None:
+    topology = scan(host)
+    gpus = [device for device in topology.wanted if device.kind is Kind.GPU]
+    assert topology.problems == ()
+    assert len(gpus) == 8
+    assert {gpu.numa_node for gpu in gpus} == {0, 1}
+    for gpu in gpus:
+        assert any(nic.kind is Kind.NIC and nic.pcie_switch == gpu.pcie_switch for nic in topology.wanted)
+        assert gpu.driver == "nvidia"
+    assert len(topology.distances) == len(topology.wanted) * (len(topology.wanted) - 1) // 2
+    first, second = gpus[:2]
+    assert topology.distance(first.pci_address, second.pci_address) is not None
+    assert topology.distance(first.pci_address, second.pci_address) == topology.distance(
+        second.pci_address, first.pci_address
+    )
+    assert topology.distance(first.pci_address, first.pci_address) is None
+
+
+def test_the_json_has_the_documented_fields(host: Host) -> None:
+    document = json.loads(LiveTopology(host).to_json())
+    assert list(document) == ["numa_nodes", "devices", "distances", "problems"]
+    for device in document["devices"]:
+        assert set(device) >= FIELDS
+        assert device["numa_source"] in ("device", "ancestor", "cpulist", None)
+    for pair in document["distances"]:
+        lower, higher = pair.split(",")
+        assert lower < higher
+
+
+def test_an_unplugged_gpu_is_gone_after_its_event(host: Host) -> None:
+    live = LiveTopology(host)
+    gpu = next(device for device in live.snapshot().wanted if device.kind is Kind.GPU)
+    change = live.apply(unplug(host, gpu))
+    assert change == Change(removed=(gpu.pci_address,))
+    assert change
+    assert gpu.pci_address not in live.snapshot().by_address
+    assert live.snapshot() == scan(host)
+    assert not live.rescan(), "the event had told everything"
+
+
+def test_a_rescan_finds_what_no_event_told(host: Host) -> None:
+    live = LiveTopology(host)
+    gpu = next(device for device in live.snapshot().wanted if device.kind is Kind.GPU)
+    unplug(host, gpu)
+    assert gpu.pci_address in live.snapshot().by_address
+    assert live.rescan() == Change(removed=(gpu.pci_address,))
+    assert live.snapshot() == scan(host)
+
+
+def test_events_of_other_devices_change_nothing(host: Host) -> None:
+    live = LiveTopology(host)
+    for event in (
+        Uevent("add", "/devices/virtual/net/veth0", "net"),
+        Uevent("change", "/devices/system/memory/memory4", "memory"),
+        Uevent("add", "/devices/pci0000:00/0000:00:1f.2/usb1/1-1", "usb"),
+        Uevent("remove", "/devices/pci0000:00/0000:00:1e.0", "pci"),
+    ):
+        assert not live.apply(event)
+
+
+def test_threads_may_share_it(host: Host) -> None:
+    live = LiveTopology(host)
+    expected = live.snapshot()
+    event = Uevent("change", f"/{place(host, expected.wanted[0]).relative_to(host.sysfs)}", "pci")
+
+    def work() -> None:
+        for _ in range(20):
+            assert not live.apply(event)
+            assert not live.rescan()
+            assert live.snapshot() == expected
+
+    with ThreadPoolExecutor(4) as threads:
+        for done in [threads.submit(work) for _ in range(4)]:
+            done.result()
+
+
+def test_no_sysfs_is_said_in_words(tmp_path: Path) -> None:
+    with pytest.raises(PermanentError) as missing:
+        scan(Host(sysfs=tmp_path / "missing"))
+    assert str(missing.value).startswith(
+        f"{tmp_path / 'missing'}: cannot open this as sysfs: no such file or directory"
+    )
+    assert "--sysfs-root" in str(missing.value)
+    with pytest.raises(PermanentError, match="not a sysfs: it holds neither bus/ nor devices/"):
+        scan(Host(sysfs=tmp_path))
+
+
+def test_a_host_that_vanishes_keeps_what_was_known(host: Host) -> None:
+    live = LiveTopology(host)
+    before = live.snapshot()
+    event = unplug(host, before.wanted[0])
+    host.sysfs.rename(host.sysfs.with_name("gone"))
+    for call in (live.rescan, lambda: live.apply(event)):
+        with pytest.raises(PermanentError, match="cannot open this as sysfs"):
+            call()
+    assert live.snapshot() == before
+
+
+def test_an_event_is_what_it_was_encoded_from() -> None:
+    event = Uevent("bind", "/devices/pci0000:3a/0000:3a:00.0", "pci")
+    assert Uevent.decode(event.encode()) == event
+    assert event.encode().startswith(b"bind@/devices/pci0000:3a/0000:3a:00.0\0ACTION=bind\0")
+    with pytest.raises(ValueError, match="no SUBSYSTEM"):
+        Uevent.decode(b"add@/x\0ACTION=add\0DEVPATH=/x\0")
+
+
+@pytest.fixture
+def kernel() -> UeventSocket:
+    try:
+        return UeventSocket()
+    except PermanentError as error:
+        pytest.skip(f"this machine gives no uevents: {error}")
+
+
+def test_the_socket_is_one_that_event_loops_watch(kernel: UeventSocket) -> None:
+    async def watch() -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(kernel.fileno(), lambda: None)
+        loop.remove_reader(kernel.fileno())
+
+    with kernel:
+        received = kernel.receive()
+        assert not received.lost
+        assert not os.get_blocking(kernel.fileno())
+        asyncio.run(watch())
+    with pytest.raises(OSError, match="closed"):
+        kernel.fileno()
+    kernel.close()
+
+
+def test_what_is_not_from_the_kernel_is_not_believed(kernel: UeventSocket) -> None:
+    forged = Uevent("remove", "/devices/pci0000:00/0000:00:03.0", "pci")
+    with kernel, socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_KOBJECT_UEVENT) as sender:
+        duplicate = socket.socket(fileno=os.dup(kernel.fileno()))
+        port = duplicate.getsockname()[0]
+        duplicate.close()
+        try:
+            sender.sendto(forged.encode(), (port, 0))
+        except PermissionError:
+            pytest.skip("this user may not send to netlink sockets")
+        assert forged not in kernel.receive().events
+
+
+def test_the_kernels_events_arrive(kernel: UeventSocket) -> None:
+    """Writing an action to a device's `uevent` file makes the kernel announce it."""
+    target = Path("/sys/devices/system/cpu/cpu0/uevent")
+    with kernel:
+        try:
+            target.write_text("change")
+        except OSError as error:
+            pytest.skip(f"uevents cannot be asked for here: {error}")
+        assert Uevent("change", "/devices/system/cpu/cpu0", "cpu") in kernel.receive().events

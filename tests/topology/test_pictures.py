@@ -1,0 +1,199 @@
+"""The tree for terminals and the picture: complete, valid, and safe with any name that a damaged host brings."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dra_agent import simulate
+from dra_agent.host import Host
+from dra_agent.topology import Device, Kind, NumaNode, Problem, Topology, scan, svg, tree
+from dra_agent.topology.branch import Branch, grow, switches
+from dra_agent.topology.names import ProductNames
+from dra_agent.topology.svg_layout import Box, arrange
+from topology.conftest import Machine
+
+NO_NAMES = ProductNames(b"")
+PCI_IDS = b"""\
+# comment
+1bcf  NEC Corporation
+\t001c  Vector Engine 1.0
+\t\t1bcf 0001  a board
+10de  NVIDIA Corporation
+# a comment among products
+\t2330  GH100 [H100 SXM5 80GB]
+\t2331  GH100 [H100 PCIe]
+15b3  Mellanox Technologies
+\t1021  MT2910 Family [ConnectX-7]
+"""
+
+
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> Topology:
+    return scan(simulate.build("dgx-h100", tmp_path_factory.mktemp("dgx") / "host"))
+
+
+def text(topology: Topology, **options: object) -> str:
+    from rich.console import Console
+
+    console = Console(width=400, no_color=True)
+    with console.capture() as capture:
+        console.print(tree.draw(topology, **options), highlight=False)  # type: ignore[arg-type]
+    return capture.get()
+
+
+def texts(picture: str) -> Iterator[str]:
+    for element in ET.fromstring(picture).iter():
+        if element.text:
+            yield element.text
+
+
+def made_up(number: int, **facts: object) -> Device:
+    document = {
+        "pci_address": f"0000:{number:02x}:00.0", "kind": "nic", "class": "0x020000", "vendor_id": "0x15b3",
+        "device_id": "0x1021", "subsystem_vendor": None, "subsystem_device": None, "revision": None, "numa_node": 0,
+        "numa_source": "device", "pcie_root": "pci0000:00", "parents": [], "pcie_switch": None, "driver": None,
+        "iommu_group": None, "link": None, "sriov": None, "physfn": None, "virtfns": [], "net": [], "infiniband": [],
+        "uverbs": [], "drm": None, "accel": [], "kfd": None, "vfio": None,
+    }  # fmt: skip
+    return msgspec.convert({**document, **facts}, Device)
+
+
+def host_of(*devices: Device, nodes: int = 1) -> Topology:
+    numa = [NumaNode(node, None, "0-7", 1 << 36, (10,) * nodes) for node in range(nodes)]
+    return Topology(tuple(numa), devices, {}, ())
+
+
+def test_the_tree_shows_every_wanted_device_where_it_hangs(dgx: Topology) -> None:
+    lines = text(dgx, names=ProductNames(PCI_IDS)).splitlines()
+    assert lines[0] == "2 NUMA nodes, 8 GPUs, 10 NICs, 10 NVMe drives, 62 other functions"
+    for device in dgx.wanted:
+        [line] = [line for line in lines if device.pci_address in line]
+        assert f"{device.vendor_id[2:]}:{device.device_id[2:]}" in line
+        assert (device.driver or "no driver") in line
+    gpu = next(device for device in dgx.wanted if device.kind is Kind.GPU)
+    at = next(number for number, line in enumerate(lines) if gpu.pci_address in line)
+    assert "NVIDIA H100 SXM5 80GB" in lines[at]
+    assert "PCIe 5 x16" in lines[at]
+    assert any(f"switch {gpu.pcie_switch}" in line for line in lines[:at])
+    # Nobody knows who holds what, so nothing is said to be free.
+    assert not any("free" in line or "held" in line for line in lines)
+
+
+def test_holders_are_shown_in_both_pictures(dgx: Topology) -> None:
+    held, free = [device.pci_address for device in dgx.wanted if device.kind is Kind.GPU][:2]
+    holders = {held: ["team-a/train", "team-b/notebook"]}
+    lines = text(dgx, holders=holders, names=NO_NAMES).splitlines()
+    assert next(line for line in lines if held in line).endswith("held by team-a/train, team-b/notebook")
+    assert next(line for line in lines if free in line).endswith("free")
+    shown = list(texts(svg.draw(dgx, title="dgx", holders=holders, names=NO_NAMES)))
+    assert "team-a/train +1" in shown
+    assert shown.count("free") == len(dgx.wanted) - 1
+
+
+def test_the_picture_is_valid_and_needs_nothing_from_outside(dgx: Topology) -> None:
+    picture = svg.draw(dgx, title='a <host> & its "devices"', holders={}, names=NO_NAMES)
+    root = ET.fromstring(picture)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert 'a <host> & its "devices"' in texts(picture)
+    for forbidden in ("http", "@import", "url(", "<image", "<script", "href"):
+        assert forbidden not in picture.replace("http://www.w3.org/2000/svg", "")
+    shown = set(texts(picture))
+    for device in dgx.wanted:
+        assert device.pci_address in shown
+    for node in dgx.numa_nodes:
+        assert any(f"NUMA node {node.id}" in line for line in shown)
+    assert {device.pcie_root for device in dgx.wanted} <= shown
+    assert {f"switch {device.pcie_switch}" for device in dgx.wanted if device.pcie_switch} <= shown
+
+
+def test_boxes_lie_inside_each_other_and_never_overlap(dgx: Topology, machine: Machine) -> None:
+    recorded = scan(Host(sysfs=machine("hwloc-8ve") / "sys"))
+    for topology in (dgx, recorded):
+        boxes = arrange(grow(topology), with_holders=True)
+        assert_apart(boxes)
+        for outer in (box for top in boxes for box in top.walk()):
+            assert_apart(outer.inner)
+            for inner in outer.inner:
+                assert outer.x < inner.x
+                assert outer.y < inner.y
+                assert inner.x + inner.width < outer.x + outer.width
+                assert inner.y + inner.height < outer.y + outer.height
+
+
+def assert_apart(boxes: list[Box]) -> None:
+    for number, one in enumerate(boxes):
+        for other in boxes[number + 1 :]:
+            assert (
+                one.x + one.width <= other.x
+                or other.x + other.width <= one.x
+                or one.y + one.height <= other.y
+                or other.y + other.height <= one.y
+            )
+
+
+def test_names_from_a_damaged_host_cannot_break_the_pictures() -> None:
+    nasty = "\x1b[31m<script>\x00&\ud800".encode("utf-8", "replace").decode() + "[bold]" + "x" * 300
+    topology = msgspec.structs.replace(
+        host_of(made_up(1, net=[nasty], driver=nasty)),
+        problems=tuple(Problem(f"{nasty}{number}", nasty) for number in range(9)),
+    )
+    picture = svg.draw(topology, title=nasty, holders={"0000:01:00.0": [nasty]}, names=NO_NAMES)
+    ET.fromstring(picture)
+    assert "<script>" not in picture
+    assert "and 3 problems more" in texts(picture)
+    assert "[bold]" in text(topology, names=NO_NAMES), "names are no markup"
+
+
+def test_hosts_with_little_are_drawn_too(tmp_path: Path) -> None:
+    empty = Topology((), (), {}, ())
+    unknown = host_of(made_up(1, numa_node=None), made_up(2, numa_node=7))
+    for topology in (empty, unknown, host_of(nodes=8)):
+        ET.fromstring(svg.draw(topology, title="host", names=NO_NAMES))
+        assert text(topology, names=NO_NAMES)
+    assert "NUMA node unknown" in text(unknown, names=NO_NAMES)
+    assert "0000:02:00.0" in text(unknown, names=NO_NAMES)
+
+
+def test_virtual_functions_are_folded_into_their_card() -> None:
+    functions = [made_up(0x10 + number, physfn="0000:01:00.0") for number in range(20)]
+    topology = host_of(made_up(1), *functions)
+    held = {functions[3].pci_address: ["team-a/vf"]}
+    lines = text(topology, holders=held, names=NO_NAMES)
+    assert "19 free virtual functions" in lines
+    assert functions[3].pci_address in lines
+    assert functions[4].pci_address not in lines
+    picture = svg.draw(topology, title="host", holders=held, names=NO_NAMES)
+    assert "20 VFs" in texts(picture)
+    assert any("held by team-a/vf" in line for line in texts(picture))
+
+
+def test_switches_inside_a_card_are_left_out() -> None:
+    ports = ["0000:00:01.0", "0000:01:00.0", "0000:02:00.0", "0000:03:00.0", "0000:04:00.0"]
+    gpu = made_up(5, kind="gpu", parents=ports, pcie_switch=ports[1])
+    nic = made_up(6, parents=[*ports[:2], "0000:02:01.0"], pcie_switch=ports[1])
+    assert switches(gpu) == (ports[1], ports[3])
+    [node] = grow(host_of(gpu, nic))
+    [root] = node.branches
+    [switch] = root.branches
+    assert (switch.name, switch.branches) == (ports[1], [])
+    assert [leaf.device for leaf in switch.leaves] == [gpu, nic]
+    # With a neighbour at the inner switch it is worth showing.
+    twin = made_up(7, kind="gpu", parents=ports, pcie_switch=ports[1])
+    inner: Branch = grow(host_of(gpu, nic, twin))[0].branches[0].branches[0]
+    assert [branch.name for branch in inner.branches] == [ports[3]]
+
+
+def test_products_have_the_names_of_pci_ids() -> None:
+    names = ProductNames(b"\n" + PCI_IDS)
+    assert names.product("0x10de", "0x2331") == "GH100 [H100 PCIe]"
+    assert names.product("0x10de", "0x001c") is None, "another vendor's product"
+    assert names.product("0x1bcf", "0x0001") is None, "a board's id is no product"
+    assert names.product("0xdead", "0x2331") is None
+    assert names.short(made_up(1)) == "Mellanox ConnectX-7"
+    assert NO_NAMES.short(made_up(1)) == "Mellanox 15b3:1021"
+    assert NO_NAMES.short(made_up(1, vendor_id="0xdead")) == "dead:1021"
