@@ -82,6 +82,7 @@ def test_json_is_yaml_too() -> None:
         ("# only a comment\n", "claim.yaml: holds no object; write at least one resource.k8s.io/v1 object"),
         ("a: &a [x]\nb: *c\n", "claim.yaml:2: not YAML: found undefined alias"),
         ("a: \x07\n", "claim.yaml"),
+        ("a: 1\nb: \udcff\n", "claim.yaml:2: not UTF-8 text"),
     ],
 )
 def test_text_that_holds_no_object(text: str, message: str) -> None:

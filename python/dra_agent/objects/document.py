@@ -57,6 +57,8 @@ def read_documents(text: str, file: str) -> Iterator[Document]:
             value = _Reader(file).value(node) if node is not None else None
             if value is not None:
                 yield Document(value, node)
+    except UnicodeEncodeError as error:
+        raise UsageError("not UTF-8 text", where=f"{file}:{text.count(chr(10), 0, error.start) + 1}") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise _unreadable(error.problem or str(error), file, mark.line + 1 if mark else None) from error

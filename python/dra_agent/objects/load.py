@@ -61,15 +61,15 @@ def load_objects(path: Path | str, *, strict: bool = True) -> list[LoadedObject]
 
     Raises UsageError naming the file and, for each thing that is wrong, its line and field.
     """
-    if str(path) == STANDARD_INPUT:
-        return parse_objects(sys.stdin.read(), "standard input", strict=strict)
+    given = str(path) == STANDARD_INPUT
+    file = "standard input" if given else str(path)
     try:
-        text = Path(path).read_bytes().decode()
+        text = sys.stdin.read() if given else Path(path).read_bytes().decode()
     except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+        raise UsageError(f"cannot be read: {error.strerror}", where=file) from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"not UTF-8 text (byte {error.start})", where=str(path)) from error
-    return parse_objects(text, str(path), strict=strict)
+        raise UsageError(f"not UTF-8 text (byte {error.start})", where=file) from error
+    return parse_objects(text, file, strict=strict)
 
 
 def parse_objects(text: str, file: str, *, strict: bool = True) -> list[LoadedObject]:
