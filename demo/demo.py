@@ -55,7 +55,7 @@ class Demo:
             [AGENT, *arguments], capture_output=True, text=True, env=environment, cwd=ROOT, timeout=100, check=False
         )
         if show:
-            print(result.stdout.rstrip())
+            print((result.stdout + result.stderr).rstrip())
         if result.returncode not in answers:
             raise StepFailedError(f"exit {result.returncode}: {result.stderr.strip() or result.stdout.strip()}")
         return result.stdout
@@ -71,9 +71,9 @@ class Demo:
         notes: list[str] = []
         try:
             yield notes.append
-        except (StepFailedError, subprocess.TimeoutExpired, KeyError, IndexError, ValueError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - a step that fails in any way is a line, not the end
             print(f"FAILED: {error}", flush=True)
-            self.outcomes.append(("FAILED", f"{what}: {error}".splitlines()[0]))
+            self.outcomes.append(("FAILED", f"{what}: {error or type(error).__name__}".splitlines()[0]))
         else:
             self.outcomes.append(("ok", f"{what}{': ' + '; '.join(notes) if notes else ''}"))
 
