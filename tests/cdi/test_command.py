@@ -109,6 +109,43 @@ def test_try_without_a_runtime_says_what_one_would_do(
     cdi: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert main(["cdi", "try", "uid-1", "--cdi-dir", str(cdi)]) == 1
+    assert main(["cdi", "try", "uid-1", "--cdi-dir", str(cdi)]) == 0
     shown = capsys.readouterr().out
     assert "no container: " in shown and "add device /dev/kfd" in shown
+
+
+def test_try_says_when_the_container_does_not_start(
+    cdi: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A podman that starts containers, but none with a device."""
+    if shutil.which("busybox") is None:
+        pytest.skip("no static busybox is installed to put into a container")
+    podman = tmp_path / "podman"
+    podman.write_text('#!/bin/sh\ncase "$*" in *--device*) echo "cannot resolve" >&2; exit 126;; esac\n')
+    podman.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/sbin:/usr/bin:/bin")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("dra_agent.cdi.runtime._ARRANGED", 'exec "$@"')
+    monkeypatch.setattr("dra_agent.cdi.runtime.shutil.which", _which_with("unshare", tmp_path))
+    assert main(["cdi", "try", "uid-1", "--cdi-dir", str(cdi)]) == 1
+    error = capfd.readouterr().err
+    assert "cannot resolve" in error and "podman: the container ended with status 126" in error
+
+
+def _which_with(name: str, folder: Path) -> object:
+    """Find a stand-in for `unshare` that changes nothing: `unshare --mount CMD...` runs CMD."""
+    stand_in = folder / name
+    stand_in.write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    stand_in.chmod(0o755)
+    real = shutil.which
+    return lambda program, *rest, **more: str(stand_in) if program == name else real(program, *rest, **more)
+
+
+def test_the_configuration_says_where_the_specs_are(
+    cdi: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRA_AGENT_CDI_DIR", str(cdi))
+    assert main(["cdi", "list"]) == 0
+    assert "default/amd-gpu" in capsys.readouterr().out
+    assert main(["cdi", "validate"]) == 1
+    assert f"{cdi}/vendor.json: refused" in capsys.readouterr().out

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 from dra_agent.cli.output import add_output_flag, emit, progress, table
 
 if TYPE_CHECKING:
+    from dra_agent.cdi.directory import SpecDirectory
     from dra_agent.cdi.registry import Conflict, Registry
 
-DEFAULT_DRIVER = "dra-agent.internal"
-DEFAULT_DIRECTORY = Path("/var/run/cdi")
 _REBUILD = "restart the agent: it writes the specs of held claims again"
 
 
@@ -42,6 +41,8 @@ class CheckedFile:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands and their flags."""
+    from dra_agent.agent.config import add_flags
+
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="show the claims that have a spec, with their CDI ids")
     show = actions.add_parser("show", help="show what a container gets of claims or CDI ids, and how to start one")
@@ -50,15 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for action in (show, attempt):
         action.add_argument("name", nargs="+", help="uid of a claim, or a CDI id (vendor/class=name)")
-    for action in (listing, show, attempt):
-        action.add_argument(
-            "--cdi-dir", type=Path, default=DEFAULT_DIRECTORY, help=f"where the agent writes ({DEFAULT_DIRECTORY})"
-        )
-        action.add_argument("--driver-name", default=DEFAULT_DRIVER, help=f"driver of the claims ({DEFAULT_DRIVER})")
     validate = actions.add_parser("validate", help="say which files a container runtime refuses, and why")
     validate.add_argument(
         "directory", nargs="*", type=Path, help="lowest priority first; without any, those that runtimes read"
     )
+    for action in (listing, show, attempt, validate):
+        add_flags(action, ("cdi_dir", "driver_name"))
     for action in (listing, show, validate):
         add_output_flag(action)
 
@@ -69,12 +67,29 @@ def run(args: argparse.Namespace) -> int:
     return actions[args.action](args)
 
 
-def _list(args: argparse.Namespace) -> int:
+def _specs(args: argparse.Namespace) -> SpecDirectory:
+    """Give the directory that the agent of this configuration writes to."""
+    from dra_agent.agent.config import load
     from dra_agent.cdi.directory import SpecDirectory
+
+    config = load(args)
+    return SpecDirectory(config.cdi_dir, config.driver_name)
+
+
+def _directories(ours: Path) -> list[Path]:
+    """Give the directories that runtimes read, and the agent's where it is another."""
+    from dra_agent.cdi.registry import DEFAULT_DIRECTORIES
+
+    usual = any(ours.resolve() == directory.resolve() for directory in DEFAULT_DIRECTORIES)
+    return [*DEFAULT_DIRECTORIES, *([] if usual else [ours])]
+
+
+def _list(args: argparse.Namespace) -> int:
     from dra_agent.cdi.registry import load_file
 
+    specs = _specs(args)
     claims = []
-    for uid, path in SpecDirectory(args.cdi_dir, args.driver_name).claims().items():
+    for uid, path in specs.claims().items():
         loaded = load_file(path)
         devices = loaded.spec.devices if loaded.spec else ()
         ids = tuple(f"{loaded.spec.kind}={device.name}" for device in devices) if loaded.spec else ()
@@ -86,7 +101,7 @@ def _list(args: argparse.Namespace) -> int:
         rows = ((item.claim, item.uid, "\n".join(item.cdi_device_ids or item.refused)) for item in claims)
         table(["claim", "uid", "CDI ids"], rows)
     else:
-        print(f"no claim of {args.driver_name} has a CDI spec in {args.cdi_dir}")
+        print(f"no claim of {specs.driver} has a CDI spec in {specs.path}")
     return 1 if any(item.refused for item in claims) else 0
 
 
@@ -94,7 +109,7 @@ def _show(args: argparse.Namespace) -> int:
     from dra_agent.cdi.injection import applied_edits, describe
     from dra_agent.cdi.runtime import command_lines
 
-    registry, ids = _resolve(args)
+    registry, ids = _resolve(args, _specs(args))
     edits = applied_edits(registry, ids)
     if args.output != "table":
         emit({"cdi_device_ids": ids, "container_edits": edits}, args.output)
@@ -116,45 +131,51 @@ def _try(args: argparse.Namespace) -> int:
 
     from dra_agent.cdi.injection import applied_edits, describe
     from dra_agent.cdi.runtime import find, make_rootfs
+    from dra_agent.errors import RetryableError
 
-    registry, ids = _resolve(args)
+    specs = _specs(args)
+    registry, ids = _resolve(args, specs)
     edits = applied_edits(registry, ids)
     with tempfile.TemporaryDirectory(prefix="dra-agent-") as folder:
         rootfs = make_rootfs(Path(folder) / "rootfs")
         runtime, reasons = None, ["no static busybox is installed to put into a container"]
         if rootfs is not None:
             with progress("looking for a container runtime that works here"):
-                runtime, reasons = find(rootfs, args.cdi_dir)
+                runtime, reasons = find(rootfs, specs.path)
         if runtime is None or rootfs is None:
             for reason in reasons:
                 print(f"no container: {reason}")
             print("a runtime would do this:")
             for line in describe(edits):
                 print(f"  {line}")
-            return 1
+            return 0
         paths = [node.path for node in edits.device_nodes] + [mount.container_path for mount in edits.mounts]
         names = [variable.partition("=")[0] for variable in edits.env]
         script = 'for name in $NAMES; do env | grep "^$name="; done; test $# = 0 || ls -lnd "$@"'
         argv = ["/bin/busybox", "env", f"NAMES={' '.join(names)}", "/bin/busybox", "sh", "-c", script, "sh", *paths]
         print(f"$ {runtime.name} run {' '.join(f'--device {name}' for name in ids)}", flush=True)
-        return 1 if subprocess.run(runtime.command(ids, rootfs, argv)).returncode else 0
+        status = subprocess.run(runtime.command(ids, rootfs, argv)).returncode
+    if status:
+        raise RetryableError(
+            f"the container ended with status {status}",
+            where=runtime.name,
+            todo="see what it printed above; `dra-agent cdi validate` checks the files",
+        )
+    return 0
 
 
-def _resolve(args: argparse.Namespace) -> tuple[Registry, list[str]]:
+def _resolve(args: argparse.Namespace, specs: SpecDirectory) -> tuple[Registry, list[str]]:
     """Load the directories, and give the ids that the names of the command line stand for."""
-    from dra_agent.cdi.directory import SpecDirectory
-    from dra_agent.cdi.registry import DEFAULT_DIRECTORIES, load
+    from dra_agent.cdi.registry import load
     from dra_agent.errors import PermanentError
 
-    ours: Path = args.cdi_dir
-    usual = any(ours.resolve() == directory.resolve() for directory in DEFAULT_DIRECTORIES)
-    registry = load(DEFAULT_DIRECTORIES if usual else [*DEFAULT_DIRECTORIES, ours])
+    registry = load(_directories(specs.path))
     ids = []
     for wanted in args.name:
         if "=" in wanted:
             ids.append(wanted)
             continue
-        path = SpecDirectory(ours, args.driver_name).file(wanted)
+        path = specs.file(wanted)
         loaded = next((file for file in registry.files if file.path == path), None)
         if loaded is None:
             raise PermanentError(
@@ -167,14 +188,14 @@ def _resolve(args: argparse.Namespace) -> tuple[Registry, list[str]]:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from dra_agent.cdi.registry import DEFAULT_DIRECTORIES, load
+    from dra_agent.cdi.registry import load
     from dra_agent.cdi.validate import warnings
     from dra_agent.errors import UsageError
 
     for directory in args.directory:
         if not directory.is_dir():
             raise UsageError("is no directory", where=str(directory), todo="name a directory that holds CDI specs")
-    directories = args.directory or DEFAULT_DIRECTORIES
+    directories = args.directory or _directories(_specs(args).path)
     registry = load(directories)
     files = [
         CheckedFile(
