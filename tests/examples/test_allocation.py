@@ -1,0 +1,112 @@
+"""The example claims on simulated hosts: each is allocated where a host suits it, and refused where none does."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_agent import inventory, simulate, topology
+from dra_agent.agent.config import load
+from dra_agent.allocator import allocate
+from dra_agent.inventory.settings import InventorySettings
+from dra_agent.objects import load_objects
+from dra_agent.slices import desired_slices
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DRIVER = "dra-agent.internal"
+ANY = "h100-else-l40s-else-any"
+
+
+def objects(folder: str) -> dict[str, dict[str, Any]]:
+    return {
+        loaded.name: loaded.value
+        for path in sorted((EXAMPLES / folder).glob("*.yaml"))
+        for loaded in load_objects(path)
+    }
+
+
+def published(profile: str, root: Path, settings: InventorySettings | None = None) -> list[dict[str, Any]]:
+    host = simulate.build(profile, root)
+    found = inventory.take(host, topology.scan(host), settings, driver=DRIVER)
+    desired = desired_slices(found, node="node-1", driver=DRIVER, naming="fixed")
+    assert desired.problems == []
+    return desired.slices
+
+
+def given(claim: dict[str, Any], slices: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The devices of each request of a claim, as the slices describe them; empty where it does not fit."""
+    answer = allocate(node="node-1", classes=objects("classes").values(), slices=slices, claims=[claim])
+    assert answer["error"] is None
+    by_name = {
+        (spec["pool"]["name"], device["name"]): device
+        for slice_ in slices
+        for spec in [slice_["spec"]]
+        for device in spec.get("devices", [])
+    }
+    devices: dict[str, list[dict[str, Any]]] = {}
+    for allocation in answer["results"]:
+        for result in allocation["devices"]["results"]:
+            devices.setdefault(result["request"], []).append(by_name[result["pool"], result["device"]])
+    return devices
+
+
+def value(device: dict[str, Any], attribute: str) -> Any:
+    return next(iter(device["attributes"][attribute].values()))
+
+
+@pytest.mark.parametrize(
+    ("profile", "fitting"),
+    [
+        (
+            "dgx-h100",
+            {"high-memory", "research", "inference", "development", "gpu-and-nic-one-switch", ANY},
+        ),
+        (
+            "hgx-h200",
+            {
+                "high-memory",
+                "research",
+                "inference",
+                "development",
+                "gpu-and-nic-one-switch",
+                "two-gpus-one-root",
+                ANY,
+            },
+        ),
+        ("mi300x", {"amd", "development", "gpu-and-nic-one-switch", ANY}),
+        ("flex170", {"intel", "development", ANY}),
+        ("l40s", {"high-memory", "research", "inference", "development", ANY}),
+        ("mixed", {"amd", "intel", "fpga", "high-memory", "inference", "development", ANY}),
+        ("cpu-only", set()),
+    ],
+)
+def test_each_claim_fits_the_hosts_that_suit_it_and_no_other(profile: str, fitting: set[str], tmp_path: Path) -> None:
+    slices = published(profile, tmp_path)
+    claims = objects("claims")
+    assert {name for name, claim in claims.items() if given(claim, slices)} == fitting
+    chosen = {"dgx-h100": "gpu/h100", "l40s": "gpu/l40s", "cpu-only": None}.get(profile, "gpu/any")
+    assert list(given(claims[ANY], slices)) == ([chosen] if chosen else [])
+
+
+def test_neighbours_are_given_out_together(tmp_path: Path) -> None:
+    slices = published("hgx-h200", tmp_path)
+    claims = objects("claims")
+    pair = given(claims["two-gpus-one-root"], slices)["gpus"]
+    assert len({gpu["name"] for gpu in pair}) == 2
+    assert len({value(gpu, "resource.kubernetes.io/pcieRoot") for gpu in pair}) == 1
+    near = given(claims["gpu-and-nic-one-switch"], slices)
+    (gpu,), (nic,) = near["gpu"], near["nic"]
+    assert value(gpu, "pcieSwitch") == value(nic, "pcieSwitch")
+    assert value(nic, "rdma") is True
+
+
+def test_the_latency_that_an_operator_gives_a_card_makes_it_claimable(tmp_path: Path) -> None:
+    claim = objects("claims")["low-latency-smartnic"]
+    assert given(claim, published("dgx-h100", tmp_path)) == {}
+    config = load(argparse.Namespace(config=EXAMPLES / "agent/latency.toml"), {})
+    devices = given(claim, published("dgx-h100", tmp_path, config.inventory))
+    (nic,) = devices["nic"]
+    assert (value(nic, "type"), value(nic, "latency")) == ("nic", "sub-microsecond")
