@@ -10,25 +10,23 @@ from typing import Any
 
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory.api import Capacity
 from dra_agent.inventory.device import Device, Problem
 from dra_agent.inventory.draft import Draft
+from dra_agent.inventory.nvidia.describe import DRIVER, describe_gpu, describe_instance
 from dra_agent.inventory.nvidia.facts import (
     DriverFacts,
     GpuFacts,
-    has_tensor_cores,
     read_driver,
     read_gpu,
     read_module,
     read_procfs,
 )
 from dra_agent.inventory.nvidia.library import LostError, Nvml, NvmlError, UnknownGpuError
+from dra_agent.inventory.nvidia.mig import MigInstance, read_instances
 from dra_agent.inventory.nvidia.worker import HungError
-from dra_agent.inventory.plain import add_drm_nodes
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.topology.model import Device as Function
 
-DRIVER = "nvidia"
 MOST_HANGS = 2
 """Calls that may hang before the rest of the GPUs is no longer asked, in one go."""
 
@@ -41,16 +39,17 @@ class NvidiaBackend:
         self._nvml = Nvml(host.nvml_library, timeout)
         self._handles: dict[str, Any] = {}
         self._known: dict[str, GpuFacts] = {}
+        self._mig: dict[str, list[MigInstance]] = {}
         self._driver: DriverFacts | None = None
         self._restarted = False
 
     def devices(self, functions: Sequence[Function], problems: list[Problem]) -> list[Device]:
         """Describe each GPU as one device."""
         present = {function.pci_address for function in functions}
-        for gone in self._known.keys() - present:
-            del self._known[gone]
-        for gone in self._handles.keys() - present:
-            del self._handles[gone]
+        for gone in (self._known.keys() | self._mig.keys() | self._handles.keys()) - present:
+            self._known.pop(gone, None)
+            self._mig.pop(gone, None)
+            self._handles.pop(gone, None)
         self._restarted = False
         answers = self._start(problems) if any(function.driver == DRIVER for function in functions) else False
         driver = self._driver or read_module(self._host, problems)
@@ -67,8 +66,12 @@ class NvidiaBackend:
                     hangs += hung
                 facts = facts or self._known.get(function.pci_address)
                 facts = facts or read_procfs(self._host, function.pci_address, problems)
-            self._fill(draft, facts or GpuFacts(), driver)
-            devices.append(draft.finish())
+            facts = facts or GpuFacts()
+            if facts.mig:
+                devices += self._instances(draft, facts, driver)
+            else:
+                describe_gpu(draft, facts, driver)
+                devices.append(draft.finish())
         return devices
 
     def close(self) -> None:
@@ -120,6 +123,30 @@ class NvidiaBackend:
             )
         return facts, False
 
+    def _instances(self, whole: Draft, facts: GpuFacts, driver: DriverFacts) -> list[Device]:
+        """Describe what exists of a GPU in MIG mode: no container can use it as a whole."""
+        address, problems = whole.function.pci_address, whole.problems
+        if whole.health == "healthy":
+            try:
+                self._mig[address] = read_instances(
+                    self._nvml, self._handle(address), self._host, address, facts.minor, problems
+                )
+            except RetryableError as error:
+                whole.health, whole.health_reason = "unmonitored", "NVML does not answer"
+                problems.append(Problem(whole.name, f"its MIG instances: {error.what}", error.todo))
+        instances = self._mig.get(address, [])
+        if not instances:
+            what = "MIG mode is on and there is no MIG instance, so that nothing of this GPU can be claimed"
+            todo = "create instances (nvidia-smi mig -cgi ... -C), or switch MIG mode off (nvidia-smi -mig 0)"
+            problems.append(Problem(whole.name, what, todo, severity="warning"))
+        devices = []
+        for instance in instances:
+            draft = Draft(self._host, whole.function, "gpu", problems, instance.parts)
+            draft.health, draft.health_reason = whole.health, whole.health_reason
+            describe_instance(draft, facts, driver, instance)
+            devices.append(draft.finish())
+        return devices
+
     def _handle(self, address: str) -> Any:
         handle = self._handles.get(address)
         if handle is None:
@@ -137,34 +164,6 @@ class NvidiaBackend:
                 handle = self._nvml.call("nvmlDeviceGetHandleByPciBusId", bus_id.encode(), about=address)
             self._handles[address] = handle
         return handle
-
-    def _fill(self, draft: Draft, facts: GpuFacts, driver: DriverFacts) -> None:
-        draft.set("productName", facts.name)
-        draft.set("uuid", facts.uuid)
-        draft.set("brand", facts.brand)
-        draft.set("architecture", facts.architecture)
-        if facts.compute_capability is not None:
-            major, minor = facts.compute_capability
-            draft.set_version("cudaComputeCapability", f"{major}.{minor}.0")
-            draft.set("tensorCores", has_tensor_cores((major, minor), draft.function.device_id))
-        draft.set("fabricDomain", facts.fabric_domain)
-        draft.set("fabricClique", facts.fabric_clique)
-        if draft.function.driver == DRIVER:
-            draft.set_version("driverVersion", driver.version)
-            draft.set_version("cudaDriverVersion", driver.cuda)
-        if facts.memory_bytes:
-            draft.capacity["memory"] = Capacity.of_bytes(facts.memory_bytes)
-        if facts.multiprocessors:
-            draft.capacity["multiprocessors"] = Capacity.of(facts.multiprocessors)
-        draft.identify(uuid=facts.uuid, minor=facts.minor)
-        if facts.minor is not None:
-            draft.node(f"/dev/nvidia{facts.minor}", "gpu")
-            draft.node("/dev/nvidiactl", "control")
-            draft.node("/dev/nvidia-uvm", "control")
-            draft.node_if_there("/dev/nvidia-uvm-tools", "control")
-            draft.node_if_there("/dev/nvidia-modeset", "control")
-        if draft.function.drm is not None:
-            add_drm_nodes(draft, draft.function.drm.card, draft.function.drm.render)
 
 
 def _library_problem(error: RetryableError) -> Problem:

@@ -1,0 +1,74 @@
+"""Writes what is known of an NVIDIA GPU, or of a MIG instance of one, into a device.
+
+What is known, and from where, is facts.py's and mig.py's to say.
+"""
+
+from __future__ import annotations
+
+from dra_agent.inventory.api import Capacity
+from dra_agent.inventory.device import device_name
+from dra_agent.inventory.draft import Draft
+from dra_agent.inventory.nvidia.facts import DriverFacts, GpuFacts, has_tensor_cores
+from dra_agent.inventory.nvidia.mig import MigInstance
+from dra_agent.inventory.plain import add_drm_nodes
+
+DRIVER = "nvidia"
+
+
+def describe_gpu(draft: Draft, facts: GpuFacts, driver: DriverFacts) -> None:
+    """Describe a whole GPU."""
+    draft.set("productName", facts.name)
+    draft.set("uuid", facts.uuid)
+    _model(draft, facts, driver)
+    draft.set("fabricDomain", facts.fabric_domain)
+    draft.set("fabricClique", facts.fabric_clique)
+    if facts.memory_bytes:
+        draft.capacity["memory"] = Capacity.of_bytes(facts.memory_bytes)
+    if facts.multiprocessors:
+        draft.capacity["multiprocessors"] = Capacity.of(facts.multiprocessors)
+    draft.identify(uuid=facts.uuid)
+    _nodes(draft, facts)
+    if draft.function.drm is not None:
+        add_drm_nodes(draft, draft.function.drm.card, draft.function.drm.render)
+
+
+def describe_instance(draft: Draft, facts: GpuFacts, driver: DriverFacts, instance: MigInstance) -> None:
+    """Describe one MIG instance of a GPU."""
+    draft.set("type", "mig")
+    draft.set("productName", facts.name)
+    draft.set("uuid", instance.uuid)
+    draft.set("parentUUID", facts.uuid)
+    draft.set("profile", instance.profile)
+    draft.set("memoryEnforcement", "mig")
+    _model(draft, facts, driver)
+    if instance.memory_bytes:
+        draft.capacity["memory"] = Capacity.of_bytes(instance.memory_bytes)
+    for name, count in instance.engines.items():
+        if count:
+            draft.capacity[name] = Capacity.of(count)
+    draft.identify(uuid=instance.uuid, parent=device_name("gpu", draft.function.pci_address))
+    _nodes(draft, facts)
+    for minor in instance.capability_minors:
+        draft.node(f"/dev/nvidia-caps/nvidia-cap{minor}", "capability")
+
+
+def _model(draft: Draft, facts: GpuFacts, driver: DriverFacts) -> None:
+    draft.set("brand", facts.brand)
+    draft.set("architecture", facts.architecture)
+    if facts.compute_capability is not None:
+        major, minor = facts.compute_capability
+        draft.set_version("cudaComputeCapability", f"{major}.{minor}.0")
+        draft.set("tensorCores", has_tensor_cores((major, minor), draft.function.device_id))
+    if draft.function.driver == DRIVER:
+        draft.set_version("driverVersion", driver.version)
+        draft.set_version("cudaDriverVersion", driver.cuda)
+
+
+def _nodes(draft: Draft, facts: GpuFacts) -> None:
+    draft.identify(minor=facts.minor)
+    if facts.minor is not None:
+        draft.node(f"/dev/nvidia{facts.minor}", "gpu")
+        draft.node("/dev/nvidiactl", "control")
+        draft.node("/dev/nvidia-uvm", "control")
+        draft.node_if_there("/dev/nvidia-uvm-tools", "control")
+        draft.node_if_there("/dev/nvidia-modeset", "control")

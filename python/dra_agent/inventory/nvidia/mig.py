@@ -1,0 +1,95 @@
+"""The MIG instances that exist on a GPU, as NVML and the driver's procfs tell them. It makes and destroys none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dra_agent.host import Host
+from dra_agent.inventory.device import Problem
+from dra_agent.inventory.nvidia.library import NotThereError, Nvml, UnknownGpuError
+from dra_agent.inventory.sysfs import Files
+
+_MIB = 1 << 20
+
+_ENGINES = {
+    "multiprocessors": "multiprocessorCount",
+    "copyEngines": "sharedCopyEngineCount",
+    "decoders": "sharedDecoderCount",
+    "encoders": "sharedEncoderCount",
+    "jpegEngines": "sharedJpegCount",
+    "ofaEngines": "sharedOfaCount",
+}
+"""Capacities and the fields of nvmlDeviceAttributes_t that they come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """One compute instance: what a container can be given."""
+
+    uuid: str
+    profile: str
+    """As nvidia-smi shows it: "1g.10gb", or "1c.3g.40gb" where a GPU instance holds several."""
+    parts: tuple[str | int, ...]
+    """What tells its name from that of the GPU: "mig", profile, first memory slice."""
+    memory_bytes: int | None = None
+    engines: dict[str, int] = field(default_factory=dict)
+    capability_minors: tuple[int, ...] = ()
+    """Of the GPU instance and of the compute instance, below /dev/nvidia-caps."""
+
+
+def read_instances(
+    nvml: Nvml, handle: Any, host: Host, address: str, minor: int | None, problems: list[Problem]
+) -> list[MigInstance]:
+    """Ask NVML for the instances of one GPU. Raises HungError, LostError and NvmlError."""
+
+    def ask(name: str, *arguments: Any) -> Any:
+        return nvml.call(name, *arguments, about=address)
+
+    instances = []
+    for index in range(ask("nvmlDeviceGetMaxMigDeviceCount", handle)):
+        try:
+            instance = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+        except (UnknownGpuError, NotThereError):
+            continue
+        instances.append(_instance(ask, handle, instance, host, minor, problems))
+    return instances
+
+
+def _instance(
+    ask: Callable[..., Any], gpu: Any, instance: Any, host: Host, minor: int | None, problems: list[Problem]
+) -> MigInstance:
+    gpu_instance = ask("nvmlDeviceGetGpuInstanceId", instance)
+    compute_instance = ask("nvmlDeviceGetComputeInstanceId", instance)
+    # "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+    profile = ask("nvmlDeviceGetName", instance).rpartition(" ")[2]
+    info = ask("nvmlGpuInstanceGetInfo", ask("nvmlDeviceGetGpuInstanceById", gpu, gpu_instance))
+    attributes = ask("nvmlDeviceGetAttributes_v2", instance)
+    parts: tuple[str | int, ...] = ("mig", profile, info.placement.start)
+    return MigInstance(
+        uuid=ask("nvmlDeviceGetUUID", instance),
+        profile=profile,
+        parts=(*parts, compute_instance) if compute_instance else parts,
+        memory_bytes=attributes.memorySizeMB * _MIB,
+        engines={name: getattr(attributes, field_) for name, field_ in _ENGINES.items()},
+        capability_minors=_minors(host, minor, f"gi{gpu_instance}", f"gi{gpu_instance}/ci{compute_instance}", problems),
+    )
+
+
+def _minors(
+    host: Host, minor: int | None, gpu_instance: str, compute_instance: str, problems: list[Problem]
+) -> tuple[int, ...]:
+    found = []
+    for folder in (gpu_instance, compute_instance):
+        files = Files(host.proc / f"driver/nvidia/capabilities/gpu{minor}/mig" / folder, problems)
+        text = files.properties("access", ":").get("DeviceFileMinor", "")
+        if text.isdecimal():
+            found.append(int(text))
+        else:
+            problems.append(
+                Problem(
+                    str(files.folder), "the driver names no device node of this MIG instance", "run `nvidia-smi -L`"
+                )
+            )
+    return tuple(found)
