@@ -17,7 +17,10 @@ from dra_agent.errors import PermanentError
 from dra_agent.host import Host
 from dra_agent.topology import Change, Device, Kind, LiveTopology, Uevent, UeventSocket, scan
 
-FIELDS = set(["pci_address", "kind", "class", "vendor_id", "device_id", "numa_node", "numa_source", "pcie_root", "parents", "driver"])
+FIELDS = {
+    "pci_address", "kind", "class", "vendor_id", "device_id", "driver",
+    "numa_node", "numa_source", "pcie_root", "parents",
+}  # fmt: skip
 
 NETLINK_KOBJECT_UEVENT = 15
 """linux/netlink.h; Python's socket module does not name it."""
@@ -25,7 +28,8 @@ NETLINK_KOBJECT_UEVENT = 15
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    return simulate.build("dgx-h100", tmp_path / "host")
+    """A small host: tests that change it need one each."""
+    return simulate.build("vm-1gpu", tmp_path / "host")
 
 
 def place(host: Host, device: Device) -> Path:
@@ -40,8 +44,8 @@ def unplug(host: Host, device: Device) -> Uevent:
     return Uevent("remove", f"/{folder.relative_to(host.sysfs)}", "pci")
 
 
-def test_a_simulated_dgx_is_what_it_stands_for(host: Host) -> None:
-    topology = scan(host)
+def test_a_simulated_dgx_is_what_it_stands_for(tmp_path: Path) -> None:
+    topology = scan(simulate.build("dgx-h100", tmp_path / "host"))
     gpus = [device for device in topology.wanted if device.kind is Kind.GPU]
     assert topology.problems == ()
     assert len(gpus) == 8
