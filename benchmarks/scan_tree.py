@@ -97,6 +97,7 @@ def _function(sys: Path, place: str, spec: tuple[int, int, int, str | None], nod
 
 def _details(sys: Path, place: str, spec: tuple[int, int, int, str | None], index: int) -> None:
     folder = sys / "devices" / place
+    _write(folder / "power/runtime_status", "active")
     for which in ("current", "max"):
         _write(folder / f"{which}_link_speed", "32.0 GT/s PCIe")
         _write(folder / f"{which}_link_width", "16")

@@ -95,6 +95,7 @@ impl Bare {
             for file in [
                 "class",
                 "revision",
+                "power/runtime_status",
                 "current_link_speed",
                 "current_link_width",
                 "max_link_speed",

@@ -27,6 +27,8 @@ pub struct Details {
     pub drm: Option<Drm>,
     pub accel: Vec<String>,
     pub vfio: Option<String>,
+    /// Runtime power management had put it to sleep, so its link was not asked.
+    pub(crate) asleep: bool,
 }
 
 /// The PCIe link of a device to the port above it; None where the hardware or the hypervisor says "Unknown".
@@ -55,9 +57,14 @@ impl Details {
     pub(crate) fn read(attributes: &mut Attributes<'_>, kind: Kind, driver: Option<&str>) -> Self {
         let mut details = Self {
             revision: attributes.value("revision", hex8),
-            link: attributes.pcie_link(),
+            asleep: attributes.value("power/runtime_status", |text| Some(text == b"suspended"))
+                == Some(true),
             ..Self::default()
         };
+        // Kernels read the link from config space, and recent ones wake the device for that.
+        if !details.asleep {
+            details.link = attributes.pcie_link();
+        }
         details.read_virtual_functions(attributes);
         if details.sriov.is_none() {
             details.physfn = attributes.linked("physfn", PciAddress::parse);
@@ -85,6 +92,13 @@ impl Details {
             details.vfio = attributes.names("vfio-dev", b"vfio").pop();
         }
         details
+    }
+
+    /// A sleeping device's link is the one that it had when it was awake, if that is known.
+    pub(crate) fn remember_link(&mut self, before: Option<&Self>) {
+        if self.asleep && self.link.is_none() {
+            self.link = before.and_then(|details| details.link);
+        }
     }
 
     fn read_virtual_functions(&mut self, attributes: &mut Attributes<'_>) {

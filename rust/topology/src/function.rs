@@ -57,6 +57,14 @@ impl Function {
         None
     }
 
+    /// Keeps what could not be asked this time from the last time.
+    pub(crate) fn remember(&mut self, before: Option<&Self>) {
+        let before = before.and_then(|function| function.details.as_deref());
+        if let Some(details) = &mut self.details {
+            details.remember_link(before);
+        }
+    }
+
     fn try_read(
         listing: &mut Listing,
         address: PciAddress,

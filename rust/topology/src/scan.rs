@@ -55,6 +55,9 @@ impl Topology {
     /// As [`Topology::scan`]; the topology is then as before.
     pub fn rescan(&mut self) -> Result<Change, TopologyError> {
         let mut fresh = Self::scan(&self.sysfs)?;
+        for (address, function) in &mut fresh.functions {
+            function.remember(self.functions.get(address));
+        }
         std::mem::swap(self, &mut fresh);
         Ok(Change::between(&fresh, self))
     }
@@ -144,7 +147,10 @@ impl Topology {
             self.problems.insert(Some(address), problems);
         }
         match function {
-            Some(function) => self.functions.insert(address, function),
+            Some(mut function) => {
+                function.remember(self.functions.get(&address));
+                self.functions.insert(address, function)
+            }
             None => self.functions.remove(&address),
         }
     }

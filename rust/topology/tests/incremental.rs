@@ -412,6 +412,32 @@ fn a_virtual_function_changes_its_physical_one() {
 }
 
 #[test]
+fn a_sleeping_device_is_not_asked_for_its_link_but_keeps_it() {
+    let tree = Tree::new();
+    let gpu = "pci0000:3a/0000:3a:00.0";
+    tree.add(gpu, &GPU);
+    let status = |state: &str| tree.write(&format!("devices/{gpu}/power/runtime_status"), state);
+    let width = |topology: &Topology| json(topology)["devices"][0]["link"]["max_width"].clone();
+    tree.write(&format!("devices/{gpu}/max_link_width"), "16");
+    status("suspended");
+    let mut live = tree.scan();
+    assert_eq!(width(&live), serde_json::Value::Null);
+    status("active");
+    live.apply(&event("change", "pci", gpu)).expect("applied");
+    assert_eq!(width(&live), 16);
+    status("suspended");
+    tree.write(
+        &format!("devices/{gpu}/max_link_width"),
+        "garbage, if it were read",
+    );
+    live.apply(&event("change", "pci", gpu)).expect("applied");
+    assert_eq!(width(&live), 16);
+    live.rescan().expect("a rescan");
+    assert_eq!(width(&live), 16);
+    assert_eq!(json(&live)["problems"], serde_json::json!([]));
+}
+
+#[test]
 fn cpus_that_come_and_go_are_seen() {
     let tree = Tree::new();
     tree.add("pci0000:00/0000:00:01.0", &GPU);
