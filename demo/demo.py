@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -88,10 +89,15 @@ class Demo:
         while time.monotonic() < began + START_TIMEOUT:
             if self.agent.poll() is not None:
                 raise StepFailedError(f"the agent ended: {self.log_tail()}")
-            if (self.state_dir / "agent.sock").exists():
+            if self.answers():
                 return time.monotonic() - began
             time.sleep(0.01)
         raise StepFailedError(f"the agent did not start within {START_TIMEOUT:.0f} s: {self.log_tail()}")
+
+    def answers(self) -> bool:
+        """Whether an agent listens; a socket that a killed one left behind does not count."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(self.state_dir / "agent.sock")) == 0
 
     def stop(self, how: signal.Signals) -> int:
         """End the agent; the result is its exit code."""
@@ -168,7 +174,8 @@ def steps(demo: Demo) -> None:
         waiting = next(claim for claim in demo.ask("claim", "list") if claim["phase"] == "Pending")
         path = demo.directory / "waiting.json"
         path.write_text(json.dumps({**waiting["claim"], "status": {}}))
-        demo.run("explain", "-f", str(path), answers=(1,))
+        if not demo.run("explain", "-f", str(path), answers=(1,)).strip():
+            raise StepFailedError("nothing was explained")
         note(f"{waiting['name']}: {waiting['message']}")
 
     with demo.step("Print the CDI ids of the prepared claims") as note:
