@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import Problem
 from dra_agent.inventory.nvidia.backend import NvidiaBackend
@@ -25,9 +26,11 @@ class MigLibrary:
 
     def __init__(self, *instances: tuple[int, int, str, int]) -> None:
         self.instances = instances
-        self.broken = False
+        self.broken = self.silent = False
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        if self.silent:
+            raise RetryableError("no answer")
 
     def close(self) -> None: ...
 
@@ -153,3 +156,14 @@ def test_instances_stay_known_while_the_library_does_not_answer(
     assert after.to_api() == before.to_api()
     assert (before.health, after.health) == ("healthy", "unmonitored")
     assert len(problems) == 1
+
+
+def test_a_divided_gpu_is_never_offered_as_a_whole_while_the_library_is_silent(
+    backend: Callable[[MigLibrary], NvidiaBackend], gpu: Function, write: Write
+) -> None:
+    write("proc/driver/nvidia/gpus/0000:3b:00.0/information", "Model: \t NVIDIA H100\nDevice Minor: \t 2")
+    library = MigLibrary((9, 0, "1g.10gb", 4))
+    library.silent = True
+    problems: list[Problem] = []
+    assert backend(library).devices([gpu], problems) == []
+    assert "its MIG instances are not known" in problems[-1].what

@@ -135,10 +135,13 @@ class NvidiaBackend:
                 whole.health, whole.health_reason = "unmonitored", "NVML does not answer"
                 problems.append(Problem(whole.name, f"its MIG instances: {error.what}", error.todo))
         instances = self._mig.get(address, [])
-        if not instances:
+        if not instances and whole.health == "healthy":
             what = "MIG mode is on and there is no MIG instance, so that nothing of this GPU can be claimed"
             todo = "create instances (nvidia-smi mig -cgi ... -C), or switch MIG mode off (nvidia-smi -mig 0)"
             problems.append(Problem(whole.name, what, todo, severity="warning"))
+        elif not instances:
+            what = "its MIG instances are not known while NVML does not answer, so that nothing of it can be claimed"
+            problems.append(Problem(whole.name, what))
         devices = []
         for instance in instances:
             draft = Draft(self._host, whole.function, "gpu", problems, instance.parts)

@@ -146,11 +146,14 @@ def read_procfs(host: Host, address: str, problems: list[Problem]) -> GpuFacts:
     files = Files(host.proc / "driver/nvidia/gpus" / address, problems)
     information = files.properties("information", ":")
     uuid, minor = information.get("GPU UUID", ""), information.get("Device Minor", "")
+    mig = Files(host.proc / f"driver/nvidia/capabilities/gpu{minor}/mig", problems)
     return GpuFacts(
         # The driver prints question marks until something has opened the GPU.
         uuid=uuid if uuid and "?" not in uuid else None,
         name=information.get("Model") or None,
         minor=int(minor) if minor.isdecimal() else None,
+        # Whether MIG mode is on is not told, but instances exist in no other.
+        mig=any(name.startswith("gi") for name in mig.names()) or None,
     )
 
 
