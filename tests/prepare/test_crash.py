@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_agent.prepare.ports import Entry
 from prepare.world import DRIVER, Crash, World, claim, partition
 
 Operation = Callable[[World], object]
@@ -132,3 +133,29 @@ def test_a_claim_of_a_newer_agent_is_left_as_it_is(world: World) -> None:
     report = world.preparer.recover()
     assert "newer agent" in report.problems[0] and world.specs.file("newer").exists()
     assert world.preparer.unprepare("newer") and world.ledger.entries() == []
+
+
+def test_a_spec_that_is_lost_while_the_agent_runs_is_written_again(world: World) -> None:
+    for uid, gpu in (("a", "gpu-0"), ("b", "gpu-1"), ("c", "gpu-2")):
+        world.preparer.prepare(claim(uid, gpu))
+    world.specs.file("a").unlink()
+    world.host.dev_path("/dev/dri/card2").unlink()
+    world.specs.file("stranger").write_text("{}")
+    report = world.preparer.mend()
+    assert report.rebuilt == ("a",) and report.kept == ("b",) and world.usable("a")
+    assert len(report.problems) == 1 and "gpu-2" in report.problems[0]
+    assert world.specs.file("stranger").exists(), "a claim in work may have written it: only a start removes strangers"
+
+
+def test_mending_does_not_bring_back_what_is_released_meanwhile(world: World) -> None:
+    world.preparer.prepare(claim("a", "gpu-0"))
+    entries = world.ledger.entries
+
+    def then_released() -> list[Entry]:
+        found = entries()
+        world.preparer.unprepare("a")
+        return found
+
+    world.ledger.entries = then_released  # type: ignore[method-assign]
+    world.preparer.mend()
+    assert world.specs.claims() == {}

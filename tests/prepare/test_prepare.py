@@ -6,6 +6,7 @@ import json
 import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -283,6 +284,14 @@ def test_a_disk_that_fails_in_the_middle_is_undone_by_the_next_try(world: World)
 def test_a_cdi_directory_that_cannot_be_written_is_an_error_that_names_it(world: World) -> None:
     world.cdi.write_text("a file where the directory should be")
     with pytest.raises(RetryableError, match=r"cdi/.*: cannot write the claim's CDI spec"):
+        world.preparer.prepare(claim("a", "gpu-0"))
+    assert world.ledger.entries() == []
+
+
+def test_a_cdi_directory_on_a_file_system_that_takes_no_files(world: World) -> None:
+    world.cdi = Path("/proc/dra-agent")
+    world.start()
+    with pytest.raises(RetryableError, match=r"/proc/dra-agent/.*: cannot write the claim's CDI spec"):
         world.preparer.prepare(claim("a", "gpu-0"))
     assert world.ledger.entries() == []
 

@@ -99,7 +99,7 @@ class Agent:
         )
         await watcher.start()
         stack.push_async_callback(watcher.stop)
-        stack.callback(_cancel, asyncio.create_task(self._tidy(ledger), name="tidy"))
+        stack.callback(_cancel, asyncio.create_task(self._tidy(ledger, preparer), name="tidy"))
         self._ready(recovered)
 
     def _serve(self, stack: AsyncExitStack) -> Any:
@@ -185,13 +185,14 @@ class Agent:
             except TimeoutError:
                 continue
 
-    async def _tidy(self, ledger: JournalLedger) -> None:
+    async def _tidy(self, ledger: JournalLedger, preparer: Preparer) -> None:
         while True:
             await asyncio.sleep(TIDY)
             try:
                 await asyncio.to_thread(ledger.tidy)
             except AgentError as error:
                 log.warning("the ledger could not be compacted", extra={"reason": str(error)})
+            await asyncio.to_thread(preparer.mend)
 
     def _unready(self) -> list[str]:
         ills = [self._not_ready] if self._not_ready else []

@@ -26,7 +26,7 @@ from dra_agent.prepare.config import Kind, SetupStep, plan
 from dra_agent.prepare.locks import NamedLocks
 from dra_agent.prepare.ports import Entry, Ledger, Lookup
 from dra_agent.prepare.record import ClaimRecord, DeviceRecord, SetupRecord
-from dra_agent.prepare.recovery import recover
+from dra_agent.prepare.recovery import look, recover
 from dra_agent.prepare.result import PreparedDevice, RecoveryReport
 from dra_agent.prepare.setup import VendorSetup
 from dra_agent.prepare.undo import undo
@@ -113,6 +113,21 @@ class Preparer:
     def recover(self) -> RecoveryReport:
         """Mend at start what a crash left; to be called once, with the inventory taken, before any claim comes."""
         return recover(self._ledger, self._specs, self._undo, self._rebuild)
+
+    def mend(self) -> RecoveryReport:
+        """Look at every prepared claim while the agent runs, and write again what others removed or changed.
+
+        The kubelet asks only when it starts a pod: a spec that is lost while it is up would stay lost. Claims in work
+        are waited for, one at a time.
+        """
+        return look(self._ledger.entries(), self._mend_one)
+
+    def _mend_one(self, entry: Entry) -> bool | None:
+        with self._claims.hold([entry.uid]), self._devices.hold(f"{d.pool}/{d.device}" for d in entry.devices):
+            now = self._ledger.get(entry.uid)
+            if now is None or now.state == STARTED:
+                return None  # released meanwhile, or to be undone by the next try
+            return self._rebuild(now)[1]
 
     def _first_time(self, allocation: Allocation, steps: tuple[SetupStep, ...]) -> list[PreparedDevice]:
         devices = {(item.pool, item.device): self._find(item.pool, item.device) for item in allocation.devices}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 from dra_agent.cdi.claim import ClaimSpec
 from dra_agent.cdi.directory import SpecDirectory
@@ -24,36 +26,48 @@ def recover(
 
     A claim that cannot be mended keeps its devices and is reported. The kubelet asks again for what was undone.
     """
-    kept: list[str] = []
-    rebuilt: list[str] = []
-    rolled_back: list[str] = []
-    removed: list[str] = []
-    problems: list[str] = []
+
+    def mend(entry: Entry) -> bool | None:
+        if entry.state == "started":
+            undo(entry)
+            return None
+        return rebuild(entry)[1]
+
     entries = ledger.entries()
-    for entry in entries:
-        try:
-            if entry.state == "started":
-                undo(entry)
-                rolled_back.append(entry.uid)
-            else:
-                _, mended = rebuild(entry)
-                (rebuilt if mended else kept).append(entry.uid)
-        except AgentError as error:
-            problems.append(f"claim {entry.namespace}/{entry.name} ({entry.uid}): {error}")
-        except Exception as error:  # one claim's bug must not keep the agent from starting
-            log.exception("claim not recovered", extra={"claim": entry.uid})
-            problems.append(f"claim {entry.namespace}/{entry.name} ({entry.uid}): unexpected {error!r}")
+    report = look(entries, mend)
     known = {entry.uid for entry in entries}
+    removed: list[str] = []
+    problems = list(report.problems)
     try:
         removed.extend(uid for uid in specs.claims() if uid not in known and specs.delete(uid))
         specs.remove_leftovers()
     except AgentError as error:
         problems.append(str(error))
-    report = RecoveryReport(tuple(kept), tuple(rebuilt), tuple(rolled_back), tuple(removed), tuple(problems))
+    report = msgspec.structs.replace(report, removed=tuple(removed), problems=tuple(problems))
     log.info(
         "claims of an earlier run looked at",
         extra={name: len(getattr(report, name)) for name in report.__struct_fields__},
     )
-    for problem in problems:
-        log.warning("claim not mended", extra={"problem": problem})
     return report
+
+
+def look(entries: Iterable[Entry], mend: Callable[[Entry], bool | None]) -> RecoveryReport:
+    """Mend claim after claim: `mend` answers whether it had to be written again, None where it holds nothing now."""
+    kept: list[str] = []
+    rebuilt: list[str] = []
+    rolled_back: list[str] = []
+    problems: list[str] = []
+    for entry in entries:
+        try:
+            mended = mend(entry)
+        except AgentError as error:
+            problems.append(f"claim {entry.namespace}/{entry.name} ({entry.uid}): {error}")
+            log.warning("claim not mended", extra={"claim": entry.uid, "problem": str(error)})
+        except Exception as error:  # one claim's bug must not keep the agent from its work
+            problems.append(f"claim {entry.namespace}/{entry.name} ({entry.uid}): unexpected {error!r}")
+            log.exception("claim not mended", extra={"claim": entry.uid})
+        else:
+            {True: rebuilt, False: kept, None: rolled_back}[mended].append(entry.uid)
+            if mended:
+                log.warning("CDI spec was missing or changed, and was written again", extra={"claim": entry.uid})
+    return RecoveryReport(tuple(kept), tuple(rebuilt), tuple(rolled_back), (), tuple(problems))

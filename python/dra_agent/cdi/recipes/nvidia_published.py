@@ -58,6 +58,9 @@ class PublishedSpecs:
         # Specs of claims, ours and other drivers', are many, come and go, and never define a vendor's plain devices.
         candidates = [directory / name for name in spec_names(directory) if "-claim_" not in name]
         parsed = [(path, self._parse(path)) for path in candidates]
+        with self._lock:
+            for path in [known for known in self._parsed if known.parent == directory and known not in candidates]:
+                del self._parsed[path]
         return [(path, spec) for path, spec in parsed if spec is not None]
 
     def _parse(self, path: Path) -> Spec | None:
