@@ -62,16 +62,11 @@ def _numa_node(number: int, node: NumaNode, tree: Tree) -> None:
     )
     tree.link(f"sys/bus/node/devices/node{number}", folder)
     for cpu in cpus:
-        topology = f"sys/devices/system/cpu/cpu{cpu}"
-        tree.link(f"{folder}/cpu{cpu}", topology)
-        tree.link(f"{topology}/node{number}", folder)
-        tree.link(f"sys/bus/cpu/devices/cpu{cpu}", topology)
         tree.files(
-            f"{topology}/topology",
+            f"sys/devices/system/cpu/cpu{cpu}/topology",
             {
-                "core_id": cpu,
-                "physical_package_id": number,
                 "core_cpus": cpulist.mask(frozenset({cpu})),
                 "package_cpus": cpulist.mask(cpus),
+                "physical_package_id": number,
             },
         )

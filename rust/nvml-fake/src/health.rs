@@ -16,8 +16,8 @@ const LOCATIONS: c_uint = 8;
 
 values! {
     nvmlDeviceGetPowerUsage: c_uint = |state, gpu| Ok(state.condition(gpu).power_milliwatts);
-    nvmlDeviceGetEnforcedPowerLimit: c_uint = |_, gpu| Ok(gpu.power_limit_watts * 1000);
-    nvmlDeviceGetPowerManagementLimit: c_uint = |_, gpu| Ok(gpu.power_limit_watts * 1000);
+    nvmlDeviceGetEnforcedPowerLimit: c_uint = |_, gpu| Ok(gpu.power_limit_watts.saturating_mul(1000));
+    nvmlDeviceGetPowerManagementLimit: c_uint = |_, gpu| Ok(gpu.power_limit_watts.saturating_mul(1000));
     nvmlDeviceGetUtilizationRates: Utilization = |state, gpu| {
         let (of_gpu, of_memory) = state.condition(gpu).utilization;
         Ok(Utilization { gpu: of_gpu, memory: of_memory })

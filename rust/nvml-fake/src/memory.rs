@@ -23,7 +23,7 @@ values! {
     // Version 1 counts what the driver reserves as used; version 2 tells it apart.
     nvmlDeviceGetMemoryInfo: Memory = |state, gpu| {
         let used = used(state, gpu) + gpu.reserved_bytes;
-        Ok(Memory { total: gpu.memory_bytes, free: gpu.memory_bytes - used, used })
+        Ok(Memory { total: gpu.memory_bytes, free: gpu.memory_bytes.saturating_sub(used), used })
     };
     nvmlDeviceGetBAR1MemoryInfo: Memory = |_, gpu| {
         const TAKEN: u64 = 1 << 20;
@@ -51,7 +51,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(
             version: given,
             total: gpu.memory_bytes,
             reserved: gpu.reserved_bytes,
-            free: gpu.memory_bytes - gpu.reserved_bytes - used,
+            free: gpu.memory_bytes.saturating_sub(gpu.reserved_bytes + used),
             used,
         };
         // SAFETY: the caller gives one structure.

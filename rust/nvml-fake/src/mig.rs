@@ -15,8 +15,9 @@ values! {
     // Instances that can exist: none while the mode is off.
     nvmlDeviceGetMaxMigDeviceCount: c_uint = |_, _| Ok(0);
     nvmlDeviceIsMigDeviceHandle: c_uint = |_, _| Ok(0);
-    // Both are answered for handles of MIG devices only.
+    // The rest is answered for handles of MIG devices only.
     nvmlDeviceGetGpuInstanceId: c_uint = |_, _| Err(Code::NOT_SUPPORTED);
+    nvmlDeviceGetComputeInstanceId: c_uint = |_, _| Err(Code::NOT_SUPPORTED);
     nvmlDeviceGetAttributes_v2: Attributes = |_, _| Err(Code::NOT_SUPPORTED);
 }
 
