@@ -1,0 +1,72 @@
+"""What happens to a simulated host reaches the agent's inventory, by the same way as on a real one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_agent.host import Host
+from dra_agent.inventory import InventorySettings, Watch
+from dra_agent.inventory.collect import Collector
+from dra_agent.simulate import build, change
+from dra_agent.topology import scan
+
+GPU = "gpu-0000-43-00-0"
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[tuple[Path, Host, Watch]]:
+    root = tmp_path / "host"
+    host = build("dgx-h100", root)
+    watch = Watch(Collector(host, InventorySettings(nvml_timeout=0.3)), scan(host))
+    yield root, host, watch
+    change.clear(root)  # so that no thread is left in the library
+    watch.close()
+
+
+def test_an_unplugged_gpu_leaves_and_returns(watched: tuple[Path, Host, Watch]) -> None:
+    root, host, watch = watched
+    before = watch.inventory
+    assert not watch.refresh(scan(host)), "nothing changed"
+    change.unplug(root, "1")
+    gone = watch.refresh(scan(host))
+    assert (gone.removed, gone.added, gone.changed) == ((GPU,), (), ())
+    change.replug(root, "1")
+    assert watch.refresh(scan(host)).added == (GPU,)
+    assert watch.inventory.devices == before.devices
+
+
+def test_a_hung_gpu_is_unmonitored_and_the_others_are_well(watched: tuple[Path, Host, Watch]) -> None:
+    root, host, watch = watched
+    before = {device.name: device.attributes for device in watch.inventory.devices}
+    change.hang(root, "nvmlDeviceGetMemoryInfo", device="1")
+    assert watch.refresh(scan(host)).health == (GPU,)
+    assert {device.name for device in watch.inventory.devices if device.health != "healthy"} == {GPU}
+    assert {device.name: device.attributes for device in watch.inventory.devices} == before
+    change.clear(root)
+
+
+def test_a_lost_gpu_is_unhealthy_while_its_function_is_still_there(watched: tuple[Path, Host, Watch]) -> None:
+    root, host, watch = watched
+    change.fail(root, None, 15, device="1")
+    assert watch.refresh(scan(host)).health == (GPU,)
+    lost = next(device for device in watch.inventory.devices if device.name == GPU)
+    assert lost.health == "unhealthy"
+    assert any("lost" in problem.what for problem in watch.inventory.problems)
+    change.clear(root)
+    assert watch.refresh(scan(host)).health == (GPU,)
+    assert all(device.health == "healthy" for device in watch.inventory.devices)
+
+
+def test_a_driver_that_answers_nothing_costs_health_and_no_device(watched: tuple[Path, Host, Watch]) -> None:
+    root, host, _ = watched
+    change.fail(root, "nvmlInit", 18)
+    fresh = Watch(Collector(host, InventorySettings(nvml_timeout=0.3)), scan(host))
+    inventory = fresh.inventory
+    fresh.close()
+    gpus = [device for device in inventory.devices if device.family == "gpu"]
+    assert len(gpus) == 8
+    assert {gpu.health for gpu in gpus} == {"unmonitored"}
+    assert all("uuid" in gpu.attributes for gpu in gpus), "procfs still tells it"
