@@ -3,13 +3,14 @@
 use rustix::io::Errno;
 
 use crate::address::PciAddress;
-use crate::attributes::{Attributes, Details};
+use crate::attributes::Details;
 use crate::error::{Problem, describe};
 use crate::files::{Buffer, Listing};
 use crate::identity::{Identity, hex24};
 use crate::kind::Kind;
 use crate::numa::{NumaSource, number};
 use crate::path::DevicePath;
+use crate::reading::Attributes;
 
 /// A PCI function; [`Details`] are there for wanted kinds only.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,9 +2,9 @@
 
 use rustix::io::Errno;
 
-use crate::attributes::{Attributes, unexpected};
 use crate::error::{Problem, describe};
 use crate::kind::Kind;
+use crate::reading::{Attributes, unexpected};
 
 #[derive(Debug)]
 pub(crate) struct Identity {

@@ -19,6 +19,7 @@ mod kfd;
 mod kind;
 mod numa;
 mod path;
+mod reading;
 mod scan;
 mod snapshot;
 mod socket;

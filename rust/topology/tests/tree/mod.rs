@@ -162,3 +162,25 @@ pub(crate) fn event(action: &str, subsystem: &str, place: &str) -> Uevent {
 pub(crate) fn json(topology: &Topology) -> serde_json::Value {
     serde_json::from_slice(&topology.to_json()).expect("JSON")
 }
+
+pub(crate) fn device<'a>(topology: &'a serde_json::Value, address: &str) -> &'a serde_json::Value {
+    let devices = topology["devices"].as_array().expect("devices");
+    devices
+        .iter()
+        .find(|d| d["pci_address"] == address)
+        .unwrap_or_else(|| panic!("{address} is missing"))
+}
+
+pub(crate) fn problems(topology: &serde_json::Value) -> Vec<String> {
+    let problems = topology["problems"].as_array().expect("problems");
+    problems
+        .iter()
+        .map(|p| {
+            format!(
+                "{}: {}",
+                p["where"].as_str().unwrap_or(""),
+                p["what"].as_str().unwrap_or("")
+            )
+        })
+        .collect()
+}
