@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dra_agent.agent.config import Config
+from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 
 SIMULATED = "simulated"
@@ -19,7 +20,15 @@ def agent_host(config: Config) -> Host:
         return Host(sysfs=config.sysfs_root, dev=config.dev_root)
     from dra_agent import simulate
 
-    return simulate.build(config.simulate, config.state_dir / SIMULATED / config.simulate)
+    root = config.state_dir / SIMULATED / config.simulate
+    try:
+        return simulate.build(config.simulate, root)
+    except OSError as error:
+        raise RetryableError(
+            f"the simulated host cannot be built: {error.strerror}",
+            where=str(error.filename or root),
+            todo="make room there, or choose another directory with --state-dir",
+        ) from error
 
 
 @contextmanager

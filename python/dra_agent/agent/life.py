@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from importlib import import_module
 from typing import Any, TypeVar
 
 import msgspec
@@ -209,9 +210,7 @@ class Agent:
 
 
 def _allocate(**question: Any) -> dict[str, Any]:
-    from dra_agent import allocator
-
-    answer: dict[str, Any] = allocator.allocate(**question)
+    answer: dict[str, Any] = import_module("dra_agent.allocator").allocate(**question)
     return answer
 
 

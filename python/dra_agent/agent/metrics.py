@@ -59,7 +59,7 @@ class Metrics:
             disable_created_metrics,
         )
 
-        disable_created_metrics()  # they double the series and say what the process's start time says
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series for what start_time says
 
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)

@@ -1,0 +1,213 @@
+"""The agent's small parts, each alone: log lines, lock, notifications, pulse, endpoints."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_agent.agent.http import HttpServer
+from dra_agent.agent.lock import StateLock
+from dra_agent.agent.logs import JsonFormatter, TextFormatter
+from dra_agent.agent.measured import MeasuredPreparer
+from dra_agent.agent.metrics import DeviceInfo, Metrics, Reading
+from dra_agent.agent.notify import READY, Notifier
+from dra_agent.agent.pulse import STILL, Pulse
+from dra_agent.errors import PermanentError, RetryableError, UsageError
+
+
+@pytest.fixture
+def logged() -> Iterator[tuple[logging.Logger, logging.Handler, io.StringIO]]:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    logger = logging.getLogger("dra_agent.test")
+    logger.setLevel(logging.DEBUG)
+    logger.addHandler(handler)
+    yield logger, handler, stream
+    logger.removeHandler(handler)
+
+
+def test_text_lines_stay_lines_and_quote_what_would_mislead(
+    logged: tuple[logging.Logger, logging.Handler, io.StringIO],
+) -> None:
+    logger, handler, stream = logged
+    handler.setFormatter(TextFormatter())
+    logger.info("claim prepared", extra={"claim": "u-1", "devices": ["a", "b"], "reason": 'two\nlines and "quotes"'})
+    line = stream.getvalue()
+    assert line.count("\n") == 1
+    assert line.endswith(' info claim prepared claim=u-1 devices=a,b reason="two\\nlines and \\"quotes\\""\n')
+
+
+def test_the_journal_gets_a_priority_and_no_second_time(
+    logged: tuple[logging.Logger, logging.Handler, io.StringIO],
+) -> None:
+    logger, handler, stream = logged
+    handler.setFormatter(TextFormatter(journal=True))
+    logger.warning("device left out", extra={"device": "gpu-0"})
+    assert stream.getvalue() == "<4>device left out device=gpu-0\n"
+
+
+def test_json_lines_carry_fields_and_tracebacks_as_values(
+    logged: tuple[logging.Logger, logging.Handler, io.StringIO],
+) -> None:
+    logger, handler, stream = logged
+    handler.setFormatter(JsonFormatter())
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        logger.exception("claim not prepared", extra={"claim": "u-1", "path": Path("/x")})
+    event = json.loads(stream.getvalue())
+    assert event["claim"] == "u-1"
+    assert event["path"] == "/x"
+    assert event["level"] == "error"
+    assert "ValueError: broken" in event["exception"]
+
+
+def test_the_lock_ends_with_the_process_however_it_ends(tmp_path: Path) -> None:
+    script = textwrap.dedent("""
+        import os, signal, sys
+        from pathlib import Path
+        from dra_agent.agent.lock import StateLock
+        StateLock(Path(sys.argv[1]))
+        print(os.getpid(), flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    """)
+    with subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        pid = holder.stdout.readline().strip()
+        with pytest.raises(PermanentError, match=rf"another agent \(pid {pid}\)") as refused:
+            StateLock(tmp_path)
+        assert refused.value.exit_code == 1
+        holder.kill()
+    lock = StateLock(tmp_path)
+    lock.close()
+    StateLock(tmp_path).close()
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_notifications_reach_the_manager(tmp_path: Path, abstract: bool) -> None:
+    name = f"@dra-agent-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind("\0" + name[1:] if abstract else name)
+        notifier = Notifier({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "30000000"})
+        notifier.send(READY, "STATUS=8 devices")
+        assert channel.recv(100) == b"READY=1\nSTATUS=8 devices"
+        assert notifier.watchdog == 30.0
+
+
+def test_without_a_manager_nothing_is_sent_and_nothing_fails(tmp_path: Path) -> None:
+    Notifier({}).send(READY)
+    Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).status("x")
+    assert Notifier({}).watchdog is None
+    assert Notifier({"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}).watchdog is None
+
+
+def test_the_pulse_tells_a_stuck_loop_and_overdue_work() -> None:
+    now = [0.0]
+    pulse = Pulse(lambda: now[0])
+    with pulse.working("prepare", 60.0), pulse.working("unprepare", 5.0):
+        now[0] = 10.0
+        pulse.beat()
+        assert pulse.ills() == ["unprepare is 5 s overdue"]
+        now[0] += STILL + 1
+        assert pulse.ills()[0] == "the event loop has been stuck for 16 s"
+    pulse.beat()
+    assert pulse.ills() == []
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[HttpServer, list[str]]]:
+    ills: list[str] = []
+    metrics = Metrics(lambda: Reading((DeviceInfo("gpu-0", "n/gpu", "free", 'u"1', "A\\B"),), 3))
+    server = HttpServer(("127.0.0.1", 0), render=metrics.render, healthy=lambda: ills, ready=lambda: ["starting"])
+    server.start()
+    yield server, ills
+    server.close()
+
+
+def ask(server: HttpServer, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    try:
+        connection.request(method, path, headers=headers or {})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_the_endpoints_answer(server: tuple[HttpServer, list[str]]) -> None:
+    endpoint, ills = server
+    assert ask(endpoint, "/healthz") == (200, "ok\n")
+    ills.append("the event loop has been stuck for 16 s")
+    assert ask(endpoint, "/healthz") == (503, "the event loop has been stuck for 16 s\n")
+    assert ask(endpoint, "/readyz") == (503, "starting\n")
+    assert ask(endpoint, "/healthz?x=1", "HEAD") == (503, "")
+    assert ask(endpoint, "/metrics", "POST")[0] == 501
+    status, text = ask(endpoint, "/metrics")
+    assert status == 200
+    assert 'dra_agent_device_info{device="gpu-0",pool="n/gpu",product="A\\\\B",uuid="u\\"1"} 1.0' in text
+    assert "dra_agent_prepared_claims 3.0" in text
+    openmetrics = ask(endpoint, "/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})[1]
+    assert openmetrics.endswith("# EOF\n")
+
+
+def test_a_silent_client_keeps_nobody_from_an_answer(server: tuple[HttpServer, list[str]]) -> None:
+    endpoint, _ = server
+    with socket.create_connection(("127.0.0.1", endpoint.port)) as silent:
+        silent.sendall(b"GET /healthz HTTP/1.1\r\n")
+        assert ask(endpoint, "/healthz")[0] == 200
+
+
+def test_an_address_that_is_not_ours_is_wrong_use() -> None:
+    with pytest.raises(UsageError, match=r"192\.0\.2\.1:9"):
+        HttpServer(("192.0.2.1", 9), render=lambda _: (b"", ""), healthy=list, ready=list)
+
+
+class Failing:
+    """A preparer that raises."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+
+    def prepare(self, claim: object) -> list[object]:
+        if self.error:
+            raise self.error
+        return []
+
+    def unprepare(self, uid: str) -> None:
+        if self.error:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (None, "ok"),
+        (RetryableError("busy"), "retryable"),
+        (UsageError("no"), "permanent"),
+        (RuntimeError("bug"), "defect"),
+    ],
+)
+def test_every_request_is_counted_by_how_it_ended(error: Exception | None, result: str) -> None:
+    metrics = Metrics(Reading)
+    preparer = MeasuredPreparer(Failing(error), Pulse(), metrics)  # type: ignore[arg-type]
+    for call in (lambda: preparer.prepare({}), lambda: preparer.unprepare("u")):
+        try:
+            call()
+        except (RetryableError, UsageError, RuntimeError) as raised:
+            assert raised is error
+    text = metrics.render()[0].decode()
+    for operation in ("prepare", "unprepare"):
+        assert f'dra_agent_dra_requests_total{{operation="{operation}",result="{result}"}} 1.0' in text
+        assert f'dra_agent_dra_request_duration_seconds_count{{operation="{operation}"}} 1.0' in text
+    assert "dra_agent_dra_requests_inflight 0.0" in text

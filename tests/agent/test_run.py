@@ -1,0 +1,220 @@
+"""`dra-agent run` as a process: how it starts, is refused, stops, is killed, and comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.prepare.ports import Entry, HeldDevice
+
+from .conftest import Start
+
+
+def dra_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
+    return subprocess.run(
+        [sys.executable, "-m", "dra_agent", *arguments], capture_output=True, text=True, timeout=30, env=variables
+    )
+
+
+def test_it_starts_serves_and_stops_on_sigterm(start: Start, state: Path) -> None:
+    agent = start("--metrics-address", "127.0.0.1:0").ready()
+    assert agent.get("/healthz") == (200, "ok\n")
+    assert agent.get("/readyz") == (200, "ok\n")
+    assert agent.get("/nothing")[0] == 404
+    assert (state / "agent.sock").stat().st_mode & 0o777 == 0o600
+    assert state.stat().st_mode & 0o777 == 0o700
+    assert agent.end(signal.SIGTERM) == 0
+    assert "prepared claims stay prepared" in agent.said()
+    assert "Traceback" not in agent.said()
+    assert not (state / "agent.sock").exists()
+
+
+def test_sigint_stops_it_too(start: Start) -> None:
+    agent = start().ready()
+    assert agent.end(signal.SIGINT) == 0
+    assert "Traceback" not in agent.said()
+
+
+def test_a_second_agent_is_refused_with_the_first_ones_pid_and_harms_nothing(start: Start) -> None:
+    first = start().ready()
+    second = start()
+    assert second.process.wait(20) == 1
+    assert f"another agent (pid {first.process.pid}) runs on this state directory" in second.said()
+    assert len(second.said().splitlines()) == 1
+    assert first.process.poll() is None
+    assert first.end() == 0
+
+
+def test_after_a_kill_the_next_agent_starts_at_once(start: Start) -> None:
+    agent = start().ready()
+    assert agent.end(signal.SIGKILL) == -signal.SIGKILL
+    again = start().ready()
+    assert "damaged" not in again.said()
+    assert again.end() == 0
+
+
+def test_what_a_killed_agent_left_half_done_is_undone_and_the_rest_is_kept(start: Start, state: Path) -> None:
+    with JournalLedger(state, "boot") as ledger:
+        ledger.start(Entry("aaaa-1", "team", "half", (HeldDevice("node-a/gpu", "gpu-0", "gpu"),)), durable=True)
+    agent = start("--metrics-address", "127.0.0.1:0").ready()
+    assert "rolled_back=1" in agent.said()
+    assert agent.end() == 0
+    with JournalLedger(state, "boot") as ledger:
+        assert ledger.entries() == []
+
+
+def test_a_damaged_ledger_is_set_aside_reported_and_no_reason_not_to_start(start: Start, state: Path) -> None:
+    with JournalLedger(state, "boot") as ledger:
+        ledger.start(Entry("aaaa-1", "team", "one", ()), durable=True)
+    journal = next((state / "ledger").glob("journal-*"))
+    data = bytearray(journal.read_bytes())
+    data[30] ^= 0xFF
+    journal.write_bytes(data)
+    agent = start().ready()
+    assert "the ledger was damaged" in agent.said()
+    assert list((state / "ledger").glob("*.corrupt-1"))
+    assert agent.end() == 0
+
+
+def test_metrics_parse_and_count_the_devices(start: Start) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    agent = start("--metrics-address", "127.0.0.1:0").ready()
+    status, text = agent.get("/metrics")
+    assert status == 200
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    states = {sample.labels["state"]: sample.value for sample in families["dra_agent_devices"].samples}
+    assert sum(states.values()) == len(families["dra_agent_device_info"].samples) > 0
+    assert families["dra_agent_ledger_writable"].samples[0].value == 1
+    assert families["dra_agent_prepared_claims"].samples[0].value == 0
+    assert 0 <= families["dra_agent_checkpoint_age_seconds"].samples[0].value < 60
+    assert {sample.labels["operation"] for sample in families["dra_agent_dra_requests"].samples} == {
+        "prepare",
+        "unprepare",
+    }
+    assert families["dra_agent_build_info"].samples[0].labels["version"]
+    assert families["process_resident_memory_bytes"].samples[0].value > 0
+
+
+def test_the_log_is_json_where_that_is_asked_for(start: Start) -> None:
+    import json
+
+    agent = start("--log-format", "json")
+    agent.wait_for('"message": "ready"')
+    events = [json.loads(line) for line in agent.said().splitlines()]
+    ready = next(event for event in events if event["message"] == "ready")
+    assert ready["level"] == "info"
+    assert ready["devices"] > 0
+
+
+def test_systemd_is_told_when_it_is_ready_alive_and_stopping(start: Start, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.bind(str(tmp_path / "notify"))
+        channel.settimeout(30)
+        agent = start(environment={"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "300000"})
+        heard = channel.recv(4096).decode()
+        assert heard.startswith("READY=1\nSTATUS=")
+        assert [channel.recv(4096).decode() for _ in range(3)] == ["WATCHDOG=1"] * 3
+        agent.process.send_signal(signal.SIGTERM)
+        while (heard := channel.recv(4096).decode()) == "WATCHDOG=1":
+            pass
+        assert heard == "STOPPING=1"
+        assert agent.process.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        pytest.param(["--simulate", "dgx-h200"], "dgx-h100", id="unknown profile"),
+        pytest.param(["--no-such-flag"], "--no-such-flag", id="unknown flag"),
+        pytest.param(["--log-level", "loud"], "loud", id="unknown level"),
+        pytest.param(["--driver-name", "Not A Name"], "--driver-name", id="driver name"),
+        pytest.param(["--metrics-address", "nowhere"], "--metrics-address", id="address"),
+        pytest.param(["--config", "/does/not/exist.toml"], "/does/not/exist.toml", id="no file"),
+        pytest.param(["--no-standalone"], "--standalone", id="not standalone"),
+    ],
+)
+def test_wrong_use_is_one_message_and_exit_2(tmp_path: Path, arguments: list[str], says: str) -> None:
+    done = dra_agent("run", "--standalone", "--state-dir", str(tmp_path / "s"), *arguments)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_key_names_file_line_and_the_nearest_key(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('standalone = true\nsate_dir = "/tmp"\n')
+    done = dra_agent("run", "--config", str(file))
+    assert done.returncode == 2
+    assert f"{file}:2" in done.stderr
+    assert "state_dir" in done.stderr
+
+
+def test_an_address_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = dra_agent(
+            "run",
+            "--standalone",
+            "--simulate",
+            "dgx-h100",
+            "--state-dir",
+            str(tmp_path / "s"),
+            "--metrics-address",
+            address,
+        )
+    assert done.returncode == 2
+    assert address in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_state_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = dra_agent("run", "--standalone", "--state-dir", str(tmp_path / "file" / "s"))
+    assert done.returncode == 1
+    assert str(tmp_path / "file" / "s") in done.stderr
+    assert "--state-dir" in done.stderr
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Path:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a file system read-only")
+    folder = tmp_path / "ro"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["unshare", "-m", "sh", "-c", f"mount -t tmpfs -o ro,size=1m tmpfs {folder}"], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
+    return folder
+
+
+def test_a_read_only_state_directory_is_one_clear_message(read_only: Path) -> None:
+    run = f"{sys.executable} -m dra_agent run --standalone --simulate dgx-h100 --state-dir {read_only}"
+    script = f"mount -t tmpfs -o ro,size=1m tmpfs {read_only} && exec {run}"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "Read-only file system" in done.stderr
+    assert str(read_only) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("flags", ["", "--simulate dgx-h100"])
+def test_a_full_disk_is_one_clear_message_at_start(read_only: Path, flags: str) -> None:
+    run = f"{sys.executable} -m dra_agent run --standalone {flags} --state-dir {read_only}/s"
+    fill = f"dd if=/dev/zero of={read_only}/filler bs=4k 2>/dev/null"
+    script = f"mount -t tmpfs -o size=1m tmpfs {read_only} && mkdir {read_only}/s; {fill}; exec {run}"
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert str(read_only) in done.stderr
+    assert "Traceback" not in done.stderr
