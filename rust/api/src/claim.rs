@@ -7,8 +7,8 @@ use serde_json::Value;
 use crate::class::{DeviceSelector, OpaqueDeviceConfiguration};
 use crate::meta::ObjectMeta;
 use crate::node::NodeSelector;
+use crate::object::object;
 use crate::quantity::Quantity;
-use crate::shape::object;
 
 /// `allocationMode` where a number of devices is asked for; also what an empty mode means.
 pub const EXACT_COUNT: &str = "ExactCount";

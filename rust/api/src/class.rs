@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::meta::ObjectMeta;
-use crate::shape::object;
+use crate::object::object;
 
 object! {
     DeviceClass {

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::node::NodeSelector;
+use crate::object::object;
 use crate::quantity::Quantity;
-use crate::shape::object;
 
 object! {
     Device {

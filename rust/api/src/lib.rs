@@ -8,9 +8,11 @@ mod class;
 mod device;
 mod meta;
 mod node;
+mod object;
 mod quantity;
 mod shape;
 mod slice;
+mod spelling;
 pub mod validate;
 mod version;
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::shape::object;
+use crate::object::object;
 
 /// The version of every object that this crate reads and writes.
 pub const API_VERSION: &str = "resource.k8s.io/v1";

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::meta::ObjectMeta;
-use crate::shape::object;
+use crate::object::object;
 
 object! {
     Node {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use crate::quantity::Quantity;
+use crate::spelling;
 
 /// One thing that is wrong with one field of an object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
@@ -233,78 +234,8 @@ pub(crate) fn check_members(
             Some((_, check)) => check(inner, &path, errors),
             None => {
                 let names = known.iter().map(|(name, _)| name.as_str());
-                errors.push(FieldError::new(path, unknown(name, names)));
+                errors.push(FieldError::new(path, spelling::unknown(name, names)));
             }
         }
     }
 }
-
-fn unknown<'a>(name: &str, known: impl Iterator<Item = &'a str> + Clone) -> String {
-    let nearest = known
-        .clone()
-        .map(|candidate| {
-            (
-                edits(&name.to_lowercase(), &candidate.to_lowercase()),
-                candidate,
-            )
-        })
-        .min();
-    match nearest {
-        Some((distance, candidate)) if distance <= 1 + candidate.len() / 4 => {
-            format!("unknown field; did you mean {candidate:?}?")
-        }
-        _ => format!(
-            "unknown field; known here: {}",
-            known.collect::<Vec<_>>().join(", ")
-        ),
-    }
-}
-
-/// Levenshtein distance.
-fn edits(left: &str, right: &str) -> usize {
-    let right: Vec<char> = right.chars().collect();
-    let mut row: Vec<usize> = (0..=right.len()).collect();
-    for (i, a) in left.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in right.iter().enumerate() {
-            let replaced = diagonal + usize::from(a != *b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[right.len()]
-}
-
-/// Declares an API object: fields are camelCase in JSON (or named after `=`), read leniently, left out when absent.
-macro_rules! object {
-    ($(#[$meta:meta])* $name:ident { $( $(#[$field_meta:meta])* $field:ident $(= $wire:literal)? : $type:ty ),* $(,)? }) => {
-        $(#[$meta])*
-        #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-        #[serde(rename_all = "camelCase")]
-        pub struct $name {
-            $(
-                $(#[$field_meta])*
-                #[serde(
-                    default,
-                    deserialize_with = "crate::shape::null_as_default",
-                    skip_serializing_if = "crate::shape::Shape::is_absent"
-                )]
-                $(#[serde(rename = $wire)])?
-                pub $field: $type,
-            )*
-        }
-
-        impl crate::shape::Shape for $name {
-            fn check(value: &serde_json::Value, field: &str, errors: &mut Vec<crate::shape::FieldError>) {
-                crate::shape::check_members(value, field, errors, &[
-                    $( (
-                        crate::shape::wire_name(stringify!($field), None$(.or(Some($wire)))?),
-                        <$type as crate::shape::Shape>::check,
-                    ), )*
-                ]);
-            }
-        }
-    };
-}
-pub(crate) use object;

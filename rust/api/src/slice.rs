@@ -6,7 +6,8 @@ use serde_json::Value;
 use crate::device::{CounterSet, Device};
 use crate::meta::ObjectMeta;
 use crate::node::NodeSelector;
-use crate::shape::{Check, FieldError, Shape, check_members, null_as_default, object};
+use crate::object::object;
+use crate::shape::{Check, FieldError, Shape, check_members, null_as_default};
 
 object! {
     ResourceSlice {

@@ -1,13 +1,14 @@
 //! What should be published: every pool of the node as slices, with names and generation.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 use dra_api::validate::{MAX_COUNTER_SETS, MAX_DEVICES_WITH_FEATURES, validate_slice};
 use dra_api::{API_VERSION, CounterSet, Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
 
 use crate::carry::{carry_times, same_content};
+use crate::current::Current;
 use crate::inventory::{Desired, Error, Inventory, PoolInput};
-use crate::shard::{Published, Shard, share_out};
+use crate::shard::{Shard, share_out};
 use crate::sound::sound;
 use crate::{name, order};
 
@@ -180,82 +181,4 @@ fn generation(slices: &[ResourceSlice], published: &Current<'_>, target: &Resour
         }
     }
     published.generation + i64::from(changed > 1)
-}
-
-/// The slices of a pool that are published in its newest generation. Whatever else is published of it is obsolete.
-struct Current<'a> {
-    generation: i64,
-    by_index: BTreeMap<usize, &'a ResourceSlice>,
-}
-
-impl<'a> Current<'a> {
-    fn of(inventory: &'a Inventory, pool: &str) -> Self {
-        let ours = |slice: &&ResourceSlice| {
-            slice.spec.driver == inventory.driver
-                && slice.spec.pool.name == pool
-                && slice.spec.node_name.as_deref() == Some(inventory.node.as_str())
-        };
-        let mut slices: Vec<&ResourceSlice> = inventory.published.iter().filter(ours).collect();
-        slices.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
-        let generation = slices
-            .iter()
-            .map(|slice| slice.spec.pool.generation)
-            .max()
-            .unwrap_or(0);
-        let mut by_index = BTreeMap::new();
-        for slice in slices {
-            if slice.spec.pool.generation == generation
-                && let Some(index) = name::index(&slice.metadata)
-            {
-                by_index.entry(index).or_insert(slice);
-            }
-        }
-        Self {
-            generation,
-            by_index,
-        }
-    }
-
-    fn devices(&self) -> Vec<Published<'a>> {
-        let names = |slice: &'a ResourceSlice| {
-            slice
-                .spec
-                .devices
-                .iter()
-                .map(|device| device.name.as_str())
-                .collect()
-        };
-        let of_devices = self
-            .by_index
-            .iter()
-            .filter(|(_, slice)| slice.spec.shared_counters.is_empty());
-        of_devices
-            .map(|(index, slice)| (*index, names(slice)))
-            .collect()
-    }
-
-    fn counters(&self) -> Vec<Published<'a>> {
-        let names = |slice: &'a ResourceSlice| {
-            slice
-                .spec
-                .shared_counters
-                .iter()
-                .map(|set| set.name.as_str())
-                .collect()
-        };
-        let of_counters = self
-            .by_index
-            .iter()
-            .filter(|(_, slice)| !slice.spec.shared_counters.is_empty());
-        of_counters
-            .map(|(index, slice)| (*index, names(slice)))
-            .collect()
-    }
-
-    fn published_devices(&self) -> HashMap<&'a str, &'a Device> {
-        let devices = self.by_index.values().flat_map(|slice| &slice.spec.devices);
-        devices
-            .map(|device| (device.name.as_str(), device))
-            .collect()
-    }
 }

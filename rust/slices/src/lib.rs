@@ -4,6 +4,7 @@
 //! less changes one slice. `diff` says which writes lead there. Both are pure: nothing here talks to an API server.
 
 mod carry;
+mod current;
 mod desire;
 mod diff;
 mod inventory;
