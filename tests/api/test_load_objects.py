@@ -96,6 +96,25 @@ def test_aliases_cannot_grow_without_bound() -> None:
     assert "aliases grow" in refused(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: " + "[" * 200_000,
+        "a: " + "[" * 3000 + "]" * 3000,
+        '{"a": ' * 3000 + "1" + "}" * 3000,
+        "a: &a [*a]\n",
+        "a0: &a0 {}\n" + "".join(f"a{n}: &a{n} {{a: *a{n - 1}}}\n" for n in range(1, 2000)),
+    ],
+)
+def test_no_nesting_is_too_deep_to_be_refused(text: str) -> None:
+    assert "more than 100 lists and mappings lie in each other" in refused(text)
+
+
+def test_numbers_that_no_field_can_hold() -> None:
+    assert "count: must be a whole number of 64 bits" in refused(CLAIM.replace("count: 2", "count: " + "9" * 30))
+    assert "count: must be a whole number of 64 bits" in refused(CLAIM.replace("count: 2", "count: 1.5"))
+
+
 def test_scalars_are_what_kubectl_makes_of_them() -> None:
     text = CLAIM.replace(
         "  name: pair\n", "  name: pair\n  annotations: {t: 12:30, d: 2024-01-01, b: 0000:3b:00.0, q: '1'}\n"

@@ -6,7 +6,7 @@ Scalars follow what kubectl makes of them: dates and `12:30` stay text. What the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,9 @@ _STEP = re.compile(r"\.?([^.\[\]]+)|\[([^\]]*)\]")
 _MERGE = "<<"
 _MAX_ALIASED = 1_000_000
 """How many nodes a document may have once its aliases are written out."""
+_MAX_DEPTH = 100
+"""How deep lists and mappings may lie in each other; the API's objects stay below 20."""
+_TOO_DEEP = f"more than {_MAX_DEPTH} lists and mappings lie in each other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +53,14 @@ def read_documents(text: str, file: str) -> Iterator[Document]:
     """
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    kind = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    loader = None
     try:
+        _refuse_deep(yaml.parse(text, kind), file)
+        loader = kind(text)
         while loader.check_node():
             node: yaml.Node | None = loader.get_node()
-            value = _Reader(file).value(node) if node is not None else None
+            value = _Reader(file).value(node, 0) if node is not None else None
             if value is not None:
                 yield Document(value, node)
     except UnicodeEncodeError as error:
@@ -65,7 +71,23 @@ def read_documents(text: str, file: str) -> Iterator[Document]:
     except yaml.YAMLError as error:
         raise _unreadable(str(error).splitlines()[0], file, None) from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
+
+
+def _refuse_deep(events: Iterable[Any], file: str) -> None:
+    """Looks at the text as a stream first: PyYAML builds nodes recursively, and its C part has no limit of its own."""
+    import yaml
+
+    depth = 0
+    for event in events:
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _MAX_DEPTH:
+                mark = event.start_mark
+                raise _unreadable(_TOO_DEEP, file, mark.line + 1 if mark else None)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
 
 
 def _unreadable(what: str, file: str, line: int | None) -> UsageError:
@@ -79,26 +101,28 @@ class _Reader:
         self._file = file
         self._seen = 0
 
-    def value(self, node: yaml.Node) -> Any:
+    def value(self, node: yaml.Node, depth: int) -> Any:
         import yaml
 
         self._seen += 1
+        if depth > _MAX_DEPTH:  # through aliases, the stream of events being shallow
+            raise self._error(node, _TOO_DEEP)
         if self._seen > _MAX_ALIASED:
             raise self._error(node, "its aliases grow to more than a million entries")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
         if isinstance(node, yaml.SequenceNode):
-            return [self.value(child) for child in node.value]
-        return self._mapping(node)
+            return [self.value(child, depth + 1) for child in node.value]
+        return self._mapping(node, depth + 1)
 
-    def _mapping(self, node: yaml.Node) -> dict[str, Any]:
+    def _mapping(self, node: yaml.Node, depth: int) -> dict[str, Any]:
         merged: dict[str, Any] = {}
         own: dict[str, Any] = {}
         for key_node, value_node in node.value:
             key = key_node.value
             if not isinstance(key, str):
                 raise self._error(key_node, "a key must be text")
-            value = self.value(value_node)
+            value = self.value(value_node, depth)
             if key == _MERGE and not key_node.style:
                 for mapping in value if isinstance(value, list) else [value]:
                     if not isinstance(mapping, dict):
