@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from importlib import import_module
 from typing import Any, TypeVar
 
 import msgspec
@@ -209,9 +208,10 @@ class Agent:
         return await asyncio.get_running_loop().run_in_executor(worker, watched)
 
 
-def _allocate(**question: Any) -> dict[str, Any]:
-    answer: dict[str, Any] = import_module("dra_agent.allocator").allocate(**question)
-    return answer
+def _allocate(**question: Any) -> Any:
+    from dra_agent.allocator import allocate  # megabytes that only the first claim needs
+
+    return allocate(**question)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:
