@@ -2,8 +2,8 @@
 
 A line `$ command` is run by bash in an empty directory that holds a link to `examples`; the lines below it, up to the
 next command, are what it prints, where `...` stands for any text: alone on a line for any lines, within a line for any
-characters; without any such line its output is not compared. `[exit N]` as a last line is its exit code. A page with `<!-- agent: PROFILE -->` is run beside an agent in
-standalone mode on that simulated host.
+characters; without any such line its output is not compared. `[exit N]` as a last line is its exit code. A page with
+`<!-- agent: PROFILE -->` is run beside an agent in standalone mode on that simulated host.
 """
 
 from __future__ import annotations

@@ -156,7 +156,8 @@ def test_claims_lost_by_the_store_come_back_from_the_ledger_and_keep_their_devic
     queue: ClaimQueue, claim: Any
 ) -> None:
     held = {"pool": "n/gpu", "device": "gpu-0", "request": "r/sub", "share_id": None, "admin_access": False}
-    entry = {"uid": "u1", "namespace": "team", "name": "lost", "devices": [held]}
+    whole = {**held, "device": "whole-of-gpu-0", "request": ""}
+    entry = {"uid": "u1", "namespace": "team", "name": "lost", "devices": [held, whole]}
     assert queue.restore([entry], "d") == ["team/lost"]
     assert queue.restore([entry], "d") == []
     queue.apply([claim("new")])

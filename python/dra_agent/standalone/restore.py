@@ -18,6 +18,8 @@ def claim_of(entry: dict[str, Any], driver: str) -> dict[str, Any]:
     results = []
     for device in entry["devices"]:
         request = device["request"]
+        if not request:  # the whole device of which the claim holds a part: nothing that was allocated
+            continue
         counts[request.partition("/")[0]] = counts.get(request.partition("/")[0], 0) + 1
         result = {"request": request, "driver": driver, "pool": device["pool"], "device": device["device"]}
         if device.get("share_id"):
