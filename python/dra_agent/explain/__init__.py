@@ -1,1 +1,41 @@
-"""Why a claim does not fit: request by request, device by device."""
+"""Why a claim gets the devices that it gets, or none: every device of a node with everything that speaks against it.
+
+The judgement is the allocator's own (rust/allocator); here are its Python face and the reading of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from dra_agent.allocator import Object, question
+from dra_agent.errors import PermanentError
+from dra_agent.explain.files import Inputs, read_inputs
+
+__all__ = ["Inputs", "explain", "read_inputs"]
+
+
+def explain(
+    node: str | Object,
+    classes: Iterable[Object],
+    slices: Iterable[Object],
+    claims: Iterable[Object],
+    allocated: Iterable[Object] = (),
+) -> dict[str, Any]:
+    """Explain what `allocate` would answer to the same question; docs/explain.md describes the members.
+
+    Raises PermanentError where an object is not one of resource.k8s.io/v1.
+    """
+    from dra_agent import _native
+
+    asked = question(node=node, classes=classes, slices=slices, claims=claims, allocated=allocated)
+    try:
+        answer = _native.explain(asked)
+    except ValueError as error:
+        raise PermanentError(
+            f"an object cannot be read: {error}", todo="check it with `kubectl apply --dry-run=server`"
+        ) from None
+    explanation: dict[str, Any] = msgspec.json.decode(answer)
+    return explanation

@@ -86,8 +86,9 @@ impl<'a> InUse<'a> {
         in_use
     }
 
-    pub(crate) fn of(&self, id: DeviceId<'a>) -> Option<&Use> {
-        self.devices.get(&id)
+    pub(crate) fn of<'b>(&'b self, id: DeviceId<'b>) -> Option<&'b Use> {
+        let devices: &'b HashMap<DeviceId<'b>, Use> = &self.devices;
+        devices.get(&id)
     }
 
     fn add(&mut self, claim: &'a ResourceClaim, result: &'a DeviceRequestAllocationResult) {

@@ -3,8 +3,6 @@
 //! The answers are those of kube-scheduler v1.37 with its default feature gates, device for device; how far that is tested
 //! stands in docs/allocator.md. The crate decides, it changes nothing: who holds what is an input, the allocation an output.
 
-#![allow(dead_code, unreachable_pub)]
-
 mod capacity;
 mod config;
 mod constraints;
@@ -25,5 +23,9 @@ mod share_id;
 mod taints;
 
 pub use error::Error;
-pub use explain::{Explanation, explain};
-pub use question::{Answer, NodeInput, Question, allocate};
+pub use explain::{
+    ClaimReport, ConstraintReport, Consumer, DeviceReport, Explanation, PoolReport, Rejection,
+    RequestReport, ValueReport, explain,
+};
+pub use in_use::Holder;
+pub use question::{Answer, Limits, NodeInput, Question, allocate};

@@ -1,0 +1,151 @@
+"""`dra-agent explain`: says for each request and each device what speaks against it. Nothing is changed."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from dra_agent.cli.output import add_output_flag
+
+EPILOG = """\
+examples:
+  dra-agent explain -f claim.yaml                      ask the agent that runs here in standalone mode
+  kubectl get resourceslices -o yaml > slices.yaml
+  kubectl get deviceclasses -o yaml > classes.yaml
+  kubectl get resourceclaims -A -o yaml > claims.yaml
+  dra-agent explain -f claim.yaml --slices slices.yaml --classes classes.yaml --allocated claims.yaml --node NAME
+
+exit code: 0 it fits, 1 it does not, 2 wrong use
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of this subcommand."""
+    from dra_agent.cli.connection import add_connection_flags
+
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "-f",
+        "--filename",
+        action="append",
+        required=True,
+        help="ResourceClaims to explain, and DeviceClasses that they need; - reads standard input",
+    )
+    files = parser.add_argument_group(
+        "without an agent", "files as kubectl prints them, YAML or JSON; each may be repeated"
+    )
+    files.add_argument(
+        "--slices", action="append", default=[], metavar="FILE", help="ResourceSlices, and perhaps Nodes"
+    )
+    files.add_argument("--classes", action="append", default=[], metavar="FILE", help="DeviceClasses")
+    files.add_argument(
+        "--allocated", action="append", default=[], metavar="FILE", help="ResourceClaims that hold devices"
+    )
+    files.add_argument("--node", metavar="NAME", help="the node to allocate on")
+    parser.add_argument("--all-devices", action="store_true", help="list also the devices that the class refuses")
+    add_connection_flags(parser)
+    add_output_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the explanation; 0 if the claims fit, 1 if they do not."""
+    from dra_agent.cli.output import emit
+    from dra_agent.explain import explain, read_inputs
+
+    inputs = read_inputs(claims=args.filename, classes=args.classes, slices=args.slices, allocated=args.allocated)
+    state = _state_of_files(args, inputs) if args.slices else _state_of_agent(args, inputs)
+    explanation = explain(claims=inputs.claims, **state)
+    if args.output == "table":
+        _print(explanation, everything=args.all_devices)
+    else:
+        emit(explanation, args.output)
+    return 0 if explanation["fits"] else 1
+
+
+def _state_of_files(args: argparse.Namespace, inputs: Any) -> dict[str, Any]:
+    from dra_agent.errors import UsageError
+
+    name = args.node or _only_node(inputs.slices)
+    if name is None:
+        raise UsageError("the slices are of several nodes, or of none", todo="choose the node with --node NAME")
+    return {
+        "node": inputs.node(name),
+        "classes": inputs.classes,
+        "slices": inputs.slices,
+        "allocated": inputs.allocated,
+    }
+
+
+def _only_node(slices: list[dict[str, Any]]) -> str | None:
+    names = {name for entry in slices if (name := entry.get("spec", {}).get("nodeName"))}
+    return names.pop() if len(names) == 1 else None
+
+
+def _state_of_agent(args: argparse.Namespace, inputs: Any) -> dict[str, Any]:
+    """What the running agent knows. Classes and claims of the files go before its own."""
+    from dra_agent.cli.connection import connect
+    from dra_agent.errors import UsageError
+    from dra_agent.standalone.wire import State
+
+    for flag in ("classes", "allocated", "node"):
+        if getattr(args, flag):
+            raise UsageError(
+                f"--{flag} needs --slices", todo="without --slices the running agent is asked for everything"
+            )
+    with connect(args) as agent:
+        state = agent.ask(State())
+    given = {entry["metadata"]["name"] for entry in inputs.classes}
+    known = [entry for entry in state["classes"] if entry["metadata"]["name"] not in given]
+    return {
+        "node": state["node"],
+        "classes": inputs.classes + known,
+        "slices": state["slices"],
+        "allocated": state["allocated"],
+    }
+
+
+def _print(explanation: dict[str, Any], *, everything: bool) -> None:
+    from dra_agent.cli.output import table
+
+    print(explanation["summary"])
+    for pool in explanation["pools"]:
+        if pool["problem"]:
+            print(f"pool {pool['driver']}/{pool['pool']}: {pool['problem']}")
+    for claim in explanation["claims"]:
+        print(f"\nclaim {claim['claim']}: {claim['summary']}")
+        for constraint in claim["constraints"]:
+            print(_constraint(constraint))
+        for request in claim["requests"]:
+            print(f"\nrequest {request['request']} ({_wanted(request)}): {request['summary']}")
+            shown = [device for device in request["devices"] if everything or not _of_another_class(device)]
+            if shown:
+                table(("device", "pool", "verdict", "why"), (_row(device) for device in shown))
+            if hidden := len(request["devices"]) - len(shown):
+                devices = f"{hidden} more device{' is' if hidden == 1 else 's are'}"
+                print(f"{devices} not of class {request['class']}; --all-devices shows them")
+
+
+def _of_another_class(device: dict[str, Any]) -> bool:
+    return any(
+        rejection["kind"] == "selector" and rejection["owner"] != "request" and rejection["error"] is None
+        for rejection in device["rejections"]
+    )
+
+
+def _wanted(request: dict[str, Any]) -> str:
+    count = "all devices" if request["all"] else f"{request['needed']} device{'' if request['needed'] == 1 else 's'}"
+    return f"class {request['class']}, {count}{', admin access' if request['admin_access'] else ''}"
+
+
+def _constraint(constraint: dict[str, Any]) -> str:
+    kind = "distinct" if constraint["distinct"] else "same"
+    values = ", ".join(f"{entry['value']}: {len(entry['devices'])}" for entry in constraint["values"])
+    text = f"constraint: {kind} {constraint['attribute']} for {', '.join(constraint['requests']) or 'no request'}"
+    return f"{text} (available devices by value: {values or 'none'})"
+
+
+def _row(device: dict[str, Any]) -> tuple[str, str, str, str]:
+    verdict = "allocated" if device["allocated"] else "free" if device["accepted"] else "rejected"
+    why = "\n".join(rejection["message"] for rejection in device["rejections"])
+    return device["device"], device["pool"], verdict, why

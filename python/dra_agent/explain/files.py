@@ -1,0 +1,105 @@
+"""A question from files: claims as a user writes them, and what a cluster printed of classes, slices, claims and nodes.
+
+What the user wrote is checked against every limit of the API; what a cluster printed is read as it is, because it
+may be newer than this agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dra_agent.errors import UsageError
+from dra_agent.objects import LoadedObject, load_objects
+
+API_VERSION = "resource.k8s.io/v1"
+
+
+@dataclass
+class Inputs:
+    """The objects of a question."""
+
+    claims: list[dict[str, Any]] = field(default_factory=list)
+    classes: list[dict[str, Any]] = field(default_factory=list)
+    slices: list[dict[str, Any]] = field(default_factory=list)
+    allocated: list[dict[str, Any]] = field(default_factory=list)
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+
+    def node(self, name: str) -> str | dict[str, Any]:
+        """The Node object of this name, with its labels, where a file has one; else the name."""
+        return next((node for node in self.nodes if node.get("metadata", {}).get("name") == name), name)
+
+
+def read_inputs(
+    *,
+    claims: Sequence[str],
+    classes: Sequence[str] = (),
+    slices: Sequence[str] = (),
+    allocated: Sequence[str] = (),
+) -> Inputs:
+    """Read the files; each of the last three may hold classes, slices, claims and nodes in any order.
+
+    Raises UsageError naming file, line and field of what is wrong.
+    """
+    inputs = Inputs()
+    for path in claims:
+        for loaded in load_objects(path):
+            _add_users(inputs, loaded)
+    if not inputs.claims:
+        raise UsageError("there is no ResourceClaim to explain", where=", ".join(claims))
+    for path in (*classes, *slices, *allocated):
+        for loaded in load_objects(path, strict=False):
+            _add_printed(inputs, loaded)
+    return inputs
+
+
+def _add_users(inputs: Inputs, loaded: LoadedObject) -> None:
+    match loaded.kind:
+        case "ResourceClaim":
+            inputs.claims.append(loaded.value)
+        case "ResourceClaimTemplate":
+            inputs.claims.append(_claim_of(loaded.value))
+        case "DeviceClass":
+            inputs.classes.append(loaded.value)
+        case kind:
+            raise UsageError(
+                f"a {kind or 'nameless kind'} cannot be explained",
+                where=loaded.where("kind"),
+                todo="give ResourceClaims, ResourceClaimTemplates and DeviceClasses here",
+            )
+
+
+def _claim_of(template: dict[str, Any]) -> dict[str, Any]:
+    """The claim that a pod would get from the template."""
+    metadata = template.get("metadata", {})
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "ResourceClaim",
+        "metadata": {key: metadata[key] for key in ("name", "namespace") if key in metadata},
+        "spec": template.get("spec", {}).get("spec", {}),
+    }
+
+
+def _add_printed(inputs: Inputs, loaded: LoadedObject) -> None:
+    lists = {
+        "DeviceClass": inputs.classes,
+        "ResourceSlice": inputs.slices,
+        "ResourceClaim": inputs.allocated,
+        "Node": inputs.nodes,
+    }
+    wanted = lists.get(loaded.kind)
+    if wanted is None:
+        raise UsageError(
+            f"a {loaded.kind or 'nameless kind'} is of no use here",
+            where=loaded.where("kind"),
+            todo="give DeviceClasses, ResourceSlices, ResourceClaims or Nodes, as `kubectl get -o yaml` prints them",
+        )
+    version = loaded.value.get("apiVersion")
+    if loaded.kind != "Node" and version != API_VERSION:
+        raise UsageError(
+            f"{loaded.kind} {loaded.name} is of version {version}, only {API_VERSION} is read",
+            where=loaded.where("apiVersion"),
+            todo=f"ask for it: `kubectl get {loaded.kind.lower()}s.v1.resource.k8s.io -o yaml`",
+        )
+    wanted.append(loaded.value)

@@ -1,0 +1,293 @@
+//! What speaks against one device for one request.
+
+use dra_api::{DeviceAttribute, DeviceSelector};
+
+use super::report::{Consumer, DeviceReport, Rejection};
+use crate::capacity::{self, Shortfall};
+use crate::constraints::{Constraint, look_up};
+use crate::counters::{Counters, Shortage};
+use crate::in_use::{DeviceId, Holder, InUse, Use};
+use crate::node::{device_reaches, leaves_nodes_to_devices};
+use crate::plan::{Match, Task};
+use crate::pools::{Candidate, Pool, PoolState};
+use crate::selectors::{Failure, Verdict};
+
+/// Every reason against the device, taken alone.
+pub(super) fn judge<'a>(
+    task: &Task<'a>,
+    index: usize,
+    constraints: &[Constraint<'a>],
+    matching: &mut Match<'a>,
+    in_use: &InUse<'a>,
+) -> DeviceReport {
+    let candidate = matching.candidates[index];
+    let mut rejections = selectors(task, index, &candidate, matching);
+    rejections.extend(node(&candidate, matching));
+    // "All devices" are those whose capacity could serve the request, were they free.
+    let in_all = task.all.is_none() || capacity(task, &candidate, None).is_none();
+    let matches = rejections.is_empty() && in_all;
+    let used = in_use.of(candidate.id());
+    rejections.extend(holders(task, used));
+    rejections.extend(taint(task, &candidate));
+    rejections.extend(counters(&candidate, matching, in_use, used));
+    rejections.extend(capacity(task, &candidate, used));
+    rejections.extend(
+        constraints
+            .iter()
+            .filter(|constraint| {
+                look_up(candidate.device, candidate.id(), constraint.attribute).is_none()
+            })
+            .map(|constraint| Rejection::Constraint {
+                attribute: constraint.attribute.to_owned(),
+                value: None,
+                message: format!(
+                    "it has no attribute {}, which a constraint compares",
+                    constraint.attribute
+                ),
+            }),
+    );
+    let id = candidate.id();
+    DeviceReport {
+        driver: id.driver.to_owned(),
+        pool: id.pool.to_owned(),
+        device: id.device.to_owned(),
+        matches,
+        accepted: rejections.is_empty(),
+        allocated: false,
+        rejections,
+        holders: used.map(|used| used.holders.clone()).unwrap_or_default(),
+        candidate: Some(index),
+    }
+}
+
+/// The devices of a pool that cannot be allocated from.
+pub(super) fn of_unusable(pool: &Pool<'_>) -> Vec<DeviceReport> {
+    if pool.state == PoolState::Usable {
+        return Vec::new();
+    }
+    let message = super::problem(&pool.state).unwrap_or_default();
+    pool.found
+        .iter()
+        .flat_map(|slice| &slice.spec.devices)
+        .map(|device| DeviceReport {
+            driver: pool.driver.to_owned(),
+            pool: pool.name.to_owned(),
+            device: device.name.clone(),
+            rejections: vec![Rejection::Pool {
+                message: message.clone(),
+            }],
+            ..DeviceReport::default()
+        })
+        .collect()
+}
+
+/// An attribute's value in words.
+pub(super) fn value_text(value: &DeviceAttribute) -> String {
+    if let Some(text) = &value.string {
+        text.clone()
+    } else if let Some(number) = value.int {
+        number.to_string()
+    } else if let Some(truth) = value.bool {
+        truth.to_string()
+    } else if let Some(version) = &value.version {
+        version.clone()
+    } else {
+        "(a list)".to_owned()
+    }
+}
+
+fn selectors<'a>(
+    task: &Task<'a>,
+    index: usize,
+    candidate: &Candidate<'a>,
+    matching: &mut Match<'a>,
+) -> Vec<Rejection> {
+    let lists: [(String, &'a [DeviceSelector]); 2] = [
+        (
+            format!("class {}", task.class.metadata.name),
+            &task.class.spec.selectors,
+        ),
+        ("request".to_owned(), task.request.selectors),
+    ];
+    let mut rejections: Vec<Rejection> = Vec::new();
+    for (owner, selectors) in lists {
+        for (position, selector) in selectors.iter().enumerate() {
+            let expression = selector
+                .cel
+                .as_ref()
+                .map(|cel| cel.expression.clone())
+                .unwrap_or_default();
+            let single = std::slice::from_ref(selector);
+            let error = match matching.selectors.ask(single, index, candidate) {
+                Ok(Verdict::Matches) => continue,
+                Ok(Verdict::False(_)) => None,
+                // Kubernetes stops at the first selector that is false, and does not see that a later one fails.
+                Err(_) if !rejections.is_empty() => continue,
+                Err(Failure::Compile { what, .. }) => Some(format!("does not compile: {what}")),
+                Err(Failure::Evaluate { what, .. }) => Some(format!("fails: {what}")),
+            };
+            let outcome = error.as_deref().unwrap_or("is false");
+            rejections.push(Rejection::Selector {
+                message: format!(
+                    "selector {position} of {owner} {outcome}: {}",
+                    expression.trim()
+                ),
+                owner: owner.clone(),
+                index: position,
+                expression,
+                error,
+            });
+        }
+    }
+    rejections
+}
+
+fn node(candidate: &Candidate<'_>, matching: &Match<'_>) -> Option<Rejection> {
+    if !leaves_nodes_to_devices(candidate.slice) {
+        return None;
+    }
+    let message = match device_reaches(candidate.slice, candidate.device, matching.node) {
+        Ok(true) => return None,
+        Ok(false) => format!("it cannot be used on node {}", matching.node.metadata.name),
+        Err(error) => error.to_string(),
+    };
+    Some(Rejection::Node { message })
+}
+
+fn holders(task: &Task<'_>, used: Option<&Use>) -> Option<Rejection> {
+    let used = used.filter(|used| used.whole && !task.request.admin_access)?;
+    let holders: Vec<Holder> = used
+        .holders
+        .iter()
+        .filter(|holder| !holder.admin_access && holder.share_id.is_none())
+        .cloned()
+        .collect();
+    let names: Vec<&str> = holders.iter().map(|holder| holder.claim.as_str()).collect();
+    Some(Rejection::InUse {
+        message: format!("it is held by claim {}", names.join(", ")),
+        holders,
+    })
+}
+
+fn taint(task: &Task<'_>, candidate: &Candidate<'_>) -> Option<Rejection> {
+    let taint = crate::taints::not_tolerated(candidate.device, task.request.tolerations)?;
+    let value = if taint.value.is_empty() {
+        String::new()
+    } else {
+        format!("={}", taint.value)
+    };
+    Some(Rejection::Taint {
+        message: format!(
+            "taint {}{value}:{} is not tolerated",
+            taint.key, taint.effect
+        ),
+        key: taint.key.clone(),
+        value: taint.value.clone(),
+        effect: taint.effect.clone(),
+    })
+}
+
+fn counters<'a>(
+    candidate: &Candidate<'a>,
+    matching: &Match<'a>,
+    in_use: &InUse<'a>,
+    used: Option<&Use>,
+) -> Vec<Rejection> {
+    let paid = candidate.shared() && used.is_some_and(|used| used.shared);
+    if paid || candidate.device.consumes_counters.is_empty() {
+        return Vec::new();
+    }
+    let pool = &matching.pools[candidate.pool];
+    Counters::new(pool, in_use)
+        .shortages(candidate.device)
+        .into_iter()
+        .map(|shortage| counter(&shortage, pool, in_use))
+        .collect()
+}
+
+fn counter(shortage: &Shortage, pool: &Pool<'_>, in_use: &InUse<'_>) -> Rejection {
+    let Shortage {
+        set,
+        counter,
+        needed,
+        free,
+    } = shortage;
+    let consumers = consumers(shortage, pool, in_use);
+    let mut by = String::new();
+    for consumer in &consumers {
+        by = format!(
+            "{by}, {} is held by claim {}",
+            consumer.device, consumer.claim
+        );
+    }
+    Rejection::Counter {
+        message: format!("counter {set}/{counter} has {free} left, {needed} are needed{by}"),
+        set: set.clone(),
+        counter: counter.clone(),
+        needed: needed.to_string(),
+        free: free.to_string(),
+        consumers,
+    }
+}
+
+/// The allocated devices that consume of the counter.
+fn consumers(shortage: &Shortage, pool: &Pool<'_>, in_use: &InUse<'_>) -> Vec<Consumer> {
+    let mut consumers = Vec::new();
+    for slice in pool.slices.iter().chain(&pool.elsewhere) {
+        for device in &slice.spec.devices {
+            let consumes = device.consumes_counters.iter().any(|entry| {
+                entry.counter_set == shortage.set && entry.counters.contains_key(&shortage.counter)
+            });
+            let used = in_use.of(DeviceId {
+                driver: pool.driver,
+                pool: pool.name,
+                device: &device.name,
+            });
+            let Some(used) = used.filter(|used| consumes && used.any()) else {
+                continue;
+            };
+            consumers.extend(used.holders.iter().map(|holder| Consumer {
+                device: device.name.clone(),
+                claim: holder.claim.clone(),
+            }));
+        }
+    }
+    consumers
+}
+
+fn capacity(task: &Task<'_>, candidate: &Candidate<'_>, used: Option<&Use>) -> Option<Rejection> {
+    let taken = used.and_then(|used| used.capacity.as_ref());
+    let shortfall = capacity::shortfall(task.request.capacity, candidate.device, taken, None);
+    let rejection = |name: &str, problem: &str, needed, free, message| Rejection::Capacity {
+        name: name.to_owned(),
+        problem: problem.to_owned(),
+        needed,
+        free,
+        message,
+    };
+    Some(match shortfall {
+        Ok(None) => return None,
+        Ok(Some(Shortfall::Missing { name })) => rejection(
+            &name,
+            "missing",
+            None,
+            None,
+            format!("it has no capacity {name}"),
+        ),
+        Ok(Some(Shortfall::Policy { name, amount })) => rejection(
+            &name,
+            "policy",
+            Some(amount.to_string()),
+            None,
+            format!("its policy does not offer {amount} of capacity {name}"),
+        ),
+        Ok(Some(Shortfall::Exceeded { name, needed, free })) => rejection(
+            &name,
+            "exceeded",
+            Some(needed.to_string()),
+            Some(free.to_string()),
+            format!("capacity {name} has {free} left, {needed} are needed"),
+        ),
+        Err(what) => rejection("", "error", None, None, what),
+    })
+}
