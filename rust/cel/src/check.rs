@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::error::CompileError;
-use crate::library::{self, Overload};
+use crate::library::Overload;
 use crate::position::Position;
 use crate::syntax::{Entry, Expr, Fold, Node};
 use crate::types::{self, Type};
@@ -22,7 +22,12 @@ pub(crate) struct Checked {
 #[derive(Clone, Debug)]
 pub(crate) enum Meaning {
     /// The variable `device`, or a variable of a macro.
-    Variable { name: Arc<str>, global: bool },
+    Variable {
+        name: Arc<str>,
+        global: bool,
+        /// The global, where a variable of a macro has the same name.
+        shadowed: bool,
+    },
     /// The name of a type.
     TypeName(Arc<str>),
     /// A function with the overloads that the arguments allow; `namespaced` if what looks like a receiver is part of its name.
@@ -69,6 +74,8 @@ pub(crate) fn check(root: &Node, size: usize) -> Result<Checked, CompileError> {
         meanings: checker.meanings,
     })
 }
+
+mod calls;
 
 struct Checker {
     types: Vec<Type>,
@@ -123,6 +130,7 @@ impl Checker {
             self.meanings[node.id] = Some(Meaning::Variable {
                 name: Arc::clone(name),
                 global: false,
+                shadowed: false,
             });
             return t;
         }
@@ -139,6 +147,7 @@ impl Checker {
             self.meanings[node.id] = Some(Meaning::Variable {
                 name: Arc::from(name),
                 global: true,
+                shadowed: self.local(name).is_some(),
             });
             return Some(Type::Object(types::DEVICE));
         }
@@ -224,173 +233,13 @@ impl Checker {
         )
     }
 
-    fn call(&mut self, node: &Node, function: &str, target: Option<&Node>, args: &[Node]) -> Type {
-        if function == "_?._" {
-            return self.optional_select(node, args);
-        }
-        let mut arg_types: Vec<Type> = args.iter().map(|arg| self.check(arg)).collect();
-        let Some(target) = target else {
-            let function = function.strip_prefix('.').unwrap_or(function);
-            return match library::function(function) {
-                Some(overloads) => self.resolve(node, overloads, &arg_types, args, false, false),
-                None => self.unknown_function(node, function),
-            };
-        };
-        if let Some(prefix) = qualified_name(target) {
-            let name = format!("{}.{function}", prefix.strip_prefix('.').unwrap_or(&prefix));
-            if let Some(overloads) = library::function(&name) {
-                return self.resolve(node, overloads, &arg_types, args, false, true);
-            }
-        }
-        arg_types.insert(0, self.check(target));
-        match library::function(function) {
-            Some(overloads) => self.resolve(node, overloads, &arg_types, args, true, false),
-            None => self.unknown_function(node, function),
-        }
-    }
-
-    fn optional_select(&mut self, node: &Node, args: &[Node]) -> Type {
-        let [
-            operand,
-            Node {
-                expr: Expr::Literal(crate::value::Value::String(field)),
-                ..
-            },
-        ] = args
-        else {
-            return self.mistake(node, "the field of .? must be a name".to_owned());
-        };
-        let field = Arc::clone(field);
-        self.types[args[1].id] = Type::String;
-        let t = self.field(node, operand, &field, true);
-        self.bindings.resolve(&t, false)
-    }
-
-    fn unknown_function(&mut self, node: &Node, function: &str) -> Type {
-        let near = library::names()
-            .filter(|name| name.eq_ignore_ascii_case(function))
-            .min();
-        let hint = near.map_or_else(String::new, |name| format!("; did you mean {name}()?"));
-        self.mistake(node, format!("unknown function {function}(){hint}"))
-    }
-
-    fn resolve(
-        &mut self,
-        node: &Node,
-        overloads: &'static [Overload],
-        arg_types: &[Type],
-        args: &[Node],
-        member: bool,
-        namespaced: bool,
-    ) -> Type {
-        let function = overloads[0].function;
-        if function == "_&&_" || function == "_||_" {
-            return self.logical(node, &overloads[0], arg_types, args);
-        }
-        let mut fitting = Vec::new();
-        let mut result: Option<Type> = None;
-        for overload in overloads
-            .iter()
-            .filter(|overload| overload.member == member)
-        {
-            let mut instance = Bindings::default();
-            for param in &overload.params {
-                instance.bind(param, self.bindings.fresh());
-            }
-            let expected: Vec<Type> = overload
-                .args
-                .iter()
-                .map(|arg| instance.resolve(arg, false))
-                .collect();
-            if !self.bindings.are_assignable(arg_types, &expected) {
-                continue;
-            }
-            fitting.push(overload);
-            let own = self
-                .bindings
-                .resolve(&instance.resolve(&overload.result, false), false);
-            match &result {
-                None => result = Some(own),
-                Some(known) if !known.is_dyn() && own != *known => result = Some(Type::Dyn),
-                Some(_) => {}
-            }
-        }
-        let Some(result) = result else {
-            return self.no_overload(node, overloads, arg_types, member);
-        };
-        self.meanings[node.id] = Some(Meaning::Call {
-            function,
-            overloads: fitting,
-            namespaced,
-        });
-        result
-    }
-
-    fn logical(
-        &mut self,
-        node: &Node,
-        overload: &'static Overload,
-        arg_types: &[Type],
-        args: &[Node],
-    ) -> Type {
-        for (arg, t) in args.iter().zip(arg_types) {
-            if !self.bindings.is_assignable(t, &Type::Bool) {
-                let t = self.bindings.resolve(t, true);
-                let operator = overload.function.trim_matches('_');
-                self.mistake(
-                    arg,
-                    format!("{operator} needs a bool, not a value of type {t}"),
-                );
-            }
-        }
-        self.meanings[node.id] = Some(Meaning::Call {
-            function: overload.function,
-            overloads: vec![overload],
-            namespaced: false,
-        });
-        Type::Bool
-    }
-
-    fn no_overload(
-        &mut self,
-        node: &Node,
-        overloads: &[Overload],
-        arg_types: &[Type],
-        member: bool,
-    ) -> Type {
-        let types: Vec<String> = arg_types
-            .iter()
-            .map(|t| self.bindings.resolve(t, true).to_string())
-            .collect();
-        let function = overloads[0].function;
-        let message = match (function.contains('_'), types.as_slice()) {
-            (true, [a, b]) => format!("{a} {} {b} is not defined", operator(function)),
-            (true, [a]) => format!("{}{a} is not defined", operator(function)),
-            (_, [receiver, args @ ..]) if member => {
-                format!(
-                    "{function}({}) is not defined on a value of type {receiver}",
-                    args.join(", ")
-                )
-            }
-            _ => format!("{function}({}) is not defined", types.join(", ")),
-        };
-        self.mistake(node, message)
-    }
-
-    /// The common type of elements; Kubernetes wants literals of one type.
-    fn join(&mut self, node: &Node, previous: Option<Type>, t: Type) -> Type {
+    /// The common type of elements; where they have none, [`crate::validate`] judges.
+    fn join(&mut self, previous: Option<Type>, t: Type) -> Type {
         let Some(previous) = previous else { return t };
         if self.bindings.is_assignable(&previous, &t) {
             return most_general(&previous, &t).clone();
         }
-        let (expected, found) = (
-            self.bindings.resolve(&previous, true),
-            self.bindings.resolve(&t, true),
-        );
-        self.mistake(
-            node,
-            format!("all elements must have one type: expected {expected}, found {found}"),
-        )
+        Type::Dyn
     }
 
     fn unwrap_optional(&mut self, node: &Node, t: Type, optional: bool) -> Type {
@@ -411,7 +260,7 @@ impl Checker {
         for (item, optional) in items {
             let t = self.check(item);
             let t = self.unwrap_optional(item, t, *optional);
-            element = Some(self.join(item, element, t));
+            element = Some(self.join(element, t));
         }
         Type::list(element.unwrap_or_else(|| self.bindings.fresh()))
     }
@@ -420,10 +269,10 @@ impl Checker {
         let (mut key_type, mut value_type) = (None, None);
         for entry in entries {
             let t = self.check(&entry.key);
-            key_type = Some(self.join(&entry.key, key_type, t));
+            key_type = Some(self.join(key_type, t));
             let t = self.check(&entry.value);
             let t = self.unwrap_optional(&entry.value, t, entry.optional);
-            value_type = Some(self.join(&entry.value, value_type, t));
+            value_type = Some(self.join(value_type, t));
         }
         let key = key_type.unwrap_or_else(|| self.bindings.fresh());
         Type::map(key, value_type.unwrap_or_else(|| self.bindings.fresh()))
@@ -525,14 +374,5 @@ fn qualified_name(node: &Node) -> Option<String> {
             test: false,
         } => Some(format!("{}.{field}", qualified_name(operand)?)),
         _ => None,
-    }
-}
-
-/// How an operator is written.
-fn operator(function: &str) -> &str {
-    match function {
-        "_[_]" | "_[?_]" => "[...]",
-        "@in" => "in",
-        other => other.trim_matches('_'),
     }
 }

@@ -211,18 +211,31 @@ fn new_list(factor: f64, size: u64) -> u64 {
     ((size as f64 * factor) as u64).saturating_add(1 + CREATE_LIST)
 }
 
+/// What `==` and `!=` cost: for `==` with a value of Kubernetes' own on the left one unit, else as reading the shorter side.
+pub(crate) fn of_equality(sides: &[Value; 2], negated: bool) -> u64 {
+    let own = matches!(
+        sides[0],
+        Value::Quantity(_)
+            | Value::Semver(_)
+            | Value::Url(_)
+            | Value::Ip(_)
+            | Value::Cidr(..)
+            | Value::Format(_)
+    );
+    if own && !negated {
+        1
+    } else {
+        Rule::Shorter.cost(sides, None)
+    }
+}
+
 /// Comparing optionals costs what comparing their values costs.
 fn unwrapped_size(args: &[Value], at: usize) -> u64 {
     let mut value = args.get(at);
     while let Some(Value::Optional(Some(inner))) = value {
         value = Some(inner);
     }
-    match (value, at, args.first()) {
-        (Some(Value::Ip(_) | Value::Cidr(..)), 0, _)
-        | (_, 1, Some(Value::Ip(_) | Value::Cidr(..))) => 1,
-        (Some(value), ..) => value.size(),
-        (None, ..) => 1,
-    }
+    value.map_or(1, Value::size)
 }
 
 fn traversal(value: &Value) -> u64 {

@@ -147,7 +147,7 @@ impl<'p> Machine<'p> {
             a.clone().unwrap_or(Value::Null),
             b.clone().unwrap_or(Value::Null),
         ];
-        self.charge(cost::Rule::Shorter.cost(&args, None))?;
+        self.charge(cost::of_equality(&args, negated))?;
         a?;
         b?;
         match compare::equal(&args[0], &args[1]) {
@@ -164,7 +164,7 @@ impl<'p> Machine<'p> {
             match self.eval(arg) {
                 Ok(value) => args.push(value),
                 Err(fault) if fault.ends() => return Err(fault),
-                // With three arguments Kubernetes stops at the first that fails, and counts nothing.
+                // Kubernetes stops at the first that fails where it calls by a list of arguments, and counts nothing.
                 Err(fault) if call.stops_at_error() && args.len() + 1 < call.args.len() => {
                     return Err(fault);
                 }
@@ -321,7 +321,8 @@ pub(crate) fn ending(outcome: Outcome) -> Result<Outcome, Fault> {
 
 impl Call {
     fn stops_at_error(&self) -> bool {
-        self.args.len() > 2 || self.function == "format"
+        let undecided = self.overloads.len() > 1 && !self.overloads[0].is_unguarded();
+        undecided || self.args.len() > 2 || self.function == "format" || self.has_constant_pattern
     }
 
     fn apply(&self, args: &[Value]) -> Outcome {

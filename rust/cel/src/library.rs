@@ -135,7 +135,7 @@ pub(crate) fn is_conversion(function: &str) -> bool {
 impl Overload {
     /// Operators look at their values themselves, whatever the declared types say.
     pub(crate) fn is_unguarded(&self) -> bool {
-        self.function.contains('_') || self.function == "size"
+        self.function.contains('_') || matches!(self.function, "size" | "@in")
     }
 
     /// Whether these values can be its arguments.

@@ -33,7 +33,7 @@ pub(crate) fn expand(
     match (function, args.len()) {
         ("all", 2 | 3) => expansion.quantifier(Quantifier::All, target, args),
         ("exists", 2 | 3) => expansion.quantifier(Quantifier::Exists, target, args),
-        ("exists_one" | "existsOne", 2 | 3) => {
+        ("exists_one", 2 | 3) | ("existsOne", 3) => {
             expansion.quantifier(Quantifier::ExistsOne, target, args)
         }
         ("map", 2 | 3) => expansion.map(target, args),

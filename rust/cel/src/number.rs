@@ -15,6 +15,13 @@ pub(crate) fn parse_uint(text: &str) -> Option<u64> {
 
 /// A double: decimal or hexadecimal, `inf`, `infinity` and `nan` in any case; out of range is unreadable.
 pub(crate) fn parse_double(text: &str) -> Option<f64> {
+    let plain;
+    let text = if text.contains('_') {
+        plain = without_underscores(text)?;
+        &plain
+    } else {
+        text
+    };
     let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
     let sign = if text.starts_with('-') { -1.0 } else { 1.0 };
     match unsigned.to_ascii_lowercase().as_str() {
@@ -29,6 +36,21 @@ pub(crate) fn parse_double(text: &str) -> Option<f64> {
         return None;
     }
     text.parse().ok().filter(|value: &f64| value.is_finite())
+}
+
+/// Underscores may stand between digits.
+fn without_underscores(text: &str) -> Option<String> {
+    let bytes = text.as_bytes();
+    let is_digit = |at: Option<usize>| {
+        at.and_then(|at| bytes.get(at))
+            .is_some_and(|b| b.is_ascii_hexdigit())
+    };
+    let between = |at: usize| is_digit(at.checked_sub(1)) && is_digit(Some(at + 1));
+    let valid = bytes
+        .iter()
+        .enumerate()
+        .all(|(at, b)| *b != b'_' || between(at));
+    valid.then(|| text.replace('_', ""))
 }
 
 /// `1.8p3`: the exponent is required, as in C.
@@ -47,7 +69,7 @@ fn parse_hexadecimal(text: &str) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-/// The shortest text that reads back as the same double, with an exponent below 1e-4 and from 1e21 on.
+/// The shortest text that reads back as the same double, with an exponent below 1e-4 and from 1e6 on.
 pub(crate) fn shortest(value: f64) -> String {
     if value.is_nan() {
         return "NaN".into();
@@ -62,7 +84,7 @@ pub(crate) fn shortest(value: f64) -> String {
     let scientific = format!("{value:e}");
     let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);
-    if (-4..21).contains(&exponent) || value == 0.0 {
+    if (-4..6).contains(&exponent) || value == 0.0 {
         return format!("{value}");
     }
     with_exponent(mantissa, exponent)

@@ -27,7 +27,7 @@ impl<'p> Machine<'p> {
     /// The value of a path as a part of something else: costs what its hops cost.
     fn resolve(&mut self, path: &'p Path) -> Outcome {
         let start = match &path.base {
-            Base::Device => match self.device {
+            Base::Device { .. } => match self.device {
                 Some(device) => device.value().clone(),
                 None => return Err(Fault::new("no device is known here").at(path.at)),
             },
@@ -44,7 +44,12 @@ impl<'p> Machine<'p> {
                 };
             }
         };
-        self.follow(start, &path.hops)
+        let before = self.spent();
+        let outcome = self.follow(start, &path.hops);
+        if matches!(path.base, Base::Device { uncounted: true }) {
+            self.refund(self.spent() - before)?;
+        }
+        outcome
     }
 
     fn follow(&mut self, start: Value, hops: &'p [Hop]) -> Outcome {

@@ -1,18 +1,19 @@
-//! From a checked tree to the steps that [`crate::eval`] takes: names resolved, constants computed, overloads chosen.
+//! The steps that [`crate::eval`] takes.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::check::{Checked, Meaning};
 use crate::cost::Rule;
-use crate::error::CompileError;
-use crate::eval::Machine;
-use crate::library::{self, Overload};
-use crate::map::{Key, lossless_int, lossless_uint};
+use crate::library::Overload;
+use crate::map::Key;
 use crate::position::Position;
-use crate::syntax::{Entry, Expr, Fold, Node};
 use crate::types::Type;
 use crate::value::Value;
+
+mod membership;
+mod planner;
+
+pub(crate) use planner::plan;
 
 /// A step of an evaluation.
 #[derive(Clone, Debug)]
@@ -63,7 +64,10 @@ pub(crate) struct Path {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Base {
-    Device,
+    /// With `uncounted` the hops cost nothing: Kubernetes loses count when a variable of a macro hides `device`.
+    Device {
+        uncounted: bool,
+    },
     Local {
         slot: usize,
         variable: Variable,
@@ -104,6 +108,8 @@ pub(crate) struct Call {
     pub(crate) overloads: Vec<&'static Overload>,
     pub(crate) rule: Rule,
     pub(crate) args: Vec<Step>,
+    /// The regular expression is known.
+    pub(crate) has_constant_pattern: bool,
     pub(crate) at: Position,
 }
 
@@ -117,396 +123,6 @@ pub(crate) struct FoldStep {
     pub(crate) step: Step,
     pub(crate) result: Step,
     pub(crate) at: Position,
-}
-
-/// Plans a checked tree; also how many loops it has.
-pub(crate) fn plan(root: &Node, checked: &Checked) -> Result<(Step, usize), CompileError> {
-    let mut planner = Planner {
-        checked,
-        scopes: Vec::new(),
-        slots: 0,
-    };
-    let step = planner.step(root)?;
-    Ok((step, planner.slots))
-}
-
-struct Planner<'c> {
-    checked: &'c Checked,
-    scopes: Vec<(Arc<str>, usize, Variable)>,
-    slots: usize,
-}
-
-impl Planner<'_> {
-    fn step(&mut self, node: &Node) -> Result<Step, CompileError> {
-        match &node.expr {
-            Expr::Literal(value) => Ok(Step::Const(value.clone())),
-            Expr::Ident(_) => self.name(node),
-            Expr::Select {
-                operand,
-                field,
-                test,
-            } => {
-                if self.checked.meaning(node).is_some() {
-                    return self.name(node);
-                }
-                let operand = self.step(operand)?;
-                let key = HopKey::Const(Value::String(Arc::clone(field)));
-                let hop = Hop {
-                    key,
-                    optional: false,
-                    test: *test,
-                    at: node.at,
-                };
-                Ok(Step::Path(Box::new(follow(operand, hop))))
-            }
-            Expr::Call { target, args, .. } => self.call(node, target.as_deref(), args),
-            Expr::List(items) => self.list(node, items),
-            Expr::Map(entries) => self.map(node, entries),
-            Expr::Fold(fold) => self.fold(node, fold),
-            Expr::Struct(name) => Err(CompileError::at(
-                node.at,
-                format!("objects such as {name}{{...}} cannot be made here"),
-            )),
-        }
-    }
-
-    fn name(&mut self, node: &Node) -> Result<Step, CompileError> {
-        let base = match self.checked.meaning(node) {
-            Some(Meaning::TypeName(name)) => return Ok(Step::Const(Value::Type(Arc::clone(name)))),
-            Some(Meaning::Variable { global: true, .. }) => Base::Device,
-            Some(Meaning::Variable { name, .. }) => {
-                let found = self.scopes.iter().rev().find(|(local, ..)| local == name);
-                let Some((_, slot, variable)) = found else {
-                    return Err(CompileError::at(node.at, format!("unknown name {name:?}")));
-                };
-                Base::Local {
-                    slot: *slot,
-                    variable: *variable,
-                }
-            }
-            _ => return Err(CompileError::at(node.at, "unknown name")),
-        };
-        Ok(Step::Path(Box::new(Path {
-            base,
-            hops: Vec::new(),
-            test: false,
-            at: node.at,
-        })))
-    }
-
-    fn call(
-        &mut self,
-        node: &Node,
-        target: Option<&Node>,
-        arg_nodes: &[Node],
-    ) -> Result<Step, CompileError> {
-        if let Expr::Call { function, .. } = &node.expr
-            && &**function == "_?._"
-        {
-            return self.index(node, &arg_nodes[0], &arg_nodes[1], true);
-        }
-        let Some(Meaning::Call {
-            function,
-            overloads,
-            namespaced,
-        }) = self.checked.meaning(node)
-        else {
-            return Err(CompileError::at(node.at, "unknown function"));
-        };
-        let (function, overloads) = (*function, overloads.clone());
-        if let "_[_]" | "_[?_]" = function {
-            return self.index(node, &arg_nodes[0], &arg_nodes[1], function == "_[?_]");
-        }
-        let target = target.filter(|_| !namespaced);
-        let mut args = Vec::with_capacity(arg_nodes.len() + 1);
-        for arg in target.into_iter().chain(arg_nodes) {
-            args.push(self.step(arg)?);
-        }
-        let at = node.at;
-        Ok(match function {
-            "_&&_" => Step::And(args.into(), at),
-            "_||_" => Step::Or(args.into(), at),
-            "_?_:_" => choice(args, at),
-            "_==_" | "_!=_" => Step::Equal {
-                sides: pair(args),
-                negated: function == "_!=_",
-                at,
-            },
-            "@not_strictly_false" => Step::NotStrictlyFalse(Box::new(args.remove(0))),
-            "or" | "orValue" => Step::Either {
-                sides: pair(args),
-                unwrap: function == "orValue",
-                at,
-            },
-            _ => return self.plain_call(function, overloads, args, at, arg_nodes),
-        })
-    }
-
-    fn plain_call(
-        &mut self,
-        function: &'static str,
-        overloads: Vec<&'static Overload>,
-        args: Vec<Step>,
-        at: Position,
-        arg_nodes: &[Node],
-    ) -> Result<Step, CompileError> {
-        let only = match overloads.as_slice() {
-            [only] => Some(*only),
-            _ => None,
-        };
-        if only.is_some_and(|overload| overload.id == "in_list")
-            && let Some(step) = in_constant_list(&args, at)
-        {
-            return Ok(step);
-        }
-        if library::regex::takes_pattern(function)
-            && let Some(Step::Const(Value::String(pattern))) = args.get(1)
-        {
-            let place = arg_nodes.last().map_or(at, |node| node.at);
-            library::regex::compile(pattern)
-                .map_err(|fault| CompileError::constant(place, fault))?;
-        }
-        let constant = args.len() == 1
-            && matches!(args[0], Step::Const(_))
-            && library::is_conversion(function);
-        let rule = Rule::of(function, only);
-        let call = Step::Call(Box::new(Call {
-            function,
-            overloads,
-            rule,
-            args,
-            at,
-        }));
-        if constant {
-            let value =
-                Machine::constant(&call).map_err(|fault| CompileError::constant(at, fault))?;
-            return Ok(Step::Const(value));
-        }
-        Ok(call)
-    }
-
-    fn index(
-        &mut self,
-        node: &Node,
-        operand: &Node,
-        index: &Node,
-        optional: bool,
-    ) -> Result<Step, CompileError> {
-        let operand = self.step(operand)?;
-        let key = match self.step(index)? {
-            Step::Const(value) if is_key(&value) => HopKey::Const(value),
-            Step::Const(value) => {
-                return Err(CompileError::at(
-                    index.at,
-                    format!("a value of type {} cannot be an index", value.type_name()),
-                ));
-            }
-            Step::Path(path) => HopKey::Path(*path),
-            other => HopKey::Computed(other),
-        };
-        Ok(Step::Path(Box::new(follow(
-            operand,
-            Hop {
-                key,
-                optional,
-                test: false,
-                at: node.at,
-            },
-        ))))
-    }
-
-    fn list(&mut self, node: &Node, items: &[(Node, bool)]) -> Result<Step, CompileError> {
-        let mut steps = Vec::with_capacity(items.len());
-        for (item, optional) in items {
-            steps.push((self.step(item)?, *optional));
-        }
-        let constant = steps.iter().all(|(step, _)| matches!(step, Step::Const(_)));
-        let list = Step::List {
-            items: steps,
-            at: node.at,
-        };
-        self.folded(list, constant, node.at)
-    }
-
-    fn map(&mut self, node: &Node, entries: &[Entry]) -> Result<Step, CompileError> {
-        let mut steps = Vec::with_capacity(entries.len());
-        for entry in entries {
-            steps.push((
-                self.step(&entry.key)?,
-                self.step(&entry.value)?,
-                entry.optional,
-            ));
-        }
-        let constant = steps
-            .iter()
-            .all(|(key, value, _)| matches!((key, value), (Step::Const(_), Step::Const(_))));
-        let map = Step::Map {
-            entries: steps,
-            at: node.at,
-        };
-        self.folded(map, constant, node.at)
-    }
-
-    /// The value of a constant literal in its place.
-    fn folded(&self, step: Step, constant: bool, at: Position) -> Result<Step, CompileError> {
-        if !constant {
-            return Ok(step);
-        }
-        Machine::constant(&step)
-            .map(Step::Const)
-            .map_err(|fault| CompileError::constant(at, fault))
-    }
-
-    fn fold(&mut self, node: &Node, fold: &Fold) -> Result<Step, CompileError> {
-        let init = self.step(&fold.init)?;
-        let range = self.step(&fold.range)?;
-        let slot = self.slots;
-        self.slots += 1;
-        let depth = self.scopes.len();
-        self.scopes
-            .push((Arc::clone(&fold.accumulator), slot, Variable::Accumulator));
-        self.scopes
-            .push((Arc::clone(&fold.variable), slot, Variable::First));
-        if let Some(name) = &fold.second_variable {
-            self.scopes.push((Arc::clone(name), slot, Variable::Second));
-        }
-        let condition = self.step(&fold.condition)?;
-        let step = self.step(&fold.step)?;
-        self.scopes.truncate(depth + 1);
-        let result = self.step(&fold.result)?;
-        self.scopes.truncate(depth);
-        let two_variables = fold.second_variable.is_some();
-        Ok(Step::Fold(Box::new(FoldStep {
-            slot,
-            range,
-            two_variables,
-            init,
-            condition,
-            step,
-            result,
-            at: node.at,
-        })))
-    }
-}
-
-/// What may be looked up by a constant.
-fn is_key(value: &Value) -> bool {
-    matches!(
-        value,
-        Value::Bool(_) | Value::Int(_) | Value::Uint(_) | Value::Double(_) | Value::String(_)
-    )
-}
-
-fn pair(mut args: Vec<Step>) -> Box<(Step, Step)> {
-    let second = args.pop().unwrap_or(Step::Const(Value::Null));
-    let first = args.pop().unwrap_or(Step::Const(Value::Null));
-    Box::new((first, second))
-}
-
-/// A path from an operand one hop further.
-fn follow(operand: Step, hop: Hop) -> Path {
-    let test = hop.test;
-    let at = hop.at;
-    let mut path = match operand {
-        Step::Path(path) => *path,
-        other => Path {
-            base: Base::Value(other),
-            hops: Vec::new(),
-            test: false,
-            at,
-        },
-    };
-    path.extend(hop);
-    path.test = test;
-    path
-}
-
-impl Path {
-    fn extend(&mut self, hop: Hop) {
-        match &mut self.base {
-            Base::Choice { branches, .. } => {
-                branches.0.extend(hop.clone());
-                branches.1.extend(hop);
-            }
-            _ => self.hops.push(hop),
-        }
-    }
-}
-
-fn choice(mut args: Vec<Step>, at: Position) -> Step {
-    let branches = pair(args.split_off(1));
-    let branch = |step: Step| match step {
-        Step::Path(path) => Path {
-            test: false,
-            ..*path
-        },
-        other => Path {
-            base: Base::Value(other),
-            hops: Vec::new(),
-            test: false,
-            at,
-        },
-    };
-    let branches = Box::new((branch(branches.0), branch(branches.1)));
-    let base = Base::Choice {
-        condition: args.remove(0),
-        branches,
-    };
-    Step::Path(Box::new(Path {
-        base,
-        hops: Vec::new(),
-        test: false,
-        at,
-    }))
-}
-
-/// Membership in a constant list of plain values is a look-up, and costs nothing.
-fn in_constant_list(args: &[Step], at: Position) -> Option<Step> {
-    let [value, Step::Const(Value::List(list))] = args else {
-        return None;
-    };
-    let items = list.items();
-    if items.is_empty() {
-        return Some(Step::Const(Value::Bool(false)));
-    }
-    let mut set = HashSet::new();
-    for item in items.iter() {
-        let plain = matches!(
-            item,
-            Value::Bool(_) | Value::Int(_) | Value::Uint(_) | Value::Double(_) | Value::String(_)
-        );
-        if !plain {
-            return None;
-        }
-        let keys = std::iter::once(item.clone()).chain(equal_numbers(item));
-        set.extend(keys.filter_map(|key| Key::of(&key).ok()));
-    }
-    Some(Step::InSet {
-        value: Box::new(value.clone()),
-        set: Arc::new(set),
-        at,
-    })
-}
-
-/// The same number as other types.
-fn equal_numbers(value: &Value) -> Vec<Value> {
-    let mut same = Vec::new();
-    match value {
-        Value::Double(value) => {
-            same.extend(lossless_int(*value).map(Value::Int));
-            same.extend(lossless_uint(*value).map(Value::Uint));
-        }
-        Value::Int(value) => {
-            same.push(Value::Double(*value as f64));
-            same.extend(u64::try_from(*value).ok().map(Value::Uint));
-        }
-        Value::Uint(value) => {
-            same.push(Value::Double(*value as f64));
-            same.extend(i64::try_from(*value).ok().map(Value::Int));
-        }
-        _ => {}
-    }
-    same
 }
 
 /// Whether the type of an expression can decide about a device: a bool, or an attribute of unknown type.

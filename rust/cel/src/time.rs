@@ -82,6 +82,15 @@ impl Timestamp {
     }
 
     fn fields(text: &str) -> Option<(i64, u32, u32, i64, i64, i64, u32)> {
+        // Go reads hours of one digit too.
+        let padded;
+        let text = match text.as_bytes().get(12) {
+            Some(b':') => {
+                padded = format!("{}0{}", text.get(..11)?, text.get(11..)?);
+                &padded
+            }
+            _ => text,
+        };
         let bytes = text.as_bytes();
         let shape = b"dddd-dd-ddTdd:dd:dd";
         if bytes.len() < shape.len() {
@@ -205,6 +214,21 @@ fn zone_offset(zone: &str) -> Option<i32> {
         "+" => Some(seconds),
         "-" => Some(-seconds),
         _ => None,
+    }
+}
+
+/// Whether `yyyy-mm-dd` is a day of the calendar.
+pub(crate) fn is_date(text: &str) -> bool {
+    let mut parts = text.split('-').map(|part| part.parse::<i64>().ok());
+    match (
+        parts.next().flatten(),
+        parts.next().flatten(),
+        parts.next().flatten(),
+    ) {
+        (Some(year), Some(month @ 1..=12), Some(day)) => {
+            (1..=i64::from(days_in_month(year, month as u32))).contains(&day)
+        }
+        _ => false,
     }
 }
 

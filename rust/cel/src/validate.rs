@@ -2,7 +2,7 @@
 
 use crate::check::{Checked, Meaning};
 use crate::error::CompileError;
-use crate::library;
+use crate::library::{self, templates};
 use crate::position::Position;
 use crate::syntax::{Entry, Expr, Node};
 use crate::types::Type;
@@ -39,6 +39,9 @@ impl Validator<'_> {
                     _ => "",
                 };
                 self.call(function, args);
+                if let (Some(target), [arg]) = (target, args.as_slice()) {
+                    self.template(function, target, arg);
+                }
                 let mixed = mixed || function == "format";
                 target.iter().for_each(|target| self.visit(target, mixed));
                 args.iter().for_each(|arg| self.visit(arg, mixed));
@@ -86,6 +89,62 @@ impl Validator<'_> {
         {
             self.mistakes
                 .push((*at, format!("{pattern:?} is not a regular expression")));
+        }
+    }
+
+    /// A literal template with a literal list of values must fit.
+    fn template(&mut self, function: &str, target: &Node, arg: &Node) {
+        let (Expr::Literal(Value::String(template)), Expr::List(items)) = (&target.expr, &arg.expr)
+        else {
+            return;
+        };
+        if function != "format" {
+            return;
+        }
+        let pieces = match templates::pieces(template) {
+            Ok(pieces) => pieces,
+            Err(message) => return self.mistakes.push((target.at, message)),
+        };
+        let mut items = items.iter();
+        for piece in pieces {
+            let templates::Piece::Clause(clause) = piece else {
+                continue;
+            };
+            match items.next() {
+                Some((item, _)) => self.clause(clause, item),
+                None => {
+                    return self
+                        .mistakes
+                        .push((arg.at, "format() has fewer values than clauses".to_owned()));
+                }
+            }
+        }
+        if items.next().is_some() {
+            self.mistakes
+                .push((arg.at, "format() has more values than clauses".to_owned()));
+        }
+    }
+
+    fn clause(&mut self, clause: templates::Clause, node: &Node) {
+        let t = self.checked.type_of(node);
+        if !clause.accepts(t) {
+            self.mistakes.push((
+                node.at,
+                format!("%{} cannot write a value of type {t}", clause.verb()),
+            ));
+            return;
+        }
+        match &node.expr {
+            Expr::List(items) if clause.goes_deep() => {
+                items.iter().for_each(|(item, _)| self.clause(clause, item))
+            }
+            Expr::Map(entries) if clause.goes_deep() => {
+                for entry in entries {
+                    self.clause(clause, &entry.key);
+                    self.clause(clause, &entry.value);
+                }
+            }
+            _ => {}
         }
     }
 

@@ -14,7 +14,6 @@ use crate::map::Entries;
 use crate::time::Timestamp;
 
 /// One value. Numbers of different types compare by value, see [`crate::compare`].
-#[allow(dead_code)]
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     Null,

@@ -4,10 +4,9 @@ use super::{Signature, global, member};
 use crate::fault::Fault;
 use crate::value::Value;
 
+#[rustfmt::skip]
 pub(super) const TABLE: &[Signature] = &[
-    global("optional_of", "optional.of", "V", "optional<V>", |args| {
-        Ok(Value::some(args[0].clone()))
-    }),
+    global("optional_of", "optional.of", "V", "optional<V>", |args| Ok(Value::some(args[0].clone()))),
     global(
         "optional_ofNonZeroValue",
         "optional.ofNonZeroValue",
@@ -21,9 +20,7 @@ pub(super) const TABLE: &[Signature] = &[
             })
         },
     ),
-    global("optional_none", "optional.none", "", "optional<V>", |_| {
-        Ok(Value::Optional(None))
-    }),
+    global("optional_none", "optional.none", "", "optional<V>", |_| { Ok(Value::Optional(None)) }),
     member("optional_value", "value", "optional<V>", "V", value),
     member(
         "optional_hasValue",
@@ -35,27 +32,9 @@ pub(super) const TABLE: &[Signature] = &[
             other => Err(Fault::no_overload_for(other)),
         },
     ),
-    member(
-        "optional_or_optional",
-        "or",
-        "optional<V>; optional<V>",
-        "optional<V>",
-        evaluated_elsewhere,
-    ),
-    member(
-        "optional_orValue_value",
-        "orValue",
-        "optional<V>; V",
-        "V",
-        evaluated_elsewhere,
-    ),
-    global(
-        "select_optional_field",
-        "_?._",
-        "dyn; string",
-        "optional<V>",
-        evaluated_elsewhere,
-    ),
+    member("optional_or_optional", "or", "optional<V>; optional<V>", "optional<V>", evaluated_elsewhere),
+    member("optional_orValue_value", "orValue", "optional<V>; V", "V", evaluated_elsewhere),
+    global("select_optional_field", "_?._", "dyn; string", "optional<V>", evaluated_elsewhere),
     member("list_last", "last", "list<V>", "optional<V>", |args| {
         Ok(Value::Optional(
             args[0]
@@ -74,20 +53,8 @@ pub(super) const TABLE: &[Signature] = &[
                 .map(|item| item.clone().into()),
         ))
     }),
-    global(
-        "optional_unwrap",
-        "optional.unwrap",
-        "list<optional<V>>",
-        "list<V>",
-        unwrap,
-    ),
-    member(
-        "optional_unwrapOpt",
-        "unwrapOpt",
-        "list<optional<V>>",
-        "list<V>",
-        unwrap,
-    ),
+    global("optional_unwrap", "optional.unwrap", "list<optional<V>>", "list<V>", unwrap),
+    member("optional_unwrapOpt", "unwrapOpt", "list<optional<V>>", "list<V>", unwrap),
 ];
 
 /// `or` and `orValue` evaluate their right side only if they need it, see [`crate::eval`].

@@ -9,6 +9,7 @@ use super::{Signature, global, member};
 use crate::fault::Fault;
 use crate::value::{Amount, Value};
 
+#[rustfmt::skip]
 pub(super) const TABLE: &[Signature] = &[
     global(
         "string_to_quantity",
@@ -21,37 +22,11 @@ pub(super) const TABLE: &[Signature] = &[
             Ok(read(quantity))
         },
     ),
-    global(
-        "is_quantity_string",
-        "isQuantity",
-        "string",
-        "bool",
-        |args| Ok(Value::Bool(Quantity::parse(args[0].as_str()?).is_ok())),
-    ),
-    global("quantity_sign", "sign", "quantity", "int", |args| {
-        Ok(Value::Int(amount(&args[0])?.quantity.sign() as i64))
-    }),
-    member(
-        "quantity_is_greater_than",
-        "isGreaterThan",
-        "quantity; quantity",
-        "bool",
-        |args| Ok(Value::Bool(order(args)?.is_gt())),
-    ),
-    member(
-        "quantity_is_less_than",
-        "isLessThan",
-        "quantity; quantity",
-        "bool",
-        |args| Ok(Value::Bool(order(args)?.is_lt())),
-    ),
-    member(
-        "quantity_compare_to",
-        "compareTo",
-        "quantity; quantity",
-        "int",
-        |args| Ok(Value::Int(order(args)? as i64)),
-    ),
+    global("is_quantity_string", "isQuantity", "string", "bool", |args| Ok(Value::Bool(Quantity::parse(args[0].as_str()?).is_ok()))),
+    global("quantity_sign", "sign", "quantity", "int", |args| Ok(Value::Int(amount(&args[0])?.quantity.sign() as i64))),
+    member("quantity_is_greater_than", "isGreaterThan", "quantity; quantity", "bool", |args| Ok(Value::Bool(order(args)?.is_gt()))),
+    member("quantity_is_less_than", "isLessThan", "quantity; quantity", "bool", |args| Ok(Value::Bool(order(args)?.is_lt()))),
+    member("quantity_compare_to", "compareTo", "quantity; quantity", "int", |args| Ok(Value::Int(order(args)? as i64))),
     member(
         "quantity_get_float",
         "asApproximateFloat",
@@ -69,41 +44,11 @@ pub(super) const TABLE: &[Signature] = &[
             .map(Value::Int)
             .ok_or_else(|| Fault::new("the quantity is not an integer of 64 bits"))
     }),
-    member(
-        "quantity_is_integer",
-        "isInteger",
-        "quantity",
-        "bool",
-        |args| Ok(Value::Bool(amount(&args[0])?.quantity.as_i64().is_some())),
-    ),
-    member(
-        "quantity_add",
-        "add",
-        "quantity; quantity",
-        "quantity",
-        |args| compute(args, Quantity::add),
-    ),
-    member(
-        "quantity_add_int",
-        "add",
-        "quantity; int",
-        "quantity",
-        |args| compute(args, Quantity::add),
-    ),
-    member(
-        "quantity_sub",
-        "sub",
-        "quantity; quantity",
-        "quantity",
-        |args| compute(args, Quantity::sub),
-    ),
-    member(
-        "quantity_sub_int",
-        "sub",
-        "quantity; int",
-        "quantity",
-        |args| compute(args, Quantity::sub),
-    ),
+    member("quantity_is_integer", "isInteger", "quantity", "bool", |args| Ok(Value::Bool(amount(&args[0])?.quantity.as_i64().is_some()))),
+    member("quantity_add", "add", "quantity; quantity", "quantity", |args| compute(args, Quantity::add)),
+    member("quantity_add_int", "add", "quantity; int", "quantity", |args| compute(args, Quantity::add)),
+    member("quantity_sub", "sub", "quantity; quantity", "quantity", |args| compute(args, Quantity::sub)),
+    member("quantity_sub_int", "sub", "quantity; int", "quantity", |args| compute(args, Quantity::sub)),
 ];
 
 /// A quantity as it was read.

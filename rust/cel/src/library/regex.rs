@@ -1,41 +1,23 @@
 //! Regular expressions in the syntax of RE2.
 
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+
 use ::regex::Regex;
 
 use super::{Signature, global, member};
 use crate::fault::Fault;
 use crate::value::Value;
 
+mod re2;
+
+#[rustfmt::skip]
 pub(super) const TABLE: &[Signature] = &[
     global("matches", "matches", "string; string", "bool", matches),
-    member(
-        "matches_string",
-        "matches",
-        "string; string",
-        "bool",
-        matches,
-    ),
-    member(
-        "string_find_string",
-        "find",
-        "string; string",
-        "string",
-        find,
-    ),
-    member(
-        "string_find_all_string",
-        "findAll",
-        "string; string",
-        "list<string>",
-        find_all,
-    ),
-    member(
-        "string_find_all_string_int",
-        "findAll",
-        "string; string; int",
-        "list<string>",
-        find_all,
-    ),
+    member("matches_string", "matches", "string; string", "bool", matches),
+    member("string_find_string", "find", "string; string", "string", find),
+    member("string_find_all_string", "findAll", "string; string", "list<string>", find_all),
+    member("string_find_all_string_int", "findAll", "string; string; int", "list<string>", find_all),
 ];
 
 /// The functions above whose constant pattern is compiled with the expression.
@@ -43,10 +25,32 @@ pub(crate) fn takes_pattern(function: &str) -> bool {
     matches!(function, "matches" | "find" | "findAll")
 }
 
-/// Compiles a pattern.
-pub(crate) fn compile(pattern: &str) -> Result<Regex, Fault> {
-    Regex::new(pattern)
-        .map_err(|error| Fault::new(format!("{pattern:?} is not a regular expression: {error}")))
+/// How many patterns are kept compiled.
+const KEPT: usize = 256;
+
+static COMPILED: LazyLock<RwLock<HashMap<Box<str>, Arc<Regex>>>> = LazyLock::new(RwLock::default);
+
+/// Compiles a pattern, or finds it compiled.
+pub(crate) fn compile(pattern: &str) -> Result<Arc<Regex>, Fault> {
+    let known = COMPILED
+        .read()
+        .unwrap_or_else(PoisonError::into_inner)
+        .get(pattern)
+        .cloned();
+    if let Some(regex) = known {
+        return Ok(regex);
+    }
+    let refuse =
+        |why: String| Fault::new(format!("{pattern:?} is not a regular expression: {why}"));
+    let translated = re2::translate(pattern).map_err(refuse)?;
+    let regex = Regex::new(&translated).map_err(|error| refuse(error.to_string()))?;
+    let regex = Arc::new(regex);
+    let mut compiled = COMPILED.write().unwrap_or_else(PoisonError::into_inner);
+    if compiled.len() >= KEPT {
+        compiled.clear();
+    }
+    compiled.insert(Box::from(pattern), Arc::clone(&regex));
+    Ok(regex)
 }
 
 fn matches(args: &[Value]) -> Result<Value, Fault> {

@@ -9,20 +9,11 @@ use super::{Signature, global, member};
 use crate::fault::Fault;
 use crate::value::Value;
 
+#[rustfmt::skip]
 pub(super) const TABLE: &[Signature] = &[
-    global("string_to_semver", "semver", "string", "semver", |args| {
-        parse(args[0].as_str()?)
-    }),
-    global(
-        "string_bool_to_semver",
-        "semver",
-        "string; bool",
-        "semver",
-        parse_as_asked,
-    ),
-    global("is_semver_string", "isSemver", "string", "bool", |args| {
-        Ok(Value::Bool(parse(args[0].as_str()?).is_ok()))
-    }),
+    global("string_to_semver", "semver", "string", "semver", |args| parse(args[0].as_str()?)),
+    global("string_bool_to_semver", "semver", "string; bool", "semver", parse_as_asked),
+    global("is_semver_string", "isSemver", "string", "bool", |args| Ok(Value::Bool(parse(args[0].as_str()?).is_ok()))),
     global(
         "is_semver_string_bool",
         "isSemver",
@@ -33,36 +24,12 @@ pub(super) const TABLE: &[Signature] = &[
             Ok(Value::Bool(parse_as_asked(args).is_ok()))
         },
     ),
-    member(
-        "semver_is_greater_than",
-        "isGreaterThan",
-        "semver; semver",
-        "bool",
-        |args| Ok(Value::Bool(order(args)?.is_gt())),
-    ),
-    member(
-        "semver_is_less_than",
-        "isLessThan",
-        "semver; semver",
-        "bool",
-        |args| Ok(Value::Bool(order(args)?.is_lt())),
-    ),
-    member(
-        "semver_compare_to",
-        "compareTo",
-        "semver; semver",
-        "int",
-        |args| Ok(Value::Int(order(args)? as i64)),
-    ),
-    member("semver_major", "major", "semver", "int", |args| {
-        Ok(Value::Int(version(&args[0])?.major as i64))
-    }),
-    member("semver_minor", "minor", "semver", "int", |args| {
-        Ok(Value::Int(version(&args[0])?.minor as i64))
-    }),
-    member("semver_patch", "patch", "semver", "int", |args| {
-        Ok(Value::Int(version(&args[0])?.patch as i64))
-    }),
+    member("semver_is_greater_than", "isGreaterThan", "semver; semver", "bool", |args| Ok(Value::Bool(order(args)?.is_gt()))),
+    member("semver_is_less_than", "isLessThan", "semver; semver", "bool", |args| Ok(Value::Bool(order(args)?.is_lt()))),
+    member("semver_compare_to", "compareTo", "semver; semver", "int", |args| Ok(Value::Int(order(args)? as i64))),
+    member("semver_major", "major", "semver", "int", |args| Ok(Value::Int(version(&args[0])?.major as i64))),
+    member("semver_minor", "minor", "semver", "int", |args| Ok(Value::Int(version(&args[0])?.minor as i64))),
+    member("semver_patch", "patch", "semver", "int", |args| Ok(Value::Int(version(&args[0])?.patch as i64))),
 ];
 
 /// A version, strictly as semver 2.0.0 writes it.

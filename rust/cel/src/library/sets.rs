@@ -5,14 +5,9 @@ use crate::compare;
 use crate::fault::Fault;
 use crate::value::Value;
 
+#[rustfmt::skip]
 pub(super) const TABLE: &[Signature] = &[
-    global(
-        "list_sets_contains_list",
-        "sets.contains",
-        "list<T>; list<T>",
-        "bool",
-        |args| Ok(Value::Bool(is_subset(&args[1], &args[0])?)),
-    ),
+    global("list_sets_contains_list", "sets.contains", "list<T>; list<T>", "bool", |args| Ok(Value::Bool(is_subset(&args[1], &args[0])?))),
     global(
         "list_sets_equivalent_list",
         "sets.equivalent",

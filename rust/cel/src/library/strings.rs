@@ -6,6 +6,7 @@ use super::{Signature, global, member};
 use crate::fault::Fault;
 use crate::value::Value;
 
+#[rustfmt::skip]
 pub(super) const TABLE: &[Signature] = &[
     member(
         "contains_string",
@@ -40,106 +41,22 @@ pub(super) const TABLE: &[Signature] = &[
             ))
         },
     ),
-    member(
-        "string_char_at_int",
-        "charAt",
-        "string; int",
-        "string",
-        char_at,
-    ),
-    member(
-        "string_index_of_string",
-        "indexOf",
-        "string; string",
-        "int",
-        index_of,
-    ),
-    member(
-        "string_index_of_string_int",
-        "indexOf",
-        "string; string; int",
-        "int",
-        index_of,
-    ),
-    member(
-        "string_last_index_of_string",
-        "lastIndexOf",
-        "string; string",
-        "int",
-        last_index_of,
-    ),
-    member(
-        "string_last_index_of_string_int",
-        "lastIndexOf",
-        "string; string; int",
-        "int",
-        last_index_of,
-    ),
-    member(
-        "string_lower_ascii",
-        "lowerAscii",
-        "string",
-        "string",
-        |args| Ok(Value::string(&args[0].as_str()?.to_ascii_lowercase())),
-    ),
-    member(
-        "string_upper_ascii",
-        "upperAscii",
-        "string",
-        "string",
-        |args| Ok(Value::string(&args[0].as_str()?.to_ascii_uppercase())),
-    ),
-    member(
-        "string_replace_string_string",
-        "replace",
-        "string; string; string",
-        "string",
-        replace,
-    ),
-    member(
-        "string_replace_string_string_int",
-        "replace",
-        "string; string; string; int",
-        "string",
-        replace,
-    ),
-    member(
-        "string_split_string",
-        "split",
-        "string; string",
-        "list<string>",
-        split,
-    ),
-    member(
-        "string_split_string_int",
-        "split",
-        "string; string; int",
-        "list<string>",
-        split,
-    ),
-    member(
-        "string_substring_int",
-        "substring",
-        "string; int",
-        "string",
-        substring,
-    ),
-    member(
-        "string_substring_int_int",
-        "substring",
-        "string; int; int",
-        "string",
-        substring,
-    ),
+    member("string_char_at_int", "charAt", "string; int", "string", char_at),
+    member("string_index_of_string", "indexOf", "string; string", "int", index_of),
+    member("string_index_of_string_int", "indexOf", "string; string; int", "int", index_of),
+    member("string_last_index_of_string", "lastIndexOf", "string; string", "int", last_index_of),
+    member("string_last_index_of_string_int", "lastIndexOf", "string; string; int", "int", last_index_of),
+    member("string_lower_ascii", "lowerAscii", "string", "string", |args| Ok(Value::string(&args[0].as_str()?.to_ascii_lowercase()))),
+    member("string_upper_ascii", "upperAscii", "string", "string", |args| Ok(Value::string(&args[0].as_str()?.to_ascii_uppercase()))),
+    member("string_replace_string_string", "replace", "string; string; string", "string", replace),
+    member("string_replace_string_string_int", "replace", "string; string; string; int", "string", replace),
+    member("string_split_string", "split", "string; string", "list<string>", split),
+    member("string_split_string_int", "split", "string; string; int", "list<string>", split),
+    member("string_substring_int", "substring", "string; int", "string", substring),
+    member("string_substring_int_int", "substring", "string; int; int", "string", substring),
     member("string_trim", "trim", "string", "string", trim),
     member("list_join", "join", "list<string>", "string", join),
-    member(
-        "list_join_string",
-        "join",
-        "list<string>; string",
-        "string",
-        join,
-    ),
+    member("list_join_string", "join", "list<string>; string", "string", join),
     global("strings_quote", "strings.quote", "string", "string", quote),
 ];
 

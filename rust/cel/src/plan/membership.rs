@@ -1,0 +1,58 @@
+//! `in` a constant list: a look-up, which costs nothing.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::Step;
+use crate::map::{Key, lossless_int, lossless_uint};
+use crate::position::Position;
+use crate::value::Value;
+
+/// Membership in a constant list of plain values is a look-up, and costs nothing.
+pub(super) fn in_constant_list(args: &[Step], at: Position) -> Option<Step> {
+    let [value, Step::Const(Value::List(list))] = args else {
+        return None;
+    };
+    let items = list.items();
+    if items.is_empty() {
+        return Some(Step::Const(Value::Bool(false)));
+    }
+    let mut set = HashSet::new();
+    for item in items.iter() {
+        let plain = matches!(
+            item,
+            Value::Bool(_) | Value::Int(_) | Value::Uint(_) | Value::Double(_) | Value::String(_)
+        );
+        if !plain {
+            return None;
+        }
+        let keys = std::iter::once(item.clone()).chain(equal_numbers(item));
+        set.extend(keys.filter_map(|key| Key::of(&key).ok()));
+    }
+    Some(Step::InSet {
+        value: Box::new(value.clone()),
+        set: Arc::new(set),
+        at,
+    })
+}
+
+/// The same number as other types.
+fn equal_numbers(value: &Value) -> Vec<Value> {
+    let mut same = Vec::new();
+    match value {
+        Value::Double(value) => {
+            same.extend(lossless_int(*value).map(Value::Int));
+            same.extend(lossless_uint(*value).map(Value::Uint));
+        }
+        Value::Int(value) => {
+            same.push(Value::Double(*value as f64));
+            same.extend(u64::try_from(*value).ok().map(Value::Uint));
+        }
+        Value::Uint(value) => {
+            same.push(Value::Double(*value as f64));
+            same.extend(i64::try_from(*value).ok().map(Value::Int));
+        }
+        _ => {}
+    }
+    same
+}

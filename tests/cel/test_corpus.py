@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cel import answers, generate
+
+HERE = Path(__file__).parent
+
+
+def corpus() -> list[tuple[str, bool]]:
+    """Expressions, each with whether its cost is defined."""
+    lines = (HERE / "corpus.txt").read_text().splitlines()
+    lines = [line for line in lines if line.strip() and not line.startswith("# ")]
+    return [(line.removeprefix("~ "), not line.startswith("~ ")) for line in lines]
+
+
+def differences(expected: dict[str, str], actual: dict[str, str], costed: dict[str, bool]) -> list[str]:
+    found = []
+    for key, wanted in expected.items():
+        got = actual[key]
+        if not costed[key]:
+            wanted, got = answers.without_cost(wanted), answers.without_cost(got)
+        if wanted != got:
+            found.append(f"{key}: Kubernetes says {wanted}, we say {got}")
+    return found
+
+
+def ours(expressions, devices):
+    return {
+        f"{name} | {text}": answers.of_ours(text, device["driver"], device["device"])
+        for text, _ in expressions
+        for name, device in devices.items()
+    }
+
+
+def kubernetes(ask, expressions, devices):
+    keys = [f"{name} | {text}" for text, _ in expressions for name in devices]
+    questions = [{"expr": text, **device} for text, _ in expressions for device in devices.values()]
+    return dict(zip(keys, map(answers.of_kubernetes, ask(questions)), strict=True))
+
+
+def costs(expressions, devices):
+    return {f"{name} | {text}": costed for text, costed in expressions for name in devices}
+
+
+def test_corpus_is_answered_as_recorded_from_kubernetes(devices):
+    recorded = json.loads((HERE / "golden.json").read_text())
+    expressions = corpus()
+    names = list(devices)
+    expected = {
+        f"{name} | {text}": answer for text, row in recorded.items() for name, answer in zip(names, row, strict=True)
+    }
+    assert {text for text, _ in expressions} == set(recorded), "golden.json is not of this corpus: run record.py"
+    assert differences(expected, ours(expressions, devices), costs(expressions, devices)) == []
+
+
+@pytest.mark.timeout(600)
+def test_corpus_is_answered_as_by_kubernetes(ask_kubernetes, devices):
+    expressions = corpus()
+    expected = kubernetes(ask_kubernetes, expressions, devices)
+    assert differences(expected, ours(expressions, devices), costs(expressions, devices)) == []
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [20261121, 7])
+def test_random_expressions_are_answered_as_by_kubernetes(ask_kubernetes, devices, seed):
+    expressions = [(text, True) for text in generate.expressions(seed, 3000)]
+    devices = {name: devices[name] for name in ("gpu", "bare")}
+    expected = kubernetes(ask_kubernetes, expressions, devices)
+    # The grammar must reach all kinds of answers, or the test says nothing.
+    kinds = {answers.without_cost(answer) for answer in expected.values()}
+    assert kinds >= {"compile", "error", "true", "false"}
+    assert differences(expected, ours(expressions, devices), costs(expressions, devices)) == []
