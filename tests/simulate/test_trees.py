@@ -222,6 +222,7 @@ def test_a_rebuild_mends_and_keeps_what_was_written(tmp_path: Path) -> None:
     (gpu / "class").unlink()
     (gpu / "numa_node").unlink()
     (host.sysfs / "bus/pci/devices/0000:15:00.0").unlink()
+    (host.sysfs / "bus/pci/devices/0000:15:00.0.new").symlink_to("left by an interrupted write")
     broken = scan(host)
     assert broken.problems or len(broken.devices) < 85
     assert build("mi300x", root) == host

@@ -12,7 +12,7 @@ import msgspec
 
 from dra_agent.errors import PermanentError
 from dra_agent.host import Host
-from dra_agent.simulate import kfd, nvml, pci, system, tree
+from dra_agent.simulate import kfd, nvml, nvml_install, pci, system, tree
 from dra_agent.simulate.machine import Machine
 from dra_agent.simulate.profiles import load
 from dra_agent.simulate.roles import nvidia
@@ -69,7 +69,7 @@ def apply(machine: Machine, simulated: Simulated, root: Path, *, fresh: bool = F
     now, whole = plan(present), plan(machine)
     tree.remove((path for path in whole.entries if path not in now.entries), root)
     tree.write(now, root, fresh=fresh)
-    nvml.install(machine, present, root / "lib")
+    nvml_install.install(machine, present, root / "lib")
 
 
 def plan(machine: Machine) -> Tree:

@@ -57,7 +57,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where a role is installed: the function, its folder in the tree, and the function's number among its kind."""
+    """Where a role is installed: the machine, the function, and its folder in the tree."""
 
     machine: Machine
     function: Function

@@ -107,6 +107,8 @@ def write(tree: Tree, root: Path, *, fresh: bool = False) -> None:
             if fresh:
                 _create(where, entry)
             elif not _is_there(where, entry):
+                # What an interrupted write left would be in the way of a link or node.
+                Path(f"{where}.new").unlink(missing_ok=True)
                 _create(f"{where}.new", entry)
                 os.replace(f"{where}.new", where)  # noqa: PTH105
 
