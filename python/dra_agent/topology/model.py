@@ -20,6 +20,10 @@ class Kind(StrEnum):
     OTHER = "other"
 
 
+CLAIMABLE = frozenset({Kind.GPU, Kind.ACCELERATOR, Kind.FPGA, Kind.NIC})
+"""Kinds that claims can hold; drives are shown for where they hang."""
+
+
 class Distance(StrEnum):
     """How far apart two devices are, nearest first, in the levels of `nvidia-smi topo -m`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dra_agent.topology.branch import Branch, Holders, Leaf, grow
-from dra_agent.topology.model import Device, Kind, Topology
+from dra_agent.topology.model import CLAIMABLE, Device, Kind, Topology
 from dra_agent.topology.names import ProductNames
 from dra_agent.topology.words import count, host_names, link, node_facts, node_name, summary
 
@@ -108,6 +108,9 @@ class _Drawing:
                 text.append(content.ljust(width) + "  ", style=style)
         if self._holders is not None:
             claims = self._holders.get(device.pci_address, ())
-            text.append("held by " + ", ".join(claims) if claims else "free", style="red" if claims else "green")
+            if claims:
+                text.append("held by " + ", ".join(claims), style="red")
+            elif device.kind in CLAIMABLE:
+                text.append("free", style="green")
         text.rstrip()
         return text
