@@ -74,7 +74,7 @@ def start(tmp_path: Path, state: Path) -> Iterator[Start]:
     def start(*flags: str, environment: dict[str, str] | None = None) -> AgentProcess:
         log = tmp_path / f"log-{len(agents)}"
         command = [sys.executable, "-m", "dra_agent", "run", "--standalone", "--state-dir", str(state)]
-        command += ["--cdi-dir", str(tmp_path / "cdi"), "--simulate", "dgx-h100", "--node-name", "node-a", *flags]
+        command += ["--cdi-dir", str(tmp_path / "cdi"), "--simulate", "vm-1gpu", "--node-name", "node-a", *flags]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
         with log.open("w") as file:
             process = subprocess.Popen(

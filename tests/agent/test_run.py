@@ -199,7 +199,7 @@ def read_only(tmp_path: Path) -> Path:
 
 
 def test_a_read_only_state_directory_is_one_clear_message(read_only: Path) -> None:
-    run = f"{sys.executable} -m dra_agent run --standalone --simulate dgx-h100 --state-dir {read_only}"
+    run = f"{sys.executable} -m dra_agent run --standalone --simulate vm-1gpu --state-dir {read_only}"
     script = f"mount -t tmpfs -o ro,size=1m tmpfs {read_only} && exec {run}"
     done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=30)
     assert done.returncode == 1
@@ -208,7 +208,7 @@ def test_a_read_only_state_directory_is_one_clear_message(read_only: Path) -> No
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("flags", ["", "--simulate dgx-h100"])
+@pytest.mark.parametrize("flags", ["", "--simulate vm-1gpu"])
 def test_a_full_disk_is_one_clear_message_at_start(read_only: Path, flags: str) -> None:
     run = f"{sys.executable} -m dra_agent run --standalone {flags} --state-dir {read_only}/s"
     fill = f"dd if=/dev/zero of={read_only}/filler bs=4k 2>/dev/null"

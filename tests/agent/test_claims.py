@@ -1,0 +1,142 @@
+"""Claims through a running agent: they outlive it, the hardware may change under it, and a library may hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_agent import simulate
+from dra_agent.simulate import change
+
+from .conftest import AgentProcess, Start
+
+CLAIM = """\
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata:
+  name: any-gpu
+spec:
+  selectors:
+  - cel:
+      expression: device.attributes["dra-agent.internal"].type == "gpu"
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata:
+  name: training
+  namespace: team
+spec:
+  devices:
+    requests:
+    - name: gpu
+      exactly:
+        deviceClassName: any-gpu
+        allocationMode: ExactCount
+        count: 1
+"""
+
+
+@pytest.fixture
+def cli(state: Path, tmp_path: Path) -> Callable[..., str]:
+    (tmp_path / "claim.yaml").write_text(CLAIM)
+
+    def run(*arguments: str) -> str:
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
+        variables["DRA_AGENT_STATE_DIR"] = str(state)
+        command = [sys.executable, "-m", "dra_agent", *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=50, env=variables, cwd=tmp_path, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def claim(cli: Callable[..., str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(cli("claim", "get", "-n", "team", "training", "-o", "json"))
+    return found
+
+
+def metric(agent: AgentProcess, name: str) -> float:
+    text = agent.get("/metrics")[1]
+    return float(next(line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(name + " ")))
+
+
+@pytest.mark.timeout(180)
+def test_a_prepared_claim_outlives_a_killed_agent_and_a_stopped_one(
+    start: Start, cli: Callable[..., str], tmp_path: Path
+) -> None:
+    agent = start("--metrics-address", "127.0.0.1:0").ready()
+    cli("claim", "apply", "-f", "claim.yaml")
+    before = claim(cli)
+    assert before["phase"] == "Prepared"
+    assert len(before["devices"]) == 1
+    assert metric(agent, "dra_agent_prepared_claims") == 1
+    assert metric(agent, 'dra_agent_devices{state="prepared"}') == 1
+    assert metric(agent, 'dra_agent_dra_requests_total{operation="prepare",result="ok"}') >= 1
+    specs = {path.name: path.read_bytes() for path in (tmp_path / "cdi").glob("*.json")}
+    assert len(specs) == 1
+    for number, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGTERM, 0)):
+        assert agent.end(number) == code
+        agent = start("--metrics-address", "127.0.0.1:0").ready()
+        assert "damaged" not in agent.said()
+        after = claim(cli)
+        assert (after["phase"], after["devices"]) == ("Prepared", before["devices"])
+        assert {path.name: path.read_bytes() for path in (tmp_path / "cdi").glob("*.json")} == specs
+    cli("claim", "delete", "-n", "team", "training")
+    assert metric(agent, "dra_agent_prepared_claims") == 0
+    assert list((tmp_path / "cdi").glob("*.json")) == []
+
+
+def test_a_gpu_that_is_pulled_out_leaves_the_slices_and_comes_back(
+    start: Start, cli: Callable[..., str], state: Path
+) -> None:
+    agent = start("--metrics-address", "127.0.0.1:0").ready()
+    gpus = 'dra_agent_devices{state="free"}'
+    before = metric(agent, gpus)
+    host = state / "simulated" / "vm-1gpu"
+    change.unplug(host, "0000:00:04.0")
+    agent.wait_for(r"devices changed removed=gpu-0000-00-04-0")
+    assert metric(agent, gpus) == before - 1
+    change.replug(host, "0000:00:04.0")
+    agent.wait_for(r"devices changed added=gpu-0000-00-04-0")
+    assert metric(agent, gpus) == before
+
+
+def test_a_hung_nvidia_library_stops_neither_claims_nor_health(
+    start: Start, cli: Callable[..., str], state: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[inventory]\nnvml_timeout = 0.5\n")
+    agent = start("--metrics-address", "127.0.0.1:0", "--config", str(config)).ready()
+    change.hang(state / "simulated" / "vm-1gpu", None)
+    time.sleep(1.5)
+    assert agent.get("/healthz") == (200, "ok\n")
+    begin = time.monotonic()
+    assert json.loads(cli("claim", "list", "-o", "json")) == []
+    assert time.monotonic() - begin < 10
+    change.clear(state / "simulated" / "vm-1gpu")
+    cli("claim", "apply", "-f", "claim.yaml")
+    assert agent.end() == 0
+
+
+def test_an_agent_starts_although_the_nvidia_library_hangs(start: Start, state: Path, tmp_path: Path) -> None:
+    host = state / "simulated" / "vm-1gpu"
+    state.mkdir()
+    simulate.build("vm-1gpu", host)
+    change.hang(host, None)
+    config = tmp_path / "config.toml"
+    config.write_text("[inventory]\nnvml_timeout = 0.3\n")
+    agent = start("--config", str(config)).ready()
+    assert "NVML" in agent.said()
+    assert agent.end() == 0
