@@ -73,7 +73,8 @@ def compare_scans(work: Path, ours: Path) -> bool:
     others = [
         (Contender("bare open, read, close", [str(ours), "bare", sysfs], 40), 1.5, False),
         (optional("libpci", lambda: [build_libpci(work), sysfs], 8), 5.0, True),
-        (optional("ghw", lambda: [build_ghw(work), str(tree.root)], 4), 20.0, True),
+        (optional("ghw", lambda: [build_ghw(work), str(tree.root), "all"], 4), 20.0, True),
+        (optional("ghw, PCI only", lambda: [build_ghw(work), str(tree.root), "pci"], 4), None, True),
         (Contender("pathlib", [*pathlib, "every", sysfs], 4), 20.0, True),
         (Contender("pathlib in two stages", [*pathlib, "wanted", sysfs], 4), None, True),
     ]
@@ -182,9 +183,11 @@ def build_ghw(work: Path) -> str:
     if go is None:
         raise LookupError("Go is not installed")
     module = work / "ghw"
-    module.mkdir()
-    shutil.copy(HERE / "scan_ghw.go", module / "main.go")
     program = work / "scan_ghw"
+    if program.exists():
+        return str(program)
+    module.mkdir(exist_ok=True)
+    shutil.copy(HERE / "scan_ghw.go", module / "main.go")
     for command in (["mod", "init", "scan"], ["get", GHW], ["build", "-o", str(program), "."]):
         done = subprocess.run([go, *command], cwd=module, capture_output=True, text=True, check=False)
         if done.returncode != 0:

@@ -101,14 +101,16 @@ def _details(sys: Path, place: str, spec: tuple[int, int, int, str | None], inde
     for which in ("current", "max"):
         _write(folder / f"{which}_link_speed", "32.0 GT/s PCIe")
         _write(folder / f"{which}_link_width", "16")
+    names = {0x02: [f"net/eth{index}", f"infiniband/mlx5_{index}", f"infiniband_verbs/uverbs{index}"]}
+    names[0x03] = [f"drm/card{index}", f"drm/renderD{128 + index}"]
+    for name in names.get(spec[0] >> 16, ()):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "device").symlink_to("../..")
+        (sys / "class" / name).parent.mkdir(parents=True, exist_ok=True)
+        (sys / "class" / name).symlink_to(f"../../devices/{place}/{name}")
     if spec[0] >> 16 == 0x02:
         _write(folder / "sriov_totalvfs", "16")
         _write(folder / "sriov_numvfs", "0")
-        for name in (f"net/eth{index}", f"infiniband/mlx5_{index}", f"infiniband_verbs/uverbs{index}"):
-            (folder / name).mkdir(parents=True)
-    if spec[0] >> 16 == 0x03:
-        for name in (f"drm/card{index}", f"drm/renderD{128 + index}"):
-            (folder / name).mkdir(parents=True)
 
 
 def _write(path: Path, content: str) -> None:
