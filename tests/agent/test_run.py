@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,26 @@ def test_systemd_is_told_when_it_is_ready_alive_and_stopping(start: Start, tmp_p
             pass
         assert heard == "STOPPING=1"
         assert agent.process.wait(20) == 0
+
+
+def test_a_thread_that_hangs_does_not_keep_it_from_stopping(state: Path) -> None:
+    script = textwrap.dedent("""
+        import sys, time
+        from dra_agent.agent import hardware
+        from dra_agent.cli.main import main
+
+        def hang(*_, **__):
+            print("hanging", flush=True)
+            time.sleep(1000)
+
+        hardware.Hardware.refresh = hang
+        sys.exit(main(["run", "--standalone", "--simulate", "vm-1gpu", "--state-dir", sys.argv[1]]))
+    """)
+    with subprocess.Popen([sys.executable, "-c", script, state], stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        assert agent.stdout.readline() == "hanging\n"
+        agent.send_signal(signal.SIGTERM)
+        assert agent.wait(20) == 0
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from dra_agent.prepare.ledger import JournalLedger
 log = logging.getLogger(__name__)
 
 TIDY = 60.0
-"""Seconds between two looks at whether the ledger's journal should be compacted."""
+"""Seconds between two rounds of housekeeping: the ledger's journal, and the CDI specs of prepared claims."""
 _T = TypeVar("_T")
 
 
@@ -64,12 +64,17 @@ class Agent:
             log.info("stopping; prepared claims stay prepared")
         log.info("stopped")
 
+    @property
+    def stuck(self) -> list[str]:
+        """What still runs on a worker thread and may never end: a library that hangs."""
+        return self._pulse.busy()
+
     async def _start(self, stack: AsyncExitStack) -> None:
         config = self._config
         lock = StateLock(config.state_dir)
         stack.callback(lock.close)
         worker = ThreadPoolExecutor(1, thread_name_prefix="hardware")
-        # A library that hangs must not keep the process from ending: its deadline ends the thread, or systemd does.
+        # Not waited for: a library that hangs must not keep the agent from stopping.
         stack.callback(worker.shutdown, wait=False, cancel_futures=True)
         record = self._serve(stack)
         host = await self._work(worker, "building the simulated host", 60.0, lambda: agent_host(config))
@@ -99,7 +104,7 @@ class Agent:
         )
         await watcher.start()
         stack.push_async_callback(watcher.stop)
-        stack.callback(_cancel, asyncio.create_task(self._tidy(ledger, preparer), name="tidy"))
+        stack.callback(_cancel, asyncio.create_task(self._tidy(worker, ledger, preparer), name="tidy"))
         self._ready(recovered)
 
     def _serve(self, stack: AsyncExitStack) -> Any:
@@ -185,14 +190,16 @@ class Agent:
             except TimeoutError:
                 continue
 
-    async def _tidy(self, ledger: JournalLedger, preparer: Preparer) -> None:
+    async def _tidy(self, worker: ThreadPoolExecutor, ledger: JournalLedger, preparer: Preparer) -> None:
         while True:
             await asyncio.sleep(TIDY)
-            try:
-                await asyncio.to_thread(ledger.tidy)
-            except AgentError as error:
-                log.warning("the ledger could not be compacted", extra={"reason": str(error)})
-            await asyncio.to_thread(preparer.mend)
+            for what, call in (("compacting the ledger", ledger.tidy), ("looking at CDI specs", preparer.mend)):
+                try:
+                    await self._work(worker, what, 300.0, call)
+                except AgentError as error:
+                    log.warning("not done this time", extra={"what": what, "reason": str(error)})
+                except Exception:  # housekeeping that fails must not end housekeeping
+                    log.exception("not done this time", extra={"what": what})
 
     def _unready(self) -> list[str]:
         ills = [self._not_ready] if self._not_ready else []

@@ -43,6 +43,11 @@ class Pulse:
             with self._lock:
                 del self._work[number]
 
+    def busy(self) -> list[str]:
+        """Say what is being worked on."""
+        with self._lock:
+            return [what for what, _ in self._work.values()]
+
     def ills(self) -> list[str]:
         """Say what is stuck; nothing if all is well."""
         now = self._clock()

@@ -15,6 +15,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run until SIGTERM or SIGINT."""
     import asyncio
+    import logging
+    import os
 
     from dra_agent.agent import logs
     from dra_agent.agent.config import load
@@ -26,8 +28,15 @@ def run(args: argparse.Namespace) -> int:
     logs.set_up(config.log_level, config.log_format)
     from dra_agent.agent.life import Agent
 
-    async def live() -> None:
-        await Agent(config).run()
+    async def live() -> list[str]:
+        agent = Agent(config)
+        await agent.run()
+        return agent.stuck
 
-    asyncio.run(live())
+    stuck = asyncio.run(live())
+    if stuck:
+        # The interpreter would wait for the thread for ever. Everything of ours is closed and on disk.
+        logging.getLogger(__name__).warning("stopped without waiting for what hangs", extra={"work": stuck})
+        logging.shutdown()
+        os._exit(0)
     return 0
