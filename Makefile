@@ -57,6 +57,7 @@ bench: build ## benchmarks, each a ratio in one run
 	$(PY) benchmarks/scan.py
 	$(PY) benchmarks/ledger.py
 	$(PY) benchmarks/prepare.py
+	$(PY) benchmarks/agent.py
 
 PREFIX  ?= /usr/local
 install: build ## install below DESTDIR: command, unit, tmpfiles, example configuration (docs/systemd.md)

@@ -1,0 +1,133 @@
+"""The agent as a process: start to ready, resident memory with 64 claims, and growth over many claims.
+
+Prints what is, with the target beside it; the numbers depend on the machine, so nothing here fails. `PAIRS` says how
+many claims are applied and deleted for the growth (default 2000).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from dra_agent.simulate import build
+from dra_agent.standalone.client import Client
+from dra_agent.standalone.wire import Apply, Delete
+
+AGENT = Path(sys.executable).with_name("dra-agent")
+PROFILE = "dgx-h100"
+STARTS = 7
+CLAIMS = 64
+PAIRS = int(os.environ.get("PAIRS", "2000"))
+MIB = 1024
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="dra-bench-") as directory:
+        state = Path(directory)
+        build(PROFILE, state / "simulated" / PROFILE)
+        bare = [python_start() for _ in range(STARTS)]
+        starts = []
+        for number in range(STARTS):
+            agent, seconds = start(state)
+            starts.append(seconds)
+            if number < STARTS - 1:
+                stop(agent)
+        print(f"simulated {PROFILE}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
+        print(
+            f"start to ready      min {min(starts) * 1000:.0f} ms, median {statistics.median(starts) * 1000:.0f} ms"
+            f"  (target below 500 ms; an empty Python takes {statistics.median(bare) * 1000:.0f} ms)"
+        )
+        try:
+            measure_memory(agent, state)
+        finally:
+            stop(agent)
+
+
+def measure_memory(agent: subprocess.Popen[bytes], state: Path) -> None:
+    print(f"resident, idle      {memory(agent)}")
+    with Client(state / "agent.sock") as client:
+        client.ask(Apply([device_class()]))
+        for number in range(CLAIMS):
+            (applied,) = client.ask(Apply([claim(f"held-{number}")]))
+            assert applied["claim"]["phase"] == "Prepared", applied["claim"]["message"]
+        print(
+            f"resident, {CLAIMS} claims {memory(agent)}  (target at most 60 MiB; a Go driver that does nothing: 37.6)"
+        )
+        pairs(client, 200)
+        before = resident(agent)
+        began = time.perf_counter()
+        pairs(client, PAIRS)
+        each = (time.perf_counter() - began) / PAIRS
+        grown = (resident(agent) - before) / MIB
+        print(
+            f"growth              {grown:+.2f} MiB over {PAIRS} claims applied and deleted, {each * 1000:.1f} ms each"
+        )
+
+
+def pairs(client: Client, count: int) -> None:
+    for _ in range(count):
+        client.ask(Apply([claim("passing")]))
+        client.ask(Delete("ResourceClaim", "passing", "default", 30.0))
+
+
+def device_class() -> dict[str, object]:
+    selector = {"cel": {"expression": 'device.driver == "dra-agent.internal"'}}
+    meta = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}}
+    return {**meta, "spec": {"selectors": [selector]}}
+
+
+def claim(name: str) -> dict[str, object]:
+    # Admin access, because 64 claims do not find 64 free devices on one host; it is prepared like any other.
+    request = {"name": "r", "exactly": {"deviceClassName": "any", "adminAccess": True}}
+    meta = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}}
+    return {**meta, "spec": {"devices": {"requests": [request]}}}
+
+
+def start(state: Path) -> tuple[subprocess.Popen[bytes], float]:
+    command = [AGENT, "run", "--standalone", "--state-dir", state, "--cdi-dir", state / "cdi", "--simulate", PROFILE]
+    (state / "cdi").mkdir(exist_ok=True)
+    began = time.perf_counter()
+    agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while True:
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(state / "agent.sock")) == 0:
+                return agent, time.perf_counter() - began
+        assert agent.poll() is None, "the agent ended"
+        time.sleep(0.002)
+
+
+def python_start() -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", ""], check=True)
+    return time.perf_counter() - began
+
+
+def stop(agent: subprocess.Popen[bytes]) -> None:
+    agent.send_signal(signal.SIGTERM)
+    agent.wait(30)
+
+
+def rollup(agent: subprocess.Popen[bytes]) -> dict[str, int]:
+    """kB by field, as proc_pid_smaps_rollup(5) says."""
+    lines = Path(f"/proc/{agent.pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {line.split(":")[0]: int(line.split()[1]) for line in lines}
+
+
+def resident(agent: subprocess.Popen[bytes]) -> int:
+    return rollup(agent)["Rss"]
+
+
+def memory(agent: subprocess.Popen[bytes]) -> str:
+    kb = rollup(agent)
+    return f"{kb['Rss'] / MIB:.1f} MiB, of which {kb['Anonymous'] / MIB:.1f} MiB are its own alone"
+
+
+if __name__ == "__main__":
+    main()
