@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from dra_agent.cli.output import add_output_flag
@@ -55,12 +56,25 @@ def run(args: argparse.Namespace) -> int:
 
     inputs = read_inputs(claims=args.filename, classes=args.classes, slices=args.slices, allocated=args.allocated)
     state = _state_of_files(args, inputs) if args.slices else _state_of_agent(args, inputs)
+    own = {_identity(claim) for claim in inputs.claims}
+    for name in sorted(own & {_identity(claim) for claim in state["allocated"] if _is_allocated(claim)}):
+        print(f"claim {name} is allocated already; this is what it would get if it were not", file=sys.stderr)
+    state["allocated"] = [claim for claim in state["allocated"] if _identity(claim) not in own]
     explanation = explain(claims=inputs.claims, **state)
     if args.output == "table":
         _print(explanation, everything=args.all_devices)
     else:
         emit(explanation, args.output)
     return 0 if explanation["fits"] else 1
+
+
+def _identity(claim: dict[str, Any]) -> str:
+    metadata = claim.get("metadata") or {}
+    return f"{metadata.get('namespace') or 'default'}/{metadata.get('name') or ''}"
+
+
+def _is_allocated(claim: dict[str, Any]) -> bool:
+    return bool((claim.get("status") or {}).get("allocation"))
 
 
 def _state_of_files(args: argparse.Namespace, inputs: Any) -> dict[str, Any]:

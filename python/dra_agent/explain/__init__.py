@@ -23,6 +23,8 @@ def explain(
     slices: Iterable[Object],
     claims: Iterable[Object],
     allocated: Iterable[Object] = (),
+    *,
+    deadline: float = 10.0,
 ) -> dict[str, Any]:
     """Explain what `allocate` would answer to the same question; docs/explain.md describes the members.
 
@@ -30,7 +32,9 @@ def explain(
     """
     from dra_agent import _native
 
-    asked = question(node=node, classes=classes, slices=slices, claims=claims, allocated=allocated)
+    asked = question(
+        node=node, classes=classes, slices=slices, claims=claims, allocated=allocated, deadline=deadline
+    )
     try:
         answer = _native.explain(asked)
     except ValueError as error:

@@ -38,6 +38,8 @@ pub enum Error {
     NodeSelector { place: String, what: String },
     #[error("pool {pool} is not valid ({reason}), and without its devices the claims do not fit")]
     InvalidPool { pool: String, reason: String },
+    #[error("too many devices are asked for at once, {depth} steps deep: {what}")]
+    Depth { depth: usize, what: String },
     #[error(
         "no answer within {milliseconds} ms: too many combinations of devices would have to be tried"
     )]

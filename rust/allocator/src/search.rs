@@ -60,6 +60,21 @@ impl From<Error> for Halt {
     }
 }
 
+/// Steps that surely fit on any thread's stack.
+const SHALLOW: usize = 500;
+const DEEPEST: usize = 200_000;
+/// Bytes; measured at below 2 KiB without optimisation.
+const STACK_PER_STEP: usize = 8 * 1024;
+
+/// How deep the search goes at most: one step for each device, request and claim.
+fn depth(claims: &[PlannedClaim<'_>]) -> usize {
+    let devices = usize::try_from(MAX_DEVICES).unwrap_or_default();
+    claims
+        .iter()
+        .map(|planned| 2 + 2 * planned.choices.len() + devices)
+        .sum()
+}
+
 #[derive(Debug)]
 pub(crate) struct Search<'s, 'a> {
     matching: &'s mut Match<'a>,
@@ -116,7 +131,27 @@ impl<'s, 'a> Search<'s, 'a> {
     }
 
     /// The first allocation that fits, if any.
-    pub(crate) fn run(mut self) -> Result<Option<Found>, Error> {
+    pub(crate) fn run(self) -> Result<Option<Found>, Error> {
+        let depth = depth(self.claims);
+        if depth <= SHALLOW {
+            return self.run_here();
+        }
+        // The search goes one call deeper for each device, and the caller's stack may be small.
+        let failed = |what: String| Error::Depth { depth, what };
+        if depth > DEEPEST {
+            return Err(failed(format!("{DEEPEST} are allowed")));
+        }
+        std::thread::scope(|scope| {
+            std::thread::Builder::new()
+                .stack_size(depth * STACK_PER_STEP)
+                .spawn_scoped(scope, || self.run_here())
+                .map_err(|error| failed(error.to_string()))?
+                .join()
+                .map_err(|_| failed("the search broke off".to_owned()))?
+        })
+    }
+
+    fn run_here(mut self) -> Result<Option<Found>, Error> {
         match self.allocate(Place::default(), false, 0) {
             Ok(true) => Ok(Some(self.found)),
             Ok(false) => Ok(None),

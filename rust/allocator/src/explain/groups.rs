@@ -10,16 +10,24 @@ use super::verdict::value_text;
 use crate::constraints::{Constraint, look_up};
 use crate::plan::Match;
 
+/// Devices by value.
+type Values = BTreeMap<String, Vec<String>>;
+
 pub(super) fn judge(
     report: &mut ClaimReport,
     constraints: &[Constraint<'_>],
     matching: &Match<'_>,
 ) {
-    for constraint in constraints {
+    // What each constraint has to choose from is seen before any of them rejects.
+    let values: Vec<Values> = constraints
+        .iter()
+        .map(|constraint| values(report, constraint, matching))
+        .collect();
+    for (constraint, values) in constraints.iter().zip(values) {
         let judged = if constraint.distinct {
-            judge_distinct(report, constraint, matching)
+            judge_distinct(report, constraint, values)
         } else {
-            judge_match(report, constraint, matching)
+            judge_match(report, constraint, values, matching)
         };
         report.constraints.push(judged);
     }
@@ -60,12 +68,8 @@ fn value_of(
 }
 
 /// The values of the available devices of the requests that the constraint is about.
-fn values(
-    report: &ClaimReport,
-    constraint: &Constraint<'_>,
-    matching: &Match<'_>,
-) -> BTreeMap<String, Vec<String>> {
-    let mut values: BTreeMap<String, Vec<String>> = BTreeMap::new();
+fn values(report: &ClaimReport, constraint: &Constraint<'_>, matching: &Match<'_>) -> Values {
+    let mut values = Values::new();
     for request in &report.requests {
         if !named(constraint, &request.request) {
             continue;
@@ -85,7 +89,7 @@ fn values(
 fn new_report(
     report: &ClaimReport,
     constraint: &Constraint<'_>,
-    values: BTreeMap<String, Vec<String>>,
+    values: Values,
 ) -> ConstraintReport {
     ConstraintReport {
         attribute: constraint.attribute.to_owned(),
@@ -107,9 +111,10 @@ fn new_report(
 fn judge_match(
     report: &mut ClaimReport,
     constraint: &Constraint<'_>,
+    values: Values,
     matching: &Match<'_>,
 ) -> ConstraintReport {
-    let mut judged = new_report(report, constraint, values(report, constraint, matching));
+    let mut judged = new_report(report, constraint, values);
     let mut possible = false;
     for group in &judged.values {
         let Some(reason) = too_small(report, constraint, matching, &group.value) else {
@@ -198,9 +203,8 @@ fn too_small(
 fn judge_distinct(
     report: &ClaimReport,
     constraint: &Constraint<'_>,
-    matching: &Match<'_>,
+    values: Values,
 ) -> ConstraintReport {
-    let values = values(report, constraint, matching);
     let different = values.len();
     let mut judged = new_report(report, constraint, values);
     let needed: i64 = report

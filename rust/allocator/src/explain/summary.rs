@@ -119,7 +119,7 @@ fn of_request(request: &RequestReport) -> String {
     let reasons = reasons(
         request,
         |device| device.matches && !device.accepted,
-        rejected,
+        request.matching,
     );
     if request.available == 0 {
         format!("{matching}; {reasons}")
@@ -196,7 +196,7 @@ fn brief(rejection: &Rejection) -> String {
         Rejection::Constraint {
             attribute, value, ..
         } => match value {
-            Some(value) => format!("{{is}} alone with {attribute} = {value}"),
+            Some(_) => format!("{{is}} among too few with the same {attribute}"),
             None => format!("{{is}} without attribute {attribute}"),
         },
     }
