@@ -128,7 +128,10 @@ class JournalLedger:
         return msgspec.json.decode(_raising(lambda: self._native.report), type=LedgerReport)
 
     def tidy(self) -> None:
-        """Replace a journal that has grown by a snapshot; for a quiet moment, so that no claim waits for it."""
+        """Replace a journal that has grown by a snapshot, or try to write again after the disk had failed.
+
+        For a quiet moment, so that no claim waits for it.
+        """
         if _raising(lambda: self._native.compaction_due):
             _raising(self._native.compact)
 

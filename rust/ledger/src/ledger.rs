@@ -472,14 +472,22 @@ impl Ledger {
     /// Whether [`Ledger::compact`] would be worth its while.
     pub fn compaction_due(&self) -> bool {
         let books = self.books();
-        matches!(&books.journal, JournalState::Ready(journal) if journal.end >= books.compact_at)
+        match &books.journal {
+            JournalState::Ready(journal) => journal.end >= books.compact_at,
+            JournalState::Flushing => false,
+            JournalState::Broken(_) => true,
+        }
     }
 
-    /// Replaces the journals by a snapshot. Other threads go on recording meanwhile, into a new journal.
+    /// Replaces the journals by a snapshot. Other threads go on recording meanwhile, into a new journal. After a failed
+    /// write this is also a try to be writable again.
     ///
     /// # Errors
     /// `Io`, which loses nothing: the old files stay in force.
     pub fn compact(&self) -> Result<()> {
+        if matches!(self.books().journal, JournalState::Broken(_)) {
+            return self.mend();
+        }
         let _replacing = self
             .replacing
             .lock()

@@ -309,6 +309,24 @@ fn a_full_disk_refuses_what_it_cannot_keep_and_goes_on_when_there_is_space() {
 }
 
 #[test]
+fn a_quiet_ledger_becomes_writable_again_without_a_claim() {
+    let disk = FaultyDisk::default();
+    let ledger = open(&disk).unwrap();
+    disk.fail(Some(Plan {
+        at: 1,
+        count: 9,
+        kind: io::ErrorKind::StorageFull,
+    }));
+    assert!(ledger.start(claim(0, 0), true).is_err());
+    assert!(ledger.compaction_due());
+    assert!(ledger.compact().is_err());
+    disk.fail(None);
+    ledger.compact().unwrap();
+    assert!(ledger.report().not_writable.is_none());
+    assert!(!ledger.compaction_due());
+}
+
+#[test]
 fn data_that_a_failed_sync_left_in_the_page_cache_is_not_believed() {
     let disk = FaultyDisk::default();
     let ledger = open(&disk).unwrap();

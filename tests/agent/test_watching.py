@@ -1,0 +1,149 @@
+"""When the hardware is looked at again, with events that arrive when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dra_agent.agent import watching
+from dra_agent.agent.watching import Watcher
+from dra_agent.errors import PermanentError
+from dra_agent.inventory import Change
+from dra_agent.topology import Received, Uevent
+
+EVENT = Uevent("add", "/devices/pci0000:00/0000:00:04.0", "pci")
+
+
+class Kernel:
+    """A uevent socket whose events come from the test."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        self.waiting: list[Received | Exception] = []
+
+    def announce(self, received: Received | Exception) -> None:
+        self.waiting.append(received)
+        os.write(self._write, b"x")
+
+    def fileno(self) -> int:
+        return self._read
+
+    def receive(self) -> Received:
+        os.read(self._read, 1)
+        received = self.waiting.pop(0)
+        if isinstance(received, Exception):
+            raise received
+        return received
+
+    def close(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+
+class Hardware:
+    """Remembers how it was asked to look."""
+
+    def __init__(self) -> None:
+        self.looks: list[tuple[int, bool]] = []
+        self.answer: Change | Exception = Change()
+
+    def refresh(self, events: list[Uevent], *, rescan: bool) -> Change:
+        self.looks.append((len(events), rescan))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+Story = Callable[[Kernel, Hardware, list[int]], Any]
+
+
+def live(monkeypatch: pytest.MonkeyPatch, story: Story) -> None:
+    kernel, hardware, changes = Kernel(), Hardware(), []
+    monkeypatch.setattr(watching, "UeventSocket", lambda: kernel)
+    monkeypatch.setattr(watching, "SETTLE", 0.02)
+
+    async def work(_: str, call: Callable[[], Change]) -> Change:
+        return call()
+
+    async def run() -> None:
+        watcher = Watcher(hardware, changed=lambda: changes.append(1), work=work, follows_kernel=True)  # type: ignore[arg-type]
+        await watcher.start()
+        try:
+            await story(kernel, hardware, changes)
+        finally:
+            await watcher.stop()
+
+    asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("never happened")
+
+
+def test_a_burst_of_events_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(kernel: Kernel, hardware: Hardware, changes: list[int]) -> None:
+        hardware.answer = Change(added=("gpu-0",))
+        for _ in range(5):
+            kernel.announce(Received((EVENT, EVENT), lost=False))
+        await until(lambda: bool(changes))
+        assert hardware.looks == [(10, False)]
+
+    live(monkeypatch, story)
+
+
+@pytest.mark.parametrize("received", [Received((), lost=True), ValueError("no ACTION in the uevent")])
+def test_what_was_lost_or_not_understood_is_healed_by_a_scan(
+    monkeypatch: pytest.MonkeyPatch, received: Received | Exception
+) -> None:
+    async def story(kernel: Kernel, hardware: Hardware, changes: list[int]) -> None:
+        kernel.announce(received)
+        await until(lambda: bool(hardware.looks))
+        assert hardware.looks == [(0, True)]
+        assert changes == []
+
+    live(monkeypatch, story)
+
+
+@pytest.mark.parametrize("error", [PermanentError("no sysfs"), RuntimeError("a defect")])
+def test_a_look_that_fails_does_not_end_the_watch(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    async def story(kernel: Kernel, hardware: Hardware, changes: list[int]) -> None:
+        hardware.answer = error
+        kernel.announce(Received((EVENT,), lost=False))
+        await until(lambda: len(hardware.looks) == 1)
+        hardware.answer = Change(removed=("gpu-0",))
+        kernel.announce(Received((EVENT,), lost=False))
+        await until(lambda: bool(changes))
+
+    live(monkeypatch, story)
+
+
+def test_health_is_looked_at_without_an_event_and_everything_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "HEALTH", 0.02)
+    monkeypatch.setattr(watching, "RESCAN", 0.1)
+
+    async def story(kernel: Kernel, hardware: Hardware, changes: list[int]) -> None:
+        await until(lambda: any(rescan for _, rescan in hardware.looks))
+        assert hardware.looks[0] == (0, False)
+
+    live(monkeypatch, story)
+
+
+def test_a_kernel_that_refuses_the_socket_is_no_reason_not_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise PermanentError("cannot listen to uevents: Operation not permitted")
+
+    async def run() -> None:
+        monkeypatch.setattr(watching, "UeventSocket", refuse)
+        watcher = Watcher(Hardware(), changed=lambda: None, work=lambda *_: None, follows_kernel=True)  # type: ignore[arg-type,return-value]
+        await watcher.start()
+        await watcher.stop()
+
+    asyncio.run(run())
