@@ -87,6 +87,7 @@ def test_a_killed_agent_keeps_its_word(tmp_path: Path) -> None:
     """SIGKILL at any moment, ten times over: what was answered as prepared still is, what was released is free."""
     chance = random.Random(7)
     promised: dict[str, str] = {}
+    answers = 0
     for _ in range(10):
         agent = subprocess.Popen(
             [sys.executable, str(TESTS / "prepare" / "killed_agent.py"), str(tmp_path)],
@@ -102,6 +103,7 @@ def test_a_killed_agent_keeps_its_word(tmp_path: Path) -> None:
         agent.send_signal(signal.SIGKILL)
         said += agent.communicate()[0].decode().splitlines()
         being_released: str | None = None
+        answers += len(said)
         for line in said:
             kind, uid, *device = line.split()
             if kind == "+":
@@ -123,4 +125,4 @@ def test_a_killed_agent_keeps_its_word(tmp_path: Path) -> None:
             assert world.specs.claims().keys() == held.keys()
             assert all(world.usable(uid) for uid in held)
             promised = held
-    assert promised, "the agent never got anywhere"
+    assert answers, "the agent never got anywhere"
