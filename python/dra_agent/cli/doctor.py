@@ -1,0 +1,95 @@
+"""`dra-agent doctor`: what is wrong on this host, and how to mend it. It changes nothing."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from dra_agent.cli.output import add_output_flag
+
+if TYPE_CHECKING:
+    from dra_agent.agent.config import Config
+    from dra_agent.doctor import Examination, Finding
+    from dra_agent.host import Host
+
+EPILOG = """\
+examples:
+  dra-agent doctor                    what is wrong here
+  dra-agent doctor --all              also what is as it should be
+  dra-agent doctor -o json            for programs; the exit code is 1 where something does not work
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the flags."""
+    from dra_agent.agent.config import HOST_FLAGS, add_flags
+
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("-a", "--all", action="store_true", help="show also what is as it should be")
+    add_flags(parser, (*HOST_FLAGS, "cdi_dir"))
+    add_output_flag(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the findings; exit code 1 where one of them is a problem."""
+    from dra_agent.agent.config import load
+    from dra_agent.agent.hosts import command_host
+    from dra_agent.cli.output import emit, progress
+    from dra_agent.doctor import examine, is_healthy
+
+    config = load(args)
+    with command_host(config) as host, progress("examining the host"):
+        findings = examine(_examination(config, host))
+    healthy = is_healthy(findings)
+    if args.output == "table":
+        _print(findings, show_all=args.all)
+    else:
+        emit({"healthy": healthy, "findings": findings}, args.output)
+    return 0 if healthy else 1
+
+
+def _examination(config: Config, host: Host) -> Examination:
+    """Scan the host; what cannot be scanned is a finding, not the end."""
+    from dra_agent.doctor import Examination
+    from dra_agent.errors import AgentError
+    from dra_agent.inventory import take
+    from dra_agent.standalone.wire import SOCKET
+    from dra_agent.topology import scan
+
+    examination = Examination(
+        host=host,
+        driver=config.driver_name,
+        cdi_dir=config.cdi_dir,
+        state_dir=config.state_dir,
+        socket_name=SOCKET,
+        simulated=config.simulate is not None,
+    )
+    try:
+        examination.topology = scan(host)
+        examination.inventory = take(host, examination.topology, config.inventory, driver=config.driver_name)
+    except AgentError as error:
+        examination.failure = str(error)
+    return examination
+
+
+def _print(findings: list[Finding], *, show_all: bool) -> None:
+    from dra_agent.cli.output import table
+    from dra_agent.doctor import Severity
+
+    order = [Severity.PROBLEM, Severity.WARNING, Severity.OK]
+    shown = [finding for finding in findings if show_all or finding.severity is not Severity.OK]
+    shown.sort(key=lambda finding: order.index(finding.severity))
+    if shown:
+        rows = ([f.severity.value, f.check, f.where, f.what, f.todo] for f in shown)
+        table(["", "check", "where", "what", "to mend it"], rows)
+        print()
+    counts = {severity: sum(finding.severity is severity for finding in findings) for severity in order}
+    print(
+        f"{_count(counts[Severity.PROBLEM], 'problem')}, {_count(counts[Severity.WARNING], 'warning')}, "
+        f"{counts[Severity.OK]} things as they should be"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,111 @@
+"""Whether container runtimes can read the CDI directories, and whether the specs in them make sense."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from dra_agent.cdi.directory import SpecDirectory
+from dra_agent.cdi.registry import load
+from dra_agent.cdi.validate import warnings
+from dra_agent.doctor.examination import Examination
+from dra_agent.doctor.finding import Finding, ok, problem, warning
+from dra_agent.errors import AgentError
+
+
+def check(examination: Examination) -> Iterator[Finding]:
+    """Look at the directories, every file in them, and the specs of claims."""
+    usable = [directory for directory in examination.cdi_dirs if directory.is_dir()]
+    yield from _own(examination)
+    registry = load(usable)
+    for file in registry.files:
+        for reason in file.refused:
+            yield problem(f"runtimes refuse it: {reason}", str(file.path), "mend or remove the file")
+        for said in warnings(file.spec) if file.spec else ():
+            yield warning(said, str(file.path), "mend the file: a later runtime may refuse it")
+    for conflict in registry.conflicts:
+        yield problem(
+            f"{conflict.name} is defined twice, so runtimes know it no more",
+            " and ".join(map(str, conflict.paths)),
+            "remove one of the files",
+        )
+    bad = sum(1 for file in registry.files if file.refused)
+    if not bad and not registry.conflicts:
+        yield ok(f"{len(registry.files)} CDI specs with {len(registry.devices)} devices")
+    yield from _claims(examination)
+
+
+def _own(examination: Examination) -> Iterator[Finding]:
+    directory = examination.cdi_dir
+    read = [path.resolve() for path in examination.runtime_dirs]
+    if directory.resolve() not in read:
+        yield warning(
+            "is no directory that container runtimes read by default",
+            str(directory),
+            f"use one of {', '.join(map(str, examination.runtime_dirs))}, or tell the runtimes about it",
+        )
+    try:
+        mode = directory.stat().st_mode
+    except FileNotFoundError:
+        yield from _missing(directory)
+        return
+    except OSError as error:
+        yield problem(f"cannot be looked at: {error.strerror}", str(directory), "run the doctor as root")
+        return
+    if not stat.S_ISDIR(mode):
+        yield problem("is no directory", str(directory), "remove it; the agent makes a directory")
+        return
+    if mode & 0o055 != 0o055:
+        yield warning(
+            f"not everybody can read it (mode {stat.S_IMODE(mode):o}), so rootless runtimes see no devices",
+            str(directory),
+            f"chmod 755 {directory}",
+        )
+    if mode & 0o022:
+        yield problem(
+            f"others can write it (mode {stat.S_IMODE(mode):o}), and so get any device",
+            str(directory),
+            f"chmod 755 {directory}",
+        )
+    if _is_read_only(directory):
+        yield problem("cannot be written", str(directory), "mount it writable, or choose another with --cdi-dir")
+
+
+def _missing(directory: Path) -> Iterator[Finding]:
+    parent = next((path for path in directory.parents if path.exists()), Path("/"))
+    if _is_read_only(parent):
+        yield problem(
+            f"does not exist, and {parent} cannot be written", str(directory), "make it, or choose another --cdi-dir"
+        )
+    else:
+        yield ok("does not exist yet; the agent makes it", str(directory))
+
+
+def _is_read_only(directory: Path) -> bool:
+    return not os.access(directory, os.W_OK | os.X_OK)
+
+
+def _claims(examination: Examination) -> Iterator[Finding]:
+    if examination.ledger.failure is not None:
+        return
+    try:
+        written = SpecDirectory(examination.cdi_dir, examination.driver).claims()
+    except AgentError as error:
+        yield problem(error.what, str(examination.cdi_dir), error.todo or "")
+        return
+    held = examination.ledger.claims
+    for uid, path in written.items():
+        if uid not in held:
+            yield warning(
+                f"is of claim {uid}, which holds nothing here",
+                str(path),
+                "start the agent, which removes it, or remove it",
+            )
+    for uid in sorted(held - written.keys()):
+        yield problem(
+            "holds devices and has no CDI spec: its containers cannot start",
+            f"claim {uid}",
+            "restart the agent: it writes the specs of held claims again",
+        )

@@ -1,0 +1,46 @@
+"""One finding of a check: how bad it is, what was found, where, and what to do about it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Severity(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    """As it should be, or good to know."""
+    WARNING = "warning"
+    """Works, but not as well as it could, or not for everything."""
+    PROBLEM = "problem"
+    """Something does not work."""
+
+
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one check found about one thing."""
+
+    severity: Severity
+    what: str
+    where: str = ""
+    """A path, a device, or a part of the host."""
+    todo: str = ""
+    """How to mend it."""
+    check: str = ""
+    """The check that found it."""
+
+
+def ok(what: str, where: str = "") -> Finding:
+    """Good news."""
+    return Finding(Severity.OK, what, where)
+
+
+def warning(what: str, where: str, todo: str) -> Finding:
+    """Something that could be better."""
+    return Finding(Severity.WARNING, what, where, todo)
+
+
+def problem(what: str, where: str, todo: str) -> Finding:
+    """Something that does not work."""
+    return Finding(Severity.PROBLEM, what, where, todo)

@@ -1,0 +1,60 @@
+"""Whether the IOMMU is on, and which devices can only be passed through together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dra_agent.doctor.examination import Examination
+from dra_agent.doctor.finding import Finding, ok, problem, warning
+from dra_agent.doctor.hardware import VFIO
+from dra_agent.topology import Device, Topology
+
+_BRIDGE = "0x06"
+
+
+def check(examination: Examination) -> Iterator[Finding]:
+    """Look at the IOMMU, and at the groups of devices that are bound to vfio-pci."""
+    topology = examination.topology
+    if topology is None:
+        return
+    directory = examination.host.sysfs / "class/iommu"
+    try:
+        is_on = any(directory.iterdir())
+    except OSError:
+        is_on = False
+    is_on = is_on or any(device.iommu_group is not None for device in topology.devices)
+    passed = [device for device in topology.devices if device.driver == VFIO]
+    if not is_on:
+        for device in passed:
+            yield problem(
+                "is bound to vfio-pci, but the IOMMU is off",
+                device.pci_address,
+                "switch it on in the firmware (VT-d, AMD-Vi), and add intel_iommu=on or iommu=pt to the kernel's "
+                "command line",
+            )
+        yield ok("the IOMMU is off: containers need none, virtual machines would")
+        return
+    yield ok("the IOMMU is on")
+    for device in passed:
+        yield from _group(device, topology)
+
+
+def _group(device: Device, topology: Topology) -> Iterator[Finding]:
+    if device.iommu_group is None:
+        yield problem("is bound to vfio-pci and has no IOMMU group", device.pci_address, "switch the IOMMU on")
+        return
+    # A group is given away as a whole; bridges in it do not count (kernel: Documentation/driver-api/vfio.rst).
+    others = [
+        other.pci_address
+        for other in topology.devices
+        if other.iommu_group == device.iommu_group
+        and other.pci_address != device.pci_address
+        and not other.class_.startswith(_BRIDGE)
+        and other.driver not in (None, VFIO)
+    ]
+    if others:
+        yield warning(
+            f"shares IOMMU group {device.iommu_group} with {', '.join(others)}, which the host uses",
+            device.pci_address,
+            "bind them to vfio-pci too, or use a slot behind a port with ACS",
+        )

@@ -1,0 +1,118 @@
+"""Which container runtimes are installed, and whether they inject CDI devices."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dra_agent.doctor.examination import Examination
+from dra_agent.doctor.finding import Finding, Severity, ok, problem, warning
+
+Version = tuple[int, int, int]
+_VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """A program that starts containers, and since when it knows CDI."""
+
+    name: str
+    program: str
+    cdi_since: Version | None
+    """None for what runs below another one, which injects the devices."""
+
+
+RUNTIMES = (
+    Runtime("Podman", "podman", (4, 1, 0)),
+    Runtime("containerd", "containerd", (1, 7, 0)),
+    Runtime("CRI-O", "crio", (1, 23, 0)),
+    Runtime("Docker", "dockerd", (25, 0, 0)),
+    Runtime("runc", "runc", None),
+    Runtime("crun", "crun", None),
+)
+_CONTAINERD_DEFAULT: Version = (2, 0, 0)
+"""Injects CDI devices without being told; before, `enable_cdi` in its configuration says so."""
+_DOCKER_DEFAULT: Version = (28, 3, 0)
+"""Likewise; before, `features.cdi` in its configuration."""
+
+
+def check(examination: Examination) -> Iterator[Finding]:
+    """Ask each installed runtime for its version."""
+    found = [finding for runtime in RUNTIMES for finding in _runtime(examination, runtime)]
+    yield from found
+    starters = [runtime for runtime in RUNTIMES if runtime.cdi_since and examination.commands.find(runtime.program)]
+    if not starters:
+        yield warning(
+            "no container runtime that knows CDI is installed",
+            "podman, containerd, CRI-O, Docker",
+            "install one of them: claims are for containers",
+        )
+        return
+    if not any(finding.severity is Severity.OK for finding in found if finding.where in {r.name for r in starters}):
+        what = "none of the installed runtimes injects CDI devices"
+        yield problem(what, "container runtimes", "mend one of the above")
+    below = [runtime for runtime in RUNTIMES if runtime.cdi_since is None]
+    if not any(examination.commands.find(runtime.program) for runtime in below):
+        yield warning("neither runc nor crun is installed", "container runtimes", "install one: they start containers")
+
+
+def _runtime(examination: Examination, runtime: Runtime) -> Iterator[Finding]:
+    program = examination.commands.find(runtime.program)
+    if program is None:
+        return
+    result = examination.commands.run([program, "--version"])
+    match = _VERSION.search(result.output) if result.code == 0 else None
+    if match is None:
+        said = result.output.splitlines()[0] if result.output else "it says nothing"
+        todo = f"run `{program} --version`, and mend what it says"
+        yield warning(f"does not tell its version: {said}", program, todo)
+        return
+    version = (int(match[1]), int(match[2]), int(match[3] or 0))
+    text = ".".join(map(str, version))
+    if runtime.cdi_since is None:
+        yield ok(text, runtime.name)
+    elif version < runtime.cdi_since:
+        since = ".".join(map(str, runtime.cdi_since[:2]))
+        yield warning(f"{text} knows no CDI", runtime.name, f"install {since} or newer")
+    else:
+        yield _configured(examination, runtime, version, text)
+
+
+def _configured(examination: Examination, runtime: Runtime, version: Version, text: str) -> Finding:
+    if runtime.program == "containerd" and version < _CONTAINERD_DEFAULT:
+        path = examination.containerd_config
+        if not _says(_toml(path), "enable_cdi"):
+            todo = f'set enable_cdi = true under plugins."io.containerd.grpc.v1.cri" in {path}, and restart containerd'
+            return warning(f"{text} does not inject CDI devices into pods", runtime.name, todo)
+    if runtime.program == "dockerd" and version < _DOCKER_DEFAULT:
+        path = examination.docker_config
+        if not _says(_json(path).get("features", {}), "cdi"):
+            todo = f'set "features": {{"cdi": true}} in {path}, and restart docker'
+            return warning(f"{text} does not inject CDI devices", runtime.name, todo)
+    return ok(f"{text} injects CDI devices", runtime.name)
+
+
+def _says(values: Any, key: str) -> bool:
+    """Whether a key is true anywhere in a tree: containerd's tables are named differently from version to version."""
+    if not isinstance(values, dict):
+        return False
+    return values.get(key) is True or any(_says(value, key) for value in values.values())
+
+
+def _toml(path: Any) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _json(path: Any) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}

@@ -1,0 +1,81 @@
+"""A host of files that is well, for tests to make ill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from dra_agent import simulate
+from dra_agent.doctor import Examination, Finding, Result, Severity, examine
+from dra_agent.host import Host
+from dra_agent.inventory import take
+from dra_agent.topology import scan
+
+VERSIONS = {"podman": "podman version 4.9.3", "runc": "runc version 1.1.12\nspec: 1.0.2"}
+
+
+class Programs:
+    """The programs of a host: what they print, or how they fail."""
+
+    def __init__(self, **outputs: str | Result) -> None:
+        self.outputs = outputs
+
+    def find(self, name: str) -> str | None:
+        return f"/usr/bin/{name}" if name in self.outputs else None
+
+    def run(self, argv: Sequence[str]) -> Result:
+        output = self.outputs[Path(argv[0]).name]
+        return output if isinstance(output, Result) else Result(0, output)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    """A simulated DGX H100 of one's own."""
+    return simulate.build("dgx-h100", tmp_path / "host")
+
+
+@pytest.fixture
+def well(tmp_path: Path) -> Examination:
+    """Nothing but directories, and runtimes that work: no finding is worse than ok."""
+    for name in ("sys/bus/pci/devices", "sys/devices", "dev", "proc", "etc-cdi", "cdi", "state"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "state").chmod(0o700)
+    return Examination(
+        host=Host(tmp_path / "sys", tmp_path / "dev", tmp_path / "proc"),
+        cdi_dir=tmp_path / "cdi",
+        runtime_dirs=(tmp_path / "etc-cdi", tmp_path / "cdi"),
+        state_dir=tmp_path / "state",
+        containerd_config=tmp_path / "containerd.toml",
+        docker_config=tmp_path / "daemon.json",
+        commands=Programs(**VERSIONS),
+        user=0,
+        simulated=True,
+    )
+
+
+Ailments = Callable[[Examination], list[Finding]]
+
+
+@pytest.fixture
+def ailments() -> Ailments:
+    """All findings that are not ok."""
+
+    def find(examination: Examination) -> list[Finding]:
+        return [finding for finding in examine(examination) if finding.severity is not Severity.OK]
+
+    return find
+
+
+@pytest.fixture
+def scanned(well: Examination, host: Host) -> Callable[[], Examination]:
+    """Look at the simulated host as it is now."""
+
+    def look() -> Examination:
+        well.host = host
+        well.topology = scan(host)
+        well.inventory = take(host, well.topology)
+        return well
+
+    return look

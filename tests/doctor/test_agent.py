@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+import pytest
+
+from doctor.conftest import Programs
+from dra_agent.doctor import Result, Severity, SystemCommands, examine
+from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.prepare.ports import Entry, HeldDevice
+
+needs_other_user = pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+
+
+def spec(kind: str = "vendor.com/gpu", *names: str) -> str:
+    edits = {"deviceNodes": [{"path": "/dev/null"}]}
+    devices = [{"name": name, "containerEdits": edits} for name in names or ("0",)]
+    return json.dumps({"cdiVersion": "0.5.0", "kind": kind, "devices": devices})
+
+
+def hold(state_dir, uid="11111111-2222-3333-4444-555555555555", device="gpu-0"):
+    with JournalLedger(state_dir, "boot") as ledger:
+        device = HeldDevice(pool="node/gpu", device=device, request="gpu")
+        ledger.start(Entry(uid, "default", "claim", (device,)), durable=True)
+        ledger.complete(uid, {})
+    return uid
+
+
+# --- CDI
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.json", "{", "refuse"),
+        ("a.json", "", "refuse"),
+        ("a.yaml", "kind: [", "refuse"),
+        ("a.json", '{"cdiVersion": "9.9.9", "kind": "v.com/c", "devices": []}', "refuse"),
+    ],
+)
+def test_a_bad_spec_is_named_with_the_reason(well, ailments, name, content, reason):
+    (well.cdi_dir / name).write_text(content)
+    found = ailments(well)
+    assert found and {finding.where for finding in found} == {str(well.cdi_dir / name)}
+    assert all(reason in finding.what and finding.severity is Severity.PROBLEM for finding in found)
+
+
+def test_a_device_defined_twice_names_both_files(well, ailments):
+    for name in ("a.json", "b.json"):
+        (well.cdi_dir / name).write_text(spec())
+    (finding,) = ailments(well)
+    assert "vendor.com/gpu=0" in finding.what
+    assert "a.json" in finding.where and "b.json" in finding.where
+
+
+def test_a_later_directory_may_define_a_device_anew(well, ailments):
+    for directory in well.runtime_dirs:
+        (directory / "a.json").write_text(spec())
+    assert ailments(well) == []
+
+
+def test_the_cdi_directory_must_be_readable_by_all_and_writable_by_few(well, ailments):
+    well.cdi_dir.chmod(0o700)
+    assert ["rootless" in finding.what for finding in ailments(well)] == [True]
+    well.cdi_dir.chmod(0o777)
+    (finding,) = ailments(well)
+    assert finding.severity is Severity.PROBLEM and finding.todo == f"chmod 755 {well.cdi_dir}"
+
+
+def test_a_file_in_place_of_the_cdi_directory_is_a_problem(well, ailments):
+    well.cdi_dir.rmdir()
+    well.cdi_dir.write_text("")
+    assert any(f.where == str(well.cdi_dir) and f.severity is Severity.PROBLEM for f in ailments(well))
+
+
+def test_a_missing_cdi_directory_is_made_by_the_agent(well, ailments):
+    well.cdi_dir.rmdir()
+    assert ailments(well) == []
+
+
+def test_a_directory_that_runtimes_do_not_read_is_a_warning(well, tmp_path, ailments):
+    (tmp_path / "elsewhere").mkdir(mode=0o755)
+    well.cdi_dir = tmp_path / "elsewhere"
+    assert [finding.where for finding in ailments(well)] == [str(tmp_path / "elsewhere")]
+
+
+def test_a_spec_of_a_claim_that_holds_nothing_is_stale(well, ailments):
+    stale = well.cdi_dir / f"{well.driver}-claim_11111111-aaaa.json"
+    stale.write_text(spec(f"{well.driver}/claim", "11111111-aaaa-gpu-0"))
+    (finding,) = ailments(well)
+    assert (finding.severity, finding.where) == (Severity.WARNING, str(stale))
+
+
+def test_a_held_claim_without_a_spec_is_a_problem(well, ailments):
+    uid = hold(well.state_dir)
+    (finding,) = ailments(well)
+    assert (finding.severity, finding.where) == (Severity.PROBLEM, f"claim {uid}")
+    (well.cdi_dir / f"{well.driver}-claim_{uid}.json").write_text(spec(f"{well.driver}/claim", f"{uid}-gpu-0"))
+    assert ailments(well) == []
+
+
+# --- state
+
+
+def test_the_ledger_of_a_running_agent_can_be_looked_at_and_stays_as_it_is(well, ailments):
+    uid = hold(well.state_dir)
+    (well.cdi_dir / f"{well.driver}-claim_{uid}.json").write_text(spec(f"{well.driver}/claim", f"{uid}-gpu-0"))
+    with JournalLedger(well.state_dir, "boot"):
+        before = {path.name: path.read_bytes() for path in (well.state_dir / "ledger").iterdir()}
+        assert ailments(well) == []
+        assert {path.name: path.read_bytes() for path in (well.state_dir / "ledger").iterdir()} == before
+
+
+def test_a_damaged_ledger_is_a_problem_and_stays_as_it_is(well, ailments):
+    for number in range(4):
+        hold(well.state_dir, f"claim-{number}", f"gpu-{number}")
+    files = (well.state_dir / "ledger").iterdir()
+    journal = next(path for path in files if path.is_file() and b"claim-1" in path.read_bytes())
+    data = bytearray(journal.read_bytes())
+    data[data.index(b"claim-1") + 3] ^= 0xFF
+    journal.write_bytes(data)
+    found = [finding for finding in ailments(well) if finding.check == "state"]
+    assert found and found[0].severity is Severity.PROBLEM
+    assert journal.read_bytes() == bytes(data)
+
+
+def test_a_state_directory_that_others_can_write_is_a_problem(well, ailments):
+    well.state_dir.chmod(0o777)
+    (finding,) = ailments(well)
+    assert finding.todo == f"chmod 700 {well.state_dir}"
+
+
+def test_a_state_directory_that_is_a_file_is_a_problem(well, ailments):
+    well.state_dir.rmdir()
+    well.state_dir.write_text("")
+    assert any(f.where == str(well.state_dir) and f.severity is Severity.PROBLEM for f in ailments(well))
+
+
+@needs_other_user
+def test_a_state_directory_that_cannot_be_written_is_a_problem(well, ailments):
+    well.state_dir.chmod(0o500)
+    assert any("cannot be written" in finding.what for finding in ailments(well))
+
+
+# --- permissions
+
+
+def test_another_user_than_root_is_a_warning(well, ailments):
+    well.user = 1000
+    assert [finding.check for finding in ailments(well)] == ["permissions"]
+
+
+def test_a_socket_that_nobody_listens_on_is_a_warning(well, ailments):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(well.state_dir / "agent.sock"))
+    (well.state_dir / "agent.sock").chmod(0o600)
+    (finding,) = ailments(well)
+    assert "no agent listens" in finding.what
+
+
+def test_a_socket_that_others_can_reach_is_a_problem(well, ailments):
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(well.state_dir / "agent.sock"))
+        server.listen()
+        (well.state_dir / "agent.sock").chmod(0o666)
+        (finding,) = ailments(well)
+        assert "mode 666" in finding.what
+        (well.state_dir / "agent.sock").chmod(0o600)
+        assert ailments(well) == []
+
+
+# --- runtimes
+
+
+@pytest.mark.parametrize(
+    ("programs", "expected"),
+    [
+        ({}, "no container runtime that knows CDI"),
+        ({"podman": "podman version 3.4.4", "runc": "runc version 1.1.0"}, "3.4.4 knows no CDI"),
+        ({"crio": "crio version 1.22.0", "crun": "crun version 1.8"}, "1.22.0 knows no CDI"),
+        ({"dockerd": "Docker version 24.0.7, build x", "runc": "runc version 1.1.0"}, "24.0.7 knows no CDI"),
+        ({"dockerd": "Docker version 27.1.1, build x", "runc": "runc version 1.1.0"}, "does not inject CDI"),
+        ({"containerd": "containerd github.com/x v1.7.13 abc", "runc": "runc version 1.1.0"}, "does not inject CDI"),
+        ({"podman": "podman version 4.9.3"}, "neither runc nor crun"),
+        ({"podman": Result(1, "Error: no policy.json"), "runc": "runc version 1.1.0"}, "Error: no policy.json"),
+        ({"podman": Result(None, "does not answer within 5 s"), "runc": "runc version 1.1.0"}, "does not answer"),
+        ({"podman": Result(0, ""), "runc": "runc version 1.1.0"}, "it says nothing"),
+    ],
+)
+def test_runtimes_that_do_not_serve_are_named(well, ailments, programs, expected):
+    well.commands = Programs(**programs)
+    assert any(expected in finding.what for finding in ailments(well)), ailments(well)
+
+
+@pytest.mark.parametrize(
+    ("programs", "containerd", "docker"),
+    [
+        ({"containerd": "containerd github.com/x v2.1.0 abc"}, "", ""),
+        (
+            {"containerd": "containerd github.com/x v1.7.13 abc"},
+            '[plugins."x.v1.cri"]\nenable_cdi = true',
+            "",
+        ),
+        ({"dockerd": "Docker version 28.3.0, build x"}, "", ""),
+        ({"dockerd": "Docker version 27.1.1, build x"}, "", '{"features": {"cdi": true}}'),
+        ({"crio": "crio version 1.30.2\n   commit: x"}, "not TOML [", "not JSON"),
+    ],
+)
+def test_runtimes_that_are_told_to_use_cdi_are_well(well, ailments, programs, containerd, docker):
+    well.containerd_config.write_text(containerd)
+    well.docker_config.write_text(docker)
+    well.commands = Programs(runc="runc version 1.1.0", **programs)
+    assert ailments(well) == []
+
+
+def test_programs_have_a_deadline_and_no_shell(monkeypatch):
+    monkeypatch.setattr("dra_agent.doctor.commands.DEADLINE", 0.2)
+    assert SystemCommands().run(["sleep", "5"]).code is None
+    assert SystemCommands().run(["/nowhere/at/all"]).code is None
+    assert SystemCommands().run(["echo", "$HOME; false"]).output == "$HOME; false"
+
+
+def test_findings_say_which_check_found_them(well):
+    assert all(finding.check for finding in examine(well))

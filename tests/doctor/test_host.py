@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import msgspec
+import pytest
+
+from dra_agent.doctor import Examination, Severity, examine, is_healthy
+from dra_agent.doctor.finding import ok
+from dra_agent.simulate.change import unplug
+from dra_agent.simulate.nvml import Condition
+from dra_agent.topology import Link, Sriov
+
+
+def changed(examination: Examination, address: str, **facts: object) -> Examination:
+    """The examination with one function that the scan found otherwise."""
+    topology = examination.topology
+    devices = tuple(
+        msgspec.structs.replace(device, **facts) if device.pci_address == address else device
+        for device in topology.devices
+    )
+    examination.topology = msgspec.structs.replace(topology, devices=devices)
+    return examination
+
+
+def gpu(examination: Examination):
+    return next(
+        device for device in examination.topology.devices if device.vendor_id == "0x10de" and device.kind.value == "gpu"
+    )
+
+
+def nic(examination: Examination):
+    return next(device for device in examination.topology.devices if device.kind.value == "nic")
+
+
+def test_a_well_host_has_nothing_to_mend(well, ailments):
+    assert ailments(well) == []
+    assert is_healthy(examine(well))
+
+
+def test_a_simulated_host_is_well(scanned, ailments):
+    assert [str(finding) for finding in ailments(scanned()) if finding.severity is Severity.PROBLEM] == []
+
+
+def test_a_missing_device_node_is_named_with_its_device(scanned, host, ailments):
+    examination = scanned()
+    node = next(node for device in examination.inventory.devices for node in device.nodes if node.role == "gpu")
+    (host.dev / node.path.removeprefix("/dev/")).unlink()
+    found = [finding for finding in ailments(scanned()) if finding.check == "device nodes"]
+    assert [finding.where for finding in found] == [str(host.dev / node.path.removeprefix("/dev/"))]
+    assert "gpu-" in found[0].what and "nvidia" in found[0].todo
+
+
+def test_a_plain_file_is_no_device_node_on_a_real_host(scanned, ailments):
+    examination = scanned()
+    node = next(node for device in examination.inventory.devices for node in device.nodes)
+    plain = examination.host.dev / "plain"
+    plain.write_text("")
+    device = msgspec.structs.replace(
+        examination.inventory.devices[0], nodes=(msgspec.structs.replace(node, host_path=str(plain)),)
+    )
+    examination.inventory = msgspec.structs.replace(examination.inventory, devices=(device,))
+    examination.simulated = False
+    assert any("no character device" in finding.what for finding in ailments(examination))
+
+
+def test_a_missing_vendor_library_is_a_finding(scanned, host, ailments):
+    host.nvml_library.unlink()
+    found = [finding for finding in ailments(scanned()) if finding.check == "hardware"]
+    assert any("NVML" in finding.where or "NVML" in finding.what for finding in found), found
+
+
+def test_persistence_mode_that_is_off_is_a_warning(scanned, host, ailments):
+    path = host.nvml_library.parent / "nvml.json"
+    state = json.loads(path.read_text())
+    condition = msgspec.to_builtins(Condition(persistence_mode=False))
+    state["conditions"] = {state["devices"][0]["uuid"]: condition}
+    path.write_text(json.dumps(state))
+    found = [finding for finding in ailments(scanned()) if "persistence" in finding.what]
+    assert found and all(finding.severity is Severity.WARNING and "nvidia-smi" in finding.todo for finding in found)
+
+
+def test_an_unplugged_gpu_leaves_the_others_well(scanned, host, ailments):
+    unplug(host.sysfs.parent, gpu(scanned()).pci_address)
+    assert is_healthy(examine(scanned())), ailments(scanned())
+
+
+def test_nouveau_is_a_problem(scanned, ailments):
+    examination = scanned()
+    found = ailments(changed(examination, gpu(examination).pci_address, driver="nouveau"))
+    assert [finding.todo for finding in found if "nouveau" in finding.what] == [
+        "blacklist nouveau and install NVIDIA's driver"
+    ]
+
+
+def test_a_gpu_without_a_driver_is_a_warning(scanned, ailments):
+    examination = scanned()
+    address = gpu(examination).pci_address
+    found = ailments(changed(examination, address, driver=None, drm=None, kfd=None))
+    assert ("no driver is bound to it", address) in [(finding.what, finding.where) for finding in found]
+
+
+@pytest.mark.parametrize(
+    ("link", "what"),
+    [
+        (Link(generation=5, width=8, max_generation=5, max_width=16), "its link has 8 of 16 lanes"),
+        (Link(generation=3, width=16, max_generation=5, max_width=16), "its link runs at generation 3 of 5"),
+    ],
+)
+def test_a_slow_link_of_a_nic_is_a_warning(scanned, ailments, link, what):
+    examination = scanned()
+    address = nic(examination).pci_address
+    found = ailments(changed(examination, address, link=link))
+    assert (what, address) in [(finding.what, finding.where) for finding in found]
+
+
+def test_an_idle_gpu_may_lower_its_link(scanned, ailments):
+    examination = scanned()
+    address = gpu(examination).pci_address
+    link = Link(generation=1, width=16, max_generation=5, max_width=16)
+    assert [finding for finding in ailments(changed(examination, address, link=link)) if finding.where == address] == []
+
+
+def test_unknown_numa_nodes_are_a_warning(scanned, ailments):
+    examination = scanned()
+    assert len(examination.topology.numa_nodes) > 1
+    address = nic(examination).pci_address
+    found = ailments(changed(examination, address, numa_node=None, numa_source=None))
+    assert any("NUMA" in finding.what and finding.where == address for finding in found)
+
+
+def test_virtual_functions_that_do_not_fit_are_warnings(scanned, ailments):
+    examination = scanned()
+    address = nic(examination).pci_address
+    lying = changed(examination, address, sriov=Sriov(total_vfs=8, num_vfs=4), virtfns=())
+    assert any("4 virtual functions, 0 are there" in finding.what for finding in ailments(lying))
+    orphan = changed(examination, address, physfn="0000:ff:00.0")
+    assert any("0000:ff:00.0, which is not there" in finding.what for finding in ailments(orphan))
+
+
+def test_passing_through_needs_the_iommu(scanned, ailments):
+    examination = scanned()
+    shutil.rmtree(examination.host.sysfs / "class/iommu", ignore_errors=True)
+    for device in examination.topology.devices:
+        examination = changed(examination, device.pci_address, iommu_group=None)
+    address = gpu(examination).pci_address
+    found = ailments(changed(examination, address, driver="vfio-pci", vfio="vfio0"))
+    assert any(finding.check == "IOMMU" and finding.where == address and "off" in finding.what for finding in found)
+
+
+def test_a_shared_iommu_group_is_a_warning(scanned, ailments):
+    examination = scanned()
+    one, other = gpu(examination).pci_address, nic(examination).pci_address
+    examination = changed(examination, one, driver="vfio-pci", iommu_group=900)
+    found = ailments(changed(examination, other, iommu_group=900))
+    assert any(finding.check == "IOMMU" and finding.where == one and other in finding.what for finding in found)
+
+
+def test_what_the_scan_passed_over_is_told(scanned, host, ailments):
+    functions = sorted((host.sysfs / "bus/pci/devices").iterdir())
+    damaged = next(path for path in functions if path.name == gpu(scanned()).pci_address)
+    (damaged.resolve() / "class").write_text("garbage")
+    found = ailments(scanned())
+    assert any(finding.check == "hardware" and damaged.name in finding.where for finding in found)
+
+
+def test_a_host_that_cannot_be_scanned_is_a_problem(well, ailments):
+    well.failure = "/nowhere: no such directory"
+    assert [finding.what for finding in ailments(well)] == ["/nowhere: no such directory"]
+
+
+def test_a_check_that_fails_is_a_finding_and_hides_no_other(well):
+    def broken(examination: Examination):
+        yield ok("before")
+        raise KeyError("surprise")
+
+    findings = examine(well, {"broken": broken, "good": lambda _: [ok("after")]})
+    assert [(finding.check, finding.severity.value) for finding in findings] == [
+        ("broken", "ok"),
+        ("broken", "problem"),
+        ("good", "ok"),
+    ]
+
+
+def test_cgroup_version_1_is_a_warning(well, ailments):
+    (well.host.sysfs / "fs/cgroup/memory").mkdir(parents=True)
+    assert [finding.check for finding in ailments(well)] == ["kernel"]
+    (well.host.sysfs / "fs/cgroup/cgroup.controllers").write_text("cpu memory dmem\n")
+    assert ailments(well) == []
