@@ -105,6 +105,13 @@ def test_metrics_parse_and_count_the_devices(start: Start) -> None:
     assert families["process_resident_memory_bytes"].samples[0].value > 0
 
 
+def test_memory_stays_in_its_budget(start: Start) -> None:
+    agent = start("--simulate", "dgx-h100", "--metrics-address", "127.0.0.1:0").ready()
+    agent.get("/metrics")
+    status = Path(f"/proc/{agent.process.pid}/status").read_text()
+    assert int(status.split("VmRSS:")[1].split()[0]) / 1024 < 60
+
+
 def test_the_log_is_json_where_that_is_asked_for(start: Start) -> None:
     import json
 
