@@ -12,11 +12,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from allocator import oracle
-from allocator.cases import CASES
+from allocator.edges import CASES  # noqa: E402
 from allocator.scenarios import scenario
 
 SEEDS = range(2_000_000, 2_004_500)
-LARGEST = 5500
+LARGEST = 4500
 WANTED = {"fits": 190, "does not fit": 70}
 PER_ERROR = 4
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from allocator.cases import (
-    CASES,
     DRIVER,
     ask,
     claim,
@@ -21,6 +20,7 @@ from allocator.cases import (
     slice_of,
     want,
 )
+from allocator.edges import CASES
 from allocator.scenarios import scenario
 from dra_agent.allocator import allocate
 from dra_agent.errors import PermanentError

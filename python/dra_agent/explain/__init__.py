@@ -32,9 +32,7 @@ def explain(
     """
     from dra_agent import _native
 
-    asked = question(
-        node=node, classes=classes, slices=slices, claims=claims, allocated=allocated, deadline=deadline
-    )
+    asked = question(node=node, classes=classes, slices=slices, claims=claims, allocated=allocated, deadline=deadline)
     try:
         answer = _native.explain(asked)
     except ValueError as error:
