@@ -1,131 +1,133 @@
-"""One agent on a simulated DGX H100: how long it takes to serve, what it weighs, and whether it grows.
+"""The agent as a process: start to ready, resident memory with 64 claims, and growth over many claims.
 
-Start is measured against a bare `python -c pass` in the same run, and the durable prepare against a bare write and
-fdatasync, as a slow machine slows both. Memory is resident memory with every device claimed, in MiB.
+Prints what is, with the target beside it; the numbers depend on the machine, so nothing here fails. `PAIRS` says how
+many claims are applied and deleted for the growth (default 2000).
 """
 
 from __future__ import annotations
 
-import argparse
 import os
+import signal
+import socket
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
+from dra_agent.simulate import build
 from dra_agent.standalone.client import Client
-from dra_agent.standalone.wire import SOCKET, Apply, Delete
+from dra_agent.standalone.wire import Apply, Delete
 
+AGENT = Path(sys.executable).with_name("dra-agent")
 PROFILE = "dgx-h100"
-API = "resource.k8s.io/v1"
-CLASS = {"apiVersion": API, "kind": "DeviceClass", "metadata": {"name": "any"}, "spec": {}}
-BUDGET = 60.0
+STARTS = 7
+CLAIMS = 64
+PAIRS = int(os.environ.get("PAIRS", "2000"))
+MIB = 1024
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=1000, help="claims applied and deleted to look for growth")
-    parser.add_argument("--dir", type=Path, default=Path(), help="on the file system to measure")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.dir.absolute(), prefix="b") as directory:
-        folder = Path(directory)
-        first = start(folder)  # builds the simulated host
-        stop(first)
-        starts, bare = [], []
-        for _ in range(5):
-            begin = time.perf_counter()
-            subprocess.run([sys.executable, "-c", "pass"], check=True)
-            bare.append(time.perf_counter() - begin)
-            begin = time.perf_counter()
-            agent = start(folder)
-            starts.append(time.perf_counter() - begin)
-            if len(starts) < 5:
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="dra-bench-") as directory:
+        state = Path(directory)
+        build(PROFILE, state / "simulated" / PROFILE)
+        bare = [python_start() for _ in range(STARTS)]
+        starts = []
+        for number in range(STARTS):
+            agent, seconds = start(state)
+            starts.append(seconds)
+            if number < STARTS - 1:
                 stop(agent)
-        print(f"process start to socket: {min(starts) * 1e3:.0f} ms, {min(starts) / min(bare):.1f} times a bare Python")
-        idle = resident(agent)
-        with Client(folder / "s" / SOCKET) as client:
-            client.ask(Apply([CLASS]))
-            held = 0
-            while client.ask(Apply([claim(f"held-{held}")]))[0]["claim"]["phase"] != "Pending":
-                held += 1
-            client.ask(Delete("ResourceClaim", f"held-{held}", "bench", 10.0))
-            client.ask(Delete("ResourceClaim", "held-0", "bench", 10.0))
-            full = resident(agent)
-            print(f"resident: {idle:.1f} MiB idle, {full:.1f} MiB with {held} claims (budget {BUDGET:.0f})")
-            pairs(client, args.pairs)  # caches and pools fill first
-            before = resident(agent)
-            times = pairs(client, args.pairs)
-            after = resident(agent)
-        stop(agent)
-        synced = bare_syncs(folder, args.pairs)
-        print(f"growth over {args.pairs} apply/delete pairs: {after - before:+.2f} MiB")
-        print(f"{'':34}{'p50 ms':>10}{'p99 ms':>10}")
-        print(f"{'bare write + fdatasync':34}{quantile(synced, 0.5):10.2f}{quantile(synced, 0.99):10.2f}")
-        print(f"{'apply → allocated, prepared, answer':34}{quantile(times, 0.5):10.2f}{quantile(times, 0.99):10.2f}")
-    return 0 if full <= BUDGET else 1
+        print(f"simulated {PROFILE}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
+        print(
+            f"start to ready      min {min(starts) * 1000:.0f} ms, median {statistics.median(starts) * 1000:.0f} ms"
+            f"  (target below 500 ms; an empty Python takes {statistics.median(bare) * 1000:.0f} ms)"
+        )
+        try:
+            measure_memory(agent, state)
+        finally:
+            stop(agent)
 
 
-def start(folder: Path) -> subprocess.Popen[bytes]:
-    """Start an agent and wait until it listens."""
-    socket = folder / "s" / SOCKET
-    command = [sys.executable, "-m", "dra_agent", "run", "--standalone", "--simulate", PROFILE, "--node-name", "n"]
-    command += ["--state-dir", str(folder / "s"), "--cdi-dir", str(folder / "cdi"), "--log-level", "error"]
-    agent = subprocess.Popen(command)
-    while not socket.exists():
-        if agent.poll() is not None:
-            raise SystemExit("the agent did not start")
+def measure_memory(agent: subprocess.Popen[bytes], state: Path) -> None:
+    print(f"resident, idle      {memory(agent)}")
+    with Client(state / "agent.sock") as client:
+        client.ask(Apply([device_class()]))
+        for number in range(CLAIMS):
+            (applied,) = client.ask(Apply([claim(f"held-{number}")]))
+            assert applied["claim"]["phase"] == "Prepared", applied["claim"]["message"]
+        print(
+            f"resident, {CLAIMS} claims {memory(agent)}  (target at most 60 MiB; a Go driver that does nothing: 37.6)"
+        )
+        pairs(client, 200)
+        before = resident(agent)
+        began = time.perf_counter()
+        pairs(client, PAIRS)
+        each = (time.perf_counter() - began) / PAIRS
+        grown = (resident(agent) - before) / MIB
+        print(
+            f"growth              {grown:+.2f} MiB over {PAIRS} claims applied and deleted, {each * 1000:.1f} ms each"
+        )
+
+
+def pairs(client: Client, count: int) -> None:
+    for _ in range(count):
+        client.ask(Apply([claim("passing")]))
+        client.ask(Delete("ResourceClaim", "passing", "default", 30.0))
+
+
+def device_class() -> dict[str, object]:
+    selector = {"cel": {"expression": 'device.driver == "dra-agent.internal"'}}
+    meta = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "any"}}
+    return {**meta, "spec": {"selectors": [selector]}}
+
+
+def claim(name: str) -> dict[str, object]:
+    # Admin access, because 64 claims do not find 64 free devices on one host; it is prepared like any other.
+    request = {"name": "r", "exactly": {"deviceClassName": "any", "adminAccess": True}}
+    meta = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}}
+    return {**meta, "spec": {"devices": {"requests": [request]}}}
+
+
+def start(state: Path) -> tuple[subprocess.Popen[bytes], float]:
+    command = [AGENT, "run", "--standalone", "--state-dir", state, "--cdi-dir", state / "cdi", "--simulate", PROFILE]
+    (state / "cdi").mkdir(exist_ok=True)
+    began = time.perf_counter()
+    agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while True:
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(state / "agent.sock")) == 0:
+                return agent, time.perf_counter() - began
+        assert agent.poll() is None, "the agent ended"
         time.sleep(0.002)
-    return agent
+
+
+def python_start() -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", ""], check=True)
+    return time.perf_counter() - began
 
 
 def stop(agent: subprocess.Popen[bytes]) -> None:
-    agent.terminate()
+    agent.send_signal(signal.SIGTERM)
     agent.wait(30)
 
 
-def claim(name: str) -> dict[str, Any]:
-    exactly = {"deviceClassName": "any", "allocationMode": "ExactCount", "count": 1}
-    return {
-        "apiVersion": API,
-        "kind": "ResourceClaim",
-        "metadata": {"name": name, "namespace": "bench"},
-        "spec": {"devices": {"requests": [{"name": "any", "exactly": exactly}]}},
-    }
+def rollup(agent: subprocess.Popen[bytes]) -> dict[str, int]:
+    """kB by field, as proc_pid_smaps_rollup(5) says."""
+    lines = Path(f"/proc/{agent.pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {line.split(":")[0]: int(line.split()[1]) for line in lines}
 
 
-def pairs(client: Client, count: int) -> list[float]:
-    """Apply and delete a claim again and again; milliseconds of each apply."""
-    times = []
-    for _ in range(count):
-        begin = time.perf_counter()
-        client.ask(Apply([claim("again")]))
-        times.append((time.perf_counter() - begin) * 1e3)
-        client.ask(Delete("ResourceClaim", "again", "bench", 10.0))
-    return times
+def resident(agent: subprocess.Popen[bytes]) -> int:
+    return rollup(agent)["Rss"]
 
 
-def bare_syncs(folder: Path, count: int) -> list[float]:
-    handle = os.open(folder / "bare", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    times = []
-    for _ in range(count):
-        begin = time.perf_counter()
-        os.write(handle, b"x" * 1000)
-        os.fdatasync(handle)
-        times.append((time.perf_counter() - begin) * 1e3)
-    os.close(handle)
-    return times
-
-
-def resident(agent: subprocess.Popen[bytes]) -> float:
-    status = Path(f"/proc/{agent.pid}/status").read_text()
-    return int(status.split("VmRSS:")[1].split()[0]) / 1024
-
-
-def quantile(values: list[float], q: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(len(values) * q))]
+def memory(agent: subprocess.Popen[bytes]) -> str:
+    kb = rollup(agent)
+    return f"{kb['Rss'] / MIB:.1f} MiB, of which {kb['Anonymous'] / MIB:.1f} MiB are its own alone"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
