@@ -171,7 +171,8 @@ def steps(demo: Demo) -> None:
         note(f"{len(prepared)} prepared, {len(demo.ask('claim', 'list')) - len(prepared)} wait")
 
     with demo.step("Explain a claim that does not fit") as note:
-        waiting = next(claim for claim in demo.ask("claim", "list") if claim["phase"] == "Pending")
+        pending = {claim["name"]: claim for claim in demo.ask("claim", "list") if claim["phase"] == "Pending"}
+        waiting = pending.get("two-gpus-one-root") or next(iter(pending.values()))
         path = demo.directory / "waiting.json"
         path.write_text(json.dumps({**waiting["claim"], "status": {}}))
         if not demo.run("explain", "-f", str(path), answers=(1,)).strip():

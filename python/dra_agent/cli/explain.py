@@ -132,12 +132,14 @@ def _print(explanation: dict[str, Any], *, everything: bool) -> None:
             print(_constraint(constraint))
         for request in claim["requests"]:
             print(f"\nrequest {request['request']} ({_wanted(request)}): {request['summary']}")
-            shown = [device for device in request["devices"] if everything or not _of_another_class(device)]
+            devices = request["devices"]
+            # Where nothing is of the class, why not is just what is asked for.
+            shown = [device for device in devices if everything or not _of_another_class(device)] or devices
             if shown:
                 table(("device", "pool", "verdict", "why"), (_row(device) for device in shown))
-            if hidden := len(request["devices"]) - len(shown):
-                devices = f"{hidden} more device{' is' if hidden == 1 else 's are'}"
-                print(f"{devices} not of class {request['class']}; --all-devices shows them")
+            if hidden := len(devices) - len(shown):
+                more = f"{hidden} more device{' is' if hidden == 1 else 's are'}"
+                print(f"{more} not of class {request['class']}; --all-devices shows them")
 
 
 def _of_another_class(device: dict[str, Any]) -> bool:

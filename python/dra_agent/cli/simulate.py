@@ -97,6 +97,7 @@ def _calls(args: argparse.Namespace) -> str:
 
 
 def positive_number(text: str) -> int:
+    """Read a flag's count, 1 or more."""
     number = int(text)
     if number <= 0:
         raise argparse.ArgumentTypeError(f"{text} is not positive")
