@@ -12,7 +12,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from allocator import oracle
-from allocator.edges import CASES  # noqa: E402
+from allocator.edges import CASES
 from allocator.scenarios import scenario
 
 SEEDS = range(2_000_000, 2_004_500)
