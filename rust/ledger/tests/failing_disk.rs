@@ -69,6 +69,15 @@ impl Model {
         self.possible.remove(uid);
     }
 
+    /// A record that was made durable took everything before it along, and writing again after a failure made sure that
+    /// what had failed is never read: so what the ledger shows now is all that a crash may leave.
+    fn settle_all(&mut self, ledger: &Ledger) {
+        for uid in (0..4).map(|n| format!("u{n}")) {
+            let now = ledger.get(&uid).as_deref().and_then(seen);
+            self.settle(&uid, now);
+        }
+    }
+
     fn check(&mut self, ledger: &Ledger) -> Result<(), TestCaseError> {
         for uid in (0..4).map(|n| format!("u{n}")) {
             let now = ledger.get(&uid).as_deref().and_then(seen);
@@ -111,7 +120,10 @@ fn apply(ledger: &Ledger, model: &mut Model, call: &Call) -> Result<(), TestCase
             let (entry, uid) = (claim(*uid, *device), format!("u{uid}"));
             let before = ledger.get(&uid);
             match ledger.start(entry.clone(), *durable) {
-                Ok(()) if *durable => model.settle(&uid, seen(&entry)),
+                Ok(()) if *durable => {
+                    model.settle_all(ledger);
+                    model.settle(&uid, seen(&entry));
+                }
                 Ok(()) => attempt(model, &uid, seen(&entry)),
                 Err(Error::Io { .. }) => {
                     attempt(model, &uid, seen(&entry));
@@ -137,22 +149,26 @@ fn apply(ledger: &Ledger, model: &mut Model, call: &Call) -> Result<(), TestCase
             match ledger.complete(&uid, json!(payload)) {
                 Ok(()) => {
                     prop_assert_eq!(ledger.get(&uid).as_deref().and_then(seen), seen(&after));
+                    model.settle_all(ledger);
                     model.settle(&uid, seen(&after));
                 }
                 Err(_) => {
                     attempt(model, &uid, seen(&after));
-                    let now = ledger.get(&uid);
-                    prop_assert!(now.is_none_or(|n| n == before
-                        || n.state == Phase::Started
-                        || n.payload == before.payload));
+                    // As it was, or, if the start was lost with it, as it is on disk.
+                    let now = ledger.get(&uid).as_deref().and_then(seen);
+                    let certain = model.certain.get(&uid).cloned().flatten();
+                    prop_assert!(now == seen(&before) || now == certain, "{uid} is {now:?}");
                 }
             }
         }
         Call::Release { uid } => {
             let uid = format!("u{uid}");
             match ledger.release(&uid) {
-                Ok(_) => {
+                Ok(held) => {
                     prop_assert!(ledger.get(&uid).is_none());
+                    if held {
+                        model.settle_all(ledger);
+                    }
                     model.settle(&uid, None);
                 }
                 Err(_) => attempt(model, &uid, None),
@@ -180,11 +196,12 @@ fn run(
             drop(ledger.take());
             let operations = disk.operations();
             disk = end(&disk);
-            disk.fail(plan.and_then(|plan| {
-                Some(Plan {
-                    at: plan.at.checked_sub(operations).filter(|at| *at > 0)?,
-                    ..plan
-                })
+            disk.fail(plan.map(|plan| Plan {
+                // 0 is before the first operation: what has happened does not happen again.
+                at: plan.at.saturating_sub(operations),
+                count: if plan.at > operations { plan.count } else { 0 },
+                also: plan.also.saturating_sub(operations),
+                ..plan
             }));
             ledger = open(&disk).ok();
             if let Some(ledger) = &ledger {
@@ -222,14 +239,14 @@ fn dice(seed: u64) -> impl FnMut(usize) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 120, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 250, ..ProptestConfig::default() })]
 
     #[test]
     fn nothing_answered_is_lost(
         calls in prop::collection::vec(call(), 1..25),
-        at in 0..80u64, count in prop_oneof![Just(1u64), Just(3), Just(u64::MAX)], seed: u64, power: bool,
+        at in 0..80u64, also in 0..30u64, count in prop_oneof![Just(1u64), Just(3), Just(u64::MAX)], seed: u64, power: bool,
     ) {
-        let plan = Plan { at, count, kind: io::ErrorKind::StorageFull };
+        let plan = Plan { at, count, kind: io::ErrorKind::StorageFull, also: if also == 0 { 0 } else { at + also } };
         let mut luck = dice(seed);
         run(&calls, Some(plan), |disk| if power { disk.power_cut(&mut luck) } else { disk.process_killed() })?;
     }
@@ -271,6 +288,7 @@ fn every_operation_of_an_ordinary_life_may_fail() {
                     at,
                     count,
                     kind: io::ErrorKind::Other,
+                    also: 0,
                 });
                 run(&life, plan, |disk| disk.power_cut(&mut luck)).unwrap();
                 run(&life, plan, FaultyDisk::process_killed).unwrap();
@@ -289,6 +307,7 @@ fn a_full_disk_refuses_what_it_cannot_keep_and_goes_on_when_there_is_space() {
         at: 1,
         count: u64::MAX,
         kind: io::ErrorKind::StorageFull,
+        also: 0,
     }));
     let refused = ledger.start(claim(1, 1), true).unwrap_err().to_string();
     assert!(
@@ -316,6 +335,7 @@ fn a_quiet_ledger_becomes_writable_again_without_a_claim() {
         at: 1,
         count: 9,
         kind: io::ErrorKind::StorageFull,
+        also: 0,
     }));
     assert!(ledger.start(claim(0, 0), true).is_err());
     assert!(ledger.compaction_due());
@@ -335,6 +355,7 @@ fn data_that_a_failed_sync_left_in_the_page_cache_is_not_believed() {
         at: 2,
         count: 1,
         kind: io::ErrorKind::Other,
+        also: 0,
     }));
     assert!(ledger.start(claim(0, 0), true).is_err());
     assert!(ledger.get("u0").is_none());
@@ -359,6 +380,7 @@ fn an_opening_after_a_kill_makes_durable_what_it_read() {
         at: 2,
         count: 1,
         kind: io::ErrorKind::Other,
+        also: 0,
     }));
     assert!(ledger.start(claim(0, 0), true).is_err());
     drop(ledger);
@@ -385,6 +407,7 @@ fn a_completion_after_a_lost_start_says_that_the_disk_failed() {
         at: 1,
         count: 1,
         kind: io::ErrorKind::StorageFull,
+        also: 0,
     }));
     assert!(ledger.start(claim(1, 1), true).is_err());
     assert!(matches!(
@@ -393,4 +416,105 @@ fn a_completion_after_a_lost_start_says_that_the_disk_failed() {
     ));
     ledger.start(claim(0, 0), false).unwrap();
     ledger.complete("u0", json!(1)).unwrap();
+}
+
+/// Threads that share syncs must share failures too: what one was answered holds, whoever wrote it and failed.
+#[test]
+fn threads_that_write_for_each_other_are_each_told_the_truth() {
+    for seed in 1..6u64 {
+        let disk = FaultyDisk::default();
+        let ledger = open(&disk).unwrap();
+        let answers: Vec<BTreeMap<String, Option<bool>>> = std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..6u64)
+                .map(|thread| {
+                    let (ledger, disk) = (&ledger, &disk);
+                    scope.spawn(move || {
+                        let mut luck = dice(seed * 100 + thread);
+                        // true: answered as completed; false: answered as released; None: an error, so either.
+                        let mut answers = BTreeMap::new();
+                        for round in 0..40 {
+                            let uid = format!("t{thread}-{}", round % 4);
+                            if luck(6) == 0 {
+                                let at = luck(6) as u64 + 1;
+                                disk.fail(Some(Plan {
+                                    at,
+                                    count: luck(3) as u64 + 1,
+                                    kind: io::ErrorKind::Other,
+                                    also: 0,
+                                }));
+                            }
+                            let entry = Entry {
+                                uid: uid.clone(),
+                                ..claim(0, 0)
+                            };
+                            let devices = vec![dra_ledger::HeldDevice {
+                                device: uid.clone(),
+                                ..entry.devices[0].clone()
+                            }];
+                            let entry = Entry { devices, ..entry };
+                            let answer = if luck(3) == 0 {
+                                ledger.release(&uid).map(|_| false)
+                            } else {
+                                ledger
+                                    .start(entry, false)
+                                    .and_then(|()| ledger.complete(&uid, json!(round)))
+                                    .map(|()| true)
+                            };
+                            if luck(5) == 0 {
+                                let _ = ledger.compact();
+                            }
+                            answers.insert(uid, answer.ok());
+                        }
+                        answers
+                    })
+                })
+                .collect();
+            workers
+                .into_iter()
+                .map(|worker| worker.join().unwrap())
+                .collect()
+        });
+        drop(ledger);
+        for image in [disk.power_cut(&mut |_| 0), disk.process_killed()] {
+            let ledger = open(&image).unwrap();
+            for (uid, answer) in answers.iter().flatten() {
+                let found = ledger
+                    .get(uid)
+                    .is_some_and(|entry| entry.state == Phase::Completed);
+                assert!(
+                    answer.is_none_or(|completed| completed == found),
+                    "seed {seed}: {uid} was {answer:?}, is {found}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_failed_release_stays_failed_although_its_record_is_still_in_an_old_journal() {
+    let disk = FaultyDisk::default();
+    let ledger = open(&disk).unwrap();
+    ledger.start(claim(0, 0), false).unwrap();
+    ledger.complete("u0", json!(1)).unwrap();
+    // The sync of the release fails; so does, later, the removal of the journal that it was written to.
+    disk.fail(Some(Plan {
+        at: 2,
+        count: 1,
+        kind: io::ErrorKind::Other,
+        also: 12,
+    }));
+    assert!(ledger.release("u0").is_err());
+    ledger.start(claim(1, 1), true).unwrap();
+    assert_eq!(ledger.get("u0").unwrap().state, Phase::Completed);
+    drop(ledger);
+    let left = disk.process_killed();
+    assert!(
+        left.contents("/state/ledger/journal-00000001")
+            .windows(9)
+            .any(|text| text == b"\"release\"")
+    );
+    assert_eq!(
+        open(&left).unwrap().get("u0").unwrap().state,
+        Phase::Completed
+    );
 }

@@ -44,6 +44,8 @@ pub struct Plan {
     pub at: u64,
     pub count: u64,
     pub kind: io::ErrorKind,
+    /// One more operation that fails; 0 for none.
+    pub also: u64,
 }
 
 #[derive(Debug)]
@@ -163,7 +165,10 @@ impl Inner {
     fn step(&mut self) -> io::Result<()> {
         self.operations += 1;
         match self.plan {
-            Some(plan) if self.operations >= plan.at && self.operations - plan.at < plan.count => {
+            Some(plan)
+                if self.operations == plan.also
+                    || (self.operations >= plan.at && self.operations - plan.at < plan.count) =>
+            {
                 Err(plan.kind.into())
             }
             _ => Ok(()),
