@@ -4,6 +4,7 @@
 //! whether the requests fit together is answered by the search itself. Nothing is changed.
 
 mod groups;
+mod hint;
 mod report;
 mod summary;
 mod together;

@@ -2,6 +2,7 @@
 
 use dra_api::{DeviceAttribute, DeviceSelector};
 
+use super::hint;
 use super::report::{Consumer, DeviceReport, Rejection};
 use crate::capacity::{self, Shortfall};
 use crate::constraints::{Constraint, look_up};
@@ -124,7 +125,14 @@ fn selectors<'a>(
                 // Kubernetes stops at the first selector that is false, and does not see that a later one fails.
                 Err(_) if !rejections.is_empty() => continue,
                 Err(Failure::Compile { what, .. }) => Some(format!("does not compile: {what}")),
-                Err(Failure::Evaluate { what, .. }) => Some(format!("fails: {what}")),
+                Err(Failure::Evaluate { what, .. }) => {
+                    let driver = candidate.id().driver;
+                    let hint = hint::for_failure(&what, driver, candidate.device);
+                    Some(match hint {
+                        Some(hint) => format!("fails: {what} ({hint})"),
+                        None => format!("fails: {what}"),
+                    })
+                }
             };
             let outcome = error.as_deref().unwrap_or("is false");
             rejections.push(Rejection::Selector {
