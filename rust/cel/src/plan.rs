@@ -13,7 +13,7 @@ use crate::value::Value;
 mod membership;
 mod planner;
 
-pub(crate) use planner::plan;
+pub(crate) use planner::{Plan, plan};
 
 /// A step of an evaluation.
 #[derive(Clone, Debug)]

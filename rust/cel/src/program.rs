@@ -5,19 +5,25 @@ use crate::device::DeviceInput;
 use crate::error::{CompileError, EvalError};
 use crate::eval::Machine;
 use crate::fault::Fault;
-use crate::plan::{self, Step};
+use crate::plan::{self, Plan};
 use crate::types::Type;
 use crate::value::Value;
-use crate::{check, json, syntax, validate};
+use crate::{check, json, stack, syntax, validate};
 
 /// The longest expression that Kubernetes accepts, in bytes.
 pub const MAX_LENGTH: usize = 10 * 1024;
 
+/// What may nest one expression in another.
+const NESTING: &[u8] = b"([{?!-+*/%=<>.";
+/// From so many of these on, an expression is compiled with more room.
+const MANY_SIGNS: usize = 64;
+/// From this depth on, an expression is evaluated with more room.
+const DEEP: usize = 48;
+
 /// A compiled expression: compile once, evaluate on any number of devices, from any thread.
 #[derive(Clone, Debug)]
 pub struct Program {
-    step: Step,
-    slots: usize,
+    plan: Plan,
 }
 
 impl Program {
@@ -44,16 +50,19 @@ impl Program {
                 "the expression has {length} bytes, at most {MAX_LENGTH} are allowed"
             )));
         }
-        let (root, size) = syntax::parse(expression)?;
-        let checked = check::check(&root, size)?;
-        validate::validate(&root, &checked)?;
-        let (step, slots) = plan::plan(&root, &checked)?;
-        Ok((Self { step, slots }, checked.type_of(&root).clone()))
+        let signs = expression.bytes().filter(|b| NESTING.contains(b)).count();
+        stack::with_room(signs > MANY_SIGNS, || {
+            let (root, size) = syntax::parse(expression)?;
+            let checked = check::check(&root, size)?;
+            validate::validate(&root, &checked)?;
+            let plan = plan::plan(&root, &checked)?;
+            Ok((Self { plan }, checked.type_of(&root).clone()))
+        })
     }
 
     /// Whether the device matches.
     pub fn matches(&self, device: &DeviceInput) -> Result<bool, EvalError> {
-        match self.run(device)?.0 {
+        match self.value(device)? {
             Value::Bool(answer) => Ok(answer),
             other => {
                 let message = format!(
@@ -67,22 +76,26 @@ impl Program {
 
     /// The value of the expression as JSON.
     pub fn evaluate(&self, device: &DeviceInput) -> Result<serde_json::Value, EvalError> {
-        let (value, _) = self.run(device)?;
+        let value = self.value(device)?;
         json::to_json(&value).map_err(|fault| EvalError::from_fault(fault, COST_LIMIT))
     }
 
     /// What an evaluation cost, in Kubernetes' units; for an evaluation that fails, what it cost until then.
     pub fn cost(&self, device: &DeviceInput) -> u64 {
-        let mut machine = Machine::new(device, self.slots, COST_LIMIT);
-        let _ = machine.eval(&self.step);
-        machine.spent()
+        self.run(device).1
     }
 
-    fn run(&self, device: &DeviceInput) -> Result<(Value, u64), EvalError> {
-        let mut machine = Machine::new(device, self.slots, COST_LIMIT);
-        let value = machine
-            .eval(&self.step)
-            .map_err(|fault: Fault| EvalError::from_fault(fault, COST_LIMIT))?;
-        Ok((value, machine.spent()))
+    fn value(&self, device: &DeviceInput) -> Result<Value, EvalError> {
+        self.run(device)
+            .0
+            .map_err(|fault| EvalError::from_fault(fault, COST_LIMIT))
+    }
+
+    fn run(&self, device: &DeviceInput) -> (Result<Value, Fault>, u64) {
+        stack::with_room(self.plan.depth > DEEP, || {
+            let mut machine = Machine::new(device, self.plan.slots, COST_LIMIT);
+            let outcome = machine.eval(&self.plan.step);
+            (outcome, machine.spent())
+        })
     }
 }

@@ -9,8 +9,12 @@ use crate::macros;
 use crate::position::Position;
 use crate::value::Value;
 
-/// The depth of nesting that Kubernetes' parser allows.
+/// The depth of nesting that Kubernetes' parser allows: of expressions within expressions, and of operators, fields and calls
+/// within one another.
 const MAX_DEPTH: u16 = 250;
+
+/// Kubernetes does not limit these; here they share the stack with everything else.
+const MAX_SIGNS: u16 = 500;
 
 /// One node. Ids are unique within a tree, also among the copies that macros make.
 #[derive(Clone, Debug)]
@@ -73,7 +77,7 @@ pub(crate) fn parse(source: &str) -> Result<(Node, usize), CompileError> {
     let parser = cel::Env::default()
         .parser()
         .enable_optional_syntax(true)
-        .max_recursion_depth(MAX_DEPTH);
+        .max_recursion_depth(MAX_DEPTH - 1);
     let (parsed, info) = parser
         .parse_with_source_info(source)
         .map_err(|errors| CompileError::syntax(&errors))?;
@@ -81,6 +85,8 @@ pub(crate) fn parse(source: &str) -> Result<(Node, usize), CompileError> {
     let mut lowering = Lowering {
         builder: Builder::default(),
         places,
+        depth: 0,
+        signs: 0,
     };
     let root = lowering.lower(parsed)?;
     Ok((root, lowering.builder.next))
@@ -222,10 +228,36 @@ impl<'s> Places<'s> {
 struct Lowering<'s> {
     builder: Builder,
     places: Places<'s>,
+    depth: u16,
+    /// Of `!` and `-` within one another.
+    signs: u16,
 }
 
 impl Lowering<'_> {
     fn lower(&mut self, parsed: IdedExpr) -> Result<Node, CompileError> {
+        let counts = u16::from(counts_as_nesting(&parsed.expr));
+        let signs = u16::from(is_sign(&parsed.expr));
+        self.depth += counts;
+        self.signs += signs;
+        let too_deep = match (self.depth > MAX_DEPTH, self.signs > MAX_SIGNS) {
+            (true, _) => Some(format!(
+                "more than {MAX_DEPTH} operators, fields and calls within one another"
+            )),
+            (_, true) => Some(format!(
+                "more than {MAX_SIGNS} times ! or - within one another"
+            )),
+            _ => None,
+        };
+        if let Some(message) = too_deep {
+            return Err(CompileError::at(self.places.of(parsed.id), message));
+        }
+        let node = self.lower_node(parsed)?;
+        self.depth -= counts;
+        self.signs -= signs;
+        Ok(node)
+    }
+
+    fn lower_node(&mut self, parsed: IdedExpr) -> Result<Node, CompileError> {
         let at = self.places.of(parsed.id);
         let expr = match parsed.expr {
             Parsed::Unspecified | Parsed::Comprehension(_) => {
@@ -274,6 +306,30 @@ impl Lowering<'_> {
         };
         Ok(self.builder.node(at, expr))
     }
+}
+
+/// Not `!`, `-`, `&&`, `||`, calls without a receiver, lists and maps: those Kubernetes does not count.
+fn counts_as_nesting(parsed: &Parsed) -> bool {
+    match parsed {
+        Parsed::Select(_) => true,
+        Parsed::Call(call) if call.target.is_some() => true,
+        Parsed::Call(call) => {
+            !matches!(call.func_name.as_str(), "!_" | "-_" | "_&&_" | "_||_")
+                && is_operator(&call.func_name)
+        }
+        _ => false,
+    }
+}
+
+fn is_sign(parsed: &Parsed) -> bool {
+    matches!(parsed, Parsed::Call(call) if matches!(call.func_name.as_str(), "!_" | "-_"))
+}
+
+fn is_operator(function: &str) -> bool {
+    function == "@in"
+        || (function.starts_with('_') && function.ends_with('_'))
+        || function == "_?._"
+        || function.starts_with("_[")
 }
 
 fn literal(value: LiteralValue) -> Value {

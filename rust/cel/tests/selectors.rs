@@ -105,3 +105,37 @@ fn what_fails_says_where_and_why() {
         assert_eq!(answer(expression), Err(message.to_owned()), "{expression}");
     }
 }
+
+/// Test threads have stacks of 2 MiB, less than any thread that the agent starts.
+#[test]
+fn the_deepest_expressions_are_answered_and_deeper_ones_refused() {
+    let nested =
+        |open: &str, inner: &str, close: &str, n: usize| open.repeat(n) + inner + &close.repeat(n);
+    for (deep, n) in [
+        (("(", "true", ")"), 249),
+        (("[", "", "] == [[]]"), 1),
+        (("dyn([", "1", "])[0] == 1"), 1),
+        (("", "1", "+1"), 240),
+        (("", "'a'", ".trim()"), 240),
+        (("true ? true : ", "true", ""), 240),
+        (("[true].all(x, ", "true", ")"), 240),
+        (("cel.bind(x, 1, ", "true", ")"), 240),
+        (("!", "true", ""), 400),
+        (("", "true", " && true"), 1000),
+        (("[1].map(x, ", "1", ").size()"), 120),
+    ] {
+        let (open, inner, close) = deep;
+        let expression = nested(open, inner, close, n);
+        let outcome = Program::compile_value(&expression).map(|program| program.evaluate(&gpu()));
+        assert!(outcome.is_ok(), "{n} times {open}{close}: {outcome:?}");
+        let deeper = nested(
+            open,
+            inner,
+            close,
+            10 * 1024 / (open.len() + close.len()).max(1),
+        );
+        let _ = Program::compile_value(&deeper).map(|program| program.evaluate(&gpu()));
+    }
+    assert!(Program::compile(&nested("(", "true", ")", 250)).is_err());
+    assert!(Program::compile(&format!("{} > 0", nested("", "1", "+1", 250))).is_err());
+}

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
-use ::regex::Regex;
+use ::regex::{Regex, RegexBuilder};
 
 use super::{Signature, global, member};
 use crate::fault::Fault;
@@ -25,6 +25,10 @@ pub(crate) fn takes_pattern(function: &str) -> bool {
     matches!(function, "matches" | "find" | "findAll")
 }
 
+/// As deep as RE2 goes.
+const MAX_NESTING: u32 = 1000;
+/// Bytes of one compiled pattern.
+const MAX_SIZE: usize = 32 << 20;
 /// How many patterns are kept compiled.
 const KEPT: usize = 256;
 
@@ -43,7 +47,11 @@ pub(crate) fn compile(pattern: &str) -> Result<Arc<Regex>, Fault> {
     let refuse =
         |why: String| Fault::new(format!("{pattern:?} is not a regular expression: {why}"));
     let translated = re2::translate(pattern).map_err(refuse)?;
-    let regex = Regex::new(&translated).map_err(|error| refuse(error.to_string()))?;
+    let builder = RegexBuilder::new(&translated)
+        .nest_limit(MAX_NESTING)
+        .size_limit(MAX_SIZE)
+        .build();
+    let regex = builder.map_err(|error| refuse(error.to_string()))?;
     let regex = Arc::new(regex);
     let mut compiled = COMPILED.write().unwrap_or_else(PoisonError::into_inner);
     if compiled.len() >= KEPT {

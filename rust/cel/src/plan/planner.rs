@@ -13,25 +13,51 @@ use crate::position::Position;
 use crate::syntax::{Entry, Expr, Fold, Node};
 use crate::value::Value;
 
-/// Plans a checked tree; also how many loops it has.
-pub(crate) fn plan(root: &Node, checked: &Checked) -> Result<(Step, usize), CompileError> {
+/// A plan, and what an evaluation needs to know of it beforehand.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) step: Step,
+    /// How many loops it has.
+    pub(crate) slots: usize,
+    /// How deep its steps are nested.
+    pub(crate) depth: usize,
+}
+
+/// Plans a checked tree.
+pub(crate) fn plan(root: &Node, checked: &Checked) -> Result<Plan, CompileError> {
     let mut planner = Planner {
         checked,
         scopes: Vec::new(),
         slots: 0,
+        depth: 0,
+        deepest: 0,
     };
     let step = planner.step(root)?;
-    Ok((step, planner.slots))
+    Ok(Plan {
+        step,
+        slots: planner.slots,
+        depth: planner.deepest,
+    })
 }
 
 struct Planner<'c> {
     checked: &'c Checked,
     scopes: Vec<(Arc<str>, usize, Variable)>,
     slots: usize,
+    depth: usize,
+    deepest: usize,
 }
 
 impl Planner<'_> {
     fn step(&mut self, node: &Node) -> Result<Step, CompileError> {
+        self.depth += 1;
+        self.deepest = self.deepest.max(self.depth);
+        let step = self.plan_node(node);
+        self.depth -= 1;
+        step
+    }
+
+    fn plan_node(&mut self, node: &Node) -> Result<Step, CompileError> {
         match &node.expr {
             Expr::Literal(value) => Ok(Step::Const(value.clone())),
             Expr::Ident(_) => self.name(node),
