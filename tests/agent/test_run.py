@@ -66,6 +66,7 @@ def test_what_a_killed_agent_left_half_done_is_undone_and_the_rest_is_kept(start
     with JournalLedger(state, "boot") as ledger:
         ledger.start(Entry("aaaa-1", "team", "half", (HeldDevice("node-a/gpu", "gpu-0", "gpu"),)), durable=True)
     agent = start("--metrics-address", "127.0.0.1:0").ready()
+    assert "the host was restarted" in agent.said()
     assert "rolled_back=1" in agent.said()
     assert agent.end() == 0
     with JournalLedger(state, "boot") as ledger:

@@ -82,6 +82,8 @@ class Agent:
             worker, "opening the ledger", 60.0, lambda: JournalLedger(config.state_dir, boot_id(host.proc))
         )
         stack.callback(ledger.close)
+        if rebooted := len(ledger.report.earlier_boot):
+            log.info("the host was restarted: claims are prepared again where they stand", extra={"claims": rebooted})
         for problem in ledger.report.problems():
             log.error("the ledger was damaged", extra={"problem": problem})
         hardware = self._hardware = await self._work(
