@@ -1,7 +1,5 @@
 //! Nodes, and the selectors that say on which nodes a device can be used.
 
-use std::collections::BTreeMap;
-
 use crate::meta::ObjectMeta;
 use crate::object::object;
 
@@ -51,55 +49,5 @@ impl NodeSelector {
                 ..Default::default()
             }],
         }
-    }
-
-    /// Whether `node` is one of those selected.
-    pub fn matches(&self, node: &Node) -> bool {
-        self.node_selector_terms
-            .iter()
-            .any(|term| term.matches(node))
-    }
-}
-
-impl NodeSelectorTerm {
-    fn matches(&self, node: &Node) -> bool {
-        if self.match_expressions.is_empty() && self.match_fields.is_empty() {
-            return false;
-        }
-        let fields = BTreeMap::from([("metadata.name".to_owned(), node.metadata.name.clone())]);
-        let labels = &node.metadata.labels;
-        self.match_expressions
-            .iter()
-            .all(|requirement| requirement.matches(labels))
-            && self
-                .match_fields
-                .iter()
-                .all(|requirement| requirement.matches(&fields))
-    }
-}
-
-impl NodeSelectorRequirement {
-    fn matches(&self, values: &BTreeMap<String, String>) -> bool {
-        let value = values.get(&self.key);
-        match self.operator.as_str() {
-            "In" => value.is_some_and(|value| self.values.contains(value)),
-            "NotIn" => value.is_none_or(|value| !self.values.contains(value)),
-            "Exists" => value.is_some(),
-            "DoesNotExist" => value.is_none(),
-            "Gt" => self
-                .compare(value)
-                .is_some_and(|(value, bound)| value > bound),
-            "Lt" => self
-                .compare(value)
-                .is_some_and(|(value, bound)| value < bound),
-            _ => false,
-        }
-    }
-
-    fn compare(&self, value: Option<&String>) -> Option<(i64, i64)> {
-        let [bound] = self.values.as_slice() else {
-            return None;
-        };
-        Some((value?.parse().ok()?, bound.parse().ok()?))
     }
 }
