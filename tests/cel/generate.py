@@ -1,4 +1,4 @@
-"""Random expressions from a grammar: mostly well-typed, so that they get past the compiler, with mistakes mixed in.
+"""Random expressions: from a grammar, mostly well-typed so that they compile, and mutations of given ones.
 
 The same seed gives the same expressions. It does not judge them: both sides are asked, and must agree.
 """
@@ -6,6 +6,8 @@ The same seed gives the same expressions. It does not judge them: both sides are
 from __future__ import annotations
 
 import random
+import re
+from collections.abc import Sequence
 
 DOMAINS = ["gpu.example.com", "resource.kubernetes.io", "other.example.com"]
 NAMES = ["model", "index", "shared", "driverVersion", "missing", "pcieRoot", "numaNode", "list", "ints"]
@@ -214,3 +216,34 @@ def expressions(seed: int, count: int) -> list[str]:
     """The first `count` expressions of a seed."""
     grammar = Grammar(seed)
     return [grammar.expression() for _ in range(count)]
+
+
+TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[A-Za-z_][A-Za-z_0-9]*|[0-9.]+u?|==|!=|<=|>=|&&|\|\||.', re.DOTALL)
+
+
+def mutations(seed: int, count: int, originals: Sequence[str]) -> list[str]:
+    """Expressions with some tokens replaced, added, left out, exchanged, or taken from another expression."""
+    chance = random.Random(seed)
+    pool = [token for text in originals for token in TOKEN.findall(text)]
+    mutants: list[str] = []
+    while len(mutants) < count:
+        tokens = TOKEN.findall(chance.choice(originals))
+        for _ in range(chance.randint(1, 3)):
+            at = chance.randrange(len(tokens))
+            match chance.randint(0, 4):
+                case 0:
+                    tokens[at] = chance.choice(pool)
+                case 1:
+                    tokens.insert(at, chance.choice(pool))
+                case 2 if len(tokens) > 1:
+                    del tokens[at]
+                case 3:
+                    other = chance.randrange(len(tokens))
+                    tokens[at], tokens[other] = tokens[other], tokens[at]
+                case _:
+                    donor = TOKEN.findall(chance.choice(originals))
+                    start = chance.randrange(len(donor))
+                    tokens[at : at + 1] = donor[start : start + chance.randint(1, 6)]
+        if text := "".join(tokens).strip():
+            mutants.append(text)
+    return mutants

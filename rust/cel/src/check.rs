@@ -126,7 +126,8 @@ impl Checker {
     }
 
     fn ident(&mut self, node: &Node, name: &Arc<str>) -> Type {
-        if let Some(t) = self.local(name).cloned() {
+        let local = self.local(name).filter(|_| !name.starts_with('.')).cloned();
+        if let Some(t) = local {
             self.meanings[node.id] = Some(Meaning::Variable {
                 name: Arc::clone(name),
                 global: false,
