@@ -11,8 +11,6 @@ from typing import Any, TypedDict, cast
 
 import msgspec
 
-from dra_agent.errors import PermanentError
-
 Object = Mapping[str, Any]
 """An object of the Kubernetes API, as JSON has it."""
 
@@ -73,9 +71,8 @@ def allocate(
         deadline: Seconds after which the search gives up with an error, as kube-scheduler does.
         share_id_seed: Makes the share IDs of shared devices repeatable; random when left out.
 
-    Raises:
-        PermanentError: An object is not one of resource.k8s.io/v1.
-
+    An object that is none of resource.k8s.io/v1 is the answer's `error`, as everything is that has no answer: a loop of
+    what-if questions is never ended by one of them.
     """
     from dra_agent import _native
 
@@ -91,7 +88,6 @@ def allocate(
     try:
         answer = _native.allocate(asked)
     except ValueError as error:
-        raise PermanentError(
-            f"an object cannot be read: {error}", todo="check it with `kubectl apply --dry-run=server`"
-        ) from None
+        why = f"an object cannot be read: {error}; check it with `kubectl apply --dry-run=server`"
+        return {"allocated": False, "results": [], "error": why}
     return cast("Allocation", msgspec.json.decode(answer))

@@ -10,7 +10,6 @@ import pytest
 
 from allocator.cases import DRIVER, ask, claim, device, memory, question, shared, slice_of
 from dra_agent.allocator import allocate
-from dra_agent.errors import PermanentError
 
 UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
@@ -82,9 +81,11 @@ def test_a_very_long_list_of_claims_is_answered() -> None:
     "wrong",
     [{"claims": [{"spec": {"devices": {"requests": "many"}}}]}, {"node": 7}, {"slices": [{"spec": {"driver": []}}]}],
 )
-def test_what_is_not_an_object_of_the_api_is_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(PermanentError, match="cannot be read"):
-        allocate(**{**question([], []), **wrong})  # type: ignore[arg-type]
+def test_what_is_not_an_object_of_the_api_is_an_error_of_the_answer(wrong: dict[str, object]) -> None:
+    answer = allocate(**{**question([], []), **wrong})  # type: ignore[arg-type]
+    assert answer["allocated"] is False
+    assert answer["results"] == []
+    assert "cannot be read" in str(answer["error"])
 
 
 def test_an_error_names_claim_and_request() -> None:
