@@ -1,8 +1,11 @@
 //! A question and its answer, in the API's own objects.
 
+use std::fmt;
 use std::time::Instant;
 
 use dra_api::{AllocationResult, DeviceClass, Node, ObjectMeta, ResourceClaim, ResourceSlice};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::Error;
@@ -22,12 +25,16 @@ const DEFAULT_DEADLINE_MS: u64 = 10_000;
 #[serde(default)]
 pub struct Question {
     pub node: NodeInput,
+    #[serde(deserialize_with = "objects")]
     pub classes: Vec<DeviceClass>,
     /// Slices of all nodes may be there; those of other nodes are passed over.
+    #[serde(deserialize_with = "objects")]
     pub slices: Vec<ResourceSlice>,
     /// Claims that are allocated already keep their allocation.
+    #[serde(deserialize_with = "objects")]
     pub claims: Vec<ResourceClaim>,
     /// Other claims; those that are allocated hold their devices.
+    #[serde(deserialize_with = "objects")]
     pub allocated: Vec<ResourceClaim>,
     #[serde(flatten)]
     pub limits: Limits,
@@ -51,28 +58,52 @@ impl Default for Limits {
     }
 }
 
+/// A null among the objects stands for none of them.
+fn objects<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    let given = Vec::<Option<T>>::deserialize(deserializer)?;
+    let objects: Option<Vec<T>> = given.into_iter().collect();
+    objects.ok_or_else(|| serde::de::Error::custom("null where an object is expected"))
+}
+
 /// A node: its name alone, or the object with its labels.
 #[derive(Debug, Clone, Default)]
 pub struct NodeInput(pub Node);
 
 impl<'de> Deserialize<'de> for NodeInput {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged, expecting = "a node is its name or a Node object")]
-        enum Either {
-            Name(String),
-            Object(Box<Node>),
-        }
-        Ok(Self(match Either::deserialize(deserializer)? {
-            Either::Name(name) => Node {
-                metadata: ObjectMeta {
-                    name,
-                    ..ObjectMeta::default()
-                },
-                ..Node::default()
+        deserializer.deserialize_any(NodeVisitor).map(Self)
+    }
+}
+
+struct NodeVisitor;
+
+impl<'de> Visitor<'de> for NodeVisitor {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of a node or a Node object")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<Node, E> {
+        Ok(Node {
+            metadata: ObjectMeta {
+                name: name.to_owned(),
+                ..ObjectMeta::default()
             },
-            Either::Object(node) => *node,
-        }))
+            ..Node::default()
+        })
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<Node, E> {
+        Ok(Node::default())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, members: A) -> Result<Node, A::Error> {
+        Node::deserialize(MapAccessDeserializer::new(members))
     }
 }
 

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use dra_api::{
     AllocationResult, DeviceAllocationResult, DeviceRequestAllocationResult, DeviceToleration,
-    NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Quantity,
+    NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Quantity, ResourceClaim,
 };
 
 use crate::config;
 use crate::error::Error;
 use crate::node::leaves_nodes_to_devices;
 use crate::plan::{Match, PlannedClaim, Task};
-use crate::request::claim_name;
+use crate::request::{Request, claim_name};
 use crate::search::Chosen;
 
 /// The allocation of one claim. `alternatives` tells for each request which of its tasks was taken.
@@ -30,7 +30,7 @@ pub(crate) fn allocation(
     let results = devices
         .iter()
         .map(|device| result(planned, device, matching))
-        .collect();
+        .collect::<Result<_, _>>()?;
     Ok(AllocationResult {
         devices: DeviceAllocationResult {
             results,
@@ -45,19 +45,22 @@ fn result(
     planned: &PlannedClaim<'_>,
     chosen: &Chosen,
     matching: &Match<'_>,
-) -> DeviceRequestAllocationResult {
+) -> Result<DeviceRequestAllocationResult, Error> {
     let candidate = matching.candidates[chosen.candidate];
     let id = candidate.id();
     let task = planned.choices[chosen.choice].task(chosen.alternative);
     let (request, tolerations, admin_access) = match task {
         Some(task) => (
-            task.request.name(),
-            task.request.tolerations.iter().map(with_operator).collect(),
+            name_in_results(&task.request),
+            tolerations_in_results(planned.claim, &task.request)?
+                .iter()
+                .map(with_operator)
+                .collect(),
             task.request.admin_access,
         ),
         None => Default::default(),
     };
-    DeviceRequestAllocationResult {
+    Ok(DeviceRequestAllocationResult {
         request,
         driver: id.driver.to_owned(),
         pool: id.pool.to_owned(),
@@ -73,7 +76,44 @@ fn result(
             .map(|(name, amount)| (name.clone(), canonical(amount)))
             .collect::<BTreeMap<_, _>>(),
         skip_node_operations: Vec::new(),
+    })
+}
+
+/// kube-scheduler takes an alternative for one of `firstAvailable` only where the request around it has a name.
+fn name_in_results(request: &Request<'_>) -> String {
+    match request.sub {
+        Some(sub) if request.main.is_empty() => sub.to_owned(),
+        _ => request.name(),
     }
+}
+
+/// kube-scheduler looks tolerations up by name, so that those of the first request of a name are reported for all of
+/// that name; where the first has none of the kind, it fails.
+fn tolerations_in_results<'a>(
+    claim: &'a ResourceClaim,
+    request: &Request<'_>,
+) -> Result<&'a [DeviceToleration], Error> {
+    let requests = &claim.spec.devices.requests;
+    let found = match request.sub {
+        Some(sub) if !request.main.is_empty() => requests
+            .iter()
+            .filter(|other| other.name == request.main)
+            .flat_map(|other| &other.first_available)
+            .find(|other| other.name == sub)
+            .map(|other| other.tolerations.as_slice()),
+        sub => requests
+            .iter()
+            .find(|other| other.name == sub.unwrap_or(request.main))
+            .and_then(|other| other.exactly.as_ref())
+            .map(|exactly| exactly.tolerations.as_slice()),
+    };
+    found.ok_or_else(|| {
+        Error::request(
+            &claim_name(claim),
+            &request.name(),
+            "its name is empty or not unique in the claim",
+        )
+    })
 }
 
 /// The API server fills in the operator that was left out.

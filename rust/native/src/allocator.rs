@@ -25,7 +25,7 @@ fn answer<A: serde::Serialize>(
     ask: impl Fn(&Question) -> A + Send + Sync,
 ) -> PyResult<Vec<u8>> {
     py.detach(|| {
-        let question: Question = serde_json::from_slice(question).map_err(unreadable)?;
+        let question: Question = dra_api::from_slice(question).map_err(unreadable)?;
         serde_json::to_vec(&ask(&question)).map_err(unreadable)
     })
 }
