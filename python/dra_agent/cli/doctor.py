@@ -54,6 +54,7 @@ def _examination(config: Config, host: Host) -> Examination:
     from dra_agent.doctor import Examination
     from dra_agent.errors import AgentError
     from dra_agent.inventory import take
+    from dra_agent.standalone.store import FILE
     from dra_agent.standalone.wire import SOCKET
     from dra_agent.topology import scan
 
@@ -63,6 +64,8 @@ def _examination(config: Config, host: Host) -> Examination:
         cdi_dir=config.cdi_dir,
         state_dir=config.state_dir,
         socket_name=SOCKET,
+        store_name=FILE,
+        kubelet_dir=config.kubelet_dir,
         simulated=config.simulate is not None,
     )
     try:

@@ -46,6 +46,10 @@ class Examination:
     containerd_config: Path = Path("/etc/containerd/config.toml")
     docker_config: Path = Path("/etc/docker/daemon.json")
     socket_name: str = "agent.sock"
+    lock_name: str = "agent.lock"
+    store_name: str = "objects.db"
+    locks: Path = Path("/proc/locks")
+    kubelet_dir: Path = Path("/var/lib/kubelet")
     commands: Commands = field(default_factory=SystemCommands)
     user: int = field(default_factory=os.geteuid)
     simulated: bool = False

@@ -6,7 +6,21 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from dra_agent.doctor import cdi, hardware, iommu, kernel, links, nodes, permissions, runtimes, sriov, state
+from dra_agent.doctor import (
+    cdi,
+    drivers,
+    hardware,
+    iommu,
+    kernel,
+    links,
+    nodes,
+    permissions,
+    runtimes,
+    sriov,
+    state,
+    store,
+    toolkit,
+)
 from dra_agent.doctor.examination import Examination
 from dra_agent.doctor.finding import Finding, Severity, problem
 
@@ -22,6 +36,9 @@ CHECKS: dict[str, Check] = {
     "CDI": cdi.check,
     "container runtimes": runtimes.check,
     "state": state.check,
+    "store": store.check,
+    "NVIDIA toolkit": toolkit.check,
+    "other drivers": drivers.check,
     "kernel": kernel.check,
 }
 

@@ -1,0 +1,75 @@
+"""The store, the agent's lock, other drivers and NVIDIA's toolkit."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import sqlite3
+
+from doctor.conftest import VERSIONS, Programs
+from dra_agent.doctor import Severity, examine
+
+
+def test_a_damaged_store_is_a_problem_and_stays_as_it_is(well, ailments):
+    store = well.state_dir / "objects.db"
+    store.write_bytes(b"this was a database" * 100)
+    (finding,) = ailments(well)
+    assert finding.severity is Severity.PROBLEM and finding.where == str(store)
+    assert "file is not a database" in finding.what and "apply missing claims again" in finding.todo
+    assert [path.name for path in well.state_dir.iterdir()] == ["objects.db"]
+
+
+def test_a_whole_store_is_fine_and_no_file_appears_beside_it(well, ailments):
+    with sqlite3.connect(well.state_dir / "objects.db") as connection:
+        connection.execute("CREATE TABLE objects (name TEXT)")
+    connection.close()
+    before = sorted(well.state_dir.iterdir())
+    assert ailments(well) == []
+    assert sorted(well.state_dir.iterdir()) == before
+    assert any(finding.what == "the stored claims are whole" for finding in examine(well))
+
+
+def test_a_file_that_the_store_set_aside_is_told(well, ailments):
+    (well.state_dir / "objects.db.corrupt-1").write_bytes(b"x")
+    (finding,) = ailments(well)
+    assert finding.severity is Severity.WARNING and finding.where.endswith("objects.db.corrupt-1")
+    assert "dra-agent claims" in finding.todo
+
+
+def test_an_agent_that_holds_the_lock_and_does_not_listen_is_a_problem(well, ailments):
+    lock = well.state_dir / "agent.lock"
+    lock.write_text(f"{os.getpid()}\n")
+    assert ailments(well) == [], "a lock file that nobody holds is what an ended agent leaves"
+    with lock.open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        well.locks = well.state_dir.parent / "locks"
+        well.locks.write_text(f"1: FLOCK  ADVISORY  WRITE {os.getpid()} 00:1f:{lock.stat().st_ino} 0 EOF\nshort\n")
+        (finding,) = ailments(well)
+    assert finding.severity is Severity.PROBLEM and f"pid {os.getpid()}" in finding.what
+    assert "read its log" in finding.todo
+
+
+def test_others_who_give_out_the_same_devices_are_named(scanned, ailments, tmp_path, monkeypatch):
+    examination = scanned()
+    examination.kubelet_dir = tmp_path / "kubelet"
+    plugins = tmp_path / "kubelet" / "device-plugins"
+    plugins.mkdir(parents=True)
+    monkeypatch.chdir(plugins)  # a socket's path may have 107 bytes
+    for name in ("kubelet.sock", "nvidia-gpu.sock", "tpu.sock"):
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(name)
+    (plugins / "nvidia-checkpoint").write_text("no socket")
+    (finding,) = ailments(examination)
+    assert finding.severity is Severity.WARNING and finding.where == str(plugins / "nvidia-gpu.sock")
+    assert "nvidia devices too" in finding.what and "inventory.exclude" in finding.todo
+
+
+def test_gpus_without_the_toolkit_are_a_warning_on_a_real_host(scanned):
+    examination = scanned()
+    examination.simulated = False
+    (finding,) = [found for found in examine(examination) if found.check == "NVIDIA toolkit"]
+    assert finding.severity is Severity.WARNING and "install nvidia-container-toolkit" in finding.todo
+    examination.commands = Programs(**VERSIONS, **{"nvidia-ctk": "1.17"})
+    (finding,) = [found for found in examine(examination) if found.check == "NVIDIA toolkit"]
+    assert finding.severity is Severity.OK
