@@ -12,6 +12,7 @@ use crate::fault::Fault;
 use crate::map::{Entries, Key};
 use crate::plan::{Call, FoldStep, Step, Variable};
 use crate::position::Position;
+use crate::room;
 use crate::value::{Kind, List, Map, Value};
 
 type Outcome = Result<Value, Fault>;
@@ -22,6 +23,8 @@ pub(crate) struct Machine<'p> {
     frames: Vec<Option<Frame<'p>>>,
     spent: u64,
     limit: u64,
+    /// Elements that were copied into joined lists, which Kubernetes only links.
+    copied: usize,
 }
 
 /// A loop that is being gone through.
@@ -41,6 +44,7 @@ impl<'p> Machine<'p> {
             frames: std::iter::repeat_with(|| None).take(slots).collect(),
             spent: 0,
             limit,
+            copied: 0,
         }
     }
 
@@ -51,6 +55,7 @@ impl<'p> Machine<'p> {
             frames: Vec::new(),
             spent: 0,
             limit: u64::MAX,
+            copied: 0,
         }
         .eval(step)
     }
@@ -181,6 +186,7 @@ impl<'p> Machine<'p> {
             self.charge(call.rule.cost(&args, None))?;
             return Err(fault);
         }
+        self.make_room(call.function, &args)?;
         let outcome = call.apply(&args).map_err(|fault| fault.at(call.at));
         if let Err(fault) = &outcome
             && fault.ends()
@@ -189,6 +195,18 @@ impl<'p> Machine<'p> {
         }
         self.charge(call.rule.cost(&args, outcome.as_ref().ok()))?;
         outcome
+    }
+
+    /// Before lists are joined: what that copies counts, as it costs Kubernetes next to nothing.
+    fn make_room(&mut self, function: &str, args: &[Value]) -> Result<(), Fault> {
+        if let [Value::List(first), Value::List(second)] = args
+            && function == "_+_"
+        {
+            let grows = matches!(first, List::Growing(_));
+            self.copied += second.len() + if grows { 0 } else { first.len() };
+            room::for_elements(self.copied)?;
+        }
+        Ok(())
     }
 
     fn list(&mut self, items: &'p [(Step, bool)], at: Position) -> Outcome {

@@ -36,6 +36,7 @@ mod path;
 mod plan;
 mod position;
 mod program;
+mod room;
 mod stack;
 mod syntax;
 mod time;

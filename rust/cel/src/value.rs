@@ -44,6 +44,8 @@ pub(crate) enum Value {
 pub(crate) struct Amount {
     pub(crate) quantity: Quantity,
     pub(crate) computed: bool,
+    /// Too large to compute with.
+    pub(crate) huge: bool,
 }
 
 /// A list. One that a macro accumulates grows in place, and whoever holds it sees it grow, as in Kubernetes.

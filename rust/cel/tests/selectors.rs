@@ -139,3 +139,32 @@ fn the_deepest_expressions_are_answered_and_deeper_ones_refused() {
     assert!(Program::compile(&nested("(", "true", ")", 250)).is_err());
     assert!(Program::compile(&format!("{} > 0", nested("", "1", "+1", 250))).is_err());
 }
+
+#[test]
+fn what_would_fill_the_memory_is_too_expensive() {
+    let doubled = (0..40).fold("l".to_owned(), |inner, _| {
+        format!("cel.bind(l, l + l, {inner})")
+    });
+    let doubled = format!("cel.bind(l, [1, 2, 3, 4], {doubled}.size() > 0)");
+    let text = (0..40).fold("t".to_owned(), |inner, _| {
+        format!("cel.bind(t, t + t, {inner})")
+    });
+    let text = format!("cel.bind(t, \"a\", {text}.size() > 0)");
+    let replaced =
+        r#"cel.bind(t, lists.range(9999).map(i, "abcdefgh").join(), t.replace("", t).size() > 0)"#;
+    for expression in [
+        doubled.as_str(),
+        &text,
+        replaced,
+        "cel.bind(l, lists.range(90000), [l, l, l, l, l, l, l, l, l, l, l, l, l, l, l, l, l, l, l, l, l, l, l, l].flatten().size() > 0)",
+        "lists.range(9000000).size() > 0",
+        r#"'%.999999999f'.format([1.0]) == """#,
+        r#"quantity("1e999999999").add(1).isGreaterThan(quantity("1"))"#,
+    ] {
+        let error = answer(expression).expect_err(expression);
+        assert!(
+            error.contains("cost limit") || error.contains("too expensive"),
+            "{expression}: {error}"
+        );
+    }
+}

@@ -4,7 +4,9 @@ use std::cmp::Ordering;
 
 use super::{Signature, global, member};
 use crate::compare;
+use crate::cost::COST_LIMIT;
 use crate::fault::Fault;
+use crate::room;
 use crate::value::Value;
 
 /// The most elements that `lists.range` makes.
@@ -203,17 +205,19 @@ fn flatten(args: &[Value], depth: i64) -> Result<Value, Fault> {
         return Err(Fault::new("flatten() needs a depth that is not negative"));
     }
     let mut flat = Vec::new();
-    flatten_into(&args[0].as_list()?.items(), depth, &mut flat);
+    flatten_into(&args[0].as_list()?.items(), depth, &mut flat)?;
     Ok(Value::list(flat))
 }
 
-fn flatten_into(items: &[Value], depth: i64, flat: &mut Vec<Value>) {
+fn flatten_into(items: &[Value], depth: i64, flat: &mut Vec<Value>) -> Result<(), Fault> {
     for item in items {
         match item {
-            Value::List(nested) if depth > 0 => flatten_into(&nested.items(), depth - 1, flat),
+            Value::List(nested) if depth > 0 => flatten_into(&nested.items(), depth - 1, flat)?,
             other => flat.push(other.clone()),
         }
+        room::for_elements(flat.len())?;
     }
+    Ok(())
 }
 
 fn sort_by_keys(args: &[Value]) -> Result<Value, Fault> {
@@ -252,6 +256,10 @@ fn range(args: &[Value]) -> Result<Value, Fault> {
         return Err(Fault::new(format!(
             "lists.range({count}): the size must be between 0 and {MAX_RANGE}"
         )));
+    }
+    // Longer lists are too expensive in any case: they must not be made before that is noticed.
+    if count > COST_LIMIT as i64 {
+        return Err(Fault::TooExpensive);
     }
     Ok(Value::list((0..count).map(Value::Int).collect()))
 }

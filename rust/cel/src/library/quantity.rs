@@ -53,9 +53,11 @@ pub(super) const TABLE: &[Signature] = &[
 
 /// A quantity as it was read.
 pub(crate) fn read(quantity: Quantity) -> Value {
+    let huge = is_huge(&quantity);
     Value::Quantity(Arc::new(Amount {
         quantity,
         computed: false,
+        huge,
     }))
 }
 
@@ -70,7 +72,23 @@ fn order(args: &[Value]) -> Result<Ordering, Fault> {
     Ok(amount(&args[0])?.quantity.cmp(&amount(&args[1])?.quantity))
 }
 
+/// Whether adding to it would take minutes: an exponent that no real quantity has.
+fn is_huge(quantity: &Quantity) -> bool {
+    let text = quantity.as_given();
+    let exponent = text.rsplit(['e', 'E']).next().unwrap_or_default();
+    exponent.len() < text.len()
+        && exponent
+            .trim_start_matches(['+', '-'])
+            .trim_start_matches('0')
+            .len()
+            > 5
+}
+
 fn compute(args: &[Value], operation: fn(&mut Quantity, &Quantity)) -> Result<Value, Fault> {
+    let is_huge = |value: &Value| matches!(value, Value::Quantity(amount) if amount.huge);
+    if args.iter().any(is_huge) {
+        return Err(Fault::TooExpensive);
+    }
     let mut quantity = amount(&args[0])?.quantity.clone();
     match &args[1] {
         Value::Int(value) => operation(
@@ -82,5 +100,6 @@ fn compute(args: &[Value], operation: fn(&mut Quantity, &Quantity)) -> Result<Va
     Ok(Value::Quantity(Arc::new(Amount {
         quantity,
         computed: true,
+        huge: false,
     })))
 }

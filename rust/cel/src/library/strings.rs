@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{Signature, global, member};
 use crate::fault::Fault;
+use crate::room;
 use crate::value::Value;
 
 #[rustfmt::skip]
@@ -121,6 +122,10 @@ fn last_index_of(args: &[Value]) -> Result<Value, Fault> {
 fn replace(args: &[Value]) -> Result<Value, Fault> {
     let (text, old, new) = (args[0].as_str()?, args[1].as_str()?, args[2].as_str()?);
     let limit = args.get(3).map_or(Ok(-1), Value::as_int)?;
+    let times = usize::try_from(limit)
+        .unwrap_or(usize::MAX)
+        .min(text.len() / old.len().max(1) + 1);
+    room::for_bytes(text.len().saturating_add(times.saturating_mul(new.len())))?;
     Ok(Value::string(&match usize::try_from(limit) {
         Ok(limit) => text.replacen(&**old, new, limit),
         Err(_) => text.replace(&**old, new),
@@ -191,6 +196,7 @@ fn join(args: &[Value]) -> Result<Value, Fault> {
         None => "",
     };
     let parts: Vec<&str> = parts.into_iter().map(|part| &**part).collect();
+    room::for_bytes(parts.iter().map(|part| part.len() + separator.len()).sum())?;
     Ok(Value::string(&parts.join(separator)))
 }
 

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use super::{Signature, member};
 use crate::fault::Fault;
 use crate::number;
+use crate::room;
 use crate::types::Type;
 use crate::value::Value;
 
@@ -17,6 +18,8 @@ pub(super) const TABLE: &[Signature] = &[member(
 )];
 
 const DEFAULT_PRECISION: usize = 6;
+/// Digits after the point; no double has more.
+const MOST_PRECISION: usize = 1_100;
 
 /// A piece of a template.
 pub(crate) enum Piece<'t> {
@@ -103,6 +106,12 @@ impl Clause {
                 value.type_name()
             ))
         };
+        if self
+            .precision
+            .is_some_and(|precision| precision > MOST_PRECISION)
+        {
+            return Err(Fault::TooExpensive);
+        }
         Ok(match (self.verb, value) {
             ('s', value) => text(value)?,
             ('d', Value::Int(value)) => value.to_string(),
@@ -144,6 +153,7 @@ fn format(args: &[Value]) -> Result<Value, Fault> {
                     .next()
                     .ok_or_else(|| Fault::new("format() has fewer values than clauses"))?;
                 written.push_str(&clause.write(value)?);
+                room::for_bytes(written.len())?;
             }
         }
     }
