@@ -43,7 +43,7 @@ def test_every_example_is_valid_and_every_claim_asks_for_a_class_that_is_there()
     classes = {loaded.name for loaded in objects if loaded.kind == "DeviceClass"}
     claims = [loaded for loaded in objects if loaded.kind == "ResourceClaim"]
     assert len(classes) == 10
-    assert len(claims) == 11
+    assert len(claims) == 12
     for claim in claims:
         for request in claim.value["spec"]["devices"]["requests"]:
             wishes = request.get("firstAvailable") or [request["exactly"]]
