@@ -18,11 +18,10 @@ from typing import Any, Literal
 import msgspec
 
 from dra_agent.errors import UsageError
-from dra_agent.inventory.settings import InventorySettings
+from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
 
 PREFIX = "DRA_AGENT_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
-DEFAULT_DRIVER = "dra-agent.internal"
 
 # RFC 1123 subdomain, and 63 bytes at most, as the API demands of a driver's name.
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")

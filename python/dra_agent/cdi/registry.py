@@ -24,6 +24,11 @@ DEFAULT_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
 """Where runtimes look unless told otherwise, lowest priority first."""
 
 
+def is_default(directory: Path) -> bool:
+    """Tell whether runtimes look into a directory without being told; links to one count."""
+    return any(directory.resolve() == default.resolve() for default in DEFAULT_DIRECTORIES)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedFile:
     """One file of a CDI directory."""

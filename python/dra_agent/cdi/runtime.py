@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dra_agent.cdi.registry import DEFAULT_DIRECTORIES
+from dra_agent.cdi.registry import is_default
 
 _DEADLINE = 30.0
 # Debian's podman reads no other CDI directories than the usual ones, and crun 1.8 starts nothing where the second
@@ -77,7 +77,7 @@ def make_rootfs(path: Path) -> Path | None:
 
 
 def _candidates(cdi_directory: Path) -> Iterator[Runtime]:
-    usual = any(cdi_directory.resolve() == directory.resolve() for directory in DEFAULT_DIRECTORIES)
+    usual = is_default(cdi_directory)
     unshare = shutil.which("unshare")
     arranged: tuple[str, ...] = ()
     if unshare is not None and os.geteuid() == 0:

@@ -78,10 +78,9 @@ def _specs(args: argparse.Namespace) -> SpecDirectory:
 
 def _directories(ours: Path) -> list[Path]:
     """Give the directories that runtimes read, and the agent's where it is another."""
-    from dra_agent.cdi.registry import DEFAULT_DIRECTORIES
+    from dra_agent.cdi.registry import DEFAULT_DIRECTORIES, is_default
 
-    usual = any(ours.resolve() == directory.resolve() for directory in DEFAULT_DIRECTORIES)
-    return [*DEFAULT_DIRECTORIES, *([] if usual else [ours])]
+    return [*DEFAULT_DIRECTORIES, *([] if is_default(ours) else [ours])]
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -6,8 +6,8 @@ import argparse
 from typing import Any
 
 from dra_agent.cli.output import add_output_flag
+from dra_agent.standalone.claim import DEFAULT_NAMESPACE
 
-DEFAULT_NAMESPACE = "default"
 WAIT = 30.0
 
 

@@ -16,11 +16,9 @@ from dra_agent.inventory.api import Taint
 from dra_agent.inventory.backend import Backend, backend_of, is_usable, load
 from dra_agent.inventory.device import Device, Exclusion, Inventory, Problem
 from dra_agent.inventory.rules import Rules
-from dra_agent.inventory.settings import InventorySettings
+from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
 from dra_agent.topology.model import Device as Function
 from dra_agent.topology.model import Topology
-
-DEFAULT_DRIVER = "dra-agent.internal"
 
 _log = logging.getLogger(__name__)
 

@@ -9,6 +9,9 @@ from typing import Literal
 
 import msgspec
 
+DEFAULT_DRIVER = "dra-agent.internal"
+"""The DRA driver's name where none is configured; attributes without a domain belong to it."""
+
 
 class VersionValue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A version as the value of an operator's attribute: { version = "28.39.1002" }."""
