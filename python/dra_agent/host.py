@@ -18,6 +18,12 @@ class Host:
     proc: Path = Path("/proc")
     nvml_library: Path | None = None
     """The NVML library to load; None leaves the choice to the dynamic loader."""
+    net: Path | None = None
+    """The host's /proc/net, where the agent has a network namespace of its own; None: the one below `proc`."""
+    nvidia_smi: Path | None = None
+    """The tool of NVIDIA's driver; None leaves the choice to PATH, or says that a simulated host has none."""
+    state: Path | None = None
+    """Where agents of the host note what they have made in its hardware; None: they have made nothing."""
 
     def dev_path(self, node: str) -> Path:
         """Where the device node that containers know as `node` ("/dev/nvidia0") lies on this host."""

@@ -1,0 +1,73 @@
+"""The asking end of a socket. Plain blocking calls: a command asks once and prints."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from dra_agent.errors import RetryableError
+from dra_agent.local.lines import Answer, raise_failure
+
+CONNECT_TIMEOUT = 5.0
+"""Seconds."""
+
+
+class Connection:
+    """A connection to an agent of this host."""
+
+    def __init__(self, path: Path, *, nobody: str, todo: str) -> None:
+        """Connect; raises RetryableError where no agent answers: `nobody` says what that means, `todo` what to do."""
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(CONNECT_TIMEOUT)
+        try:
+            self._socket.connect(os.fspath(path))
+        except OSError as error:
+            self._socket.close()
+            raise _unreachable(path, error, nobody, todo) from error
+        self._lines = self._socket.makefile("rb")
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._lines.close()
+        self._socket.close()
+
+    def ask(self, request: msgspec.Struct, *, timeout: float) -> Any:
+        """Send one request and give its result within `timeout` seconds; raises what the agent raised."""
+        self._socket.settimeout(timeout)
+        try:
+            self._socket.sendall(msgspec.json.encode(request) + b"\n")
+            line = self._lines.readline()
+        except TimeoutError as error:
+            raise RetryableError("the agent did not answer in time", where=str(self._path)) from error
+        except OSError as error:
+            raise RetryableError(f"the connection broke: {error.strerror}", where=str(self._path)) from error
+        if not line:
+            raise RetryableError("the agent went away before it answered", where=str(self._path), todo="ask again")
+        answer = msgspec.json.decode(line, type=Answer)
+        if answer.failure is not None:
+            raise_failure(answer.failure)
+        return answer.result
+
+
+def _unreachable(path: Path, error: OSError, nobody: str, todo: str) -> RetryableError:
+    if isinstance(error, PermissionError):
+        return RetryableError(
+            "you may not speak to the agent", where=str(path), todo="be the user that it runs as, or root"
+        )
+    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+        return RetryableError(nobody, where=str(path), todo=todo)
+    return RetryableError(f"cannot reach the agent: {error.strerror or error}", where=str(path))

@@ -1,0 +1,146 @@
+"""The listening end of a socket: one request a line, many clients at once.
+
+Mode 0600, and whoever connects must be root or the agent's own user: the kernel says who it is. It moves bytes and
+minds its clients; what a request does is the handler's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import stat
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dra_agent.errors import AgentError, PermanentError, UsageError
+from dra_agent.local.lines import Answer, Failure, failure_of
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[bytes], Awaitable[Any]]
+"""Takes one line, gives the result; an AgentError goes to the client."""
+
+PATH_LIMIT = 107
+"""Bytes of a socket's path: sun_path holds 108 with its final zero (unix(7))."""
+IDLE = 60.0
+"""Seconds that a client may be silent, or leave an answer unread."""
+MOST = 32
+"""Clients at a time."""
+_UCRED = struct.Struct("3i")
+
+
+class Server:
+    """Serves one socket from `start` to `stop`."""
+
+    def __init__(self, path: Path, handler: Handler, *, line_limit: int) -> None:
+        """`line_limit`: bytes of one request."""
+        self.path = path
+        self._handler = handler
+        self._line_limit = line_limit
+        self._server: asyncio.Server | None = None
+        self._inode = 0
+        self._clients: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Listen; a socket that an agent left behind when it was killed is replaced.
+
+        UsageError for a path that is too long, PermanentError where it cannot listen.
+        """
+        if len(os.fsencode(self.path)) > PATH_LIMIT:
+            raise UsageError(
+                f"the path of the socket is longer than {PATH_LIMIT} bytes",
+                where=str(self.path),
+                todo="choose a shorter --state-dir",
+            )
+        listening = socket.socket(socket.AF_UNIX)
+        try:
+            _remove_stale(self.path)
+            before = os.umask(0o177)  # born 0600: a later chmod would leave a moment in which others can connect
+            try:
+                listening.bind(os.fspath(self.path))
+            finally:
+                os.umask(before)
+            self._inode = self.path.stat().st_ino
+        except OSError as error:
+            listening.close()
+            raise PermanentError(f"cannot listen: {error.strerror}", where=str(self.path)) from error
+        self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=self._line_limit)
+
+    async def stop(self) -> None:
+        """Stop listening, drop the clients and remove the socket."""
+        if self._server is not None:
+            self._server.close()
+            for client in self._clients:
+                client.cancel()
+            await asyncio.gather(*self._clients, return_exceptions=True)
+            with contextlib.suppress(OSError):
+                # A newer agent may listen here by now.
+                if self.path.stat().st_ino == self._inode:
+                    self.path.unlink()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._clients) >= MOST or not _welcome(writer):
+            writer.close()
+            return
+        self._clients.add(task)
+        try:
+            while line := await _line(reader):
+                await _send(writer, await self._answer(line))
+        except ValueError:  # StreamReader.readline: the line is over the limit
+            too_long = Failure(f"a request is longer than {self._line_limit} bytes", family="usage")
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                await _send(writer, Answer(failure=too_long))
+        except (ConnectionError, TimeoutError, asyncio.CancelledError):
+            pass  # a client that went, fell asleep, or is dropped
+        finally:
+            self._clients.discard(task)
+            writer.close()
+
+    async def _answer(self, line: bytes) -> Answer:
+        try:
+            return Answer(result=await self._handler(line))
+        except AgentError as error:
+            return Answer(failure=failure_of(error))
+        except Exception as error:  # one client's request must never end the server
+            log.exception("request failed")
+            return Answer(failure=Failure(f"internal error: {type(error).__name__}: {error}"))
+
+
+async def _send(writer: asyncio.StreamWriter, answer: Answer) -> None:
+    writer.write(msgspec.json.encode(answer) + b"\n")
+    async with asyncio.timeout(IDLE):
+        await writer.drain()
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(IDLE):
+        return await reader.readline()
+
+
+def _welcome(writer: asyncio.StreamWriter) -> bool:
+    peer = writer.get_extra_info("socket")
+    _, uid, _ = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    if uid in (0, os.geteuid()):
+        return True
+    log.warning("somebody who may not speak to the agent tried to", extra={"uid": uid})
+    return False
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise FileExistsError(errno.EEXIST, "something that is not a socket is in the way", str(path))
+    path.unlink()

@@ -1,0 +1,97 @@
+"""Programs of the host that the agent runs: without a shell, with a deadline, left alone for a while once they hung.
+
+A vendor's tool can hang within its driver, where even SIGKILL does not end it: it is abandoned, never waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra_agent.errors import RetryableError
+
+BACK_OFF = 30.0
+"""Seconds for which a tool that hung is not run again: it costs one deadline, and not one per device and call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a program left when it ended on its own."""
+
+    status: int
+    output: bytes
+    errors: str
+
+    @property
+    def last_words(self) -> str:
+        """The last line that it wrote, errors first: what people have to know."""
+        for text in (self.errors, self.output.decode(errors="replace")):
+            if lines := text.strip().splitlines():
+                return lines[-1].strip()
+        return "no message"
+
+
+class Program:
+    """A tool at one path; safe to use from several threads."""
+
+    def __init__(
+        self, path: Path, deadline: float, *, todo: str | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`deadline` is in seconds; `todo` goes with every error; `environment` is added to the agent's own."""
+        self.path = path
+        self._deadline = deadline
+        self._todo = todo
+        self._environment = {**os.environ, **environment} if environment else None
+        self._hung_at: float | None = None
+        self._lock = threading.Lock()
+
+    def run(self, arguments: Sequence[str], given: bytes | None = None) -> Finished:
+        """Run it, whatever it exits with; RetryableError where it cannot be run, hangs, or hung a moment ago.
+
+        `given` is what it reads from its standard input.
+        """
+        with self._lock:
+            if self._hung_at is not None and time.monotonic() - self._hung_at < BACK_OFF:
+                raise self.error(f"hung less than {BACK_OFF:g} s ago and is left alone")
+            self._hung_at = None
+        try:
+            process = subprocess.Popen(
+                [str(self.path), *arguments],
+                stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                env=self._environment,
+            )
+        except OSError as error:
+            raise self.error(f"cannot be run: {error.strerror}") from error
+        try:
+            output, errors = process.communicate(given, timeout=self._deadline)
+        except subprocess.TimeoutExpired:
+            _abandon(process)
+            with self._lock:
+                self._hung_at = time.monotonic()
+            raise self.error(f"did not answer within {self._deadline:g} s") from None
+        return Finished(process.returncode, output, errors.decode(errors="replace"))
+
+    def error(self, what: str) -> RetryableError:
+        """Say what is wrong with the tool, and where it is."""
+        return RetryableError(what, where=str(self.path), todo=self._todo)
+
+
+def _abandon(process: subprocess.Popen[bytes]) -> None:
+    """Kill a hung tool with its children; one that hangs within the driver stays, and must not be waited for."""
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=1)

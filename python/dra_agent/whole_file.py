@@ -1,0 +1,96 @@
+"""Small files that are there whole or not at all: readers and crashes find the old contents or the new ones.
+
+What an error means is the caller's to say: everything here raises OSError as it comes.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+_COUNTER = itertools.count()
+
+
+def put(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
+    """Put a file in place of the one that is there, if any; its folder must exist.
+
+    `mode` holds whatever the umask is. `durable`: it survives a power cut once this returns. Without, a power cut may
+    take it: for what is found or written again.
+
+    The temporary file lies in the same folder, hidden, under a name of this process and call, and ends with neither
+    `.json` nor `.yaml`: container runtimes read every such file of a CDI directory, dot files too.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_COUNTER)}.tmp")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        try:
+            os.fchmod(handle, mode)
+            write_all(handle, data)
+            if durable:
+                os.fsync(handle)
+        finally:
+            os.close(handle)
+        temporary.rename(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    if durable:
+        sync_folder(path.parent)
+
+
+def read(path: Path, most: int) -> bytes:
+    """Read at most `most` bytes of a plain file; a link, a pipe or a larger file is an OSError like any other."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a plain file", str(path))
+        if status.st_size > most:
+            raise OSError(errno.EFBIG, f"larger than {most} bytes", str(path))
+        parts = []
+        while part := os.read(handle, most):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(handle)
+
+
+def remove(path: Path, *, durable: bool = False) -> bool:
+    """Remove a file; False where there was none."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    if durable:
+        sync_folder(path.parent)
+    return True
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a damaged file to the first free `NAME.corrupt-N`, for people to look at; gives its new path."""
+    number = 1
+    while (aside := path.with_name(f"{path.name}.corrupt-{number}")).exists():
+        number += 1
+    path.rename(aside)
+    return aside
+
+
+def write_all(handle: int, data: bytes) -> None:
+    """Write every byte, however little the kernel takes at a time."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
+
+
+def sync_folder(path: Path) -> None:
+    """Make what was renamed or removed in a folder survive a power cut."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,48 @@
+"""No two threads may be the first to decode a Struct: msgspec crashes the process then."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+RACE = """
+import sys, threading
+sys.setswitchinterval(1e-6)
+import msgspec
+import {module}
+from dra_agent import shapes
+{settle}
+structs = shapes._subclasses(msgspec.Struct)
+assert len(structs) > {at_least}, structs
+THREADS = 6
+for struct in structs:
+    barrier = threading.Barrier(THREADS)
+    def decode():
+        barrier.wait()
+        try:
+            msgspec.convert(dict.fromkeys(struct.__struct_encode_fields__, 0), struct)
+        except (msgspec.ValidationError, TypeError, NotImplementedError):
+            pass
+    threads = [threading.Thread(target=decode) for _ in range(THREADS)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+"""
+
+
+def race(module: str, settle: str, at_least: int) -> int:
+    code = RACE.format(module=module, settle=settle, at_least=at_least)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=50).returncode
+
+
+@pytest.mark.parametrize(
+    ("module", "settle", "at_least"),
+    [
+        ("dra_agent.agent.kubernetes, dra_agent.agent.life", "shapes.settle()", 40),
+        ("dra_agent.agent.alone, dra_agent.agent.life", "shapes.settle()", 40),
+        ("dra_agent.prepare", "", 15),  # used by threads also without an agent around it
+    ],
+)
+def test_structs_are_settled_before_threads_decode_them(module: str, settle: str, at_least: int) -> None:
+    assert [race(module, settle, at_least) for _ in range(2)] == [0, 0]
