@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_agent import simulate
+from dra_agent.simulate import change
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("nvml") / "vm"
+    simulate.build("vm-1gpu", root)
+    return root
+
+
+@pytest.fixture
+def root(host: Path) -> Iterator[Path]:
+    yield host
+    change.clear(host)
