@@ -19,13 +19,13 @@ def test_the_commands_of_the_page_work_in_order(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     commands = re.findall(r"^\$ dra-agent (simulate .*)$", PAGE.read_text(), re.MULTILINE)
-    assert len(commands) == 9
+    assert len(commands) == 16
     for command in commands:
         assert main(command.split()) == 0, command
     told = capsys.readouterr().out
     assert "unplugged 0000:52:00.0" in told
     assert "plugged 0000:52:00.0 in again" in told
-    assert "cleared 3 faults" in told
+    assert "cleared 6 faults" in told
 
 
 def test_the_machine_of_the_page_can_be_built(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from dra_agent.host import Host
 from dra_agent.inventory import InventorySettings, Watch
 from dra_agent.inventory.collect import Collector
-from dra_agent.simulate import build, change
+from dra_agent.simulate import build, change, tree
 from dra_agent.topology import scan
 
 GPU = "gpu-0000-43-00-0"
@@ -38,6 +38,25 @@ def test_an_unplugged_gpu_leaves_and_returns(watched: tuple[Path, Host, Watch]) 
     assert watch.inventory.devices == before.devices
 
 
+def test_a_gpu_that_returns_is_never_seen_half_there(
+    watched: tuple[Path, Host, Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, host, watch = watched
+    change.unplug(root, "1")
+    watch.refresh(scan(host))
+    create, seen = tree._create, []
+
+    def create_and_look(path: str, entry: tree.Entry) -> None:
+        create(path, entry)
+        seen.append(watch.refresh(scan(host)))
+
+    monkeypatch.setattr(tree, "_create", create_and_look)
+    change.replug(root, "1")
+    seen.append(watch.refresh(scan(host)))
+    devices = [(looked.added, looked.removed, looked.changed, looked.health) for looked in seen]
+    assert [one for one in devices if any(one)] == [((GPU,), (), (), ())]
+
+
 def test_a_hung_gpu_is_unmonitored_and_the_others_are_well(watched: tuple[Path, Host, Watch]) -> None:
     root, host, watch = watched
     before = {device.name: device.attributes for device in watch.inventory.devices}
@@ -61,7 +80,8 @@ def test_a_lost_gpu_is_unhealthy_while_its_function_is_still_there(watched: tupl
 
 
 def test_a_driver_that_answers_nothing_costs_health_and_no_device(watched: tuple[Path, Host, Watch]) -> None:
-    root, host, _ = watched
+    root, host, watch = watched
+    watch.close()  # one library serves all of a process, and would be initialised already
     change.fail(root, "nvmlInit", 18)
     fresh = Watch(Collector(host, InventorySettings(nvml_timeout=0.3)), scan(host))
     inventory = fresh.inventory

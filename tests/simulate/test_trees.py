@@ -116,6 +116,7 @@ MATRICES = {
     "hgx-h200": {"PIX": 40, "PHB": 2, "NODE": 90, "SYS": 144},
     "mi300x": {"PIX": 1, "PXB": 8, "PHB": 2, "NODE": 72, "SYS": 88},
     "flex170": {"PIX": 10, "PHB": 1, "NODE": 16, "SYS": 28},
+    "arc-b60": {"PIX": 10, "PHB": 18},
     "l40s": {"PIX": 10, "PHB": 8, "NODE": 16, "SYS": 32},
     "mixed": {"PIX": 5, "PHB": 3, "NODE": 19, "SYS": 28},
     "vm-1gpu": {"PHB": 1},

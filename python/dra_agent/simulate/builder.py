@@ -6,26 +6,47 @@ attribute stays written, faults of the NVML library stay.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from dra_agent.errors import PermanentError
 from dra_agent.host import Host
-from dra_agent.simulate import kfd, nvml, nvml_install, pci, system, tree
-from dra_agent.simulate.machine import Machine
+from dra_agent.simulate import kfd, mps, nvidia_smi, nvml, nvml_install, pci, system, tree
+from dra_agent.simulate.machine import Function, Machine
 from dra_agent.simulate.profiles import load
 from dra_agent.simulate.roles import nvidia
+from dra_agent.simulate.roles.amd import AmdGpu
+from dra_agent.simulate.roles.vendor import VfioDevice
 from dra_agent.simulate.tree import Tree
 
 _FOLDERS = ("sys", "dev", "proc")
 
 
+class KernelFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What happens when somebody writes an attribute of a device."""
+
+    address: str
+    attribute: str
+    """The file's name: "unbind", "drivers_probe", "driver_override", "current_compute_partition"."""
+    errno: int | None = None
+    """What the write fails with; None: it hangs, for `delay_ms` or for ever."""
+    delay_ms: int = 0
+
+
 class Simulated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is remembered of a simulated host: which machine it is, and the addresses of what was unplugged."""
+    """What is remembered of a simulated host: which machine it is, and what has become of it since."""
 
     profile: str
     unplugged: tuple[str, ...] = ()
+    """Addresses."""
+    drivers: dict[str, str] = {}
+    """By address, of every function that was ever bound anew: its driver now, "" for none."""
+    modes: dict[str, str] = {}
+    """By address, of every AMD GPU that was ever divided anew: its compute partition mode now."""
+    kernel_faults: tuple[KernelFault, ...] = ()
 
 
 def build(profile: str, root: Path) -> Host:
@@ -39,7 +60,8 @@ def build(profile: str, root: Path) -> Host:
 def build_machine(machine: Machine, root: Path) -> Host:
     """The same for a machine that one has described oneself."""
     root = root.absolute()
-    host = Host(root / "sys", root / "dev", root / "proc", root / "lib" / nvml.LIBRARY)
+    tool = root / nvidia_smi.TOOL if machine.nvidia is not None else None
+    host = Host(root / "sys", root / "dev", root / "proc", root / "lib" / nvml.LIBRARY, nvidia_smi=tool)
     remembered = recall(root)
     fresh = remembered is None
     if remembered is None:
@@ -56,20 +78,37 @@ def build_machine(machine: Machine, root: Path) -> Host:
         )
     with nvml.locked(root / "lib"):
         apply(machine, remembered, root, fresh=fresh)
+        if tool is not None:
+            nvidia_smi.install(root)
+            mps.install(root / "lib")
     return host
 
 
-def apply(machine: Machine, simulated: Simulated, root: Path, *, fresh: bool = False) -> None:
+def apply(
+    machine: Machine,
+    simulated: Simulated,
+    root: Path,
+    *,
+    fresh: bool = False,
+    gone: Callable[[], None] = lambda: None,
+) -> None:
     """Bring tree, NVML state and memory of the host at `root` to what `simulated` says of the machine.
 
+    `gone` is called when what is unplugged has left the tree, and before NVML loses it.
     The memory is written first: a build that is interrupted is finished by the next one.
     """
-    tree.replace_file(root / "simulated.json", msgspec.json.format(msgspec.json.encode(simulated), indent=2))
-    present = machine.without(simulated.unplugged)
-    now, whole = plan(present), plan(machine)
-    tree.remove((path for path in whole.entries if path not in now.entries), root)
-    tree.write(now, root, fresh=fresh)
+    remember(root, simulated)
+    present = standing(machine, simulated)
+    now = plan(present)
+    # Drivers stay loaded when they have no device.
+    keep = {pci.DRIVERS, *(f"{pci.DRIVERS}/{one.driver}" for one in machine.functions() if one.driver)}
+    for folder in keep:
+        now.directory(folder)
+    tree.remove((path for path in _ever(machine, simulated) if path not in now.entries), root, keep)
+    gone()
+    # Between the two: a GPU that is in the tree is one that NVML answers for.
     nvml_install.install(machine, present, root / "lib")
+    tree.write(now, root, fresh=fresh)
 
 
 def plan(machine: Machine) -> Tree:
@@ -80,6 +119,40 @@ def plan(machine: Machine) -> Tree:
     for part in (system, pci, nvidia, kfd):
         part.plan(machine, planned)
     return planned
+
+
+def remember(root: Path, simulated: Simulated) -> None:
+    """Write down what has become of the host."""
+    tree.replace_file(root / "simulated.json", msgspec.json.format(msgspec.json.encode(simulated), indent=2))
+
+
+def standing(machine: Machine, simulated: Simulated) -> Machine:
+    """The machine as it is now: without what was unplugged, with the drivers and modes that were set."""
+    numbers = {function.address: number for number, function in enumerate(machine.functions())}
+
+    def now(function: Function) -> Function:
+        driver = simulated.drivers.get(function.address, function.driver) or None
+        roles = function.roles
+        if driver != function.driver:
+            roles = (VfioDevice(numbers[function.address]),) if driver == pci.VFIO else ()
+        mode = simulated.modes.get(function.address)
+        roles = tuple(replace(role, mode=mode) if isinstance(role, AmdGpu) and mode else role for role in roles)
+        return replace(function, driver=driver, roles=roles)
+
+    return machine.without(simulated.unplugged).changed(now)
+
+
+def _ever(machine: Machine, simulated: Simulated) -> dict[str, None]:
+    """Every path that may lie below the root, whatever state an interrupted change has left."""
+    paths = dict.fromkeys(plan(machine).entries)
+    if simulated.drivers:
+        bound = dict.fromkeys(simulated.drivers, pci.VFIO)
+        paths |= dict.fromkeys(plan(standing(machine, Simulated(machine.name, drivers=bound))).entries)
+    modes = {mode for function, gpu in machine.with_role(AmdGpu) for mode in gpu.compute_partitions}
+    for mode in modes if simulated.modes else ():
+        divided = {function.address: mode for function, _ in machine.with_role(AmdGpu)}
+        paths |= dict.fromkeys(plan(standing(machine, Simulated(machine.name, modes=divided))).entries)
+    return paths
 
 
 def recall(root: Path) -> Simulated | None:

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from dra_agent.errors import UsageError
-from dra_agent.simulate import builder, nvml
+from dra_agent.simulate import builder, mig, nvml
 from dra_agent.simulate.machine import Function, Machine
 from dra_agent.simulate.profiles import load
 from dra_agent.simulate.roles.network import Interface, RdmaDevice
 from dra_agent.simulate.roles.nvidia import NvidiaGpu
 
+When = Literal["before", "after"]
+"""A call has its effect."""
+WRITTEN = frozenset({"driver_override", "unbind", "drivers_probe", "bind", "current_compute_partition"})
+"""Attributes of which writing does something (see `kernel`)."""
 XID_EVENT = 0x8
 """nvmlEventTypeXidCriticalError."""
 FALLEN_OFF_THE_BUS = 79
@@ -39,10 +44,17 @@ def unplug(root: Path, device: str, machine: Machine | None = None) -> str:
     with nvml.locked(root / "lib"):
         gone = {function.address for function in machine.functions()}
         gone -= {function.address for function in machine.without({address}).functions()}
-        for function, gpu in machine.with_role(NvidiaGpu):
-            if function.address in gone:
-                _add_event(root, gpu.uuid, FALLEN_OFF_THE_BUS)
-        builder.apply(machine, builder.Simulated(simulated.profile, (*simulated.unplugged, address)), root)
+
+        def notice() -> None:
+            # The driver finds out by asking a device that is no longer there.
+            for function, gpu in machine.with_role(NvidiaGpu):
+                if function.address in gone:
+                    _add_event(root, gpu.uuid, FALLEN_OFF_THE_BUS)
+                    mig.reset(root, gpu.uuid, gpu.minor)
+
+        drivers = {other: driver for other, driver in simulated.drivers.items() if other not in gone}
+        now = msgspec.structs.replace(simulated, unplugged=(*simulated.unplugged, address), drivers=drivers)
+        builder.apply(machine, now, root, gone=notice)
     return address
 
 
@@ -54,41 +66,132 @@ def replug(root: Path, device: str, machine: Machine | None = None) -> str:
         raise UsageError(f"{address} is not unplugged", where=str(root), todo=_unplugged(simulated))
     rest = tuple(other for other in simulated.unplugged if other != address)
     with nvml.locked(root / "lib"):
-        builder.apply(machine, builder.Simulated(simulated.profile, rest), root)
+        builder.apply(machine, msgspec.structs.replace(simulated, unplugged=rest), root)
     return address
 
 
-def xid(root: Path, device: str, number: int, machine: Machine | None = None) -> str:
-    """Raise an XID on a GPU; gives its UUID."""
+def reset(root: Path, device: str, machine: Machine | None = None) -> str:
+    """Reset a GPU: its MIG instances are gone, and the MIG mode is the one asked for last; gives its UUID."""
     machine, _ = _recall(root, machine)
+    function = find(machine, device)
     uuid = _gpu(machine, device)
-    with nvml.locked(root / "lib"):
-        _add_event(root, uuid, number)
+    minor = next(role.minor for role in function.roles if isinstance(role, NvidiaGpu))
+    mig.reset(root, uuid, minor)
     return uuid
 
 
-def hang(root: Path, function: str | None, device: str | None = None, machine: Machine | None = None) -> None:
+def xid(
+    root: Path,
+    device: str,
+    number: int,
+    machine: Machine | None = None,
+    *,
+    gpu_instance: int = nvml.NO_INSTANCE,
+    compute_instance: int = nvml.NO_INSTANCE,
+) -> str:
+    """Raise an XID on a GPU, or on a MIG instance of it; gives the GPU's UUID."""
+    machine, _ = _recall(root, machine)
+    uuid = _gpu(machine, device)
+    with nvml.locked(root / "lib"):
+        _add_event(root, uuid, number, gpu_instance, compute_instance)
+    return uuid
+
+
+def start_process(
+    root: Path,
+    device: str,
+    pid: int,
+    memory_bytes: int,
+    machine: Machine | None = None,
+    *,
+    gpu_instance: int = nvml.NO_INSTANCE,
+    compute_instance: int = nvml.NO_INSTANCE,
+    cgroup: str | None = None,
+) -> str:
+    """Let a process compute on a GPU, or on a MIG instance of it; gives the GPU's UUID."""
+    machine, _ = _recall(root, machine)
+    uuid = _gpu(machine, device)
+    process = nvml.Process(uuid, pid, memory_bytes, gpu_instance, compute_instance, cgroup)
+    with nvml.locked(root / "lib"):
+        _edit(root, lambda state: msgspec.structs.replace(state, processes=(*state.processes, process)))
+    return uuid
+
+
+def end_process(root: Path, pid: int) -> int:
+    """End what a process computes, on every GPU; gives on how many that was."""
+    _recall(root, None, needs_machine=False)
+    with nvml.locked(root / "lib"):
+        old = nvml.read(root / "lib")
+        rest = tuple(process for process in old.processes if process.pid != pid)
+        nvml.write(root / "lib", msgspec.structs.replace(old, processes=rest))
+    return len(old.processes) - len(rest)
+
+
+def hang(
+    root: Path,
+    function: str | None,
+    device: str | None = None,
+    machine: Machine | None = None,
+    *,
+    when: When = "before",
+) -> None:
     """Make calls of a function (None: of all) about a GPU (None: all) hang until `clear`."""
-    _add_fault(root, machine, function, device, hang=True)
+    _add_fault(root, machine, device, nvml.Fault(function, hang=True, when=when))
 
 
 def delay(
-    root: Path, function: str | None, milliseconds: int, device: str | None = None, machine: Machine | None = None
+    root: Path,
+    function: str | None,
+    milliseconds: int,
+    device: str | None = None,
+    machine: Machine | None = None,
+    *,
+    times: int | None = None,
 ) -> None:
-    """Make calls take that much longer."""
-    _add_fault(root, machine, function, device, delay_ms=milliseconds)
+    """Make calls take that much longer; so many of them (None: all)."""
+    _add_fault(root, machine, device, nvml.Fault(function, delay_ms=milliseconds, times=times))
 
 
 def fail(
-    root: Path, function: str | None, code: int, device: str | None = None, machine: Machine | None = None
+    root: Path,
+    function: str | None,
+    code: int,
+    device: str | None = None,
+    machine: Machine | None = None,
+    *,
+    milliseconds: int = 0,
+    times: int | None = None,
+    when: When = "before",
 ) -> None:
-    """Make calls fail with one of NVML's error numbers."""
-    _add_fault(root, machine, function, device, code=code)
+    """Make calls fail with one of NVML's error numbers, after that time, so many of them (None: all).
+
+    A call that fails "after" has had its effect.
+    """
+    fault = nvml.Fault(function, delay_ms=milliseconds, code=code, times=times, when=when)
+    _add_fault(root, machine, device, fault)
+
+
+def kill(
+    root: Path,
+    function: str | None,
+    device: str | None = None,
+    machine: Machine | None = None,
+    *,
+    whom: Literal["library", "agent"] = "library",
+    times: int = 1,
+    when: When = "before",
+) -> None:
+    """End the process that makes a call, before the call has its effect or after, as `kill -9` does.
+
+    The agent keeps the library in a process of its own: "library" means that one, "agent" its parent too.
+    """
+    _add_fault(root, machine, device, nvml.Fault(function, kill=whom, times=times, when=when))
 
 
 def clear(root: Path) -> int:
     """Take all faults away; gives how many there were. What hangs, comes back."""
-    _recall(root, None, needs_machine=False)
+    _, simulated = _recall(root, None, needs_machine=False)
+    of_kernel = len(simulated.kernel_faults)
     cleared = 0
 
     def without_faults(state: nvml.State) -> nvml.State:
@@ -98,7 +201,30 @@ def clear(root: Path) -> int:
 
     with nvml.locked(root / "lib"):
         _edit(root, without_faults)
-    return cleared
+        builder.remember(root, msgspec.structs.replace(simulated, kernel_faults=()))
+    return cleared + of_kernel
+
+
+def answer_write(
+    root: Path,
+    device: str,
+    attribute: str,
+    *,
+    errno: int | None = None,
+    milliseconds: int = 0,
+    machine: Machine | None = None,
+) -> str:
+    """Make writes of an attribute of a device fail, take longer, or (neither given) hang until `clear`."""
+    machine, _ = _recall(root, machine)
+    address = find(machine, device).address
+    if attribute not in WRITTEN:
+        raise UsageError(f"no attribute {attribute!r} is written", todo=f"name one of {', '.join(sorted(WRITTEN))}")
+    with nvml.locked(root / "lib"):
+        _, simulated = _recall(root, machine)
+        fault = builder.KernelFault(address, attribute, errno, milliseconds)
+        faults = (*simulated.kernel_faults, fault)
+        builder.remember(root, msgspec.structs.replace(simulated, kernel_faults=faults))
+    return address
 
 
 def find(machine: Machine, device: str) -> Function:
@@ -146,29 +272,22 @@ def _unplugged(simulated: builder.Simulated) -> str:
     return f"unplugged are: {', '.join(simulated.unplugged) or 'none'}"
 
 
-def _add_event(root: Path, uuid: str, number: int) -> None:
+def _add_event(
+    root: Path, uuid: str, number: int, gpu_instance: int = nvml.NO_INSTANCE, compute_instance: int = nvml.NO_INSTANCE
+) -> None:
     def with_event(state: nvml.State) -> nvml.State:
         sequence = max((event.sequence for event in state.events), default=0) + 1
-        events = (*state.events, nvml.Event(sequence, uuid, XID_EVENT, number))
-        return msgspec.structs.replace(state, events=events[-_KEPT_EVENTS:])
+        event = nvml.Event(sequence, uuid, XID_EVENT, number, gpu_instance, compute_instance)
+        return msgspec.structs.replace(state, events=(*state.events, event)[-_KEPT_EVENTS:])
 
     _edit(root, with_event)
 
 
-def _add_fault(
-    root: Path,
-    machine: Machine | None,
-    function: str | None,
-    device: str | None,
-    *,
-    delay_ms: int = 0,
-    hang: bool = False,
-    code: int | None = None,
-) -> None:
+def _add_fault(root: Path, machine: Machine | None, device: str | None, fault: nvml.Fault) -> None:
     machine, _ = _recall(root, machine)
-    if function is not None:
-        _check_function(root, function)
-    fault = nvml.Fault(function, device and _gpu(machine, device), delay_ms, hang, code)
+    if fault.function is not None:
+        _check_function(root, fault.function)
+    fault = msgspec.structs.replace(fault, device=device and _gpu(machine, device))
     with nvml.locked(root / "lib"):
         _edit(root, lambda state: msgspec.structs.replace(state, faults=(*state.faults, fault)))
 

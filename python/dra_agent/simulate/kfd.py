@@ -15,6 +15,8 @@ _KFD = "sys/devices/virtual/kfd/kfd"
 _PCIE, _XGMI = 2, 11
 _SYSTEM_HEAP, _PUBLIC_FRAME_BUFFER = 0, 1
 _SIMD_PER_UNIT = 4
+_BEHIND_GPUS, _MOST_PARTITIONS = 64, 8
+"""Nodes of partitions beyond the first are numbered from here; those of GPUs keep their numbers."""
 
 
 def plan(machine: Machine, tree: Tree) -> None:
@@ -31,8 +33,11 @@ def plan(machine: Machine, tree: Tree) -> None:
     for number, node in enumerate(machine.nodes):
         _processor(number, node, [gpu.node for _, gpu in gpus], tree)
     nodes = _numa_nodes(machine)
+    tree.directory(f"{_KFD}/proc")
     for function, gpu in gpus:
-        _gpu(function, gpu, nodes.get(function.address, 0), [other for _, other in gpus if other is not gpu], tree)
+        others = [other for _, other in gpus if other is not gpu]
+        for partition in range(gpu.partitions):
+            _gpu(function, gpu, partition, nodes.get(function.address, 0), others, tree)
 
 
 def _processor(number: int, node: NumaNode, gpus: list[int], tree: Tree) -> None:
@@ -56,14 +61,15 @@ def _processor(number: int, node: NumaNode, gpus: list[int], tree: Tree) -> None
         _link(folder, link, _PCIE, number, gpu, 20, 64000, tree)
 
 
-def _gpu(function: Function, gpu: AmdGpu, numa_node: int, others: list[AmdGpu], tree: Tree) -> None:
-    folder = f"{_KFD}/topology/nodes/{gpu.node}"
+def _gpu(function: Function, gpu: AmdGpu, partition: int, numa_node: int, others: list[AmdGpu], tree: Tree) -> None:
+    number_of_node = gpu.node if partition == 0 else _BEHIND_GPUS + _MOST_PARTITIONS * gpu.node + partition
+    folder = f"{_KFD}/topology/nodes/{number_of_node}"
     domain, bus, rest = function.address.split(":")
     device, _, number = rest.partition(".")
     peers = [other for other in others if gpu.hive and other.hive == gpu.hive]
     properties = {
         "cpu_cores_count": 0,
-        "simd_count": gpu.compute_units * _SIMD_PER_UNIT,
+        "simd_count": gpu.compute_units * _SIMD_PER_UNIT // gpu.partitions,
         "mem_banks_count": 1,
         "caches_count": 0,
         "io_links_count": 1 + len(peers),
@@ -76,22 +82,29 @@ def _gpu(function: Function, gpu: AmdGpu, numa_node: int, others: list[AmdGpu], 
         "gfx_target_version": gpu.gfx_version,
         "vendor_id": function.id.vendor,
         "device_id": function.id.device,
-        "location_id": int(bus, 16) << 8 | int(device, 16) << 3 | int(number, 16),
+        # A partition counts itself in the function's number.
+        "location_id": int(bus, 16) << 8 | int(device, 16) << 3 | int(number, 16) + partition,
         "domain": int(domain, 16),
-        "drm_render_minor": gpu.render,
+        "drm_render_minor": gpu.render_of(partition),
         "hive_id": gpu.hive,
         "num_sdma_engines": 2,
         "num_cp_queues": 24,
         "max_engine_clk_fcompute": 2100,
         "local_mem_size": 0,
         "unique_id": gpu.unique_id,
-        "num_xcc": gpu.dies,
+        "num_xcc": gpu.dies // gpu.partitions,
     }
-    tree.files(folder, {"gpu_id": gpu.unique_id & 0xFFFF, "name": "ip discovery", "properties": _rows(properties)})
-    _bank(folder, _PUBLIC_FRAME_BUFFER, gpu.memory_bytes, tree)
-    _link(folder, 0, _PCIE, gpu.node, numa_node, 20, 64000, tree)
+    gpu_id = gpu_id_of(gpu, partition)
+    tree.files(folder, {"gpu_id": gpu_id, "name": "ip discovery", "properties": _rows(properties)})
+    _bank(folder, _PUBLIC_FRAME_BUFFER, gpu.memory_bytes // gpu.partitions, tree)
+    _link(folder, 0, _PCIE, number_of_node, numa_node, 20, 64000, tree)
     for link, peer in enumerate(peers, start=1):
-        _link(folder, link, _XGMI, gpu.node, peer.node, 15, 64000, tree)
+        _link(folder, link, _XGMI, number_of_node, peer.node, 15, 64000, tree)
+
+
+def gpu_id_of(gpu: AmdGpu, partition: int = 0) -> int:
+    """What KFD calls a GPU or partition in its lists of processes."""
+    return (gpu.unique_id + partition) & 0xFFFF
 
 
 def _bank(folder: str, heap: int, size: int, tree: Tree) -> None:

@@ -6,7 +6,7 @@ machines exist is in `profiles`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, TypeVar
@@ -133,6 +133,12 @@ class Machine:
     nodes: tuple[NumaNode, ...]
     bridges: tuple[HostBridge, ...]
     iommu: bool = True
+    together: tuple[tuple[str, ...], ...] = ()
+    """Addresses of functions that share an IOMMU group, because nothing between them has ACS."""
+    vfio: bool = True
+    """Whether the module vfio-pci is loaded."""
+    iommufd: bool = False
+    """Whether there is /dev/iommu."""
     modules: Mapping[str, str] = field(default_factory=dict)
     """Kernel modules that tell a version: {"nvidia": "570.124.06"}."""
     nvidia: NvidiaDriver | None = None
@@ -145,10 +151,20 @@ class Machine:
 
     @cached_property
     def iommu_groups(self) -> dict[str, int]:
-        """Group of every function, by address; each has its own, as behind switches with ACS."""
+        """Group of every function, by address; each has its own, as behind switches with ACS, or is with others."""
         if not self.iommu:
             return {}
-        return {function.address: group for group, function in enumerate(self.functions())}
+        groups = {function.address: group for group, function in enumerate(self.functions())}
+        for members in self.together:
+            groups.update(dict.fromkeys(members, groups[members[0]]))
+        return groups
+
+    def changed(self, change: Callable[[Function], Function]) -> Machine:
+        """The machine with every function as `change` gives it; IOMMU groups stay."""
+        bridges = tuple(replace(one, functions=_changed(one.functions, change)) for one in self.bridges)
+        other = replace(self, bridges=bridges)
+        other.__dict__["iommu_groups"] = self.iommu_groups
+        return other
 
     def with_role(self, kind: type[R]) -> Iterator[tuple[Function, R]]:
         """Every function that has a role of that type, with the role."""
@@ -188,6 +204,19 @@ def _without(functions: tuple[Function, ...], addresses: Collection[str]) -> tup
         children = _without(function.children, addresses)
         kept.append(replace(function, children=children, sriov=sriov, domain=domain, buses=buses))
     return tuple(kept)
+
+
+def _changed(functions: tuple[Function, ...], change: Callable[[Function], Function]) -> tuple[Function, ...]:
+    changed = []
+    for function in functions:
+        inside = replace(
+            function,
+            children=_changed(function.children, change),
+            sriov=function.sriov and replace(function.sriov, functions=_changed(function.sriov.functions, change)),
+            domain=function.domain and replace(function.domain, functions=_changed(function.domain.functions, change)),
+        )
+        changed.append(change(inside))
+    return tuple(changed)
 
 
 def bus_of(address: str) -> int:

@@ -63,37 +63,31 @@ class GpuModel:
 
 
 def _mig(
-    names: tuple[str, ...], memory_mib: tuple[int, ...], multiprocessors: tuple[int, ...], jpeg: int
+    names: tuple[str, ...],
+    memory_mib: tuple[int, ...],
+    multiprocessors: tuple[int, ...],
+    decoders: tuple[int, ...],
+    jpeg: tuple[int, ...],
+    copies: int = 8,
 ) -> tuple[MigProfile, ...]:
     """Profiles of a GPU with seven compute and eight memory slices: 1g, 1g+me, 1g double memory, 2g, 3g, 4g, 7g."""
     ones = tuple((slice_, 1) for slice_ in range(7))
     pairs = ((0, 2), (2, 2), (4, 2))
     rows = (
-        (0x0, 19, 1, 1, 1, ones, 7, False),
-        (0x7, 20, 1, 1, 1, ones, 1, True),
-        (0x9, 15, 1, 1, 1, (*pairs, (6, 2)), 4, False),
-        (0x1, 14, 2, 2, 2, pairs, 3, False),
-        (0x2, 9, 3, 3, 3, ((0, 4), (4, 4)), 2, False),
-        (0x3, 5, 4, 4, 4, ((0, 4),), 1, False),
-        (0x4, 0, 7, 8, 7, ((0, 8),), 1, True),
+        (0x0, 19, 1, 1, ones, 7, False),
+        (0x7, 20, 1, 1, ones, 1, True),
+        (0x9, 15, 1, 1, (*pairs, (6, 2)), 4, False),
+        (0x1, 14, 2, 2, pairs, 3, False),
+        (0x2, 9, 3, 3, ((0, 4), (4, 4)), 2, False),
+        (0x3, 5, 4, 4, ((0, 4),), 1, False),
+        (0x4, 0, 7, copies, ((0, 8),), 1, True),
     )
     return tuple(
         MigProfile(
-            profile,
-            id_,
-            f"MIG {name}",
-            slices,
-            memory,
-            processors,
-            copies,
-            decoders,
-            decoders * jpeg,
-            int(media),
-            places,
-            most,
+            profile, id_, f"MIG {name}", slices, memory, processors, engines, decode, jpegs, int(media), places, most
         )
-        for (profile, id_, slices, copies, decoders, places, most, media), name, memory, processors in zip(
-            rows, names, memory_mib, multiprocessors, strict=True
+        for (profile, id_, slices, engines, places, most, media), name, memory, processors, decode, jpegs in zip(
+            rows, names, memory_mib, multiprocessors, decoders, jpeg, strict=True
         )
     )
 
@@ -119,7 +113,8 @@ H100_SXM = GpuModel(
         ("1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"),
         (9856, 9856, 19968, 19968, 40192, 40192, 80896),
         (16, 16, 26, 32, 60, 64, 132),
-        jpeg=1,
+        decoders=(1, 1, 1, 2, 3, 4, 7),
+        jpeg=(1, 1, 1, 2, 3, 4, 7),
     ),
 )
 
@@ -144,7 +139,8 @@ H200_SXM = GpuModel(
         ("1g.18gb", "1g.18gb+me", "1g.35gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb"),
         (16384, 16384, 33280, 33280, 71168, 71168, 142848),
         (16, 16, 26, 32, 60, 64, 132),
-        jpeg=1,
+        decoders=(1, 1, 1, 2, 3, 4, 7),
+        jpeg=(1, 1, 1, 2, 3, 4, 7),
     ),
 )
 
@@ -169,7 +165,9 @@ A100_PCIE = GpuModel(
         ("1g.10gb", "1g.10gb+me", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"),
         (9728, 9728, 19968, 19968, 40192, 40192, 80384),
         (14, 14, 14, 28, 42, 56, 98),
-        jpeg=0,
+        decoders=(0, 1, 1, 1, 2, 2, 5),
+        jpeg=(0, 1, 0, 0, 0, 0, 1),
+        copies=7,
     ),
 )
 

@@ -9,6 +9,7 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -17,6 +18,8 @@ from dra_agent.simulate.tree import replace_file
 
 LIBRARY = "libnvidia-ml.so.1"
 STATE = "nvml.json"
+NO_INSTANCE = 0xFFFF_FFFF
+"""In place of an instance's number: the whole GPU."""
 
 
 class Driver(msgspec.Struct, frozen=True):
@@ -106,9 +109,10 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a call does instead of its work. `function` and `device` (a UUID) of None mean every one.
+    """What goes wrong with a call. `function` and `device` (a UUID) of None mean every one.
 
-    One of: wait `delay_ms` and go on; `hang` until the fault is cleared; answer `code`, NVML's error number.
+    In this order: it waits `delay_ms`; it hangs (`hang`) until the fault is cleared; a process ends as from `kill -9`
+    (`kill`), the one that has the library, or its parent too, the agent; it answers `code`, NVML's error number.
     """
 
     function: str | None = None
@@ -116,6 +120,11 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     delay_ms: int = 0
     hang: bool = False
     code: int | None = None
+    kill: Literal["library", "agent"] | None = None
+    times: int | None = None
+    """How many more calls it happens to; None: to all."""
+    when: Literal["before", "after"] = "before"
+    """Before the call has had its effect, or after it, when its caller has not been told."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -125,6 +134,8 @@ class Event(msgspec.Struct, frozen=True):
     device: str
     kind: int
     data: int
+    gpu_instance: int = NO_INSTANCE
+    compute_instance: int = NO_INSTANCE
 
 
 class Condition(msgspec.Struct, frozen=True):
@@ -142,11 +153,22 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """A process that computes on a GPU (by its UUID)."""
+    """A process that computes on a GPU (by its UUID), or on a MIG instance of it."""
 
     device: str
     pid: int
     memory_bytes: int
+    gpu_instance: int = NO_INSTANCE
+    compute_instance: int = NO_INSTANCE
+    cgroup: str | None = None
+
+
+class MemoryLimit(msgspec.Struct, frozen=True):
+    """What a control group may have of a GPU's memory, in bytes; with `folder` only for as long as that exists."""
+
+    soft: int
+    hard: int
+    folder: bool = False
 
 
 class State(msgspec.Struct, frozen=True):
@@ -160,6 +182,8 @@ class State(msgspec.Struct, frozen=True):
     conditions: dict[str, Condition] = {}
     """By UUID; a GPU that is not named is in the default condition."""
     processes: tuple[Process, ...] = ()
+    memory_limits: dict[str, dict[str, MemoryLimit]] = {}
+    """By UUID and control group."""
 
 
 @contextmanager

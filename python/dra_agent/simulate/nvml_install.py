@@ -16,6 +16,8 @@ from dra_agent.simulate.tree import replace_file
 
 BUILT_LIBRARY = Path(__file__).parent / "lib" / LIBRARY
 """Where `make build` puts the library; every simulated host gets a copy."""
+LIMITS_SINCE = 13040
+"""The CUDA version whose drivers are the first to limit a control group's memory."""
 
 
 def install(machine: Machine, present: Machine, folder: Path) -> None:
@@ -25,21 +27,26 @@ def install(machine: Machine, present: Machine, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     _install_library(machine, folder / LIBRARY)
-    state = describe(machine, {function.address for function in present.functions()})
+    state = describe(machine, {function.address for function, _ in present.with_role(NvidiaGpu)})
     try:
         old = read(folder)
     except PermanentError:
         write(folder, state)
         return
     state = msgspec.structs.replace(
-        state, faults=old.faults, events=old.events, conditions=old.conditions, processes=old.processes
+        state,
+        faults=old.faults,
+        events=old.events,
+        conditions=old.conditions,
+        processes=old.processes,
+        memory_limits=old.memory_limits,
     )
     if state != old:
         write(folder, state)
 
 
 def describe(machine: Machine, present: set[str]) -> State:
-    """The state of a machine of which the functions with these addresses are plugged in."""
+    """The state of a machine of which the GPUs with these addresses are plugged in, and under NVIDIA's driver."""
     nvidia = machine.nvidia
     driver = None if nvidia is None else Driver(nvidia.version, f"12.{nvidia.version}", nvidia.cuda)
     functions = {function.address: function for function in machine.functions()}
@@ -140,6 +147,10 @@ def _install_library(machine: Machine, target: Path) -> None:
             "the simulated NVML library is not built", where=str(BUILT_LIBRARY), todo="run `make build`"
         )
     content = BUILT_LIBRARY.read_bytes()
+    if machine.nvidia is None or machine.nvidia.cuda < LIMITS_SINCE:
+        # A name that is not what its hash says is found by nobody: the function is missing, as in an older library.
+        for name in (b"nvmlDeviceSetMemoryLimits_v1", b"nvmlDeviceGetMemoryLimits_v1"):
+            content = content.replace(name, name[::-1])
     # A copy and never a link: the dynamic loader knows a library by its inode, and two simulated hosts in one process
     # must be two libraries.
     if not target.exists() or target.read_bytes() != content:

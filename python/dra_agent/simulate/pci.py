@@ -11,8 +11,13 @@ from collections.abc import Iterator
 from dra_agent.simulate import cpulist
 from dra_agent.simulate.config_space import header
 from dra_agent.simulate.machine import Function, HostBridge, LinkState, Machine, Site, Sriov, bus_range
+from dra_agent.simulate.system import MAJORS
 from dra_agent.simulate.tree import WRITABLE, Tree
 
+DRIVERS = "sys/bus/pci/drivers"
+VFIO = "vfio-pci"
+VFIO_MINOR, IOMMU_MINOR = 196, 259
+"""VFIO_MINOR of linux/miscdevice.h; that of /dev/iommu is given out by the kernel."""
 SPEEDS = {1: "2.5 GT/s PCIe", 2: "5.0 GT/s PCIe", 3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5: "32.0 GT/s PCIe"}
 """What {current,max}_link_speed say for a generation, since kernel 5.11."""
 
@@ -28,6 +33,12 @@ _DEPTH_AT_ROOT = 3  # sys/devices/pci0000:00/0000:00:01.0
 def plan(machine: Machine, tree: Tree) -> None:
     """Add every PCI function of the machine, with the roles that it has."""
     tree.directory("sys/bus/pci/devices")
+    if machine.vfio:
+        tree.directory(f"{DRIVERS}/{VFIO}")
+        tree.directory("sys/module/vfio_pci")
+        tree.node("dev/vfio/vfio", MAJORS["misc"], VFIO_MINOR)
+    if machine.iommufd:
+        tree.node("dev/iommu", MAJORS["misc"], IOMMU_MINOR, 0o660)
     addresses = _Addresses()
     for bridge in machine.bridges:
         path = f"sys/devices/{bridge.name}"
@@ -128,8 +139,9 @@ def _function(site: Site, bridge: HostBridge, tree: Tree, addresses: _Addresses)
     if buses:
         tree.files(path, {"secondary_bus_number": buses[0], "subordinate_bus_number": buses[1]})
     if function.driver:
-        tree.link(f"{path}/driver", f"sys/bus/pci/drivers/{function.driver}")
-        tree.link(f"sys/bus/pci/drivers/{function.driver}/{address}", path)
+        tree.directory(f"{DRIVERS}/{function.driver}")
+        tree.link(f"{path}/driver", f"{DRIVERS}/{function.driver}")
+        tree.link(f"{DRIVERS}/{function.driver}/{address}", path)
     if function.sriov:
         _sriov(site, function.sriov, tree)
     if address in machine.iommu_groups:

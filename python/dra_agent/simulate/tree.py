@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 READ_ONLY = 0o444
 WRITABLE = 0o644
+
+
+_BUS = "bus/pci/devices/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +97,11 @@ def relative(link: str, target: str) -> str:
 def write(tree: Tree, root: Path, *, fresh: bool = False) -> None:
     """Bring the tree onto the disk: what is missing or differs is written, each file by rename; nothing is removed.
 
-    A fresh tree, which nobody reads yet and of which nothing exists, is written without the detour.
+    Links come last, and of them those of the PCI bus, by which devices are found: one that is found is complete. A
+    fresh tree, which nobody reads yet and of which nothing exists, is written without the detour.
     """
     made: set[str] = set()
-    for path, entry in tree.entries.items():
+    for path, entry in sorted(tree.entries.items(), key=lambda item: (isinstance(item[1], Link), _BUS in item[0])):
         folder = path if isinstance(entry, Directory) else path.rpartition("/")[0]
         if folder not in made:
             (root / folder).mkdir(parents=True, exist_ok=True)
@@ -113,8 +117,11 @@ def write(tree: Tree, root: Path, *, fresh: bool = False) -> None:
                 os.replace(f"{where}.new", where)  # noqa: PTH105
 
 
-def remove(paths: Iterable[str], root: Path) -> None:
-    """Take paths away, links first so that nobody follows one into a half-removed folder, and folders left empty."""
+def remove(paths: Iterable[str], root: Path, keep: Collection[str] = ()) -> None:
+    """Take paths away, links first so that nobody follows one into a half-removed folder, and folders left empty.
+
+    Of the latter, those that are named to be kept stay.
+    """
     present = [(path, root / path) for path in paths if os.path.lexists(root / path)]
     for _, path in sorted(present, key=lambda item: (not item[1].is_symlink(), item[0])):
         if path.is_dir() and not path.is_symlink():
@@ -123,7 +130,7 @@ def remove(paths: Iterable[str], root: Path) -> None:
             path.unlink(missing_ok=True)
     for folder in sorted({parent for path, _ in present for parent in _parents(path)}, key=len, reverse=True):
         where = root / folder
-        if where.is_dir() and not any(where.iterdir()):
+        if folder not in keep and where.is_dir() and not any(where.iterdir()):
             where.rmdir()
 
 

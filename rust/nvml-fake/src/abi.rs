@@ -15,12 +15,18 @@ impl Code {
     pub(crate) const DRIVER_NOT_LOADED: Self = Self(9);
     pub(crate) const TIMEOUT: Self = Self(10);
     pub(crate) const GPU_IS_LOST: Self = Self(15);
+    pub(crate) const RESET_REQUIRED: Self = Self(16);
     pub(crate) const OPERATING_SYSTEM: Self = Self(17);
+    pub(crate) const IN_USE: Self = Self(19);
+    pub(crate) const INSUFFICIENT_RESOURCES: Self = Self(23);
     pub(crate) const ARGUMENT_VERSION_MISMATCH: Self = Self(25);
     pub(crate) const UNKNOWN: Self = Self(999);
 }
 
 pub(crate) const SUCCESS: i32 = 0;
+
+/// The whole GPU, where an event or a process belongs to no MIG instance.
+pub(crate) const NO_INSTANCE: u32 = u32::MAX;
 
 /// What NVML says of a return code.
 pub(crate) fn message(code: i32) -> &'static CStr {
@@ -250,50 +256,6 @@ pub(crate) struct FabricInfoV3 {
     pub(crate) info: FabricInfo,
     pub(crate) health_mask: u32,
     pub(crate) health_summary: u8,
-}
-
-/// nvmlGpuInstanceProfileInfo_t.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ProfileInfo {
-    pub(crate) id: u32,
-    pub(crate) is_p2p_supported: u32,
-    pub(crate) slice_count: u32,
-    pub(crate) instance_count: u32,
-    pub(crate) multiprocessor_count: u32,
-    pub(crate) copy_engine_count: u32,
-    pub(crate) decoder_count: u32,
-    pub(crate) encoder_count: u32,
-    pub(crate) jpeg_count: u32,
-    pub(crate) ofa_count: u32,
-    pub(crate) memory_size_mb: u64,
-}
-
-/// nvmlGpuInstanceProfileInfo_v2_t. Not a version before the first structure: the fields are aligned otherwise.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ProfileInfoV2 {
-    pub(crate) version: u32,
-    pub(crate) id: u32,
-    pub(crate) is_p2p_supported: u32,
-    pub(crate) slice_count: u32,
-    pub(crate) instance_count: u32,
-    pub(crate) multiprocessor_count: u32,
-    pub(crate) copy_engine_count: u32,
-    pub(crate) decoder_count: u32,
-    pub(crate) encoder_count: u32,
-    pub(crate) jpeg_count: u32,
-    pub(crate) ofa_count: u32,
-    pub(crate) memory_size_mb: u64,
-    pub(crate) name: [u8; 96],
-}
-
-/// nvmlGpuInstancePlacement_t, in memory slices.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Placement {
-    pub(crate) start: u32,
-    pub(crate) size: u32,
 }
 
 /// nvmlDeviceAddressingMode_v1_t.

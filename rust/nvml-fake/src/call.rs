@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::abi::{Code, SUCCESS};
-use crate::handles::{self, Device};
+use crate::handles::{self, Handle, Target};
 use crate::state::{self, Gpu, State};
 use crate::{faults, lifecycle};
 
@@ -11,28 +11,43 @@ use crate::{faults, lifecycle};
 pub(crate) fn system(function: &str, work: impl FnOnce(&State) -> Result<(), Code>) -> i32 {
     guarded(|| {
         lifecycle::check()?;
-        faults::pass(&*state::current()?, function, None)?;
-        work(&*state::current()?)
+        faults::before(function, None)?;
+        work(&*state::current()?)?;
+        faults::after(function, None)
     })
 }
 
-/// A call about one GPU; GPU_IS_LOST where it is no longer plugged in.
+/// A call about one GPU; NOT_SUPPORTED for a MIG device, which most calls know nothing of.
 pub(crate) fn device(
     function: &str,
-    device: Device,
+    device: Handle,
     work: impl FnOnce(&State, &Gpu) -> Result<(), Code>,
+) -> i32 {
+    part(function, device, |state, gpu, target| match target {
+        Target::Gpu(_) => work(state, gpu),
+        Target::MigDevice(..) => Err(Code::NOT_SUPPORTED),
+        Target::GpuInstance(..) | Target::ComputeInstance(..) => Err(Code::INVALID_ARGUMENT),
+    })
+}
+
+/// A call about a GPU or a part of one; GPU_IS_LOST where it is no longer plugged in.
+pub(crate) fn part(
+    function: &str,
+    handle: Handle,
+    work: impl FnOnce(&State, &Gpu, &Target) -> Result<(), Code>,
 ) -> i32 {
     guarded(|| {
         lifecycle::check()?;
-        let uuid = handles::uuid(device)?;
-        faults::pass(&*state::current()?, function, Some(&uuid))?;
+        let target = handles::target(handle)?;
+        faults::before(function, Some(target.gpu()))?;
         // The state may have changed while a fault made the call wait.
         let state = state::current()?;
         let gpu = state
-            .gpu(&uuid)
+            .gpu(target.gpu())
             .filter(|gpu| gpu.present)
             .ok_or(Code::GPU_IS_LOST)?;
-        work(&state, gpu)
+        work(&state, gpu, &target)?;
+        faults::after(function, Some(target.gpu()))
     })
 }
 
@@ -51,7 +66,7 @@ macro_rules! values {
         /// # Safety
         /// As NVML's reference demands of `answer`.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(device: $crate::handles::Device, answer: *mut $type) -> std::ffi::c_int {
+        pub unsafe extern "C" fn $name(device: $crate::handles::Handle, answer: *mut $type) -> std::ffi::c_int {
             $crate::call::device(stringify!($name), device, |state, gpu| {
                 let answers: fn(&$crate::state::State, &$crate::state::Gpu) -> Result<$type, $crate::abi::Code> = $answer;
                 // SAFETY: the caller gives one place of that type.
@@ -68,7 +83,7 @@ macro_rules! texts {
         /// As NVML's reference demands of `buffer`.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(
-            device: $crate::handles::Device,
+            device: $crate::handles::Handle,
             buffer: *mut std::ffi::c_char,
             length: std::ffi::c_uint,
         ) -> std::ffi::c_int {

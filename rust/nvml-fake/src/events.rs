@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use crate::abi::{Code, EventData, put};
 use crate::call::{self, guarded, values};
-use crate::handles::{self, Device};
-use crate::memory::NO_INSTANCE;
-use crate::state::{self, Gpu, State, lock};
+use crate::files::lock;
+use crate::handles::{self, Handle};
+use crate::state::{self, Gpu, State};
 use crate::{faults, lifecycle};
 
 /// nvmlEventSet_t: a number, as handles of devices are.
@@ -80,7 +80,7 @@ pub extern "C" fn nvmlEventSetFree(set: EventSet) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceRegisterEvents(handle: Device, kinds: u64, set: EventSet) -> c_int {
+pub extern "C" fn nvmlDeviceRegisterEvents(handle: Handle, kinds: u64, set: EventSet) -> c_int {
     call::device("nvmlDeviceRegisterEvents", handle, |state, gpu| {
         let set = find(set)?;
         if kinds & !supported(gpu) != 0 {
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn nvmlEventSetWait_v2(
         if data.is_null() {
             return Err(Code::INVALID_ARGUMENT);
         }
-        faults::pass(&*state::current()?, "nvmlEventSetWait_v2", None)?;
+        faults::before("nvmlEventSetWait_v2", None)?;
         let deadline = Instant::now() + Duration::from_millis(timeout_ms.into());
         loop {
             if let Some(event) = next(&*state::current()?, &mut lock(&set))? {
@@ -162,8 +162,8 @@ fn next(state: &State, registrations: &mut Registrations) -> Result<Option<Event
                 device: handles::of(&event.device),
                 event_type: event.kind,
                 event_data: event.data,
-                gpu_instance_id: NO_INSTANCE,
-                compute_instance_id: NO_INSTANCE,
+                gpu_instance_id: event.gpu_instance,
+                compute_instance_id: event.compute_instance,
             }));
         }
     }

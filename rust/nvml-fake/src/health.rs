@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_ulonglong};
 
 use crate::abi::{Code, Temperature, Utilization, put, version};
 use crate::call::{device, values};
-use crate::handles::Device;
+use crate::handles::Handle;
 use crate::state::{Gpu, State};
 
 const GPU_SENSOR: c_uint = 0;
@@ -28,7 +28,7 @@ values! {
 /// As NVML's reference demands of `celsius`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTemperature(
-    handle: Device,
+    handle: Handle,
     sensor: c_uint,
     celsius: *mut c_uint,
 ) -> c_int {
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn nvmlDeviceGetTemperature(
 /// As NVML's reference demands of `temperature`, whose version and sensor are set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTemperatureV(
-    handle: Device,
+    handle: Handle,
     temperature: *mut Temperature,
 ) -> c_int {
     device("nvmlDeviceGetTemperatureV", handle, |state, gpu| {
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn nvmlDeviceGetTemperatureV(
 /// As NVML's reference demands of both pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetEccMode(
-    handle: Device,
+    handle: Handle,
     now: *mut c_uint,
     pending: *mut c_uint,
 ) -> c_int {
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn nvmlDeviceGetEccMode(
 /// As NVML's reference demands of `count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
-    handle: Device,
+    handle: Handle,
     kind: c_uint,
     counter: c_uint,
     count: *mut c_ulonglong,
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
 /// As NVML's reference demands of `count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryErrorCounter(
-    handle: Device,
+    handle: Handle,
     kind: c_uint,
     counter: c_uint,
     location: c_uint,
@@ -121,7 +121,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryErrorCounter(
 /// As NVML's reference demands of all four pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetRemappedRows(
-    handle: Device,
+    handle: Handle,
     corrected: *mut c_uint,
     uncorrected: *mut c_uint,
     pending: *mut c_uint,

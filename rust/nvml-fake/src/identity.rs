@@ -1,15 +1,14 @@
 //! Who a GPU is: names, numbers, versions, PCI identity and link.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_char, c_int, c_uint};
 
-use crate::abi::{Code, PciInfo, PciInfoExt, field, put, version};
-use crate::call::{device, texts, values};
-use crate::handles::Device;
+use crate::abi::{Code, PciInfo, PciInfoExt, field, put, put_text, version};
+use crate::call::{device, part, texts, values};
+use crate::handles::{Handle, Target};
+use crate::mig;
 use crate::state::{Pci, address_parts};
 
 texts! {
-    nvmlDeviceGetUUID = |gpu| Ok(&gpu.uuid);
-    nvmlDeviceGetName = |gpu| Ok(&gpu.name);
     nvmlDeviceGetSerial = |gpu| Ok(&gpu.serial);
     nvmlDeviceGetVbiosVersion = |gpu| Ok(&gpu.vbios);
     nvmlDeviceGetBoardPartNumber = |gpu| Ok(&gpu.part_number);
@@ -36,6 +35,42 @@ values! {
     nvmlDeviceGetMaxPcieLinkWidth: c_uint = |_, gpu| Ok(gpu.link.max_width);
 }
 
+/// # Safety
+/// As NVML's reference demands of `buffer`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetUUID(
+    handle: Handle,
+    buffer: *mut c_char,
+    length: c_uint,
+) -> c_int {
+    part("nvmlDeviceGetUUID", handle, |_, gpu, target| {
+        let uuid = match target {
+            Target::Gpu(uuid) => uuid.clone(),
+            _ => mig::device::find(gpu, target)?.compute.uuid,
+        };
+        // SAFETY: the caller gives `length` bytes.
+        unsafe { put_text(buffer, length, &uuid) }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `buffer`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetName(
+    handle: Handle,
+    buffer: *mut c_char,
+    length: c_uint,
+) -> c_int {
+    part("nvmlDeviceGetName", handle, |_, gpu, target| {
+        let name = match target {
+            Target::Gpu(_) => gpu.name.clone(),
+            _ => mig::device::find(gpu, target)?.name(gpu),
+        };
+        // SAFETY: the caller gives `length` bytes.
+        unsafe { put_text(buffer, length, &name) }
+    })
+}
+
 /// NVML writes domains with eight digits in one field and four in the older one, all in upper case.
 pub(crate) fn pci_info(pci: &Pci) -> Result<PciInfo, Code> {
     let (domain, bus, device, function) = address_parts(&pci.address).ok_or(Code::UNKNOWN)?;
@@ -54,7 +89,7 @@ pub(crate) fn pci_info(pci: &Pci) -> Result<PciInfo, Code> {
 /// As NVML's reference demands of both pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
-    handle: Device,
+    handle: Handle,
     major: *mut c_int,
     minor: *mut c_int,
 ) -> c_int {
@@ -70,7 +105,7 @@ pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
 /// # Safety
 /// As NVML's reference demands of `info`, whose version is set.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetPciInfoExt(handle: Device, info: *mut PciInfoExt) -> c_int {
+pub unsafe extern "C" fn nvmlDeviceGetPciInfoExt(handle: Handle, info: *mut PciInfoExt) -> c_int {
     device("nvmlDeviceGetPciInfoExt", handle, |_, gpu| {
         // SAFETY: null or one structure.
         let given = unsafe { info.as_ref() }

@@ -20,7 +20,7 @@ pub(crate) fn check() -> Result<(), Code> {
 
 fn init() -> i32 {
     guarded(|| {
-        faults::pass(&*state::current()?, "nvmlInit", None)?;
+        faults::before("nvmlInit", None)?;
         if state::current()?.driver.is_none() {
             return Err(Code::DRIVER_NOT_LOADED);
         }
@@ -47,7 +47,7 @@ pub extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> i32 {
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlShutdown() -> i32 {
     guarded(|| {
-        faults::pass(&*state::current()?, "nvmlShutdown", None)?;
+        faults::before("nvmlShutdown", None)?;
         USERS
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |users| {
                 users.checked_sub(1)

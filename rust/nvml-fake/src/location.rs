@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_ulong};
 
 use crate::abi::{AddressingMode, Code, put, version};
 use crate::call::{device, values};
-use crate::handles::{self, Device};
+use crate::handles::{self, Handle};
 use crate::state::Gpu;
 
 const SCOPES: c_uint = 2;
@@ -29,7 +29,7 @@ values! {
 /// As NVML's reference demands of `set`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCpuAffinity(
-    handle: Device,
+    handle: Handle,
     words: c_uint,
     set: *mut c_ulong,
 ) -> c_int {
@@ -43,7 +43,7 @@ pub unsafe extern "C" fn nvmlDeviceGetCpuAffinity(
 /// As NVML's reference demands of `set`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCpuAffinityWithinScope(
-    handle: Device,
+    handle: Handle,
     words: c_uint,
     set: *mut c_ulong,
     scope: c_uint,
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn nvmlDeviceGetCpuAffinityWithinScope(
 /// As NVML's reference demands of `set`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryAffinity(
-    handle: Device,
+    handle: Handle,
     words: c_uint,
     set: *mut c_ulong,
     scope: c_uint,
@@ -82,14 +82,14 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryAffinity(
 /// As NVML's reference demands of `answer`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTopologyCommonAncestor(
-    one: Device,
-    other: Device,
+    one: Handle,
+    other: Handle,
     answer: *mut c_uint,
 ) -> c_int {
     device("nvmlDeviceGetTopologyCommonAncestor", one, |state, gpu| {
-        let uuid = handles::uuid(other)?;
+        let other = handles::target(other)?;
         let second = state
-            .gpu(&uuid)
+            .gpu(other.gpu())
             .filter(|gpu| gpu.present)
             .ok_or(Code::GPU_IS_LOST)?;
         // SAFETY: the caller gives one enum.
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn nvmlDeviceGetTopologyCommonAncestor(
 /// As NVML's reference demands of `mode`, whose version is set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetAddressingMode(
-    handle: Device,
+    handle: Handle,
     mode: *mut AddressingMode,
 ) -> c_int {
     const HETEROGENEOUS: u32 = 1;
@@ -170,10 +170,10 @@ unsafe fn put_words(set: *mut c_ulong, count: c_uint, words: &[u64]) -> Result<(
 /// As NVML's reference demands of both pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTopologyNearestGpus(
-    handle: Device,
+    handle: Handle,
     at_most: c_uint,
     count: *mut c_uint,
-    list: *mut Device,
+    list: *mut Handle,
 ) -> c_int {
     device("nvmlDeviceGetTopologyNearestGpus", handle, |state, gpu| {
         let near: Vec<_> = state
@@ -272,6 +272,7 @@ mod tests {
             faults: vec![],
             events: vec![],
             conditions: Default::default(),
+            memory_limits: Default::default(),
             processes: vec![],
         };
         let order: Vec<_> = state

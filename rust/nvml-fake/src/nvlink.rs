@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 
 use crate::abi::{Code, FabricInfo, FabricInfoV2, FabricInfoV3, PciInfo, put, version};
 use crate::call::{device, values};
-use crate::handles::{self, Device};
+use crate::handles::{self, Handle};
 use crate::identity::pci_info;
 use crate::state::{Gpu, NvLink};
 
@@ -27,7 +27,7 @@ values! {
 /// # Safety
 /// As NVML's reference demands of `info`, whose version is set; the version tells which structure it is.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(handle: Device, info: *mut u32) -> c_int {
+pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(handle: Handle, info: *mut u32) -> c_int {
     const BANDWIDTH_FULL: u32 = 2;
     const HEALTHY: u8 = 1;
     device("nvmlDeviceGetGpuFabricInfoV", handle, |_, gpu| {
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(handle: Device, info: *mut 
 /// As NVML's reference demands of `active`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetNvLinkState(
-    handle: Device,
+    handle: Handle,
     link: c_uint,
     active: *mut c_uint,
 ) -> c_int {
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn nvmlDeviceGetNvLinkState(
 /// As NVML's reference demands of `pci`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
-    handle: Device,
+    handle: Handle,
     link: c_uint,
     pci: *mut PciInfo,
 ) -> c_int {
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
 /// As NVML's reference demands of `kind`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetNvLinkRemoteDeviceType(
-    handle: Device,
+    handle: Handle,
     link: c_uint,
     kind: *mut c_uint,
 ) -> c_int {
@@ -117,7 +117,7 @@ pub unsafe extern "C" fn nvmlDeviceGetNvLinkRemoteDeviceType(
 /// As NVML's reference demands of `version`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetNvLinkVersion(
-    handle: Device,
+    handle: Handle,
     link: c_uint,
     answer: *mut c_uint,
 ) -> c_int {
@@ -139,15 +139,15 @@ pub unsafe extern "C" fn nvmlDeviceGetNvLinkVersion(
 /// As NVML's reference demands of `status`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetP2PStatus(
-    one: Device,
-    other: Device,
+    one: Handle,
+    other: Handle,
     index: c_uint,
     status: *mut c_uint,
 ) -> c_int {
     device("nvmlDeviceGetP2PStatus", one, |state, gpu| {
-        let uuid = handles::uuid(other)?;
+        let other = handles::target(other)?;
         let second = state
-            .gpu(&uuid)
+            .gpu(other.gpu())
             .filter(|gpu| gpu.present)
             .ok_or(Code::GPU_IS_LOST)?;
         if index >= p2p::CAPABILITIES {

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 
 use crate::abi::Code;
 use crate::call::{device, values};
-use crate::handles::Device;
+use crate::handles::Handle;
 use crate::state;
 
 const MODES: c_uint = 4;
@@ -16,7 +16,7 @@ values! {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceSetPersistenceMode(handle: Device, mode: c_uint) -> c_int {
+pub extern "C" fn nvmlDeviceSetPersistenceMode(handle: Handle, mode: c_uint) -> c_int {
     device("nvmlDeviceSetPersistenceMode", handle, |_, gpu| {
         if mode > 1 {
             return Err(Code::INVALID_ARGUMENT);
@@ -26,7 +26,7 @@ pub extern "C" fn nvmlDeviceSetPersistenceMode(handle: Device, mode: c_uint) -> 
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn nvmlDeviceSetComputeMode(handle: Device, mode: c_uint) -> c_int {
+pub extern "C" fn nvmlDeviceSetComputeMode(handle: Handle, mode: c_uint) -> c_int {
     device("nvmlDeviceSetComputeMode", handle, |_, gpu| {
         match mode {
             // Gone since CUDA 8.
@@ -38,5 +38,8 @@ pub extern "C" fn nvmlDeviceSetComputeMode(handle: Device, mode: c_uint) -> c_in
 }
 
 fn set(uuid: &str, setting: &str, value: serde_json::Value) -> Result<(), Code> {
-    state::update(|document| document["conditions"][uuid][setting] = value)
+    state::update(|document| {
+        document["conditions"][uuid][setting] = value;
+        true
+    })
 }

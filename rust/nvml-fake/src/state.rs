@@ -1,17 +1,12 @@
-//! The state file: its model, where it is, and reading it again when it has changed. A file that cannot be read leaves
-//! the last good state in force.
+//! The state file: what GPUs there are, how they are, and what has been ordered to go wrong with them.
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
-use std::fs;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use crate::abi::Code;
+use crate::abi::{Code, NO_INSTANCE};
+use crate::files::{self, Followed, Held, lock};
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct State {
@@ -26,6 +21,18 @@ pub(crate) struct State {
     pub(crate) conditions: BTreeMap<String, Condition>,
     #[serde(default)]
     pub(crate) processes: Vec<Process>,
+    /// By UUID and control group.
+    #[serde(default)]
+    pub(crate) memory_limits: BTreeMap<String, BTreeMap<String, MemoryLimit>>,
+}
+
+/// What the processes of a control group may have of a GPU's memory, in bytes.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct MemoryLimit {
+    pub(crate) soft: u64,
+    pub(crate) hard: u64,
+    /// Whether the group existed as a folder when the limit was set: then it ends with the folder.
+    pub(crate) folder: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -113,6 +120,31 @@ pub(crate) struct Fault {
     #[serde(default)]
     pub(crate) hang: bool,
     pub(crate) code: Option<i32>,
+    pub(crate) kill: Option<Whom>,
+    /// How many more calls it happens to; None: to all.
+    #[serde(default)]
+    pub(crate) times: Option<u64>,
+    #[serde(default)]
+    pub(crate) when: When,
+}
+
+/// Which process ends, as from `kill -9`.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Whom {
+    /// The one that called.
+    Library,
+    /// Its parent as well: an agent keeps the library in a process of its own.
+    Agent,
+}
+
+/// Whether a fault happens before a call has its effect or after.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum When {
+    #[default]
+    Before,
+    After,
 }
 
 #[derive(Debug, Deserialize)]
@@ -121,6 +153,11 @@ pub(crate) struct Event {
     pub(crate) device: String,
     pub(crate) kind: u64,
     pub(crate) data: u64,
+    /// The MIG instance that it is about; NO_INSTANCE: the whole GPU.
+    #[serde(default = "no_instance")]
+    pub(crate) gpu_instance: u32,
+    #[serde(default = "no_instance")]
+    pub(crate) compute_instance: u32,
 }
 
 /// What changes about a GPU while it runs.
@@ -158,6 +195,17 @@ pub(crate) struct Process {
     pub(crate) device: String,
     pub(crate) pid: u32,
     pub(crate) memory_bytes: u64,
+    /// Of the MIG instance that it computes on; NO_INSTANCE: on the whole GPU.
+    #[serde(default = "no_instance")]
+    pub(crate) gpu_instance: u32,
+    #[serde(default = "no_instance")]
+    pub(crate) compute_instance: u32,
+    /// Its control group, as limits of memory name it.
+    pub(crate) cgroup: Option<String>,
+}
+
+fn no_instance() -> u32 {
+    NO_INSTANCE
 }
 
 impl State {
@@ -195,130 +243,19 @@ pub(crate) fn address_parts(address: &str) -> Option<(u32, u32, u32, u32)> {
     Some((domain, bus, device, function.parse().ok()?))
 }
 
-#[derive(Default)]
-struct Cache {
-    stamp: Option<(u64, i64, i64, u64)>,
-    state: Option<Arc<State>>,
-}
-
-static CACHE: Mutex<Cache> = Mutex::new(Cache {
-    stamp: None,
-    state: None,
-});
+static FOLLOWED: Mutex<Followed<State>> = Mutex::new(Followed::new());
 
 /// The state as the file has it now, or had it last when it could be read.
-///
-/// DRIVER_NOT_LOADED where there is no file, UNKNOWN where it could never be read.
 pub(crate) fn current() -> Result<Arc<State>, Code> {
-    let path = path().ok_or(Code::DRIVER_NOT_LOADED)?;
-    let mut cache = lock(&CACHE);
-    let stamp = fs::metadata(path)
-        .ok()
-        .map(|data| (data.ino(), data.mtime(), data.mtime_nsec(), data.size()));
-    if stamp.is_some() && stamp != cache.stamp {
-        cache.stamp = stamp;
-        match read(path) {
-            Ok(state) => cache.state = Some(Arc::new(state)),
-            // Nobody but whoever edits the file by hand can see this; it is told once for each broken version.
-            Err(reason) => eprintln!(
-                "simulated NVML: {}: {reason}; the last good state stays",
-                path.display()
-            ),
-        }
+    lock(&FOLLOWED).look(files::state_path().ok_or(Code::DRIVER_NOT_LOADED)?)
+}
+
+/// Changes the file: `change` edits its JSON, and nothing is written where it says false.
+pub(crate) fn update(change: impl FnOnce(&mut serde_json::Value) -> bool) -> Result<(), Code> {
+    let held = Held::take(files::state_path().ok_or(Code::DRIVER_NOT_LOADED)?)?;
+    let mut document = held.read()?.ok_or(Code::OPERATING_SYSTEM)?;
+    if change(&mut document) {
+        held.write(&document)?;
     }
-    match (&cache.state, stamp) {
-        (Some(state), _) => Ok(Arc::clone(state)),
-        (None, None) => Err(Code::DRIVER_NOT_LOADED),
-        (None, Some(_)) => Err(Code::UNKNOWN),
-    }
-}
-
-/// Changes the file: `change` edits the JSON under the lock that the simulator's own commands take too.
-pub(crate) fn update(change: impl FnOnce(&mut serde_json::Value)) -> Result<(), Code> {
-    let path = path().ok_or(Code::DRIVER_NOT_LOADED)?;
-    let _locked = FileLock::take(&path.with_extension("lock"))?;
-    let failed = |_| Code::OPERATING_SYSTEM;
-    let mut document =
-        serde_json::from_slice(&fs::read(path).map_err(failed)?).map_err(|_| Code::UNKNOWN)?;
-    change(&mut document);
-    let text = serde_json::to_vec_pretty(&document).map_err(|_| Code::UNKNOWN)?;
-    let temporary = path.with_extension(format!("json.{}", std::process::id()));
-    fs::write(&temporary, text).map_err(failed)?;
-    fs::rename(&temporary, path).map_err(failed)
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic while the lock was held left nothing half-changed: every holder replaces whole values.
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-fn read(path: &Path) -> Result<State, String> {
-    let text = fs::read(path).map_err(|error| error.to_string())?;
-    serde_json::from_slice(&text).map_err(|error| error.to_string())
-}
-
-/// `DRA_AGENT_NVML_STATE`, else `nvml.json` beside this library.
-fn path() -> Option<&'static Path> {
-    static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
-    PATH.get_or_init(|| match std::env::var_os("DRA_AGENT_NVML_STATE") {
-        Some(path) => Some(PathBuf::from(path)),
-        None => Some(library_path()?.with_file_name("nvml.json")),
-    })
-    .as_deref()
-}
-
-/// Where the dynamic loader took this library from, so that several simulated hosts can live in one process.
-fn library_path() -> Option<PathBuf> {
-    let mut info = DlInfo {
-        file: std::ptr::null(),
-        base: std::ptr::null(),
-        symbol: std::ptr::null(),
-        address: std::ptr::null(),
-    };
-    // SAFETY: the address is one of this library's own, and `info` outlives the call.
-    let found = unsafe { dladdr((&raw const CACHE).cast(), &raw mut info) };
-    if found == 0 || info.file.is_null() {
-        return None;
-    }
-    // SAFETY: dladdr gave a NUL-terminated name that lives as long as the library is loaded.
-    let name = unsafe { CStr::from_ptr(info.file) };
-    Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
-}
-
-/// Dl_info of dlfcn.h.
-#[repr(C)]
-struct DlInfo {
-    file: *const c_char,
-    base: *const c_void,
-    symbol: *const c_char,
-    address: *const c_void,
-}
-
-unsafe extern "C" {
-    fn dladdr(address: *const c_void, info: *mut DlInfo) -> c_int;
-    fn flock(descriptor: c_int, operation: c_int) -> c_int;
-}
-
-/// An exclusive flock(2), held while the value lives.
-struct FileLock(#[allow(dead_code, reason = "closing the file lets go of the lock")] fs::File);
-
-impl FileLock {
-    fn take(path: &Path) -> Result<Self, Code> {
-        use std::os::fd::AsRawFd;
-        const EXCLUSIVE: c_int = 2;
-        let failed = |_| Code::OPERATING_SYSTEM;
-        let file = fs::File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(path)
-            .map_err(failed)?;
-        // SAFETY: the descriptor is open.
-        if unsafe { flock(file.as_raw_fd(), EXCLUSIVE) } != 0 {
-            return Err(Code::OPERATING_SYSTEM);
-        }
-        Ok(Self(file))
-    }
+    Ok(())
 }

@@ -4,7 +4,8 @@ use std::ffi::{c_char, c_int, c_uint};
 
 use crate::abi::{self, Code, put, put_text};
 use crate::call::system;
-use crate::handles::{self, Device};
+use crate::handles::{self, Handle, Target};
+use crate::mig;
 use crate::state::{Driver, State, address_parts};
 
 #[unsafe(no_mangle)]
@@ -77,7 +78,7 @@ pub unsafe extern "C" fn nvmlDeviceGetCount(count: *mut c_uint) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(
     index: c_uint,
-    device: *mut Device,
+    device: *mut Handle,
 ) -> c_int {
     system("nvmlDeviceGetHandleByIndex_v2", |state| {
         let gpus = state.present();
@@ -92,17 +93,20 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetHandleByUUID(
     uuid: *const c_char,
-    device: *mut Device,
+    device: *mut Handle,
 ) -> c_int {
     system("nvmlDeviceGetHandleByUUID", |state| {
         // SAFETY: the caller gives a C string.
         let uuid = unsafe { abi::text(uuid) }?;
-        let gpu = state.gpu(uuid).ok_or(Code::NOT_FOUND)?;
-        if !gpu.present {
+        let target = match state.gpu(uuid) {
+            Some(gpu) => Target::Gpu(gpu.uuid.clone()),
+            None => mig::device::with_uuid(uuid)?.ok_or(Code::NOT_FOUND)?,
+        };
+        if state.gpu(target.gpu()).is_none_or(|gpu| !gpu.present) {
             return Err(Code::GPU_IS_LOST);
         }
         // SAFETY: the caller gives one handle.
-        unsafe { put(device, handles::of(&gpu.uuid)) }
+        unsafe { put(device, handles::of_target(target)) }
     })
 }
 
@@ -111,7 +115,7 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByUUID(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
     bus_id: *const c_char,
-    device: *mut Device,
+    device: *mut Handle,
 ) -> c_int {
     system("nvmlDeviceGetHandleByPciBusId_v2", |state| {
         // SAFETY: the caller gives a C string.

@@ -10,6 +10,7 @@ from dra_agent.simulate.roles.vendor import VfioDevice
 _INTEL = 0x8086
 _DISPLAY, _VGA = 0x038000, 0x030000
 _FLEX = PciId(_INTEL, 0x56C0, _DISPLAY, _INTEL, 0x4905, 0x08)
+_B60 = PciId(_INTEL, 0xE211, _VGA, _INTEL, 0x1100)
 _UPSTREAM, _DOWNSTREAM = PciId(_INTEL, 0x4FA0, 0x060400, 0, 0, 0x01), PciId(_INTEL, 0x4FA4, 0x060400, 0, 0, 0x01)
 _GIB, _MIB = 1 << 30, 1 << 20
 _FLEX_MEMORY = 16 * _GIB
@@ -41,21 +42,40 @@ def flex170(bus: int, card: int, *, virtual: int = 0) -> Function:
     return port(f"0000:{bus:02x}:00.0", downstream, id=_UPSTREAM, link=link)
 
 
-def battlemage(address: str, card: int) -> Function:
-    """An Arc Pro B60 under xe, which tells its memory by tile."""
+def battlemage(address: str, card: int, *, virtual: int = 0) -> Function:
+    """An Arc Pro B60 under xe, which tells its memory by tile.
+
+    With `virtual` functions, each has an equal quota of what memory is left when the physical one has its own share.
+    """
     memory = 24 * _GIB
+    quota = (memory - 2 * _GIB) // virtual if virtual else 0
+    stem = address.rpartition(".")[0]
+    attributes: dict[str, str | int] = {
+        "tile0/physical_vram_size_bytes": f"{memory:#x}",
+        "tile0/gt0/freq0/max_freq": 2400,
+        "tile0/gt0/engines/ccs/name": "ccs",
+    }
+    for number in range(1, virtual + 1):
+        profile = f"sriov_admin/vf{number}/profile"
+        attributes |= {
+            f"{profile}/vram_quota": quota,
+            f"{profile}/exec_quantum_ms": 32,
+            f"{profile}/preempt_timeout_us": 128000,
+            f"{profile}/sched_priority": "low [normal] high",
+        }
+    functions = tuple(
+        Function(f"{stem}.{number}", _B60, driver="xe", roles=(DrmNodes(card + number, 128 + card + number),))
+        for number in range(1, virtual + 1)
+    )
     return Function(
         address,
-        PciId(_INTEL, 0xE211, _VGA, _INTEL, 0x1100),
+        _B60,
         driver="xe",
         link=LinkState(5, 8),
         bars=(Bar(16 * _MIB, prefetchable=True), Bar(32 * _GIB, prefetchable=True)),
         roles=(DrmNodes(card, 128 + card),),
-        attributes={
-            "tile0/physical_vram_size_bytes": f"{memory:#x}",
-            "tile0/gt0/freq0/max_freq": 2400,
-            "tile0/gt0/engines/ccs/name": "ccs",
-        },
+        attributes=attributes,
+        sriov=Sriov(12, 0xE211, functions=functions) if virtual else None,
     )
 
 

@@ -12,6 +12,7 @@ _MODULES = {
     "hgx-h200": "hgx_h200",
     "mi300x": "mi300x",
     "flex170": "flex170",
+    "arc-b60": "arc_b60",
     "l40s": "l40s",
     "mixed": "mixed",
     "vm-1gpu": "vm_1gpu",

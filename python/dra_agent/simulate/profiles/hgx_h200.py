@@ -61,5 +61,5 @@ def machine() -> Machine:
         nodes=(NumaNode("0-47,96-143", _TIB, (10, 21)), NumaNode("48-95,144-191", _TIB, (21, 10))),
         bridges=tuple(sorted((chipset, *quarters, _front(0x37, 0), _front(0xB3, 1)), key=lambda bridge: bridge.name)),
         modules={"mlx5_core": "24.10-1.1.4"},
-        nvidia=NvidiaDriver("570.124.06", 12080),
+        nvidia=NvidiaDriver("615.71.05", 13040),
     )

@@ -63,6 +63,9 @@ def machine() -> Machine:
                 ),
             ),
         ),
+        # The two functions of the card have no ACS between them, and so share an IOMMU group.
+        together=(("0000:b3:00.0", "0000:b3:00.1"),),
+        iommufd=True,
         modules={"amdgpu": "6.12.12", "mlx5_core": "24.10-1.1.4", "habanalabs": "1.19.0"},
         nvidia=NvidiaDriver("570.124.06", 12080),
     )

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dra_agent.simulate.machine import Site
+from dra_agent.simulate.system import MAJORS
 from dra_agent.simulate.tree import WRITABLE, Tree
+
+_FIRST_RENDER, _MOST_GPUS = 128, 8
+"""Render nodes are numbered from 128; eight GPUs of eight partitions are the most that a host has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,18 @@ class AmdGpu:
     serial: str = ""
     compute_partitions: tuple[str, ...] = ()
     memory_partitions: tuple[str, ...] = ()
+    mode: str | None = None
+    """The compute partition mode that it is in; None: the first of `compute_partitions`."""
+
+    @property
+    def partitions(self) -> int:
+        """How many GPUs it shows itself as."""
+        return {"DPX": 2, "TPX": 3, "QPX": 4, "CPX": self.dies}.get(self.mode or "SPX", 1)
+
+    def render_of(self, partition: int) -> int:
+        """The render node's number: partitions beyond the first have nodes of their own, behind those of all GPUs."""
+        own = self.render - _FIRST_RENDER
+        return self.render if partition == 0 else _FIRST_RENDER + _MOST_GPUS + own * (_MOST_GPUS - 1) + partition - 1
 
     def plan(self, site: Site, tree: Tree) -> None:
         """Add amdgpu's attributes; partition modes can be written where there are several."""
@@ -47,9 +63,23 @@ class AmdGpu:
         )
         if self.compute_partitions:
             tree.file(f"{site.path}/available_compute_partition", ", ".join(self.compute_partitions))
-            tree.file(f"{site.path}/current_compute_partition", self.compute_partitions[0], WRITABLE)
+            mode = self.mode or self.compute_partitions[0]
+            tree.file(f"{site.path}/current_compute_partition", mode, WRITABLE)
+            for partition in range(1, self.partitions):
+                _partition_nodes(self.render_of(partition), tree)
         if self.memory_partitions:
             tree.file(f"{site.path}/available_memory_partition", ", ".join(self.memory_partitions))
             tree.file(f"{site.path}/current_memory_partition", self.memory_partitions[0], WRITABLE)
         if self.hive:
             tree.file(f"{site.path}/xgmi_device_id", self.unique_id)
+
+
+def _partition_nodes(render: int, tree: Tree) -> None:
+    """Nodes of a partition beyond the first: those of a platform device without an address (amdgpu_xcp_drv.c)."""
+    number = render - _FIRST_RENDER
+    folder = f"sys/devices/platform/amdgpu_xcp_{number}/drm"
+    for name, minor in ((f"card{number}", number), (f"renderD{render}", render)):
+        uevent = f"MAJOR={MAJORS['drm']}\nMINOR={minor}\nDEVNAME=dri/{name}\nDEVTYPE=drm_minor"
+        tree.files(f"{folder}/{name}", {"dev": f"{MAJORS['drm']}:{minor}", "uevent": uevent})
+        tree.link(f"sys/class/drm/{name}", f"{folder}/{name}")
+        tree.node(f"dev/dri/{name}", MAJORS["drm"], minor, 0o660)

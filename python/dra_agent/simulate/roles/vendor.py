@@ -9,8 +9,6 @@ from dra_agent.simulate.machine import Site
 from dra_agent.simulate.system import MAJORS
 from dra_agent.simulate.tree import Tree
 
-_VFIO_MISC_MINOR = 196
-
 
 @dataclass(frozen=True, slots=True)
 class VendorNode:
@@ -67,6 +65,5 @@ class VfioDevice:
         tree.link(f"{path}/subsystem", "sys/class/vfio-dev")
         tree.link(f"sys/class/vfio-dev/{name}", path)
         tree.node(f"dev/vfio/devices/{name}", major, self.number, 0o600)
-        tree.node("dev/vfio/vfio", MAJORS["misc"], _VFIO_MISC_MINOR)
         group = site.machine.iommu_groups[site.function.address]
         tree.node(f"dev/vfio/{group}", major, 128 + group, 0o600)

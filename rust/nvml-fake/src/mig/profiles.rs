@@ -1,75 +1,20 @@
-//! Multi-Instance GPU: which profiles a GPU offers and where their instances could lie. No instance exists yet: the
-//! mode is off, and what would need it to be on says so.
+//! Which profiles a GPU offers and where their instances could lie, whether its mode is on or not.
 
 use std::ffi::{c_int, c_uint};
 
-use crate::abi::{Code, Placement, ProfileInfo, ProfileInfoV2, field, put, put_list, version};
-use crate::call::{device, values};
-use crate::handles::Device;
+use crate::abi::{Code, field, put, put_list, version};
+use crate::call::device;
+use crate::handles::Handle;
+use crate::mig::abi::{Placement, ProfileInfo, ProfileInfoV2};
 use crate::state::{Gpu, MigProfile};
 
 const PROFILES: c_uint = 0x12;
-const DISABLED: c_uint = 0;
-
-values! {
-    // Instances that can exist: none while the mode is off.
-    nvmlDeviceGetMaxMigDeviceCount: c_uint = |_, _| Ok(0);
-    nvmlDeviceIsMigDeviceHandle: c_uint = |_, _| Ok(0);
-    // The rest is answered for handles of MIG devices only.
-    nvmlDeviceGetGpuInstanceId: c_uint = |_, _| Err(Code::NOT_SUPPORTED);
-    nvmlDeviceGetComputeInstanceId: c_uint = |_, _| Err(Code::NOT_SUPPORTED);
-    nvmlDeviceGetAttributes_v2: Attributes = |_, _| Err(Code::NOT_SUPPORTED);
-}
-
-/// nvmlDeviceAttributes_t.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Attributes {
-    counts: [u32; 8],
-    memory_size_mb: u64,
-}
-
-/// # Safety
-/// As NVML's reference demands of both pointers.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMigMode(
-    handle: Device,
-    now: *mut c_uint,
-    pending: *mut c_uint,
-) -> c_int {
-    device("nvmlDeviceGetMigMode", handle, |_, gpu| {
-        capable(gpu)?;
-        // SAFETY: the caller gives two unsigned ints.
-        unsafe {
-            put(now, DISABLED)?;
-            put(pending, DISABLED)
-        }
-    })
-}
-
-/// # Safety
-/// As NVML's reference demands of `answer`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
-    handle: Device,
-    _index: c_uint,
-    answer: *mut Device,
-) -> c_int {
-    device("nvmlDeviceGetMigDeviceHandleByIndex", handle, |_, gpu| {
-        capable(gpu)?;
-        if answer.is_null() {
-            Err(Code::INVALID_ARGUMENT)
-        } else {
-            Err(Code::NOT_FOUND)
-        }
-    })
-}
 
 /// # Safety
 /// As NVML's reference demands of `info`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfo(
-    handle: Device,
+    handle: Handle,
     number: c_uint,
     info: *mut ProfileInfo,
 ) -> c_int {
@@ -97,7 +42,7 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfo(
 /// As NVML's reference demands of `info`, whose version is set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
-    handle: Device,
+    handle: Handle,
     number: c_uint,
     info: *mut ProfileInfoV2,
 ) -> c_int {
@@ -134,7 +79,7 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
 /// As NVML's reference demands of both pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
-    handle: Device,
+    handle: Handle,
     id: c_uint,
     list: *mut Placement,
     count: *mut c_uint,
@@ -144,12 +89,8 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
         handle,
         |_, gpu| {
             capable(gpu)?;
-            let profile = gpu
-                .mig
-                .iter()
-                .find(|profile| profile.id == id)
-                .ok_or(Code::NOT_SUPPORTED)?;
-            let places: Vec<_> = profile
+            let places: Vec<_> = with_id(gpu, id)
+                .map_err(|_| Code::NOT_SUPPORTED)?
                 .placements
                 .iter()
                 .map(|&(start, size)| Placement { start, size })
@@ -165,7 +106,8 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
     )
 }
 
-fn capable(gpu: &Gpu) -> Result<(), Code> {
+/// NOT_SUPPORTED where a GPU can never be divided.
+pub(crate) fn capable(gpu: &Gpu) -> Result<(), Code> {
     if gpu.mig.is_empty() {
         Err(Code::NOT_SUPPORTED)
     } else {
@@ -181,4 +123,12 @@ fn profile(gpu: &Gpu, number: c_uint) -> Result<&MigProfile, Code> {
         .iter()
         .find(|profile| profile.profile == number)
         .ok_or(Code::NOT_SUPPORTED)
+}
+
+/// The profile that an instance is made of; INVALID_ARGUMENT where there is no such one.
+pub(crate) fn with_id(gpu: &Gpu, id: u32) -> Result<&MigProfile, Code> {
+    gpu.mig
+        .iter()
+        .find(|profile| profile.id == id)
+        .ok_or(Code::INVALID_ARGUMENT)
 }

@@ -1,0 +1,153 @@
+"""What the kernel does when somebody writes an attribute of a simulated host: binds drivers, divides GPUs, or refuses.
+
+Answers are those of drivers/base/{bus,dd,driver}.c, of vfio-pci, and of amdgpu_xcp.c; faults are set with
+`change.answer_write`. A write that hangs does its work when the fault is cleared, as the kernel's would.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from dra_agent.simulate import builder, nvml, pci
+from dra_agent.simulate.builder import Simulated
+from dra_agent.simulate.machine import Function, Machine
+from dra_agent.simulate.profiles import load
+from dra_agent.simulate.roles.amd import AmdGpu
+from dra_agent.simulate.tree import replace_file
+
+_DEVICES, _DRIVERS = "bus/pci/devices/", "bus/pci/drivers/"
+_LOOK = 0.02
+"""Seconds between two looks at whether a fault was cleared."""
+
+
+class SimulatedKernel:
+    """Takes the writes below one simulated /sys; safe to use from several threads and processes."""
+
+    def __init__(self, root: Path, machine: Machine | None = None) -> None:
+        """Take the simulated host's root; `machine` is needed where it is no profile's."""
+        self._root = root
+        self._machine = machine
+
+    def write(self, path: str, text: str) -> None:
+        """Write an attribute, named relative to /sys; OSError as the kernel answers, and as slow as it is."""
+        folder, _, attribute = path.rpartition("/")
+        device, driver = _subject(folder, attribute, text)
+        self._suffer(device, attribute)
+        with nvml.locked(self._root / "lib"):
+            machine, simulated = self._recall()
+            function = next((one for one in machine.functions() if one.address == device), None)
+            if function is None or _is_gone(device, machine, simulated):
+                raise _answer(errno.ENODEV if driver or attribute == "drivers_probe" else errno.ENOENT, path)
+            match attribute:
+                case "driver_override":
+                    self._attribute(device, attribute, text.strip() or "(null)")
+                case "unbind":
+                    self._unbind(machine, simulated, function, driver, path)
+                case "drivers_probe":
+                    self._probe(machine, simulated, function)
+                case "bind":
+                    self._bind(machine, simulated, function, driver, path)
+                case "current_compute_partition":
+                    self._divide(machine, simulated, function, text.strip(), path)
+                case _:
+                    raise _answer(errno.EACCES, path)
+
+    def _unbind(self, machine: Machine, simulated: Simulated, function: Function, driver: str, path: str) -> None:
+        bound = _driver(simulated, function)
+        if not bound or driver not in ("", bound):
+            raise _answer(errno.ENODEV if driver else errno.ENOENT, path)
+        self._set_driver(machine, simulated, function.address, "")
+
+    def _probe(self, machine: Machine, simulated: Simulated, function: Function) -> None:
+        # A driver that fails to probe leaves the device without one, and the write succeeds.
+        if _driver(simulated, function):
+            return
+        wanted = self._override(function.address) or function.driver
+        if wanted and self._can_drive(machine, function, wanted):
+            self._set_driver(machine, simulated, function.address, wanted)
+
+    def _bind(self, machine: Machine, simulated: Simulated, function: Function, driver: str, path: str) -> None:
+        if _driver(simulated, function):
+            raise _answer(errno.EBUSY, path)
+        override = self._override(function.address)
+        if driver != (override or function.driver) or not self._can_drive(machine, function, driver):
+            raise _answer(errno.ENODEV, path)
+        self._set_driver(machine, simulated, function.address, driver)
+
+    def _divide(self, machine: Machine, simulated: Simulated, function: Function, mode: str, path: str) -> None:
+        gpu = next((role for role in function.roles if isinstance(role, AmdGpu)), None)
+        if gpu is None or not gpu.compute_partitions or _driver(simulated, function) != function.driver:
+            raise _answer(errno.ENOENT, path)
+        if mode not in gpu.compute_partitions:
+            raise _answer(errno.EINVAL, path)
+        # Any process of ROCm, on whichever GPU, keeps KFD from being locked (kgd2kfd_check_and_lock_kfd).
+        if any((self._root / "sys/class/kfd/kfd/proc").iterdir()):
+            raise _answer(errno.EBUSY, path)
+        modes = {**simulated.modes, function.address: mode}
+        builder.apply(machine, msgspec.structs.replace(simulated, modes=modes), self._root)
+        self._attribute(function.address, "current_compute_partition", mode)
+
+    def _can_drive(self, machine: Machine, function: Function, driver: str) -> bool:
+        if not (self._root / "sys" / _DRIVERS / driver).is_dir():
+            return False
+        return driver == function.driver or (driver == pci.VFIO and function.address in machine.iommu_groups)
+
+    def _set_driver(self, machine: Machine, simulated: Simulated, address: str, driver: str) -> None:
+        drivers = {**simulated.drivers, address: driver}
+        builder.apply(machine, msgspec.structs.replace(simulated, drivers=drivers), self._root)
+
+    def _override(self, address: str) -> str:
+        text = (self._root / "sys" / _DEVICES / address / "driver_override").read_text().strip()
+        return "" if text == "(null)" else text
+
+    def _attribute(self, address: str, name: str, text: str) -> None:
+        replace_file((self._root / "sys" / _DEVICES / address).resolve() / name, f"{text}\n".encode())
+
+    def _suffer(self, device: str, attribute: str) -> None:
+        began = time.monotonic()
+        while True:
+            faults = [
+                fault
+                for fault in self._recall()[1].kernel_faults
+                if (fault.address, fault.attribute) == (device, attribute)
+            ]
+            for fault in faults:
+                if fault.errno is not None:
+                    raise _answer(fault.errno, f"{device} {attribute}")
+            waited = (time.monotonic() - began) * 1000
+            if not any(not fault.delay_ms or waited < fault.delay_ms for fault in faults):
+                return
+            time.sleep(_LOOK)
+
+    def _recall(self) -> tuple[Machine, Simulated]:
+        simulated = builder.recall(self._root)
+        if simulated is None:
+            raise _answer(errno.ENOENT, str(self._root))
+        return self._machine or load(simulated.profile), simulated
+
+
+def _subject(folder: str, attribute: str, text: str) -> tuple[str, str]:
+    """Tell which device a write is about, and which driver it names."""
+    if attribute == "drivers_probe":
+        return text.strip(), ""
+    if folder.startswith(_DRIVERS):
+        return text.strip(), folder.removeprefix(_DRIVERS)
+    device, _, _ = folder.removeprefix(_DEVICES).partition("/")
+    return device, ""
+
+
+def _driver(simulated: Simulated, function: Function) -> str:
+    return simulated.drivers.get(function.address, function.driver or "")
+
+
+def _is_gone(address: str, machine: Machine, simulated: Simulated) -> bool:
+    return address not in {function.address for function in machine.without(simulated.unplugged).functions()}
+
+
+def _answer(number: int, path: str) -> OSError:
+    return OSError(number, os.strerror(number), path)

@@ -1,0 +1,83 @@
+"""What simulated GPUs are divided into: the file that the simulated NVML keeps beside its state, and a GPU's reset.
+
+Instances are made and destroyed through NVML only; see the Rust crate `nvml-fake`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from dra_agent.errors import PermanentError
+from dra_agent.simulate.tree import replace_file
+
+STATE = "nvml.mig.json"
+_LOCK = "nvml.mig.lock"
+
+
+class ComputeInstance(msgspec.Struct, frozen=True):
+    """A compute instance; start and size in compute slices of its GPU instance."""
+
+    id: int
+    profile: int
+    start: int
+    size: int
+    uuid: str
+
+
+class GpuInstance(msgspec.Struct, frozen=True):
+    """A GPU instance; start and size in memory slices."""
+
+    id: int
+    profile: int
+    start: int
+    size: int
+    compute_instances: tuple[ComputeInstance, ...] = ()
+
+
+class Division(msgspec.Struct, frozen=True):
+    """One GPU: whether MIG mode is on, what it becomes at the next reset, and the instances that exist.
+
+    `made` counts every compute instance that has ever been made.
+    """
+
+    mode: bool = False
+    pending: bool = False
+    made: int = 0
+    gpu_instances: tuple[GpuInstance, ...] = ()
+
+
+def read(root: Path) -> dict[str, Division]:
+    """What the GPUs of the host at `root` are divided into, by UUID; one that is not named has its mode off."""
+    path = root / "lib" / STATE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Division])
+    except FileNotFoundError:
+        return {}
+    except msgspec.MsgspecError as error:
+        raise PermanentError(f"not what simulated GPUs are divided into: {error}", where=str(path)) from None
+
+
+def reset(root: Path, uuid: str, minor: int) -> None:
+    """Do to a GPU what a reset does: no instance is left, and the mode is the one that was asked for last."""
+    with (root / "lib" / _LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        divided = read(root)
+        if uuid not in divided:
+            return
+        old = divided[uuid]
+        divided[uuid] = Division(old.pending, old.pending, old.made)
+        replace_file(root / "lib" / STATE, msgspec.json.format(msgspec.json.encode(divided, order="sorted"), indent=2))
+        for instance in old.gpu_instances:
+            for number in _nodes(minor, instance):
+                (root / f"dev/nvidia-caps/nvidia-cap{number}").unlink(missing_ok=True)
+        shutil.rmtree(root / f"proc/driver/nvidia/capabilities/gpu{minor}/mig", ignore_errors=True)
+
+
+def _nodes(minor: int, instance: GpuInstance) -> list[int]:
+    """The minors of an instance's device nodes, as the library gives them out."""
+    first = 3 + (minor * 15 + instance.id) * 9
+    return [first, *(first + 1 + compute.id for compute in instance.compute_instances)]

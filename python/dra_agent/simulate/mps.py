@@ -1,0 +1,46 @@
+"""Puts the stand-in for nvidia-cuda-mps-control beside a host's NVML, and orders what goes wrong with it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sys
+from pathlib import Path
+from typing import Literal
+
+from dra_agent.simulate.tree import replace_file
+
+CONTROL = "nvidia-cuda-mps-control"
+_FAULTS, _LOCK = "mps.json", "mps.lock"
+
+Action = Literal["fail", "hang", "crash", "ignore"]
+
+
+def install(folder: Path) -> None:
+    """Write the program into a host's folder, for the interpreter that runs this."""
+    # Isolated: nothing of whoever starts it, and no packages, which would only take time.
+    text = f"#!{sys.executable} -IS\n".encode() + Path(__file__).with_name("mps_control.py").read_bytes()
+    path = folder / CONTROL
+    if not path.exists() or path.read_bytes() != text:
+        replace_file(path, text)
+        path.chmod(0o755)
+
+
+def order_fault(
+    root: Path, command: str, action: Action | None = None, *, times: int | None = 1, milliseconds: int = 0
+) -> None:
+    """Let a command take longer and then fail, hang, crash the daemon or do nothing.
+
+    `command` is one of the daemon's, or "start". `times`: so many commands, None for all until `clear_faults`.
+    """
+    with (root / "lib" / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        path = root / "lib" / _FAULTS
+        faults = json.loads(path.read_text()) if path.exists() else []
+        faults.append({"command": command, "action": action, "times": times, "milliseconds": milliseconds})
+        replace_file(path, json.dumps(faults).encode())
+
+
+def clear_faults(root: Path) -> None:
+    """Take them away; a command that hangs goes on hanging."""
+    (root / "lib" / _FAULTS).unlink(missing_ok=True)

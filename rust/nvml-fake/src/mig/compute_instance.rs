@@ -1,0 +1,315 @@
+//! Compute instances: made inside a GPU instance, looked at and destroyed.
+
+use std::ffi::{c_int, c_uint};
+
+use crate::abi::{Code, field, put, version};
+use crate::call::part;
+use crate::handles::{self, Handle, Target};
+use crate::mig::abi::{ComputeInstanceInfo, ComputeProfileInfo, ComputeProfileInfoV2, Placement};
+use crate::mig::geometry::{
+    compute_name, compute_slices, compute_starts, is_compute_free, multiprocessors, uuid,
+};
+use crate::mig::gpu_instance::{divided, number, put_all};
+use crate::mig::instances::{self, ComputeInstance, GpuInstance};
+use crate::mig::profiles::with_id;
+use crate::state::{Gpu, MigProfile};
+
+const PROFILES: c_uint = 9;
+const SHARED_ENGINES: c_uint = 0;
+const MOST: u32 = 8;
+
+/// What a GPU instance offers of a compute instance profile: its own profile, and the slices.
+fn offered<'a>(gpu: &'a Gpu, target: &Target, profile: u32) -> Result<Offer<'a>, Code> {
+    let instance = divided(gpu)?.gpu_instance(number(target)?)?.clone();
+    if profile >= PROFILES {
+        return Err(Code::INVALID_ARGUMENT);
+    }
+    let of = with_id(gpu, instance.profile)?;
+    let slices = compute_slices(of, profile).ok_or(Code::NOT_SUPPORTED)?;
+    Ok(Offer {
+        of,
+        slices,
+        instance,
+    })
+}
+
+struct Offer<'a> {
+    of: &'a MigProfile,
+    slices: u32,
+    instance: GpuInstance,
+}
+
+impl Offer<'_> {
+    fn info(&self, gpu: &Gpu, profile: u32) -> ComputeProfileInfo {
+        ComputeProfileInfo {
+            id: profile,
+            slice_count: self.slices,
+            instance_count: self.of.slices / self.slices,
+            multiprocessor_count: multiprocessors(gpu, self.of, self.slices),
+            shared_copy_engine_count: self.of.copy_engines,
+            shared_decoder_count: self.of.decoders,
+            shared_encoder_count: self.of.encoders,
+            shared_jpeg_count: self.of.jpeg,
+            shared_ofa_count: self.of.ofa,
+        }
+    }
+
+    fn free_start(&self) -> Option<u32> {
+        compute_starts(self.of, self.slices)
+            .find(|&start| is_compute_free(&self.instance, start, self.slices))
+    }
+}
+
+/// # Safety
+/// As NVML's reference demands of `info`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
+    handle: Handle,
+    profile: c_uint,
+    engines: c_uint,
+    info: *mut ComputeProfileInfo,
+) -> c_int {
+    part(
+        "nvmlGpuInstanceGetComputeInstanceProfileInfo",
+        handle,
+        |_, gpu, target| {
+            if engines != SHARED_ENGINES {
+                return Err(Code::INVALID_ARGUMENT);
+            }
+            let answer = offered(gpu, target, profile)?.info(gpu, profile);
+            // SAFETY: the caller gives one structure.
+            unsafe { put(info, answer) }
+        },
+    )
+}
+
+/// # Safety
+/// As NVML's reference demands of `info`, whose version is set.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(
+    handle: Handle,
+    profile: c_uint,
+    engines: c_uint,
+    info: *mut ComputeProfileInfoV2,
+) -> c_int {
+    part(
+        "nvmlGpuInstanceGetComputeInstanceProfileInfoV",
+        handle,
+        |_, gpu, target| {
+            // SAFETY: null or one structure.
+            let given = unsafe { info.as_ref() }
+                .ok_or(Code::INVALID_ARGUMENT)?
+                .version;
+            if given != version::<ComputeProfileInfoV2>(2) {
+                return Err(Code::ARGUMENT_VERSION_MISMATCH);
+            }
+            if engines != SHARED_ENGINES {
+                return Err(Code::INVALID_ARGUMENT);
+            }
+            let offer = offered(gpu, target, profile)?;
+            let answer = ComputeProfileInfoV2 {
+                version: given,
+                info: offer.info(gpu, profile),
+                name: field(&compute_name(offer.of, offer.slices)),
+            };
+            // SAFETY: the caller gives one structure.
+            unsafe { put(info, answer) }
+        },
+    )
+}
+
+/// # Safety
+/// As NVML's reference demands of `count`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceRemainingCapacity(
+    handle: Handle,
+    profile: c_uint,
+    count: *mut c_uint,
+) -> c_int {
+    part(
+        "nvmlGpuInstanceGetComputeInstanceRemainingCapacity",
+        handle,
+        |_, gpu, target| {
+            let mut offer = offered(gpu, target, profile)?;
+            let mut more = 0;
+            while let Some(start) = offer.free_start() {
+                offer
+                    .instance
+                    .compute_instances
+                    .push(unnamed(more, profile, start, offer.slices));
+                more += 1;
+            }
+            // SAFETY: the caller gives one unsigned int.
+            unsafe { put(count, more) }
+        },
+    )
+}
+
+/// # Safety
+/// As NVML's reference demands of `instance`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlGpuInstanceCreateComputeInstance(
+    handle: Handle,
+    profile: c_uint,
+    instance: *mut Handle,
+) -> c_int {
+    part(
+        "nvmlGpuInstanceCreateComputeInstance",
+        handle,
+        |_, gpu, target| {
+            let made = create(gpu, target, profile)?;
+            // SAFETY: the caller gives one handle.
+            unsafe { put(instance, made) }
+        },
+    )
+}
+
+fn create(gpu: &Gpu, target: &Target, profile: u32) -> Result<Handle, Code> {
+    offered(gpu, target, profile)?;
+    let gpu_instance = number(target)?;
+    let id = instances::change(gpu, |division| {
+        let made = division.made;
+        let instance = division.gpu_instance_mut(gpu_instance)?;
+        let of = with_id(gpu, instance.profile)?;
+        let slices = compute_slices(of, profile).ok_or(Code::NOT_SUPPORTED)?;
+        let start = compute_starts(of, slices)
+            .find(|&start| is_compute_free(instance, start, slices))
+            .ok_or(Code::INSUFFICIENT_RESOURCES)?;
+        let id = (0..MOST)
+            .find(|&id| instance.compute_instance(id).is_err())
+            .ok_or(Code::INSUFFICIENT_RESOURCES)?;
+        instance.compute_instances.push(ComputeInstance {
+            uuid: uuid(&gpu.uuid, gpu_instance, id, made),
+            ..unnamed(id, profile, start, slices)
+        });
+        instance.compute_instances.sort_by_key(|other| other.id);
+        division.made += 1;
+        Ok(id)
+    })?;
+    Ok(handles::of_target(Target::ComputeInstance(
+        gpu.uuid.clone(),
+        gpu_instance,
+        id,
+    )))
+}
+
+fn unnamed(id: u32, profile: u32, start: u32, size: u32) -> ComputeInstance {
+    ComputeInstance {
+        id,
+        profile,
+        start,
+        size,
+        uuid: String::new(),
+    }
+}
+
+/// IN_USE while a process computes on it.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlComputeInstanceDestroy(handle: Handle) -> c_int {
+    part(
+        "nvmlComputeInstanceDestroy",
+        handle,
+        |state, gpu, target| {
+            let (gpu_instance, id) = numbers(target)?;
+            instances::change(gpu, |division| {
+                let instance = division.gpu_instance_mut(gpu_instance)?;
+                instance.compute_instance(id)?;
+                let used = state.processes(gpu).any(|process| {
+                    (process.gpu_instance, process.compute_instance) == (gpu_instance, id)
+                });
+                if used {
+                    return Err(Code::IN_USE);
+                }
+                instance.compute_instances.retain(|other| other.id != id);
+                Ok(())
+            })
+        },
+    )
+}
+
+/// # Safety
+/// As NVML's reference demands of both pointers: there is room for as many as the profile can have.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstances(
+    handle: Handle,
+    profile: c_uint,
+    list: *mut Handle,
+    count: *mut c_uint,
+) -> c_int {
+    part(
+        "nvmlGpuInstanceGetComputeInstances",
+        handle,
+        |_, gpu, target| {
+            let offer = offered(gpu, target, profile)?;
+            let found = offer
+                .instance
+                .compute_instances
+                .iter()
+                .filter(|compute| compute.profile == profile)
+                .map(|compute| {
+                    Target::ComputeInstance(gpu.uuid.clone(), offer.instance.id, compute.id)
+                });
+            // SAFETY: the caller gives a list with that room, and one unsigned int.
+            unsafe { put_all(list, count, found) }
+        },
+    )
+}
+
+/// # Safety
+/// As NVML's reference demands of `instance`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceById(
+    handle: Handle,
+    id: c_uint,
+    instance: *mut Handle,
+) -> c_int {
+    part(
+        "nvmlGpuInstanceGetComputeInstanceById",
+        handle,
+        |_, gpu, target| {
+            let gpu_instance = number(target)?;
+            divided(gpu)?
+                .gpu_instance(gpu_instance)?
+                .compute_instance(id)
+                .map_err(|_| Code::NOT_FOUND)?;
+            let found = Target::ComputeInstance(gpu.uuid.clone(), gpu_instance, id);
+            // SAFETY: the caller gives one handle.
+            unsafe { put(instance, handles::of_target(found)) }
+        },
+    )
+}
+
+/// # Safety
+/// As NVML's reference demands of `info`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlComputeInstanceGetInfo_v2(
+    handle: Handle,
+    info: *mut ComputeInstanceInfo,
+) -> c_int {
+    part("nvmlComputeInstanceGetInfo_v2", handle, |_, gpu, target| {
+        let (gpu_instance, id) = numbers(target)?;
+        let division = divided(gpu)?;
+        let compute = division.gpu_instance(gpu_instance)?.compute_instance(id)?;
+        let owner = gpu.uuid.clone();
+        let answer = ComputeInstanceInfo {
+            device: handles::of_target(Target::MigDevice(owner.clone(), gpu_instance, id)),
+            gpu_instance: handles::of_target(Target::GpuInstance(owner, gpu_instance)),
+            id,
+            profile_id: compute.profile,
+            placement: Placement {
+                start: compute.start,
+                size: compute.size,
+            },
+        };
+        // SAFETY: the caller gives one structure.
+        unsafe { put(info, answer) }
+    })
+}
+
+/// The numbers of the compute instance that a handle means.
+fn numbers(target: &Target) -> Result<(u32, u32), Code> {
+    match target {
+        Target::ComputeInstance(_, instance, id) => Ok((*instance, *id)),
+        _ => Err(Code::INVALID_ARGUMENT),
+    }
+}

@@ -1,0 +1,181 @@
+//! Compute instances as the devices that CUDA sees.
+
+use std::ffi::{c_int, c_uint};
+
+use crate::abi::{Code, put};
+use crate::call::{device, part};
+use crate::handles::{self, Handle, Target};
+use crate::mig::abi::Attributes;
+use crate::mig::geometry::{compute_name, multiprocessors};
+use crate::mig::instances::{self, ComputeInstance, GpuInstance};
+use crate::mig::profiles::{capable, with_id};
+use crate::state::{Gpu, MigProfile};
+
+/// What a MIG device is.
+#[derive(Debug)]
+pub(crate) struct MigDevice<'a> {
+    pub(crate) profile: &'a MigProfile,
+    pub(crate) instance: GpuInstance,
+    pub(crate) compute: ComputeInstance,
+}
+
+impl MigDevice<'_> {
+    /// "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
+    pub(crate) fn name(&self, gpu: &Gpu) -> String {
+        format!(
+            "{} {}",
+            gpu.name,
+            compute_name(self.profile, self.compute.size)
+        )
+    }
+}
+
+/// The MIG device that a handle means; INVALID_ARGUMENT where it has been destroyed, or the handle is of another kind.
+pub(crate) fn find<'a>(gpu: &'a Gpu, target: &Target) -> Result<MigDevice<'a>, Code> {
+    let Target::MigDevice(_, instance, compute) = target else {
+        return Err(Code::INVALID_ARGUMENT);
+    };
+    let division = instances::of(gpu)?;
+    let instance = division.gpu_instance(*instance)?;
+    Ok(MigDevice {
+        profile: with_id(gpu, instance.profile)?,
+        instance: instance.clone(),
+        compute: instance.compute_instance(*compute)?.clone(),
+    })
+}
+
+/// The MIG device of that UUID.
+pub(crate) fn with_uuid(uuid: &str) -> Result<Option<Target>, Code> {
+    for (gpu, division) in &*instances::all()? {
+        for instance in &division.gpu_instances {
+            for compute in &instance.compute_instances {
+                if compute.uuid == uuid {
+                    let target = Target::MigDevice(gpu.clone(), instance.id, compute.id);
+                    return Ok(Some(target));
+                }
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Devices are counted without gaps, so that destroying one gives those behind it another index.
+///
+/// # Safety
+/// As NVML's reference demands of `answer`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
+    handle: Handle,
+    index: c_uint,
+    answer: *mut Handle,
+) -> c_int {
+    device("nvmlDeviceGetMigDeviceHandleByIndex", handle, |_, gpu| {
+        capable(gpu)?;
+        let division = instances::of(gpu)?;
+        let target = division
+            .gpu_instances
+            .iter()
+            .flat_map(|instance| {
+                instance
+                    .compute_instances
+                    .iter()
+                    .map(|compute| (instance.id, compute.id))
+            })
+            .nth(index as usize)
+            .map(|(instance, compute)| Target::MigDevice(gpu.uuid.clone(), instance, compute));
+        if answer.is_null() {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        let found = handles::of_target(target.ok_or(Code::NOT_FOUND)?);
+        // SAFETY: the caller gives one handle.
+        unsafe { put(answer, found) }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `answer`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
+    handle: Handle,
+    answer: *mut Handle,
+) -> c_int {
+    part(
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
+        handle,
+        |_, gpu, target| {
+            find(gpu, target)?;
+            // SAFETY: the caller gives one handle.
+            unsafe { put(answer, handles::of(&gpu.uuid)) }
+        },
+    )
+}
+
+/// # Safety
+/// As NVML's reference demands of `answer`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceIsMigDeviceHandle(handle: Handle, answer: *mut c_uint) -> c_int {
+    part("nvmlDeviceIsMigDeviceHandle", handle, |_, _, target| {
+        let is_mig = matches!(target, Target::MigDevice(..));
+        // SAFETY: the caller gives one unsigned int.
+        unsafe { put(answer, is_mig.into()) }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `id`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceId(handle: Handle, id: *mut c_uint) -> c_int {
+    part("nvmlDeviceGetGpuInstanceId", handle, |_, gpu, target| {
+        let answer = existing(gpu, target)?.instance.id;
+        // SAFETY: the caller gives one unsigned int.
+        unsafe { put(id, answer) }
+    })
+}
+
+/// # Safety
+/// As NVML's reference demands of `id`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetComputeInstanceId(handle: Handle, id: *mut c_uint) -> c_int {
+    part(
+        "nvmlDeviceGetComputeInstanceId",
+        handle,
+        |_, gpu, target| {
+            let answer = existing(gpu, target)?.compute.id;
+            // SAFETY: the caller gives one unsigned int.
+            unsafe { put(id, answer) }
+        },
+    )
+}
+
+/// # Safety
+/// As NVML's reference demands of `answer`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetAttributes_v2(
+    handle: Handle,
+    answer: *mut Attributes,
+) -> c_int {
+    part("nvmlDeviceGetAttributes_v2", handle, |_, gpu, target| {
+        let found = existing(gpu, target)?;
+        let attributes = Attributes {
+            multiprocessor_count: multiprocessors(gpu, found.profile, found.compute.size),
+            shared_copy_engine_count: found.profile.copy_engines,
+            shared_decoder_count: found.profile.decoders,
+            shared_encoder_count: found.profile.encoders,
+            shared_jpeg_count: found.profile.jpeg,
+            shared_ofa_count: found.profile.ofa,
+            gpu_instance_slice_count: found.profile.slices,
+            compute_instance_slice_count: found.compute.size,
+            memory_size_mb: found.profile.memory_mib,
+        };
+        // SAFETY: the caller gives one structure.
+        unsafe { put(answer, attributes) }
+    })
+}
+
+/// These questions are answered for handles of MIG devices only.
+fn existing<'a>(gpu: &'a Gpu, target: &Target) -> Result<MigDevice<'a>, Code> {
+    if matches!(target, Target::Gpu(_)) {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    find(gpu, target)
+}

@@ -1,0 +1,110 @@
+//! Where instances can lie, and which numbers they get.
+
+use crate::mig::instances::{Division, GpuInstance};
+use crate::state::{Gpu, MigProfile};
+
+/// Compute instance profiles that a GPU instance is asked for: NVML's constant, which is also the id, and its slices.
+pub(crate) const COMPUTE_PROFILES: [(u32, u32); 5] = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 7)];
+
+/// The number of the GPU instance at a placement.
+///
+/// It names a node of the tree of halves, as NVIDIA's open kernel modules number them (kmigmgrSwizzIdToSpan): 0 is the
+/// whole GPU, 1 and 2 are its halves, 3 to 6 its quarters, 7 to 14 its eighths.
+pub(crate) fn gpu_instance_id(start: u32, size: u32) -> u32 {
+    8 / size - 1 + start / size
+}
+
+/// Whether memory slices are free.
+pub(crate) fn is_free(division: &Division, start: u32, size: u32) -> bool {
+    division
+        .gpu_instances
+        .iter()
+        .all(|other| start + size <= other.start || other.start + other.size <= start)
+}
+
+/// How many more instances of a profile fit.
+pub(crate) fn remaining(division: &Division, profile: &MigProfile) -> u32 {
+    let existing = division
+        .gpu_instances
+        .iter()
+        .filter(|instance| instance.profile == profile.id)
+        .count() as u32;
+    // All placements of a profile have one size and do not overlap.
+    let places = profile
+        .placements
+        .iter()
+        .filter(|&&(start, size)| is_free(division, start, size))
+        .count() as u32;
+    places.min(profile.most.saturating_sub(existing))
+}
+
+/// Slices of a compute instance profile that a GPU instance offers.
+pub(crate) fn compute_slices(gpu_instance: &MigProfile, profile: u32) -> Option<u32> {
+    let (_, slices) = COMPUTE_PROFILES
+        .into_iter()
+        .find(|(id, _)| *id == profile)?;
+    // Three of four slices are not offered.
+    let offered = slices <= gpu_instance.slices && (slices, gpu_instance.slices) != (3, 4);
+    offered.then_some(slices)
+}
+
+/// Multiprocessors of a compute instance with that many slices.
+pub(crate) fn multiprocessors(gpu: &Gpu, gpu_instance: &MigProfile, slices: u32) -> u32 {
+    if slices == gpu_instance.slices {
+        return gpu_instance.multiprocessors;
+    }
+    let one = gpu
+        .mig
+        .iter()
+        .find(|profile| profile.profile == 0)
+        .map_or(0, |profile| profile.multiprocessors);
+    one * slices
+}
+
+/// Where compute instances of that many slices can begin in a GPU instance.
+pub(crate) fn compute_starts(gpu_instance: &MigProfile, slices: u32) -> impl Iterator<Item = u32> {
+    0..=gpu_instance.slices - slices
+}
+
+/// Whether compute slices of a GPU instance are free.
+pub(crate) fn is_compute_free(instance: &GpuInstance, start: u32, size: u32) -> bool {
+    instance
+        .compute_instances
+        .iter()
+        .all(|other| start + size <= other.start || other.start + other.size <= start)
+}
+
+/// "MIG 3g.40gb", and "MIG 1c.3g.40gb" for a compute instance that does not fill its GPU instance.
+pub(crate) fn compute_name(gpu_instance: &MigProfile, slices: u32) -> String {
+    if slices == gpu_instance.slices {
+        return gpu_instance.name.clone();
+    }
+    let profile = gpu_instance.name.trim_start_matches("MIG ");
+    format!("MIG {slices}c.{profile}")
+}
+
+/// A UUID that no other creation of an instance gives: version 5, as the driver's are.
+pub(crate) fn uuid(gpu: &str, instance: u32, compute: u32, made: u64) -> String {
+    let text = format!("{gpu}/{instance}/{compute}/{made}");
+    let (high, low) = (hash(&text, 0x6D69_6700), hash(&text, 0x7575_6964));
+    format!(
+        "MIG-{:08x}-{:04x}-5{:03x}-{:04x}-{:012x}",
+        high >> 32,
+        high >> 16 & 0xFFFF,
+        high & 0xFFF,
+        0x8000 | low >> 48 & 0x3FFF,
+        low & 0xFFFF_FFFF_FFFF
+    )
+}
+
+/// FNV-1a, and the finaliser of SplitMix64.
+fn hash(text: &str, seed: u64) -> u64 {
+    let mixed = text
+        .bytes()
+        .fold(0xCBF2_9CE4_8422_2325 ^ seed, |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+        });
+    let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ mixed >> 31
+}

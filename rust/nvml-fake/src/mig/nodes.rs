@@ -1,0 +1,147 @@
+//! What a driver shows of instances besides NVML: folders below /proc/driver/nvidia/capabilities, and device nodes.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_char, c_int, c_uint, c_ulong};
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::abi::Code;
+use crate::files;
+use crate::mig::instances::Division;
+
+/// Numbers as the driver's /proc/driver/nvidia-caps/mig-minors gives them out: `config` is 1, `monitor` is 2.
+const FIRST: u32 = 3;
+const GPU_INSTANCES: u32 = 15;
+const COMPUTE_INSTANCES: u32 = 8;
+const MODE: u32 = 0o444;
+
+/// Adds what a GPU's instances need and is not there.
+pub(crate) fn add(minor: u32, division: &Division) -> Result<(), Code> {
+    let Some(root) = files::root() else {
+        return Ok(());
+    };
+    for (folder, node) in wanted(root, minor, division) {
+        if !folder.join("access").exists() {
+            make_node(&node_path(root, node), node)
+                .and_then(|()| make_folder(&folder, node))
+                .map_err(|_| Code::OPERATING_SYSTEM)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes what is there of instances that the GPU does not have.
+pub(crate) fn remove_others(minor: u32, division: &Division) {
+    let Some(root) = files::root() else {
+        return;
+    };
+    let wanted = wanted(root, minor, division);
+    for instance in folders(&mig_folder(root, minor)) {
+        for compute in folders(&instance) {
+            remove(root, &compute, &wanted);
+        }
+        remove(root, &instance, &wanted);
+    }
+}
+
+fn remove(root: &Path, folder: &Path, wanted: &BTreeMap<PathBuf, u32>) {
+    if wanted.contains_key(folder) {
+        return;
+    }
+    let text = fs::read_to_string(folder.join("access")).unwrap_or_default();
+    let node = text
+        .lines()
+        .find_map(|line| line.strip_prefix("DeviceFileMinor: ")?.parse().ok());
+    // What cannot be removed now is looked for again at the next change.
+    let _ = fs::remove_dir_all(folder);
+    if let Some(node) = node {
+        let _ = fs::remove_file(node_path(root, node));
+    }
+}
+
+/// Every folder that the instances of a GPU have, each with the number of its node.
+fn wanted(root: &Path, minor: u32, division: &Division) -> BTreeMap<PathBuf, u32> {
+    let mut wanted = BTreeMap::new();
+    for instance in &division.gpu_instances {
+        let number = minor * GPU_INSTANCES + instance.id;
+        let node = FIRST + number * (1 + COMPUTE_INSTANCES);
+        let folder = mig_folder(root, minor).join(format!("gi{}", instance.id));
+        for compute in &instance.compute_instances {
+            let below = folder.join(format!("ci{}", compute.id));
+            wanted.insert(below, node + 1 + compute.id);
+        }
+        wanted.insert(folder, node);
+    }
+    wanted
+}
+
+/// The text of the file is there as soon as the file is.
+fn make_folder(folder: &Path, node: u32) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let text = format!("DeviceFileMinor: {node}\nDeviceFileMode: {MODE}\nDeviceFileModify: 1\n");
+    let temporary = folder.join(".access");
+    fs::write(&temporary, text)?;
+    fs::rename(temporary, folder.join("access"))
+}
+
+fn mig_folder(root: &Path, minor: u32) -> PathBuf {
+    root.join(format!("proc/driver/nvidia/capabilities/gpu{minor}/mig"))
+}
+
+fn node_path(root: &Path, node: u32) -> PathBuf {
+    root.join(format!("dev/nvidia-caps/nvidia-cap{node}"))
+}
+
+fn folders(of: &Path) -> Vec<PathBuf> {
+    fs::read_dir(of)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir())
+        .collect()
+}
+
+/// A character device with the major number that the host's /proc/devices gives; an empty file where nobody may make
+/// one, as in the rest of a simulated host.
+fn make_node(path: &Path, minor: u32) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let name = CString::new(path.as_os_str().as_bytes())?;
+    const CHARACTER: c_uint = 0o020_000;
+    // SAFETY: a NUL-terminated path and two numbers.
+    let made = unsafe {
+        mknod(
+            name.as_ptr(),
+            CHARACTER | MODE,
+            number(major(), minor.into()),
+        )
+    };
+    if made != 0 && !path.exists() {
+        fs::write(path, "")?;
+    }
+    fs::set_permissions(path, fs::Permissions::from_mode(MODE))
+}
+
+fn major() -> c_ulong {
+    let listed = files::root().map(|root| fs::read_to_string(root.join("proc/devices")));
+    listed
+        .and_then(Result::ok)
+        .unwrap_or_default()
+        .lines()
+        .find_map(|line| line.trim().strip_suffix(" nvidia-caps")?.parse().ok())
+        .unwrap_or(0)
+}
+
+/// makedev(3).
+fn number(major: c_ulong, minor: c_ulong) -> c_ulong {
+    (major & 0xFFF) << 8 | (major & !0xFFF) << 32 | (minor & 0xFF) | (minor & !0xFF) << 12
+}
+
+unsafe extern "C" {
+    fn mknod(path: *const c_char, mode: c_uint, device: c_ulong) -> c_int;
+}

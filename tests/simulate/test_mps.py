@@ -1,0 +1,185 @@
+"""The stand-in for nvidia-cuda-mps-control, run as a program."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_agent.host import Host
+from dra_agent.simulate import build_machine, nvml
+from dra_agent.simulate import mps as mps_tool
+from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
+from dra_agent.simulate.models import GIB, H100_SXM
+from dra_agent.simulate.parts.nvidia import gpu
+
+PAIR = Machine(
+    "two",
+    "for tests",
+    (NumaNode("0-3", 8 * GIB, (10,)),),
+    (HostBridge("pci0000:00", 0, tuple(gpu(f"0000:0{n + 1}:00.0", H100_SXM, n, machine="two") for n in range(2))),),
+    nvidia=NvidiaDriver("615.71", 13040),
+)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return build_machine(PAIR, tmp_path / "two")
+
+
+@pytest.fixture
+def uuid(host: Host) -> str:
+    return nvml.read(host.sysfs.parent / "lib").devices[0].uuid
+
+
+class Mps:
+    """One directory of pipes."""
+
+    def __init__(self, host: Host, folder: Path, visible: str) -> None:
+        self.program = host.sysfs.parent / "lib" / mps_tool.CONTROL
+        self.pipes = folder
+        self.environment = {
+            "CUDA_MPS_PIPE_DIRECTORY": str(folder),
+            "CUDA_MPS_LOG_DIRECTORY": str(folder / "log"),
+            "CUDA_VISIBLE_DEVICES": visible,
+        }
+
+    def start(self) -> int:
+        return subprocess.run([self.program, "-d"], env=self.environment, timeout=20, check=False).returncode
+
+    def say(self, command: str, timeout: float = 20) -> tuple[int, str]:
+        done = subprocess.run(
+            [self.program],
+            input=command + "\n",
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return done.returncode, done.stdout.strip()
+
+    @property
+    def pid(self) -> int:
+        return int((self.pipes / "nvidia-cuda-mps-control.pid").read_text())
+
+
+@pytest.fixture
+def mps(host: Host, uuid: str, tmp_path: Path) -> Iterator[Callable[[str], Mps]]:
+    made: list[Mps] = []
+
+    def make(name: str) -> Mps:
+        made.append(Mps(host, tmp_path / name, uuid))
+        return made[-1]
+
+    yield make
+    mps_tool.clear_faults(host.sysfs.parent)
+    for one in made:
+        if one.say("quit")[0] and (one.pipes / "nvidia-cuda-mps-control.pid").exists():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGKILL)
+
+
+def test_a_daemon_keeps_what_it_is_told(mps: Callable[[str], Mps], uuid: str) -> None:
+    one = mps("a" * 120)  # longer than the name of a socket may be
+    assert one.say("get_server_list")[0] == 1, "nobody is there"
+    assert one.start() == 0
+    assert one.start() == 1, "one for each directory"
+    assert one.say("set_default_active_thread_percentage 30") == (0, "30.0")
+    assert one.say("get_default_active_thread_percentage") == (0, "30.0")
+    assert one.say("set_default_device_pinned_mem_limit 0 10G") == (0, "")
+    assert one.say(f"get_default_device_pinned_mem_limit {uuid}") == (0, "10G")
+    for wrong in (
+        "set_default_active_thread_percentage 101",
+        "set_default_device_pinned_mem_limit 1 10G",
+        "set_default_device_pinned_mem_limit 0 much",
+    ):
+        assert one.say(wrong)[1].startswith("Invalid argument")
+    assert one.say("make_coffee")[1] == "Unknown command: make_coffee"
+    log = (one.pipes / "log/control.log").read_text()
+    assert "Received command: set_default_device_pinned_mem_limit 0 10G" in log
+
+
+def test_two_directories_are_two_daemons(mps: Callable[[str], Mps]) -> None:
+    one, other = mps("one"), mps("other")
+    assert (one.start(), other.start()) == (0, 0)
+    one.say("set_default_active_thread_percentage 10")
+    assert other.say("get_default_active_thread_percentage") == (0, "100.0")
+
+
+def test_quitting_takes_the_servers_along(mps: Callable[[str], Mps]) -> None:
+    one = mps("one")
+    one.start()
+    assert one.say("get_server_list") == (0, "")
+    one.say("start_server -uid 0")
+    server = int(one.say("get_server_list")[1])
+    os.kill(server, 0)
+    pid = one.pid
+    assert one.say("quit") == (0, "")
+    assert ended(server) and ended(pid)
+    assert one.say("get_server_list")[0] == 1
+    assert not (one.pipes / "control").exists()
+    assert one.start() == 0, "and a new one may begin"
+
+
+def test_a_killed_daemon_leaves_its_files_and_another_can_start(mps: Callable[[str], Mps]) -> None:
+    one = mps("one")
+    one.start()
+    one.say("start_server -uid 0")
+    server = int(one.say("get_server_list")[1])
+    os.kill(one.pid, signal.SIGKILL)
+    assert ended(server)
+    assert (one.pipes / "control").exists()
+    assert one.say("get_server_list")[0] == 1
+    assert one.start() == 0
+    assert one.say("get_default_active_thread_percentage") == (0, "100.0")
+
+
+def test_what_is_ordered_goes_wrong(mps: Callable[[str], Mps], host: Host) -> None:
+    root, one = host.sysfs.parent, mps("one")
+    mps_tool.order_fault(root, "start", "fail")
+    assert (one.start(), one.start()) == (1, 0)
+    mps_tool.order_fault(root, "set_default_active_thread_percentage", "ignore")
+    assert one.say("set_default_active_thread_percentage 20") == (0, "")
+    mps_tool.order_fault(root, "get_default_active_thread_percentage", None, milliseconds=300)
+    began = time.monotonic()
+    assert one.say("get_default_active_thread_percentage") == (0, "100.0")
+    assert time.monotonic() - began >= 0.3
+    mps_tool.order_fault(root, "get_server_list", "fail", times=2)
+    assert [one.say("get_server_list")[1] for _ in range(3)] == ["Failed to get_server_list"] * 2 + [""]
+    mps_tool.order_fault(root, "get_server_list", "crash")
+    pid = one.pid
+    assert one.say("get_server_list")[1] == ""
+    assert ended(pid)
+    assert one.start() == 0
+    mps_tool.order_fault(root, "quit", "hang")
+    with pytest.raises(subprocess.TimeoutExpired):
+        one.say("quit", timeout=0.5)
+    os.kill(one.pid, signal.SIGKILL)
+
+
+def test_a_daemon_whose_directory_is_gone_ends(mps: Callable[[str], Mps]) -> None:
+    one = mps("one")
+    one.start()
+    pid = one.pid
+    (one.pipes / "control").unlink()
+    assert ended(pid)
+
+
+def ended(pid: int) -> bool:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            # A zombie that whoever adopted it has not waited for has ended too.
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False

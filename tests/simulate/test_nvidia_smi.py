@@ -1,0 +1,70 @@
+"""The stand-in for nvidia-smi: the agent's own set-up works with it, and it fails as the tool does."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dra_agent.errors import RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory import take
+from dra_agent.prepare.setup import SetupDevice
+from dra_agent.setup.timeslice import GpuConfig, TimeSlicing
+from dra_agent.setup.timeslice.parameters import TimeSlices
+from dra_agent.simulate import build, change, nvml
+from dra_agent.simulate.nvidia_smi import time_slices
+from dra_agent.topology import scan
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return build("l40s", tmp_path / "host")
+
+
+def smi(host: Host, *arguments: str) -> subprocess.CompletedProcess[str]:
+    assert host.nvidia_smi is not None
+    return subprocess.run([host.nvidia_smi, *arguments], capture_output=True, text=True, check=False)
+
+
+def test_a_claims_time_slices_are_set_and_reset(host: Host, tmp_path: Path) -> None:
+    root = tmp_path / "host"
+    devices = [device for device in take(host, scan(host)).devices if device.vendor == "nvidia"]
+    uuid = devices[0].identity["uuid"]
+    assert smi(host, "-i", uuid, "-c", "EXCLUSIVE_PROCESS").returncode == 0
+    slicing = TimeSlicing(host.nvidia_smi, tmp_path / "state")
+    wanted = GpuConfig(TimeSlices("Long"))
+    slicing.check(devices[0], wanted)
+    slicing.set_up("a", [SetupDevice(devices[0], ("gpu",))], wanted, None)
+    assert time_slices(root) == {uuid: 3}
+    assert nvml.read(root / "lib").conditions[uuid].compute_mode == 0
+    build("l40s", root)  # an agent that starts again finds what was set
+    assert time_slices(root) == {uuid: 3}
+    slicing.tear_down("a", [devices[0].name], None)
+    assert time_slices(root) == {} and nvml.read(root / "lib").conditions[uuid].compute_mode == 3
+
+
+def test_what_goes_wrong_with_the_library_goes_wrong_with_the_tool(host: Host, tmp_path: Path) -> None:
+    root = tmp_path / "host"
+    gpus = [device for device in take(host, scan(host)).devices if device.vendor == "nvidia"]
+    uuid, other = (gpu.identity["uuid"] for gpu in gpus[:2])
+    query = ["--query-gpu=compute_mode", "--format=csv,noheader"]
+    assert smi(host, "-i", uuid, *query).stdout == "Default\n"
+    change.fail(root, "nvmlDeviceGetHandleByUUID", 15, uuid)
+    assert smi(host, "-i", uuid, *query).returncode == 15 and smi(host, "-i", other, *query).returncode == 0
+    change.clear(root)
+    change.hang(root, None, uuid)
+    slicing = TimeSlicing(host.nvidia_smi, tmp_path / "state", deadline=1)
+    with pytest.raises(RetryableError, match="did not answer within 1 s"):
+        slicing.set_up("a", [SetupDevice(gpus[0], ("gpu",))], GpuConfig(TimeSlices("Long")), None)
+    change.clear(root)
+    change.unplug(root, uuid)
+    assert smi(host, "-i", uuid, *query).returncode == 6
+    assert smi(host, "compute-policy", "-i", other, "--set-timeslice", "4").returncode == 2
+    assert smi(host, "-L").returncode == 2
+
+
+def test_a_host_without_nvidias_driver_has_no_tool(tmp_path: Path) -> None:
+    host = build("mi300x", tmp_path / "amd")
+    assert host.nvidia_smi is None and not (tmp_path / "amd/bin").exists()
