@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import Device, Problem
+from dra_agent.inventory import Device, PartitionRule, Problem, device_name
 from dra_agent.inventory.amd import AmdBackend
 from dra_agent.inventory.kfd import gpu_nodes
+from dra_agent.inventory.partitions import PartitionRules
 from dra_agent.topology import Device as Function
 from dra_agent.topology import Drm, Kind
 
@@ -85,6 +86,42 @@ def test_partitions_become_devices_of_their_own(recorded_host: Path, function: C
     assert problems == []
 
 
+@pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
+def test_gpus_of_a_recorded_host_can_be_divided_anew_but_for_one_of_which_a_die_is_hidden(
+    recorded_host: Path, function: Callable[..., Function]
+) -> None:
+    host = kfd_host(recorded_host)
+    gpus = [function(address, Kind.GPU, "0x1002", "0x74a1", driver="amdgpu") for address in gpu_nodes(host, [])]
+    for gpu in gpus:
+        folder = host.sysfs / "bus/pci/devices" / gpu.pci_address
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "available_compute_partition").write_text("SPX, DPX, QPX, CPX\n")
+    backend = AmdBackend(host)
+    backend.partition_by(PartitionRules([PartitionRule("true", "amd")], "dra-agent.internal"))
+    problems: list[Problem] = []
+    devices = backend.devices(gpus, problems)
+    assert len(backend.counter_sets()) == 7
+    assert len(devices) == 7 * 15 + 7, "seven in every mode, and the partitions of the last as they are"
+    whole = devices[0]
+    assert whole.capacity["computeUnits"].value == "304"
+    assert {name: counter.value for name, counter in whole.consumes_counters[0].counters.items()}["dies"] == "8"
+    assert whole.attributes["computePartition"].value == "SPX", "as it will be, while it is in CPX"
+    (problem,) = [one for one in problems if "dies" in one.what]
+    assert (problem.where, problem.severity) == (device_name("gpu", gpus[-1].pci_address), "warning")
+    assert "7 of its 8 dies" in problem.what
+
+
+@pytest.mark.parametrize("recorded_host", ["kfd-mi210"], indirect=True)
+def test_gpus_of_one_die_are_never_divided(recorded_host: Path, function: Callable[..., Function]) -> None:
+    host = kfd_host(recorded_host)
+    gpus = [function(address, Kind.GPU, "0x1002", "0x740f", driver="amdgpu") for address in gpu_nodes(host, [])]
+    backend = AmdBackend(host)
+    backend.partition_by(PartitionRules([PartitionRule("true", "amd")], "dra-agent.internal"))
+    devices = backend.devices(gpus, [])
+    assert [device.attributes["type"].value for device in devices] == ["gpu"] * 8
+    assert all(not device.consumes_counters for device in devices) and not backend.counter_sets()
+
+
 def test_a_whole_gpu_is_described_from_amdgpu_and_kfd(
     host: Host, write: Write, function: Callable[..., Function]
 ) -> None:
@@ -145,3 +182,14 @@ def test_nonsense_from_the_driver_costs_one_fact_and_is_reported(
 def only(devices: list[Device]) -> Device:
     (device,) = devices
     return device
+
+
+@pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
+def test_errors_of_a_gpu_are_those_of_every_partition(recorded_host: Path, function: Callable[..., Function]) -> None:
+    host = kfd_host(recorded_host)
+    gpu = function("0000:05:00.0", Kind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card1", "renderD128"))
+    ras = host.sysfs / "bus/pci/devices/0000:05:00.0/ras"
+    ras.mkdir(parents=True)
+    (ras / "umc_err_count").write_text("ue: 1\nce: 5\n")
+    devices = AmdBackend(host).devices([gpu], [])
+    assert [(device.memory_errors, device.corrected_errors) for device in devices] == [(1, 5)] * 8

@@ -35,6 +35,7 @@ EXPECTED = {
     "mi300x": {"gpu": 8, "nic": 10},
     # Three whole GPUs, and the fourth as its virtual functions, one of them given to virtual machines.
     "flex170": {"gpu": 7, "nic": 2},
+    "arc-b60": {"gpu": 5, "nic": 1},
     "l40s": {"gpu": 4, "nic": 6},
     "mixed": {"gpu": 3, "nic": 3, "fpga": 2, "accelerator": 1},
     "vm-1gpu": {"gpu": 1, "nic": 1},

@@ -1,14 +1,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from dra_agent.host import Host
+from dra_agent.inventory import Capacity, InventorySettings, PartitionRule, take
 from dra_agent.inventory.intel import IntelBackend
+from dra_agent.inventory.partitions import PartitionRules
+from dra_agent.simulate import build
+from dra_agent.simulate.kernel import SimulatedKernel
+from dra_agent.slices import desired_slices
 from dra_agent.topology import Device as Function
-from dra_agent.topology import Drm, Kind, Sriov
+from dra_agent.topology import Drm, Kind, Sriov, scan
 
 Write = Callable[[str, object], None]
 PCI = "sys/bus/pci/devices"
+
+
+@pytest.fixture(scope="module")
+def b60(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    return build("arc-b60", tmp_path_factory.mktemp("b60") / "host")
 
 
 def test_memory_is_what_the_driver_tells_and_never_guessed(
@@ -55,3 +68,75 @@ def test_a_gpu_that_could_be_divided_and_is_not_stays_whole(host: Host, function
     (device,) = IntelBackend(host).devices([physical], [])
     assert device.attributes["type"].value == "gpu"
     assert "memoryEnforcement" not in device.attributes
+
+
+QUOTA = (22 << 30) // 4
+SHARED = InventorySettings(
+    partition=(PartitionRule('device.attributes["dra-agent.internal"].vendor == "intel"', "sriov"),)
+)
+WHOLE = "gpu-0000-05-00-0"
+
+
+def test_a_recent_kernel_tells_what_a_virtual_function_has(b60: Host) -> None:
+    inventory = take(b60, scan(b60))
+    assert [device.name for device in inventory.family("gpu")] == [
+        "gpu-0000-03-00-0",
+        *(f"gpu-0000-05-00-{number}" for number in range(1, 5)),
+    ]
+    part = inventory.device("gpu-0000-05-00-2")
+    assert part is not None
+    values = {name: value.value for name, value in part.attributes.items()}
+    assert (values["type"], values["memoryEnforcement"]) == ("vf", "vf")
+    assert (values["execQuantumMs"], values["preemptTimeoutUs"], values["schedPriority"]) == (32, 128000, "normal")
+    assert part.capacity["memory"].value == Capacity.of_bytes(QUOTA).value
+    assert part.consumes_counters == () and inventory.counter_sets == {}
+
+
+def test_the_whole_of_a_divided_gpu_is_offered_where_the_operator_wants_it(b60: Host) -> None:
+    inventory = take(b60, scan(b60), SHARED)
+    whole = inventory.device(WHOLE)
+    assert whole is not None and whole.capacity["memory"].value == "2Gi", "what no virtual function has"
+    assert whole.attributes["sriovVfs"].value == 4
+    (counters,) = inventory.counter_sets["gpu"]
+    amounts = {name: int(counter.value) for name, counter in counters.counters.items()}
+    assert amounts == {"virtual-functions": 4, "memory": 24 << 30}
+    parts = [device for device in inventory.family("gpu") if device.identity.get("parent") == WHOLE]
+    assert len(parts) == 4
+    for name, total in amounts.items():
+        taken = [int(part.consumes_counters[0].counters[name].value) for part in parts]
+        assert sum(taken) <= total, "all of them fit together"
+        assert int(whole.consumes_counters[0].counters[name].value) + min(taken) > total, "none with the whole"
+    undivided = inventory.device("gpu-0000-03-00-0")
+    assert undivided is not None and undivided.consumes_counters == ()
+    assert desired_slices(inventory, node="node-a", driver="dra-agent.internal").problems == []
+
+
+def test_the_whole_is_not_offered_while_somebody_else_has_a_virtual_function(tmp_path: Path) -> None:
+    host = build("arc-b60", tmp_path / "host")
+    kernel = SimulatedKernel(tmp_path / "host")
+    function = "0000:05:00.4"
+    kernel.write(f"bus/pci/devices/{function}/driver_override", "vfio-pci")
+    kernel.write(f"bus/pci/devices/{function}/driver/unbind", function)
+    kernel.write("bus/pci/drivers_probe", function)
+    inventory = take(host, scan(host), SHARED)
+    assert inventory.device(WHOLE) is None
+    assert [counters.name for counters in inventory.counter_sets["gpu"]] == [WHOLE]
+    passed = inventory.device("gpu-0000-05-00-4")
+    assert passed is not None and passed.attributes["type"].value == "vfio"
+    assert passed.identity["parent"] == WHOLE
+
+
+def test_an_older_kernel_counts_functions_only(host: Host, function: Callable[..., Function]) -> None:
+    virtual = ("0000:03:00.1", "0000:03:00.2")
+    physical = function(
+        "0000:03:00.0", Kind.GPU, "0x8086", "0x56c0", driver="i915", sriov=Sriov(31, 2), virtfns=virtual
+    )
+    ones = [function(a, Kind.GPU, "0x8086", "0x56c0", driver="i915", physfn="0000:03:00.0") for a in virtual]
+    backend = IntelBackend(host)
+    backend.partition_by(PartitionRules([PartitionRule("true", "sriov")], "dra-agent.internal"))
+    whole, *parts = backend.devices([physical, *ones], [])
+    (counters,) = backend.counter_sets()
+    assert set(counters.counters) == {"virtual-functions"}
+    assert [part.consumes_counters[0].counters["virtual-functions"].value for part in parts] == ["1", "1"]
+    assert whole.consumes_counters[0].counters["virtual-functions"].value == "2"
+    assert all("execQuantumMs" not in part.attributes for part in parts)

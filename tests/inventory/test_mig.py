@@ -3,7 +3,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,7 +11,8 @@ from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import Problem
 from dra_agent.inventory.nvidia.backend import NvidiaBackend
-from dra_agent.inventory.nvidia.library import LostError, NotThereError, UnknownGpuError
+from dra_agent.inventory.nvidia.events import Events
+from dra_agent.inventory.nvidia.library import LostError, NotThereError, Nvml, UnknownGpuError
 from dra_agent.topology import Device as Function
 from dra_agent.topology import Kind
 
@@ -23,6 +24,7 @@ class MigLibrary:
     """Answers as NVML does for an H100 in MIG mode: instances by (GPU instance, compute instance, profile, start)."""
 
     module = SimpleNamespace(c_nvmlGpuFabricInfoV_t=ctypes.c_int)
+    generation = 1
 
     def __init__(self, *instances: tuple[int, int, str, int]) -> None:
         self.instances = instances
@@ -88,6 +90,7 @@ def backend(host: Host, monkeypatch: pytest.MonkeyPatch) -> Callable[[MigLibrary
     def make(library: MigLibrary) -> NvidiaBackend:
         made = NvidiaBackend(host, 1.0)
         monkeypatch.setattr(made, "_nvml", library)
+        monkeypatch.setattr(made, "_events", Events(cast(Nvml, library)))
         return made
 
     return make

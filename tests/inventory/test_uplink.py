@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,8 @@ import pytest
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import links
-from dra_agent.inventory.uplink import Uplinks, carriers
+from dra_agent.inventory.sysfs import Files
+from dra_agent.inventory.uplink import Uplinks, carriers, strangers
 
 Write = Callable[[str, object], None]
 HEADER = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT"
@@ -39,6 +41,48 @@ def test_an_ipv6_only_host_has_an_uplink_too(host: Host, write: Write) -> None:
         f"{zero} 00 {zero} 00 {zero} ffffffff 00000001 00000000 00000201     eth2",
     )
     assert Uplinks(host).interfaces([]) == {"eth1"}
+
+
+def test_an_agent_with_a_network_of_its_own_reads_the_hosts_routes_where_it_is_told(host: Host, write: Write) -> None:
+    write("proc/net/route", f"{HEADER}\neth9\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0")
+    write("net/route", f"{HEADER}\neno1\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0")
+    assert Uplinks(host).interfaces([]) == {"eth9"}
+    there = Host(sysfs=host.sysfs, dev=host.dev, proc=host.proc, net=host.proc.parent / "net")
+    assert Uplinks(there).interfaces([]) == {"eno1"}
+
+
+def test_interfaces_of_another_network_namespace_are_strangers(host: Host, write: Write) -> None:
+    for name, address in {"lo": "00:00:00:00:00:00", "eth77": "02:00:00:00:00:01", "br0": "02:00:00:00:00:02"}.items():
+        write(f"sys/class/net/{name}/address", address)
+    write("sys/class/net/lo/device/vendor", "0x0")  # as if it were hardware: it has the same address everywhere
+    write("sys/class/net/eth77/device/vendor", "0x15b3")
+    net = Files(host.sysfs / "class/net", [])
+    assert strangers(net, net.names()) == ["eth77"]
+    write("sys/class/net/lo/address", "02:00:00:00:00:03")
+    assert strangers(net, net.names()) == ["eth77", "lo"], "the name alone does not make it ours"
+    write("sys/class/net/lo/address", "nonsense")
+    assert strangers(net, net.names()) == ["eth77", "lo"]
+
+
+def test_hardware_interfaces_of_this_host_are_no_strangers() -> None:
+    net = Files(Path("/sys/class/net"), [])
+    assert strangers(net, net.names()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a network namespace")
+def test_in_a_network_namespace_of_its_own_no_interface_can_be_claimed() -> None:
+    if not any((folder / "device").exists() for folder in Path("/sys/class/net").iterdir()):
+        pytest.skip("no hardware interface here")
+    code = (
+        "from dra_agent.inventory.uplink import *; from dra_agent.inventory.uplink import Files; problems = [];"
+        "found = Uplinks(Host()).interfaces(problems);"
+        "assert found == set(Files(Path('/sys/class/net'), []).names()), found; print(problems[0])"
+    )
+    done = subprocess.run(["unshare", "--net", sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if "unshare" in done.stderr:
+        pytest.skip(f"no network namespace can be made here: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    assert "network namespace of its own" in done.stdout and "--net-root" in done.stdout
 
 
 def test_damaged_tables_and_loops_of_links_do_no_harm(host: Host, write: Write) -> None:

@@ -15,20 +15,30 @@ from dra_agent.inventory.api import (
 from dra_agent.inventory.collect import Collector, take
 from dra_agent.inventory.device import (
     FAMILIES,
+    Ailment,
     Device,
     DeviceNode,
     Exclusion,
     Family,
+    Fault,
     Inventory,
     Problem,
     device_name,
     pool_name,
 )
-from dra_agent.inventory.settings import AttributeRule, InventorySettings, VersionValue
+from dra_agent.inventory.settings import (
+    AttributeRule,
+    InventorySettings,
+    PartitionRule,
+    PassthroughRule,
+    ShareRule,
+    VersionValue,
+)
 from dra_agent.inventory.watch import Change, Watch
 
 __all__ = [
     "FAMILIES",
+    "Ailment",
     "Attribute",
     "AttributeRule",
     "Capacity",
@@ -41,11 +51,15 @@ __all__ = [
     "DeviceNode",
     "Exclusion",
     "Family",
+    "Fault",
     "Inventory",
     "InventorySettings",
+    "PartitionRule",
+    "PassthroughRule",
     "Problem",
     "RequestPolicy",
     "RequestRange",
+    "ShareRule",
     "Taint",
     "VersionValue",
     "Watch",

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dra_agent.host import Host
-from dra_agent.inventory.device import Device, Problem
+from dra_agent.inventory.api import CounterSet
+from dra_agent.inventory.device import Device, Exclusion, Fault, Problem
 from dra_agent.inventory.draft import is_vfio
+from dra_agent.inventory.partitions import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.vendors import is_plain_display
 from dra_agent.topology.model import Device as Function
@@ -27,6 +29,37 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Let go of vendor libraries."""
+        ...
+
+
+@runtime_checkable
+class FaultSource(Protocol):
+    """A back end that also hears of what happens between two looks."""
+
+    def faults(self) -> list[Fault]:
+        """Give what happened since the last call; asked about once a second, so it waits for nothing for long."""
+        ...
+
+
+@runtime_checkable
+class Partitioning(Protocol):
+    """A back end that can offer GPUs in partitions, too."""
+
+    def partition_by(self, rules: PartitionRules) -> None:
+        """Take the rules by which it does so; called once, before it describes anything."""
+        ...
+
+    def counter_sets(self) -> Sequence[CounterSet]:
+        """Give what the devices that were described last share."""
+        ...
+
+
+@runtime_checkable
+class Withholding(Protocol):
+    """A back end that keeps devices back which could be offered under other circumstances."""
+
+    def withheld(self) -> Sequence[Exclusion]:
+        """Give those of the last look, with the reasons."""
         ...
 
 

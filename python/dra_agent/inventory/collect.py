@@ -6,17 +6,19 @@ What fails is one problem in the result; the other devices are described all the
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-
-import msgspec
+from collections.abc import Container, Sequence
 
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
-from dra_agent.inventory.api import Taint
-from dra_agent.inventory.backend import Backend, backend_of, is_usable, load
-from dra_agent.inventory.device import Device, Exclusion, Inventory, Problem
+from dra_agent.inventory.api import CounterSet
+from dra_agent.inventory.backend import Backend, FaultSource, Partitioning, Withholding, backend_of, is_usable, load
+from dra_agent.inventory.device import Device, Exclusion, Fault, Inventory, Problem
+from dra_agent.inventory.handover import Handovers
+from dra_agent.inventory.partitions import PartitionRules, consumed
+from dra_agent.inventory.passthrough import Passthrough
 from dra_agent.inventory.rules import Rules
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
+from dra_agent.inventory.shares import Shares
 from dra_agent.topology.model import Device as Function
 from dra_agent.topology.model import Topology
 
@@ -29,29 +31,65 @@ class Collector:
     One thread at a time may use it. UsageError from the start where a rule can never work.
     """
 
-    def __init__(self, host: Host, settings: InventorySettings | None = None, *, driver: str = DEFAULT_DRIVER) -> None:
+    def __init__(
+        self,
+        host: Host,
+        settings: InventorySettings | None = None,
+        *,
+        driver: str = DEFAULT_DRIVER,
+        handovers: Handovers | None = None,
+    ) -> None:
         self._host = host
         self._settings = settings or InventorySettings()
         self._driver = driver
         self._rules = Rules(self._settings, driver)
+        self._partitions = PartitionRules(self._settings.partition, driver)
+        self._shares = Shares(self._settings.share, driver)
+        self._passthrough = Passthrough(self._settings.passthrough, driver, handovers)
         self._backends: dict[str, Backend] = {}
 
     def take(self, topology: Topology) -> Inventory:
         """Describe every device that can be claimed; never raises for a device or a library that is broken."""
         problems = [Problem(problem.where, problem.what) for problem in topology.problems]
         excluded: list[Exclusion] = []
-        found: list[Device] = []
-        for name, functions in self._by_backend(topology, problems).items():
+        handed_over = self._passthrough.handed_over(problems)
+        found = [handed_over[one.pci_address] for one in topology.devices if one.pci_address in handed_over]
+        self._partitions.begin()
+        for name, functions in self._by_backend(topology, handed_over, problems).items():
             found += self._devices(name, functions, problems)
-        devices = [self._tainted(device) for device in self._without_uplinks(found, excluded)]
+        found = self._passthrough.apply(found, topology.by_address, problems, excluded)
+        devices = self._without_uplinks(found, excluded)
         # The order of the topology, which is that of the addresses; partitions of one address keep theirs.
         place = {function.pci_address: number for number, function in enumerate(topology.devices)}
         devices.sort(key=lambda device: place.get(device.pci_address, len(place)))
+        problems += self._partitions.problems()
+        for backend in self._backends.values():
+            if isinstance(backend, Withholding):
+                excluded += backend.withheld()
+        published = self._rules.apply(devices, problems, excluded)
+        kept = consumed(published, self._counter_sets())
         return Inventory(
-            devices=self._rules.apply(devices, problems, excluded),
+            devices=self._shares.apply(published, problems),
+            counter_sets={"gpu": kept} if kept else {},
             problems=tuple(dict.fromkeys(problems)),
             excluded=tuple(excluded),
         )
+
+    def faults(self) -> list[Fault]:
+        """Ask what happened to devices since the last call; never raises for a library that is broken."""
+        found: list[Fault] = []
+        for name, backend in self._backends.items():
+            if isinstance(backend, FaultSource):
+                try:
+                    found += backend.faults()
+                except Exception:  # noqa: BLE001 - what a library tells must not end the agent
+                    _log.exception("back end cannot tell faults", extra={"backend": name})
+        return found
+
+    @property
+    def tells_faults(self) -> bool:
+        """Whether any back end that is in use tells faults."""
+        return any(isinstance(backend, FaultSource) for backend in self._backends.values())
 
     def close(self) -> None:
         """Let go of vendor libraries."""
@@ -59,11 +97,17 @@ class Collector:
             backend.close()
         self._backends.clear()
 
-    def _by_backend(self, topology: Topology, problems: list[Problem]) -> dict[str, list[Function]]:
+    def _counter_sets(self) -> list[CounterSet]:
+        backends = [backend for backend in self._backends.values() if isinstance(backend, Partitioning)]
+        return [counters for backend in backends for counters in backend.counter_sets()]
+
+    def _by_backend(
+        self, topology: Topology, handed_over: Container[str], problems: list[Problem]
+    ) -> dict[str, list[Function]]:
         chosen: dict[str, list[Function]] = {}
         for function in topology.devices:
             name = backend_of(function)
-            if name is None:
+            if name is None or function.pci_address in handed_over:
                 continue
             if is_usable(function):
                 chosen.setdefault(name, []).append(function)
@@ -83,7 +127,10 @@ class Collector:
         try:
             backend = self._backends.get(name)
             if backend is None:
-                backend = self._backends[name] = load(name, self._host, self._settings)
+                backend = load(name, self._host, self._settings)
+                if isinstance(backend, Partitioning):
+                    backend.partition_by(self._partitions)
+                self._backends[name] = backend
             return backend.devices(functions, problems)
         except AgentError as error:
             problems.append(Problem(error.where or name, error.what, error.todo))
@@ -99,23 +146,21 @@ class Collector:
             return devices
         for device in devices:
             if "uplink" in device.identity:
-                reason = f"{device.identity['uplink']} carries the host's default route (inventory.host_uplink)"
+                reason = f"{device.identity['uplink']} carries the host's default route, or may (inventory.host_uplink)"
                 excluded.append(Exclusion(device.name, reason))
         return [device for device in devices if "uplink" not in device.identity]
 
-    def _tainted(self, device: Device) -> Device:
-        """Keep new claims off an unhealthy device; those that hold it decide for themselves."""
-        if device.health != "unhealthy":
-            return device
-        taint = Taint(key=f"{self._driver}/unhealthy", effect="NoSchedule")
-        return msgspec.structs.replace(device, taints=(*device.taints, taint))
-
 
 def take(
-    host: Host, topology: Topology, settings: InventorySettings | None = None, *, driver: str = DEFAULT_DRIVER
+    host: Host,
+    topology: Topology,
+    settings: InventorySettings | None = None,
+    *,
+    driver: str = DEFAULT_DRIVER,
+    handovers: Handovers | None = None,
 ) -> Inventory:
     """Take the inventory once; UsageError where a rule of the settings can never work."""
-    collector = Collector(host, settings, driver=driver)
+    collector = Collector(host, settings, driver=driver, handovers=handovers)
     try:
         return collector.take(topology)
     finally:

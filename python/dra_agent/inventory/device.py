@@ -63,6 +63,25 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{text}; {self.todo}" if self.todo else text
 
 
+class Ailment(msgspec.Struct, frozen=True):
+    """What is wrong with a device as long as a look at it shows it."""
+
+    cause: str
+    """Short and in words of the field: "gpu-lost", "link-down"; dra_agent.health knows how severe each is."""
+    message: str
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """What happened to a device, told once."""
+
+    pci_address: str
+    cause: str
+    """"xid-79", "ecc"."""
+    message: str
+    devices: tuple[str, ...] = ()
+    """Names of the parts of the GPU that it was told of; none: of the whole, or of a part that nobody knows."""
+
+
 class Exclusion(msgspec.Struct, frozen=True):
     """A device that is there and is not published, and why."""
 
@@ -89,12 +108,26 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     identity: dict[str, str] = {}
     """What the device is called elsewhere: driver, uuid, minor, card ("card0"), render ("renderD128"), ifname,
     rdma ("mlx5_0"), accel ("accel0"), kfd (node id), vfio ("vfio0"), physfn (address), uplink (an interface that the
-    host needs), parent (name of the whole device that cannot be held together with this part of it)."""
+    host needs), dmem (its memory as the kernel's cgroup controller names it), parent (name of the whole device that
+    cannot be held together with this part of it), mig ("whole", or profile id, first memory slice and slices of a
+    partition that is made at prepare: "19:4:1"), foreign ("destroy": instances of others go when it is made),
+    parent_uuid (of the GPU that it is made of)."""
+    order: int = 0
+    """Its place among the devices of one address: the scheduler takes the first published one that fits."""
     numa_node: int | None = None
     pcie_switch: str | None = None
     """Address of the upstream port that neighbours share: with numa_node and pci_address it orders devices."""
+    memory_limits: dict[str, str] = {}
+    """What could hold shares of its memory to their limits ("mps", "nvml-cgroup", "dmem"), and why it cannot do so
+    here; "" where it can."""
     health: Health = "healthy"
     health_reason: str | None = None
+    ailments: tuple[Ailment, ...] = ()
+    """Why it is unhealthy."""
+    memory_errors: int | None = None
+    """Uncorrected errors since its driver was loaded; None where nobody counts them."""
+    corrected_errors: int | None = None
+    """Those that were corrected."""
 
     def __post_init__(self) -> None:
         if not _LABEL.fullmatch(self.name):

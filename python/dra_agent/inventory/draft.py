@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dra_agent.host import Host
 from dra_agent.inventory.api import STRING_LIMIT, Attribute, Capacity
-from dra_agent.inventory.device import Device, DeviceNode, Family, Health, NodeRole, Problem, device_name
+from dra_agent.inventory.device import Ailment, Device, DeviceNode, Family, Health, NodeRole, Problem, device_name
 from dra_agent.inventory.sysfs import Files
 from dra_agent.inventory.vendors import vendor_of
 from dra_agent.topology.model import Device as Function
@@ -36,6 +36,10 @@ class Draft:
         self.identity: dict[str, str] = {}
         self.health: Health = "healthy"
         self.health_reason: str | None = None
+        self.ailments: list[Ailment] = []
+        self.memory_errors: int | None = None
+        self.memory_limits: dict[str, str] = {}
+        self.corrected_errors: int | None = None
         self._nodes: dict[str, DeviceNode] = {}
         self._common()
 
@@ -70,6 +74,17 @@ class Draft:
         if self.host.dev_path(path).exists():
             self.node(path, role)
 
+    def ail(self, cause: str, message: str) -> None:
+        """Note what is wrong with the device now; the first that is noted is its reason."""
+        self.ailments.append(Ailment(cause, message))
+        if self.health != "unhealthy":
+            self.health, self.health_reason = "unhealthy", message
+
+    def ail_as(self, whole: Draft) -> None:
+        """Be as well as the whole is that this is a part of."""
+        self.health, self.health_reason, self.ailments = whole.health, whole.health_reason, list(whole.ailments)
+        self.memory_errors, self.corrected_errors = whole.memory_errors, whole.corrected_errors
+
     def finish(self) -> Device:
         """Give the device."""
         room = ENTRY_LIMIT - len(self.capacity)
@@ -87,8 +102,12 @@ class Draft:
             identity=self.identity,
             numa_node=self.function.numa_node,
             pcie_switch=self.function.pcie_switch,
+            memory_limits=self.memory_limits,
             health=self.health,
             health_reason=self.health_reason,
+            ailments=tuple(self.ailments),
+            memory_errors=self.memory_errors,
+            corrected_errors=self.corrected_errors,
         )
 
     def _common(self) -> None:

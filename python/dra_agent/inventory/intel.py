@@ -1,16 +1,22 @@
 """Intel GPUs and their virtual functions, from what i915 and xe show in sysfs.
 
-A GPU that is divided into virtual functions is published as those: the physical function only administers them.
+A GPU that is divided into virtual functions is published as those: the physical function only administers them, unless
+the operator offers it as well, to claims that come when no virtual one is held.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from dra_agent.host import Host
-from dra_agent.inventory.api import Capacity
+from dra_agent.inventory.api import Capacity, CounterSet
 from dra_agent.inventory.device import Device, Problem, device_name
+from dra_agent.inventory.dmem import note_dmem
 from dra_agent.inventory.draft import Draft, pci_files
+from dra_agent.inventory.intel_vfs import VirtualFunctions
+from dra_agent.inventory.partitions import PartitionRules
 from dra_agent.inventory.plain import add_drm_nodes
 from dra_agent.inventory.products import board_memory_of, product_of
 from dra_agent.inventory.settings import InventorySettings
@@ -23,37 +29,88 @@ class IntelBackend:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self._rules: PartitionRules | None = None
+        self._counters: list[CounterSet] = []
+
+    def partition_by(self, rules: PartitionRules) -> None:
+        """Take the rules by which a divided GPU is offered as a whole, too."""
+        self._rules = rules
+
+    def counter_sets(self) -> Sequence[CounterSet]:
+        """Give what the functions of each such GPU share."""
+        return self._counters
 
     def devices(self, functions: Sequence[Function], problems: list[Problem]) -> list[Device]:
         """Describe each GPU, or each of its virtual functions."""
-        modules = Files(self._host.sysfs / "module", problems)
-        by_address = {function.pci_address: function for function in functions}
+        here = {function.pci_address for function in functions}
+        divided = {
+            function.pci_address: VirtualFunctions(
+                function, pci_files(self._host, function, problems), self._whole_memory(function)
+            )
+            for function in functions
+            if function.sriov is not None and function.sriov.num_vfs > 0
+        }
+        self._counters = []
+        shared: set[str] = set()
         devices = []
-        for function in functions:
-            if function.sriov is not None and function.sriov.num_vfs > 0:
-                continue
-            draft = Draft(self._host, function, "gpu", problems)
-            draft.set("productName", product_of(function))
-            draft.set("brand", _brand(function))
-            if function.driver is not None:
-                draft.set_version("driverVersion", modules.text(f"{function.driver}/version"))
-            if function.physfn is None:
-                memory = _memory(draft.files, function) or board_memory_of(function)
-            else:
-                draft.set("type", "vf")
-                draft.set("memoryEnforcement", "vf")
-                draft.identify(parent=device_name("gpu", function.physfn))
-                physical = by_address.get(function.physfn)
-                memory = _memory(draft.files, function) or _quota(self._host, function, physical, problems)
-            if memory:
+        # Physical functions first, whatever their addresses: what is offered of them is what virtual ones consume.
+        for function in sorted(functions, key=lambda one: one.physfn is not None):
+            draft = self._draft(function, problems)
+            of_whole = divided.get(function.pci_address)
+            of_part = divided.get(function.physfn or "")
+            if function.physfn is not None:
+                self._fill_virtual(draft, function.physfn, of_part)
+            elif memory := of_whole.left if of_whole is not None else self._whole_memory(function):
                 draft.capacity["memory"] = Capacity.of_bytes(memory)
-            if function.drm is not None:
-                add_drm_nodes(draft, function.drm.card, function.drm.render)
-            devices.append(draft.finish())
+            device = draft.finish()
+            if of_whole is not None:
+                if self._rules is None or self._rules.rule_for(device, "sriov") is None:
+                    continue
+                shared.add(function.pci_address)
+                self._counters.append(of_whole.counters(device.name))
+                # Where others have virtual functions (vfio-pci, a driver of their own), the whole is nobody's to give.
+                if not here.issuperset(function.virtfns):
+                    continue
+                device = msgspec.structs.replace(device, consumes_counters=(of_whole.whole(device.name),))
+            elif of_part is not None and function.physfn in shared:
+                name = device_name("gpu", function.physfn)
+                device = msgspec.structs.replace(device, consumes_counters=(of_part.part(name, function.pci_address),))
+            devices.append(device)
         return devices
 
     def close(self) -> None:
         """Nothing is held."""
+
+    def _draft(self, function: Function, problems: list[Problem]) -> Draft:
+        draft = Draft(self._host, function, "gpu", problems)
+        draft.set("productName", product_of(function))
+        draft.set("brand", _brand(function))
+        if function.driver is not None:
+            modules = Files(self._host.sysfs / "module", problems)
+            draft.set_version("driverVersion", modules.text(f"{function.driver}/version"))
+        note_dmem(draft)
+        if function.drm is not None:
+            add_drm_nodes(draft, function.drm.card, function.drm.render)
+        if function.sriov is not None and function.sriov.num_vfs > 0:
+            draft.set("sriovVfs", function.sriov.num_vfs)
+        return draft
+
+    def _fill_virtual(self, draft: Draft, physical: str, of_part: VirtualFunctions | None) -> None:
+        function = draft.function
+        draft.set("type", "vf")
+        draft.set("memoryEnforcement", "vf")
+        draft.identify(parent=device_name("gpu", physical))
+        assigned = of_part.assigned(function.pci_address) if of_part is not None else None
+        memory = _memory(draft.files, function) or (assigned.memory if assigned is not None else None)
+        if memory:
+            draft.capacity["memory"] = Capacity.of_bytes(memory)
+        if assigned is not None:
+            draft.set("execQuantumMs", assigned.quantum_ms)
+            draft.set("preemptTimeoutUs", assigned.timeout_us)
+            draft.set("schedPriority", assigned.priority)
+
+    def _whole_memory(self, function: Function) -> int | None:
+        return _memory(pci_files(self._host, function, []), function) or board_memory_of(function)
 
 
 def _memory(files: Files, function: Function) -> int | None:
@@ -67,14 +124,6 @@ def _memory(files: Files, function: Function) -> int | None:
     if not total and function.drm is not None and function.drm.card is not None:
         total = files.number(f"drm/{function.drm.card}/lmem_total_bytes") or 0
     return total or None
-
-
-def _quota(host: Host, function: Function, physical: Function | None, problems: list[Problem]) -> int | None:
-    """Give the memory that the physical function has assigned to a virtual one (ABI sysfs-driver-intel-xe-sriov)."""
-    if physical is None or function.pci_address not in physical.virtfns:
-        return None
-    number = physical.virtfns.index(function.pci_address) + 1
-    return pci_files(host, physical, problems).number(f"sriov_admin/vf{number}/profile/vram_quota")
 
 
 def _brand(function: Function) -> str | None:

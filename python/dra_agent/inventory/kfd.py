@@ -5,7 +5,8 @@ Paths and keys: drivers/gpu/drm/amd/amdkfd/kfd_topology.c. It knows nothing of P
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from dra_agent.host import Host
 from dra_agent.inventory.device import Problem
@@ -93,3 +94,29 @@ def _memory(files: Files, banks: int) -> int | None:
         if heap.isdecimal() and int(heap) in _FRAME_BUFFER_HEAPS and size.isdecimal():
             total += int(size)
     return total or None
+
+
+def united(nodes: Sequence[KfdNode]) -> KfdNode:
+    """Give the whole GPU of which these are all the partitions."""
+    first = nodes[0]
+    return replace(
+        first,
+        compute_units=_sum(node.compute_units for node in nodes),
+        xcc_count=_sum(node.xcc_count for node in nodes),
+        memory_bytes=_sum(node.memory_bytes for node in nodes),
+    )
+
+
+def divided(whole: KfdNode, parts: int) -> KfdNode:
+    """Give one of the equal parts into which a mode divides a GPU."""
+    return replace(
+        whole,
+        compute_units=whole.compute_units and whole.compute_units // parts,
+        xcc_count=whole.xcc_count and whole.xcc_count // parts,
+        memory_bytes=whole.memory_bytes and whole.memory_bytes // parts,
+    )
+
+
+def _sum(amounts: Iterable[int | None]) -> int | None:
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) or None

@@ -72,6 +72,9 @@ class NicBackend:
             draft.set("linkSpeed", speed)
         state = net.text("operstate")
         draft.set("state", state if state != "unknown" else None)
+        # An interface that nobody has switched on (IFF_UP) has no carrier and lacks nothing.
+        if (net.number("flags") or 0) & 1 and net.number("carrier") == 0:
+            draft.ail("link-down", f"{name} is switched on and has no link")
 
     def _rdma(self, draft: Draft) -> None:
         function = draft.function
@@ -91,6 +94,10 @@ class NicBackend:
         state = port.text("state")
         if "state" not in draft.attributes and state is not None:
             draft.set("state", "up" if state.endswith("ACTIVE") else "down")
+        physical = (port.text("phys_state") or "").partition(":")[0]
+        # ib_port_phys_state: 3 is switched off, 5 is up; what it is in between looks for a partner.
+        if physical.isdecimal() and physical not in ("3", "5") and not (state or "").endswith("ACTIVE"):
+            draft.ail("link-down", f"port 1 of {name} has no link ({port.text('phys_state')})")
         rate = _RATE.match(port.text("rate") or "")
         # A port that is down reports the slowest rate there is.
         if "linkSpeed" not in draft.attributes and rate is not None and (state or "").endswith("ACTIVE"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dra_agent.host import Host
-from dra_agent.inventory.device import FAMILIES, Device, Problem
+from dra_agent.inventory.device import FAMILIES, Device, Problem, device_name
 from dra_agent.inventory.draft import Draft
 from dra_agent.inventory.products import product_of
 from dra_agent.inventory.settings import InventorySettings
@@ -36,6 +36,9 @@ class PlainBackend:
             add_drm_nodes(draft, function.drm.card, function.drm.render)
         if family == "nic":
             draft.set("isSriovVf", function.physfn is not None)
+        elif function.physfn is not None:
+            # Where the physical function is offered as well: nobody gets it while somebody has this one.
+            draft.identify(parent=device_name(family, function.physfn))
         return draft.finish()
 
 

@@ -6,7 +6,7 @@ An expression sees a device as a claim's selector does: `device.driver`, `device
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -31,6 +31,7 @@ BUILT_IN = frozenset(
         "ofaEngines",
         "jpegEngines",
         "encoders",
+        "execQuantumMs",
         "decoders",
         "copyEngines",
         "fabricClique",
@@ -51,10 +52,12 @@ BUILT_IN = frozenset(
         "pcieGeneration",
         "pcieSwitch",
         "pcieWidth",
+        "preemptTimeoutUs",
         "productName",
         "profile",
         "rdma",
         "rdmaDevice",
+        "schedPriority",
         "sriovVfs",
         "state",
         "tensorCores",
@@ -72,10 +75,11 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _DOMAIN = re.compile(r"(?=.{1,63}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
-class _Rule:
+class Rule:
     """One compiled expression, and how often it had a value."""
 
     def __init__(self, where: str, expression: str) -> None:
+        """Compile it; `where` is its place in the section. UsageError where it does not compile."""
         self.where = where
         self.text = expression
         self.answers = 0
@@ -89,6 +93,10 @@ class _Rule:
                 todo="correct it",
             ) from None
 
+    def begin(self) -> None:
+        """Forget what was found at other devices."""
+        self.answers, self.failures = 0, []
+
     def matches(self, driver: str, device: bytes) -> bool:
         """Whether the expression is true; a device for which it has no value does not match."""
         try:
@@ -100,18 +108,30 @@ class _Rule:
         return matched
 
 
+def unanswered(rules: Iterable[Rule]) -> Iterator[Problem]:
+    """Report the rules that had no value for any device: they are likely misspelled."""
+    for rule in rules:
+        if rule.failures and not rule.answers:
+            yield Problem(
+                f"inventory.{rule.where}",
+                f"{rule.text!r} has no value for any device: {rule.failures[0]}",
+                "check the attribute's name; `dra-agent devices NAME` shows what a device has",
+                severity="warning",
+            )
+
+
 class Rules:
     """The rules of one configuration, compiled. UsageError where one can never work."""
 
     def __init__(self, settings: InventorySettings, driver: str) -> None:
         self._driver = driver
-        self._include = [_Rule(f"include[{n}]", text) for n, text in enumerate(settings.include)]
-        self._exclude = [_Rule(f"exclude[{n}]", text) for n, text in enumerate(settings.exclude)]
+        self._include = [Rule(f"include[{n}]", text) for n, text in enumerate(settings.include)]
+        self._exclude = [Rule(f"exclude[{n}]", text) for n, text in enumerate(settings.exclude)]
         self._attributes = []
         for number, rule in enumerate(settings.attributes):
             where = f"attributes[{number}]"
             values = {name: _value(driver, where, name, value) for name, value in rule.set.items()}
-            self._attributes.append((_Rule(f"{where}.when", rule.when), values))
+            self._attributes.append((Rule(f"{where}.when", rule.when), values))
 
     def apply(
         self, devices: Iterable[Device], problems: list[Problem], excluded: list[Exclusion]
@@ -120,9 +140,9 @@ class Rules:
 
         So an operator's own attribute can be used in `include` and `exclude`.
         """
-        every = [self._include, self._exclude, [rule for rule, _ in self._attributes]]
-        for rule in (rule for rules in every for rule in rules):
-            rule.answers, rule.failures = 0, []
+        every = [*self._include, *self._exclude, *(rule for rule, _ in self._attributes)]
+        for rule in every:
+            rule.begin()
         kept = []
         for device in devices:
             dressed = self._dressed(device, problems)
@@ -131,21 +151,12 @@ class Rules:
                 kept.append(dressed)
             else:
                 excluded.append(Exclusion(device.name, reason))
-        problems.extend(
-            Problem(
-                f"inventory.{rule.where}",
-                f"{rule.text!r} has no value for any device: {rule.failures[0]}",
-                "check the attribute's name; `dra-agent devices NAME` shows what a device has",
-                severity="warning",
-            )
-            for rule in (rule for rules in every for rule in rules)
-            if rule.failures and not rule.answers
-        )
+        problems.extend(unanswered(every))
         return tuple(kept)
 
     def _dressed(self, device: Device, problems: list[Problem]) -> Device:
         attributes = dict(device.attributes)
-        encoded = _encode(device)
+        encoded = encode(device)
         for rule, values in self._attributes:
             if not rule.matches(self._driver, encoded):
                 continue
@@ -158,7 +169,7 @@ class Rules:
         return msgspec.structs.replace(device, attributes=attributes)
 
     def _reason(self, device: Device) -> str | None:
-        encoded = _encode(device)
+        encoded = encode(device)
         for rule in self._exclude:
             if rule.matches(self._driver, encoded):
                 return f"inventory.{rule.where}: {rule.text}"
@@ -168,7 +179,8 @@ class Rules:
         return None
 
 
-def _encode(device: Device) -> bytes:
+def encode(device: Device) -> bytes:
+    """Give a device as expressions see it."""
     return msgspec.json.encode(device.to_api())
 
 

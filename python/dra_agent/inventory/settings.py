@@ -27,6 +27,45 @@ class AttributeRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     set: dict[str, bool | int | str | VersionValue]
 
 
+class PartitionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whole devices that are offered in partitions, too; of several rules of a mode the first that matches counts."""
+
+    when: str
+    """CEL over the whole device, like the selectors of a claim."""
+    mode: Literal["mig", "amd", "sriov"]
+    """NVIDIA's MIG instances, AMD's compute partition modes, or the virtual functions that there are."""
+    foreign: Literal["keep", "destroy"] = "keep"
+    """mig: what to do with instances that somebody else has made."""
+
+
+class PassthroughRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Devices that claims are given for a virtual machine or a driver in user space, by vfio-pci."""
+
+    when: str
+    """CEL over the device as it would be published without the rule."""
+
+
+Enforcement = Literal["mps", "nvml-cgroup", "dmem", "none"]
+"""Who keeps a share's memory within its limit: the MPS server per process, the driver per cgroup, the kernel per
+cgroup, nobody."""
+
+
+class ShareRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Devices that are offered in shares; of several rules that match a device the first one counts."""
+
+    when: str
+    """CEL over `device`, like the selectors of a claim."""
+    enforcement: Enforcement
+    minimum: str = "1Gi"
+    """Least memory of a share."""
+    step: str = "1Gi"
+    """What is asked beyond the minimum is rounded up to whole steps."""
+    default: str | None = None
+    """Memory of a share of a claim that asks for no amount; None: all of the device's."""
+    multiprocessors: bool = False
+    """Whether claims may ask for multiprocessors, too; needs "mps"."""
+
+
 class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The section `[inventory]`."""
 
@@ -35,6 +74,13 @@ class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     exclude: tuple[str, ...] = ()
     """CEL; a device is not published if any of them is true."""
     attributes: tuple[AttributeRule, ...] = ()
+    partition: tuple[PartitionRule, ...] = ()
+    """Devices of which claims can also have a part."""
+    passthrough: tuple[PassthroughRule, ...] = ()
+    """Devices that are bound to vfio-pci when a claim is prepared."""
+
+    share: tuple[ShareRule, ...] = ()
+    """Devices that several claims can hold a share of."""
     host_uplink: Literal["exclude", "include"] = "exclude"
     """Whether the NIC that carries the host's default route can be claimed."""
     nvml_timeout: float = 5.0

@@ -5,6 +5,8 @@ Whether such an interface may be claimed is a setting; this only finds them.
 
 from __future__ import annotations
 
+import fcntl
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from dra_agent.inventory.sysfs import Files
 
 _UP = 0x1
 _REJECT = 0x200
+_SIOCGIFHWADDR = 0x8927
+"""netdevice(7): the hardware address of an interface, by its name."""
 
 
 class Uplinks:
@@ -23,17 +27,28 @@ class Uplinks:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._is_real = host.sysfs == Path("/sys") and host.proc == Path("/proc")
+        self._is_real = host.sysfs == Path("/sys") and host.proc == Path("/proc") and host.net is None
         self._asked_for: tuple[list[str], str | None, str | None] | None = None
         self._facts = links.LinkFacts()
 
     def interfaces(self, problems: list[Problem]) -> frozenset[str]:
         """Give the names of every interface that the host's default traffic passes."""
         net = Files(self._host.sysfs / "class/net", problems)
-        # "self" is the agent's own network namespace: it runs in the host's.
-        routes = Files(self._host.proc / "net", problems)
+        routes = Files(self._host.net or self._host.proc / "net", problems)
         ipv4, ipv6 = routes.text("route"), routes.text("ipv6_route")
         names = net.names()
+        # /proc/net and netlink are those of the agent's own network namespace, sysfs is that of whoever mounted it.
+        if self._is_real and (strange := strangers(net, names)):
+            problems.append(
+                Problem(
+                    "network",
+                    f"the agent has a network namespace of its own ({strange[0]} is not in it) and cannot tell which"
+                    " interfaces the host needs, so none can be claimed",
+                    "let it see the host's routes (--net-root), or run it in the host's network",
+                    severity="warning",
+                )
+            )
+            return frozenset(names)
         if self._is_real:
             self._refresh((names, ipv4, ipv6), problems)
         lower = {name: _lower(net, name) for name in names}
@@ -49,6 +64,27 @@ class Uplinks:
             self._asked_for = state
         except RetryableError as error:
             problems.append(Problem(error.where or "rtnetlink", error.what, error.todo, severity="warning"))
+
+
+def strangers(net: Files, names: list[str]) -> list[str]:
+    """Give the hardware interfaces of a sysfs that are not in the agent's own network namespace.
+
+    Names are not enough: a pod has an eth0 of its own.
+    """
+    hardware = [name for name in names if (net.folder / name / "device").exists()]
+    addresses = {name: net.below(name).text("address") for name in hardware}
+    return [name for name, address in addresses.items() if address is not None and not is_ours(name, address)]
+
+
+def is_ours(name: str, address: str) -> bool:
+    """Tell whether an interface of this name and hardware address is in the agent's own network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            answer = fcntl.ioctl(any_socket, _SIOCGIFHWADDR, name.encode().ljust(32, b"\0"))
+            # struct ifreq: 16 bytes name, 2 bytes family, then the address; InfiniBand's is longer than there is room.
+            return answer[18:24] == bytes.fromhex(address.replace(":", ""))[:6]
+        except (OSError, ValueError):
+            return False
 
 
 def carriers(interfaces: set[str], lower: Mapping[str, list[str]]) -> frozenset[str]:

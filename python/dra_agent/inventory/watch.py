@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 
 from dra_agent.inventory.collect import Collector
-from dra_agent.inventory.device import Device, Inventory
+from dra_agent.inventory.device import Device, Fault, Inventory
 from dra_agent.topology.model import Topology
 
 
@@ -52,6 +52,16 @@ class Watch:
             before, after = self._inventory, self._collector.take(topology)
             self._inventory = after
         return difference(before, after)
+
+    def faults(self) -> list[Fault]:
+        """Give what happened to devices since the last call; may wait as `refresh` does."""
+        with self._lock:
+            return self._collector.faults()
+
+    @property
+    def tells_faults(self) -> bool:
+        """Whether any device's library tells what happens."""
+        return self._collector.tells_faults
 
     def close(self) -> None:
         """Let go of vendor libraries."""

@@ -10,9 +10,13 @@ from typing import Any
 
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory.device import Device, Problem
+from dra_agent.inventory.api import CounterSet
+from dra_agent.inventory.device import Device, Exclusion, Fault, Problem
 from dra_agent.inventory.draft import Draft
+from dra_agent.inventory.nvidia.affected import Affected
 from dra_agent.inventory.nvidia.describe import DRIVER, describe_gpu, describe_instance
+from dra_agent.inventory.nvidia.divided import DividedGpus
+from dra_agent.inventory.nvidia.events import Events
 from dra_agent.inventory.nvidia.facts import (
     DriverFacts,
     GpuFacts,
@@ -21,11 +25,19 @@ from dra_agent.inventory.nvidia.facts import (
     read_module,
     read_procfs,
 )
-from dra_agent.inventory.nvidia.library import LostError, Nvml, NvmlError, UnknownGpuError
+from dra_agent.inventory.nvidia.library import HungError, LostError, NvmlError, UnknownGpuError, shared
 from dra_agent.inventory.nvidia.mig import MigInstance, read_instances
-from dra_agent.inventory.nvidia.worker import HungError
+from dra_agent.inventory.partitions import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.topology.model import Device as Function
+
+RECOVERY = {
+    1: "reset",
+    2: "recovered by a reboot of the node",
+    3: "drained of peer-to-peer traffic",
+    4: "drained and reset",
+}
+"""By nvmlDeviceGpuRecoveryAction_t."""
 
 MOST_HANGS = 2
 """Calls that may hang before the rest of the GPUs is no longer asked, in one go."""
@@ -36,12 +48,20 @@ class NvidiaBackend:
 
     def __init__(self, host: Host, timeout: float) -> None:
         self._host = host
-        self._nvml = Nvml(host.nvml_library, timeout)
+        self._nvml = shared(host.nvml_library, timeout)
+        self._affected = Affected(self._nvml)
+        self._events = Events(self._nvml, self._affected.names)
+        self._untold = ""
+        """Why events do not come; "" where they do."""
         self._handles: dict[str, Any] = {}
+        self._generation = 0
+        """Of the library that gave the handles."""
         self._known: dict[str, GpuFacts] = {}
         self._mig: dict[str, list[MigInstance]] = {}
         self._driver: DriverFacts | None = None
         self._restarted = False
+        self._rules: PartitionRules | None = None
+        self._divided = DividedGpus(host, self._nvml)
 
     def devices(self, functions: Sequence[Function], problems: list[Problem]) -> list[Device]:
         """Describe each GPU as one device."""
@@ -50,6 +70,7 @@ class NvidiaBackend:
             self._known.pop(gone, None)
             self._mig.pop(gone, None)
             self._handles.pop(gone, None)
+        self._divided.begin(present)
         self._restarted = False
         answers = self._start(problems) if any(function.driver == DRIVER for function in functions) else False
         driver = self._driver or read_module(self._host, problems)
@@ -57,31 +78,68 @@ class NvidiaBackend:
         devices = []
         for function in functions:
             draft = Draft(self._host, function, "gpu", problems)
-            facts = None
+            facts, answered = None, False
             if function.driver == DRIVER and function.physfn is None:
                 if not answers or hangs >= MOST_HANGS:
                     draft.health, draft.health_reason = "unmonitored", "NVML does not answer"
                 else:
                     facts, hung = self._ask(draft)
                     hangs += hung
+                answered = facts is not None
                 facts = facts or self._known.get(function.pci_address)
                 facts = facts or read_procfs(self._host, function.pci_address, problems)
-            facts = facts or GpuFacts()
-            if facts.mig:
-                devices += self._instances(draft, facts, driver)
-            else:
-                describe_gpu(draft, facts, driver)
-                devices.append(draft.finish())
+            devices += self._described(draft, facts or GpuFacts(), driver, answered)
+        self._affected.look(devices)
+        if answers:
+            self._follow(problems)
         return devices
+
+    def partition_by(self, rules: PartitionRules) -> None:
+        """Take the rules by which GPUs are offered in MIG partitions."""
+        self._rules = rules
+
+    def counter_sets(self) -> Sequence[CounterSet]:
+        """Give what whole GPUs and their partitions share."""
+        return self._divided.counter_sets
+
+    def withheld(self) -> Sequence[Exclusion]:
+        """Give the partitions, and GPUs, that cannot be offered now."""
+        return self._divided.withheld
+
+    def faults(self) -> list[Fault]:
+        """Ask NVML what has happened."""
+        try:
+            return self._events.take()
+        except RetryableError as error:
+            self._untold = error.what
+            return []
 
     def close(self) -> None:
         """Let go of the library."""
+        self._events.forget()
         self._handles.clear()
         self._nvml.close()
+
+    def _follow(self, problems: list[Problem]) -> None:
+        if not self._events.hangs:
+            self._untold = ""
+        try:
+            self._events.follow(self._handles)
+        except RetryableError as error:
+            self._untold = error.what
+        if self._untold:
+            problems.append(
+                Problem("NVML", f"it does not tell what happens to GPUs: {self._untold}", "run `nvidia-smi`")
+            )
 
     def _start(self, problems: list[Problem]) -> bool:
         try:
             self._nvml.start()
+            if self._generation != self._nvml.generation:
+                self._generation = self._nvml.generation
+                self._handles.clear()
+                self._events.forget()
+                self._untold = ""
             self._driver = self._driver or read_driver(self._nvml)
         except RetryableError as error:
             problems.append(_library_problem(error))
@@ -100,7 +158,7 @@ class NvidiaBackend:
             return None, not was_stuck
         except LostError as error:
             self._handles.pop(address, None)
-            draft.health, draft.health_reason = "unhealthy", f"NVML: {error.what}"
+            draft.ail("gpu-lost", f"NVML: {error.what}")
             draft.problems.append(
                 Problem(
                     draft.name, f"the GPU is lost ({error.what})", "drain the node and reset or power-cycle the GPU"
@@ -108,10 +166,13 @@ class NvidiaBackend:
             )
             return None, False
         except NvmlError as error:
-            draft.health, draft.health_reason = "unhealthy", f"NVML: {error.what}"
+            draft.ail("unreadable", f"NVML: {error.what}")
             draft.problems.append(Problem(draft.name, error.what, error.todo or "look at the kernel's log (dmesg)"))
             return None, False
         self._known[address] = facts
+        _judge(draft, facts)
+        if self._untold and draft.health == "healthy":
+            draft.health, draft.health_reason = "unmonitored", f"NVML tells no events: {self._untold}"
         if facts.persistence is False:
             draft.problems.append(
                 Problem(
@@ -122,6 +183,23 @@ class NvidiaBackend:
                 )
             )
         return facts, False
+
+    def _described(self, draft: Draft, facts: GpuFacts, driver: DriverFacts, answered: bool) -> list[Device]:
+        address = draft.function.pci_address
+        rule = None
+        if self._rules is not None and facts.mig is not None:
+            describe_gpu(draft, self._divided.whole_facts(address, facts), driver)
+            rule = self._rules.rule_for(draft.finish(), "mig")
+        if rule is not None:
+            handle = self._handles.get(address) if answered else None
+            devices = self._divided.describe(draft, facts, driver, rule, handle)
+            for number, place in self._divided.places(address):
+                self._affected.remember(address, number, place)
+            return devices
+        if facts.mig:
+            return self._instances(draft, facts, driver)
+        describe_gpu(draft, facts, driver)
+        return [draft.finish()]
 
     def _instances(self, whole: Draft, facts: GpuFacts, driver: DriverFacts) -> list[Device]:
         """Describe what exists of a GPU in MIG mode: no container can use it as a whole."""
@@ -145,7 +223,7 @@ class NvidiaBackend:
         devices = []
         for instance in instances:
             draft = Draft(self._host, whole.function, "gpu", problems, instance.parts)
-            draft.health, draft.health_reason = whole.health, whole.health_reason
+            draft.ail_as(whole)
             describe_instance(draft, facts, driver, instance)
             devices.append(draft.finish())
         return devices
@@ -163,10 +241,23 @@ class NvidiaBackend:
                     raise
                 self._restarted = True
                 self._handles.clear()
+                self._events.forget()
                 self._nvml.restart()
+                self._generation = self._nvml.generation
                 handle = self._nvml.call("nvmlDeviceGetHandleByPciBusId", bus_id.encode(), about=address)
             self._handles[address] = handle
         return handle
+
+
+def _judge(draft: Draft, facts: GpuFacts) -> None:
+    """Say what is wrong with a GPU that answers."""
+    draft.memory_errors, draft.corrected_errors = facts.memory_errors, facts.corrected_errors
+    if facts.remap_failed:
+        draft.ail("row-remap-failed", "a row of its memory could not be repaired; the GPU is to be replaced")
+    if facts.recovery:
+        draft.ail("reset-required", f"the driver asks for it to be {RECOVERY.get(facts.recovery, 'recovered')}")
+    elif facts.remap_pending:
+        draft.ail("reset-required", "a row of its memory is repaired at the next reset of the GPU")
 
 
 def _library_problem(error: RetryableError) -> Problem:

@@ -9,7 +9,9 @@ from dra_agent.inventory.api import Capacity
 from dra_agent.inventory.device import device_name
 from dra_agent.inventory.draft import Draft
 from dra_agent.inventory.nvidia.facts import DriverFacts, GpuFacts, has_tensor_cores
+from dra_agent.inventory.nvidia.limits import memory_limits
 from dra_agent.inventory.nvidia.mig import MigInstance
+from dra_agent.inventory.nvidia.profiles import MigProfile
 from dra_agent.inventory.plain import add_drm_nodes
 
 DRIVER = "nvidia"
@@ -26,6 +28,7 @@ def describe_gpu(draft: Draft, facts: GpuFacts, driver: DriverFacts) -> None:
         draft.capacity["memory"] = Capacity.of_bytes(facts.memory_bytes)
     if facts.multiprocessors:
         draft.capacity["multiprocessors"] = Capacity.of(facts.multiprocessors)
+    draft.memory_limits = memory_limits(draft.host, driver.memory_limits, mig=False)
     draft.identify(uuid=facts.uuid)
     _nodes(draft, facts)
     if draft.function.drm is not None:
@@ -46,10 +49,27 @@ def describe_instance(draft: Draft, facts: GpuFacts, driver: DriverFacts, instan
     for name, count in instance.engines.items():
         if count:
             draft.capacity[name] = Capacity.of(count)
+    draft.memory_limits = memory_limits(draft.host, driver.memory_limits, mig=True)
     draft.identify(uuid=instance.uuid, parent=device_name("gpu", draft.function.pci_address))
+    draft.identify(gpu_instance=instance.gpu_instance, compute_instance=instance.compute_instance)
     _nodes(draft, facts)
     for minor in instance.capability_minors:
         draft.node(f"/dev/nvidia-caps/nvidia-cap{minor}", "capability")
+
+
+def describe_partition(draft: Draft, facts: GpuFacts, driver: DriverFacts, profile: MigProfile) -> None:
+    """Describe a MIG instance that is made when a claim for it is prepared: it has neither UUID nor nodes before."""
+    draft.set("type", "mig")
+    draft.set("productName", facts.name)
+    draft.set("parentUUID", facts.uuid)
+    draft.set("profile", profile.name)
+    draft.set("memoryEnforcement", "mig")
+    _model(draft, facts, driver)
+    draft.capacity["memory"] = Capacity.of_bytes(profile.memory_bytes)
+    for name, count in profile.engines.items():
+        draft.capacity[name] = Capacity.of(count)
+    draft.identify(parent=device_name("gpu", draft.function.pci_address), parent_uuid=facts.uuid)
+    _nodes(draft, facts)
 
 
 def _model(draft: Draft, facts: GpuFacts, driver: DriverFacts) -> None:

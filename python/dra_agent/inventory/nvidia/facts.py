@@ -67,6 +67,11 @@ _CORES = {
     (12, 1): 128,
 }
 
+# nvmlMemoryErrorType_t and nvmlEccCounterType_t: since the driver was loaded.
+_CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
+_RECOVERY_ACTION = 230
+"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION."""
+
 
 @dataclass(frozen=True, slots=True)
 class DriverFacts:
@@ -74,6 +79,8 @@ class DriverFacts:
 
     version: str | None = None
     cuda: str | None = None
+    memory_limits: bool = False
+    """Whether NVML can limit the memory of a cgroup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,15 @@ class GpuFacts:
     fabric_clique: int | None = None
     persistence: bool | None = None
     mig: bool | None = None
+    memory_errors: int | None = None
+    """Uncorrected, since the driver was loaded."""
+    corrected_errors: int | None = None
+    remap_pending: bool | None = None
+    """A row of its memory is repaired at the next reset."""
+    remap_failed: bool | None = None
+    """A row of its memory could not be repaired: the GPU is to be replaced."""
+    recovery: int | None = None
+    """nvmlDeviceGpuRecoveryAction_t: 0 is none; drivers before 565 do not say."""
 
 
 def read_driver(nvml: Nvml) -> DriverFacts:
@@ -101,6 +117,7 @@ def read_driver(nvml: Nvml) -> DriverFacts:
         version=_maybe(lambda: nvml.call("nvmlSystemGetDriverVersion")),
         # 12080 is 12.8.
         cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
+        memory_limits=bool(_maybe(lambda: nvml.call("has_memory_limits"))),
     )
 
 
@@ -124,6 +141,7 @@ def read_gpu(nvml: Nvml, handle: Any, address: str, problems: list[Problem]) -> 
     per_multiprocessor = _CORES.get(tuple(capability)) if capability else None
     persistence = ask("nvmlDeviceGetPersistenceMode")
     mig = ask("nvmlDeviceGetMigMode")
+    rows = ask("nvmlDeviceGetRemappedRows")
     domain, clique = _fabric(nvml, ask)
     return GpuFacts(
         uuid=ask("nvmlDeviceGetUUID"),
@@ -138,6 +156,11 @@ def read_gpu(nvml: Nvml, handle: Any, address: str, problems: list[Problem]) -> 
         fabric_clique=clique,
         persistence=None if persistence is None else bool(persistence),
         mig=None if mig is None else bool(mig[0]),
+        memory_errors=ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+        corrected_errors=ask("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
+        remap_pending=bool(rows[2]) if rows else None,
+        remap_failed=bool(rows[3]) if rows else None,
+        recovery=_recovery(ask),
     )
 
 
@@ -167,6 +190,13 @@ def has_tensor_cores(capability: tuple[int, int], device_id: str) -> bool:
     number = int(device_id, 16)
     small_turing = 0x1F80 <= number <= 0x1FFF or 0x2180 <= number <= 0x21FF
     return capability >= (7, 0) and not (capability == (7, 5) and small_turing)
+
+
+def _recovery(ask: Callable[..., Any]) -> int | None:
+    values = ask("nvmlDeviceGetFieldValues", [_RECOVERY_ACTION])
+    if values is None or values[0].nvmlReturn != 0:
+        return None
+    return int(values[0].value.uiVal)
 
 
 def _fabric(nvml: Nvml, ask: Callable[..., Any]) -> tuple[str | None, int | None]:

@@ -1,25 +1,46 @@
-"""NVML as the agent uses it: loaded from where the host says, initialised once, every call with a deadline.
+"""NVML as the agent uses it: in a process of its own, initialised once, every call with a deadline.
 
-Errors are sorted into those that a caller handles differently; what the answers mean is facts.py's to say.
+A library that crashes takes its process along and no more; it is started again at the next look. Errors are sorted into
+those that a caller handles differently; what the answers mean is facts.py's to say.
 """
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
-import sys
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from dra_agent.errors import RetryableError
-from dra_agent.inventory.nvidia.worker import Worker
+from dra_agent.nvml.patience import Patience
+from dra_agent.nvml.process import EndedError, HungError, LibraryProcess, MissingError, RefusedError, StaleError
+
+__all__ = [
+    "WHOLE",
+    "EndedError",
+    "HungError",
+    "LostError",
+    "NotThereError",
+    "Nvml",
+    "NvmlError",
+    "StaleError",
+    "UnknownGpuError",
+    "shared",
+]
+
+log = logging.getLogger(__name__)
 
 WHOLE = "the library"
 """The key of calls that are about no single GPU."""
 
 _START_FACTOR = 4
 """Without persistence mode the first call initialises every GPU, which takes seconds."""
+_QUIET = 0.01
+"""Seconds between two looks at whether calls are still out."""
 
 
 class NvmlError(RetryableError):
@@ -43,28 +64,54 @@ class UnknownGpuError(NvmlError):
 
 
 class Nvml:
-    """One NVML library; safe to use from several threads."""
+    """One NVML library; safe to use from several threads.
+
+    Calls about one GPU are made one after the other, those about different GPUs at the same time. A handle is good for
+    as long as `generation` stays the same; one that is older raises StaleError.
+    """
 
     def __init__(self, path: Path | None, timeout: float) -> None:
         self._path = path
         self._timeout = timeout
-        self._worker = Worker("NVML")
-        self._module: ModuleType | None = None
+        self._life = threading.RLock()
+        self._process: LibraryProcess | None = None
+        self._patience = Patience()
+        self._generation = 0
         self._started = False
+        self._users = 1
 
     @property
     def module(self) -> ModuleType:
         """pynvml: for its constants and structures; its functions are called through `call` only."""
-        if self._module is None:
-            self._module = _load_module(self._path)
-        return self._module
+        import pynvml
+
+        module: ModuleType = pynvml
+        return module
+
+    @property
+    def generation(self) -> int:
+        """Which start of the library this is: handles of another one have no meaning."""
+        return self._generation
+
+    @property
+    def pid(self) -> int | None:
+        """The process that has the library; None where none runs."""
+        process = self._process
+        return None if process is None or process.ended else process.pid
 
     def start(self) -> None:
-        """Load and initialise the library; does nothing when that is done."""
-        if not self._started:
-            flag = self.module.NVML_INIT_FLAG_NO_GPUS
-            self._call(WHOLE, self._timeout * _START_FACTOR, "nvmlInitWithFlags", flag)
-            self._started = True
+        """Load and initialise the library; does nothing when that is done. Starts one again that has failed."""
+        with self._life:
+            self._let_go_of_failed()
+            if self._process is None:
+                if (wait := self._patience.left(time.monotonic())) > 0:
+                    raise EndedError(f"it has failed again and again; it is started in {wait:.0f} s", where="NVML")
+                self._process = self._made()
+            if not self._started:
+                self._call(
+                    WHOLE, self._timeout * _START_FACTOR, "nvmlInitWithFlags", self.module.NVML_INIT_FLAG_NO_GPUS
+                )
+                self._started = True
 
     def restart(self) -> None:
         """Initialise again: NVML never sees a GPU that was plugged in after its start. All handles become invalid."""
@@ -72,39 +119,87 @@ class Nvml:
         self.start()
 
     def stop(self) -> None:
-        """Let go of the GPUs, so that the driver can be unloaded or a GPU be bound elsewhere."""
-        if self._started:
-            self._started = False
-            self._call(WHOLE, self._timeout, "nvmlShutdown")
+        """Let go of the GPUs, so that the driver can be unloaded or a GPU be bound elsewhere.
+
+        Calls that are being made are waited for, up to a deadline's time.
+        """
+        with self._life:
+            process, self._started = self._process, False
+            if process is None:
+                return
+            end = time.monotonic() + self._timeout
+            while process.busy and time.monotonic() < end:
+                time.sleep(_QUIET)
+            self._process = None
+            process.close()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Let go of the GPUs, whoever else uses the library, and let nobody start it again before the context ends."""
+        with self._life:
+            self.stop()
+            yield
 
     def close(self) -> None:
-        """Let go of the GPUs and end the thread; never fails."""
-        try:
-            self.stop()
-        except RetryableError:
-            pass
-        finally:
-            self._worker.close()
+        """Let go of the GPUs; never fails. A library that is shared goes on for whoever else uses it."""
+        with _SHARING:
+            self._users -= 1
+            if self._users > 0:
+                return
+            if _SHARED.get(self._path) is self:
+                del _SHARED[self._path]
+        self.stop()
 
-    def call(self, name: str, *arguments: Any, about: str = WHOLE) -> Any:
-        """Make one call. Raises HungError, NotThereError, LostError, UnknownGpuError or NvmlError."""
-        return self._call(about, self._timeout, name, *arguments)
+    def call(self, name: str, *arguments: Any, about: str = WHOLE, timeout: float | None = None) -> Any:
+        """Make one call. Raises HungError, NotThereError, LostError, UnknownGpuError or NvmlError.
+
+        What refers to structures (ctypes.byref) is filled in place. `timeout` in seconds, for calls that may take
+        longer than others.
+        """
+        return self._call(about, self._timeout if timeout is None else timeout, name, *arguments)
 
     def is_stuck(self, about: str) -> bool:
         """Whether an earlier call about a GPU is still out: another would only hang as well."""
-        return self._worker.is_stuck(about)
+        process = self._process
+        return process is not None and process.is_stuck(about)
+
+    def _made(self) -> LibraryProcess:
+        self._started = False
+        self._generation += 1
+        try:
+            return LibraryProcess(self.module, self._path, self._generation)
+        except OSError as error:
+            raise EndedError(f"no process can be started for it: {error.strerror or error}", where="NVML") from error
+
+    def _let_go_of_failed(self) -> None:
+        """Forget a process that has ended, and end one that hangs for too long while nobody waits for another call."""
+        process, now = self._process, time.monotonic()
+        if process is None:
+            return
+        reason = process.ended
+        if not reason:
+            stuck = process.stuck_for()
+            if self._patience.bears(stuck, now) or process.busy:
+                return
+            reason = f"a call has not come back for {stuck:.0f} s"
+            process.close()
+        self._process = None
+        self._patience.failed(now)
+        log.error("NVML has failed and is started again", extra={"reason": reason})
 
     def _call(self, about: str, timeout: float, name: str, *arguments: Any) -> Any:
-        module = self.module
+        process = self._process
+        if process is None:
+            raise EndedError("NVML is not started", where="NVML")
         try:
-            return self._worker.call(about, timeout, getattr(module, name), *arguments)
-        except module.NVMLError as error:
+            return process.call(about, timeout, name, *arguments)
+        except RefusedError as error:
             raise self._sorted(name, error) from None
-        except OSError as error:
+        except MissingError as error:
             raise NvmlError(str(error), 0, todo="check the path of the NVML library") from None
 
-    def _sorted(self, name: str, error: Any) -> NvmlError:
-        module, code = self.module, error.value
+    def _sorted(self, name: str, error: RefusedError) -> NvmlError:
+        module, code = self.module, error.code
         if code in (
             module.NVML_ERROR_NOT_SUPPORTED,
             module.NVML_ERROR_FUNCTION_NOT_FOUND,
@@ -130,26 +225,16 @@ class Nvml:
         return NvmlError(f"{name}: {error}", code, todo)
 
 
-def _load_module(path: Path | None) -> ModuleType:
-    """Give pynvml; a library at a path gets a copy of the module, which keeps one library per module in a global."""
-    if path is None:
-        import pynvml
+_SHARING = threading.Lock()
+_SHARED: dict[Path | None, Nvml] = {}
 
-        system: ModuleType = pynvml
-        return system
-    name = f"dra_agent.inventory.nvidia._pynvml:{path}"
-    if name not in sys.modules:
-        found = importlib.util.find_spec("pynvml")
-        assert found is not None and found.origin is not None
-        spec = importlib.util.spec_from_file_location(name, found.origin)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        # It looks itself up there while it makes its classes of errors.
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-            module.__dict__["nvmlLib"] = ctypes.CDLL(str(path))
-        except OSError as error:
-            del sys.modules[name]
-            raise NvmlError(str(error), 0, todo="check the path of the NVML library") from None
-    return sys.modules[name]
+
+def shared(path: Path | None, timeout: float) -> Nvml:
+    """Give the one library of this path that this process has; each user closes it once. The first says the timeout."""
+    with _SHARING:
+        known = _SHARED.get(path)
+        if known is None:
+            known = _SHARED[path] = Nvml(path, timeout)
+        else:
+            known._users += 1
+        return known

@@ -9,6 +9,7 @@ from typing import Any
 from dra_agent.host import Host
 from dra_agent.inventory.device import Problem
 from dra_agent.inventory.nvidia.library import NotThereError, Nvml, UnknownGpuError
+from dra_agent.inventory.nvidia.profiles import label
 from dra_agent.inventory.sysfs import Files
 
 _MIB = 1 << 20
@@ -33,6 +34,9 @@ class MigInstance:
     """As nvidia-smi shows it: "1g.10gb", or "1c.3g.40gb" where a GPU instance holds several."""
     parts: tuple[str | int, ...]
     """What tells its name from that of the GPU: "mig", profile, first memory slice."""
+    gpu_instance: int = 0
+    compute_instance: int = 0
+    """Their ids, as NVML numbers them."""
     memory_bytes: int | None = None
     engines: dict[str, int] = field(default_factory=dict)
     capability_minors: tuple[int, ...] = ()
@@ -66,22 +70,25 @@ def _instance(
     profile = ask("nvmlDeviceGetName", instance).rpartition(" ")[2]
     info = ask("nvmlGpuInstanceGetInfo", ask("nvmlDeviceGetGpuInstanceById", gpu, gpu_instance))
     attributes = ask("nvmlDeviceGetAttributes_v2", instance)
-    parts: tuple[str | int, ...] = ("mig", profile, info.placement.start)
+    parts: tuple[str | int, ...] = ("mig", label(profile), info.placement.start)
     return MigInstance(
         uuid=ask("nvmlDeviceGetUUID", instance),
         profile=profile,
         parts=(*parts, compute_instance) if compute_instance else parts,
+        gpu_instance=gpu_instance,
+        compute_instance=compute_instance,
         memory_bytes=attributes.memorySizeMB * _MIB,
         engines={name: getattr(attributes, field_) for name, field_ in _ENGINES.items()},
-        capability_minors=_minors(host, minor, f"gi{gpu_instance}", f"gi{gpu_instance}/ci{compute_instance}", problems),
+        capability_minors=capability_minors(host, minor, gpu_instance, compute_instance, problems),
     )
 
 
-def _minors(
-    host: Host, minor: int | None, gpu_instance: str, compute_instance: str, problems: list[Problem]
+def capability_minors(
+    host: Host, minor: int | None, gpu_instance: int, compute_instance: int, problems: list[Problem]
 ) -> tuple[int, ...]:
+    """Give the minors of the nodes below /dev/nvidia-caps that open the two, by their ids and the GPU's minor."""
     found = []
-    for folder in (gpu_instance, compute_instance):
+    for folder in (f"gi{gpu_instance}", f"gi{gpu_instance}/ci{compute_instance}"):
         files = Files(host.proc / f"driver/nvidia/capabilities/gpu{minor}/mig" / folder, problems)
         text = files.properties("access", ":").get("DeviceFileMinor", "")
         if text.isdecimal():

@@ -1,0 +1,149 @@
+"""Brings together what looks show and what libraries tell, and says what counts. Used by one thread."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from dra_agent.health import causes
+from dra_agent.health.causes import Cause
+from dra_agent.health.counts import Counts
+from dra_agent.health.record import Record
+from dra_agent.health.settings import HealthSettings
+from dra_agent.health.spells import Spell, Spells
+from dra_agent.health.verdict import judged
+from dra_agent.inventory.device import Device, Fault, Inventory
+
+log = logging.getLogger(__name__)
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What counts on the whole host."""
+
+    devices: dict[str, int] = {}
+    """By cause: for how many devices it counts now."""
+    happened: dict[str, int] = {}
+    """By cause: how often it began or happened."""
+    suppressed: int = 0
+    """How often a cause came back while it still counted."""
+
+
+class Monitor:
+    """The health of one host's devices."""
+
+    def __init__(
+        self,
+        settings: HealthSettings,
+        driver: str,
+        record: Record | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._settings = settings
+        self._driver = driver
+        self._record = record
+        self._clock = clock
+        known = record.read() if record is not None else []
+        for spell in known:
+            if not spell.happened:
+                # Nobody looked while no agent ran: it is as if it had been seen just now.
+                spell.last = clock()
+        self._spells = Spells(settings, known)
+        self._uncorrected, self._corrected = Counts(), Counts()
+        self._known: set[str] = {spell.device for spell in known}
+        self._looked = False
+        self._happened: Counter[str] = Counter()
+        self._summary = Summary()
+
+    @property
+    def summary(self) -> Summary:
+        """Everything in numbers; may be read on any thread."""
+        return self._summary
+
+    def look(self, inventory: Inventory) -> Inventory:
+        """Take note of what the inventory shows, and give it with what counts."""
+        now = self._clock()
+        changed = False
+        for device in inventory.devices:
+            shown = causes.of_device(device)
+            before = {spell.cause.name for spell in self._spells.of(device.name)}
+            # A library that does not answer says nothing of what was wrong before.
+            blind = device.health == "unmonitored"
+            if self._spells.see(device.name, shown, now, first=not self._looked, blind=blind):
+                changed = True
+                self._begun(device.name, [cause for cause in shown if cause.name not in before])
+            changed |= self._count_errors(device, now)
+        here = {device.name for device in inventory.devices}
+        for gone in {spell.device for spell in self._spells} - here:
+            self._spells.see(gone, [], now)
+        self._looked = True
+        return self._kept(inventory, now, changed=changed)
+
+    def hear(self, faults: Iterable[Fault], inventory: Inventory) -> Inventory:
+        """Take note of what happened, and give the inventory with what counts."""
+        now = self._clock()
+        changed = False
+        for fault in faults:
+            cause = causes.of_fault(fault.cause, fault.message, self._settings)
+            if cause is None:
+                log.info("a fault that programs cause", extra={"device": fault.pci_address, "fault": fault.message})
+                continue
+            told = [] if causes.concerns_whole_gpu(cause.name, self._settings) else fault.devices
+            for device in inventory.devices:
+                if device.name in told or (not told and device.pci_address == fault.pci_address):
+                    changed |= self._happen(device.name, cause, now)
+        return self._kept(inventory, now, changed=changed)
+
+    def due(self) -> bool:
+        """Tell whether something has stayed away for long enough to end."""
+        return self._spells.due(self._clock())
+
+    def spells(self, device: str) -> list[Spell]:
+        """Give what counts for a device, the most severe first."""
+        return self._spells.of(device)
+
+    def _count_errors(self, device: Device, now: float) -> bool:
+        found = False
+        if device.memory_errors is not None and self._uncorrected.more(device.name, device.memory_errors):
+            cause = Cause("ecc", causes.severity("ecc"), "uncorrected memory errors")
+            found = self._happen(device.name, cause, now)
+        limit = self._settings.corrected_errors_per_hour
+        if limit and device.corrected_errors is not None:
+            many = self._corrected.within_an_hour(device.name, device.corrected_errors, now)
+            if many >= limit:
+                message = f"{limit} or more corrected memory errors within an hour"
+                cause = Cause("ecc-corrected", causes.severity("ecc-corrected"), message)
+                found |= self._happen(device.name, cause, now)
+        return found
+
+    def _happen(self, device: str, cause: Cause, now: float) -> bool:
+        if self._spells.happen(device, cause, now):
+            self._begun(device, [cause])
+        else:
+            self._happened[cause.name] += 1
+        # Kept in any case: it counts from when it happened last.
+        return True
+
+    def _begun(self, device: str, began: list[Cause]) -> None:
+        for cause in began:
+            self._happened[cause.name] += 1
+            log.warning(
+                "device failed" if cause.severity else "device is not monitored",
+                extra={"device": device, "cause": cause.name, "reason": cause.message},
+            )
+
+    def _kept(self, inventory: Inventory, now: float, *, changed: bool) -> Inventory:
+        # Last, so that what comes back at the moment of its end goes on.
+        changed |= self._spells.end(now)
+        devices = {spell.device for spell in self._spells}
+        for device in self._known - devices:
+            log.info("device has recovered", extra={"device": device})
+        self._known = devices
+        counts = Counter(spell.cause.name for spell in self._spells)
+        self._summary = Summary(dict(counts), dict(self._happened), self._spells.suppressed)
+        if changed and self._record is not None:
+            self._record.write(list(self._spells))
+        return judged(inventory, self._settings, self._driver, lambda device: self._spells.of(device.name))

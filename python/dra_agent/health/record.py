@@ -1,0 +1,53 @@
+"""What counts against devices, in a file: for an agent that starts again, and for the commands.
+
+A file that is lost or damaged costs the times and what only happened, never a device. Nothing of it survives a reboot.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from dra_agent import whole_file
+from dra_agent.health.spells import Spell
+
+log = logging.getLogger(__name__)
+
+_NAME = "health.json"
+
+
+class _Contents(msgspec.Struct):
+    boot_id: str
+    spells: list[Spell] = []
+
+
+class Record:
+    """The file of one state directory."""
+
+    def __init__(self, state_dir: Path, boot_id: str) -> None:
+        self._path = state_dir / _NAME
+        self._boot_id = boot_id
+        self._failed = False
+
+    def read(self) -> list[Spell]:
+        """Give what counted when it was written; nothing where nobody knows."""
+        try:
+            contents = msgspec.json.decode(self._path.read_bytes(), type=_Contents)
+        except FileNotFoundError:
+            return []
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("what was wrong with devices is not known any more", extra={"reason": str(error)})
+            return []
+        return contents.spells if contents.boot_id == self._boot_id else []
+
+    def write(self, spells: list[Spell]) -> None:
+        """Replace it; a disk that refuses is told once."""
+        try:
+            whole_file.put(self._path, msgspec.json.encode(_Contents(self._boot_id, spells)), mode=0o644)
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                log.warning("what is wrong with devices cannot be kept", extra={"reason": str(error)})
+            self._failed = True

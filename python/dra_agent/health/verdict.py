@@ -1,0 +1,83 @@
+"""A device with what counts against it: its taints, and its health as everything above knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from dra_agent.health import causes
+from dra_agent.health.causes import Severity
+from dra_agent.health.settings import HealthSettings, TaintEffect
+from dra_agent.health.spells import Spell
+from dra_agent.inventory.api import Taint
+from dra_agent.inventory.device import Device, Inventory
+
+MOST_TAINTS = 16
+"""That the API allows on one device."""
+
+
+def judged(
+    inventory: Inventory,
+    settings: HealthSettings,
+    driver: str,
+    spells: Callable[[Device], Sequence[Spell]] | None = None,
+) -> Inventory:
+    """Give the inventory with taints; without `spells`, what the inventory itself shows counts, and nothing before it.
+
+    `spells` are a device's, the most severe first.
+    """
+    known = spells or _shown
+    devices = tuple(_judged(device, settings, driver, known(device)) for device in inventory.devices)
+    return msgspec.structs.replace(inventory, devices=devices)
+
+
+def recalled(inventory: Inventory, settings: HealthSettings, driver: str, noted: Sequence[Spell]) -> Inventory:
+    """Give the inventory as an agent would judge it that has noted these spells; for commands."""
+
+    def spells(device: Device) -> list[Spell]:
+        known = {spell.cause.name: spell for spell in noted if spell.device == device.name}
+        for spell in _shown(device):
+            known.setdefault(spell.cause.name, spell)
+        return sorted(known.values(), key=lambda spell: (-spell.cause.severity, spell.began or 0.0, spell.cause.name))
+
+    return judged(inventory, settings, driver, spells)
+
+
+def _shown(device: Device) -> list[Spell]:
+    found = [Spell(device.name, cause, None, 0.0) for cause in causes.of_device(device)]
+    return sorted(found, key=lambda spell: (-spell.cause.severity, spell.cause.name))
+
+
+def _judged(device: Device, settings: HealthSettings, driver: str, spells: Sequence[Spell]) -> Device:
+    if not spells:
+        return device
+    taints = [_taint(spell, effect, driver) for spell in spells if (effect := _effect(spell, settings)) != "none"]
+    worst = spells[0].cause
+    unhealthy = worst.severity > Severity.NOTICE
+    return msgspec.structs.replace(
+        device,
+        taints=(*device.taints, *taints)[:MOST_TAINTS],
+        health="unhealthy" if unhealthy else "unmonitored",
+        health_reason="; ".join(dict.fromkeys(spell.cause.message for spell in spells)),
+    )
+
+
+def _effect(spell: Spell, settings: HealthSettings) -> TaintEffect:
+    by_severity: dict[Severity, TaintEffect] = {
+        Severity.FATAL: settings.fatal,
+        Severity.DEGRADED: settings.degraded,
+        Severity.NOTICE: settings.unmonitored,
+    }
+    return by_severity[spell.cause.severity]
+
+
+def _taint(spell: Spell, effect: TaintEffect, driver: str) -> Taint:
+    assert effect != "none"
+    since = None if spell.began is None else datetime.fromtimestamp(int(spell.began), UTC)
+    return Taint(
+        key=f"{driver}/{spell.cause.name}",
+        effect=effect,
+        time_added=None if since is None else since.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )

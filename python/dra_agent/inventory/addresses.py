@@ -1,0 +1,78 @@
+"""IP addresses of one network interface, asked of the kernel over rtnetlink (RTM_GETADDR, linux/rtnetlink.h).
+
+By hand: pyroute2 costs more memory than the rest of the agent, and a process per question is too much for this.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import struct
+
+from dra_agent.inventory.uplink import is_ours
+
+_NETLINK_ROUTE = 0
+_RTM_NEWADDR, _RTM_GETADDR = 20, 22
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_REQUEST, _DUMP = 0x1, 0x300
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_SCOPE_LINK = 253
+"""Link-local and host addresses have this scope or a narrower one; nobody elsewhere can use them."""
+_HEADER = struct.Struct("=IHHII")
+_ADDRESS = struct.Struct("=BBBBI")
+_ATTRIBUTE = struct.Struct("=HH")
+_TIMEOUT = 2.0
+
+
+def addresses(interface: str, hardware_address: str) -> tuple[str, ...]:
+    """Give an interface's addresses in CIDR notation ("192.0.2.5/24"); none where it or an answer is missing.
+
+    None either where the agent has a network namespace of its own: an interface of that name is another one there.
+    """
+    if not is_ours(interface, hardware_address):
+        return ()
+    try:
+        index = socket.if_nametoindex(interface)
+        return _dump(index)
+    except (OSError, struct.error, ValueError):
+        return ()
+
+
+def _dump(index: int) -> tuple[str, ...]:
+    found: list[str] = []
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_ROUTE) as link:
+        link.settimeout(_TIMEOUT)
+        body = _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+        link.send(_HEADER.pack(_HEADER.size + len(body), _RTM_GETADDR, _REQUEST | _DUMP, 1, 0) + body)
+        while True:
+            data = link.recv(1 << 16)
+            while len(data) >= _HEADER.size:
+                length, kind, *_ = _HEADER.unpack_from(data)
+                if kind in {_NLMSG_DONE, _NLMSG_ERROR} or length < _HEADER.size:
+                    return tuple(found)
+                if kind == _RTM_NEWADDR and (address := _read(data[_HEADER.size : length], index)):
+                    found.append(address)
+                data = data[_aligned(length) :]
+
+
+def _read(message: bytes, wanted: int) -> str | None:
+    family, prefix, _, scope, index = _ADDRESS.unpack_from(message)
+    if index != wanted or scope >= _SCOPE_LINK:
+        return None
+    values: dict[int, bytes] = {}
+    rest = message[_ADDRESS.size :]
+    while len(rest) >= _ATTRIBUTE.size:
+        length, kind = _ATTRIBUTE.unpack_from(rest)
+        if length < _ATTRIBUTE.size:
+            break
+        values[kind] = rest[_ATTRIBUTE.size : length]
+        rest = rest[_aligned(length) :]
+    # On a point-to-point link IFA_ADDRESS is the other end; IFA_LOCAL is then this one.
+    raw = values.get(_IFA_LOCAL) or values.get(_IFA_ADDRESS)
+    if raw is None or family not in {socket.AF_INET, socket.AF_INET6}:
+        return None
+    return f"{ipaddress.ip_address(raw)}/{prefix}"
+
+
+def _aligned(length: int) -> int:
+    return (length + 3) & ~3

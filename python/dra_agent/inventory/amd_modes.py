@@ -1,0 +1,102 @@
+"""Compute partition modes of AMD GPUs as devices on shared counters, so that the scheduler never mixes two modes.
+
+A mode divides the whole GPU into equal parts. Partitions of one mode all fit together; any two of different modes must
+not. One counter cannot say that (half of a GPU and an eighth of it are less than a whole), so each partition of a mode
+that is not the finest has a counter of its own: it takes all of it, every partition of a finer mode takes its share.
+Modes, and which memory modes allow them: __aqua_vanjaram_is_valid_mode in drivers/gpu/drm/amd/amdgpu/aqua_vanjaram.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm
+
+from dra_agent.inventory.api import Counter, CounterConsumption, CounterSet
+
+WHOLE = "SPX"
+DIES = "dies"
+"""The counter of accelerator dies (XCC): what a partition is made of."""
+
+_PARTS = {WHOLE: 1, "DPX": 2, "TPX": 3, "QPX": 4}
+_MEMORY = {WHOLE: (1,), "DPX": (1, 2), "TPX": (1, 3), "QPX": (1, 4)}
+"""Memory partitions (NPS) with which a mode is possible; CPX with every number that divides the dies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """One way to divide a GPU."""
+
+    name: str
+    """As the driver spells it: "CPX"."""
+    partitions: int
+
+
+class Modes:
+    """The modes that one GPU can be put into, the coarsest first; the first is the whole GPU."""
+
+    def __init__(self, available: str, dies: int, memory_partitions: int) -> None:
+        """Take the driver's list ("SPX, DPX, QPX, CPX"), the number of dies, and that of the memory mode (NPS4: 4)."""
+        self.dies = dies
+        names = [name.strip() for name in available.split(",")]
+        modes = [Mode(name, _PARTS.get(name, dies)) for name in names if name in _PARTS or name == "CPX"]
+        possible = [mode for mode in modes if _is_possible(mode, dies, memory_partitions)]
+        # What two names would divide alike is one mode.
+        unique = {mode.partitions: mode for mode in reversed(possible)}
+        self.all = tuple(unique[partitions] for partitions in sorted(unique))
+
+    @property
+    def divided(self) -> tuple[Mode, ...]:
+        """The modes in which a GPU is more than one device."""
+        return tuple(mode for mode in self.all if mode.partitions > 1)
+
+    def counters(self, name: str) -> CounterSet:
+        """Give the counter set of a GPU of this name."""
+        guards = dict.fromkeys(self._guards(), Counter(str(self._unit)))
+        return CounterSet(name, {DIES: Counter(str(self.dies)), **guards})
+
+    def whole(self, name: str) -> CounterConsumption:
+        """Say what the whole GPU takes: everything."""
+        return CounterConsumption(name, self.counters(name).counters)
+
+    def part(self, name: str, mode: Mode, index: int) -> CounterConsumption:
+        """Say what one partition takes."""
+        taken = {DIES: Counter(str(self.dies // mode.partitions))}
+        share = Counter(str(self._unit // mode.partitions))
+        own = _guard(mode, index)
+        for guarded in self.divided[:-1]:
+            for number in range(guarded.partitions):
+                guard = _guard(guarded, number)
+                if guard == own:
+                    taken[guard] = Counter(str(self._unit))
+                elif mode.partitions > guarded.partitions:
+                    taken[guard] = share
+        return CounterConsumption(name, taken)
+
+    @property
+    def _unit(self) -> int:
+        """The value of a guard: every number of partitions divides it."""
+        return lcm(*(mode.partitions for mode in self.all)) if self.all else 1
+
+    def _guards(self) -> Sequence[str]:
+        return [_guard(mode, number) for mode in self.divided[:-1] for number in range(mode.partitions)]
+
+
+def memory_partitions(mode: str | None) -> int:
+    """Turn "NPS4" into 4; 1 where the driver does not say."""
+    number = (mode or "").removeprefix("NPS")
+    return int(number) if number.isdecimal() and int(number) > 0 else 1
+
+
+def _guard(mode: Mode, number: int) -> str:
+    return f"{mode.name.lower()}-{number}"
+
+
+def _is_possible(mode: Mode, dies: int, memory: int) -> bool:
+    if not 1 <= mode.partitions <= dies or dies % mode.partitions:
+        return False
+    if mode.name == "CPX":
+        return dies > 1 and dies % memory == 0
+    # Two dies at least are one partition of QPX, and two pairs one of DPX.
+    enough = {"DPX": dies % 4 == 0, "QPX": dies // 4 >= 2}.get(mode.name, True)
+    return enough and memory in _MEMORY[mode.name]

@@ -1,0 +1,31 @@
+"""What the API calls a device's network data: its interface, hardware address and addresses (NetworkDeviceData)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dra_agent.inventory.device import Device
+
+_NAME_LIMIT = 256
+_HARDWARE_ADDRESS_LIMIT = 128
+_IP_LIMIT = 16
+
+
+def network_data(device: Device, ips: Sequence[str] = ()) -> dict[str, Any]:
+    """Describe a NIC's interface on the host; empty for what has none. `ips` are in CIDR notation.
+
+    The limits are the API's (bytes of the names, number of addresses): what is over them is left out.
+    """
+    if device.family != "nic":
+        return {}
+    data: dict[str, Any] = {}
+    name = device.identity.get("ifname", "")
+    if 0 < len(name.encode()) <= _NAME_LIMIT:
+        data["interfaceName"] = name
+    if name and ips:
+        data["ips"] = list(dict.fromkeys(ips))[:_IP_LIMIT]
+    mac = device.attributes.get("mac")
+    if mac is not None and mac.string and len(mac.string.encode()) <= _HARDWARE_ADDRESS_LIMIT:
+        data["hardwareAddress"] = mac.string
+    return data

@@ -1,0 +1,115 @@
+"""A GPU that is offered as a whole and in every MIG partition that it could hold: what of it can be offered now.
+
+Whole and partitions draw on one counter set, so that the scheduler never gives two of them that overlap. Instances
+that somebody else has made stay as they are, and whatever they are in the way of is withheld.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dra_agent.inventory.api import Capacity, Counter, CounterConsumption, CounterSet
+from dra_agent.inventory.nvidia.packing import packed
+from dra_agent.inventory.nvidia.profiles import MigProfile, Placement, label
+
+COUNTERS = {
+    "multiprocessors": "multiprocessors",
+    "copyEngines": "copy-engines",
+    "decoders": "decoders",
+    "encoders": "encoders",
+    "jpegEngines": "jpeg-engines",
+    "ofaEngines": "ofa-engines",
+}
+"""Names of counters by the capacity that they count."""
+
+Amounts = dict[str, int]
+"""By the name of the counter; memory in bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstance:
+    """An instance that exists on a GPU."""
+
+    id: int
+    profile: int
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One profile at one place of a GPU."""
+
+    profile: MigProfile
+    placement: Placement
+
+    @property
+    def parts(self) -> tuple[str | int, ...]:
+        """Give what tells its name from that of the GPU: as that of an instance that exists."""
+        return ("mig", label(self.profile.name), self.placement.start)
+
+    @property
+    def amounts(self) -> Amounts:
+        """Give what it takes of its GPU."""
+        taken = {"memory": self.profile.memory_bytes}
+        taken |= {COUNTERS[name]: count for name, count in self.profile.engines.items()}
+        return taken | {f"memory-slice-{number}": 1 for number in self.placement.slices}
+
+    @property
+    def text(self) -> str:
+        """Name it for people."""
+        return f"{self.profile.name} at memory slice {self.placement.start}"
+
+
+class Division:
+    """All that one GPU could be divided into, and what of it somebody else's instances leave."""
+
+    def __init__(self, profiles: Sequence[MigProfile], foreign: Sequence[GpuInstance] = ()) -> None:
+        self.partitions = [Partition(profile, placement) for profile, placement in packed(profiles)]
+        """In the order in which they are to be taken."""
+        self.whole: Amounts = {}
+        """The most that any profile has of each, and every memory slice."""
+        for partition in self.partitions:
+            for name, amount in partition.amounts.items():
+                self.whole[name] = max(amount, self.whole.get(name, 0))
+        self.foreign = tuple(foreign)
+        self.left = dict(self.whole)
+        for instance in foreign:
+            for name, amount in self._taken(instance).items():
+                self.left[name] = max(0, self.left.get(name, 0) - amount)
+
+    def fits(self, partition: Partition) -> bool:
+        """Whether what is left has room for a partition."""
+        return all(self.left[name] >= amount for name, amount in partition.amounts.items())
+
+    def named(self, profile: int, start: int) -> str:
+        """Name an instance for people."""
+        for partition in self.partitions:
+            if partition.profile.id == profile and partition.placement.start == start:
+                return partition.text
+        return f"profile {profile} at memory slice {start}"
+
+    def counters(self, name: str) -> CounterSet:
+        """Give the counter set of the GPU of that name; what foreign instances have is not in it."""
+        return CounterSet(name, _counters(self.left))
+
+    def of_whole(self, name: str) -> CounterConsumption:
+        """Give what the GPU as a whole takes of its counter set."""
+        return CounterConsumption(name, _counters(self.whole))
+
+    def of_partition(self, name: str, partition: Partition) -> CounterConsumption:
+        """Give what a partition takes of its GPU's counter set."""
+        return CounterConsumption(name, _counters(partition.amounts))
+
+    def _taken(self, instance: GpuInstance) -> Amounts:
+        for partition in self.partitions:
+            if partition.profile.id == instance.profile and partition.placement == instance.placement:
+                return partition.amounts
+        return {f"memory-slice-{number}": 1 for number in instance.placement.slices}
+
+
+def _counters(amounts: Amounts) -> dict[str, Counter]:
+    return {
+        name: Counter(Capacity.of_bytes(amount).value if name == "memory" else str(amount))
+        for name, amount in amounts.items()
+    }

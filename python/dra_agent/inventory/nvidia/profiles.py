@@ -1,0 +1,114 @@
+"""Which MIG instances a GPU could hold: NVML's tables of profiles and placements, which it answers in either mode.
+
+Sizes and places are NVML's own for the very GPU; nothing of them is known here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dra_agent.inventory.nvidia.library import NotThereError, Nvml, NvmlError
+
+_MIB = 1 << 20
+_MOST_PLACEMENTS = 32
+_INVALID_ARGUMENT = 2
+"""Of nvmlReturn_t: this library knows no profile of that number."""
+
+_ENGINES = {
+    "multiprocessors": "multiprocessorCount",
+    "copyEngines": "copyEngineCount",
+    "decoders": "decoderCount",
+    "encoders": "encoderCount",
+    "jpegEngines": "jpegCount",
+    "ofaEngines": "ofaCount",
+}
+"""Capacities and the fields of nvmlGpuInstanceProfileInfo_v2_t that they come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an instance lies, in memory slices of its GPU."""
+
+    start: int
+    size: int
+
+    @property
+    def slices(self) -> range:
+        """Give the memory slices that it takes."""
+        return range(self.start, self.start + self.size)
+
+    def overlaps(self, other: Placement) -> bool:
+        """Whether both take the same slice."""
+        return self.start < other.start + other.size and other.start < self.start + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class MigProfile:
+    """One kind of GPU instance."""
+
+    id: int
+    """What NVML wants to make one; nvidia-smi shows it, too."""
+    name: str
+    """As nvidia-smi shows it: "1g.10gb", "1g.10gb+me"."""
+    slices: int
+    """Compute slices."""
+    memory_bytes: int
+    placements: tuple[Placement, ...]
+    engines: dict[str, int] = field(default_factory=dict)
+    """By the name of the capacity; none is 0."""
+
+
+def read_profiles(nvml: Nvml, handle: Any, address: str) -> tuple[MigProfile, ...]:
+    """Ask for the profiles that a GPU offers, in NVML's order. Raises HungError, LostError and NvmlError."""
+
+    def ask(name: str, *arguments: Any) -> Any:
+        return nvml.call(name, *arguments, about=address)
+
+    profiles = []
+    for number in range(nvml.module.NVML_GPU_INSTANCE_PROFILE_COUNT):
+        info = _info(ask, handle, number)
+        if info is None or not info.instanceCount:
+            continue
+        placements = _placements(nvml.module, ask, handle, info.id)
+        engines = {name: int(getattr(info, one)) for name, one in _ENGINES.items() if getattr(info, one)}
+        profiles.append(
+            MigProfile(info.id, _name(info), info.sliceCount, info.memorySizeMB * _MIB, placements, engines)
+        )
+    return tuple(profile for profile in profiles if profile.placements)
+
+
+def label(profile: str) -> str:
+    """Turn a profile's name into a part of a device's: "+me" (with media engines) and "-me" (without) must differ."""
+    plain = profile.removesuffix("-me")
+    return plain if plain == profile else f"{plain}-nome"
+
+
+def _info(ask: Callable[..., Any], handle: Any, number: int) -> Any:
+    try:
+        return ask("nvmlDeviceGetGpuInstanceProfileInfo", handle, number)
+    except NotThereError:
+        return None
+    except NvmlError as error:
+        if error.code == _INVALID_ARGUMENT:
+            return None
+        raise
+
+
+def _name(info: Any) -> str:
+    """Take the last word of "MIG 1g.10gb"."""
+    raw = info.name
+    text = raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)
+    return text.rpartition(" ")[2]
+
+
+def _placements(module: Any, ask: Callable[..., Any], handle: Any, profile: int) -> tuple[Placement, ...]:
+    places = (module.c_nvmlGpuInstancePlacement_t * _MOST_PLACEMENTS)()
+    count = ctypes.c_uint(_MOST_PLACEMENTS)
+    try:
+        ask("nvmlDeviceGetGpuInstancePossiblePlacements", handle, profile, places, ctypes.byref(count))
+    except NotThereError:
+        return ()
+    return tuple(Placement(place.start, place.size) for place in places[: count.value])

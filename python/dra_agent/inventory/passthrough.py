@@ -1,0 +1,114 @@
+"""Offers whole functions to virtual machines and drivers in user space, as the operator's rules say.
+
+Such a device has type "vfio" before a claim has it as well as after: a class that asks for a GPU never gets it, and
+binding it to vfio-pci changes nothing of what is published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from dra_agent.errors import AgentError
+from dra_agent.inventory.api import Attribute
+from dra_agent.inventory.device import Device, Exclusion, Problem
+from dra_agent.inventory.handover import Handovers
+from dra_agent.inventory.rules import Rule, encode, unanswered
+from dra_agent.inventory.settings import PassthroughRule
+from dra_agent.topology.model import Device as Function
+
+DRIVER = "vfio-pci"
+PASSTHROUGH = "passthrough"
+"""The key of the identity by which a device of this kind is known; its value is the PCI address."""
+
+_OF_THE_DRIVER = frozenset(
+    {
+        "driverVersion",
+        "cudaDriverVersion",
+        "ifName",
+        "mac",
+        "mtu",
+        "state",
+        "linkSpeed",
+        "linkType",
+        "rdma",
+        "rdmaDevice",
+        "sriovVfs",
+    }
+)
+"""Attributes that a device has of the driver that it is about to lose, or that change while it works."""
+_KEPT_IDENTITY = frozenset({"uuid", "minor", "parent", "uplink"})
+
+
+class Passthrough:
+    """The passthrough rules of one configuration, compiled. UsageError where one can never work."""
+
+    def __init__(self, rules: Sequence[PassthroughRule], driver: str, handovers: Handovers | None) -> None:
+        """`handovers` tell what claims have; None: nobody binds anything here."""
+        self._driver = driver
+        self._rules = [Rule(f"passthrough[{number}].when", rule.when) for number, rule in enumerate(rules)]
+        self._handovers = handovers
+
+    def handed_over(self, problems: list[Problem]) -> dict[str, Device]:
+        """Give the devices that claims have, as they were published, by address."""
+        if self._handovers is None:
+            return {}
+        try:
+            return {address: handover.device for address, handover in self._handovers.all().items()}
+        except AgentError as error:
+            problems.append(Problem(error.where or "passthrough", error.what, error.todo))
+            return {}
+
+    def apply(
+        self,
+        devices: Iterable[Device],
+        functions: Mapping[str, Function],
+        problems: list[Problem],
+        excluded: list[Exclusion],
+    ) -> list[Device]:
+        """Give the devices, those that a rule matches as ones for vfio-pci; what cannot be one is left out."""
+        for rule in self._rules:
+            rule.begin()
+        if not self._rules:
+            return list(devices)
+        given = []
+        for device in devices:
+            encoded = encode(device)
+            # Every rule is asked, so that one that has no value anywhere is noticed.
+            matching = [rule for rule in self._rules if rule.matches(self._driver, encoded)]
+            if not matching or PASSTHROUGH in device.identity or device.attributes["type"].value == "vfio":
+                given.append(device)
+                continue
+            reason = _reason_not_to(device, functions[device.pci_address])
+            if reason is None:
+                given.append(_passed_through(device))
+                continue
+            what, todo = reason
+            where = f"inventory.{matching[0].where}"
+            excluded.append(Exclusion(device.name, f"{where} wants it for vfio-pci, and {what}"))
+            problems.append(Problem(device.name, f"cannot be passed through, as {where} wants: {what}", todo))
+        problems.extend(unanswered(self._rules))
+        return given
+
+
+def _reason_not_to(device: Device, function: Function) -> tuple[str, str] | None:
+    if function.iommu_group is None:
+        return "the IOMMU is off", "switch it on in the firmware and on the kernel's command line (intel_iommu=on)"
+    is_vf = function.physfn is not None
+    if not is_vf and ("parent" in device.identity or device.consumes_counters):
+        return "it is offered in partitions", "let the rule match other devices than inventory.partition"
+    if function.sriov is not None and function.sriov.num_vfs > 0:
+        return "it has virtual functions, which would go with its driver", "pass those through, or remove them"
+    return None
+
+
+def _passed_through(device: Device) -> Device:
+    attributes = {name: value for name, value in device.attributes.items() if name not in _OF_THE_DRIVER}
+    identity = {name: value for name, value in device.identity.items() if name in _KEPT_IDENTITY}
+    return msgspec.structs.replace(
+        device,
+        attributes={**attributes, "type": Attribute.of("vfio"), "driver": Attribute.of(DRIVER)},
+        nodes=(),  # those of vfio-pci come with the claim
+        identity={**identity, PASSTHROUGH: device.pci_address},
+    )

@@ -1,0 +1,167 @@
+"""Offers devices in shares, as the operator's rules say: several claims hold one, each with an amount of its memory.
+
+It says what a share may be and who holds it to that; how many fit is the scheduler's to count. Source: KEP-5075
+(consumable capacity). What is not offered by amounts is consumed by nobody, and so stays visible to selectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from dra_agent import _native
+from dra_agent.errors import UsageError
+from dra_agent.inventory.api import Attribute, Capacity, RequestPolicy, RequestRange
+from dra_agent.inventory.device import Device, Problem
+from dra_agent.inventory.draft import ENTRY_LIMIT
+from dra_agent.inventory.passthrough import PASSTHROUGH
+from dra_agent.inventory.rules import Rule, encode, unanswered
+from dra_agent.inventory.settings import Enforcement, ShareRule
+
+MEMORY = "memory"
+MULTIPROCESSORS = "multiprocessors"
+ENFORCEMENT = "memoryEnforcement"
+
+_MIB = 1 << 20
+_NOTHING = RequestPolicy(default="0", valid_range=RequestRange(min="0", max="0"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """One rule, compiled; amounts in bytes."""
+
+    rule: Rule
+    enforcement: Enforcement
+    minimum: int
+    step: int
+    default: int | None
+    multiprocessors: bool
+
+
+class Shares:
+    """The share rules of one configuration, compiled. UsageError where one can never work."""
+
+    def __init__(self, rules: Sequence[ShareRule], driver: str) -> None:
+        self._driver = driver
+        self._offers = [_offer(number, rule) for number, rule in enumerate(rules)]
+
+    def apply(self, devices: Iterable[Device], problems: list[Problem]) -> tuple[Device, ...]:
+        """Give the devices, those that a rule matches as shared ones."""
+        rules = [offer.rule for offer in self._offers]
+        for rule in rules:
+            rule.begin()
+        shared = tuple(self._shared(device, problems) for device in devices) if rules else tuple(devices)
+        problems.extend(unanswered(rules))
+        return shared
+
+    def _shared(self, device: Device, problems: list[Problem]) -> Device:
+        encoded = encode(device)
+        offer = next((offer for offer in self._offers if offer.rule.matches(self._driver, encoded)), None)
+        if offer is None:
+            return device
+        reason = _reason_not_to(device, offer)
+        if reason is not None:
+            what = f"it is not offered in shares, as inventory.{offer.rule.where} wants: {reason}"
+            problems.append(Problem(device.name, what, "let the rule match other devices"))
+            return device
+        enforcement = offer.enforcement
+        if enforcement != "none" and (why := device.memory_limits.get(enforcement, "it is not for such a device")):
+            what = f"nobody holds its shares to their memory: {enforcement} cannot be used here: {why}"
+            todo = "make it available, or choose another enforcement, or none, in inventory.share"
+            problems.append(Problem(device.name, what, todo))
+            enforcement = "none"
+        return msgspec.structs.replace(
+            device,
+            attributes={**device.attributes, ENFORCEMENT: Attribute.of(enforcement)},
+            capacity={
+                name: msgspec.structs.replace(capacity, request_policy=_policy(name, capacity, offer, enforcement))
+                for name, capacity in device.capacity.items()
+            },
+            allow_multiple_allocations=True,
+        )
+
+
+def offered_enforcement(device: Device) -> str | None:
+    """Say who holds the shares of a device to their memory; None where it is not offered in shares."""
+    if not device.allow_multiple_allocations or device.family != "gpu":
+        return None
+    attribute = device.attributes.get(ENFORCEMENT)
+    return str(attribute.value) if attribute is not None else "none"
+
+
+def _reason_not_to(device: Device, offer: _Offer) -> str | None:
+    is_vfio = PASSTHROUGH in device.identity or any(node.role == "vfio" for node in device.nodes)
+    if device.family != "gpu" or is_vfio:
+        return "only GPUs and MIG devices are"
+    if device.consumes_counters:
+        return "it is divided already, by inventory.partition"
+    memory = device.capacity.get(MEMORY)
+    if memory is None:
+        return "its memory is not known"
+    total = _native.quantity_value(memory.value)
+    if total < max(offer.minimum, offer.default or 0):
+        return f"it has {memory.value} of memory, less than one share"
+    if len({*device.attributes, ENFORCEMENT}) + len(device.capacity) > ENTRY_LIMIT:
+        return f"it has {ENTRY_LIMIT} attributes and capacities already, and {ENFORCEMENT} is to be said"
+    return None
+
+
+def _policy(name: str, capacity: Capacity, offer: _Offer, enforcement: Enforcement) -> RequestPolicy:
+    if name == MEMORY:
+        return _memory(_native.quantity_value(capacity.value), offer)
+    if name == MULTIPROCESSORS and offer.multiprocessors and enforcement == "mps":
+        # MPS caps what a client may occupy and keeps none for it: a claim that names no number has no cap, and takes
+        # nothing from those that do.
+        return RequestPolicy(default="0", valid_range=RequestRange(min="0", max=capacity.value, step="1"))
+    return _NOTHING
+
+
+def _memory(total: int, offer: _Offer) -> RequestPolicy:
+    most = offer.minimum + (total - offer.minimum) // offer.step * offer.step
+    # The API wants room for one step above the minimum.
+    step = _quantity(offer.step) if offer.minimum + offer.step <= total else None
+    return RequestPolicy(
+        default=_quantity(most if offer.default is None else offer.default),
+        valid_range=RequestRange(min=_quantity(offer.minimum), max=_quantity(most), step=step),
+    )
+
+
+def _offer(number: int, rule: ShareRule) -> _Offer:
+    where = f"share[{number}]"
+    minimum = _bytes(where, "minimum", rule.minimum)
+    step = _bytes(where, "step", rule.step)
+    default = None if rule.default is None else _bytes(where, "default", rule.default)
+    if default is not None and (default < minimum or (default - minimum) % step):
+        raise _wrong(
+            where, "default", f"{rule.default} is not {rule.minimum} and whole steps of {rule.step}", "make it one"
+        )
+    if rule.enforcement == "mps" and (minimum % _MIB or step % _MIB):
+        raise _wrong(where, "step", "MPS counts memory in whole Mi", "use whole Mi for minimum and step")
+    if rule.multiprocessors and rule.enforcement != "mps":
+        raise _wrong(
+            where,
+            "multiprocessors",
+            f"nobody limits multiprocessors with enforcement {rule.enforcement!r}",
+            'use enforcement = "mps", or leave it out',
+        )
+    return _Offer(Rule(f"{where}.when", rule.when), rule.enforcement, minimum, step, default, rule.multiprocessors)
+
+
+def _bytes(where: str, field: str, text: str) -> int:
+    try:
+        amount = _native.quantity_value(text)
+        if _native.quantity_compare(text, str(amount)) or amount < 1:
+            raise ValueError("not a whole number of bytes above 0")
+    except ValueError as error:
+        raise _wrong(where, field, f"{text!r}: {error}", "write an amount such as 4Gi") from None
+    return amount
+
+
+def _wrong(where: str, field: str, what: str, todo: str) -> UsageError:
+    return UsageError(what, where=f"configuration, inventory.{where}.{field}", todo=todo)
+
+
+def _quantity(amount: int) -> str:
+    return Capacity.of_bytes(amount).value

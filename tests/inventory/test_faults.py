@@ -1,0 +1,147 @@
+"""What back ends hear of devices besides their description: XIDs, memory errors, repairs, links."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_agent import simulate
+from dra_agent.host import Host
+from dra_agent.inventory import Collector, Device, Inventory, InventorySettings
+from dra_agent.inventory.amd import AmdBackend
+from dra_agent.simulate import change, nvml
+from dra_agent.topology import Device as Function
+from dra_agent.topology import Kind, scan
+
+GPU = "gpu-0000-1b-00-0"
+TIMEOUT = 0.3
+
+
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    return simulate.build("dgx-h100", tmp_path_factory.mktemp("host") / "dgx")
+
+
+@pytest.fixture
+def root(dgx: Host) -> Path:
+    return dgx.sysfs.parent
+
+
+@pytest.fixture
+def collector(dgx: Host, root: Path) -> Iterator[Collector]:
+    made = Collector(dgx, InventorySettings(nvml_timeout=TIMEOUT))
+    yield made
+    change.clear(root)
+    condition(root, {})
+    made.close()
+
+
+def condition(root: Path, conditions: dict[str, dict[str, object]]) -> None:
+    with nvml.locked(root / "lib"):
+        state = nvml.read(root / "lib")
+        state.conditions.clear()
+        state.conditions.update(conditions)
+        nvml.write(root / "lib", state)
+
+
+def first(inventory: Inventory) -> Device:
+    device = inventory.device(GPU)
+    assert device is not None
+    return device
+
+
+def test_an_xid_is_told_once_and_of_the_right_gpu(dgx: Host, root: Path, collector: Collector) -> None:
+    change.xid(root, "0000:1b:00.0", 63)  # before anybody looked
+    assert collector.faults() == []
+    collector.take(scan(dgx))
+    assert collector.tells_faults and collector.faults() == []
+    change.xid(root, "0000:1b:00.0", 79)
+    change.xid(root, "0000:43:00.0", 13)
+    told = collector.faults()
+    assert [(fault.pci_address, fault.cause) for fault in told] == [
+        ("0000:1b:00.0", "xid-79"),
+        ("0000:43:00.0", "xid-13"),
+    ]
+    assert "79" in told[0].message
+    assert collector.faults() == []
+
+
+def test_events_go_on_after_a_gpu_was_lost_and_came_back(dgx: Host, root: Path, collector: Collector) -> None:
+    collector.take(scan(dgx))
+    change.unplug(root, "0000:1b:00.0")
+    assert [fault.cause for fault in collector.faults()] == ["xid-79"]
+    collector.take(scan(dgx))
+    assert collector.faults() == []
+    change.replug(root, "0000:1b:00.0")
+    assert first(collector.take(scan(dgx))).health == "healthy"
+    change.xid(root, "0000:1b:00.0", 48)
+    change.xid(root, "0000:43:00.0", 48)
+    assert sorted(fault.pci_address for fault in collector.faults()) == ["0000:1b:00.0", "0000:43:00.0"]
+
+
+def test_a_hanging_event_call_makes_gpus_unmonitored_and_nothing_slow(
+    dgx: Host, root: Path, collector: Collector
+) -> None:
+    collector.take(scan(dgx))
+    change.hang(root, "nvmlEventSetWait_v2")
+    began = time.monotonic()
+    assert collector.faults() == [] and collector.faults() == []
+    assert time.monotonic() - began < 3 * TIMEOUT
+    inventory = collector.take(scan(dgx))
+    assert {device.health for device in inventory.family("gpu")} == {"unmonitored"}
+    assert "no events" in (first(inventory).health_reason or "")
+    assert [problem.where for problem in inventory.problems] == ["NVML"]
+    change.clear(root)
+    end = time.monotonic() + 10
+    while first(collector.take(scan(dgx))).health != "healthy":
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    change.xid(root, "0000:1b:00.0", 94)
+    assert [fault.cause for fault in collector.faults()] == ["xid-94"]
+
+
+def test_repairs_and_errors_of_memory(dgx: Host, root: Path, collector: Collector) -> None:
+    uuid = first(collector.take(scan(dgx))).identity["uuid"]
+    assert first(collector.take(scan(dgx))).memory_errors == 0
+    condition(root, {uuid: {"ecc_uncorrected": 3, "remapped_rows": [0, 1, 1, 0]}})
+    device = first(collector.take(scan(dgx)))
+    assert device.memory_errors == 3 and device.health == "unhealthy"
+    assert [ailment.cause for ailment in device.ailments] == ["reset-required"]
+    condition(root, {uuid: {"remapped_rows": [0, 1, 0, 1]}})
+    assert [ailment.cause for ailment in first(collector.take(scan(dgx))).ailments] == ["row-remap-failed"]
+
+
+def test_amd_counts_uncorrected_errors(
+    host: Host, function: Callable[..., Function], write: Callable[[str, object], None]
+) -> None:
+    gpu = function("0000:c1:00.0", Kind.GPU, "0x1002", "0x74a1", driver="amdgpu")
+    assert AmdBackend(host).devices([gpu], [])[0].memory_errors is None
+    for block, errors in (("umc", 2), ("gfx", 1)):
+        write(f"sys/bus/pci/devices/0000:c1:00.0/ras/{block}_err_count", f"ue: {errors}\nce: 17")
+    write("sys/bus/pci/devices/0000:c1:00.0/ras/features", "feature mask: 0x7")
+    (device,) = AmdBackend(host).devices([gpu], [])
+    assert (device.memory_errors, device.corrected_errors) == (3, 34)
+
+
+def test_a_link_that_is_switched_on_and_down_is_an_ailment(tmp_path: Path) -> None:
+    from dra_agent.inventory.nic import NicBackend
+
+    host = simulate.build("hgx-h200", tmp_path / "hgx")
+    functions = [device for device in scan(host).devices if device.net]
+    function = functions[0]
+    interface = host.sysfs / "bus/pci/devices" / function.pci_address / "net" / next(iter(function.net))
+
+    def causes() -> list[str]:
+        (device,) = NicBackend(host).devices([function], [])
+        return [ailment.cause for ailment in device.ailments]
+
+    (interface / "flags").write_text("0x1003\n")
+    (interface / "carrier").write_text("1\n")
+    assert causes() == []
+    (interface / "carrier").write_text("0\n")
+    assert causes() == ["link-down"]
+    (interface / "flags").write_text("0x1002\n")
+    assert causes() == [], "nobody has switched it on"

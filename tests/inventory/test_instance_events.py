@@ -1,0 +1,222 @@
+"""From NVML's events to devices, on simulated GPUs that are divided through NVML itself."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dra_agent.health import HealthSettings, Monitor
+from dra_agent.host import Host
+from dra_agent.inventory import Collector, Fault, InventorySettings
+from dra_agent.inventory.nvidia import divided
+from dra_agent.inventory.nvidia.affected import NO_INSTANCE
+from dra_agent.inventory.nvidia.library import Nvml, shared
+from dra_agent.inventory.nvidia.made import MadeInstance, note_path, read_note
+from dra_agent.inventory.settings import PartitionRule
+from dra_agent.simulate import build_machine, change, nvml
+from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
+from dra_agent.simulate.models import GIB, H100_SXM
+from dra_agent.simulate.parts.nvidia import gpu
+from dra_agent.topology import scan
+
+ADDRESS, OTHER = "0000:01:00.0", "0000:02:00.0"
+NAME = "gpu-0000-01-00-0"
+GPUS = tuple(gpu(address, H100_SXM, minor, machine="pair") for minor, address in enumerate((ADDRESS, OTHER)))
+PAIR = Machine(
+    "pair",
+    "for tests",
+    (NumaNode("0-3", 8 * GIB, (10,)),),
+    (HostBridge("pci0000:00", 0, GPUS),),
+    nvidia=NvidiaDriver("570.124.06", 12080),
+)
+ONE_G, TWO_G = 19, 14
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return build_machine(PAIR, tmp_path / "host")
+
+
+@pytest.fixture
+def library(host: Host) -> Iterator[Nvml]:
+    made = shared(host.nvml_library, 10.0)
+    made.start()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def collector(host: Host, library: Nvml) -> Iterator[Collector]:
+    made = Collector(host, InventorySettings(nvml_timeout=10.0))
+    yield made
+    made.close()
+
+
+def handle(library: Nvml, address: str = ADDRESS) -> Any:
+    return library.call("nvmlDeviceGetHandleByPciBusId", address.encode(), about=address)
+
+
+def make(library: Nvml, profile: int, start: int, size: int) -> int:
+    """Make an instance with one compute instance; gives its number."""
+    module, device = library.module, handle(library)
+    place = module.c_nvmlGpuInstancePlacement_t(start, size)
+    made = library.call("nvmlDeviceCreateGpuInstanceWithPlacement", device, profile, ctypes.byref(place), about=ADDRESS)
+    library.call("nvmlGpuInstanceCreateComputeInstance", made, 0 if profile == ONE_G else 1, about=ADDRESS)
+    return int(library.call("nvmlGpuInstanceGetInfo", made, about=ADDRESS).id)
+
+
+def destroy(library: Nvml, number: int) -> None:
+    made = library.call("nvmlDeviceGetGpuInstanceById", handle(library), number, about=ADDRESS)
+    compute = library.call("nvmlGpuInstanceGetComputeInstanceById", made, 0, about=ADDRESS)
+    library.call("nvmlComputeInstanceDestroy", compute, about=ADDRESS)
+    library.call("nvmlGpuInstanceDestroy", made, about=ADDRESS)
+
+
+def xid(host: Host, number: int, instance: int = NO_INSTANCE, compute: int = NO_INSTANCE) -> None:
+    """Raise it as `change.xid` does, on an instance."""
+    root = host.sysfs.parent
+    change.xid(root, ADDRESS, number, PAIR)
+    with nvml.locked(root / "lib"):
+        state = nvml.read(root / "lib")
+        last = msgspec.structs.replace(state.events[-1], gpu_instance=instance, compute_instance=compute)
+        nvml.write(root / "lib", msgspec.structs.replace(state, events=(*state.events[:-1], last)))
+
+
+def told(collector: Collector) -> list[tuple[str, str, tuple[str, ...]]]:
+    return [(fault.pci_address, fault.cause, fault.devices) for fault in collector.faults()]
+
+
+def test_an_event_of_an_instance_names_its_device(host: Host, library: Nvml, collector: Collector) -> None:
+    library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
+    first, second = make(library, ONE_G, 4, 1), make(library, TWO_G, 0, 2)
+    inventory = collector.take(scan(host))
+    names = [device.name for device in inventory.family("gpu")]
+    one, two = f"{NAME}-mig-1g-10gb-4", f"{NAME}-mig-2g-20gb-0"
+    assert set(names) == {one, two, "gpu-0000-02-00-0"}
+    # Both lines are of one moment, as a kernel's log has them: neither is lost, and they come in order.
+    for instance, compute in ((first, 0), (second, NO_INSTANCE), (NO_INSTANCE, NO_INSTANCE)):
+        xid(host, 94, instance, compute)
+    expected: list[tuple[str, ...]] = [(one,), (two,), ()]
+    assert told(collector) == [(ADDRESS, "xid-94", devices) for devices in expected]
+
+
+def test_what_follows_is_one_taint_or_one_for_each(host: Host, library: Nvml, collector: Collector) -> None:
+    library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
+    first, second = make(library, ONE_G, 4, 1), make(library, ONE_G, 5, 1)
+    assert first != second
+    inventory = collector.take(scan(host))
+    monitor = Monitor(HealthSettings(), "d")
+
+    def tainted(faults: list[Fault]) -> dict[str, list[str]]:
+        found = monitor.hear(faults, inventory)
+        return {device.name: [taint.key for taint in device.taints] for device in found.devices if device.taints}
+
+    xid(host, 94, second, 0)
+    one = {f"{NAME}-mig-1g-10gb-5": ["d/xid-94"]}
+    assert tainted(collector.faults()) == one
+    xid(host, 31, first, 0)
+    assert tainted(collector.faults()) == one, "a program's own fault"
+    xid(host, 79, first, 0)
+    assert tainted(collector.faults()) == {
+        f"{NAME}-mig-1g-10gb-4": ["d/xid-79"],
+        f"{NAME}-mig-1g-10gb-5": ["d/xid-79", "d/xid-94"],
+    }
+
+
+def test_a_lost_gpu_takes_every_instance_along(host: Host, library: Nvml, collector: Collector) -> None:
+    library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
+    make(library, ONE_G, 4, 1), make(library, ONE_G, 5, 1)
+    collector.take(scan(host))
+    root = host.sysfs.parent
+    change.fail(root, None, 15, ADDRESS, PAIR)
+    lost = collector.take(scan(host)).family("gpu")
+    assert [(device.health, [one.cause for one in device.ailments]) for device in lost] == [
+        ("unhealthy", ["gpu-lost"]),
+        ("unhealthy", ["gpu-lost"]),
+        ("healthy", []),
+    ]
+    change.clear(root)
+    assert {device.health for device in collector.take(scan(host)).family("gpu")} == {"healthy"}
+
+
+RULES = (PartitionRule('device.attributes["dra-agent.internal"].vendor == "nvidia"', "mig"),)
+
+
+def test_an_instance_that_was_made_for_a_claim_is_its_partition(host: Host, library: Nvml) -> None:
+    collector = Collector(host, InventorySettings(nvml_timeout=10.0, partition=RULES))
+    names = {device.name for device in collector.take(scan(host)).family("gpu")}
+    one, two = f"{NAME}-mig-1g-10gb-4", f"{NAME}-mig-2g-20gb-0"
+    assert {NAME, one, two} <= names
+    # Made after the look, as prepare does; the partitions were there all the time.
+    library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
+    first, second = make(library, ONE_G, 4, 1), make(library, TWO_G, 0, 2)
+    xid(host, 94, first, 0)
+    xid(host, 94, second, 0)
+    assert told(collector) == [(ADDRESS, "xid-94", (one,)), (ADDRESS, "xid-94", (two,))]
+    # What died of it has been taken down before anybody asks.
+    xid(host, 94, first, 0)
+    destroy(library, first)
+    assert told(collector) == [(ADDRESS, "xid-94", (one,))]
+    # A lost GPU is lost with everything that it could be divided into.
+    root = host.sysfs.parent
+    change.fail(root, None, 15, ADDRESS, PAIR)
+    lost = [device for device in collector.take(scan(host)).family("gpu") if device.pci_address == ADDRESS]
+    assert {device.name for device in lost} == {name for name in names if name.startswith(NAME)}
+    assert {tuple(one.cause for one in device.ailments) for device in lost} == {("gpu-lost",)}
+    change.clear(root)
+    collector.close()
+
+
+def own(host: Host, *instances: MadeInstance) -> None:
+    """Note instances as the set-up does; none: that there are none."""
+    assert host.state is not None
+    path = note_path(host.state, ADDRESS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(read_note(host, ADDRESS), instances=instances)))
+
+
+def test_what_is_given_up_with_a_lost_gpu_is_no_stranger_meanwhile(host: Host, library: Nvml, tmp_path: Path) -> None:
+    host = dataclasses.replace(host, state=tmp_path / "state")
+    collector = Collector(host, InventorySettings(nvml_timeout=10.0, partition=RULES))
+    library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
+    make(library, ONE_G, 4, 1)
+    own(host, MadeInstance(f"{NAME}-mig-1g-10gb-4", ONE_G, 4, 1, ("uid/key",)))
+    before = [device.to_api() for device in collector.take(scan(host)).devices]
+    assert NAME in [device["name"] for device in before]
+    root = host.sysfs.parent
+    change.fail(root, None, 15, ADDRESS, PAIR)
+    own(host)
+    assert [device.to_api() for device in collector.take(scan(host)).devices] == before
+    change.clear(root)
+    change.reset(root, ADDRESS, PAIR)  # which a lost GPU needs, and which no instance survives
+    assert [device.to_api() for device in collector.take(scan(host)).devices] == before
+    collector.close()
+
+
+def test_an_instance_that_goes_during_a_look_is_no_stranger(
+    host: Host, library: Nvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = dataclasses.replace(host, state=tmp_path / "state")
+    collector = Collector(host, InventorySettings(nvml_timeout=10.0, partition=RULES))
+    library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
+    number = make(library, ONE_G, 4, 1)
+    own(host, MadeInstance(f"{NAME}-mig-1g-10gb-4", ONE_G, 4, 1, ("uid/key",)))
+    before = [device.name for device in collector.take(scan(host)).devices]
+    ask = divided.existing
+
+    def then_unprepare(*arguments: Any) -> Any:
+        found = ask(*arguments)
+        if arguments[2] == ADDRESS:
+            destroy(library, number)
+            own(host)
+        return found
+
+    monkeypatch.setattr(divided, "existing", then_unprepare)
+    assert [device.name for device in collector.take(scan(host)).devices] == before
+    collector.close()

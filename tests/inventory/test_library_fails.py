@@ -1,0 +1,182 @@
+"""NVIDIA's library crashes, again and again, or hangs for ever: what the inventory shows, and that it comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_agent import simulate
+from dra_agent.host import Host
+from dra_agent.inventory import Collector, Device, InventorySettings
+from dra_agent.inventory.nvidia.library import EndedError, HungError, Nvml, NvmlError, StaleError, shared
+from dra_agent.nvml import patience
+from dra_agent.simulate import change
+from dra_agent.topology import scan
+
+BUS = b"00000000:00:04.0"
+GPU = "gpu-0000-00-04-0"
+
+
+@pytest.fixture(scope="module")
+def vm(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    return simulate.build("vm-1gpu", tmp_path_factory.mktemp("host") / "vm")
+
+
+@pytest.fixture
+def root(vm: Host) -> Iterator[Path]:
+    yield vm.sysfs.parent
+    change.clear(vm.sysfs.parent)
+
+
+@pytest.fixture
+def nvml(vm: Host, root: Path) -> Iterator[Nvml]:
+    made = shared(vm.nvml_library, 2.0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def collector(vm: Host, nvml: Nvml) -> Iterator[Collector]:
+    made = Collector(vm, InventorySettings(nvml_timeout=2.0))
+    yield made
+    made.close()
+
+
+def gpu(collector: Collector, host: Host) -> Device:
+    device = collector.take(scan(host)).device(GPU)
+    assert device is not None
+    return device
+
+
+def crash(nvml: Nvml) -> None:
+    pid = nvml.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSEGV)
+    until(lambda: nvml.pid is None)
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end, "never happened"
+        time.sleep(0.02)
+
+
+def test_inventory_and_set_up_have_one_process(vm: Host, nvml: Nvml, collector: Collector) -> None:
+    gpu(collector, vm)
+    again = shared(vm.nvml_library, 1.0)
+    assert again is nvml and again.pid is not None
+    pid = nvml.pid
+    again.close()
+    assert nvml.pid == pid, "others use it"
+
+
+def test_a_crash_costs_a_look_at_most_and_events_come_again(
+    vm: Host, root: Path, nvml: Nvml, collector: Collector
+) -> None:
+    before = gpu(collector, vm)
+    first = nvml.pid
+    crash(nvml)
+    assert collector.faults() == []
+    after = gpu(collector, vm)
+    assert after.to_api() == before.to_api() and after.health == "healthy"
+    assert nvml.pid not in (None, first)
+    change.xid(root, "0000:00:04.0", 94)
+    assert [fault.cause for fault in collector.faults()] == ["xid-94"]
+
+
+def test_a_crash_in_the_middle_of_a_look_keeps_what_is_known(
+    vm: Host, root: Path, nvml: Nvml, collector: Collector
+) -> None:
+    before = gpu(collector, vm)
+    change.delay(root, "nvmlDeviceGetBrand", 400)
+
+    pid = nvml.pid
+    assert pid is not None
+    killer = threading.Timer(0.2, os.kill, (pid, signal.SIGABRT))
+    killer.start()
+    during = gpu(collector, vm)
+    killer.join()
+    assert during.to_api() == before.to_api()
+    assert during.health == "unmonitored"
+    change.clear(root)
+    assert gpu(collector, vm).health == "healthy"
+
+
+def test_a_library_that_crashes_again_and_again_is_started_less_and_less_often(
+    vm: Host, nvml: Nvml, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu(collector, vm)
+    crash(nvml)
+    assert gpu(collector, vm).health == "healthy"
+    crash(nvml)
+    inventory = collector.take(scan(vm))
+    device = inventory.device(GPU)
+    assert device is not None and device.health == "unmonitored"
+    assert device.capacity["memory"], "what is known of it stays published"
+    assert "again and again" in str(inventory.problems[0])
+    with pytest.raises(EndedError, match="it is started in 2 s"):
+        nvml.start()
+    started = time.monotonic()
+    until(lambda: gpu(collector, vm).health == "healthy")
+    assert time.monotonic() - started < 10
+
+
+def test_a_handle_of_before_a_crash_has_no_meaning(nvml: Nvml) -> None:
+    nvml.start()
+    handle = nvml.call("nvmlDeviceGetHandleByPciBusId", BUS)
+    crash(nvml)
+    with pytest.raises(EndedError):
+        nvml.call("nvmlDeviceGetUUID", handle)
+    generation = nvml.generation
+    nvml.start()
+    assert nvml.generation == generation + 1
+    with pytest.raises(StaleError):
+        nvml.call("nvmlDeviceGetUUID", handle)
+    assert not issubclass(StaleError, NvmlError), "a fact is not unknown because its question came too late"
+
+
+def test_a_call_that_never_comes_back_ends_with_its_process(
+    root: Path, nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "HANGS", 1.0)
+    nvml.start()
+    handle = nvml.call("nvmlDeviceGetHandleByPciBusId", BUS)
+    first = nvml.pid
+    change.hang(root, "nvmlDeviceGetUUID")
+    with pytest.raises(HungError):
+        nvml.call("nvmlDeviceGetUUID", handle, about="gpu", timeout=0.2)
+    nvml.start()
+    assert nvml.is_stuck("gpu") and nvml.pid == first, "it may come back"
+    time.sleep(1.0)
+    nvml.start()
+    assert not nvml.is_stuck("gpu") and nvml.pid != first
+    handle = nvml.call("nvmlDeviceGetHandleByPciBusId", BUS)
+    with pytest.raises(HungError):
+        nvml.call("nvmlDeviceGetUUID", handle, about="gpu", timeout=0.2)
+    time.sleep(1.0)
+    second = nvml.pid
+    nvml.start()
+    assert nvml.pid == second, "the second time it is borne for longer"
+
+
+def test_letting_go_waits_for_calls_that_are_in_time(root: Path, nvml: Nvml) -> None:
+
+    nvml.start()
+    handle = nvml.call("nvmlDeviceGetHandleByPciBusId", BUS)
+    change.delay(root, "nvmlDeviceGetUUID", 300)
+    answers: list[str] = []
+    asking = threading.Thread(target=lambda: answers.append(nvml.call("nvmlDeviceGetUUID", handle, about="gpu")))
+    asking.start()
+    time.sleep(0.1)
+    nvml.stop()
+    asking.join()
+    assert len(answers) == 1 and nvml.pid is None
+    with pytest.raises(EndedError, match="not started"):
+        nvml.call("nvmlDeviceGetName", handle)

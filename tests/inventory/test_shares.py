@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from dra_agent import simulate
+from dra_agent.errors import UsageError
+from dra_agent.host import Host
+from dra_agent.inventory import Attribute, Capacity, Device, InventorySettings, Problem, ShareRule, take
+from dra_agent.inventory.amd import AmdBackend
+from dra_agent.inventory.shares import Shares, offered_enforcement
+from dra_agent.slices import desired_slices
+from dra_agent.topology import Device as Function
+from dra_agent.topology import Kind, scan
+
+DRIVER = "dra-agent.internal"
+Write = Callable[[str, object], None]
+
+
+def gpu(memory: str | None = "80Gi", **limits: str) -> Device:
+    capacity = {"multiprocessors": Capacity.of(132), "decoders": Capacity.of(7)}
+    if memory is not None:
+        capacity["memory"] = Capacity(value=memory)
+    names = {name.replace("_", "-"): why for name, why in limits.items()}
+    return Device(
+        "gpu-a", "gpu", "nvidia", "0000:01:00.0", {"type": Attribute.of("gpu")}, capacity, memory_limits=names
+    )
+
+
+def offered(device: Device, *rules: ShareRule) -> tuple[Device, list[Problem]]:
+    problems: list[Problem] = []
+    (shared,) = Shares(rules, DRIVER).apply([device], problems)
+    return shared, problems
+
+
+def test_a_share_has_a_minimum_whole_steps_and_a_default() -> None:
+    rule = ShareRule("true", "none", minimum="2Gi", step="4Gi", default="6Gi")
+    shared, problems = offered(gpu("79Gi"), rule)
+    assert problems == []
+    assert shared.to_api()["allowMultipleAllocations"] is True
+    assert shared.to_api()["capacity"]["memory"] == {
+        "value": "79Gi",
+        # 2 + 19 steps of 4: the last Gi is in no share.
+        "requestPolicy": {"default": "6Gi", "validRange": {"min": "2Gi", "max": "78Gi", "step": "4Gi"}},
+    }
+    assert offered_enforcement(shared) == "none"
+
+
+def test_who_names_no_amount_gets_all_and_what_is_not_offered_is_consumed_by_nobody() -> None:
+    shared, _ = offered(gpu("81559Mi"), ShareRule("true", "none"))
+    capacity = shared.to_api()["capacity"]
+    assert capacity["memory"]["requestPolicy"]["default"] == "79Gi"
+    nothing = {"default": "0", "validRange": {"min": "0", "max": "0"}}
+    assert capacity["decoders"] == {"value": "7", "requestPolicy": nothing}
+    assert capacity["multiprocessors"] == {"value": "132", "requestPolicy": nothing}
+
+
+@pytest.mark.parametrize("reason", ["", "nvidia-cuda-mps-control is not found"])
+def test_multiprocessors_are_offered_where_mps_limits_them(reason: str) -> None:
+    shared, problems = offered(gpu(mps=reason), ShareRule("true", "mps", multiprocessors=True))
+    most = shared.to_api()["capacity"]["multiprocessors"]["requestPolicy"]["validRange"]["max"]
+    assert (most, offered_enforcement(shared)) == (("0", "none") if reason else ("132", "mps"))
+    assert [problem.what.partition(": ")[2] for problem in problems] == (
+        [f"mps cannot be used here: {reason}"] if reason else []
+    )
+
+
+def test_a_mechanism_of_another_vendor_is_never_claimed() -> None:
+    shared, (problem,) = offered(gpu(mps=""), ShareRule("true", "dmem"))
+    assert offered_enforcement(shared) == "none"
+    assert "it is not for such a device" in problem.what
+
+
+def test_the_first_rule_that_matches_counts() -> None:
+    shared, _ = offered(
+        gpu(mps=""), ShareRule("false", "none"), ShareRule("true", "mps", default="4Gi"), ShareRule("true", "none")
+    )
+    assert offered_enforcement(shared) == "mps"
+
+
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [
+        (gpu(None), "its memory is not known"),
+        (gpu("512Mi"), "less than one share"),
+        (msgspec.structs.replace(gpu(), family="nic"), "only GPUs"),
+        (
+            msgspec.structs.replace(gpu(), attributes={f"a{n}": Attribute.of(n) for n in range(29)}),
+            "32 attributes and capacities already",
+        ),
+    ],
+    ids=["unknown", "small", "nic", "full"],
+)
+def test_what_cannot_be_shared_stays_whole_and_is_told(device: Device, why: str) -> None:
+    shared, (problem,) = offered(device, ShareRule("true", "none"))
+    assert shared == device
+    assert why in problem.what
+
+
+def test_a_rule_that_matches_nothing_for_want_of_a_value_is_told() -> None:
+    _, (problem,) = offered(gpu(), ShareRule("device.attributes['dra-agent.internal'].nonesuch == 1", "none"))
+    assert problem.where == "inventory.share[0].when"
+
+
+@pytest.mark.parametrize(
+    ("rule", "field"),
+    [
+        (ShareRule("true", "none", minimum="4GB"), "minimum"),
+        (ShareRule("true", "none", minimum="0"), "minimum"),
+        (ShareRule("true", "none", step="-1Gi"), "step"),
+        (ShareRule("true", "none", step="100m"), "step"),
+        (ShareRule("true", "none", default="1500Mi"), "default"),
+        (ShareRule("true", "none", minimum="2Gi", default="1Gi"), "default"),
+        (ShareRule("true", "mps", step="512Ki"), "step"),
+        (ShareRule("true", "dmem", multiprocessors=True), "multiprocessors"),
+        (ShareRule("nonsense(", "none"), "when"),
+    ],
+)
+def test_a_rule_that_can_never_work_is_refused_with_its_field(rule: ShareRule, field: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Shares((rule,), DRIVER)
+    assert caught.value.where == f"configuration, inventory.share[0].{field}"
+
+
+def test_a_simulated_host_offers_what_the_api_takes(tmp_path: Path) -> None:
+    host = simulate.build("dgx-h100", tmp_path / "host")
+    when = 'device.attributes["resource.kubernetes.io"].pciBusID == "0000:1b:00.0"'
+    rule = ShareRule(when, "none", minimum="1Gi", default="8Gi")
+    inventory = take(host, scan(host), InventorySettings(share=(rule,)))
+    assert [device.name for device in inventory.devices if device.allow_multiple_allocations] == ["gpu-0000-1b-00-0"]
+    desired = desired_slices(inventory, node="n", driver=DRIVER)
+    assert not desired.problems
+    (published,) = [
+        device for one in desired.slices for device in one["spec"]["devices"] if device.get("allowMultipleAllocations")
+    ]
+    assert published["attributes"]["memoryEnforcement"] == {"string": "none"}
+    assert published["capacity"]["memory"]["requestPolicy"]["default"] == "8Gi"
+
+
+@pytest.mark.parametrize(
+    ("capacity", "reason"),
+    [
+        ("drm/0000:03:00.0/vram0 17163091968", ""),
+        ("drm/0000:03:00.0/vram0 1\ndrm/0000:03:00.0/vram1 1", "2 regions"),
+        ("drm/0000:83:00.0/vram0 17163091968", "has registered no memory"),
+        ("", "6.14"),
+    ],
+)
+def test_dmem_needs_one_region_of_the_device(
+    host: Host, write: Write, function: Callable[..., Function], capacity: str, reason: str
+) -> None:
+    if capacity:
+        write("sys/fs/cgroup/dmem.capacity", capacity)
+    write("sys/bus/pci/devices/0000:03:00.0/mem_info_vram_total", 16 << 30)
+    amd = function("0000:03:00.0", Kind.GPU, "0x1002", "0x744c", driver="amdgpu")
+    problems: list[Problem] = []
+    (device,) = AmdBackend(host).devices([amd], problems)
+    assert problems == []
+    assert reason in device.memory_limits["dmem"]
+    assert (device.memory_limits["dmem"] == "") == (reason == "")
+    assert device.identity.get("dmem") == (None if reason else "drm/0000:03:00.0/vram0")
+    shared, told = offered(device, ShareRule("true", "dmem"))
+    assert offered_enforcement(shared) == ("none" if reason else "dmem")
+    assert len(told) == (1 if reason else 0)
