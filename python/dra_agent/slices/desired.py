@@ -103,6 +103,7 @@ def _pool(inventory: Inventory, node: str, family: Any) -> dict[str, Any]:
                 "numa_node": device.numa_node,
                 "pcie_switch": device.pcie_switch,
                 "pci_address": device.pci_address,
+                "rank": device.order,
             },
             "device": device.to_api(),
         }

@@ -36,6 +36,9 @@ pub struct Holder {
     /// It watches the device, and keeps nobody away.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub admin_access: bool,
+    /// What the share consumes, by capacity.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub consumed: BTreeMap<String, Quantity>,
 }
 
 /// What is held of one device.
@@ -105,6 +108,7 @@ impl<'a> InUse<'a> {
             request: result.request.clone(),
             share_id: result.share_id.clone(),
             admin_access,
+            consumed: result.consumed_capacity.clone(),
         });
         if admin_access {
             return;

@@ -55,6 +55,9 @@ pub struct Order {
     pub pcie_switch: Option<String>,
     #[serde(default)]
     pub pci_address: Option<String>,
+    /// The place among the devices of one address: of a GPU's partitions those first that are to be taken first.
+    #[serde(default)]
+    pub rank: u32,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

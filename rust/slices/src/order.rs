@@ -1,4 +1,6 @@
-//! The order of devices in a pool: NUMA node, PCIe switch, address, and a partition next to its parent.
+//! The order of devices in a pool: NUMA node, PCIe switch, address, and rank among the devices of one address.
+//!
+//! The scheduler takes the first device that fits, so this is also how claims fill a node: one GPU before the next.
 
 use std::cmp::Ordering;
 
@@ -18,6 +20,7 @@ type Place<'a> = (
     Vec<Piece<'a>>,
     bool,
     Vec<Piece<'a>>,
+    u32,
 );
 
 fn places(order: &Order) -> Place<'_> {
@@ -30,6 +33,7 @@ fn places(order: &Order) -> Place<'_> {
         switch,
         no_address,
         pci,
+        order.rank,
     )
 }
 

@@ -118,6 +118,7 @@ fn addresses_are_ordered_as_numbers_and_the_unknown_is_last() {
             numa_node: numa,
             pcie_switch: switch.map(str::to_owned),
             pci_address: Some(address.to_owned()),
+            rank: 0,
         };
         input.device.name = name.to_owned();
         input
@@ -137,6 +138,33 @@ fn addresses_are_ordered_as_numbers_and_the_unknown_is_last() {
     assert_eq!(
         layout(&slices)[0],
         ["a", "b", "b-9", "b-10", "c", "d", "e", "f"]
+    );
+}
+
+#[test]
+fn rank_orders_the_devices_of_one_address_and_no_others() {
+    let ranked = |address: &str, name: &str, rank: u32| {
+        let mut input = device(1);
+        input.order = Order {
+            pci_address: Some(address.to_owned()),
+            rank,
+            ..Default::default()
+        };
+        input.device.name = name.to_owned();
+        input
+    };
+    let mut slices = Vec::new();
+    let inputs = vec![
+        ranked("0000:01:00.0", "whole", 9),
+        ranked("0000:01:00.0", "at-0", 2),
+        ranked("0000:01:00.0", "at-6", 1),
+        ranked("0000:02:00.0", "next-whole", 9),
+        ranked("0000:02:00.0", "next-6", 1),
+    ];
+    publish(inputs, &mut slices);
+    assert_eq!(
+        layout(&slices)[0],
+        ["at-6", "at-0", "whole", "next-6", "next-whole"]
     );
 }
 

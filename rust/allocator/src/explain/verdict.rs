@@ -263,6 +263,23 @@ fn consumers(shortage: &Shortage, pool: &Pool<'_>, in_use: &InUse<'_>) -> Vec<Co
     consumers
 }
 
+/// Who has how much of a capacity: `; claim ns/a has 4Gi, claim ns/b has 8Gi`.
+fn shares(name: &str, used: Option<&Use>) -> String {
+    let parts: Vec<String> = used
+        .into_iter()
+        .flat_map(|used| &used.holders)
+        .filter_map(|holder| {
+            let amount = holder.consumed.get(name)?;
+            Some(format!("claim {} has {amount}", holder.claim))
+        })
+        .collect();
+    if parts.is_empty() {
+        String::new()
+    } else {
+        format!("; {}", parts.join(", "))
+    }
+}
+
 fn capacity(task: &Task<'_>, candidate: &Candidate<'_>, used: Option<&Use>) -> Option<Rejection> {
     let taken = used.and_then(|used| used.capacity.as_ref());
     let shortfall = capacity::shortfall(task.request.capacity, candidate.device, taken, None);
@@ -294,7 +311,10 @@ fn capacity(task: &Task<'_>, candidate: &Candidate<'_>, used: Option<&Use>) -> O
             "exceeded",
             Some(needed.to_string()),
             Some(free.to_string()),
-            format!("capacity {name} has {free} left, {needed} are needed"),
+            format!(
+                "capacity {name} has {free} left, {needed} are needed{}",
+                shares(&name, used)
+            ),
         ),
         Err(what) => rejection("", "error", None, None, what),
     })

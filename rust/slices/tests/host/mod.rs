@@ -29,6 +29,7 @@ pub(crate) fn device(n: u32) -> DeviceInput {
             numa_node: (!n.is_multiple_of(7)).then_some(n % 2),
             pcie_switch: (!n.is_multiple_of(5)).then(|| format!("{:04x}:f0:00.0", n / 8)),
             pci_address: Some(address),
+            rank: 0,
         },
         device,
     }
