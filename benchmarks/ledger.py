@@ -39,9 +39,12 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.dir) as directory:
         folder = Path(directory)
+        (folder / "shared").mkdir()
         ledger = _native.Ledger.open(directory, "boot")
+        shared = _native.Ledger.open_shared(str(folder / "shared"), "boot", "bench", 1.0)
         for number in range(HELD):
             prepare(ledger, f"held-{number}")
+            in_turn(shared, lambda: prepare(shared, f"held-{number}"))  # noqa: B023 - called at once
         size = recorded(folder, ledger)
         bare = Bare(folder / "bare", size)
         json_file = WholeFile(folder, HELD)
@@ -54,6 +57,8 @@ def main() -> int:
         variants: dict[str, Callable[[], None]] = {
             "bare write + fdatasync": bare.append,
             "ledger: start + complete": claim,
+            "shared: turn, start + complete": lambda: in_turn(shared, lambda: prepare(shared, uid)),
+            "shared: a turn and nothing in it": lambda: in_turn(shared, lambda: None),
             "whole JSON file, as the peers": json_file.write,
         }
         times: dict[str, list[float]] = {name: [] for name in variants}
@@ -66,16 +71,19 @@ def main() -> int:
             begin = time.perf_counter()
             ledger.release(uid)
             releases.append(time.perf_counter() - begin)
+            in_turn(shared, lambda: shared.release(uid))  # noqa: B023
             if ledger.compaction_due:
                 ledger.compact()  # what the agent does in a quiet moment
+            if shared.compaction_due:
+                in_turn(shared, shared.compact)
         times["ledger: release"] = releases
         base = times["bare write + fdatasync"]
         print(f"{args.rounds} rounds, {HELD} other claims held, {size} bytes recorded per claim")
-        print(f"{'':32}{'p50 ms':>10}{'p99 ms':>10}{'p50 ratio':>12}{'p99 ratio':>12}")
+        print(f"{'':34}{'p50 ms':>10}{'p99 ms':>10}{'p50 ratio':>12}{'p99 ratio':>12}")
         for name, taken in times.items():
             p50, p99 = quantile(taken, 0.5), quantile(taken, 0.99)
             print(
-                f"{name:32}{p50 * 1e3:10.3f}{p99 * 1e3:10.3f}"
+                f"{name:34}{p50 * 1e3:10.3f}{p99 * 1e3:10.3f}"
                 f"{p50 / quantile(base, 0.5):12.2f}{p99 / quantile(base, 0.99):12.2f}"
             )
         together(ledger, bare, args.rounds // 4)
@@ -110,6 +118,13 @@ def prepare(ledger: _native.Ledger, uid: str) -> None:
     devices = [{**device, "device": f"{uid}-{device['request']}"} for device in ENTRY["devices"]]
     ledger.start(msgspec.json.encode({**ENTRY, "uid": uid, "devices": devices}), False)
     ledger.complete(uid, PAYLOAD)
+
+
+def in_turn(ledger: _native.Ledger, call: Callable[[], object]) -> None:
+    """As one of several agents on a ledger, with no other there just then."""
+    ledger.take_turn(1.0)
+    call()
+    ledger.give_turn()
 
 
 def recorded(folder: Path, ledger: _native.Ledger) -> int:

@@ -1,5 +1,7 @@
 """Types of the Rust extension; rust/native has one file for each section below."""
 
+from typing import Literal
+
 # --- api ---
 
 def validate_object(object: bytes) -> bytes: ...
@@ -50,7 +52,7 @@ class LedgerConflictError(LedgerError):
     """Another claim holds the device; the message names it."""
 
 class LedgerIoError(LedgerError):
-    """The disk refused and nothing changed: the same call may succeed later."""
+    """The disk refused, or another process has its turn; nothing changed, and the same call may succeed later."""
 
 class LedgerUsageError(LedgerError):
     """The call makes no sense: no such claim, not an entry, or another process has the ledger."""
@@ -60,6 +62,18 @@ class Ledger:
 
     @staticmethod
     def open(state_dir: str, boot_id: str) -> Ledger: ...
+    @staticmethod
+    def open_shared(state_dir: str, boot_id: str, label: str, wait: float) -> Ledger:
+        """Other processes may have it open in this way too; it can be changed only between take_turn and give_turn."""
+
+    def take_turn(self, wait: float) -> Literal["nothing", "turns", "abandoned"]:
+        """Wait for this process's turn, in seconds, and read what others recorded; say what happened since the last."""
+
+    def give_turn(self) -> None: ...
+    @property
+    def turn_wanted(self) -> bool:
+        """Whether another process waits for its turn."""
+
     def start(self, entry: bytes, durable: bool = True) -> None:
         """Hold the entry's devices; with durable False, the next record of any claim makes it durable."""
 

@@ -5,8 +5,12 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
+
+/// More than any note.
+const NOTE: usize = 512;
 
 pub trait Disk: Debug + Send + Sync {
     /// Creates `dir` and its parents, readable by its owner alone. An existing one is fine.
@@ -21,8 +25,26 @@ pub trait Disk: Debug + Send + Sync {
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Makes the names in `dir` durable.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
-    /// Takes the lock `path` for as long as the result lives; `WouldBlock` if another has it.
-    fn lock(&self, path: &Path) -> io::Result<Box<dyn Debug + Send + Sync>>;
+    /// Opens `path`, which is there, for writing.
+    fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
+    /// Takes the lock `path` for as long as the result lives, alone or with others that share it; `WouldBlock` if
+    /// another excludes that.
+    fn lock(&self, path: &Path, shared: bool) -> io::Result<Box<dyn Debug + Send + Sync>>;
+    /// The turnstile at `path`, closed.
+    fn turnstile(&self, path: &Path) -> io::Result<Box<dyn Turnstile>>;
+}
+
+/// Lets one process through at a time, in the order in which they came. It opens with the death of who is inside.
+pub trait Turnstile: Debug + Send + Sync {
+    /// Goes through, or stands in the queue; false where another is inside or ahead.
+    fn try_enter(&self) -> io::Result<bool>;
+    /// Goes out, or out of the queue.
+    fn leave(&self);
+    /// Whether another process stands in the queue.
+    fn queued(&self) -> bool;
+    /// What whoever wrote last left here; empty at first.
+    fn note(&self) -> io::Result<Vec<u8>>;
+    fn write_note(&self, note: &[u8]) -> io::Result<()>;
 }
 
 pub trait DiskFile: Debug + Send {
@@ -80,18 +102,105 @@ impl Disk for FileSystem {
         File::open(dir)?.sync_all()
     }
 
-    fn lock(&self, path: &Path) -> io::Result<Box<dyn Debug + Send + Sync>> {
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)?;
-        flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        let file = OpenOptions::new().write(true).open(path)?;
+        Ok(Box::new(OpenFile(file)))
+    }
+
+    fn lock(&self, path: &Path, shared: bool) -> io::Result<Box<dyn Debug + Send + Sync>> {
+        let file = lock_file(path)?;
+        flock(
+            &file,
+            if shared {
+                FlockOperation::NonBlockingLockShared
+            } else {
+                FlockOperation::NonBlockingLockExclusive
+            },
+        )?;
         file.set_len(0)?;
         // For the message that a second process prints. A full disk must not keep the first one from running.
         let _ = file.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0);
         Ok(Box::new(file))
+    }
+
+    fn turnstile(&self, path: &Path) -> io::Result<Box<dyn Turnstile>> {
+        Ok(Box::new(FileTurnstile {
+            inside: lock_file(path)?,
+            next: lock_file(&path.with_extension("next"))?,
+            is_next: AtomicBool::new(false),
+        }))
+    }
+}
+
+fn lock_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
+}
+
+/// Two locks: who waits for the first holds the second, so that whoever has just left cannot go in again before them.
+#[derive(Debug)]
+struct FileTurnstile {
+    inside: File,
+    next: File,
+    is_next: AtomicBool,
+}
+
+impl Turnstile for FileTurnstile {
+    fn try_enter(&self) -> io::Result<bool> {
+        if !self.is_next.load(Ordering::Relaxed) {
+            if !try_lock(&self.next)? {
+                return Ok(false);
+            }
+            self.is_next.store(true, Ordering::Relaxed);
+        }
+        if !try_lock(&self.inside)? {
+            return Ok(false);
+        }
+        self.is_next.store(false, Ordering::Relaxed);
+        flock(&self.next, FlockOperation::NonBlockingUnlock)?;
+        Ok(true)
+    }
+
+    fn leave(&self) {
+        self.is_next.store(false, Ordering::Relaxed);
+        // flock(2) has no reason to refuse an unlock.
+        let _ = flock(&self.next, FlockOperation::NonBlockingUnlock);
+        let _ = flock(&self.inside, FlockOperation::NonBlockingUnlock);
+    }
+
+    fn queued(&self) -> bool {
+        if self.is_next.load(Ordering::Relaxed) {
+            return false;
+        }
+        let free = try_lock(&self.next).unwrap_or(false);
+        if free {
+            let _ = flock(&self.next, FlockOperation::NonBlockingUnlock);
+        }
+        !free
+    }
+
+    fn note(&self) -> io::Result<Vec<u8>> {
+        let mut note = vec![0; NOTE];
+        let length = self.inside.read_at(&mut note, 0)?;
+        note.truncate(length);
+        Ok(note)
+    }
+
+    fn write_note(&self, note: &[u8]) -> io::Result<()> {
+        self.inside.write_all_at(note, 0)
+    }
+}
+
+fn try_lock(file: &File) -> io::Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(error) if error == rustix::io::Errno::WOULDBLOCK => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -24,6 +25,14 @@ pub enum Error {
     /// Another process has the same ledger open.
     #[error("the ledger in {} is in use by another process{}; stop it or choose another state directory", dir.display(), by(holder))]
     Locked { dir: PathBuf, holder: Option<u32> },
+
+    /// Another process has its turn, and does not give it back.
+    #[error("the ledger in {} has been in use by another agent ({holder}) for {} s; try again, and look at that agent if it does not end", dir.display(), waited.as_secs())]
+    Busy {
+        dir: PathBuf,
+        holder: String,
+        waited: Duration,
+    },
 
     /// The caller asked for something that makes no sense in any state.
     #[error("{0}")]

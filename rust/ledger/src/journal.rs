@@ -22,6 +22,7 @@ pub(crate) const COMPACT_NOW: u64 = SET_ASIDE - SET_ASIDE / 8;
 pub(crate) struct Journal {
     file: Box<dyn DiskFile>,
     path: PathBuf,
+    pub(crate) number: u64,
     pub(crate) end: u64,
 }
 
@@ -44,7 +45,19 @@ impl Journal {
         })
     }
 
-    fn fill(disk: &dyn Disk, path: &Path, dir: &Path, _number: u64) -> Result<Self> {
+    /// The journal that another process has written, to go on after its last record at `end`.
+    pub(crate) fn go_on(disk: &dyn Disk, dir: &Path, number: u64, end: u64) -> Result<Self> {
+        let path = dir.join(journal_name(number));
+        let file = disk.open(&path).map_err(|e| Error::io("open", &path, &e))?;
+        Ok(Self {
+            file,
+            path,
+            number,
+            end,
+        })
+    }
+
+    fn fill(disk: &dyn Disk, path: &Path, dir: &Path, number: u64) -> Result<Self> {
         let mut file = disk
             .create(path)
             .map_err(|e| Error::io("create", path, &e))?;
@@ -64,6 +77,7 @@ impl Journal {
         Ok(Self {
             file,
             path: path.to_owned(),
+            number,
             end: header.len() as u64,
         })
     }

@@ -1,6 +1,7 @@
 //! The ledger itself: checks, records and makes durable, with one fdatasync for everyone who waits at the same time.
 
 mod durability;
+mod turns;
 
 use crate::disk::{Disk, FileSystem};
 use crate::entry::{Entry, Phase};
@@ -9,19 +10,20 @@ use crate::journal::{COMPACT_SOON, Journal};
 use crate::record::{Body, MAX_RECORD, Record};
 use crate::recovery::{Recovered, Report, recover};
 use crate::state::State;
+use crate::turn::{Since, Turn};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::io;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Below the state directory, so that the files of the ledger are never mixed up with others.
 const FOLDER: &str = "ledger";
 const LOCK: &str = "lock";
 
-/// Thread-safe; a process has one.
+/// Thread-safe; a process has one. Several processes may have the same one open if all of them share it.
 #[derive(Debug)]
 pub struct Ledger {
     disk: Arc<dyn Disk>,
@@ -32,6 +34,8 @@ pub struct Ledger {
     /// Held while files are replaced. Taken before `books`, never the other way round.
     replacing: Mutex<()>,
     _lock: Box<dyn Debug + Send + Sync>,
+    /// None where no other process has the ledger.
+    turn: Option<Turn>,
 }
 
 #[derive(Debug)]
@@ -55,6 +59,8 @@ struct Books {
     lost_starts: BTreeMap<String, Error>,
     obsolete: Vec<(String, bool)>,
     report: Report,
+    /// Of a shared ledger: whether this process may change it now.
+    in_turn: bool,
 }
 
 #[derive(Debug)]
@@ -83,50 +89,86 @@ impl Ledger {
     /// # Errors
     /// As [`Ledger::open`].
     pub fn open_on(disk: Arc<dyn Disk>, state_dir: &Path, boot_id: &str) -> Result<Self> {
+        Self::build(disk, state_dir, boot_id, None)
+    }
+
+    /// Opens a ledger that other processes may have open too, all of them in this way: see [`Ledger::take_turn`].
+    /// `label` tells others which process this is; `wait` is how long it waits for its turn to read.
+    ///
+    /// # Errors
+    /// As [`Ledger::open`]; also `Busy` if another process keeps its turn.
+    pub fn open_shared(
+        disk: Arc<dyn Disk>,
+        state_dir: &Path,
+        boot_id: &str,
+        label: &str,
+        wait: Duration,
+    ) -> Result<Self> {
+        Self::build(disk, state_dir, boot_id, Some((label, wait)))
+    }
+
+    fn build(
+        disk: Arc<dyn Disk>,
+        state_dir: &Path,
+        boot_id: &str,
+        share: Option<(&str, Duration)>,
+    ) -> Result<Self> {
         let dir = state_dir.join(FOLDER);
         disk.create_dir(&dir)
             .map_err(|e| Error::io("create", &dir, &e))?;
         disk.sync_dir(state_dir)
             .map_err(|e| Error::io("sync", state_dir, &e))?;
-        let lock = take_lock(disk.as_ref(), &dir)?;
-        let Recovered {
-            state,
-            report,
-            last_seq,
-            last_journal,
-            files,
-        } = recover(disk.as_ref(), &dir, boot_id)?;
-        let unread = Error::Usage("the ledger is being opened".into());
+        let lock = turns::take_lock(disk.as_ref(), &dir, share.is_some())?;
+        let turn = share
+            .map(|(label, _)| Turn::new(disk.as_ref(), &dir, label))
+            .transpose()?;
+        let unread = Error::Usage("the ledger is not read yet".into());
         let ledger = Self {
-            disk,
-            dir,
             boot_id: boot_id.to_owned(),
-            books: Mutex::new(Books {
-                durable: state.clone(),
-                staged: state,
-                pending: Vec::new(),
-                buffer: Vec::new(),
-                last_seq,
-                durable_seq: last_seq,
-                journal: JournalState::Broken(unread),
-                last_journal,
-                compact_at: COMPACT_SOON,
-                waiting: 0,
-                failed: Vec::new(),
-                lost_starts: BTreeMap::new(),
-                obsolete: files,
-                report,
-            }),
+            books: Mutex::new(Books::new(
+                Recovered::default(),
+                JournalState::Broken(unread),
+            )),
             flushed: Condvar::new(),
             replacing: Mutex::new(()),
             _lock: lock,
+            turn,
+            disk,
+            dir,
         };
-        // What was read may be in the page cache only, after a crash between write and fdatasync or a failed fdatasync
-        // whose error an earlier process took with it. Only writing all of it again makes it certain.
-        if let Err(error) = ledger.mend() {
-            ledger.books().report.not_writable = Some(error.to_string());
+        match ledger.turn.as_ref().zip(share) {
+            None => ledger.read_all(None)?,
+            Some((turn, (_, wait))) => {
+                let (since, _) = turn.enter(wait)?;
+                let read = ledger.read_all(Some(turn));
+                if let JournalState::Ready(journal) = &ledger.books().journal
+                    && since == Since::Turns
+                {
+                    // Failing to say so only makes others look more closely.
+                    let _ = turn.settle(journal.number);
+                }
+                turn.leave();
+                read?;
+            }
         }
         Ok(ledger)
+    }
+
+    fn read_all(&self, turn: Option<&Turn>) -> Result<()> {
+        let found = recover(self.disk.as_ref(), &self.dir, &self.boot_id)?;
+        turn.map_or(Ok(()), Turn::begin)?;
+        let unwritten = Error::Usage("the ledger is being opened".into());
+        *self.books() = Books::new(found, JournalState::Broken(unwritten));
+        self.write_anew();
+        Ok(())
+    }
+
+    /// What was read may be in the page cache only, after a crash between write and fdatasync or a failed fdatasync
+    /// whose error an earlier process took with it. Only writing all of it again makes it certain.
+    fn write_anew(&self) {
+        if let Err(error) = self.mend() {
+            self.books().report.not_writable = Some(error.to_string());
+        }
     }
 
     /// What was found at opening, and whether the ledger can be written now.
@@ -137,23 +179,6 @@ impl Ledger {
     fn books(&self) -> MutexGuard<'_, Books> {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn take_lock(disk: &dyn Disk, dir: &Path) -> Result<Box<dyn Debug + Send + Sync>> {
-    let path = dir.join(LOCK);
-    disk.lock(&path).map_err(|error| {
-        if error.kind() != io::ErrorKind::WouldBlock {
-            return Error::io("lock", &path, &error);
-        }
-        let holder = disk
-            .read(&path)
-            .ok()
-            .and_then(|text| String::from_utf8(text).ok()?.trim().parse().ok());
-        Error::Locked {
-            dir: dir.to_owned(),
-            holder,
-        }
-    })
 }
 
 // === Reading ===
@@ -189,6 +214,26 @@ impl Ledger {
 }
 
 impl Books {
+    fn new(found: Recovered, journal: JournalState) -> Self {
+        Self {
+            durable: found.state.clone(),
+            staged: found.state,
+            pending: Vec::new(),
+            buffer: Vec::new(),
+            last_seq: found.last_seq,
+            durable_seq: found.last_seq,
+            journal,
+            last_journal: found.last_journal,
+            compact_at: COMPACT_SOON,
+            waiting: 0,
+            failed: Vec::new(),
+            lost_starts: BTreeMap::new(),
+            obsolete: found.files,
+            report: found.report,
+            in_turn: false,
+        }
+    }
+
     /// A completion is not shown before it is durable, and a release not either: an idempotent repeat would answer from
     /// it. A start claims nothing, so it may be shown at once.
     fn view(&self, uid: &str) -> Option<Arc<Entry>> {
@@ -277,6 +322,7 @@ impl Ledger {
     /// # Errors
     /// `Io`, after which the claim holds what it held.
     pub fn release(&self, uid: &str) -> Result<bool> {
+        self.may_change()?;
         let mut books = self.books();
         if books.staged.get(uid).is_none() {
             if books.lost_starts.contains_key(uid) {

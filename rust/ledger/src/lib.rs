@@ -13,9 +13,11 @@ mod ledger;
 mod record;
 mod recovery;
 mod state;
+mod turn;
 
-pub use disk::{Disk, DiskFile, FileSystem};
+pub use disk::{Disk, DiskFile, FileSystem, Turnstile};
 pub use entry::{Entry, HeldDevice, Phase};
 pub use error::{Conflict, Error, Result};
 pub use ledger::Ledger;
 pub use recovery::{Damage, Report, Superseded};
+pub use turn::Since;

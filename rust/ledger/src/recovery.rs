@@ -61,6 +61,8 @@ pub(crate) struct Recovered {
     pub(crate) report: Report,
     pub(crate) last_seq: u64,
     pub(crate) last_journal: u64,
+    /// Where the last record of the last journal ends.
+    pub(crate) last_end: u64,
     /// Files that the next snapshot replaces, and whether each is worth keeping for a person.
     pub(crate) files: Vec<(String, bool)>,
 }
@@ -132,6 +134,7 @@ impl Recovered {
             return Ok(None);
         };
         let scanned = scan(&bytes);
+        self.last_end = scanned.sound_until as u64;
         for record in &scanned.records {
             if matches!(record.body, Body::Mark { .. }) || record.seq <= included {
                 continue;

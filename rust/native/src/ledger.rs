@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use dra_ledger::{Entry, Error, Ledger};
+use dra_ledger::{Entry, Error, FileSystem, Ledger, Since};
 use pyo3::create_exception;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -26,7 +27,7 @@ create_exception!(
     dra_agent._native,
     LedgerIoError,
     LedgerError,
-    "The disk refused and nothing changed: the same call may succeed later."
+    "The disk refused, or another process has its turn, and nothing changed: the same call may succeed later."
 );
 create_exception!(
     dra_agent._native,
@@ -47,6 +48,41 @@ impl PyLedger {
             .detach(|| Ledger::open(&state_dir, boot_id))
             .map_err(raised)?;
         Ok(Self(Mutex::new(Some(Arc::new(ledger)))))
+    }
+
+    #[staticmethod]
+    fn open_shared(
+        py: Python<'_>,
+        state_dir: PathBuf,
+        boot_id: &str,
+        label: &str,
+        wait: f64,
+    ) -> PyResult<Self> {
+        let (disk, wait) = (Arc::new(FileSystem), seconds(wait)?);
+        let ledger = py
+            .detach(|| Ledger::open_shared(disk, &state_dir, boot_id, label, wait))
+            .map_err(raised)?;
+        Ok(Self(Mutex::new(Some(Arc::new(ledger)))))
+    }
+
+    fn take_turn(&self, py: Python<'_>, wait: f64) -> PyResult<&'static str> {
+        let (ledger, wait) = (self.ledger()?, seconds(wait)?);
+        let since = py.detach(|| ledger.take_turn(wait)).map_err(raised)?;
+        Ok(match since {
+            Since::Nothing => "nothing",
+            Since::Turns => "turns",
+            Since::Abandoned => "abandoned",
+        })
+    }
+
+    fn give_turn(&self, py: Python<'_>) -> PyResult<()> {
+        let ledger = self.ledger()?;
+        py.detach(|| ledger.give_turn()).map_err(raised)
+    }
+
+    #[getter]
+    fn turn_wanted(&self) -> PyResult<bool> {
+        Ok(self.ledger()?.turn_wanted())
     }
 
     #[pyo3(signature = (entry, durable = true))]
@@ -136,6 +172,11 @@ fn json<'py, T: Serialize>(py: Python<'py>, value: &T) -> PyResult<Bound<'py, Py
     Ok(PyBytes::new(py, &text))
 }
 
+fn seconds(wait: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(wait.max(0.0))
+        .map_err(|error| LedgerUsageError::new_err(error.to_string()))
+}
+
 fn not_json(error: serde_json::Error) -> PyErr {
     LedgerUsageError::new_err(format!("not an entry for the ledger: {error}"))
 }
@@ -144,7 +185,7 @@ fn raised(error: Error) -> PyErr {
     let text = error.to_string();
     match error {
         Error::Held(_) => LedgerConflictError::new_err(text),
-        Error::Io { .. } => LedgerIoError::new_err(text),
+        Error::Io { .. } | Error::Busy { .. } => LedgerIoError::new_err(text),
         Error::Locked { .. } | Error::Usage(_) => LedgerUsageError::new_err(text),
     }
 }

@@ -70,6 +70,7 @@ impl Ledger {
 
     /// The books, once they can be written: after a failure everything is put into new files first.
     pub(super) fn writable(&self) -> Result<MutexGuard<'_, Books>> {
+        self.may_change()?;
         loop {
             let books = self.books();
             if !matches!(books.journal, JournalState::Broken(_)) {
@@ -155,6 +156,7 @@ impl Ledger {
     /// # Errors
     /// `Io`, which loses nothing: the old files stay in force.
     pub fn compact(&self) -> Result<()> {
+        self.may_change()?;
         if matches!(self.books().journal, JournalState::Broken(_)) {
             return self.mend();
         }

@@ -12,7 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dra_ledger::{Disk, DiskFile};
+use dra_ledger::{Disk, DiskFile, Turnstile};
 
 #[derive(Clone, Debug, Default)]
 pub struct FaultyDisk(Arc<Mutex<Inner>>);
@@ -27,7 +27,13 @@ struct Inner {
     next: Inode,
     operations: u64,
     plan: Option<Plan>,
-    locked: bool,
+    locked: Option<bool>,
+    sharers: usize,
+    /// The turnstile: who is inside, and who stands next.
+    inside: Option<u64>,
+    queued: Option<u64>,
+    turnstiles: u64,
+    note: Vec<u8>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -59,7 +65,11 @@ struct Lock(FaultyDisk);
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        self.0.inner().locked = false;
+        let mut inner = self.0.inner();
+        inner.sharers = inner.sharers.saturating_sub(1);
+        if inner.sharers == 0 {
+            inner.locked = None;
+        }
     }
 }
 
@@ -142,6 +152,7 @@ impl FaultyDisk {
             names: inner.names.clone(),
             durable_names: inner.durable_names.clone(),
             next: inner.next,
+            note: inner.note.clone(),
             ..Inner::default()
         };
         Self(Arc::new(Mutex::new(after)))
@@ -252,13 +263,81 @@ impl Disk for FaultyDisk {
         Ok(())
     }
 
-    fn lock(&self, _: &Path) -> io::Result<Box<dyn Debug + Send + Sync>> {
+    fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        let inode = self.inner().inode(path)?;
+        Ok(Box::new(Handle {
+            disk: self.clone(),
+            inode,
+        }))
+    }
+
+    fn lock(&self, _: &Path, shared: bool) -> io::Result<Box<dyn Debug + Send + Sync>> {
         let mut inner = self.inner();
-        if inner.locked {
+        if inner
+            .locked
+            .is_some_and(|by_sharers| !(by_sharers && shared))
+        {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        inner.locked = true;
+        inner.locked = Some(shared);
+        inner.sharers += 1;
         Ok(Box::new(Lock(self.clone())))
+    }
+
+    fn turnstile(&self, _: &Path) -> io::Result<Box<dyn Turnstile>> {
+        let mut inner = self.inner();
+        inner.turnstiles += 1;
+        Ok(Box::new(Gate {
+            disk: self.clone(),
+            number: inner.turnstiles,
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct Gate {
+    disk: FaultyDisk,
+    number: u64,
+}
+
+impl Turnstile for Gate {
+    fn try_enter(&self) -> io::Result<bool> {
+        let mut inner = self.disk.inner();
+        if *inner.queued.get_or_insert(self.number) != self.number || inner.inside.is_some() {
+            return Ok(false);
+        }
+        (inner.queued, inner.inside) = (None, Some(self.number));
+        Ok(true)
+    }
+
+    fn leave(&self) {
+        let mut inner = self.disk.inner();
+        inner.queued = inner.queued.filter(|number| *number != self.number);
+        inner.inside = inner.inside.filter(|number| *number != self.number);
+    }
+
+    fn queued(&self) -> bool {
+        self.disk
+            .inner()
+            .queued
+            .is_some_and(|number| number != self.number)
+    }
+
+    fn note(&self) -> io::Result<Vec<u8>> {
+        Ok(self.disk.inner().note.clone())
+    }
+
+    fn write_note(&self, note: &[u8]) -> io::Result<()> {
+        let mut inner = self.disk.inner();
+        inner.step()?;
+        inner.note = note.to_vec();
+        Ok(())
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.leave();
     }
 }
 
