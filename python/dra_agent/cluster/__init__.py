@@ -1,0 +1,56 @@
+"""The Kubernetes API server: reading, watching and writing objects, and every way in which that fails.
+
+It knows no object's meaning; it only carries them.
+"""
+
+from __future__ import annotations
+
+from dra_agent.cluster.backoff import Backoff
+from dra_agent.cluster.errors import (
+    ConflictError,
+    ForbiddenError,
+    GoneError,
+    InvalidObjectError,
+    NotFoundError,
+    ThrottledError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from dra_agent.cluster.kinds import (
+    DEVICE_CLASSES,
+    EVENTS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    Kind,
+)
+from dra_agent.cluster.server import ApiServer, Object, ObjectList, WatchEvent, connect
+
+__all__ = [
+    "ApiServer",
+    "Backoff",
+    "ConflictError",
+    "DEVICE_CLASSES",
+    "EVENTS",
+    "ForbiddenError",
+    "GoneError",
+    "InvalidObjectError",
+    "Kind",
+    "NAMESPACES",
+    "NODES",
+    "NotFoundError",
+    "Object",
+    "ObjectList",
+    "PODS",
+    "RESOURCE_CLAIMS",
+    "RESOURCE_CLAIM_TEMPLATES",
+    "RESOURCE_SLICES",
+    "ThrottledError",
+    "UnauthorizedError",
+    "UnavailableError",
+    "WatchEvent",
+    "connect",
+]

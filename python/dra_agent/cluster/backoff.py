@@ -1,0 +1,46 @@
+"""How long to wait before the next try: exponentially longer, never in step with other nodes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+LONGEST_ASKED = 300.0
+"""Seconds; a server that asks for more than this is asked again all the same."""
+
+
+class Backoff:
+    """Delays of one activity. `reset` after a success."""
+
+    def __init__(
+        self,
+        *,
+        first: float = 0.5,
+        longest: float = 60.0,
+        factor: float = 2.0,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        """`first` and `longest` are seconds; `jitter` gives numbers from 0 up to 1."""
+        self._first = first
+        self._longest = longest
+        self._factor = factor
+        self._jitter = jitter
+        self.failures = 0
+
+    def reset(self) -> None:
+        """Begin anew: something went well."""
+        self.failures = 0
+
+    def delay(self, error: BaseException | None = None) -> float:
+        """Give the seconds to wait after one more failure.
+
+        Between half and the whole of an exponential step, so that a thousand agents do not return at one moment. What
+        the server asked for (Retry-After) is the least, and spread out by up to a tenth.
+        """
+        step = min(self._longest, self._first * self._factor ** min(self.failures, 64))
+        self.failures += 1
+        wait = step * (0.5 + 0.5 * self._jitter())
+        asked = getattr(error, "retry_after", None)
+        if asked is None:
+            return wait
+        return max(wait, min(float(asked), LONGEST_ASKED) * (1.0 + 0.1 * self._jitter()))

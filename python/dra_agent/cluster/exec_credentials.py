@@ -1,0 +1,88 @@
+"""Credentials that a command prints: client.authentication.k8s.io, as cloud providers' kubeconfigs use it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+
+import msgspec
+
+from dra_agent.cluster.access import ExecCommand, Pem
+from dra_agent.cluster.errors import UnavailableError
+
+TIMEOUT = 30.0
+"""Seconds that the command may take."""
+EARLY = 60.0
+"""Seconds before they expire at which credentials are replaced."""
+
+
+class ExecCredentials(msgspec.Struct, frozen=True):
+    """What the command gave."""
+
+    token: str | None
+    certificate: Pem | None
+    key: Pem | None
+    expires: float | None
+    """Unix time; none where they are good until they are refused."""
+
+    def good(self) -> bool:
+        """Whether they will not expire within a minute."""
+        return self.expires is None or time.time() < self.expires - EARLY
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    token: str | None = None
+    client_certificate_data: str | None = None
+    client_key_data: str | None = None
+    expiration_timestamp: datetime | None = None
+
+
+class _Credential(msgspec.Struct):
+    status: _Status
+
+
+async def run_command(command: ExecCommand, source: str) -> ExecCredentials:
+    """Run the command. Raises UnavailableError where it fails, hangs, or prints something else."""
+    request = {"apiVersion": command.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
+    environ = {**os.environ, **dict(command.env), "KUBERNETES_EXEC_INFO": msgspec.json.encode(request).decode()}
+    where = f"{source}: exec {command.command}"
+    try:
+        process = await asyncio.create_subprocess_exec(
+            command.command,
+            *command.args,
+            env=environ,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        raise UnavailableError(f"the command for credentials cannot run: {error.strerror}", where=where) from error
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            out, complaint = await process.communicate()
+    except TimeoutError as error:
+        raise UnavailableError(f"the command gave no credentials in {TIMEOUT:.0f} s", where=where) from error
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        said = complaint.decode(errors="replace").strip()[-300:]
+        raise UnavailableError(f"the command for credentials failed ({process.returncode}): {said}", where=where)
+    try:
+        status = msgspec.json.decode(out, type=_Credential).status
+    except msgspec.MsgspecError as error:
+        raise UnavailableError(f"the command printed no ExecCredential: {error}", where=where) from error
+    expires = status.expiration_timestamp
+    if expires is not None and expires.tzinfo is None:
+        expires = expires.replace(tzinfo=UTC)
+    return ExecCredentials(
+        token=status.token,
+        certificate=Pem(data=status.client_certificate_data.encode()) if status.client_certificate_data else None,
+        key=Pem(data=status.client_key_data.encode()) if status.client_key_data else None,
+        expires=expires.timestamp() if expires else None,
+    )

@@ -1,0 +1,160 @@
+"""Fields that an API server drops silently while their feature gate is off, and what is published instead.
+
+Gates and fields: k8s.io/kubernetes/pkg/registry/resource/resourceslice/strategy.go (dropDisabledFields).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from dra_agent import _native
+from dra_agent.inventory.device import Device, Inventory
+from dra_agent.slices import Slice
+
+TAINTS = "DRADeviceTaints"
+COUNTERS = "DRAPartitionableDevices"
+SHARING = "DRAConsumableCapacity"
+
+_GATES = {
+    "taints": TAINTS,
+    "sharedCounters": COUNTERS,
+    "consumesCounters": COUNTERS,
+    "perDeviceNodeSelection": COUNTERS,
+    "allowMultipleAllocations": SHARING,
+    "requestPolicy": SHARING,
+    "bindsToNode": "DRADeviceBindingConditions",
+    "bindingConditions": "DRADeviceBindingConditions",
+    "bindingFailureConditions": "DRADeviceBindingConditions",
+    "nodeAllocatableResources": "DRANodeAllocatableResources",
+    "compatibilityGroups": "DRADeviceCompatibilityGroups",
+    "partitionTypeAttribute": "DRAPartitionableDevicesType",
+    "skipNodeOperations": "DRAOptionalNodeOperations",
+    "ints": "DRAListTypeAttributes",
+    "bools": "DRAListTypeAttributes",
+    "strings": "DRAListTypeAttributes",
+    "versions": "DRAListTypeAttributes",
+}
+_UNSAFE = frozenset({TAINTS, COUNTERS})
+"""Without them devices would be given out that must not be: known before the first write that needs them."""
+
+
+def gate_of(path: str) -> str | None:
+    """Name the gate that lets the field at this path pass."""
+    for part in reversed(re.split(r"[.\[\]]+", path)):
+        if part in _GATES:
+            return _GATES[part]
+    return None
+
+
+def remedy(gates: set[str]) -> str:
+    """Say what is published where these gates are off."""
+    parts = []
+    if TAINTS in gates:
+        parts.append("devices that must not be allocated are left out")
+    if COUNTERS in gates:
+        parts.append("whole devices are published, their partitions are left out")
+    if SHARING in gates:
+        parts.append("shared devices are published for one claim each")
+    return ", ".join(parts) or "the slices are published without them"
+
+
+def dropped_fields(sent: Slice, stored: Slice) -> list[str]:
+    """Give the paths in the spec that were sent and are not stored so. What the server adds is no matter."""
+    paths: list[str] = []
+    _compare(sent["spec"], stored.get("spec"), "", paths)
+    return paths
+
+
+def _compare(sent: Any, stored: Any, path: str, paths: list[str]) -> None:
+    if isinstance(sent, dict):
+        if not isinstance(stored, dict):
+            if sent:
+                paths.append(path)
+            return
+        for key, value in sent.items():
+            if key == "timeAdded":
+                continue  # rounded and defaulted by the server
+            _compare(value, stored.get(key), f"{path}.{key}" if path else key, paths)
+    elif isinstance(sent, list):
+        if not isinstance(stored, list) or len(stored) != len(sent):
+            if sent:
+                paths.append(path)
+            return
+        for at, (mine, theirs) in enumerate(zip(sent, stored, strict=True)):
+            name = mine.get("name", at) if isinstance(mine, dict) else at
+            _compare(mine, theirs, f"{path}[{name}]", paths)
+    elif sent != stored and sent not in (None, False, "") and not _same_quantity(sent, stored):
+        paths.append(path)
+
+
+def _same_quantity(left: Any, right: Any) -> bool:
+    """Whether both are amounts and equal: the server writes `1024Mi` as `1Gi`."""
+    if not isinstance(left, str) or not isinstance(right, str):
+        return False
+    try:
+        return bool(_native.quantity_compare(left, right) == 0)
+    except ValueError:
+        return False
+
+
+class Gates:
+    """What is known of the API server's gates. It is learned from answers: a driver cannot ask."""
+
+    def __init__(self) -> None:
+        self.on: set[str] = set()
+        self.off: set[str] = set()
+
+    def seen(self, stored: Slice) -> None:
+        """Learn from a slice that is stored: what it holds passes."""
+        self.on |= _used(stored) - self.off
+
+    def learned_off(self, gates: set[str]) -> None:
+        """Learn that these fields do not pass."""
+        self.off |= gates
+        self.on -= gates
+
+    def doubtful(self, wanted: Slice) -> bool:
+        """Whether the slice needs a gate that may be off, and would be dangerous without it."""
+        return bool((_used(wanted) & _UNSAFE) - self.on - self.off)
+
+    def reduce(self, inventory: Inventory) -> Inventory:
+        """Leave out what cannot be said to this server, in a way that gives out nothing that must not be.
+
+        Without taints a device that must not be allocated is left out. Without counters nothing tells the scheduler
+        that a partition is a part of a whole device, so the whole devices are published and their parts are not.
+        """
+        if not self.off:
+            return inventory
+        names = {device.name for device in inventory.devices}
+        reduced = (self._reduce(device, names) for device in inventory.devices)
+        return msgspec.structs.replace(
+            inventory,
+            devices=tuple(device for device in reduced if device is not None),
+            counter_sets={} if COUNTERS in self.off else inventory.counter_sets,
+        )
+
+    def _reduce(self, device: Device, names: set[str]) -> Device | None:
+        if TAINTS in self.off and device.taints:
+            if any(taint.effect != "None" for taint in device.taints):
+                return None
+            device = msgspec.structs.replace(device, taints=())
+        if COUNTERS in self.off and device.consumes_counters:
+            if device.identity.get("parent") in names:
+                return None
+            device = msgspec.structs.replace(device, consumes_counters=())
+        if SHARING in self.off and device.allow_multiple_allocations:
+            capacity = {name: msgspec.structs.replace(c, request_policy=None) for name, c in device.capacity.items()}
+            device = msgspec.structs.replace(device, allow_multiple_allocations=False, capacity=capacity)
+        return device
+
+
+def _used(slice_: Slice) -> set[str]:
+    """The gates whose fields a slice has."""
+    spec = slice_["spec"]
+    used = {COUNTERS} if spec.get("sharedCounters") else set()
+    for device in spec.get("devices") or ():
+        used |= {_GATES[key] for key in device.keys() & _GATES.keys() if device[key]}
+    return used

@@ -1,0 +1,147 @@
+"""What to write for one pool: planned anew each time.
+
+It follows from the devices, from what is published, and from what the API server is known to drop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from dra_agent.cluster import RESOURCE_SLICES, ApiServer
+from dra_agent.inventory.device import FAMILIES, Inventory, pool_name
+from dra_agent.publish.errors import DroppedFieldsError
+from dra_agent.publish.following import Following
+from dra_agent.publish.gates import Gates, dropped_fields, gate_of, remedy
+from dra_agent.publish.ownership import Ownership
+from dra_agent.publish.published import Published
+from dra_agent.publish.reading import Tally
+from dra_agent.slices import Slice, Write, desired_slices, diff_slices
+
+log = logging.getLogger(__name__)
+
+
+class Context(msgspec.Struct, frozen=True):
+    """What all pools share."""
+
+    api: ApiServer
+    node: str
+    driver: str
+    inventory: Callable[[], Inventory]
+    may_write: Callable[[], bool]
+    published: Published
+    following: Following
+    ownership: Ownership
+    gates: Gates
+    tally: Tally
+
+
+class Planner:
+    """Plans one pool."""
+
+    def __init__(self, context: Context, pool: str) -> None:
+        self._context = context
+        self._pool = pool
+        self._adopted: dict[str, tuple[Any, Any]] = {}
+        """By name: a spec as it was sent, and as the server took it, where it left out what no known gate explains."""
+        self.problems: tuple[str, ...] = ()
+        """Devices that cannot be published."""
+
+    async def plan(self) -> list[Write]:
+        """Say what to write, knowing what is published, what the agent has written, and what the server drops."""
+        context = self._context
+        owner = await context.ownership.reference()
+        published = context.published.slices(self._pool)
+        for found in published:
+            context.gates.seen(found)
+        desired = desired_slices(
+            self._of_this_pool(context.gates.reduce(context.inventory())),
+            node=context.node,
+            driver=context.driver,
+            published=published,
+            naming="generated",
+            owner=owner,
+        )
+        self._describe(tuple(str(problem) for problem in desired.problems))
+        slices = [self._as_adopted(slice_) for slice_ in desired.slices]
+        writes = diff_slices(slices, published)
+        by_name = {found["metadata"]["name"]: found for found in published}
+        named = {write.slice["metadata"].get("name") for write in writes}
+        for slice_ in slices:
+            name = slice_["metadata"].get("name", "")
+            if name not in by_name or name in named:
+                continue
+            if owner not in (by_name[name]["metadata"].get("ownerReferences") or ()):
+                writes.append(Write("update", slice_, "belongs to another Node object"))
+        complete = [self._complete(write, by_name, owner) for write in writes]
+        if any(write.op != "delete" and context.gates.doubtful(write.slice) for write in complete):
+            await self._probe(next(w for w in complete if w.op != "delete" and context.gates.doubtful(w.slice)))
+            return await self.plan()
+        return complete
+
+    def _of_this_pool(self, inventory: Inventory) -> Inventory:
+        family = next((family for family in FAMILIES if pool_name(self._context.node, family) == self._pool), None)
+        if family is None:
+            return Inventory()
+        sets = {family: inventory.counter_sets[family]} if family in inventory.counter_sets else {}
+        return Inventory(devices=inventory.family(family), counter_sets=sets)
+
+    def _complete(self, write: Write, by_name: dict[str, Slice], owner: dict[str, Any]) -> Write:
+        """Give an update all metadata that the published slice has, labels of others included."""
+        found = by_name.get(write.slice["metadata"].get("name", ""))
+        if write.op != "update" or found is None:
+            return write
+        others = [
+            reference
+            for reference in found["metadata"].get("ownerReferences") or ()
+            if reference.get("kind") != "Node" and not reference.get("controller")
+        ]
+        metadata = {**found["metadata"], "ownerReferences": [*others, owner]}
+        metadata.pop("managedFields", None)
+        return Write("update", {**write.slice, "metadata": metadata}, write.reason)
+
+    async def _probe(self, write: Write) -> None:
+        """Ask the server what it would make of a slice: no device may be published without what keeps it safe."""
+        api = self._context.api
+        if write.op == "create":
+            answer = await api.create(RESOURCE_SLICES, write.slice, dry_run=True)
+        else:
+            answer = await api.replace(RESOURCE_SLICES, write.slice, dry_run=True)
+        self.learn(write.slice, answer)
+        self._context.gates.seen(write.slice)
+
+    def learn(self, sent: Slice, answer: Slice) -> bool:
+        """Compare what was sent with what was taken; whether something is missing."""
+        missing = dropped_fields(sent, answer)
+        if not missing:
+            return False
+        gates = {gate for path in missing if (gate := gate_of(path)) is not None}
+        self._context.gates.learned_off(gates)
+        error = DroppedFieldsError(self._pool, missing, gates, remedy(gates))
+        before = self._context.tally.gates_off.get(self._pool)
+        if before is None or str(before) != str(error):
+            log.error("slices are published without some fields", extra={"reason": str(error)})
+        self._context.tally.dropped(error)
+        if "name" in answer["metadata"]:
+            self._adopted[answer["metadata"]["name"]] = (sent["spec"], answer["spec"])
+        return True
+
+    def _as_adopted(self, slice_: Slice) -> Slice:
+        """What the server made of this very slice before is what it would make of it again."""
+        sent, taken = self._adopted.get(slice_["metadata"].get("name", ""), (None, None))
+        if sent is None or _content(sent) != _content(slice_["spec"]):
+            return slice_
+        return {**slice_, "spec": {**taken, "pool": slice_["spec"]["pool"]}}
+
+    def _describe(self, problems: tuple[str, ...]) -> None:
+        for problem in problems:
+            if problem not in self.problems:
+                log.error("device is not published", extra={"problem": problem})
+        self.problems = problems
+
+
+def _content(spec: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in spec.items() if key != "pool"}

@@ -1,0 +1,210 @@
+"""One pool's way from what should be published to what is: planned anew each time, written in order, tried again.
+
+Pools do not wait for each other: each has its own task, and its own delay after a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+
+from dra_agent.cluster import (
+    RESOURCE_SLICES,
+    Backoff,
+    ConflictError,
+    NotFoundError,
+    UnavailableError,
+)
+from dra_agent.errors import AgentError, PermanentError, RetryableError
+from dra_agent.publish.complaint import Complaint
+from dra_agent.publish.plan import Context, Planner
+from dra_agent.publish.published import sound
+from dra_agent.slices import Write
+
+log = logging.getLogger(__name__)
+
+CALM = 60.0
+"""Seconds without a disturbance after which the next is answered quickly again."""
+STUBBORN = 4
+"""Disturbances in a row that nobody makes by mistake."""
+AGAIN = 300.0
+"""Seconds after which a plan is made again without a cause; that asks the API server nothing."""
+STANDBY = 1.0
+"""Seconds between two looks at whether this instance is the one that writes."""
+ROUNDS = 5
+"""Plans that follow each other at once; more means that something undoes every write."""
+
+
+class Pool:
+    """Publishes one pool for as long as `run` runs."""
+
+    def __init__(self, context: Context, name: str) -> None:
+        self._context = context
+        self.name = name
+        self._planner = Planner(context, name)
+        self._backoff = Backoff(first=0.25, longest=60.0)
+        self._refused = Backoff(first=5.0, longest=300.0)
+        """For what only another configuration of the cluster or of the agent will change."""
+        self._disturbances = Backoff(first=0.5, longest=30.0)
+        self._disturbed_at = float("-inf")
+        self._disturbed = False
+        """Whether the next plan is made because of a disturbance."""
+        self._hold = float("-inf")
+        """Before this nothing is tried: the server has asked for it."""
+        self._due: float | None = 0.0
+        self._woken = asyncio.Event()
+        self._unsure = False
+        """Whether a write may or may not have happened: list before the next."""
+        self._complaint = Complaint()
+        self.error: AgentError | None = None
+        self.settled = False
+        """Whether what is published is what should be."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Devices that cannot be published."""
+        return self._planner.problems
+
+    def wake(self, delay: float = 0.0) -> None:
+        """Plan again in `delay` seconds, or earlier where that was due earlier."""
+        due = max(time.monotonic() + delay, self._hold)
+        if self._due is None or due < self._due:
+            self._due = due
+        self._woken.set()
+
+    def disturbed(self) -> None:
+        """Somebody else changed the pool's slices: put them back, more slowly each time that it happens."""
+        now = time.monotonic()
+        if now - self._disturbed_at > CALM:
+            self._disturbances.reset()
+        self._disturbed_at = now
+        if not self._disturbed:
+            self._disturbed = True
+            self.wake(self._disturbances.delay())
+            if self._disturbances.failures == STUBBORN:
+                log.warning("somebody else changes the slices again and again", extra={"pool": self.name})
+
+    def calm(self) -> None:
+        """Forget how often it was disturbed: a kubelet that starts again may delete the slices once more."""
+        self._disturbances.reset()
+        self.wake()
+
+    async def run(self) -> None:
+        """Publish until it is cancelled."""
+        while True:
+            await self._wait()
+            if not self._context.published.complete:
+                self._due = None
+                continue
+            if not self._context.may_write():
+                self._due = time.monotonic() + STANDBY
+                continue
+            self._due = time.monotonic() + AGAIN
+            self._disturbed = False
+            try:
+                await self._publish()
+            except AgentError as error:
+                self._failed(error)
+            except Exception as error:
+                # A defect, or an answer that nobody thought of: it must not end the publishing of the pool.
+                log.exception("slices cannot be published because of a defect", extra={"pool": self.name})
+                self._failed(RetryableError(f"a defect: {error!r}", where=f"pool {self.name}"))
+            else:
+                self._went_well()
+
+    async def _wait(self) -> None:
+        while True:
+            self._woken.clear()
+            left = None if self._due is None else self._due - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            try:
+                async with asyncio.timeout(left):
+                    await self._woken.wait()
+            except TimeoutError:
+                return
+
+    async def _publish(self) -> None:
+        if self._unsure:
+            await self._context.following.refresh()
+            self._unsure = False
+        for _ in range(ROUNDS):
+            writes = await self._planner.plan()
+            if not writes:
+                return
+            for write in writes:
+                if not self._context.may_write():
+                    self.wake(STANDBY)
+                    return
+                if not await self._write(write):
+                    break
+        if self._woken.is_set():
+            return  # the devices change faster than they can be written, and the next plan is due
+        raise UnavailableError(
+            "the slices are not as they were written", where=f"pool {self.name}", todo="look for who changes them"
+        )
+
+    async def _write(self, write: Write) -> bool:
+        """Carry out one write; whether the plan still holds after it."""
+        context = self._context
+        name = write.slice["metadata"].get("name", "")
+        try:
+            if write.op == "delete":
+                metadata = write.slice["metadata"]
+                with suppress(NotFoundError):
+                    await context.api.delete(
+                        RESOURCE_SLICES, name, uid=metadata["uid"], resource_version=metadata["resourceVersion"]
+                    )
+                context.published.deleted(write.slice)
+                answer = None
+            elif write.op == "update":
+                answer = await context.api.replace(RESOURCE_SLICES, write.slice)
+            else:
+                answer = await context.api.create(RESOURCE_SLICES, write.slice)
+        except NotFoundError:
+            if write.op == "create":
+                raise
+            # An update of a slice that is gone: what is left has to be planned anew.
+            context.published.deleted(write.slice)
+            context.ownership.doubt()
+            return False
+        except (ConflictError, UnavailableError):
+            self._unsure = True
+            raise
+        if answer is not None and not sound(answer):
+            self._unsure = True
+            raise UnavailableError("the answer to a write is no ResourceSlice", where=f"pool {self.name}")
+        context.tally.wrote(write.op)
+        extra = {"op": write.op, "slice": name or write.slice["metadata"].get("generateName"), "reason": write.reason}
+        if answer is None:
+            log.info("slice written", extra=extra)
+            return True
+        context.published.wrote(answer)
+        log.info("slice written", extra={**extra, "slice": answer["metadata"]["name"]})
+        if self._planner.learn(write.slice, answer):
+            return False
+        context.gates.seen(answer)
+        return True
+
+    def _failed(self, error: AgentError) -> None:
+        self._context.tally.failed(error)
+        backoff = self._refused if isinstance(error, PermanentError) else self._backoff
+        delay = backoff.delay(error)
+        if self._complaint.is_news(error):
+            log.warning(
+                "slices cannot be published, trying again",
+                extra={"pool": self.name, "reason": str(error), "seconds": round(delay, 1)},
+            )
+        self.error, self.settled = error, False
+        self._due = time.monotonic() + delay
+        if getattr(error, "retry_after", None) is not None:
+            self._hold = self._due
+
+    def _went_well(self) -> None:
+        if self._complaint.is_over():
+            log.info("slices are published again", extra={"pool": self.name})
+        self.error, self.settled = None, not self._woken.is_set()
+        self._backoff.reset()
+        self._refused.reset()

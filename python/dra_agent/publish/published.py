@@ -1,0 +1,126 @@
+"""What is published now: what the watch told, under what the agent itself has written since.
+
+The API server tells of a write later than it answers it. Whoever plans the next write from the watch alone would write
+the same twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dra_agent.cluster import ObjectList, WatchEvent
+from dra_agent.slices import Slice
+
+_REMEMBERED = 1000
+"""Deletions that are remembered at most."""
+
+
+class Published:
+    """The driver's slices of this node."""
+
+    def __init__(self) -> None:
+        self._slices: dict[str, Slice] = {}
+        self._deleted: dict[str, None] = {}
+        """Uids of slices that are gone, and of which something older may still be told: by the watch where the agent
+        deleted them, by a late answer to a write where somebody else did."""
+        self._listed_at: int | None = None
+        self.complete = False
+        """Whether a first list has come: before it nobody knows what there is to keep."""
+
+    def slices(self, pool: str) -> list[Slice]:
+        """The slices of one pool, whatever their generation."""
+        return [found for found in self._slices.values() if found["spec"]["pool"]["name"] == pool]
+
+    def pools(self) -> set[str]:
+        """The pools that anything is published of."""
+        return {found["spec"]["pool"]["name"] for found in self._slices.values()}
+
+    def __len__(self) -> int:
+        return len(self._slices)
+
+    def listed(self, found: ObjectList) -> set[str]:
+        """Take a list in; give the pools that differ from what was known.
+
+        A slice that was written after the list was taken stays as it was written.
+        """
+        touched: set[str] = set()
+        listed = {entry["metadata"]["name"]: entry for entry in found.items if sound(entry)}
+        for entry in listed.values():
+            touched |= self._take(entry)
+        at = self._listed_at = _version(found.resource_version)
+        for name, known in list(self._slices.items()):
+            if name not in listed and not _newer(known, at):
+                touched.add(known["spec"]["pool"]["name"])
+                del self._slices[name]
+        self.complete = True
+        return touched
+
+    def changed(self, event: WatchEvent) -> set[str]:
+        """Take an event of the watch in; give the pools that somebody else has changed by it."""
+        if not sound(event.object):
+            return set()
+        if event.type != "DELETED":
+            return self._take(event.object)
+        known = self._slices.get(event.object["metadata"]["name"])
+        self.deleted(event.object)
+        if known is None or known["metadata"]["uid"] != event.object["metadata"]["uid"]:
+            return set()
+        return {known["spec"]["pool"]["name"]}
+
+    def wrote(self, answer: Slice) -> None:
+        """Take in what the server answered to a creation or an update.
+
+        The answer may be older than a list in which the slice is missing: somebody was quick to delete it.
+        """
+        if not sound(answer):
+            return
+        metadata = answer["metadata"]
+        version = _version(metadata["resourceVersion"])
+        passed = version is not None and self._listed_at is not None and version <= self._listed_at
+        if metadata["name"] in self._slices or not passed:
+            self._take(answer)
+
+    def deleted(self, slice_: Slice) -> None:
+        """Note that this very slice is gone."""
+        metadata = slice_["metadata"]
+        known = self._slices.get(metadata["name"])
+        if known is not None and known["metadata"]["uid"] == metadata["uid"]:
+            del self._slices[metadata["name"]]
+        self._deleted[metadata["uid"]] = None
+        if len(self._deleted) > _REMEMBERED:
+            del self._deleted[next(iter(self._deleted))]
+
+    def _take(self, entry: Slice) -> set[str]:
+        metadata = entry["metadata"]
+        if metadata["uid"] in self._deleted:
+            return set()
+        known = self._slices.get(metadata["name"])
+        if known is not None and known["metadata"]["uid"] == metadata["uid"]:
+            if known["metadata"]["resourceVersion"] == metadata["resourceVersion"]:
+                return set()
+            if _newer(known, _version(metadata["resourceVersion"])):
+                return set()
+        metadata.pop("managedFields", None)  # large, and nothing here asks who wrote what
+        self._slices[metadata["name"]] = entry
+        pools = {entry["spec"]["pool"]["name"]}
+        return pools if known is None else pools | {known["spec"]["pool"]["name"]}
+
+
+def sound(entry: Any) -> bool:
+    """Whether it is an object that names itself and its pool: a server may answer anything."""
+    try:
+        metadata, pool = entry["metadata"], entry["spec"]["pool"]["name"]
+        texts = (metadata["name"], metadata["uid"], metadata["resourceVersion"], pool)
+    except (TypeError, KeyError):
+        return False
+    return all(isinstance(text, str) for text in texts)
+
+
+def _newer(known: Slice, at: int | None) -> bool:
+    version = _version(known["metadata"]["resourceVersion"])
+    return version is not None and at is not None and version > at
+
+
+def _version(text: str) -> int | None:
+    """Resource versions are compared as numbers (KEP-5504); one that is none is older than everything."""
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,145 @@
+"""Publishes the devices of this node as ResourceSlices, and keeps them published."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from dra_agent.cluster import ApiServer, ForbiddenError, UnauthorizedError
+from dra_agent.errors import AgentError
+from dra_agent.inventory.device import FAMILIES, Inventory, pool_name
+from dra_agent.publish.following import Following
+from dra_agent.publish.gates import Gates
+from dra_agent.publish.ownership import Ownership
+from dra_agent.publish.plan import Context
+from dra_agent.publish.pool import Pool
+from dra_agent.publish.published import Published
+from dra_agent.publish.reading import PublishReading, Tally
+from dra_agent.slices import Slice
+
+log = logging.getLogger(__name__)
+
+
+class Publisher:
+    """From `start` to `stop`. All methods belong on the event loop; `reading` may be called from any thread.
+
+    After `stop` the slices stay: the next agent adopts them, and the kubelet removes them when none comes.
+    """
+
+    def __init__(
+        self,
+        api: ApiServer,
+        *,
+        node: str,
+        driver: str,
+        inventory: Callable[[], Inventory],
+        may_write: Callable[[], bool] = lambda: True,
+        failed: Callable[[AgentError], None] = lambda error: None,
+    ) -> None:
+        """`inventory` gives the devices of this moment; `may_write` says whether this instance is the one that writes.
+
+        Of several agents of one driver on one node (during a rolling update) only the newest writes. What `may_write`
+        says is asked before every write and, while it is no, each second. `failed` hears of every failure, and must not
+        wait.
+        """
+        self._node = node
+        self._inventory = inventory
+        self._published = Published()
+        self._ownership = Ownership(api, node)
+        self._tally = Tally(failed)
+        self._following = Following(
+            api,
+            {"spec.driver": driver, "spec.nodeName": node},
+            self._published,
+            disturbed=self._disturbed,
+            caught_up=self.devices_changed,
+        )
+        self._context = Context(
+            api=api,
+            node=node,
+            driver=driver,
+            inventory=inventory,
+            may_write=may_write,
+            published=self._published,
+            following=self._following,
+            ownership=self._ownership,
+            gates=Gates(),
+            tally=self._tally,
+        )
+        self._pools: dict[str, Pool] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._running = False
+
+    async def start(self) -> None:
+        """Begin; returns at once. Slices are written when what is published is known."""
+        self._running = True
+        self._tasks.append(asyncio.create_task(self._following.run(), name="publish follow"))
+        self.devices_changed()
+
+    async def stop(self) -> None:
+        """Stop writing. A write that is on its way may still happen."""
+        self._running = False
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def devices_changed(self) -> None:
+        """Publish what `inventory` gives now, where it differs."""
+        self._meet_pools()
+        for pool in self._pools.values():
+            pool.wake()
+
+    def kubelet_registered(self) -> None:
+        """The kubelet has registered the driver: it may have started anew, and then deletes the node's slices.
+
+        They are put back as soon as they are seen to be gone; this makes it quick even if it happened often.
+        """
+        for pool in self._pools.values():
+            pool.calm()
+
+    def slices(self) -> list[Slice]:
+        """Give what is published, as the API server told or answered last."""
+        return [found for pool in self._published.pools() for found in self._published.slices(pool)]
+
+    @property
+    def refused(self) -> AgentError | None:
+        """What the API server has against this agent's identity: until somebody changes that, nothing is published."""
+        errors = [self._following.error, *(pool.error for pool in tuple(self._pools.values()))]
+        return next((error for error in errors if isinstance(error, ForbiddenError | UnauthorizedError)), None)
+
+    def reading(self) -> PublishReading:
+        """Say how it goes."""
+        pools = tuple(self._pools.values())
+        problems = [str(pool.error) for pool in pools if pool.error is not None]
+        problems += [str(error) for error in tuple(self._tally.gates_off.values())]
+        if self._following.error is not None:
+            problems.append(str(self._following.error))
+        return PublishReading(
+            writes=dict(self._tally.writes),
+            errors=dict(self._tally.errors),
+            slices=len(self._published),
+            pending=tuple(pool.name for pool in pools if not pool.settled),
+            last_write=self._tally.last_write,
+            behind=self._following.behind,
+            left_out=sum(len(pool.problems) for pool in pools),
+            problems=tuple(dict.fromkeys(problems)),
+        )
+
+    def _meet_pools(self) -> None:
+        """Every pool that has devices or slices gets a task; one that has lost both keeps it, idle."""
+        if not self._running:
+            return
+        families = {device.family for device in self._inventory().devices}
+        names = {pool_name(self._node, family) for family in FAMILIES if family in families}
+        for name in sorted((names | self._published.pools()) - self._pools.keys()):
+            pool = self._pools[name] = Pool(self._context, name)
+            self._tasks.append(asyncio.create_task(pool.run(), name=f"publish {name}"))
+
+    def _disturbed(self, pools: set[str]) -> None:
+        self._meet_pools()
+        self._ownership.doubt()
+        for name in pools:
+            if name in self._pools:
+                self._pools[name].disturbed()

@@ -1,0 +1,69 @@
+"""Server-side apply, as far as the agent uses it: what a manager no longer applies is taken away again."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+KEYS = {
+    "devices": ("driver", "pool", "device", "shareID"),
+    "conditions": ("type",),
+    "ownerReferences": ("uid",),
+}
+"""Lists that are maps: the fields that name an entry."""
+
+
+def merge_applied(live: Any, body: Any, before: Any) -> Any:
+    """`live` with everything in `body`, and without what only `before` (the same manager's last body) had."""
+    merged = copy.deepcopy(live)
+    _take_away(merged, body, before)
+    return _merge(merged, body)
+
+
+def _merge(live: Any, body: Any, name: str = "") -> Any:
+    if isinstance(live, dict) and isinstance(body, dict):
+        for key, value in body.items():
+            live[key] = _merge(live[key], value, key) if key in live else copy.deepcopy(value)
+        return live
+    if isinstance(live, list) and isinstance(body, list) and name in KEYS:
+        by_key = {_key(entry, name): entry for entry in live}
+        for entry in body:
+            key = _key(entry, name)
+            if key in by_key:
+                _merge(by_key[key], entry)
+            else:
+                live.append(copy.deepcopy(entry))
+        return live
+    return copy.deepcopy(body)
+
+
+def _take_away(live: Any, body: Any, before: Any, name: str = "") -> None:
+    if isinstance(live, dict) and isinstance(before, dict):
+        for key, old in before.items():
+            if key in ("apiVersion", "kind", "metadata") or key not in live:
+                continue
+            now = body.get(key) if isinstance(body, dict) else None
+            if now is None and not isinstance(old, (dict, list)):
+                del live[key]
+            else:
+                _take_away(live[key], now, old, key)
+                if now is None and not live[key]:
+                    del live[key]
+    elif isinstance(live, list) and isinstance(before, list):
+        if name not in KEYS:
+            if body is None:
+                live.clear()
+            return
+        kept = {_key(entry, name) for entry in body or ()}
+        gone = {_key(entry, name) for entry in before} - kept
+        live[:] = [entry for entry in live if _key(entry, name) not in gone]
+        now = {_key(entry, name): entry for entry in body or ()}
+        old_by_key = {_key(entry, name): entry for entry in before}
+        for entry in live:
+            key = _key(entry, name)
+            if key in now and key in old_by_key:
+                _take_away(entry, now[key], old_by_key[key])
+
+
+def _key(entry: Any, name: str) -> tuple[Any, ...]:
+    return tuple(entry.get(key) for key in KEYS[name])

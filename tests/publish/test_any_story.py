@@ -1,0 +1,153 @@
+"""Properties: whatever happens in whatever order, the end is what should be, and then it is quiet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster_api.fake import FakeApi
+from dra_agent.cluster import Backoff
+from dra_agent.inventory.device import Device
+from dra_agent.publish import Publisher
+from dra_agent.publish import pool as pool_module
+from publish.node import NODE, Node, device, settled, tainted, until
+
+METHODS = st.sampled_from(["GET", "POST", "PUT", "DELETE", ""])
+REFUSALS = st.sampled_from([401, 403, 404, 409, 410, 422, 429, 500, 503])
+
+a_device = st.builds(
+    lambda number, family, sick: tainted(device(number, family), "sick") if sick else device(number, family),
+    st.integers(0, 200),
+    st.sampled_from(["gpu", "nic"]),
+    st.booleans(),
+)
+some_devices = st.lists(a_device, max_size=140, unique_by=lambda found: found.name)
+step = st.one_of(
+    st.tuples(st.just("devices"), some_devices),
+    st.tuples(st.just("fail"), REFUSALS, METHODS, st.integers(1, 3)),
+    st.tuples(st.just("html"), METHODS),
+    st.tuples(st.just("reset"), METHODS, st.booleans()),
+    st.tuples(st.just("hang"), METHODS),
+    st.tuples(st.just("wipe"), st.integers(0, 2)),
+    st.tuples(st.just("away"), st.sampled_from([0.0, 0.1])),
+    st.tuples(st.just("compact")),
+    st.tuples(st.just("end watches")),
+    st.tuples(st.just("meddle"), st.integers(0, 5)),
+    st.tuples(st.just("registered")),
+    st.tuples(st.just("wait"), st.sampled_from([0.0, 0.02, 0.1])),
+)
+
+
+async def happen(node: Node, publisher: Publisher, what: tuple[Any, ...]) -> None:
+    api = node.api
+    match what:
+        case ("devices", found):
+            node.has(*found)
+            publisher.devices_changed()
+        case ("fail", status, methods, times):
+            api.fail(status, methods=methods, times=times, retry_after=0 if status == 429 else None)
+        case ("html", methods):
+            api.html(methods=methods)
+        case ("reset", methods, done):
+            api.reset(methods=methods, done=done)
+        case ("hang", methods):
+            api.hang(0.6, methods=methods)
+        case ("wipe", which):
+            api.wipe(chosen=lambda o: which == 0 or hash(o["metadata"]["name"]) % 2 == which - 1)
+        case ("away", seconds):
+            await asyncio.to_thread(api.stop)
+            await asyncio.sleep(seconds)
+            api.start()
+        case ("compact",):
+            api.compact()
+        case ("end watches",):
+            api.end_watches()
+        case ("meddle", at):
+            found = node.slices()
+            if found:
+                chosen = found[at % len(found)]
+                chosen["spec"]["devices"] = chosen["spec"].get("devices", [])[1:]
+                chosen["spec"]["pool"]["generation"] += at
+                api.put("resourceslices", chosen)
+        case ("registered",):
+            publisher.kubelet_registered()
+        case ("wait", seconds):
+            await asyncio.sleep(seconds)
+
+
+def allocatable(node: Node, family: str) -> set[tuple[str, bool]]:
+    found = node.slices(f"{NODE}/{family}")
+    assert len({o["spec"]["pool"]["generation"] for o in found}) <= 1
+    assert all(o["spec"]["pool"]["resourceSliceCount"] == len(found) for o in found)
+    entries = [entry for o in found for entry in o["spec"].get("devices", ())]
+    assert len(entries) == len({entry["name"] for entry in entries}), "a device twice makes the pool invalid"
+    return {(entry["name"], "taints" in entry) for entry in entries}
+
+
+def wanted(found: list[Device], family: str) -> set[tuple[str, bool]]:
+    return {(entry.name, bool(entry.taints)) for entry in found if entry.family == family}
+
+
+async def at_the_end(node: Node, publisher: Publisher, after: list[Device]) -> None:
+    """Wait until what is published is what should be; says what is not, on a machine that is busy or for a bug."""
+
+    def missing() -> list[str]:
+        reading = publisher.reading()
+        names = {entry["name"] for o in node.slices() for entry in o["spec"].get("devices", ())}
+        differing = sorted(names ^ {found.name for found in after})
+        return [
+            *(f"{pool} is not settled" for pool in reading.pending),
+            *([f"the watch is {reading.behind:.1f} s behind: {reading.problems}"] if reading.behind else []),
+            *([f"{node.api.faults.pending} faults are still to come"] if node.api.faults.pending else []),
+            *([f"{differing} are published and should not be, or the other way round"] if differing else []),
+        ]
+
+    with contextlib.suppress(AssertionError):
+        await until(lambda: not missing(), 60)
+    assert not missing()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(before=some_devices, story=st.lists(step, max_size=12), after=some_devices)
+@pytest.mark.timeout(600)
+def test_the_end_is_what_should_be_and_then_it_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, before: list[Device], story: list[tuple[Any, ...]], after: list[Device]
+) -> None:
+    monkeypatch.setattr(Backoff, "delay", lambda self, error=None: 0.02)
+    monkeypatch.setattr("dra_agent.cluster.http.TIMEOUT", 0.3)
+    monkeypatch.setattr(pool_module, "ROUNDS", 50)
+    api = FakeApi()
+    api.start()
+    with tempfile.TemporaryDirectory() as folder:
+        node = Node(api, Path(folder) / "kubeconfig")
+        node.has(*before)
+
+        async def run(publisher: Publisher) -> None:
+            for what in story:
+                await happen(node, publisher, what)
+            node.has(*after)
+            publisher.devices_changed()
+            api.faults.clear()
+            await at_the_end(node, publisher, after)
+            await asyncio.sleep(0.7)  # what hung may still happen, and is to be put right
+            await settled(publisher)
+            for family in ("gpu", "nic"):
+                assert allocatable(node, family) == wanted(after, family)
+            node.forget()
+            publisher.devices_changed()
+            publisher.kubelet_registered()
+            await asyncio.sleep(0.1)
+            assert node.writes() == []
+            assert publisher.reading().problems == ()
+
+        try:
+            node.run(run)
+        finally:
+            api.stop()

@@ -1,0 +1,30 @@
+"""What Prometheus is told of the publisher."""
+
+from __future__ import annotations
+
+from dra_agent.agent.metrics import Metrics, Reading
+from dra_agent.agent.publish_metrics import PublishMetrics
+from dra_agent.publish import Publisher
+from publish.node import Node, device, settled, until
+
+
+def test_the_publisher_is_read_at_each_scrape(node: Node) -> None:
+    node.has(device(1), device(2, "nic"))
+    node.api.fail(503, methods="POST")
+
+    async def story(publisher: Publisher) -> None:
+        metrics = Metrics(Reading)
+        metrics.add(PublishMetrics(publisher.reading, {"GET": 3}))
+        await until(lambda: len(node.slices()) == 2)
+        await settled(publisher)
+        text = metrics.render()[0].decode()
+        assert 'dra_agent_publish_writes_total{operation="create"} 2.0' in text
+        assert 'dra_agent_publish_writes_total{operation="delete"} 0.0' in text
+        assert 'dra_agent_publish_errors_total{kind="unavailable"} 1.0' in text
+        assert "dra_agent_publish_slices 2.0" in text
+        assert "dra_agent_publish_pending_pools 0.0" in text
+        assert "dra_agent_publish_behind_seconds 0.0" in text
+        assert "dra_agent_publish_last_write_timestamp_seconds 1" in text
+        assert 'dra_agent_api_requests_total{method="GET"} 3.0' in text
+
+    node.run(story)
