@@ -1,0 +1,89 @@
+"""Work on claims, on threads: one piece at a time for each claim, and nobody waits longer than its own deadline.
+
+A vendor library that hangs keeps its thread. A repeat of the same work joins the one that runs, so that the kubelet's
+retries never use up the threads; other work on the same claim waits for its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from dra_agent.errors import RetryableError
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    what: str
+    key: Hashable
+    thread: Future[Any]
+    done: asyncio.Future[Any]
+
+
+class Turns:
+    """Runs work in turn; used on one event loop."""
+
+    def __init__(self, threads: int) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="claims")
+        self._work: dict[str, _Work] = {}
+
+    @property
+    def busy(self) -> list[str]:
+        """Say what is being worked on."""
+        return [f"{work.what} claim {uid}" for uid, work in self._work.items()]
+
+    async def take(self, uid: str, what: str, key: Hashable, call: Callable[[], _T], until: float) -> _T:
+        """Run `call` in the claim's turn, or join a run of the same `what` and `key`.
+
+        RetryableError where it has not ended at `until`, in the loop's time; it then goes on without being waited for.
+        """
+        while True:
+            work = self._work.get(uid)
+            if work is None:
+                work = self._begin(uid, what, key, call)
+            ours = (work.what, work.key) == (what, key)
+            if not await _ends(work.done, until):
+                # What has not begun need not begin for somebody who no longer waits.
+                work.thread.cancel()
+                raise RetryableError(
+                    f"still {work.what} it; the kubelet will ask again",
+                    where=f"claim {uid}",
+                    todo="`dra-agent doctor` and the log say what hangs, if it lasts",
+                )
+            if ours and not work.done.cancelled():
+                result: _T = work.done.result()
+                return result
+
+    def close(self) -> None:
+        """Begin nothing more; what hangs is not waited for."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def finished(self, at_most: float) -> bool:
+        """Wait until nothing is worked on; False where something still is after `at_most` seconds."""
+        running = [work.done for work in self._work.values()]
+        if running:
+            await asyncio.wait(running, timeout=at_most)
+        return not self._work
+
+    def _begin(self, uid: str, what: str, key: Hashable, call: Callable[[], Any]) -> _Work:
+        thread = self._executor.submit(call)
+        work = _Work(what, key, thread, asyncio.wrap_future(thread))
+        self._work[uid] = work
+        work.done.add_done_callback(lambda done: self._ended(uid, done))
+        return work
+
+    def _ended(self, uid: str, done: asyncio.Future[Any]) -> None:
+        del self._work[uid]
+        if not done.cancelled():
+            done.exception()  # whoever waited is told; where nobody did, the caller's own log has it
+
+
+async def _ends(future: asyncio.Future[Any], until: float) -> bool:
+    left = until - asyncio.get_running_loop().time()
+    await asyncio.wait({future}, timeout=max(0.0, left))
+    return future.done()

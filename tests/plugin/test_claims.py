@@ -1,0 +1,358 @@
+"""What a call is answered with: exactly the claims that it asked for, whatever becomes of each."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.plugin import kubelet_plugin, service
+from dra_agent.prepare import PreparedDevice
+from plugin.conftest import Node, Run, claim
+
+C = ("default", "c", "u")
+
+
+class EarlyError(PermanentError):
+    """As the Node authorizer refuses."""
+
+    def __init__(self) -> None:
+        super().__init__('resourceclaims "c" is forbidden: no relationship found between node "n" and this object')
+
+
+def test_a_prepared_claim_is_answered_with_its_devices(node: Node, run: Run) -> None:
+    node.claims.claims["c"] = claim(
+        "c",
+        "u",
+        allocation={
+            "devices": {
+                "results": [
+                    {"request": "gpus/h100", "driver": "d", "pool": "p", "device": "g", "shareID": "s"},
+                    {"request": "nic", "driver": "d", "pool": "q", "device": "n"},
+                ]
+            }
+        },
+    )
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            answer = await driver.call("prepare", [C])
+            assert list(answer.claims) == ["u"]
+            first, second = answer.claims["u"].devices
+            assert (first.request_names, first.pool_name, first.device_name) == (["gpus"], "p", "g")
+            assert first.cdi_device_ids == ["dra-agent.internal/claim=u-g"]
+            assert first.share_id == "s" and first.HasField("share_id")
+            assert not second.HasField("share_id")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (claim("c", "other"), "was replaced: the API server has one of that name with uid other, not u"),
+        (claim("c", "u", reservedFor=[]), "claim default/c: is not allocated"),
+        ({"metadata": {"name": "c", "uid": "u"}}, "claim default/c: is not allocated"),
+        ({"kind": "Nonsense"}, "with uid None"),
+    ],
+)
+def test_a_claim_that_is_not_the_one_is_refused(node: Node, run: Run, found: dict[str, object], says: str) -> None:
+    node.claims.claims["c"] = found
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            answer = await driver.call("prepare", [C])
+            assert says in answer.claims["u"].error
+            assert not answer.claims["u"].devices
+            assert node.devices.calls == []
+
+    run(scenario())
+
+
+def test_one_bad_claim_never_fails_its_neighbours(node: Node, run: Run) -> None:
+    for name in ("good", "bad", "buggy", "late", "gone"):
+        node.claims.add(name, f"uid-{name}")
+    node.devices.raises = {"uid-bad": PermanentError("no such profile"), "uid-buggy": ZeroDivisionError("x")}
+    node.claims.errors["gone"] = [PermanentError("not found")]
+    node.claims.errors["late"] = [RetryableError("503"), EarlyError()]
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            names = ["good", "bad", "buggy", "late", "gone"]
+            answer = await driver.call("prepare", [("default", name, f"uid-{name}") for name in names])
+            errors = {uid: answer.claims[uid].error for uid in answer.claims}
+            assert errors == {
+                "uid-good": "",
+                "uid-late": "",
+                "uid-bad": "no such profile",
+                "uid-buggy": "claim default/buggy: unexpected ZeroDivisionError: x",
+                "uid-gone": "not found",
+            }
+            assert answer.claims["uid-good"].devices and answer.claims["uid-late"].devices
+
+    run(scenario())
+
+
+def test_an_error_without_words_is_an_error_all_the_same(node: Node, run: Run) -> None:
+    node.claims.add("c", "u")
+    node.devices.raises["u"] = RetryableError("")
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            assert (await driver.call("prepare", [C])).claims["u"].error == "RetryableError"
+            assert (await driver.call("unprepare", [C])).claims["u"].error == "RetryableError"
+
+    run(scenario())
+
+
+def test_claims_of_one_call_are_read_and_prepared_side_by_side(node: Node, run: Run) -> None:
+    together = threading.Barrier(3)
+
+    def meet(claim: dict[str, Any]) -> list[PreparedDevice]:
+        together.wait(10)
+        return []
+
+    node.devices.prepare = meet  # type: ignore[method-assign]
+    for name in "abc":
+        node.claims.add(name, f"uid-{name}")
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            answer = await driver.call("prepare", [("default", name, f"uid-{name}") for name in "abc"])
+            assert [answer.claims[f"uid-{name}"].error for name in "abc"] == ["", "", ""]
+
+    run(scenario())
+
+
+def test_a_claim_that_cannot_be_read_in_time_may_be_asked_for_again(node: Node, run: Run) -> None:
+    node.claims.add("c", "u")
+    node.claims.errors["c"] = [RetryableError("no connection")] * 1000
+    node.claims.hang = {"hangs"}
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            began = time.monotonic()
+            answer = await driver.call("prepare", [C, ("default", "hangs", "v")], timeout=2.5)
+            assert time.monotonic() - began < 2.5
+            assert "cannot be read: no connection" in answer.claims["u"].error
+            assert answer.claims["v"].error == ("claim default/hangs: cannot be read: the API server does not answer")
+            assert 3 < node.claims.tries.count("c") < 20, "with a growing pause"
+            node.claims.errors.clear()
+            assert (await driver.call("prepare", [C])).claims["u"].error == ""
+
+    run(scenario())
+
+
+def test_a_slow_prepare_is_joined_by_the_repeat(node: Node, run: Run) -> None:
+    node.claims.add("c", "u")
+    gate = node.devices.gates["u"] = threading.Event()
+
+    async def scenario() -> None:
+        async with node.registered() as (plugin, driver):
+            for _ in range(3):
+                answer = await driver.call("prepare", [C], timeout=1.0)
+                assert "still preparing it" in answer.claims["u"].error
+            assert plugin.busy == ["preparing claim u"]
+            assert node.devices.calls == ["prepare u"], "a repeat must not take a second thread"
+            repeat = asyncio.create_task(driver.call("prepare", [C]))
+            await asyncio.sleep(0.1)
+            gate.set()
+            assert (await repeat).claims["u"].devices
+            assert node.devices.calls == ["prepare u"]
+            assert plugin.busy == []
+
+    run(scenario())
+
+
+def test_unprepare_waits_for_a_running_prepare(node: Node, run: Run) -> None:
+    node.claims.add("c", "u")
+    gate = node.devices.gates["u"] = threading.Event()
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            given_up = asyncio.create_task(driver.call("prepare", [C]))
+            while not node.devices.calls:
+                await asyncio.sleep(0.01)
+            given_up.cancel()
+            answer = await driver.call("unprepare", [C], timeout=1.0)
+            assert "still preparing it" in answer.claims["u"].error
+            last = asyncio.create_task(driver.call("unprepare", [C]))
+            await asyncio.sleep(0.1)
+            gate.set()
+            assert (await last).claims["u"].error == ""
+            assert node.devices.calls == ["prepare u", "unprepare u"]
+
+    run(scenario())
+
+
+def test_a_claim_that_was_allocated_anew_is_not_answered_with_the_old_devices(node: Node, run: Run) -> None:
+    node.claims.add("c", "u", device="old")
+    gate = node.devices.gates["u"] = threading.Event()
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            first = asyncio.create_task(driver.call("prepare", [C]))
+            while not node.devices.calls:
+                await asyncio.sleep(0.01)
+            node.claims.add("c", "u", device="new")
+            second = asyncio.create_task(driver.call("prepare", [C]))
+            await asyncio.sleep(0.1)
+            gate.set()
+            assert (await first).claims["u"].devices[0].device_name == "old"
+            assert (await second).claims["u"].devices[0].device_name == "new"
+
+    run(scenario())
+
+
+def test_unprepare_needs_no_api_server_and_no_known_claim(node: Node, run: Run) -> None:
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            answer = await driver.call("unprepare", [("default", "a", "u"), ("default", "b", "v")])
+            assert {uid: answer.claims[uid].error for uid in answer.claims} == {"u": "", "v": ""}
+            assert node.claims.tries == []
+
+    run(scenario())
+
+
+def test_calls_wait_for_the_devices_to_be_known(node: Node, run: Run) -> None:
+    node.claims.add("c", "u")
+
+    async def scenario() -> None:
+        async with node.registered(serve=False) as (plugin, driver):
+            answer = await driver.call("prepare", [C], timeout=0.8)
+            assert "still starting" in answer.claims["u"].error
+            waiting = asyncio.create_task(driver.call("prepare", [C]))
+            await asyncio.sleep(0.1)
+            plugin.serve(node.devices)
+            assert (await waiting).claims["u"].devices
+
+    run(scenario())
+
+
+def test_names_that_are_none_never_reach_the_api_server(node: Node, run: Run) -> None:
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            answer = await driver.call("prepare", [("default", "../../secrets/x", "u"), ("", "c", "v")])
+            assert "is no name of the API" in answer.claims["u"].error
+            assert "is no name of the API" in answer.claims["v"].error
+            assert node.claims.tries == []
+
+    run(scenario())
+
+
+def test_running_calls_are_finished_at_the_end(node: Node, run: Run) -> None:
+    node.claims.add("c", "u")
+    gate = node.devices.gates["u"] = threading.Event()
+
+    async def scenario() -> None:
+        async with node.kubelet() as kubelet, node.plugin() as plugin:
+            driver = await kubelet.driver()
+            running = asyncio.create_task(driver.call("prepare", [C]))
+            while not plugin.busy:
+                await asyncio.sleep(0.01)
+            closing = asyncio.create_task(plugin.close())
+            await asyncio.sleep(0.2)
+            assert not kubelet.sockets(), "the kubelet must turn to another instance at once"
+            assert not closing.done()
+            gate.set()
+            assert (await running).claims["u"].devices
+            await closing
+
+    run(scenario())
+
+
+def test_what_hangs_does_not_keep_the_agent_from_stopping(
+    node: Node, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubelet_plugin, "GRACE", 0.3)
+    node.claims.add("c", "u")
+    node.devices.gates["u"] = threading.Event()
+
+    async def scenario() -> None:
+        async with node.registered() as (plugin, driver):
+            hung = asyncio.create_task(driver.call("prepare", [C]))
+            while not plugin.busy:
+                await asyncio.sleep(0.01)
+            began = time.monotonic()
+            await plugin.close()
+            assert time.monotonic() - began < 5
+            assert plugin.busy == ["preparing claim u"]
+            with pytest.raises(grpc.aio.AioRpcError):
+                await hung
+
+    run(scenario())
+
+
+FATES = ["good", "permanent", "retryable", "bug", "gone", "replaced", "pending", "early", "no name"]
+
+
+@given(
+    asked=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(FATES)), max_size=12),
+    twice=st.booleans(),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_exactly_the_claims_that_were_asked_for_are_answered(
+    node: Node, asked: list[tuple[int, str]], twice: bool
+) -> None:
+    fates = dict(asked)
+    node.claims.claims.clear()
+    node.claims.errors.clear()
+    node.devices.raises.clear()
+    for number, fate in fates.items():
+        name, uid = f"c{number}", f"uid-{number}"
+        node.claims.add(name, "another" if fate == "replaced" else uid)
+        match fate:
+            case "permanent":
+                node.devices.raises[uid] = PermanentError("no")
+            case "retryable":
+                node.devices.raises[uid] = RetryableError("not now")
+            case "bug":
+                node.devices.raises[uid] = RuntimeError("bug")
+            case "gone":
+                node.claims.errors[name] = [PermanentError("not found")] * 3
+            case "pending":
+                node.claims.claims[name]["status"] = {}
+            case "early":
+                node.claims.errors[name] = [EarlyError()]
+    claims = [
+        ("default", f"C {number}" if fates[number] == "no name" else f"c{number}", f"uid-{number}")
+        for number, _ in asked
+    ]
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            answer = await driver.call("prepare", claims * (2 if twice else 1))
+            assert set(answer.claims) == {f"uid-{number}" for number in fates}
+            for number, fate in fates.items():
+                one = answer.claims[f"uid-{number}"]
+                assert bool(one.error) != bool(one.devices)
+                assert bool(one.devices) == (fate in ("good", "early")), (fate, one.error)
+
+    asyncio.run(scenario())
+
+
+def test_a_uid_under_two_names_is_refused_and_its_neighbour_prepared(node: Node, run: Run) -> None:
+    node.claims.add("a", "u")
+    node.claims.add("b", "v")
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            answer = await driver.call(
+                "prepare", [("default", "a", "u"), ("default", "z", "u"), ("default", "a", "u"), ("default", "b", "v")]
+            )
+            assert set(answer.claims) == {"u", "v"}
+            assert "two names" in answer.claims["u"].error
+            assert answer.claims["v"].devices
+
+    run(scenario())
+
+
+def test_the_budget_is_well_below_the_kubelets() -> None:
+    assert service.BUDGET + 2 * service.SPARE < 45

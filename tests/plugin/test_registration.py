@@ -1,0 +1,212 @@
+"""The kubelet finds the driver, whatever came first and whatever happens to the sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import stat
+
+import grpc
+import pytest
+
+from dra_agent.plugin import kubelet_plugin
+from plugin.conftest import DRIVER, Node, Run
+
+
+def test_the_kubelet_takes_the_driver_in(node: Node, run: Run) -> None:
+    async def scenario() -> None:
+        async with node.plugin() as plugin, node.kubelet() as kubelet:
+            assert plugin.ills == ["waiting for the kubelet"]
+            driver = await kubelet.driver()
+            assert driver.name == DRIVER
+            assert driver.endpoint == node.kubelet_dir / "plugins" / DRIVER / "dra.sock"
+            assert driver.services == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+            assert plugin.state.done and plugin.ills == []
+
+    run(scenario())
+
+
+def test_sockets_are_for_their_owner_only_and_leave_nothing(node: Node, run: Run) -> None:
+    async def scenario() -> None:
+        async with node.plugin():
+            sockets = [path for path in node.kubelet_dir.rglob("*") if stat.S_ISSOCK(path.stat().st_mode)]
+            assert {path.name for path in sockets} == {f"{DRIVER}-reg.sock", "dra.sock"}
+            assert {stat.S_IMODE(path.stat().st_mode) for path in sockets} == {0o600}
+
+    run(scenario())
+    assert not [path for path in node.kubelet_dir.rglob("*") if not path.is_dir()]
+
+
+def test_a_refusal_is_told_and_answered_with_an_error(node: Node, run: Run) -> None:
+    async def scenario() -> None:
+        async with node.plugin() as plugin, node.kubelet(refuse="name is taken") as kubelet:
+            await kubelet.look()
+            assert kubelet.told == ["not registered: name is taken"]
+            assert plugin.ills == ["the kubelet refused the driver: name is taken"]
+            kubelet.refuse = ""
+            await kubelet.driver()
+            assert plugin.ills == []
+
+    run(scenario())
+
+
+def test_a_stale_socket_is_replaced(node: Node, run: Run) -> None:
+    path = node.kubelet_dir / "plugins" / DRIVER / "dra.sock"
+    path.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(path))
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            await driver.call("unprepare", [("default", "c", "uid-1")])
+
+    run(scenario())
+
+
+def test_what_killed_agents_left_is_removed_and_nothing_else(node: Node, run: Run) -> None:
+    directory = node.kubelet_dir / "plugins_registry"
+    directory.mkdir(parents=True)
+    left, young, listening = (directory / f".~{name}" for name in ("00000a", "00000b", "00000c"))
+    sockets = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+    for sock, path in zip(sockets, (left, young, listening), strict=True):
+        sock.bind(str(path))
+        if path != young:
+            os.utime(path, (0, 0))
+    sockets[2].listen()
+    (directory / ".~others.txt").touch()
+
+    async def scenario() -> None:
+        async with node.registered():
+            assert not left.exists()
+            assert young.exists() and listening.exists() and (directory / ".~others.txt").exists()
+
+    run(scenario())
+    for sock in sockets:
+        sock.close()
+
+
+def test_sockets_of_killed_instances_are_removed_and_those_of_others_are_not(node: Node, run: Run) -> None:
+    data, registry = node.kubelet_dir / "plugins" / DRIVER, node.kubelet_dir / "plugins_registry"
+    data.mkdir(parents=True)
+    registry.mkdir()
+    dead = [data / "dra-dead.sock", registry / f"{DRIVER}-dead-reg.sock"]
+    alive = [data / "dra-alive.sock", registry / f"{DRIVER}-alive-reg.sock"]
+    others = [registry / "another.example.com-reg.sock", registry / f"{DRIVER}-x-reg.sock", data / "dra.sock"]
+    sockets = []
+    for path in (*dead, *alive, *others):
+        sock = socket.socket(socket.AF_UNIX)
+        sock.bind(str(path))
+        if path in alive:
+            sock.listen()
+        os.utime(path, (0, 0))
+        sockets.append(sock)
+
+    async def scenario() -> None:
+        async with node.plugin(pod_uid="new"):
+            assert not any(path.exists() for path in dead)
+            assert all(path.exists() for path in (*alive, *others))
+
+    run(scenario())
+    for sock in sockets:
+        sock.close()
+
+
+def test_another_process_keeps_its_socket_until_it_ends(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubelet_plugin, "LOOK", 0.05)
+    path = node.kubelet_dir / "plugins" / DRIVER / "dra.sock"
+    path.parent.mkdir(parents=True)
+    other = socket.socket(socket.AF_UNIX)
+    other.bind(str(path))
+    other.listen()
+    inode = path.stat().st_ino
+
+    async def scenario() -> None:
+        async with node.plugin() as plugin, node.kubelet() as kubelet:
+            await asyncio.sleep(0.2)
+            assert path.stat().st_ino == inode
+            assert "another process listens" in plugin.ills[0]
+            assert not kubelet.sockets()
+            other.close()
+            await kubelet.driver()
+            assert plugin.ills == []
+
+    run(scenario())
+
+
+def test_a_file_in_the_way_is_named_not_removed(node: Node, run: Run) -> None:
+    path = node.kubelet_dir / "plugins" / DRIVER / "dra.sock"
+    path.parent.mkdir(parents=True)
+    path.write_text("precious")
+
+    async def scenario() -> None:
+        async with node.plugin() as plugin:
+            assert "there is a file that is no socket" in plugin.ills[0]
+            assert str(path) in plugin.ills[0]
+
+    run(scenario())
+    assert path.read_text() == "precious"
+
+
+@pytest.mark.parametrize("what", ["all", "registry", "service"])
+def test_vanished_sockets_come_back(node: Node, run: Run, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubelet_plugin, "LOOK", 0.05)
+
+    async def scenario() -> None:
+        async with node.plugin(), node.kubelet() as kubelet:
+            first = await kubelet.driver()
+            assert (await first.call("unprepare", [("default", "c", "u")])).claims["u"].error == ""
+            match what:
+                case "all":
+                    shutil.rmtree(node.kubelet_dir)
+                case "registry":
+                    shutil.rmtree(node.kubelet_dir / "plugins_registry")
+                case "service":
+                    first.endpoint.unlink()
+            await kubelet.look()
+            await asyncio.sleep(0.3)
+            await kubelet.look()
+            again = await kubelet.driver()
+            assert (await again.call("unprepare", [("default", "c", "u")])).claims["u"].error == ""
+
+    run(scenario())
+
+
+def test_the_socket_of_another_instance_is_left_alone(node: Node, run: Run) -> None:
+    async def scenario() -> None:
+        async with node.plugin(pod_uid="new"):
+            async with node.plugin(pod_uid="old"), node.kubelet() as kubelet:
+                await kubelet.look()
+                assert len(kubelet.drivers) == 2
+            async with node.kubelet() as kubelet:
+                driver = await kubelet.driver()
+                assert driver.endpoint.name == "dra-new.sock"
+                await driver.call("unprepare", [("default", "c", "u")])
+                assert len(list(node.kubelet_dir.rglob("*.sock"))) == 2
+
+    run(scenario())
+
+
+def test_an_older_kubelet_gets_v1beta1(node: Node, run: Run) -> None:
+    node.claims.add("c", "u")
+
+    async def scenario() -> None:
+        async with node.plugin(), node.kubelet(knows=["v1beta1.DRAPlugin"]) as kubelet:
+            driver = await kubelet.driver()
+            assert "v1beta1" in driver.messages.__name__
+            answer = await driver.call("prepare", [("default", "c", "u")])
+            assert answer.claims["u"].devices[0].device_name == "gpu-0"
+
+    run(scenario())
+
+
+def test_health_is_unimplemented_where_nobody_knows_it(node: Node, run: Run) -> None:
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            watch = driver.channel.unary_stream("/v1.DRAResourceHealth/NodeWatchResources")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await watch(b"").read()
+            assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+    run(scenario())

@@ -1,0 +1,89 @@
+"""Names of sockets: those that operators know, and shorter ones that fit into 107 bytes."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_agent.errors import UsageError
+from dra_agent.plugin.sockets import LONGEST, socket_paths
+
+KUBELET = Path("/var/lib/kubelet")
+UID = "8a3f4d5e-1c2b-4f6a-9d8e-7b6c5a4f3e2d"
+LONG = "a" * 59 + ".com"
+
+
+@pytest.mark.parametrize(
+    ("driver", "uid", "service", "registration"),
+    [
+        ("gpu.example.com", "", "plugins/gpu.example.com/dra.sock", "plugins_registry/gpu.example.com-reg.sock"),
+        (
+            "gpu.example.com",
+            UID,
+            f"plugins/gpu.example.com/dra-{UID}.sock",
+            f"plugins_registry/gpu.example.com-{UID}-reg.sock",
+        ),
+        (LONG, "", f"plugins/{LONG}/dra.sock", f"plugins_registry/{LONG}-reg.sock"),
+        (LONG, UID, f"plugins/{LONG}/HASH8.sock", "plugins_registry/dra-HASH16-reg.sock"),
+    ],
+)
+def test_the_usual_names(driver: str, uid: str, service: str, registration: str) -> None:
+    import base64
+    import hashlib
+
+    def digest(text: str, size: int) -> str:
+        return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()[:size]).rstrip(b"=").decode()
+
+    paths = socket_paths(KUBELET, driver, uid)
+    assert paths.service == KUBELET / service.replace("HASH8", digest(uid, 8))
+    assert paths.registration == KUBELET / registration.replace("HASH16", digest(f"{driver}\0{uid}", 16))
+
+
+@given(
+    length=st.integers(5, 90),
+    driver=st.integers(1, 63),
+    uid=st.sampled_from(["", UID, "x" * 64, "f" * 32]),
+)
+def test_whatever_fits_is_found_and_is_the_instances_own(length: int, driver: int, uid: str) -> None:
+    directory = Path("/" + "k" * length)
+    try:
+        paths = socket_paths(directory, "d" * driver, uid)
+    except UsageError as error:
+        shortest = directory / "plugins_registry" / f"dra-{'h' * 22}-reg.sock"
+        assert len(bytes(shortest)) > LONGEST
+        assert "at most 107 bytes" in str(error) and "--kubelet-dir" in str(error)
+        return
+    for path in paths.distinct:
+        assert len(bytes(path)) <= LONGEST
+    if uid:
+        other = socket_paths(directory, "d" * driver, "another-" + uid[:40])
+        assert not set(other.distinct) & set(paths.distinct)
+    else:
+        assert paths.registration != socket_paths(directory, "e" * driver).registration
+
+
+def test_the_limit_is_the_kernels(tmp_path: Path) -> None:
+    def bind(length: int) -> None:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(str(tmp_path / ("s" * (length - len(bytes(tmp_path)) - 1))))
+
+    bind(LONGEST)
+    with pytest.raises(OSError, match="too long"):
+        bind(LONGEST + 1)
+
+
+@pytest.mark.parametrize("uid", ["../x", "a/b", ".", "-a", "a" * 65, "a b", "\0"])
+def test_a_uid_that_would_leave_the_directory_is_refused(uid: str) -> None:
+    with pytest.raises(UsageError, match="--pod-uid"):
+        socket_paths(KUBELET, "d", uid)
+
+
+def test_bytes_count_not_characters() -> None:
+    directory = Path("/" + "ä" * 25)
+    assert len(str(directory / f"plugins_registry/{'d' * 25}-reg.sock")) < LONGEST
+    for path in socket_paths(directory, "d" * 25).distinct:
+        assert len(str(path).encode()) <= LONGEST
