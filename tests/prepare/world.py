@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from dra_agent.cdi.directory import SpecDirectory
+from dra_agent.cdi.metadata_files import MetadataDirectory
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.cdi.recipes import Recipes
 from dra_agent.cdi.registry import Registry, load
-from dra_agent.errors import RetryableError
+from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.device import Device, DeviceNode
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.ports import DeviceHeldError, Entry, HeldDevice
-from dra_agent.prepare.setup import SetupOutcome, VendorSetup
+from dra_agent.prepare.setup import SetupDevice, SetupOutcome, UnsuitableError, VendorSetup
 
 DRIVER = "dra-agent.internal"
 POOL = "node-a/gpu"
@@ -61,6 +63,9 @@ class MemoryLedger:
         if self.keep_unsynced:
             self.disk.update(self.unsynced)
         return MemoryLedger(self.points, self.disk, keep_unsynced=self.keep_unsynced)
+
+    def turn(self, mend: Callable[[], object] | None = None) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def start(self, entry: Entry, *, durable: bool) -> None:
         self.points("before start")
@@ -139,13 +144,30 @@ class CrashingDirectory(SpecDirectory):
         return deleted
 
 
+class CrashingMetadata(MetadataDirectory):
+    """The real metadata files, with moments to die around each change."""
+
+    points: Points
+
+    def _write(self, path: Path, data: bytes, *, in_place: bool) -> None:
+        self.points("before metadata")
+        super()._write(path, data, in_place=in_place)
+        self.points("after metadata")
+
+    def delete(self, uid: str) -> bool:
+        self.points("before metadata goes")
+        deleted = super().delete(uid)
+        self.points("after metadata goes")
+        return deleted
+
+
 class PartitionParameters(msgspec.Struct, forbid_unknown_fields=True):
     size: int
     fail: bool = False
 
 
 class Partitions:
-    """A vendor set-up whose effect outlives the agent: partitions made on devices."""
+    """A vendor set-up whose effect outlives the agent: partitions made on devices. For GPUs only, and at most of 7."""
 
     kind = ("config.dra-agent.internal/v1", "Partition")
     parameters = PartitionParameters
@@ -153,45 +175,64 @@ class Partitions:
     def __init__(self, points: Points, hardware: dict[str, str]) -> None:
         self.points = points
         self.hardware = hardware
+        """Which claim has a partition, by the key of the device."""
         self.calls: list[str] = []
+        self.seen: list[SetupDevice] = []
+        self.defaults: dict[str, PartitionParameters] = {}
+        """By device name: what is set up unasked."""
+        self.generation = 0
+        """Changes with every reset of the hardware."""
 
-    def set_up(self, uid: str, devices: Sequence[Device], parameters: Any, previous: Any) -> SetupOutcome:
+    def default(self, device: Device) -> msgspec.Struct | None:
+        return self.defaults.get(device.name)
+
+    def check(self, device: Device, parameters: Any) -> None:
+        if device.family != "gpu":
+            raise UnsuitableError(f"kind: a {device.family} has no partitions")
+        if parameters.size > 7:
+            raise PermanentError("size: at most 7", todo="ask for less")
+
+    def set_up(self, uid: str, devices: Sequence[SetupDevice], parameters: Any, previous: Any) -> SetupOutcome:
         self.calls.append("set_up")
+        self.seen = list(devices)
         edits = {}
-        for device in devices:
-            owner = self.hardware.setdefault(device.name, uid)
-            assert owner == uid, f"{device.name} is partitioned for {owner} and {uid}"
-            self.points(f"partition made on {device.name}")
+        for item in devices:
+            owner = self.hardware.setdefault(item.key, uid)
+            assert owner == uid, f"{item.key} is partitioned for {owner} and {uid}"
+            self.points(f"partition made on {item.key}")
             if parameters.fail:
-                raise RetryableError("no room for the partition", where=device.name)
-            edits[device.name] = ContainerEdits(env=(f"PARTITION={parameters.size}",))
-        return SetupOutcome({"size": parameters.size}, edits)
+                raise RetryableError("no room for the partition", where=item.key)
+            edits[item.key] = ContainerEdits(env=(f"PARTITION={parameters.size}",))
+        return SetupOutcome({"size": parameters.size, "generation": self.generation}, edits)
 
-    def tear_down(self, uid: str, devices: Sequence[str], record: Any) -> None:
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any) -> None:
         self.calls.append("tear_down")
-        assert record == {"size": record["size"]}
-        self._remove(uid, devices)
+        assert record == {"size": record["size"], "generation": self.generation}
+        self._remove(uid, keys)
 
-    def roll_back(self, uid: str, devices: Sequence[str], parameters: Any) -> None:
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: Any) -> None:
         self.calls.append("roll_back")
-        self._remove(uid, devices)
+        self._remove(uid, keys)
 
-    def _remove(self, uid: str, devices: Sequence[str]) -> None:
-        for name in devices:
-            if self.hardware.get(name) == uid:
-                self.points(f"partition goes from {name}")
-                del self.hardware[name]
+    def _remove(self, uid: str, keys: Sequence[str]) -> None:
+        for key in keys:
+            if self.hardware.get(key) == uid:
+                self.points(f"partition goes from {key}")
+                del self.hardware[key]
 
 
 class World:
     """One host with eight GPUs, and an agent on it that can be killed and started again."""
 
-    def __init__(self, root: Path, gpus: int = 8) -> None:
+    def __init__(self, root: Path, gpus: int = 8, *, metadata: bool | None = None) -> None:
+        self.metadata_dir = root / "plugins" / DRIVER / "dra-device-metadata"
+        self.metadata_enabled = metadata
         self.host = Host(sysfs=root / "sys", dev=root / "dev", proc=root / "proc")
         self.cdi = root / "cdi"
         self.points = Points()
         self.hardware: dict[str, str] = {}
         self.partitions = Partitions(self.points, self.hardware)
+        self.more_setups: list[VendorSetup] = []
         self.devices: dict[str, Device] = {}
         (self.host.dev / "dri").mkdir(parents=True, exist_ok=True)
         (self.host.dev / "kfd").touch()
@@ -208,7 +249,11 @@ class World:
     def start(self) -> None:
         self.specs = CrashingDirectory(self.cdi, DRIVER)
         self.specs.points = self.points
-        setups: list[VendorSetup] = [self.partitions]
+        setups: list[VendorSetup] = [self.partitions, *self.more_setups]
+        self.metadata: CrashingMetadata | None = None
+        if self.metadata_enabled is not None:
+            self.metadata = CrashingMetadata(self.metadata_dir, DRIVER, enabled=self.metadata_enabled)
+            self.metadata.points = self.points
         self.preparer = Preparer(
             DRIVER,
             self.ledger,
@@ -216,6 +261,7 @@ class World:
             lambda pool, name: self.devices.get(name) if pool == POOL else None,
             recipes=Recipes(self.host, directories=[self.cdi]),
             setups=setups,
+            metadata=self.metadata,
         )
 
     def crash_and_restart(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from dra_agent.cdi.metadata import POD_CLAIM_ANNOTATION, is_label
 from dra_agent.cdi.names import check_uid
 from dra_agent.errors import PermanentError, RetryableError
 
@@ -19,6 +20,7 @@ class _Metadata(msgspec.Struct, rename="camel"):
     uid: str
     name: str
     namespace: str = "default"
+    annotations: dict[str, str] | None = None
 
 
 class _Result(msgspec.Struct, rename="camel"):
@@ -104,6 +106,8 @@ class Allocation:
     name: str
     devices: tuple[AllocatedDevice, ...]
     config: tuple[ConfigEntry, ...]
+    pod_claim_name: str | None = None
+    """What its pod calls the claim, where it was made from a template."""
 
     def __str__(self) -> str:
         return f"claim {self.namespace}/{self.name}"
@@ -134,7 +138,16 @@ def read(claim: Mapping[str, Any], driver: str) -> Allocation:
     )
     where = f"claim {metadata.namespace}/{metadata.name}"
     held = _grouped([result for result in devices.results or () if result.driver == driver], where)
-    return Allocation(metadata.uid, metadata.namespace, metadata.name, held, config)
+    pod_claim_name = (metadata.annotations or {}).get(POD_CLAIM_ANNOTATION, "")
+    return Allocation(
+        metadata.uid,
+        metadata.namespace,
+        metadata.name,
+        held,
+        config,
+        # Anybody may write an annotation; this one becomes part of a path.
+        pod_claim_name if is_label(pod_claim_name) else None,
+    )
 
 
 def _grouped(results: Iterable[_Result], where: str) -> tuple[AllocatedDevice, ...]:

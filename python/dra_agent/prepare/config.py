@@ -1,73 +1,76 @@
-"""Configuration that claims and classes carry for this driver: decoded strictly, and given to devices in order.
+"""Configuration that claims and classes carry for this driver: decoded strictly, with the field that is wrong.
 
 Which kinds there are is said by the vendor set-ups that the agent was started with; none of them is known here.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from dra_agent.errors import PermanentError
-from dra_agent.prepare.allocation import AllocatedDevice, Allocation, ConfigEntry
-from dra_agent.prepare.setup import VendorSetup
+from dra_agent.prepare.setup import Kind, VendorSetup
 
-Kind = tuple[str, str]
-"""apiVersion and kind."""
-
-
-@dataclass(frozen=True, slots=True)
-class SetupStep:
-    """One vendor set-up that a claim asks for, with the devices that it is for."""
-
-    setup: VendorSetup
-    parameters: msgspec.Struct
-    raw_parameters: Any
-    """As the claim has them, to be kept in the ledger."""
-    devices: tuple[AllocatedDevice, ...]
+_PATH = re.compile(r" - at `\$(.*)`$")
+_NAMED = re.compile(r"(?:Object contains unknown|Object missing required) field `(.*?)`")
 
 
-def plan(allocation: Allocation, setups: Mapping[Kind, VendorSetup]) -> tuple[SetupStep, ...]:
-    """Decide what to set up for a claim; PermanentError names the field of what is not understood.
+class ConfigurationError(PermanentError):
+    """Configuration that is not understood, and where: `field` is the path of what is wrong."""
 
-    Where several entries of a kind are for one device the last one wins: the class's come before the claim's own.
+    def __init__(self, field: str, reason: str, *, where: str | None = None, todo: str | None = None) -> None:
+        self.field = field.lstrip(".")
+        self.reason = reason
+        super().__init__(f"{self.field}: {reason}" if self.field else reason, where=where, todo=todo)
+
+
+def decode(
+    parameters: Any, setups: Mapping[Kind, VendorSetup], *, field: str, where: str | None = None
+) -> tuple[VendorSetup, msgspec.Struct]:
+    """Find the set-up that opaque parameters ask for, and its parameters; ConfigurationError names the field.
+
+    `field` is the path of the parameters themselves, empty where they stand alone, `where` the object that has them.
     """
-    decoded = [(entry, *_decode(entry, setups, str(allocation))) for entry in allocation.config]
-    devices_of: dict[int, list[AllocatedDevice]] = {}
-    for device in allocation.devices:
-        winners: dict[Kind, int] = {}
-        for index, (entry, setup, _) in enumerate(decoded):
-            if entry.applies_to(device.results):
-                winners[setup.kind] = index
-        for index in winners.values():
-            devices_of.setdefault(index, []).append(device)
-    return tuple(
-        SetupStep(decoded[index][1], decoded[index][2], decoded[index][0].parameters, tuple(devices))
-        for index, devices in sorted(devices_of.items())
-    )
-
-
-def _decode(entry: ConfigEntry, setups: Mapping[Kind, VendorSetup], claim: str) -> tuple[VendorSetup, msgspec.Struct]:
-    field = f"{entry.field}.opaque.parameters"
-    if not isinstance(entry.parameters, Mapping):
-        raise PermanentError(f"{field} is not an object", where=claim, todo="give apiVersion, kind and the settings")
-    settings = dict(entry.parameters)
+    if not isinstance(parameters, Mapping):
+        raise ConfigurationError(field, "is not an object", where=where, todo="give apiVersion, kind and the settings")
+    settings = dict(parameters)
     kind = (settings.pop("apiVersion", None), settings.pop("kind", None))
     for name, value in zip(("apiVersion", "kind"), kind, strict=True):
         if not isinstance(value, str):
-            raise PermanentError(f"{field}.{name} is missing or no text", where=claim, todo="say which kind of set-up")
+            raise ConfigurationError(
+                f"{field}.{name}", "is missing or no text", where=where, todo="say which kind of set-up"
+            )
     setup = setups.get(kind)
     if setup is None:
         known = ", ".join(sorted(f"{name} of {version}" for version, name in setups)) or "none"
-        raise PermanentError(
-            f"{field}.kind: {kind[1]!r} of {kind[0]!r} is not known to this agent",
-            where=claim,
+        raise ConfigurationError(
+            f"{field}.kind",
+            f"{kind[1]!r} of {kind[0]!r} is not known to this agent",
+            where=where,
             todo=f"remove it from the claim or its class; known kinds: {known}",
         )
     try:
         return setup, msgspec.convert(settings, setup.parameters)
     except msgspec.ValidationError as error:
-        raise PermanentError(f"{field}: {error}", where=claim, todo="correct the settings") from error
+        path, reason = _wrong(error)
+        raise ConfigurationError(f"{field}{path}", reason, where=where, todo="correct the settings") from error
+
+
+def _wrong(error: msgspec.ValidationError) -> tuple[str, str]:
+    """Take apart what a strict decoder says: the path of the field (".limits.memory"), and what is wrong with it."""
+    text = str(error)
+    found = _PATH.search(text)
+    path = found[1] if found else ""
+    text = _PATH.sub("", text)
+    if named := _NAMED.match(text):
+        path = f"{path}.{named[1]}"
+        text = "no such field" if "unknown" in named[0] else "is missing"
+    return path, f"{text[:1].lower()}{text[1:]}"
+
+
+def without_kind(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the settings alone, as a set-up's Struct has them."""
+    return {key: value for key, value in parameters.items() if key not in {"apiVersion", "kind"}}

@@ -6,6 +6,7 @@ It keeps nothing: every call goes to the native ledger, and may wait for the dis
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -15,8 +16,10 @@ import msgspec
 from dra_agent import _native
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.prepare.ports import DeviceHeldError, Entry
+from dra_agent.prepare.turns import WAIT, Since, Turns
 
 _T = TypeVar("_T")
+_ALONE = nullcontext()
 
 
 class LedgerDamage(msgspec.Struct, frozen=True):
@@ -76,14 +79,22 @@ class LedgerReport(msgspec.Struct, frozen=True):
 
 
 class JournalLedger:
-    """The durable ledger of one state directory; safe to use from several threads, open in one process at a time."""
+    """The durable ledger of one state directory; safe to use from several threads."""
 
-    def __init__(self, state_dir: Path, boot_id: str) -> None:
+    def __init__(self, state_dir: Path, boot_id: str, *, shared_as: str | None = None) -> None:
         """Open it, and make it where there is none.
 
-        RetryableError where it cannot be read or made, PermanentError where another process has it.
+        With `shared_as`, the name of this agent among several, others may have it open too, all of them so; what is
+        read outside a turn is then what was true in this process's last one.
+        RetryableError where it cannot be read or made, PermanentError where another process has it and does not share.
         """
-        self._native = _raising(lambda: _native.Ledger.open(str(state_dir), boot_id))
+        folder = str(state_dir)
+        if shared_as is None:
+            self._native = _raising(lambda: _native.Ledger.open(folder, boot_id))
+            self._turns = None
+        else:
+            self._native = _raising(lambda: _native.Ledger.open_shared(folder, boot_id, shared_as, WAIT))
+            self._turns = Turns(_Turnstile(self._native))
 
     def __enter__(self) -> JournalLedger:
         return self
@@ -96,6 +107,14 @@ class JournalLedger:
     def close(self) -> None:
         """Let another process have it; what is held stays held."""
         self._native.close()
+
+    def turn(self, mend: Callable[[], object] | None = None) -> AbstractContextManager[None]:
+        """Be the one process that changes the ledger, and what belongs to it; nothing to wait for where none shares it.
+
+        `mend` is called first where another agent ended in the midst of its turn. RetryableError names the agent that
+        does not give its turn back.
+        """
+        return _ALONE if self._turns is None else self._turns.hold(mend)
 
     def start(self, entry: Entry, *, durable: bool) -> None:
         """Take the devices for a claim; DeviceHeldError names the claim that has one already."""
@@ -132,8 +151,23 @@ class JournalLedger:
 
         For a quiet moment, so that no claim waits for it.
         """
-        if _raising(lambda: self._native.compaction_due):
-            _raising(self._native.compact)
+        with self.turn():
+            if _raising(lambda: self._native.compaction_due):
+                _raising(self._native.compact)
+
+
+class _Turnstile:
+    def __init__(self, native: _native.Ledger) -> None:
+        self._native = native
+
+    def take(self, wait: float) -> Since:
+        return _raising(lambda: self._native.take_turn(wait))
+
+    def give(self) -> None:
+        _raising(self._native.give_turn)
+
+    def wanted(self) -> bool:
+        return self._native.turn_wanted
 
 
 def _raising(call: Callable[[], _T]) -> _T:

@@ -6,6 +6,7 @@ A protocol, so that tests can stand in a ledger that crashes where they want it 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import msgspec
@@ -49,6 +50,13 @@ class Ledger(Protocol):
 
     Raises RetryableError where the disk refuses; nothing has changed then.
     """
+
+    def turn(self, mend: Callable[[], object] | None = None) -> AbstractContextManager[None]:
+        """Keep other agents on the same ledger out; everything that changes a claim happens inside.
+
+        `mend` is called first where another agent ended in the midst of its turn.
+        """
+        ...
 
     def start(self, entry: Entry, *, durable: bool) -> None:
         """Take the devices for a claim; DeviceHeldError names the claim that has one already.

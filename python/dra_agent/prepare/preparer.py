@@ -1,40 +1,49 @@
 """Preparing and unpreparing one claim, in an order that a crash at any point leaves repairable.
 
-Prepare: take the devices in the ledger → vendor set-up → CDI spec → complete in the ledger (the one sync) → answer.
-Unprepare: remove the CDI spec → undo the set-up → release in the ledger. What a crash leaves is mended by `recovery`.
+Prepare: take the devices in the ledger → vendor set-up → metadata files, where wanted → CDI spec → complete in the
+ledger (the one sync) → answer. Unprepare: remove the CDI spec and the files → undo the set-up → release in the ledger.
+What a crash leaves is mended by `recovery`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import msgspec
 
 from dra_agent.cdi.claim import ClaimedDevice, ClaimSpec, compose
 from dra_agent.cdi.directory import SpecDirectory
+from dra_agent.cdi.metadata_files import MetadataDirectory
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.cdi.names import check_uid
-from dra_agent.cdi.recipes import DeviceEdits, Recipes
+from dra_agent.cdi.recipes import Recipes
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.inventory.device import Device
 from dra_agent.prepare import allocation as allocations
 from dra_agent.prepare import record as records
 from dra_agent.prepare.allocation import Allocation
-from dra_agent.prepare.config import Kind, SetupStep, plan
+from dra_agent.prepare.describe import Description, describe
 from dra_agent.prepare.locks import NamedLocks
+from dra_agent.prepare.plan import plan
 from dra_agent.prepare.ports import Entry, Ledger, Lookup
-from dra_agent.prepare.record import ClaimRecord, DeviceRecord, SetupRecord
+from dra_agent.prepare.record import ClaimRecord, DeviceRecord
 from dra_agent.prepare.recovery import look, recover
 from dra_agent.prepare.result import PreparedDevice, RecoveryReport
-from dra_agent.prepare.setup import VendorSetup
+from dra_agent.prepare.setup import Kind, Remembering, VendorSetup
+from dra_agent.prepare.steps import repeat, run
 from dra_agent.prepare.undo import undo
 
 log = logging.getLogger(__name__)
 
 STARTED = "started"
 COMPLETED = "completed"
+
+Took = Callable[[str, float], None]
+"""Takes note of a phase and its seconds; called on the thread that prepares."""
 
 
 class Preparer:
@@ -49,13 +58,18 @@ class Preparer:
         *,
         recipes: Recipes,
         setups: Iterable[VendorSetup] = (),
+        metadata: MetadataDirectory | None = None,
+        took: Took = lambda phase, seconds: None,
     ) -> None:
+        """`took` is told how long the parts of preparing took: lock, ledger, setup, cdi."""
         self.driver = driver
         self._ledger = ledger
         self._specs = specs
         self._lookup = lookup
         self._recipes = recipes
         self._setups: Mapping[Kind, VendorSetup] = {setup.kind: setup for setup in setups}
+        self._metadata = metadata
+        self._took = took
         # Two sets of locks, always taken in this order: a claim's own, then those of its devices.
         self._claims = NamedLocks()
         self._devices = NamedLocks()
@@ -67,16 +81,17 @@ class Preparer:
         RetryableError: the same claim may succeed later; PermanentError: not before it is changed.
         """
         allocation = allocations.read(claim, self.driver)
-        steps = plan(allocation, self._setups)
         if not allocation.devices:
             return []
-        with self._claims.hold([allocation.uid]), self._devices.hold(_lock_names(allocation)):
+        began = time.perf_counter()
+        with self._turn(), self._claims.hold([allocation.uid]), self._devices.hold(_lock_names(allocation)):
+            self._took("lock", time.perf_counter() - began)
             entry = self._ledger.get(allocation.uid)
             if entry is not None and entry.state == STARTED:
                 self._undo(entry)  # an earlier try that could not be undone at the time
                 entry = None
             if entry is None:
-                return self._first_time(allocation, steps)
+                return self._first_time(allocation)
             return self._again(entry, allocation)
 
     def prepare_many(self, claims: Sequence[Mapping[str, Any]]) -> dict[str, list[PreparedDevice] | AgentError]:
@@ -101,10 +116,11 @@ class Preparer:
         RetryableError where the disk or a vendor's library refuses: the claim then still holds its devices.
         """
         check_uid(uid)
-        with self._claims.hold([uid]):
+        with self._turn(), self._claims.hold([uid]):
             entry = self._ledger.get(uid)
             if entry is None:
-                return self._specs.delete(uid)
+                known = self._specs.delete(uid)
+                return (self._metadata is not None and self._metadata.delete(uid)) or known
             with self._devices.hold(f"{device.pool}/{device.device}" for device in entry.devices):
                 self._undo(entry)
         log.info("claim unprepared", extra={"claim": uid})
@@ -112,7 +128,8 @@ class Preparer:
 
     def recover(self) -> RecoveryReport:
         """Mend at start what a crash left; to be called once, with the inventory taken, before any claim comes."""
-        return recover(self._ledger, self._specs, self._undo, self._rebuild)
+        with self._ledger.turn(lambda: None):
+            return self._recover()
 
     def mend(self) -> RecoveryReport:
         """Look at every prepared claim while the agent runs, and write again what others removed or changed.
@@ -122,47 +139,60 @@ class Preparer:
         """
         return look(self._ledger.entries(), self._mend_one)
 
+    def _turn(self) -> AbstractContextManager[None]:
+        """A turn comes before every lock: whoever holds a lock must never wait for one."""
+        return self._ledger.turn(self._recover)
+
+    def _recover(self) -> RecoveryReport:
+        report = recover(self._ledger, self._specs, self._undo, self._rebuild, self._metadata)
+        return msgspec.structs.replace(report, problems=(*report.problems, *self._forget_others()))
+
+    def _forget_others(self) -> list[str]:
+        """Have set-ups undo what they did for claims that nobody knows any more: the ledger was lost."""
+        known = {entry.uid for entry in self._ledger.entries()}
+        problems = []
+        for setup in self._setups.values():
+            if isinstance(setup, Remembering):
+                try:
+                    setup.keep_only(known)
+                except AgentError as error:
+                    problems.append(str(error))
+        return problems
+
     def _mend_one(self, entry: Entry) -> bool | None:
-        with self._claims.hold([entry.uid]), self._devices.hold(f"{d.pool}/{d.device}" for d in entry.devices):
+        devices = {f"{device.pool}/{device.device}" for device in entry.devices}
+        with self._turn(), self._claims.hold([entry.uid]), self._devices.hold(devices):
             now = self._ledger.get(entry.uid)
             if now is None or now.state == STARTED:
                 return None  # released meanwhile, or to be undone by the next try
             return self._rebuild(now)[1]
 
-    def _first_time(self, allocation: Allocation, steps: tuple[SetupStep, ...]) -> list[PreparedDevice]:
+    def _first_time(self, allocation: Allocation) -> list[PreparedDevice]:
         devices = {(item.pool, item.device): self._find(item.pool, item.device) for item in allocation.devices}
+        steps = plan(allocation, devices, self._setups)
         record = records.of_allocation(allocation, steps)
         # Where nothing is set up, a device that cannot be used is found out before anything is written.
         spec = None if steps else self._compose(allocation, record, {})
         held = records.held_devices(allocation, devices)
         entry = Entry(allocation.uid, allocation.namespace, allocation.name, held, STARTED, msgspec.to_builtins(record))
-        self._ledger.start(entry, durable=bool(steps))
+        with self._timed("ledger"):
+            self._ledger.start(entry, durable=bool(steps))
         try:
             if spec is None:
-                outcomes = [
-                    step.setup.set_up(
-                        allocation.uid,
-                        [devices[item.pool, item.device] for item in step.devices],
-                        step.parameters,
-                        None,
-                    )
-                    for step in steps
-                ]
-                done = zip(record.setups, outcomes, strict=True)
-                record = msgspec.structs.replace(
-                    record, setups=tuple(_done(setup, outcome.record) for setup, outcome in done)
-                )
-                spec = self._compose(allocation, record, _merged(outcome.edits for outcome in outcomes))
+                with self._timed("setup"):
+                    record, edits = run(allocation.uid, steps, record)
+                spec = self._compose(allocation, record, edits)
             record = _with_ids(record, spec)
-            self._specs.ensure(allocation.uid, spec.data)
-            self._ledger.complete(allocation.uid, msgspec.to_builtins(record))
+            self._write(allocation, record, spec)
+            with self._timed("ledger"):
+                self._ledger.complete(allocation.uid, msgspec.to_builtins(record))
         except Exception:
             self._try_to_undo(entry)
             raise
-        log.info("claim prepared", extra={"claim": allocation.uid, "devices": [item.device for item in record.devices]})
-        for item, notes in zip(record.devices, spec.notes, strict=True):
-            for note in notes:
-                log.info("a container will miss something", extra={"device": item.device, "note": note})
+        told: dict[str, Any] = {"claim": allocation.uid, "devices": [item.device for item in record.devices]}
+        if missing := list(dict.fromkeys(note for notes in spec.notes for note in notes)):
+            told["missing"] = missing
+        log.info("claim prepared", extra=told)
         return _answer(record, spec)
 
     def _again(self, entry: Entry, allocation: Allocation) -> list[PreparedDevice]:
@@ -173,29 +203,45 @@ class Preparer:
             )
         spec, mended = self._rebuild(entry)
         if mended:
-            log.warning("CDI spec was missing or changed, and was written again", extra={"claim": entry.uid})
+            log.warning(
+                "CDI spec or metadata was missing or changed, and was written again", extra={"claim": entry.uid}
+            )
         record = _with_ids(self._record(entry), spec)
         return _answer(record, spec)
 
     def _rebuild(self, entry: Entry) -> tuple[ClaimSpec, bool]:
         """Make a completed claim's spec be what it has to be now; True where it had to be written."""
-        record = self._record(entry)
-        edits: list[Mapping[str, ContainerEdits]] = []
-        pools = {item.device: item.pool for item in record.devices}
-        for step in record.setups:
-            setup = self._setup(entry, step)
-            parameters = {key: value for key, value in step.parameters.items() if key not in {"apiVersion", "kind"}}
-            devices = [self._find(pools[name], name) for name in step.devices]
-            outcome = setup.set_up(
-                entry.uid, devices, msgspec.convert(parameters, setup.parameters), previous=step.record
-            )
-            edits.append(outcome.edits)
+        recorded = self._record(entry)
+        record, edits = repeat(entry, recorded, self._setups, self._find)
+        if record != recorded:
+            # Before the spec: who undoes the claim must know what was made for it.
+            self._ledger.complete(entry.uid, msgspec.to_builtins(record))
         claim = Allocation(entry.uid, entry.namespace, entry.name, (), ())
-        spec = self._compose(claim, record, _merged(edits))
-        return spec, self._specs.ensure(entry.uid, spec.data)
+        spec = self._compose(claim, record, edits)
+        return spec, self._write(claim, record, spec)
+
+    def _write(self, claim: Allocation, record: ClaimRecord, spec: ClaimSpec) -> bool:
+        """Put in place what containers are given, files before the spec that mounts them; True where any was not."""
+        with self._timed("cdi"):
+            described = self._describe(claim, record)
+            written = described is not None and described.write()
+            return self._specs.ensure(claim.uid, spec.data) or written
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._took(phase, time.perf_counter() - began)
+
+    def _describe(self, claim: Allocation, record: ClaimRecord) -> Description | None:
+        if self._metadata is None or not self._metadata.enabled:
+            return None
+        return describe(self._metadata, claim, record, self._find)
 
     def _undo(self, entry: Entry) -> None:
-        undo(entry, self._ledger, self._specs, self._setups)
+        undo(entry, self._ledger, self._specs, self._setups, self._metadata)
 
     def _try_to_undo(self, entry: Entry) -> None:
         try:
@@ -206,14 +252,16 @@ class Preparer:
             )
 
     def _compose(self, claim: Allocation, record: ClaimRecord, extra: Mapping[str, ContainerEdits]) -> ClaimSpec:
-        held = [self._claimed(item, extra.get(item.device)) for item in record.devices]
+        held = [self._claimed(item, extra.get(item.key)) for item in record.devices]
+        if (described := self._describe(claim, record)) is not None:
+            held = described.mounted(held)
         return compose(self.driver, claim.uid, claim.namespace, claim.name, held)
 
     def _claimed(self, item: DeviceRecord, extra: ContainerEdits | None) -> ClaimedDevice:
         device = self._find(item.pool, item.device)
         edits = self._recipes.edits(device)
         if extra is not None:
-            edits = DeviceEdits(edits.own.merged(extra), edits.common, edits.foreign_ids, edits.notes)
+            edits = edits.with_setup(extra)
         return ClaimedDevice(device, edits, item.requests, item.share_id, item.consumed_capacity)
 
     def _find(self, pool: str, name: str) -> Device:
@@ -236,31 +284,9 @@ class Preparer:
             )
         return record
 
-    def _setup(self, entry: Entry, step: SetupRecord) -> VendorSetup:
-        setup = self._setups.get((step.api_version, step.kind))
-        if setup is None:
-            raise PermanentError(
-                f"its set-up {step.kind!r} of {step.api_version!r} is not known to this agent",
-                where=f"claim {entry.namespace}/{entry.name} ({entry.uid})",
-                todo="run the agent with the settings that it was prepared with",
-            )
-        return setup
-
 
 def _lock_names(allocation: Allocation) -> list[str]:
     return [f"{item.pool}/{item.device}" for item in allocation.devices]
-
-
-def _done(setup: SetupRecord, record: Any) -> SetupRecord:
-    return msgspec.structs.replace(setup, done=True, record=record)
-
-
-def _merged(parts: Iterable[Mapping[str, ContainerEdits]]) -> dict[str, ContainerEdits]:
-    merged: dict[str, ContainerEdits] = {}
-    for part in parts:
-        for device, edits in part.items():
-            merged[device] = merged.get(device, ContainerEdits()).merged(edits)
-    return merged
 
 
 def _with_ids(record: ClaimRecord, spec: ClaimSpec) -> ClaimRecord:

@@ -11,8 +11,9 @@ import msgspec
 
 from dra_agent.inventory.device import Device
 from dra_agent.prepare.allocation import AllocatedDevice, Allocation
-from dra_agent.prepare.config import SetupStep
+from dra_agent.prepare.plan import SetupStep
 from dra_agent.prepare.ports import Entry, HeldDevice
+from dra_agent.prepare.setup import key_of
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -25,6 +26,13 @@ class DeviceRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     admin_access: bool = False
     consumed_capacity: dict[str, str] = {}
     cdi_device_ids: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+    """Requests as the allocation names them, where that is with a subrequest ("gpus/h100"); else empty."""
+
+    @property
+    def key(self) -> str:
+        """Name it among the devices of its claim, as set-ups do."""
+        return key_of(self.device, self.share_id)
 
 
 class SetupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -33,6 +41,7 @@ class SetupRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     api_version: str
     kind: str
     devices: tuple[str, ...]
+    """Keys of devices; the name of one that is no share."""
     parameters: Any = None
     done: bool = False
     record: Any = None
@@ -43,6 +52,7 @@ class ClaimRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     devices: tuple[DeviceRecord, ...] = ()
     setups: tuple[SetupRecord, ...] = ()
+    pod_claim_name: str | None = None
 
 
 def of_allocation(allocation: Allocation, steps: tuple[SetupStep, ...]) -> ClaimRecord:
@@ -56,13 +66,15 @@ def of_allocation(allocation: Allocation, steps: tuple[SetupStep, ...]) -> Claim
                 device.share_id,
                 device.admin_access,
                 dict(device.consumed_capacity or {}),
+                results=device.results if device.results != device.requests else (),
             )
             for device in allocation.devices
         ),
         setups=tuple(
-            SetupRecord(*step.setup.kind, tuple(device.device for device in step.devices), step.raw_parameters)
+            SetupRecord(*step.setup.kind, tuple(device.key for device in step.devices), step.raw_parameters)
             for step in steps
         ),
+        pod_claim_name=allocation.pod_claim_name,
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from dra_agent.cdi.claim import ClaimSpec
 from dra_agent.cdi.directory import SpecDirectory
+from dra_agent.cdi.metadata_files import MetadataDirectory
 from dra_agent.errors import AgentError
 from dra_agent.prepare.ports import Entry, Ledger
 from dra_agent.prepare.result import RecoveryReport
@@ -21,6 +22,7 @@ def recover(
     specs: SpecDirectory,
     undo: Callable[[Entry], None],
     rebuild: Callable[[Entry], tuple[ClaimSpec, bool]],
+    metadata: MetadataDirectory | None = None,
 ) -> RecoveryReport:
     """Undo begun claims, check prepared ones and remove specs of claims that hold nothing; one claim at a time.
 
@@ -41,6 +43,8 @@ def recover(
     try:
         removed.extend(uid for uid in specs.claims() if uid not in known and specs.delete(uid))
         specs.remove_leftovers()
+        if metadata is not None:
+            metadata.keep_only(known)
     except AgentError as error:
         problems.append(str(error))
     report = msgspec.structs.replace(report, removed=tuple(removed), problems=tuple(problems))

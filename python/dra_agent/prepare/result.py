@@ -25,7 +25,7 @@ class RecoveryReport(msgspec.Struct, frozen=True):
     kept: tuple[str, ...] = ()
     """Prepared before, and still whole."""
     rebuilt: tuple[str, ...] = ()
-    """Prepared before; the CDI spec was missing or had been changed, and was written again."""
+    """Prepared before; the CDI spec or a metadata file was missing or had been changed, and was written again."""
     rolled_back: tuple[str, ...] = ()
     """Begun and not finished: undone, the devices are free."""
     removed: tuple[str, ...] = ()

@@ -1,0 +1,42 @@
+"""Reading a ledger that an agent may have open: from a copy, because opening one mends it and locks others out."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from dra_agent.errors import RetryableError
+from dra_agent.prepare.ledger import JournalLedger, LedgerReport
+from dra_agent.prepare.ports import Entry
+
+TRIES = 5
+PAUSE = 0.05
+"""Seconds between tries: a journal that is being replaced by a snapshot is there again at once."""
+
+
+def read_copy(state_dir: Path) -> tuple[list[Entry], LedgerReport] | None:
+    """Read the claims, and what the ledger says of itself; None where there is none. Changes nothing.
+
+    RetryableError where it cannot be read.
+    """
+    source = state_dir / "ledger"
+    for attempt in range(TRIES):
+        try:
+            if not source.exists():
+                return None
+            return _read(source)
+        except (OSError, shutil.Error) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            if isinstance(error, PermissionError) or attempt + 1 == TRIES:
+                raise RetryableError(f"cannot be read: {reason}", where=str(source), todo="try as root") from error
+            time.sleep(PAUSE)
+    raise AssertionError
+
+
+def _read(source: Path) -> tuple[list[Entry], LedgerReport]:
+    with tempfile.TemporaryDirectory(prefix="dra-agent-ledger-") as directory:
+        shutil.copytree(source, Path(directory) / "ledger")
+        with JournalLedger(Path(directory), "copy") as ledger:
+            return ledger.entries(), ledger.report

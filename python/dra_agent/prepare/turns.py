@@ -1,0 +1,129 @@
+"""Turns on a ledger that several agents have open: one turn of this process serves everything it does at the time.
+
+Who comes first takes the turn, who goes last gives it back. While another process waits for its own turn, nobody joins
+one that has lasted a second, so that neither process can keep the other waiting for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal, Protocol
+
+from dra_agent.errors import AgentError, RetryableError
+
+log = logging.getLogger(__name__)
+
+WAIT = 30.0
+"""Seconds to wait for another agent: below the 45 s that the kubelet waits for an answer."""
+SHARED_FOR = 1.0
+"""Seconds after which a turn is no longer joined while another process waits."""
+
+Since = Literal["nothing", "turns", "abandoned"]
+
+
+class Turnstile(Protocol):
+    """What keeps processes apart; the native ledger is one."""
+
+    def take(self, wait: float) -> Since:
+        """Wait for this process's turn and read what others did; say what happened. RetryableError after `wait`."""
+        ...
+
+    def give(self) -> None:
+        """Let another process have its turn."""
+        ...
+
+    def wanted(self) -> bool:
+        """Tell whether another process waits."""
+        ...
+
+
+class Turns:
+    """The turns of this process; safe to use from several threads."""
+
+    def __init__(self, turnstile: Turnstile, clock: Callable[[], float] = time.monotonic) -> None:
+        self._turnstile = turnstile
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._state: Literal["outside", "passing", "inside"] = "outside"
+        self._inside = 0
+        self._closes = 0.0
+        self._abandoned = False
+
+    @contextmanager
+    def hold(self, mend: Callable[[], object] | None = None) -> Iterator[None]:
+        """Be inside a turn; `mend` is called first, alone, where another process ended in the midst of its own.
+
+        RetryableError names the agent that does not give its turn back.
+        """
+        self._enter(mend)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _enter(self, mend: Callable[[], object] | None) -> None:
+        deadline = self._clock() + WAIT
+        with self._changed:
+            while self._state != "outside":
+                if self._state == "inside" and self._open() and not (self._abandoned and mend):
+                    self._inside += 1
+                    return
+                if not self._changed.wait(max(0.0, deadline - self._clock())):
+                    raise RetryableError(
+                        f"other claims of this agent have been in work for {WAIT:.0f} s, and another agent waits too",
+                        todo="try again; if it stays so, `dra-agent doctor` says what hangs",
+                    )
+            self._state = "passing"
+        self._pass(deadline, mend)
+
+    def _open(self) -> bool:
+        now = self._clock()
+        if now >= self._closes:
+            if self._turnstile.wanted():
+                return False
+            self._closes = now + SHARED_FOR
+        return True
+
+    def _pass(self, deadline: float, mend: Callable[[], object] | None) -> None:
+        taken = False
+        try:
+            since = self._turnstile.take(deadline - self._clock())
+            taken = True
+            if since == "abandoned":
+                log.warning("another agent ended in the midst of its work; what it left is mended")
+                self._abandoned = True
+            if self._abandoned and mend is not None:
+                mend()
+                self._abandoned = False
+        except BaseException:
+            if taken:
+                self._give()
+            self._become("outside")
+            raise
+        self._closes = self._clock() + SHARED_FOR
+        self._inside = 1
+        self._become("inside")
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._inside -= 1
+            if self._inside:
+                return
+            self._state = "passing"
+        self._give()
+        self._become("outside")
+
+    def _give(self) -> None:
+        try:
+            self._turnstile.give()
+        except AgentError as error:  # given back all the same: the next process reads what is on disk, as after a crash
+            log.warning("the turn ended with something unwritten", extra={"reason": str(error)})
+
+    def _become(self, state: Literal["outside", "inside"]) -> None:
+        with self._changed:
+            self._state = state
+            self._changed.notify_all()

@@ -1,0 +1,242 @@
+"""The MIG instances of one GPU: makes what claims hold, destroys what nobody holds, and leaves everybody else's alone.
+
+Every step is noted durably before it is taken, so that a crash between any two of them is finished, or undone, by
+whatever comes next for the GPU. One operation at a time; another GPU's take their own time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from dra_agent.errors import RetryableError
+from dra_agent.inventory.nvidia.library import LostError, UnknownGpuError
+from dra_agent.inventory.nvidia.made import MadeInstance, Note
+from dra_agent.inventory.nvidia.profiles import Placement
+from dra_agent.setup.mig.driver import Compute, GpuDriver, Instance, InUseError, NoRoomError
+from dra_agent.setup.mig.notebook import Notebook
+
+log = logging.getLogger(__name__)
+
+WAIT = 20.0
+"""Seconds that a claim waits for its turn at a GPU: the kubelet asks again after 45."""
+_PATIENCE = 5.0
+"""Seconds for which a step is tried again that something is still in the way of."""
+_PAUSE = 0.25
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A partition that a claim is given."""
+
+    device: str
+    profile: int
+    placement: Placement
+    holder: str
+    """The claim's uid and the device's key in it."""
+    compute_slices: int | None
+    destroy_foreign: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A partition that stands."""
+
+    uuid: str
+    gpu_instance: int
+    compute_instance: int
+    capability_minors: tuple[int, ...]
+
+
+class PartitionedGpu:
+    """One GPU, by its PCI address; safe to use from several threads."""
+
+    def __init__(
+        self, address: str, notebook: Notebook, driver: Callable[[], AbstractContextManager[GpuDriver]]
+    ) -> None:
+        """`driver` is called anew for each operation."""
+        self._address = address
+        self._notebook = notebook
+        self._driver = driver
+        self._turn = threading.Lock()
+
+    def make(self, wanted: Wanted) -> Made:
+        """Make a partition, or find it standing. RetryableError says what is in the way."""
+        with self._alone(), self._driver() as driver:
+            if not driver.mode()[0]:
+                _patiently(lambda: driver.set_mode(True))
+            note = self._notebook.read(self._address)
+            instance = self._clear(driver, note, wanted)
+            held = _held(self._notebook.read(self._address), wanted)
+            self._notebook.write(held)
+            if instance is None:
+                instance = _patiently(lambda: driver.make(wanted.profile, wanted.placement))
+            compute = self._compute(driver, held, instance, wanted)
+            return Made(driver.uuid(compute), instance.id, compute.id, driver.capabilities(instance, compute))
+
+    def release(self, holder: str) -> None:
+        """Let go of what a claim holds here; what nobody holds is destroyed. RetryableError while it is in use."""
+        with self._alone():
+            note = self._notebook.read(self._address)
+            for one in note.instances:
+                if holder not in (*one.holders, one.leaving):
+                    continue
+                others = tuple(name for name in one.holders if name != holder)
+                left = msgspec.structs.replace(one, holders=others, leaving="" if others else holder)
+                note = _with(note, one, left)
+                self._notebook.write(note)
+                if not others:
+                    note = self._finish(note, left)
+
+    def make_whole(self, *, destroy_foreign: bool) -> None:
+        """Switch MIG mode off, so that the GPU can be used as a whole. RetryableError while an instance is there."""
+        with self._alone(), self._driver() as driver:
+            if not driver.mode()[0]:
+                return
+            note = self._notebook.read(self._address)
+            for instance in driver.instances():
+                self._remove(driver, note, instance, destroy_foreign=destroy_foreign)
+            _patiently(lambda: driver.set_mode(False))
+
+    def keep_only(self, known: Callable[[str], bool]) -> None:
+        """Let go of what holders have that nobody knows any more."""
+        with self._alone():
+            note = self._notebook.read(self._address)
+            for one in note.instances:
+                left = msgspec.structs.replace(one, holders=tuple(filter(known, one.holders)))
+                if left != one:
+                    note = _with(note, one, left)
+                    self._notebook.write(note)
+                if not left.holders and not (left.leaving and known(left.leaving)):
+                    note = self._finish(note, left)
+
+    def _finish(self, note: Note, one: MadeInstance) -> Note:
+        """Destroy what nobody holds; gives the note without it."""
+        try:
+            with self._driver() as driver:
+                if driver.mode()[0]:
+                    for instance in driver.instances():
+                        if _noted(note, instance) == one:
+                            _destroy(driver, instance)
+        except (LostError, UnknownGpuError) as error:
+            # Such a GPU comes back by a reset at the earliest, and no instance outlives that.
+            log.warning("instance given up with its GPU", extra={"device": one.device, "reason": str(error)})
+        note = _with(note, one, None)
+        self._notebook.write(note)
+        return note
+
+    def _clear(self, driver: GpuDriver, note: Note, wanted: Wanted) -> Instance | None:
+        """Find the wanted instance standing, or clear its place; what may not go is a RetryableError."""
+        standing = None
+        for instance in driver.instances():
+            if not instance.placement.overlaps(wanted.placement):
+                continue
+            noted = _noted(note, instance)
+            if (
+                noted is not None
+                and noted.device == wanted.device
+                and (noted.holders or noted.leaving == wanted.holder)
+            ):
+                standing = instance
+            else:
+                self._remove(driver, note, instance, destroy_foreign=wanted.destroy_foreign)
+        return standing
+
+    def _remove(self, driver: GpuDriver, note: Note, instance: Instance, *, destroy_foreign: bool) -> None:
+        where = f"GPU {self._address}"
+        what = f"MIG instance {instance.id} (profile {instance.profile} at memory slice {instance.placement.start})"
+        noted = _noted(note, instance)
+        if noted is not None and noted.holders:
+            claims = ", ".join(holder.partition("/")[0] for holder in noted.holders)
+            raise RetryableError(f"{what} is in the way: claim {claims} holds it", where=where, todo="wait for it")
+        if noted is None and not destroy_foreign:
+            raise RetryableError(
+                f"{what} is in the way, and the agent has not made it",
+                where=where,
+                todo=f"destroy it (nvidia-smi mig -dci -gi {instance.id}, nvidia-smi mig -dgi -gi {instance.id}), or "
+                'set foreign = "destroy" in [[inventory.partition]]',
+            )
+        _destroy(driver, instance)
+        if noted is not None:
+            self._notebook.write(_with(self._notebook.read(self._address), noted, None))
+
+    def _compute(self, driver: GpuDriver, note: Note, instance: Instance, wanted: Wanted) -> Compute:
+        computes = driver.computes(instance)
+        if len(computes) == 1 and wanted.compute_slices in (None, computes[0].slices):
+            return computes[0]
+        noted = _noted(note, instance)
+        if computes and noted is not None and noted.holders != (wanted.holder,):
+            others = ", ".join(name.partition("/")[0] for name in noted.holders if name != wanted.holder)
+            raise RetryableError(
+                f"computeSlices: claim {others} shares {wanted.device} with {computes[0].slices}, "
+                f"not {wanted.compute_slices}",
+                where=f"GPU {self._address}",
+                todo="give claims that share a partition the same settings, or wait for it",
+            )
+        for compute in computes:
+            driver.destroy_compute(compute)
+        return driver.make_compute(instance, wanted.compute_slices)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._turn.acquire(timeout=WAIT):
+            raise RetryableError(
+                f"other claims have kept it busy for {WAIT:.0f} s",
+                where=f"GPU {self._address}",
+                todo="try again; `dra-agent doctor` says whether NVML hangs",
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+
+def _noted(note: Note, instance: Instance) -> MadeInstance | None:
+    """Find what is noted of an instance: one place holds no two of a profile."""
+    for one in note.instances:
+        if (one.profile, one.start) == (instance.profile, instance.placement.start):
+            return one
+    return None
+
+
+def _with(note: Note, before: MadeInstance, after: MadeInstance | None) -> Note:
+    others = tuple(one for one in note.instances if one != before)
+    return msgspec.structs.replace(note, instances=others if after is None else (*others, after))
+
+
+def _held(note: Note, wanted: Wanted) -> Note:
+    place = wanted.placement
+    before = next((one for one in note.instances if one.device == wanted.device), None)
+    holders = before.holders if before is not None else ()
+    if before is not None and wanted.holder in holders and not before.leaving:
+        return note
+    holders = tuple(dict.fromkeys((*holders, wanted.holder)))
+    held = MadeInstance(wanted.device, wanted.profile, place.start, place.size, holders)
+    others = tuple(one for one in note.instances if one.device != wanted.device)
+    return msgspec.structs.replace(note, instances=(*others, held))
+
+
+def _destroy(driver: GpuDriver, instance: Instance) -> None:
+    for compute in driver.computes(instance):
+        _patiently(lambda compute=compute: driver.destroy_compute(compute))  # type: ignore[misc]
+    _patiently(lambda: driver.destroy(instance))
+
+
+def _patiently(step: Callable[[], _T]) -> _T:
+    """Try a step again for a while: a container that has just ended lets go of its GPU a moment later."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return step()
+        except (InUseError, NoRoomError):
+            if time.monotonic() + _PAUSE >= end:
+                raise
+        time.sleep(_PAUSE)

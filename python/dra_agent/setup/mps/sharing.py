@@ -1,0 +1,160 @@
+"""GPUs shared through MPS: the daemon comes with the first share, goes with the last, and is watched meanwhile."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from dra_agent.cdi.model import ContainerEdits
+from dra_agent.errors import AgentError, RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory.nvidia.limits import find_mps_control
+from dra_agent.prepare.locks import NamedLocks
+from dra_agent.prepare.setup import SetupDevice
+from dra_agent.setup.mps.clients import Client, Clients, Shared
+from dra_agent.setup.mps.compute_mode import EXCLUSIVE_PROCESS, ComputeMode
+from dra_agent.setup.mps.control import DEADLINE, Control
+from dra_agent.setup.mps.place import Place
+
+log = logging.getLogger(__name__)
+
+
+class MpsSharing:
+    """The daemons of one host; safe to use from several threads."""
+
+    def __init__(self, host: Host, state_dir: Path, modes: ComputeMode, *, deadline: float = DEADLINE) -> None:
+        self._host = host
+        self._state_dir = state_dir
+        self._modes = modes
+        self._deadline = deadline
+        self._clients = Clients(state_dir / "mps")
+        self._gpus = NamedLocks()
+        self._controls: dict[str, Control] = {}
+        self._sick: dict[str, str] = {}
+
+    def join(self, uid: str, item: SetupDevice, client: Client) -> ContainerEdits:
+        """Make a share a client of its GPU's daemon, which is started where it does not run."""
+        device = item.device
+        uuid = device.identity.get("uuid")
+        if uuid is None:
+            raise RetryableError("NVIDIA's driver does not have it now", where=f"device {device.name}")
+        place = self._place(device.name)
+        with self._gpus.hold([device.name]):
+            shared = self._clients.read(device.name)
+            if shared is not None and shared.uuid != uuid:
+                self._end(device.name, shared)  # another GPU has come into its place
+                shared = None
+            if shared is None:
+                whole = "parent" not in device.identity
+                mode = self._modes.get(uuid, device.pci_address) if whole else None
+                shared = Shared(uuid, device.pci_address, mode, {})
+            wanted = msgspec.structs.replace(shared, clients={**shared.clients, f"{uid} {item.key}": client})
+            if wanted != shared:
+                self._clients.write(device.name, wanted)
+            self._stand(device.name, wanted, raised=wanted.largest_mib > shared.largest_mib)
+            self._sick.pop(device.name, None)
+        return place.edits(client.memory_mib, client.percentage)
+
+    def leave(self, uid: str, key: str) -> None:
+        """Take a share out; with the last one the daemon ends and the compute mode is as it was."""
+        device = key.partition("/")[0]
+        with self._gpus.hold([device]):
+            shared = self._clients.read(device)
+            if shared is None:
+                return
+            clients = {name: client for name, client in shared.clients.items() if name != f"{uid} {key}"}
+            left = msgspec.structs.replace(shared, clients=clients)
+            if left != shared:
+                self._clients.write(device, left)
+            if not clients:
+                self._end(device, left)
+
+    def watch(self) -> dict[str, str]:
+        """Look after every daemon: start again what has died, end what nobody uses; gives what fails, by device.
+
+        A daemon that had to be started again is told once: the clients of the dead one have lost their work.
+        """
+        told: dict[str, str] = {}
+        for device in self._clients.devices():
+            try:
+                with self._gpus.hold([device]):
+                    reason = self._look(device)
+            except AgentError as error:
+                reason = str(error)
+            if reason is None:
+                self._sick.pop(device, None)
+                continue
+            told[device] = reason
+            if self._sick.get(device) != reason:
+                log.error("MPS does not run as it should", extra={"device": device, "reason": reason})
+            self._sick[device] = reason
+        for gone in self._sick.keys() - told.keys():
+            self._sick.pop(gone, None)
+        return told
+
+    def _look(self, device: str) -> str | None:
+        shared = self._clients.read(device)
+        if shared is None:
+            return None
+        if not shared.clients:
+            self._end(device, shared)  # a crash came between the last share's end and the daemon's
+            return None
+        if self._control(device, shared.uuid).answers():
+            return None
+        self._stand(device, shared, raised=True)
+        return "its MPS daemon had ended, and was started again: clients of the old one have failed"
+
+    def _stand(self, device: str, shared: Shared, *, raised: bool) -> None:
+        control = self._control(device, shared.uuid)
+        if not control.answers():
+            if shared.compute_mode is not None:
+                self._modes.set(shared.uuid, shared.pci_address, EXCLUSIVE_PROCESS)
+            self._place(device).make()
+            control.start()
+            raised = True
+            log.info("MPS started", extra={"device": device})
+        if raised:
+            control.limit(shared.largest_mib)
+
+    def _end(self, device: str, shared: Shared) -> None:
+        place = self._place(device)
+        if self._program() is not None:
+            self._control(device, shared.uuid).quit()
+        if shared.compute_mode is not None:
+            self._modes.restore(shared.uuid, shared.pci_address, shared.compute_mode)
+        place.remove()
+        self._controls.pop(device, None)
+        self._clients.forget(device)
+        log.info("MPS ended", extra={"device": device})
+
+    def _program(self) -> Path | None:
+        return find_mps_control(self._host)
+
+    def _place(self, device: str) -> Place:
+        return Place.of(self._state_dir, self._host.dev, device)
+
+    def _control(self, device: str, uuid: str) -> Control:
+        known = self._controls.get(device)
+        if known is not None:
+            return known
+        program = self._program()
+        if program is None:
+            raise RetryableError(
+                "nvidia-cuda-mps-control is not on this host any more",
+                where=f"device {device}",
+                todo="install it again, or choose another enforcement in inventory.share",
+            )
+        # A simulated host is not to change this one's mounts.
+        real = self._host.dev == Path("/dev")
+        made = Control(
+            program,
+            self._place(device),
+            uuid,
+            own_shm=real,
+            proc=self._host.proc if real else Path("/proc"),
+            deadline=self._deadline,
+        )
+        self._controls[device] = made
+        return made

@@ -1,0 +1,172 @@
+"""The set-up: what the runtime is to move, the MTU before it does, and everything as it was when it has come back."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dra_agent.cdi.claim import variable
+from dra_agent.cdi.model import ContainerEdits, NetDevice
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory.device import Device
+from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
+from dra_agent.setup.net.before import MOST, Before
+from dra_agent.setup.net.interfaces import Interfaces
+from dra_agent.setup.net.parameters import NicConfig
+from dra_agent.setup.notes import Notes
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 3.0
+"""Seconds for an interface to come back: the kernel takes a network apart after its last process has gone."""
+_LOOK = 0.05
+
+
+class NetworkInterfaces:
+    """Sets interfaces up for containers; safe to use from several threads, as a claim has its NICs for itself."""
+
+    kind: Kind = (API_VERSION, "NicConfig")
+    parameters = NicConfig
+
+    def __init__(self, host: Host, state_dir: Path, *, moves: bool, patience: float = PATIENCE) -> None:
+        """`moves`: the node's container runtime is known to move interfaces (CDI 1.1.0, `netDevices`)."""
+        self._host = host
+        self._moves = moves
+        self._patience = patience
+        self._interfaces = Interfaces(host.sysfs)
+        self._kept = Notes(state_dir / "net", Before, most=MOST)
+
+    def default(self, device: Device) -> None:
+        """Change nothing unasked."""
+
+    def check(self, device: Device, parameters: NicConfig) -> None:
+        """Take NICs that have an interface the host can do without."""
+        if device.family != "nic":
+            raise UnsuitableError(f"kind: {self.kind[1]} is for NICs, not for a {device.family}")
+        if not device.identity.get("ifname"):
+            raise PermanentError(
+                "interface: the device has none on this host", todo="choose another NIC, or none of it"
+            )
+        if "uplink" in device.identity:
+            raise PermanentError("interface: the host itself needs it", todo="choose another NIC")
+        if self._host.net is not None:
+            raise PermanentError(
+                "interface: the agent has a network of its own and can change nothing of the host's",
+                todo="run it as a host service, or with hostNetwork and privileged",
+            )
+        if parameters.interface.name is not None and not self._moves:
+            # A runtime that does not know it passes it over in silence, and the container would lack the interface.
+            raise PermanentError(
+                "interface.name: this node's container runtime is not said to move interfaces",
+                todo="say so with --net-devices where it does (runc 1.4 or later), or leave the name out",
+            )
+
+    def set_up(self, uid: str, devices: Sequence[SetupDevice], parameters: NicConfig, previous: Any) -> SetupOutcome:
+        """Set what is asked for, and have the runtime move the interface; once it is moved, nothing is set any more."""
+        wanted = parameters.interface
+        if wanted.name is not None and len(devices) > 1:
+            names = ", ".join(item.device.name for item in devices)
+            raise PermanentError(
+                f"interface.name: {wanted.name} would be the name of {len(devices)} interfaces ({names})",
+                todo="give each device a request of its own, and each request its configuration",
+            )
+        edits: dict[str, ContainerEdits] = {}
+        record: dict[str, str] = {}
+        for item in devices:
+            before = self._before(uid, item, wanted.name)
+            record[item.key] = before.ifname
+            present = self._interfaces.of(before.address)
+            if wanted.mtu is not None and present is not None and before.ifname in present:
+                self._set_mtu(item.device.name, before.ifname, wanted.mtu)
+            if wanted.name is not None:
+                told = f"DRA_AGENT_DEVICE_{variable(item.device.name)}_IFNAME={wanted.name}"
+                moved = NetDevice(host_interface_name=before.ifname, name=wanted.name)
+                edits[item.key] = ContainerEdits(env=(told,), net_devices=(moved,))
+        return SetupOutcome(record, edits)
+
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any) -> None:
+        """Put each interface back as it was; RetryableError while it has not come back."""
+        for key in keys:
+            name = key.partition("/")[0]
+            before = self._kept.read(name)
+            if before is None or before.uid != uid:
+                continue
+            self._put_back(name, before)
+            self._kept.forget(name)
+
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: NicConfig) -> None:
+        """The same: how an interface was is on disk before it is changed."""
+        self.tear_down(uid, keys, None)
+
+    def _before(self, uid: str, item: SetupDevice, name: str | None) -> Before:
+        device = item.device.name
+        before = self._kept.read(device)
+        if before is not None and before.uid == uid:
+            return before
+        ifname = item.device.identity.get("ifname")
+        if not ifname:
+            raise RetryableError("its interface is not on the host", where=f"device {device}")
+        try:
+            mtu, up = self._interfaces.mtu(ifname), self._interfaces.is_up(ifname)
+        except (OSError, ValueError) as error:
+            raise RetryableError(f"{ifname} cannot be looked at: {error}", where=f"device {device}") from error
+        before = Before(uid, item.device.pci_address, ifname, mtu, up, name)
+        self._kept.write(device, before)
+        return before
+
+    def _set_mtu(self, device: str, ifname: str, mtu: int) -> None:
+        try:
+            if self._interfaces.mtu(ifname) != mtu:
+                self._interfaces.set_mtu(ifname, mtu)
+                log.info("MTU set", extra={"device": device, "interface": ifname, "mtu": mtu})
+        except OSError as error:
+            what = f"interface.mtu: {ifname} cannot have {mtu}: {error.strerror}"
+            if error.errno in (errno.EINVAL, errno.ERANGE):
+                raise PermanentError(what, where=f"device {device}", todo="ask for less") from error
+            raise RetryableError(what, where=f"device {device}") from error
+
+    def _put_back(self, device: str, before: Before) -> None:
+        now = self._back(device, before)
+        if now is None:
+            log.warning("the NIC is gone, so nothing of it is put back", extra={"device": device})
+            return
+        try:
+            if now != before.ifname:
+                if self._interfaces.is_up(now):
+                    self._interfaces.switch(now, on=False)
+                self._interfaces.rename(now, before.ifname)
+            if self._interfaces.mtu(before.ifname) != before.mtu:
+                self._interfaces.set_mtu(before.ifname, before.mtu)
+            if before.up and not self._interfaces.is_up(before.ifname):
+                self._interfaces.switch(before.ifname, on=True)
+        except OSError as error:
+            raise RetryableError(
+                f"{now} cannot be put back as it was: {error.strerror}",
+                where=f"device {device}",
+                todo=f"see `ip link show {now}`; it is tried again",
+            ) from error
+
+    def _back(self, device: str, before: Before) -> str | None:
+        """Wait until the interface is on the host, and say what it is called now; None where its NIC is gone."""
+        until = time.monotonic() + self._patience
+        while True:
+            present = self._interfaces.of(before.address)
+            if present is None:
+                return None
+            for name in (before.ifname, before.name):
+                if name in present:
+                    return name
+            if len(present) == 1:
+                return present[0]  # the kernel gave it another name, as its own was taken
+            if time.monotonic() >= until:
+                raise RetryableError(
+                    f"its interface {before.ifname} has not come back from the container",
+                    where=f"device {device}",
+                    todo="end what still runs in the network namespace that has it (`lsns -t net`)",
+                )
+            time.sleep(_LOOK)

@@ -1,0 +1,106 @@
+"""The set-up of shares: for each share of a claim, what holds it to its amount of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dra_agent import _native
+from dra_agent.cdi.model import ContainerEdits
+from dra_agent.errors import PermanentError
+from dra_agent.inventory.device import Device
+from dra_agent.inventory.shares import MEMORY, MULTIPROCESSORS, offered_enforcement
+from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
+from dra_agent.setup.limits.limiter import Limiter
+from dra_agent.setup.mps.clients import Client
+from dra_agent.setup.mps.sharing import MpsSharing
+from dra_agent.setup.shares.parameters import ShareConfig
+
+_MIB = 1 << 20
+_MPS = "mps"
+_BY_CGROUP = frozenset({"nvml-cgroup", "dmem"})
+
+
+class ShareSetup:
+    """Holds shares to their memory by what memoryEnforcement says; safe to use from several threads."""
+
+    kind: Kind = (API_VERSION, "ShareConfig")
+    parameters = ShareConfig
+
+    def __init__(self, mps: MpsSharing, limiter: Limiter) -> None:
+        self.mps = mps
+        self.limiter = limiter
+
+    def default(self, device: Device) -> ShareConfig | None:
+        """Set up every share of which somebody can enforce the memory."""
+        return None if offered_enforcement(device) in (None, "none") else ShareConfig()
+
+    def check(self, device: Device, parameters: ShareConfig) -> None:
+        """Take devices that are offered in shares, and settings that their mechanism has."""
+        enforcement = offered_enforcement(device)
+        if enforcement is None:
+            raise UnsuitableError("kind: ShareConfig is for devices that are offered in shares (inventory.share)")
+        if parameters.active_thread_percentage is not None and enforcement != _MPS:
+            raise PermanentError(
+                f"activeThreadPercentage: only MPS limits multiprocessors, and here memoryEnforcement is {enforcement}",
+                todo="leave it out, or choose devices with memoryEnforcement mps",
+            )
+
+    def set_up(self, uid: str, devices: Sequence[SetupDevice], parameters: ShareConfig, previous: Any) -> SetupOutcome:
+        """Have each share held to its amount."""
+        _one_server(devices)
+        record: dict[str, str] = {}
+        edits: dict[str, ContainerEdits] = {}
+        for item in devices:
+            enforcement = offered_enforcement(item.device)
+            if item.share_id is None or enforcement is None:
+                continue  # held by this claim alone: an API server without consumable capacity gives it so
+            amount = _amount(item, MEMORY)
+            if enforcement == _MPS:
+                client = Client(amount // _MIB, _percentage(item, parameters))
+                edits[item.key] = self.mps.join(uid, item, client)
+            elif enforcement in _BY_CGROUP:
+                edits[item.key] = self.limiter.grant(uid, item, enforcement, amount)
+            record[item.key] = enforcement
+        return SetupOutcome(record, edits)
+
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any) -> None:
+        """Let go of each share."""
+        for key in keys:
+            self.mps.leave(uid, key)
+        self.limiter.revoke(uid)
+
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: ShareConfig) -> None:
+        """The same: who shares what is on disk before anything is done."""
+        self.tear_down(uid, keys, None)
+
+
+def _one_server(devices: Sequence[SetupDevice]) -> None:
+    """Refuse two shares through MPS for one request: a process is the client of one daemon, and so of one GPU."""
+    seen: dict[str, str] = {}
+    for item in devices:
+        if item.share_id is None or offered_enforcement(item.device) != _MPS:
+            continue
+        for request in item.requests:
+            other = seen.setdefault(request, item.key)
+            if other != item.key:
+                raise PermanentError(
+                    f"request {request} has shares of {other.partition('/')[0]} and {item.device.name} through MPS, "
+                    "and a process can be a client of one control daemon only",
+                    todo="ask for one share in a request, and give requests to containers one by one",
+                )
+
+
+def _percentage(item: SetupDevice, parameters: ShareConfig) -> int | None:
+    wished = parameters.active_thread_percentage
+    asked = _amount(item, MULTIPROCESSORS)
+    capacity = item.device.capacity.get(MULTIPROCESSORS)
+    if not asked or capacity is None:
+        return wished
+    part = max(1, 100 * asked // _native.quantity_value(capacity.value))
+    return part if wished is None else min(part, wished)
+
+
+def _amount(item: SetupDevice, capacity: str) -> int:
+    text = item.consumed_capacity.get(capacity)
+    return _native.quantity_value(text) if text is not None else 0

@@ -1,0 +1,90 @@
+"""One PCI function as the kernel shows it now: its driver, its IOMMU group, who shares it, what it is used for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra_agent.host import Host
+from dra_agent.inventory.sysfs import Files
+
+DRIVER = "vfio-pci"
+_BRIDGE = "0x06"
+_HARMLESS = frozenset({"pci-stub", "pcieport"})
+"""Drivers that touch no memory for anybody (Documentation/driver-api/vfio.rst)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """Another function of an IOMMU group."""
+
+    address: str
+    driver: str | None
+    is_bridge: bool
+
+    @property
+    def is_out_of_use(self) -> bool:
+        """Whether no driver of the host does anything with it."""
+        return self.is_bridge or self.driver is None or self.driver in _HARMLESS or "vfio" in self.driver
+
+
+class Functions:
+    """Reads functions below one host's /sys; asks anew each time."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._sysfs = host.sysfs
+
+    def exists(self, address: str) -> bool:
+        """Whether the function is on the bus."""
+        return self._folder(address).is_dir()
+
+    def driver(self, address: str) -> str | None:
+        """Name the driver that has it."""
+        return self._files(address).link("driver")
+
+    def override(self, address: str) -> str | None:
+        """Give what its `driver_override` says, if anything."""
+        text = self._files(address).text("driver_override")
+        return None if text in (None, "(null)") else text
+
+    def is_loaded(self, driver: str) -> bool:
+        """Whether there is such a driver on the bus."""
+        return (self._sysfs / "bus/pci/drivers" / driver).is_dir()
+
+    def group(self, address: str) -> int | None:
+        """Give the number of its IOMMU group."""
+        name = self._files(address).link("iommu_group")
+        return int(name) if name is not None and name.isdecimal() else None
+
+    def neighbours(self, address: str, group: int) -> list[Neighbour]:
+        """Give the other functions of its group."""
+        names = Files(self._sysfs / "kernel/iommu_groups" / str(group), []).names("devices")
+        return [
+            Neighbour(name, self.driver(name), (self._files(name).text("class") or "").startswith(_BRIDGE))
+            for name in names
+            if name != address
+        ]
+
+    def vfio_device(self, address: str) -> str | None:
+        """Name its device below /dev/vfio/devices, "vfio3", where the kernel has made one."""
+        return next((name for name in self._files(address).names("vfio-dev") if name.startswith("vfio")), None)
+
+    def virtual_functions(self, address: str) -> int:
+        """Count the virtual functions that would go with its driver."""
+        return self._files(address).number("sriov_numvfs") or 0
+
+    def interfaces_in_use(self, address: str) -> list[str]:
+        """Name its network interfaces that are part of a bond, a bridge or a VLAN."""
+        net = self._files(address).below("net")
+        return [name for name in net.names() if any(_is_above(entry) for entry in net.names(name))]
+
+    def _files(self, address: str) -> Files:
+        return Files(self._folder(address), [])
+
+    def _folder(self, address: str) -> Path:
+        return self._sysfs / "bus/pci/devices" / address
+
+
+def _is_above(entry: str) -> bool:
+    return entry == "master" or entry.startswith("upper_")

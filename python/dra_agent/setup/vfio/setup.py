@@ -1,0 +1,142 @@
+"""The set-up: a device goes to vfio-pci when a claim is prepared, and back to its driver when the claim is released."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dra_agent.errors import RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory.device import Device
+from dra_agent.inventory.handover import Handover, Handovers
+from dra_agent.inventory.passthrough import PASSTHROUGH
+from dra_agent.prepare.locks import NamedLocks
+from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
+from dra_agent.setup.kernel import DEADLINE, Kernel, Writes
+from dra_agent.setup.vfio import nodes
+from dra_agent.setup.vfio.binding import Binding
+from dra_agent.setup.vfio.functions import DRIVER, Functions
+from dra_agent.setup.vfio.library import Library
+from dra_agent.setup.vfio.parameters import VfioConfig
+from dra_agent.setup.vfio.safety import check_given_back, check_group, check_unused
+
+log = logging.getLogger(__name__)
+
+
+class Vfio:
+    """Binds and unbinds; safe to use from several threads."""
+
+    kind: Kind = (API_VERSION, "VfioConfig")
+    parameters = VfioConfig
+
+    def __init__(
+        self,
+        host: Host,
+        kernel: Kernel,
+        state_dir: Path,
+        *,
+        library: Library | None = None,
+        deadline: float = DEADLINE,
+    ) -> None:
+        """`library`: NVIDIA's, which has every GPU open; the driver waits for whoever has one."""
+        self._host = host
+        self._functions = Functions(host)
+        self._binding = Binding(self._functions, Writes(kernel, deadline))
+        self._handovers = Handovers(state_dir)
+        self._library = library
+        self._locks = NamedLocks()
+
+    def default(self, device: Device) -> VfioConfig | None:
+        """Bind what the operator's rules have made a device for passthrough, whether the claim says how or not."""
+        return VfioConfig() if PASSTHROUGH in device.identity else None
+
+    def check(self, device: Device, parameters: VfioConfig) -> None:
+        """Take devices for passthrough only: no configuration makes one of a GPU that is published for containers."""
+        if PASSTHROUGH not in device.identity:
+            raise UnsuitableError(
+                f"kind: {self.kind[1]} is for devices that inventory.passthrough chooses, and this is none of them"
+            )
+
+    def set_up(self, uid: str, devices: Sequence[SetupDevice], parameters: VfioConfig, previous: Any) -> SetupOutcome:
+        """Bind every device, after a look at all groups; repeated, it binds what somebody has bound elsewhere."""
+        mine = {item.device.pci_address: item for item in devices}
+        with self._hold(mine):
+            groups = {address: self._checked(uid, item, mine) for address, item in mine.items()}
+            for address, item in mine.items():
+                self._bind(uid, item, address)
+        edits = {
+            item.key: nodes.edits(self._host, self._functions, address, groups[address], parameters.iommu)
+            for address, item in mine.items()
+        }
+        return SetupOutcome([msgspec.to_builtins(one) for one in self._of(uid, list(edits))], edits)
+
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any) -> None:
+        """Bind back; where what is known of a device was lost, as the ledger remembers it."""
+        kept = {one.address: one for one in self._of(uid, keys)}
+        for remembered in msgspec.convert(record or [], list[Handover]):
+            kept.setdefault(remembered.address, remembered)
+        for handover in kept.values():
+            if handover.key in keys:
+                self._give_back(handover)
+
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: VfioConfig) -> None:
+        """Bind back what was begun: it is on disk before a driver is touched."""
+        for handover in self._of(uid, keys):
+            self._give_back(handover)
+
+    def _checked(self, uid: str, item: SetupDevice, mine: dict[str, SetupDevice]) -> int:
+        """Look whether a device may be taken, before anything is; gives its group."""
+        address, where = item.device.pci_address, f"device {item.device.name}"
+        if not self._functions.exists(address):
+            raise RetryableError("it is not on the bus", where=where, todo="plug it in again")
+        handovers = self._handovers.all()
+        others = {other: one.uid for other, one in handovers.items() if one.uid != uid}
+        return check_group(self._functions, address, mine, others, where)
+
+    def _bind(self, uid: str, item: SetupDevice, address: str) -> None:
+        where = f"device {item.device.name}"
+        driver = self._functions.driver(address)
+        kept = self._handovers.read(address)
+        if driver == "nvidia" and self._library is not None and (users := self._library.users(address)):
+            raise RetryableError(
+                f"processes compute on it: {', '.join(map(str, users[:5]))}",
+                where=where,
+                todo="end them; it is tried again by itself",
+            )
+        with self._without_library(driver):
+            if driver != DRIVER:
+                check_unused(self._functions, self._host, item.device, address, where)
+            if kept is None:
+                before = self._functions.override(address)
+                self._handovers.write(Handover(address, uid, item.key, driver, before, item.device))
+            elif (kept.uid, kept.key) != (uid, item.key):
+                # The ledger gives a device to one claim at a time: whose it was before holds nothing any more.
+                log.warning("taken over from a claim that is gone", extra={"device": item.device.name, "was": kept.uid})
+                self._handovers.write(msgspec.structs.replace(kept, uid=uid, key=item.key))
+            self._binding.bind(address, where)
+
+    def _give_back(self, handover: Handover) -> None:
+        address, where = handover.address, f"device {handover.device.name}"
+        with self._hold([address]):
+            if self._functions.driver(address) == DRIVER and handover.driver != DRIVER:
+                check_given_back(self._functions, self._host, address, where)
+            self._binding.back(handover, where)
+            self._handovers.forget(address)
+
+    def _of(self, uid: str, keys: Sequence[str]) -> list[Handover]:
+        return [one for one in self._handovers.all().values() if one.uid == uid and one.key in keys]
+
+    @contextmanager
+    def _hold(self, addresses: Sequence[str] | dict[str, SetupDevice]) -> Iterator[None]:
+        """Hold the functions and their groups: two claims must not look at one group and then both take of it."""
+        groups = {f"group {self._functions.group(address)}" for address in addresses}
+        with self._locks.hold([*addresses, *groups]):
+            yield
+
+    def _without_library(self, driver: str | None) -> AbstractContextManager[None]:
+        return self._library.away() if driver == "nvidia" and self._library is not None else nullcontext()

@@ -1,0 +1,57 @@
+//! The cgroup that a container's first process is in.
+
+use std::path::Path;
+
+/// Bytes of a line of the protocol with the agent that a path may take.
+const LONGEST: usize = 4096;
+
+/// The path below the unified hierarchy, without a leading slash: "kubepods.slice/.../cri-ID.scope".
+pub(crate) fn of_process(proc: &Path, pid: u32) -> Result<String, String> {
+    let file = proc.join(pid.to_string()).join("cgroup");
+    let text =
+        std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+    parse(&text).map_err(|why| format!("{}: {why}", file.display()))
+}
+
+/// Lines are `ID:CONTROLLERS:PATH`; that of the unified hierarchy begins with `0::`.
+fn parse(text: &str) -> Result<String, String> {
+    let path = text
+        .lines()
+        .find_map(|line| line.strip_prefix("0::/"))
+        .ok_or("the process is in no cgroup of the unified hierarchy (version 2)")?;
+    // A limit on the root, or outside of the tree that the host has, would be everybody's.
+    if path.is_empty() {
+        return Err("the container has no cgroup of its own".to_owned());
+    }
+    let strange = |part: &str| part.is_empty() || part == "." || part == "..";
+    if path.len() > LONGEST || path.split('/').any(strange) || path.contains(char::is_control) {
+        return Err(format!("{path:?} is no path of a cgroup"));
+    }
+    Ok(path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse;
+
+    #[test]
+    fn the_unified_hierarchy_counts() {
+        let text = "12:memory:/kubepods/a\n1:name=systemd:/x\n0::/kubepods.slice/cri-1.scope\n";
+        assert_eq!(parse(text).as_deref(), Ok("kubepods.slice/cri-1.scope"));
+    }
+
+    #[test]
+    fn a_path_that_is_not_the_containers_own_is_refused() {
+        for text in [
+            "",
+            "0::/\n",
+            "3:memory:/a\n",
+            "0::/../outside\n",
+            "0::/a/../b\n",
+            "0::/a//b\n",
+            "0::/a\tb\n",
+        ] {
+            assert!(parse(text).is_err(), "{text:?}");
+        }
+    }
+}

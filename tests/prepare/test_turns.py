@@ -1,0 +1,158 @@
+"""A turn serves everything that a process does at the time, and is given back while another process waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from dra_agent.errors import RetryableError
+from dra_agent.prepare import turns
+from dra_agent.prepare.turns import Since, Turns
+
+
+class Stile:
+    """A turnstile that notes what is done to it."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.since: Since = "nothing"
+        self.others_wait = False
+        self.refuse: Exception | None = None
+
+    def take(self, wait: float) -> Since:
+        if self.refuse:
+            raise self.refuse
+        self.said.append("take")
+        return self.since
+
+    def give(self) -> None:
+        self.said.append("give")
+
+    def wanted(self) -> bool:
+        return self.others_wait
+
+
+def holding(turns_: Turns, until: threading.Event, mend: Callable[[], object] | None = None) -> threading.Thread:
+    inside = threading.Event()
+
+    def work() -> None:
+        with turns_.hold(mend):
+            inside.set()
+            until.wait(10)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert inside.wait(10)
+    return thread
+
+
+def test_the_first_takes_the_turn_and_the_last_gives_it_back() -> None:
+    stile, over = Stile(), threading.Event()
+    one = Turns(stile)
+    threads = [holding(one, over) for _ in range(3)]
+    assert stile.said == ["take"]
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert stile.said == ["take", "give"]
+    with one.hold():
+        pass
+    assert stile.said == ["take", "give"] * 2
+
+
+def test_a_turn_that_lasts_is_joined_only_while_nobody_else_waits() -> None:
+    now = 0.0
+    stile, over = Stile(), threading.Event()
+    one = Turns(stile, clock=lambda: now)
+    first = holding(one, over)
+    now = 5.0
+    second = holding(one, over)  # nobody waits: a hanging first does not hold up the second
+    now, stile.others_wait = 10.0, True
+    entered = threading.Event()
+
+    def third() -> None:
+        with one.hold():
+            entered.set()
+
+    late = threading.Thread(target=third)
+    late.start()
+    assert not entered.wait(0.1)
+    over.set()
+    for thread in (first, second, late):
+        thread.join(10)
+    assert entered.is_set() and stile.said == ["take", "give"] * 2
+
+
+def test_who_cannot_join_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "WAIT", 0.1)
+    monkeypatch.setattr(turns, "SHARED_FOR", 0.0)
+    stile, over = Stile(), threading.Event()
+    stile.others_wait = True
+    one = Turns(stile)
+    first = holding(one, over)
+    with pytest.raises(RetryableError, match="other claims of this agent"), one.hold():
+        pass
+    over.set()
+    first.join(10)
+    assert stile.said == ["take", "give"]
+
+
+def test_what_was_abandoned_is_mended_once_by_one_who_can_before_anybody_works() -> None:
+    stile = Stile()
+    one, done = Turns(stile), []
+    stile.since = "abandoned"
+    with one.hold():  # housekeeping that cannot mend
+        stile.since = "nothing"
+    with one.hold(lambda: done.append("mended")):
+        assert done == ["mended"]
+    with one.hold(lambda: done.append("again")):
+        assert done == ["mended"]
+
+
+def test_a_failed_mending_fails_the_request_and_is_tried_again() -> None:
+    stile = Stile()
+    one, tries = Turns(stile), []
+    stile.since = "abandoned"
+
+    def mend() -> None:
+        stile.since = "nothing"
+        tries.append(1)
+        if len(tries) == 1:
+            raise RetryableError("the disk is full")
+
+    with pytest.raises(RetryableError, match="full"), one.hold(mend):
+        raise AssertionError("nobody works before it is mended")
+    assert stile.said == ["take", "give"]
+    with one.hold(mend):
+        assert len(tries) == 2
+
+
+def test_a_refused_turn_leaves_the_door_open_for_the_next() -> None:
+    stile = Stile()
+    one = Turns(stile)
+    stile.refuse = RetryableError("another agent (pid 7)")
+    with pytest.raises(RetryableError, match="pid 7"), one.hold():
+        pass
+    stile.refuse = None
+    with one.hold():
+        assert stile.said == ["take"]
+
+
+def test_a_turn_costs_microseconds(tmp_path: object) -> None:
+    from pathlib import Path
+
+    from dra_agent.prepare.ledger import JournalLedger
+
+    with JournalLedger(Path(str(tmp_path)), "boot", shared_as="a") as ledger:
+        with ledger.turn():
+            pass
+        taken = []
+        for _ in range(300):
+            began = time.perf_counter()
+            with ledger.turn():
+                pass
+            taken.append(time.perf_counter() - began)
+        assert sorted(taken)[150] < 0.001, "a turn that nobody else wants must not wait for a disk"

@@ -1,0 +1,432 @@
+"""MIG partitions made for claims and destroyed after them, through the simulated NVML, with crashes in every step."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_agent import whole_file
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory import Collector, Device, Inventory, InventorySettings, PartitionRule
+from dra_agent.inventory.nvidia.library import shared
+from dra_agent.prepare.setup import SetupDevice, UnsuitableError
+from dra_agent.setup.mig import MigConfig, MigSetup
+from dra_agent.setup.mig import driver as drivers
+from dra_agent.setup.mig import gpu as gpus
+from dra_agent.simulate import build_machine, change, mig
+from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
+from dra_agent.simulate.models import GIB, H100_SXM
+from dra_agent.simulate.parts.nvidia import gpu
+from dra_agent.topology import LiveTopology
+
+MACHINE = Machine(
+    "pair",
+    "for tests",
+    (NumaNode("0-3", 8 * GIB, (10,)),),
+    (
+        HostBridge(
+            "pci0000:00",
+            0,
+            tuple(gpu(f"0000:0{minor + 1}:00.0", H100_SXM, minor, machine="pair") for minor in range(2)),
+        ),
+    ),
+    nvidia=NvidiaDriver("570.124.06", 12080),
+)
+FIRST, SECOND = "gpu-0000-01-00-0", "gpu-0000-02-00-0"
+IN_USE, NO_ROOM = 19, 23
+
+
+class World:
+    """A host with two H100 that are offered in partitions, and set-ups that can be thrown away as by a crash."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root / "host"
+        built = build_machine(MACHINE, self.root)
+        self.host = Host(built.sysfs, built.dev, built.proc, built.nvml_library, state=root / "state")
+        self.nvml = shared(self.host.nvml_library, 5.0)
+        self.setup = self.again()
+
+    def again(self) -> MigSetup:
+        """Begin anew, as an agent that was started again."""
+        self.setup = MigSetup(self.host, 2.0)
+        return self.setup
+
+    def inventory(self, foreign: str = "keep") -> Inventory:
+        rule = PartitionRule(
+            when='device.attributes["dra-agent.internal"].type == "gpu"',
+            mode="mig",
+            foreign="destroy" if foreign == "destroy" else "keep",
+        )
+        collector = Collector(self.host, InventorySettings(partition=(rule,)))
+        try:
+            return collector.take(LiveTopology(self.host).snapshot())
+        finally:
+            collector.close()
+
+    def device(self, name: str, foreign: str = "keep") -> Device:
+        found = self.inventory(foreign).device(name)
+        assert found is not None, f"{name} is not offered"
+        return found
+
+    def exist(self, minor: int = 0) -> list[tuple[int, int, int]]:
+        """List the instances of a GPU: profile, first slice, number of compute instances."""
+        uuid = [device.uuid for device in _gpus()][minor]
+        division = mig.read(self.root).get(uuid, mig.Division())
+        return sorted((one.profile, one.start, len(one.compute_instances)) for one in division.gpu_instances)
+
+    def mode(self, minor: int = 0) -> bool:
+        return mig.read(self.root).get([device.uuid for device in _gpus()][minor], mig.Division()).mode
+
+    def notes(self) -> list[str]:
+        return sorted(path.name for path in (self.root.parent / "state/mig").glob("*"))
+
+    def somebody_makes(self, profile: int, start: int, size: int, address: str = "0000:01:00.0") -> None:
+        driver = drivers.GpuDriver(self.nvml, self.host, address, {})
+        if not driver.mode()[0]:
+            driver.set_mode(True)
+        instance = driver.make(profile, drivers.Placement(start, size))
+        driver.make_compute(instance, None)
+
+
+def _gpus() -> list[Any]:
+    return [role for _, role in MACHINE.with_role(type(MACHINE.bridges[0].functions[0].roles[0]))]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    change.clear(made.root)
+    made.nvml.close()
+
+
+def ask(device: Device) -> SetupDevice:
+    return SetupDevice(device, ("gpu",))
+
+
+def test_a_partition_is_made_with_the_mode_and_destroyed_after(world: World) -> None:
+    name = f"{FIRST}-mig-3g-40gb-4"
+    device = world.device(name)
+    parameters = world.setup.default(device)
+    assert parameters is not None
+    outcome = world.setup.set_up("u1", [ask(device)], parameters, None)
+    assert world.exist() == [(9, 4, 1)]
+    edits = outcome.edits[name]
+    (variable,) = edits.env
+    key, _, uuid = variable.partition("=")
+    assert key == "DRA_AGENT_DEVICE_GPU_0000_01_00_0_MIG_3G_40GB_4_UUID"
+    assert uuid.startswith("MIG-")
+    assert outcome.record[name]["uuid"] == uuid
+    nodes = [node.path for node in edits.device_nodes] + [mount.container_path for mount in edits.mounts]
+    assert len(nodes) == 2
+    assert all(path.startswith("/dev/nvidia-caps/nvidia-cap") for path in nodes)
+    world.setup.tear_down("u1", [name], outcome.record)
+    assert world.exist() == []
+    assert world.notes() == []
+
+
+def test_a_repeat_changes_nothing_and_mends_what_is_gone(world: World) -> None:
+    name = f"{FIRST}-mig-1g-10gb-6"
+    device = world.device(name)
+    first = world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    again = world.again().set_up("u1", [ask(device)], MigConfig(), first.record)
+    assert again == first
+    driver = drivers.GpuDriver(world.nvml, world.host, "0000:01:00.0", {})
+    (instance,) = driver.instances()
+    driver.destroy_compute(driver.computes(instance)[0])
+    driver.destroy(instance)
+    mended = world.setup.set_up("u1", [ask(device)], MigConfig(), first.record)
+    assert mended.record != first.record
+    assert world.exist() == [(19, 6, 1)]
+
+
+def test_what_is_offered_stays_the_same_while_claims_come_and_go(world: World) -> None:
+    before = world.inventory()
+    device = world.device(f"{FIRST}-mig-2g-20gb-2")
+    world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    during = world.inventory()
+    assert [one.to_api() for one in during.devices] == [one.to_api() for one in before.devices]
+    assert during.counter_sets == before.counter_sets
+    assert during.excluded == ()
+
+
+def test_an_instance_of_somebody_else_is_offered_and_what_it_is_in_the_way_of_is_not(world: World) -> None:
+    world.somebody_makes(9, 4, 4)
+    taken = world.inventory()
+    foreign = taken.device(f"{FIRST}-mig-3g-40gb-4")
+    assert foreign is not None
+    assert foreign.attributes["uuid"].string is not None
+    assert not foreign.consumes_counters
+    assert "mig" not in foreign.identity
+    assert taken.device(FIRST) is None
+    assert taken.device(f"{FIRST}-mig-1g-10gb-6") is None
+    assert taken.device(f"{FIRST}-mig-3g-40gb-0") is not None
+    reasons = {one.name: one.reason for one in taken.excluded}
+    assert "3g.40gb at memory slice 4" in reasons[FIRST]
+    assert "3g.40gb at memory slice 4" in reasons[f"{FIRST}-mig-1g-10gb-6"]
+    assert taken.device(SECOND) is not None
+    with pytest.raises(UnsuitableError):
+        world.setup.check(foreign, MigConfig())
+    assert world.setup.default(foreign) is None
+
+
+def test_an_instance_of_somebody_else_is_never_destroyed(world: World) -> None:
+    device = world.device(f"{FIRST}-mig-1g-10gb-6")
+    whole = world.device(FIRST)
+    world.somebody_makes(9, 4, 4)
+    with pytest.raises(RetryableError, match="is in the way, and the agent has not made it"):
+        world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    world.setup.roll_back("u1", [device.name], MigConfig())
+    with pytest.raises(RetryableError, match="is in the way, and the agent has not made it"):
+        world.setup.set_up("u2", [ask(whole)], MigConfig(), None)
+    assert world.exist() == [(9, 4, 1)]
+    assert world.notes() == []
+
+
+def test_an_instance_of_somebody_else_is_destroyed_where_the_operator_wants_it(world: World) -> None:
+    world.somebody_makes(9, 4, 4)
+    device = world.device(f"{FIRST}-mig-1g-10gb-6", "destroy")
+    world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    assert world.exist() == [(19, 6, 1)]
+
+
+def test_the_whole_gpu_is_taken_back_out_of_mig_mode(world: World) -> None:
+    part, whole = world.device(f"{FIRST}-mig-1g-10gb-6"), world.device(FIRST)
+    world.setup.set_up("u1", [ask(part)], MigConfig(), None)
+    assert world.mode()
+    with pytest.raises(RetryableError, match="claim u1 holds it"):
+        world.setup.set_up("u2", [ask(whole)], MigConfig(), None)
+    world.setup.tear_down("u1", [part.name], None)
+    assert world.setup.set_up("u2", [ask(whole)], MigConfig(), None).edits == {}
+    assert not world.mode()
+
+
+def test_a_process_that_lingers_is_waited_for_and_then_told_of(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = world.device(f"{FIRST}-mig-1g-10gb-6")
+    world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    monkeypatch.setattr(gpus, "_PATIENCE", 0.6)
+    change.fail(world.root, "nvmlComputeInstanceDestroy", IN_USE, machine=MACHINE)
+    with pytest.raises(RetryableError, match="a process still uses it") as raised:
+        world.setup.tear_down("u1", [device.name], None)
+    assert raised.value.todo is not None
+    assert world.exist() == [(19, 6, 1)]
+    threading.Timer(0.3, lambda: change.clear(world.root)).start()
+    world.setup.tear_down("u1", [device.name], None)
+    assert world.exist() == []
+
+
+def test_a_gpu_instance_that_outlives_its_compute_instance_is_finished_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = world.device(f"{FIRST}-mig-1g-10gb-6")
+    world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    monkeypatch.setattr(gpus, "_PATIENCE", 0.0)
+    change.fail(world.root, "nvmlGpuInstanceDestroy", IN_USE, machine=MACHINE)
+    with pytest.raises(RetryableError, match="GPU instance cannot be destroyed"):
+        world.setup.tear_down("u1", [device.name], None)
+    assert world.exist() == [(19, 6, 0)]
+    change.clear(world.root)
+    # Whatever is done next on the GPU finishes it, an agent that was started again too.
+    world.again().set_up("u2", [ask(world.device(f"{FIRST}-mig-3g-40gb-4"))], MigConfig(), None)
+    assert world.exist() == [(9, 4, 1)]
+
+
+def test_no_room_is_tried_again_and_then_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = world.device(f"{FIRST}-mig-1g-10gb-6")
+    monkeypatch.setattr(gpus, "_PATIENCE", 0.6)
+    change.fail(world.root, "nvmlDeviceCreateGpuInstanceWithPlacement", NO_ROOM, machine=MACHINE)
+    with pytest.raises(RetryableError, match="the GPU has no room"):
+        world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    world.setup.roll_back("u1", [device.name], MigConfig())
+    assert world.notes() == []
+    threading.Timer(0.3, lambda: change.clear(world.root)).start()
+    world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    assert world.exist() == [(19, 6, 1)]
+
+
+def test_a_hung_call_about_one_gpu_never_delays_another_and_leaks_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, quick = world.device(f"{FIRST}-mig-1g-10gb-6"), world.device(f"{SECOND}-mig-1g-10gb-6")
+    monkeypatch.setattr(drivers, "SLOW", 1.5)
+    change.hang(world.root, "nvmlDeviceCreateGpuInstanceWithPlacement", "0", MACHINE)
+    failed: list[Exception] = []
+
+    def hang() -> None:
+        try:
+            world.setup.set_up("u1", [ask(slow)], MigConfig(), None)
+        except RetryableError as error:
+            failed.append(error)
+
+    hanging = threading.Thread(target=hang)
+    hanging.start()
+    time.sleep(0.3)
+    began = time.monotonic()
+    world.setup.set_up("u2", [ask(quick)], MigConfig(), None)
+    took = time.monotonic() - began
+    assert hanging.is_alive(), "the other GPU was not delayed by the hung one"
+    assert took < 1.0
+    hanging.join()
+    assert len(failed) == 1
+    with pytest.raises(RetryableError):
+        world.setup.roll_back("u1", [slow.name], MigConfig())
+    world.setup.tear_down("u2", [quick.name], None)
+    assert world.exist(1) == []
+    change.clear(world.root)
+    deadline = time.monotonic() + 10
+    while True:  # the call comes back, and makes what nobody waits for any more
+        try:
+            world.setup.roll_back("u1", [slow.name], MigConfig())
+            break
+        except RetryableError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    assert world.exist() == []
+    assert world.notes() == []
+
+
+def test_two_claims_that_share_a_partition_keep_it_until_both_are_done(world: World) -> None:
+    device = world.device(f"{FIRST}-mig-1g-10gb-6")
+    for uid in ("u1", "u2"):
+        world.setup.set_up(uid, [SetupDevice(device, ("gpu",), share_id="s")], MigConfig(), None)
+    world.setup.tear_down("u1", [f"{device.name}/s"], None)
+    assert world.exist() == [(19, 6, 1)]
+    world.setup.tear_down("u2", [f"{device.name}/s"], None)
+    assert world.exist() == []
+
+
+def test_claims_that_share_a_partition_cannot_tear_each_other_s_compute_instance_away(world: World) -> None:
+    device = world.device(f"{FIRST}-mig-3g-40gb-4")
+    shared_with = SetupDevice(device, ("gpu",), share_id="s")
+    world.setup.set_up("u1", [shared_with], MigConfig(), None)
+    with pytest.raises(RetryableError, match="claim u1 shares .* with 3, not 1"):
+        world.setup.set_up("u2", [shared_with], MigConfig(compute_slices=1), None)
+    world.setup.roll_back("u2", [shared_with.key], MigConfig(compute_slices=1))
+    assert world.exist() == [(9, 4, 1)]
+
+
+def test_fewer_compute_slices_than_the_profile_has(world: World) -> None:
+    device = world.device(f"{FIRST}-mig-3g-40gb-4")
+    world.setup.check(device, MigConfig(compute_slices=2))
+    outcome = world.setup.set_up("u1", [ask(device)], MigConfig(compute_slices=2), None)
+    driver = drivers.GpuDriver(world.nvml, world.host, "0000:01:00.0", {})
+    assert [compute.slices for compute in driver.computes(driver.instances()[0])] == [2]
+    assert outcome.record[device.name]["ci"] == 0
+    with pytest.raises(PermanentError, match="computeSlices: 4 are more than the 3"):
+        world.setup.check(device, MigConfig(compute_slices=4))
+
+
+def test_what_the_ledger_does_not_know_is_destroyed_at_start(world: World) -> None:
+    for uid, start in (("u1", 6), ("u2", 5)):
+        world.setup.set_up(uid, [ask(world.device(f"{FIRST}-mig-1g-10gb-{start}"))], MigConfig(), None)
+    world.again().keep_only({"u2"})
+    assert world.exist() == [(19, 5, 1)]
+
+
+def test_a_note_that_cannot_be_understood_destroys_nothing(world: World) -> None:
+    device = world.device(f"{FIRST}-mig-1g-10gb-6")
+    world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    (name,) = world.notes()
+    (world.root.parent / "state/mig" / name).write_text("{")
+    with pytest.raises(RetryableError, match="is no note of MIG instances"):
+        world.again().tear_down("u1", [device.name], None)
+    assert world.exist() == [(19, 6, 1)]
+    assert any("is no note of MIG instances" in problem.what for problem in world.inventory().problems)
+
+
+def test_a_gpu_that_is_gone_holds_no_claim_back(world: World) -> None:
+    device = world.device(f"{FIRST}-mig-1g-10gb-6")
+    world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    change.unplug(world.root, "0000:01:00.0", MACHINE)
+    world.setup.tear_down("u1", [device.name], None)
+    assert world.notes() == []
+
+
+class Killed(BaseException):
+    """The agent ends here."""
+
+
+STEPS = (
+    "nvmlDeviceSetMigMode",
+    "nvmlDeviceCreateGpuInstanceWithPlacement",
+    "nvmlGpuInstanceCreateComputeInstance",
+    "nvmlComputeInstanceDestroy",
+    "nvmlGpuInstanceDestroy",
+    "put",
+    "remove",
+)
+
+
+@pytest.fixture
+def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, bool], None]:
+    """Have the agent end before or after the n-th time that it takes a step."""
+
+    def kill(step: str, nth: int, after: bool) -> None:
+        left = nth
+
+        def passes(original: Callable[..., Any], name: str) -> Callable[..., Any]:
+            def call(*arguments: Any, **options: Any) -> Any:
+                nonlocal left
+                mine = name == step or (name == "_ask" and step in arguments)
+                if mine:
+                    left -= 1
+                if mine and left == 0 and not after:
+                    raise Killed
+                result = original(*arguments, **options)
+                if mine and left == 0:
+                    raise Killed
+                return result
+
+            return call
+
+        monkeypatch.setattr(drivers.GpuDriver, "_ask", passes(drivers.GpuDriver._ask, "_ask"))
+        for name in ("put", "remove"):
+            monkeypatch.setattr(whole_file, name, passes(getattr(whole_file, name), name))
+
+    return kill
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+def test_an_agent_killed_in_any_step_leaks_nothing(
+    world: World,
+    kill: Callable[[str, int, bool], None],
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+    after: bool,
+) -> None:
+    """Make and destroy, and be killed at that step: rolled back, or torn down again, by the agent that comes after."""
+    device = world.device(f"{FIRST}-mig-2g-20gb-4")
+    kill(step, 1, after)
+    made = False
+    with pytest.raises(Killed):
+        world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+        made = True
+        world.setup.tear_down("u1", [device.name], None)
+    monkeypatch.undo()
+    if made:
+        world.again().tear_down("u1", [device.name], None)
+    else:
+        world.again().roll_back("u1", [device.name], MigConfig())
+    assert world.exist() == []
+    assert world.notes() == []
+    # And the place can be had again.
+    world.setup.set_up("u2", [ask(device)], MigConfig(), None)
+    assert world.exist() == [(14, 4, 1)]
+
+
+def test_an_agent_killed_in_the_midst_can_go_on_instead(world: World, kill: Callable[[str, int, bool], None]) -> None:
+    """A completed claim that is torn down half is set up again at start, until the kubelet asks again."""
+    device = world.device(f"{FIRST}-mig-2g-20gb-4")
+    first = world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    kill("nvmlGpuInstanceDestroy", 1, False)
+    with pytest.raises(Killed):
+        world.setup.tear_down("u1", [device.name], None)
+    world.again().set_up("u1", [ask(device)], MigConfig(), first.record)
+    assert world.exist() == [(14, 4, 1)]
