@@ -98,7 +98,8 @@ def _environment(claim: str, held: ClaimedDevice, members: Mapping[str, Sequence
         if value := held.device.identity.get(key):
             env[f"{prefix}_{key.upper()}"] = value
     for capacity, amount in sorted(held.consumed_capacity.items()):
-        env[f"{prefix}_CAPACITY_{variable(capacity)}"] = amount
+        if amount != "0":  # a capacity that a share has no part in
+            env[f"{prefix}_CAPACITY_{variable(capacity)}"] = amount
     if held.edits.notes:
         # A variable rather than an annotation, which needs CDI 0.6.0: podman 4 drops such a file.
         env[f"{prefix}_NOTE"] = "; ".join(held.edits.notes)

@@ -5,17 +5,16 @@ Files of others in the same directory are never touched; how runtimes see the di
 
 from __future__ import annotations
 
-import itertools
 import os
 import stat
 from contextlib import suppress
 from pathlib import Path
 
+from dra_agent import whole_file
 from dra_agent.cdi.names import CLAIM_CLASS, check_driver, check_uid, claim_file, uid_of_file
 from dra_agent.errors import RetryableError
 
 _MODE = 0o644
-_COUNTER = itertools.count()
 
 
 class SpecDirectory:
@@ -40,22 +39,13 @@ class SpecDirectory:
         power cut took is written again at start.
         """
         path = self.file(uid)
-        temporary = self.path / f".{path.name}.{os.getpid()}-{next(_COUNTER)}.tmp"
         try:
             try:
-                handle = _create(temporary)
+                whole_file.put(path, data, mode=_MODE)
             except FileNotFoundError:
                 self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
-                handle = _create(temporary)
-            try:
-                os.fchmod(handle, _MODE)
-                _write_all(handle, data)
-            finally:
-                os.close(handle)
-            temporary.rename(path)
+                whole_file.put(path, data, mode=_MODE)
         except OSError as error:
-            with suppress(OSError):
-                temporary.unlink()
             raise RetryableError(
                 f"cannot write the claim's CDI spec: {error.strerror}",
                 where=str(path),
@@ -122,12 +112,3 @@ class SpecDirectory:
             return []
         except OSError as error:
             raise RetryableError(f"cannot list the CDI directory: {error.strerror}", where=str(self.path)) from error
-
-
-def _create(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
-
-
-def _write_all(handle: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(handle, data) :]

@@ -73,6 +73,11 @@ def check_uid(uid: str) -> str:
     return uid
 
 
+def is_uid(text: str) -> bool:
+    """Tell whether a text can be a claim's uid and part of a file name."""
+    return bool(_UID.fullmatch(text))
+
+
 def claim_device(uid: str, device: str, share_id: str | None = None) -> str:
     """Name a claim's device within its spec: it holds the uid, because runtimes cache devices by name.
 

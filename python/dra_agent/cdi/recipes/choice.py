@@ -10,11 +10,12 @@ from dra_agent.cdi.recipes.amd import amd_gpu
 from dra_agent.cdi.recipes.intel_gpu import IntelGpu
 from dra_agent.cdi.recipes.network import network
 from dra_agent.cdi.recipes.nvidia import NvidiaGpu
-from dra_agent.cdi.recipes.plain import plain
+from dra_agent.cdi.recipes.plain import passed_through, plain
 from dra_agent.cdi.recipes.recipe import DeviceEdits, Recipe
 from dra_agent.cdi.registry import DEFAULT_DIRECTORIES
 from dra_agent.host import Host
 from dra_agent.inventory.device import Device
+from dra_agent.inventory.passthrough import PASSTHROUGH
 
 
 class Recipes:
@@ -32,6 +33,8 @@ class Recipes:
         return self._recipe(device)(device)
 
     def _recipe(self, device: Device) -> Recipe:
+        if PASSTHROUGH in device.identity:
+            return passed_through
         if any(node.role in {"vfio", "vfio-control"} for node in device.nodes):
             return plain  # given to a virtual machine or a user space driver, whatever it is
         if device.family == "nic":

@@ -45,7 +45,8 @@ class NvidiaGpu:
     def __call__(self, device: Device) -> DeviceEdits:
         """Give what a GPU or MIG slice needs, the best way that the host offers now."""
         own = self._own_nodes(device)
-        uuid = device.identity.get("uuid")
+        # A partition that is made for its claim comes with what its GPU needs; its own nodes are its set-up's to add.
+        uuid = device.identity.get("uuid") or device.identity.get("parent_uuid")
         version = driver_version(device)
         if uuid is not None:
             gpu_nodes = [node.path for node in device.nodes if node.role == "gpu"]
@@ -67,21 +68,34 @@ class NvidiaGpu:
         unmade = {
             node.path: made
             for node in device.nodes
-            if node.role == "capability" and (made := self._capability(node)) is not None
+            if node.role == "capability" and (made := _capability(self._host, node)) is not None
         }
         there = [node for node in device.nodes if node.role != "control" and node.path not in unmade]
         edits = nodes.of_device(there, device=device.name)
         return edits.merged(ContainerEdits(device_nodes=tuple(unmade.values()))) if unmade else edits
 
-    def _capability(self, node: HostNode) -> DeviceNode | None:
-        """Describe a MIG capability that has no node on the host: drivers need not make them, numbers are enough."""
-        number = re.fullmatch(r"/dev/nvidia-caps/nvidia-cap(\d+)", node.path)
-        if number is None or Path(node.host_path).exists():
-            return None
-        major = _major(self._host.proc / "devices", "nvidia-caps")
-        if major is None:
-            return None
-        return DeviceNode(node.path, "", "c", major, int(number[1]), permissions="r")
+
+def capability_edits(host: Host, minors: Sequence[int], *, device: str) -> ContainerEdits:
+    """Give the nodes that open a MIG instance; RetryableError where one is neither there nor can be described."""
+    edits = ContainerEdits()
+    for minor in minors:
+        path = f"/dev/nvidia-caps/nvidia-cap{minor}"
+        node = HostNode(path, str(host.dev_path(path)), "capability")
+        made = _capability(host, node)
+        found = ContainerEdits(device_nodes=(made,)) if made is not None else nodes.of_device([node], device=device)
+        edits = edits.merged(found)
+    return edits
+
+
+def _capability(host: Host, node: HostNode) -> DeviceNode | None:
+    """Describe a MIG capability that has no node on the host: drivers need not make them, numbers are enough."""
+    number = re.fullmatch(r"/dev/nvidia-caps/nvidia-cap(\d+)", node.path)
+    if number is None or Path(node.host_path).exists():
+        return None
+    major = _major(host.proc / "devices", "nvidia-caps")
+    if major is None:
+        return None
+    return DeviceNode(node.path, "", "c", major, int(number[1]), permissions="r")
 
 
 def _numbered(told: ContainerEdits, seen: ContainerEdits) -> ContainerEdits:

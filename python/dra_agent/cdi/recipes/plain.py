@@ -6,6 +6,7 @@ Xilinx cards the render node of xocl and the management node of xclmgmt. The inv
 
 from __future__ import annotations
 
+from dra_agent.cdi.model import ContainerEdits
 from dra_agent.cdi.recipes import nodes
 from dra_agent.cdi.recipes.recipe import DeviceEdits
 from dra_agent.inventory.device import SHARED_ROLES, Device
@@ -20,3 +21,9 @@ def plain(device: Device) -> DeviceEdits:
         common=nodes.of_device(common, device=device.name),
         notes=() if own else ("the host has no device node for it: only its variables are set",),
     )
+
+
+def passed_through(device: Device) -> DeviceEdits:
+    """Give nothing: the nodes of vfio-pci are made when the device is bound to it, and come with the set-up."""
+    del device
+    return DeviceEdits(own=ContainerEdits())

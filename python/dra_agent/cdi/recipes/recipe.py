@@ -24,6 +24,11 @@ class DeviceEdits:
     notes: tuple[str, ...] = ()
     """What a container will miss, in plain words."""
 
+    def with_setup(self, edits: ContainerEdits) -> DeviceEdits:
+        """Add what a set-up of the device brings; nothing is missed of an interface that it has moved."""
+        notes = () if edits.net_devices else self.notes
+        return DeviceEdits(self.own.merged(edits), self.common, self.foreign_ids, notes)
+
 
 class Recipe(Protocol):
     """Looks at the host and answers what a container needs of a device, now.

@@ -1,0 +1,88 @@
+"""The hook that holds containers to their share, run by a real container runtime."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_agent.cdi.claim import ClaimedDevice, compose
+from dra_agent.cdi.directory import SpecDirectory
+from dra_agent.cdi.model import ContainerEdits, Hook
+from dra_agent.cdi.recipes import DeviceEdits
+from dra_agent.cdi.runtime import Runtime, find, make_rootfs
+from dra_agent.inventory.device import Device
+from dra_agent.setup.limits.hook import HookProgram
+
+DRIVER = "dra-agent.internal"
+REGION = "drm/0000:03:00.0/vram0"
+PLACE = """\
+#!/bin/sh
+# Puts the container into a cgroup of the tree: this host's runtime may have been told to use none.
+pid=$(sed 's/.*"pid" *: *\\([0-9]*\\).*/\\1/' | head -n 1)
+mkdir -p {tree}/proc/$pid && echo 0::/pod/container > {tree}/proc/$pid/cgroup
+"""
+
+
+@pytest.fixture
+def hooks(tmp_path: Path) -> ContainerEdits:
+    root = tmp_path / "cgroup"
+    (root / "pod/container").mkdir(parents=True)
+    for folder in (root, root / "pod"):
+        (folder / "cgroup.subtree_control").write_text("")
+    (root / "pod/container/dmem.max").write_text("")
+    place = tmp_path / "place"
+    place.write_text(PLACE.format(tree=tmp_path))
+    place.chmod(0o755)
+    program = HookProgram(tmp_path / "host")
+    program.install()
+    first = ContainerEdits(hooks=(Hook("createRuntime", str(place), ("place",)),))
+    arguments = ("--cgroups", str(root), "--proc", str(tmp_path / "proc"), "--region", REGION, "--bytes", "4294967296")
+    return first.merged(program.edits(*arguments))
+
+
+def write_claim(hooks: ContainerEdits, cdi: Path) -> list[str]:
+    gpu = Device("gpu-0000-03-00-0", "gpu", "amd", "0000:03:00.0", {})
+    held = [ClaimedDevice(gpu, DeviceEdits(hooks, ContainerEdits()), ("gpu",), "share-1", {"memory": "4Gi"})]
+    spec = compose(DRIVER, "uid-1", "default", "train", held)
+    SpecDirectory(cdi, DRIVER).write("uid-1", spec.data)
+    return list(spec.ids[0])
+
+
+def run(runtime: Runtime, ids: list[str], rootfs: Path) -> subprocess.CompletedProcess[str]:
+    command = runtime.command(ids, rootfs, ["/bin/busybox", "echo", "started"])
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False)
+
+
+def test_a_container_is_limited_before_it_starts_or_does_not_start(tmp_path: Path, hooks: ContainerEdits) -> None:
+    rootfs = make_rootfs(tmp_path / "rootfs")
+    if rootfs is None:
+        pytest.skip("no static busybox is installed to put into a container")
+    cdi = tmp_path / "cdi"
+    cdi.mkdir()
+    runtime, reasons = find(rootfs, cdi)
+    if runtime is None:
+        pytest.skip(f"no container runtime works here: {'; '.join(reasons)}")
+    ids = write_claim(hooks, cdi)
+    limit = tmp_path / "cgroup/pod/container/dmem.max"
+    done = run(runtime, ids, rootfs)
+    assert done.stdout == "started\n", done.stderr
+    assert limit.read_text() == f"{REGION} 4294967296\n"
+    limit.unlink()
+    refused = run(runtime, ids, rootfs)
+    assert refused.returncode != 0 and "started" not in refused.stdout
+    assert not limit.exists()
+
+
+@pytest.mark.timeout(300)
+def test_the_official_library_hands_the_hook_on_as_it_is(oracle: Any, tmp_path: Path, hooks: ContainerEdits) -> None:
+    cdi = tmp_path / "cdi"
+    cdi.mkdir()
+    ids = write_claim(hooks, cdi)
+    answer = oracle([cdi], [ids])
+    assert not answer["errors"]
+    text = json.dumps(answer)
+    assert "createRuntime" in text and "dra-agent-hook" in text and "4294967296" in text
