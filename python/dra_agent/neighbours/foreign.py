@@ -1,0 +1,76 @@
+"""Devices that other DRA drivers publish on the node, known by what a piece of hardware is called everywhere.
+
+That is its PCI address, which drivers write into attributes of various names, and its UUID.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dra_agent.inventory import Device
+
+# resource.kubernetes.io/pciBusID is the standard; the others are of NVIDIA's, AMD's, Intel's and network drivers.
+_ADDRESS_NAMES = frozenset({"pcibusid", "pciebusid", "pciaddress", "pciaddr", "bdf"})
+_UUID_NAMES = frozenset({"uuid", "parentuuid"})
+_ADDRESS = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
+# gpu.intel.com and dra.net name devices after their address: 0000-03-00-0-0x56c0, pci-0000-8a-00-0.
+_ADDRESS_IN_NAME = re.compile(r"(?:pci-)?([0-9a-f]{4})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])(?:-.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignDevice:
+    """A device in a slice of another driver."""
+
+    driver: str
+    name: str
+    identities: frozenset[str]
+    """PCI addresses ("0000:3b:00.0") and UUIDs, in lower case."""
+
+    def __str__(self) -> str:
+        return f"{self.driver} ({self.name})"
+
+
+def foreign_devices(slices: Iterable[Mapping[str, Any]], *, driver: str, node: str) -> Iterator[ForeignDevice]:
+    """Give the devices of other drivers that can be told; `slices` are ResourceSlices as JSON values.
+
+    Only slices of this node count. A slice that is none is passed over: others' mistakes are not ours to report.
+    """
+    for item in slices:
+        spec = item.get("spec")
+        if not isinstance(spec, Mapping) or spec.get("nodeName") != node or spec.get("driver") in (None, driver):
+            continue
+        for device in spec.get("devices") or ():
+            if isinstance(device, Mapping) and (identities := frozenset(_identities(device))):
+                yield ForeignDevice(str(spec["driver"]), str(device.get("name", "")), identities)
+
+
+def identities_of(device: Device) -> frozenset[str]:
+    """Give what one of our devices is called elsewhere; a partition is called by its GPU's names too."""
+    parent = device.attributes.get("parentUUID")
+    names = (device.pci_address, device.identity.get("uuid"), parent.string if parent is not None else None)
+    return frozenset(name.lower() for name in names if name)
+
+
+def _identities(device: Mapping[str, Any]) -> Iterator[str]:
+    if named := _ADDRESS_IN_NAME.fullmatch(str(device.get("name", ""))):
+        yield _address(*named.groups())
+    # v1beta1 had one level more; an API server answers in v1, a recorded file may not.
+    attributes = device.get("attributes")
+    for key, value in attributes.items() if isinstance(attributes, Mapping) else ():
+        text = value.get("string") if isinstance(value, Mapping) else None
+        if not isinstance(text, str):
+            continue
+        name = str(key).rpartition("/")[2].lower()
+        address = _ADDRESS.fullmatch(text.lower())
+        if name in _ADDRESS_NAMES and address is not None:
+            yield _address(*address.groups())
+        elif name in _UUID_NAMES:
+            yield text.lower()
+
+
+def _address(domain: str, bus: str, device: str, function: str) -> str:
+    # NVIDIA's tools write the domain with eight digits.
+    return f"{int(domain, 16):04x}:{bus}:{device}.{function}"

@@ -1,0 +1,247 @@
+"""Keeps `status.devices` of claims that are prepared here: written by server-side apply, after the fact, by one task.
+
+The field manager is the driver's own, so that entries and fields of others are never touched. A claim that is gone,
+replaced or allocated anew is let be: the API server removes the entries of devices that were taken away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+
+from dra_agent.cluster import RESOURCE_CLAIMS, ApiServer, Backoff, NotFoundError
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.inventory.device import Device
+from dra_agent.inventory.network_data import network_data
+from dra_agent.status.device_status import (
+    DeviceKey,
+    HeldClaim,
+    Judge,
+    Object,
+    allocated,
+    entry,
+    judge,
+    keep_transition,
+    own_entries,
+    says,
+)
+from dra_agent.status.right import AGAIN, Right, lacks_right
+
+log = logging.getLogger(__name__)
+
+SETTLE = 0.5
+"""Seconds between preparing and telling: the kubelet's own requests go first, and what lives shorter is not told."""
+MOST = 1024
+"""Claims that wait to be told of; more is not possible on one node, unless something has run wild."""
+TIMEOUT = 10.0
+_GRANT = "patch on resourceclaims/status, and associated-node:patch on resourceclaims/driver named after the driver"
+
+
+class ClaimStatus:
+    """Tells of the claims that are held; every method but start and stop may be called on any thread."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        driver: str,
+        lookup: Callable[[str, str], Device | None],
+        *,
+        judge: Judge = judge,
+        addresses: Callable[[str, str], Sequence[str]] = lambda interface, hardware_address: (),
+        settle: float = SETTLE,
+        again: float = AGAIN,
+    ) -> None:
+        """`addresses` gives those of an interface (name, hardware address) in CIDR notation; it runs on a thread."""
+        self._api = api
+        self._driver = driver
+        self._lookup = lookup
+        self._judge = judge
+        self._addresses = addresses
+        self._settle = settle
+        self._again = again
+        self._right = Right("claim status is not written", _GRANT)
+        self._backoff = Backoff()
+        self._held: dict[str, HeldClaim] = {}
+        self._due: dict[str, float] = {}
+        self._told: dict[str, list[Object]] = {}
+        self._woken = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._overflowed = False
+        self.written = 0
+        """Claims whose status was written since the start."""
+        self.failed = 0
+        """Tries to write a claim's status that failed since the start."""
+
+    @property
+    def waiting(self) -> int:
+        """How many claims have not been told of yet."""
+        return len(self._due)
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be written; empty where that is not known."""
+        return self._right.missing
+
+    def start(self, held: Iterable[HeldClaim] = ()) -> None:
+        """Begin, with the claims that are held from an earlier run."""
+        for claim in held:
+            self._add(claim)
+        self._task = asyncio.create_task(self._run(), name="claim status")
+
+    async def stop(self) -> None:
+        """Stop; what has not been told is told after the next start."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def prepared(self, claim: HeldClaim) -> None:
+        """Tell of a claim, soon."""
+        self._loop.call_soon_threadsafe(self._add, claim)
+
+    def released(self, uid: str) -> None:
+        """Forget a claim: it is not this host's to tell of any more."""
+        self._loop.call_soon_threadsafe(self._forget, uid)
+
+    def changed(self) -> None:
+        """Look at all held claims again: devices, or their health, have changed."""
+        self._loop.call_soon_threadsafe(self._look_again)
+
+    def _add(self, claim: HeldClaim) -> None:
+        if self._held.get(claim.uid) == claim and claim.uid in self._told:
+            return  # a repeat of what was told
+        self._held[claim.uid] = claim
+        self._enqueue(claim.uid)
+
+    def _enqueue(self, uid: str) -> None:
+        if uid not in self._due and len(self._due) >= MOST:
+            if not self._overflowed:
+                log.error("claim status is not written for every claim", extra={"waiting": MOST})
+            self._overflowed = True
+            self._held.pop(uid, None)
+            return
+        self._due.setdefault(uid, self._loop.time() + self._settle)
+        self._woken.set()
+
+    def _forget(self, uid: str) -> None:
+        self._held.pop(uid, None)
+        self._due.pop(uid, None)
+        self._told.pop(uid, None)
+
+    def _look_again(self) -> None:
+        for uid, claim in self._held.items():
+            told = self._told.get(uid)
+            if told is None:
+                continue  # still to be told of
+            conditions = {_key(one): _condition(one) for one in told}
+            now = {key: self._judge(key.pool, key.device, self._lookup(key.pool, key.device)) for key in claim.devices}
+            if any(key in conditions and conditions[key] != verdict[:2] for key, verdict in now.items()):
+                self._enqueue(uid)
+
+    async def _run(self) -> None:
+        while True:
+            if not self._due:
+                self._woken.clear()
+                self._overflowed = False
+                await self._woken.wait()
+            uid, due = min(self._due.items(), key=lambda item: item[1])
+            if (wait := due - self._loop.time()) > 0:
+                await asyncio.sleep(wait)
+                continue  # it may have been released meanwhile
+            await self._try(uid)
+
+    async def _try(self, uid: str) -> None:
+        del self._due[uid]  # what changes from now on is another turn
+        claim = self._held[uid]
+        pause = 0.0
+        try:
+            if not await self._tell(claim):
+                self._forget(uid)
+            self._backoff.reset()
+        except NotFoundError:
+            self._forget(uid)
+        except RetryableError as error:
+            self.failed += 1
+            pause = self._backoff.delay(error)
+            log.debug("claim status not written yet", extra={"claim": uid, "reason": str(error)})
+        except PermanentError as error:
+            self.failed += 1
+            if lacks_right(error):
+                self._right.refused(error)
+                pause = self._again
+            else:
+                log.warning("claim status refused", extra={"claim": uid, "reason": str(error)})
+                self._forget(uid)
+        except Exception:  # a bug in telling must not end telling
+            log.exception("claim status not written", extra={"claim": uid})
+            self._forget(uid)
+        if pause:
+            if uid in self._held:
+                self._due[uid] = self._loop.time() + pause
+            await asyncio.sleep(pause)
+
+    async def _tell(self, held: HeldClaim) -> bool:
+        """Write what is not said yet; False where the claim is no longer the one that is held."""
+        claim = await self._api.get(RESOURCE_CLAIMS, held.name, held.namespace, timeout=TIMEOUT)
+        if (claim.get("metadata") or {}).get("uid") != held.uid:
+            return False
+        given = allocated(claim, self._driver)
+        devices = [key for key in held.devices if key in given]
+        if not devices:
+            return False
+        there = own_entries(claim, self._driver)
+        told = [keep_transition(one, there.get(_key(one))) for one in await self._entries(devices)]
+        said_before = self._told.get(held.uid)
+        if all(says(there.get(_key(one)), one) for one in told) and said_before in (None, told):
+            self._note(held, told)
+            return True
+        answer = await self._api.apply(
+            RESOURCE_CLAIMS,
+            held.name,
+            {
+                # The uid is a precondition: a claim of the same name is not this one.
+                "metadata": {"name": held.name, "namespace": held.namespace, "uid": held.uid},
+                "status": {"devices": told},
+            },
+            held.namespace,
+            field_manager=self._driver,
+            subresource="status",
+        )
+        self._right.granted()
+        self.written += 1
+        kept = own_entries(answer, self._driver)
+        if any(key not in kept for key in devices):
+            raise PermanentError(
+                "the API server dropped status.devices",
+                where=f"claim {held.namespace}/{held.name}",
+                todo="enable its feature gate DRAResourceClaimDeviceStatus, or set claim_status to false",
+            )
+        self._note(held, told)
+        return True
+
+    def _note(self, held: HeldClaim, told: list[Object]) -> None:
+        if held.uid in self._held:  # else released meanwhile
+            self._told[held.uid] = told
+
+    async def _entries(self, keys: Sequence[DeviceKey]) -> list[Object]:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        entries = []
+        for key in keys:
+            device = self._lookup(key.pool, key.device)
+            network = network_data(device) if device is not None else {}
+            ips: Sequence[str] = ()
+            if len(network) == 2:  # interface and hardware address
+                ips = await asyncio.to_thread(self._addresses, network["interfaceName"], network["hardwareAddress"])
+            entries.append(entry(self._driver, key, device, self._judge(key.pool, key.device, device), ips, now))
+        return entries
+
+
+def _key(one: Object) -> DeviceKey:
+    return DeviceKey(one["pool"], one["device"], one.get("shareID"))
+
+
+def _condition(one: Object) -> tuple[str, str]:
+    (condition,) = one["conditions"]
+    return condition["status"], condition["reason"]

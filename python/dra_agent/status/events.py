@@ -1,0 +1,302 @@
+"""Kubernetes Events (events.k8s.io/v1): what an operator must see beside the claim or the node that it is about.
+
+Recording never waits and never fails. What repeats is counted in the Event that is there; what comes too fast, or
+cannot be written, is lost, and the log says so. Reasons are listed in docs/events.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple
+
+from dra_agent.cluster import (
+    EVENTS,
+    NODES,
+    RESOURCE_CLAIMS,
+    ApiServer,
+    Backoff,
+    ForbiddenError,
+    Kind,
+)
+from dra_agent.errors import AgentError, RetryableError
+from dra_agent.status.right import AGAIN, Right
+
+log = logging.getLogger(__name__)
+
+BURST, EVERY = 20.0, 3.0
+"""Writes at once, and seconds for one more after that."""
+REPEAT = 60.0
+"""Seconds between two writes of one Event's count."""
+FORGET = 1800.0
+"""Seconds without a repeat after which the next one is a new Event; the API server keeps Events for an hour."""
+MOST = 256
+"""Events that wait, and Events that are remembered."""
+TRIES = 4
+_NOTE_LIMIT = 1024
+_NAME_LIMIT = 253
+_INSTANCE_LIMIT = 128
+_TERMINATING = "because it is being terminated"
+"""What the API server says of a namespace that is being deleted, as a 403 (plugin/namespace/lifecycle)."""
+_GRANT = "create and patch on events of events.k8s.io"
+
+
+class Reason(NamedTuple):
+    """What happened, in the API's words."""
+
+    name: str
+    action: str
+    type: Literal["Normal", "Warning"] = "Warning"
+
+
+PREPARE_FAILED = Reason("PrepareFailed", "Preparing")
+DEVICE_HELD = Reason("DeviceHeld", "Preparing")
+DEVICE_LOST = Reason("DeviceLost", "Watching")
+DEVICE_UNHEALTHY = Reason("DeviceUnhealthy", "Watching")
+DEVICE_HEALTHY = Reason("DeviceHealthy", "Watching", "Normal")
+SECOND_MANAGER = Reason("SecondManager", "Publishing")
+SLICES_REFUSED = Reason("SlicesRefused", "Publishing")
+FIELDS_DROPPED = Reason("FieldsDropped", "Publishing")
+RECLAIM_HINT = Reason("ReclaimHint", "Reclaiming", "Normal")
+RECLAIM_NOTICE = Reason("ReclaimNotice", "Reclaiming")
+RECLAIM_CANCELLED = Reason("ReclaimCancelled", "Reclaiming", "Normal")
+CLAIMS_RELEASED = Reason("ClaimsReleased", "Reclaiming", "Normal")
+CLAIMS_NOT_RELEASED = Reason("ClaimsNotReleased", "Reclaiming")
+REASONS = (
+    PREPARE_FAILED,
+    DEVICE_HELD,
+    DEVICE_LOST,
+    DEVICE_UNHEALTHY,
+    DEVICE_HEALTHY,
+    SECOND_MANAGER,
+    SLICES_REFUSED,
+    FIELDS_DROPPED,
+    RECLAIM_HINT,
+    RECLAIM_NOTICE,
+    RECLAIM_CANCELLED,
+    CLAIMS_RELEASED,
+    CLAIMS_NOT_RELEASED,
+)
+
+
+class Subject(NamedTuple):
+    """The object that an Event is about."""
+
+    kind: Kind
+    name: str
+    namespace: str | None = None
+    uid: str = ""
+
+    @classmethod
+    def claim(cls, namespace: str, name: str, uid: str) -> Subject:
+        """Name a ResourceClaim."""
+        return cls(RESOURCE_CLAIMS, name, namespace, uid)
+
+    @classmethod
+    def node(cls, name: str) -> Subject:
+        """Name a Node; its uid is its name, as the kubelet writes it: `kubectl describe node` looks for that."""
+        return cls(NODES, name, None, name)
+
+
+@dataclass
+class _Series:
+    """One Event, and how often it happened."""
+
+    reason: Reason
+    subject: Subject
+    note: str
+    first: datetime
+    last: datetime
+    count: int = 1
+    written: bool = False
+    wrote: float = 0.0
+    """When, in the loop's time."""
+
+
+class Events:
+    """Records Events of one driver on one node; `record` may be called on any thread."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        driver: str,
+        node: str,
+        *,
+        burst: float = BURST,
+        every: float = EVERY,
+        repeat: float = REPEAT,
+    ) -> None:
+        self._api = api
+        self._driver = driver
+        self._node = node
+        self._burst = burst
+        self._every = every
+        self._repeat = repeat
+        self._tokens = burst
+        self._refilled = 0.0
+        self._right = Right("Events are not written", _GRANT)
+        self._series: OrderedDict[tuple[Reason, Subject, str], _Series] = OrderedDict()
+        self._due: dict[tuple[Reason, Subject, str], float] = {}
+        self.written = 0
+        """Events, and counts of Events, that the API server has taken since the start."""
+        self.lost = 0
+        """Events that were recorded and not written since the start."""
+        self._woken = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._refilled = self._loop.time()
+        self._task = asyncio.create_task(self._run(), name="events")
+
+    async def stop(self) -> None:
+        """Stop; what was not written is lost."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._say_lost(len(self._due))
+
+    def record(self, reason: Reason, subject: Subject, note: str) -> None:
+        """Take note of something; the same again is counted."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._record, reason, subject, note)
+
+    def _record(self, reason: Reason, subject: Subject, note: str) -> None:
+        key = (reason, subject, note)
+        now = datetime.now(UTC)
+        known = self._series.get(key)
+        if known is not None and (now - known.last).total_seconds() < FORGET:
+            known.last = now
+            known.count += 1
+            self._series.move_to_end(key)
+            self._due.setdefault(key, known.wrote + self._repeat if known.written else self._loop.time())
+        elif len(self._due) >= MOST:
+            self._say_lost(1)
+            return
+        else:
+            self._series[key] = _Series(reason, subject, note, now, now)
+            self._due[key] = self._loop.time()
+            self._drop_old()
+        self._woken.set()
+
+    def _drop_old(self) -> None:
+        for key in list(self._series):
+            if len(self._series) <= MOST:
+                return
+            if key not in self._due:
+                del self._series[key]
+
+    def _say_lost(self, count: int) -> None:
+        if count:
+            self.lost += count
+            log.warning("Events are lost", extra={"events": count, "since_start": self.lost})
+
+    async def _run(self) -> None:
+        while True:
+            if not self._due:
+                self._woken.clear()
+                await self._woken.wait()
+            key, due = min(self._due.items(), key=lambda item: item[1])
+            wait = due - self._loop.time()
+            if wait > 0:
+                self._woken.clear()
+                await self._wait_for_more(wait)
+                continue
+            await self._take_token()
+            self._due.pop(key)
+            await self._write_patiently(self._series[key])
+
+    async def _wait_for_more(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            return
+
+    async def _take_token(self) -> None:
+        now = self._loop.time()
+        self._tokens = min(self._burst, self._tokens + (now - self._refilled) / self._every)
+        self._refilled = now
+        self._tokens -= 1
+        if self._tokens < 0:
+            await asyncio.sleep(-self._tokens * self._every)
+
+    async def _write_patiently(self, series: _Series) -> None:
+        backoff = Backoff(first=1.0, longest=30.0)
+        for attempt in range(TRIES):
+            try:
+                await self._write(series)
+                self._right.granted()
+            except ForbiddenError as error:
+                if _TERMINATING in str(error):
+                    return  # nobody will look for it there
+                self._right.refused(error)
+                waiting = len(self._due)
+                self._due.clear()
+                self._say_lost(waiting + 1)
+                await asyncio.sleep(AGAIN)
+                return
+            except RetryableError as error:
+                if attempt + 1 == TRIES:
+                    self._say(series, error)
+                    return
+                await asyncio.sleep(backoff.delay(error))
+            except AgentError as error:
+                self._say(series, error)
+                return
+            except Exception:  # a bug here must not end all Events
+                log.exception("Event not written", extra={"event": series.reason.name})
+                return
+            else:
+                return
+
+    def _say(self, series: _Series, error: AgentError) -> None:
+        self.lost += 1
+        log.warning("Event not written", extra={"event": series.reason.name, "note": series.note, "reason": str(error)})
+
+    async def _write(self, series: _Series) -> None:
+        """Apply the whole Event: that makes it, counts it, and makes it anew where the server threw it away."""
+        count, namespace = series.count, series.subject.namespace or "default"
+        event = self._event(series, count)
+        await self._api.apply(EVENTS, event["metadata"]["name"], event, namespace, field_manager=self._driver)
+        series.written = True
+        self.written += 1
+        series.wrote = self._loop.time()
+
+    def _event(self, series: _Series, count: int) -> dict[str, Any]:
+        subject = series.subject
+        suffix = f".{int(series.first.timestamp() * 1_000_000):x}"
+        regarding = {"kind": subject.kind.kind, "apiVersion": subject.kind.api_version, "name": subject.name}
+        if subject.namespace:
+            regarding["namespace"] = subject.namespace
+        if subject.uid:
+            regarding["uid"] = subject.uid
+        event: dict[str, Any] = {
+            # The same at each write: only the series of an Event may ever change.
+            "metadata": {"name": subject.name[: _NAME_LIMIT - len(suffix)].rstrip(".-") + suffix},
+            "eventTime": _micro(series.first),
+            "reportingController": self._driver,
+            "reportingInstance": self._node[:_INSTANCE_LIMIT],
+            "action": series.reason.action,
+            "reason": series.reason.name,
+            "regarding": regarding,
+            "note": _cut(series.note),
+            "type": series.reason.type,
+        }
+        if count > 1:
+            event["series"] = {"count": count, "lastObservedTime": _micro(series.last)}
+        return event
+
+
+def _cut(note: str) -> str:
+    """Fit a note into the API's limit, which counts bytes."""
+    data = note.encode()
+    return note if len(data) <= _NOTE_LIMIT else data[: _NOTE_LIMIT - 4].decode(errors="ignore") + "…"
+
+
+def _micro(time: datetime) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,0 +1,92 @@
+"""A cluster with one claim of this driver's and another's devices, and the devices of the host."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cluster_api.fake import FakeApi
+from dra_agent.cluster import ApiServer, connect
+from dra_agent.inventory import Attribute, Device
+
+DRIVER = "dra-agent.internal"
+POOL = "node-1/gpu"
+Story = Callable[[ApiServer], Awaitable[Any]]
+
+
+def result(device: str, *, driver: str = DRIVER, pool: str = POOL, **more: Any) -> dict[str, Any]:
+    return {"request": "gpu", "driver": driver, "pool": pool, "device": device, **more}
+
+
+def claim(name: str, *results: dict[str, Any], uid: str | None = None) -> dict[str, Any]:
+    status = {"allocation": {"devices": {"results": list(results)}}} if results else {}
+    return {
+        "metadata": {"name": name, "namespace": "team-a", "uid": uid or f"uid-{name}"},
+        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}},
+        "status": status,
+    }
+
+
+class Host:
+    """Devices that a test changes."""
+
+    def __init__(self) -> None:
+        self.devices = {
+            name: Device(
+                name,
+                "gpu",
+                "nvidia",
+                f"0000:{index:02x}:00.0",
+                attributes={"productName": Attribute.of("NVIDIA H100 80GB HBM3")},
+                identity={"uuid": f"GPU-{index}"},
+                numa_node=1,
+            )
+            for index, name in enumerate(("gpu-0", "gpu-1"))
+        }
+        self.devices["nic-0"] = Device(
+            "nic-0",
+            "nic",
+            "mellanox",
+            "0000:40:00.0",
+            attributes={"mac": Attribute.of("b8:ce:f6:00:00:01")},
+            identity={"ifname": "eth2"},
+        )
+
+    def lookup(self, pool: str, name: str) -> Device | None:
+        device = self.devices.get(name)
+        return device if device is not None and pool.endswith(device.family) else None
+
+    def change(self, name: str, **fields: Any) -> None:
+        self.devices[name] = msgspec.structs.replace(self.devices[name], **fields)
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+@pytest.fixture
+def ask(fake_api: FakeApi, tmp_path: Path) -> Callable[[Story], Any]:
+    """Run a story with a client of the fake API server."""
+    path = fake_api.kubeconfig(tmp_path / "kubeconfig")
+
+    def run(story: Story) -> Any:
+        async def main() -> Any:
+            async with connect(path) as api:
+                return await story(api)
+
+        return asyncio.run(main())
+
+    return run
+
+
+async def until(fulfilled: Callable[[], Any], seconds: float = 10.0) -> None:
+    """Wait until something holds; fails where it never does."""
+    async with asyncio.timeout(seconds):
+        while not fulfilled():
+            await asyncio.sleep(0.01)

@@ -1,0 +1,239 @@
+"""Events: what they say, that repeats are counted, and that nothing ever waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_api.fake import FakeApi
+from dra_agent.cluster import ApiServer
+from dra_agent.status import Events, Subject, events
+from dra_agent.status.events import DEVICE_HELD, PREPARE_FAILED, SECOND_MANAGER
+from status.conftest import DRIVER, until
+
+CLAIM = Subject.claim("team-a", "training", "uid-1")
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "events.md"
+
+
+@asynccontextmanager
+async def recording(api: ApiServer, **more: Any) -> AsyncIterator[Events]:
+    recorder = Events(api, DRIVER, "node-1", **more)
+    recorder.start()
+    try:
+        yield recorder
+    finally:
+        await recorder.stop()
+
+
+def written(api: FakeApi) -> list[dict[str, Any]]:
+    return sorted(api.objects("events"), key=lambda event: str(event["eventTime"]))
+
+
+def test_an_event_has_what_the_api_demands(fake_api: FakeApi, ask: Any) -> None:
+    async def story(api: ApiServer) -> None:
+        async with recording(api) as recorder:
+            recorder.record(PREPARE_FAILED, CLAIM, "config[0]: unknown kind")
+            recorder.record(SECOND_MANAGER, Subject.node("node-1"), "nvidia.com/gpu is there too")
+            await until(lambda: len(written(fake_api)) == 2)
+
+    ask(story)
+    claim, node = written(fake_api)
+    assert re.fullmatch(r"training\.[0-9a-f]+", claim["metadata"]["name"])
+    assert claim["metadata"]["namespace"] == "team-a"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", claim["eventTime"])
+    kept = {key: value for key, value in claim.items() if key not in {"metadata", "eventTime"}}
+    assert kept == {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "reportingController": DRIVER,
+        "reportingInstance": "node-1",
+        "action": "Preparing",
+        "reason": "PrepareFailed",
+        "type": "Warning",
+        "note": "config[0]: unknown kind",
+        "regarding": {
+            "kind": "ResourceClaim",
+            "apiVersion": "resource.k8s.io/v1",
+            "namespace": "team-a",
+            "name": "training",
+            "uid": "uid-1",
+        },
+    }
+    assert node["metadata"]["namespace"] == "default"
+    assert node["regarding"] == {"kind": "Node", "apiVersion": "v1", "name": "node-1", "uid": "node-1"}
+
+
+def test_the_same_again_is_counted_and_not_written_each_time(fake_api: FakeApi, ask: Any) -> None:
+    async def story(api: ApiServer) -> None:
+        async with recording(api, repeat=0.3) as recorder:
+            for _ in range(50):
+                recorder.record(DEVICE_HELD, CLAIM, "gpu-0 is held")
+                await asyncio.sleep(0)
+            await until(lambda: written(fake_api))
+            for _ in range(50):
+                recorder.record(DEVICE_HELD, CLAIM, "gpu-0 is held")
+                await asyncio.sleep(0)
+            await until(lambda: written(fake_api)[0].get("series", {}).get("count") == 100)
+            recorder.record(DEVICE_HELD, CLAIM, "gpu-1 is held")
+            await until(lambda: len(written(fake_api)) == 2)
+
+    ask(story)
+    first, second = written(fake_api)
+    assert first["series"]["lastObservedTime"] > first["eventTime"]
+    assert first["note"] == "gpu-0 is held", "the API never lets a note change"
+    assert second["note"] == "gpu-1 is held"
+    assert len([seen for seen in fake_api.requests if seen.write]) <= 4
+
+
+def test_an_event_that_the_server_forgot_is_made_anew(fake_api: FakeApi, ask: Any) -> None:
+    async def story(api: ApiServer) -> None:
+        async with recording(api, repeat=0.0) as recorder:
+            recorder.record(DEVICE_HELD, CLAIM, "gpu-0 is held")
+            await until(lambda: written(fake_api))
+            fake_api.wipe("events")
+            recorder.record(DEVICE_HELD, CLAIM, "gpu-0 is held")
+            await until(lambda: written(fake_api))
+
+    ask(story)
+    (event,) = written(fake_api)
+    assert event["reason"] == "DeviceHeld" and event["series"]["count"] == 2 and event["note"] == "gpu-0 is held"
+
+
+def test_only_the_series_changes_from_write_to_write(fake_api: FakeApi, ask: Any) -> None:
+    """The API server refuses a change of anything else (ValidateEventUpdate)."""
+
+    async def story(api: ApiServer) -> None:
+        async with recording(api, repeat=0.0) as recorder:
+            for count in range(1, 4):
+                recorder.record(DEVICE_HELD, CLAIM, "gpu-0 is held")
+                await until(lambda count=count: len([seen for seen in fake_api.requests if seen.write]) == count)
+
+    ask(story)
+    bodies = [dict(seen.body) for seen in fake_api.requests]
+    assert [body.pop("series", {}).get("count") for body in bodies] == [None, 2, 3]
+    assert bodies[0] == bodies[1] == bodies[2]
+
+
+def test_a_storm_is_slowed_down_and_what_is_too_much_is_lost_with_a_word(
+    fake_api: FakeApi, ask: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(api: ApiServer) -> None:
+        async with recording(api, burst=5, every=60.0) as recorder:
+            for number in range(1000):
+                recorder.record(PREPARE_FAILED, Subject.claim("team-a", f"c{number}", f"uid-{number}"), "no")
+            await until(lambda: len(written(fake_api)) == 5)
+            await asyncio.sleep(0.3)
+
+    with caplog.at_level(logging.WARNING, "dra_agent.status"):
+        ask(story)
+    assert len(written(fake_api)) == 5
+    lost = [record for record in caplog.records if record.message == "Events are lost"]
+    assert lost and lost[-1].since_start == 995  # type: ignore[attr-defined]
+
+
+def test_recording_never_waits_for_a_server_that_hangs(fake_api: FakeApi, ask: Any) -> None:
+    fake_api.hang(5.0, times=None)
+
+    async def story(api: ApiServer) -> float:
+        loop = asyncio.get_running_loop()
+        async with recording(api) as recorder:
+            began = loop.time()
+            threads = [
+                threading.Thread(target=recorder.record, args=(PREPARE_FAILED, CLAIM, f"{n}")) for n in range(20)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return loop.time() - began
+
+    assert ask(story) < 1.0
+
+
+def test_a_server_that_fails_is_asked_again_and_a_lost_answer_makes_no_second_event(
+    fake_api: FakeApi, ask: Any
+) -> None:
+    fake_api.fail(503, methods="PATCH", retry_after=0)
+    fake_api.reset(methods="PATCH", done=True)
+
+    async def story(api: ApiServer) -> None:
+        async with recording(api) as recorder:
+            recorder.record(PREPARE_FAILED, CLAIM, "x")
+            await until(lambda: len([seen for seen in fake_api.requests if seen.write]) == 3, 30)
+            await asyncio.sleep(0.1)
+
+    ask(story)
+    assert len(written(fake_api)) == 1
+
+
+def test_what_cannot_be_written_is_in_the_log(fake_api: FakeApi, ask: Any, caplog: pytest.LogCaptureFixture) -> None:
+    fake_api.fail(422, methods="PATCH")
+
+    async def story(api: ApiServer) -> None:
+        async with recording(api) as recorder:
+            recorder.record(PREPARE_FAILED, CLAIM, "the note")
+            await until(lambda: "Event not written" in caplog.text)
+
+    with caplog.at_level(logging.WARNING, "dra_agent.status"):
+        ask(story)
+    assert caplog.records[-1].note == "the note"  # type: ignore[attr-defined]
+
+
+def test_a_missing_right_is_said_once(fake_api: FakeApi, ask: Any, caplog: pytest.LogCaptureFixture) -> None:
+    fake_api.fail(403, methods="PATCH", times=None)
+
+    async def story(api: ApiServer) -> None:
+        async with recording(api) as recorder:
+            for number in range(10):
+                recorder.record(PREPARE_FAILED, CLAIM, f"{number}")
+            await until(lambda: "Events are lost" in caplog.text)
+            recorder.record(PREPARE_FAILED, CLAIM, "later")
+            await asyncio.sleep(0.2)
+
+    with caplog.at_level(logging.WARNING, "dra_agent.status"):
+        ask(story)
+    assert len(fake_api.requests) == 1
+    assert caplog.text.count("Events are not written") == 1
+
+
+def test_a_namespace_that_is_being_deleted_is_no_missing_right(
+    fake_api: FakeApi, ask: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = "unable to create new content in namespace team-a because it is being terminated"
+    status = {"kind": "Status", "code": 403, "message": message}
+    fake_api.fail(403, methods="PATCH", body=json.dumps(status))
+
+    async def story(api: ApiServer) -> None:
+        async with recording(api) as recorder:
+            recorder.record(PREPARE_FAILED, CLAIM, "x")
+            recorder.record(SECOND_MANAGER, Subject.node("node-1"), "y")
+            await until(lambda: written(fake_api))
+
+    ask(story)
+    assert "Events are not written" not in caplog.text
+
+
+def test_long_notes_and_names_fit_the_api(fake_api: FakeApi, ask: Any) -> None:
+    async def story(api: ApiServer) -> None:
+        async with recording(api) as recorder:
+            recorder.record(PREPARE_FAILED, Subject.claim("team-a", "c" * 253, "u"), "ü" * 2000)
+            await until(lambda: written(fake_api))
+
+    ask(story)
+    (event,) = written(fake_api)
+    assert len(event["note"].encode()) <= 1024 and event["note"].endswith("…")
+    assert len(event["metadata"]["name"]) <= 253
+
+
+def test_every_reason_is_documented() -> None:
+    rows = set(re.findall(r"^\| `(\w+)` \| (\w+) ", PAGE.read_text(), re.MULTILINE))
+    assert rows == {(reason.name, reason.type) for reason in events.REASONS}
