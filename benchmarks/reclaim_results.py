@@ -1,0 +1,72 @@
+"""The rounds of a run in a file, each from the moment in which it ended: what was measured outlives an interruption.
+
+One JSON object per line: first the settings, then a round each. A run with the same settings goes on where the file
+ends; beside it a summary with percentiles and failures is kept, for programs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from reclaim_rounds import Round
+from reclaim_table import lines_of
+
+
+class Results:
+    """What was measured, by part, in the order of the rounds."""
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], *, anew: bool) -> None:
+        """Go on with the file, or begin it; SystemExit where it is of other settings."""
+        self.path = path
+        self.rounds: dict[str, list[Round]] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if anew or not path.exists():
+            path.write_text(json.dumps({"settings": settings}) + "\n")
+            return
+        text = path.read_text()
+        # A run that was killed while it wrote leaves half a line: that round was not finished.
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            path.write_text(whole)
+        first, *others = [json.loads(line) for line in whole.splitlines()] or [{}]
+        if first.get("settings") != settings:
+            raise SystemExit(f"{path} is of {first.get('settings')}, not of {settings}: name another file, or --anew")
+        for one in others:
+            self._keep(one.pop("part"), Round(**one))
+
+    def of(self, part: str) -> list[Round]:
+        """The rounds of a part."""
+        return self.rounds.get(part, [])
+
+    def add(self, part: str, done: Round) -> None:
+        """Keep one more; it is on disk when this returns."""
+        with self.path.open("a") as file:
+            file.write(json.dumps({"part": part, **asdict(done)}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._keep(part, done)
+        self._summarize()
+
+    def _keep(self, part: str, done: Round) -> None:
+        self.rounds.setdefault(part, []).append(done)
+
+    def _summarize(self) -> None:
+        found = {part: {line.name: line.cells() for line in lines_of(some)} for part, some in self.rounds.items()}
+        counts = {
+            part: {who: sum(1 for one in some if one.who == who) for who in ("agent", "drain")}
+            for part, some in self.rounds.items()
+        }
+        body = json.dumps({"rounds": counts, "seconds": found}, indent=1)
+        temporary = self.summary.with_suffix(".new")
+        temporary.write_text(body + "\n")
+        temporary.rename(self.summary)
+
+    @property
+    def summary(self) -> Path:
+        """Where the percentiles are."""
+        return self.path.with_suffix(".summary.json")

@@ -1,0 +1,199 @@
+"""From a notice to every slice tainted: agents of several source trees take turns on one real API server, in one run.
+
+A real etcd and kube-apiserver, one agent per tree on a simulated DGX H100 (18 devices in two pools), each for a node of
+its own. Told by an operator, which is the way of every source from the merged state on. Two times for each round: what
+the agent says itself, and from before the word is said until a watch has told of the last slice. `--load` adds programs
+that compute, and one that syncs files, as a node that is being left has them. Prints what is; nothing here fails.
+
+    PYTHONPATH=tests .venv/bin/python benchmarks/tainting.py --trees before=/path/to/a/checkout after=. --rounds 50
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from drivers import _binaries
+from drivers_plane import ControlPlane
+
+from dra_agent.errors import AgentError
+from dra_agent.reclaim.client import ask
+from dra_agent.reclaim.wire import Cancel, Start, Status
+
+DRIVER = "dra-agent.internal"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+COMPUTES = "while True: sum(range(10_000))"
+SYNCS = """
+import os, sys, time
+file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
+while True:
+    os.pwrite(file, os.urandom(65536), 0); os.fsync(file); time.sleep(0.002)
+"""
+
+
+class Agent:
+    """`dra-agent run` of one source tree, for a node of its own."""
+
+    def __init__(self, name: str, tree: Path, plane: ControlPlane, folder: Path) -> None:
+        self.name = name
+        self.node = f"node-{name}"
+        self.state = folder / name / "s"
+        (folder / name).mkdir()
+        plane.ask("POST", "/api/v1/nodes", {"metadata": {"name": self.node}})
+        command = [sys.executable, "-m", "dra_agent", "run", "--kubeconfig", str(plane.kubeconfig(name))]
+        command += ["--simulate", "dgx-h100", "--node-name", self.node, "--state-dir", str(self.state)]
+        command += ["--kubelet-dir", str(folder / name / "k"), "--cdi-dir", str(folder / name / "cdi")]
+        environment = {**os.environ, "PYTHONPATH": str(tree.resolve() / "python")}
+        self._log = (folder / f"{name}.log").open("wb")
+        self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log, env=environment, cwd=tree)
+
+    def notice(self) -> None:
+        ask(self.state, Start("notice", 3600.0, "a benchmark"))
+
+    def cancel(self) -> None:
+        ask(self.state, Cancel())
+
+    def tainted_after(self) -> float | None:
+        value = ask(self.state, Status())["tainted_after"]
+        return None if value is None else float(value)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._log.close()
+
+
+class Watch:
+    """Tells when the slices of a node are all tainted, or none is, as a watch of the API server sees it."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._slices: dict[str, dict[str, Any]] = {}
+        self._told: queue.Queue[float] = queue.Queue()
+        listed = plane.ask("GET", SLICES)
+        for item in listed["items"]:
+            self._slices[item["metadata"]["name"]] = item
+        version = listed["metadata"]["resourceVersion"]
+        self._path = f"{SLICES}?watch=1&resourceVersion={version}&timeoutSeconds=3600"
+        self._http = plane._http
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def _follow(self) -> None:
+        with self._http.stream("GET", self._path, timeout=None) as answer:
+            for line in answer.iter_lines():
+                item = json.loads(line)["object"]
+                self._slices[item["metadata"]["name"]] = item
+                self._told.put(time.monotonic())
+
+    def wait(self, node: str, tainted: bool, at_most: float = 30.0) -> float:
+        """The moment at which every slice of the node was so."""
+        moment, end = time.monotonic(), time.monotonic() + at_most
+        while not self._are(node, tainted):
+            if time.monotonic() > end:
+                raise RuntimeError(f"the slices of {node} are not as they should be")
+            try:
+                moment = self._told.get(timeout=0.1)
+            except queue.Empty:
+                continue
+        return moment
+
+    def _are(self, node: str, tainted: bool) -> bool:
+        mine = [item for item in list(self._slices.values()) if item["spec"].get("nodeName") == node]
+        devices = [device for item in mine for device in item["spec"].get("devices", [])]
+        found = [any(t["key"] == f"{DRIVER}/reclaim" for t in device.get("taints", [])) for device in devices]
+        return bool(found) and all(one is tainted for one in found)
+
+
+@contextmanager
+def load(programs: int, folder: Path) -> Iterator[None]:
+    """So many programs that compute, and if any, one that syncs."""
+    commands = [[sys.executable, "-c", COMPUTES]] * programs
+    if programs:
+        commands.append([sys.executable, "-c", SYNCS, str(folder / "synced")])
+    running = [subprocess.Popen(command) for command in commands]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def measure(agents: list[Agent], watch: Watch, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """By agent, of each round: seconds as the agent says, and as the watch saw."""
+    found: dict[str, list[tuple[float, float]]] = {agent.name: [] for agent in agents}
+    for _ in range(rounds):
+        for agent in random.sample(agents, len(agents)):
+            watch.wait(agent.node, False)
+            time.sleep(0.5)
+            began = time.monotonic()
+            agent.notice()
+            seen = watch.wait(agent.node, True) - began
+            said = agent.tainted_after()
+            while said is None:
+                time.sleep(0.02)
+                said = agent.tainted_after()
+            found[agent.name].append((said, seen))
+            agent.cancel()
+    return found
+
+
+def show(title: str, found: dict[str, list[tuple[float, float]]]) -> None:
+    """Milliseconds."""
+    print(f"\n{title}, load {os.getloadavg()[0]:.1f}")
+    for name, pairs in found.items():
+        for what, values in (("agent", [said for said, _ in pairs]), ("watch", [seen for _, seen in pairs])):
+            cuts = statistics.quantiles(values, n=20)
+            print(f"  {name:10} {what}: p50 {cuts[9] * 1e3:6.1f}  p95 {cuts[18] * 1e3:6.1f}  of {len(values)}")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trees", nargs="+", default=["this=."], metavar="NAME=PATH")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--load", type=int, nargs="+", default=[0, 4])
+    args = parser.parse_args()
+    trees = dict(tree.split("=", 1) for tree in args.trees)
+    with tempfile.TemporaryDirectory(prefix="dra") as temporary, ExitStack() as stack:
+        folder = Path(temporary)
+        plane = ControlPlane(_binaries(), folder / "p", list(trees))
+        stack.callback(plane.close)
+        agents = []
+        for name, tree in trees.items():
+            agents.append(Agent(name, Path(tree), plane, folder))
+            stack.callback(agents[-1].end)
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            items = plane.ask("GET", SLICES)["items"]
+            if len({item["spec"]["nodeName"] for item in items}) == len(agents) and len(items) >= 2 * len(agents):
+                break
+            time.sleep(0.5)
+        else:
+            raise RuntimeError(
+                "not every agent publishes: " + (folder / f"{next(iter(trees))}.log").read_text()[-2000:]
+            )
+        time.sleep(2)
+        watch = Watch(plane)
+        for programs in args.load:
+            with load(programs, folder):
+                show(f"{programs} programs beside", measure(agents, watch, args.rounds))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except AgentError as error:
+        sys.exit(str(error))

@@ -1,0 +1,158 @@
+"""Whether the host is being taken: everything that all sources say, merged into one state. Pure: no clock, no disk.
+
+The safest reading wins: a notice beats a hint, the earliest deadline counts, and only a clear moves a deadline back.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Literal
+
+import msgspec
+
+from dra_agent.reclaim.reading import Reading
+
+Phase = Literal["none", "hint", "notice", "cancelled"]
+
+GRACE = timedelta(seconds=60)
+"""How long after its deadline a lasting notice, of which its source is silent, still holds: nobody is that late."""
+MOST_DISMISSED = 64
+
+
+class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A reading that holds."""
+
+    reading: Reading
+    since: datetime
+    silent: datetime | None = None
+    """Since when its source, which cannot take it back, does not name it any more."""
+
+
+class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What holds in one boot of the host."""
+
+    boot: str
+    held: tuple[Held, ...] = ()
+    noticed: datetime | None = None
+    """When the present notice began: the same until it ends, also over a restart of the agent."""
+    ended: datetime | None = None
+    """When the last hint or notice ended, if none holds now."""
+    dismissed: tuple[tuple[str, str], ...] = ()
+    """Sources and events that an operator has declared void."""
+
+    @property
+    def phase(self) -> Phase:
+        """The one word."""
+        kinds = {held.reading.kind for held in self.held}
+        if "notice" in kinds:
+            return "notice"
+        if "hint" in kinds:
+            return "hint"
+        return "none" if self.ended is None else "cancelled"
+
+    @property
+    def cause(self) -> Reading | None:
+        """The reading that counts: of notices, else of hints, the one with the earliest deadline."""
+        return min((held.reading for held in self.held), key=_urgency, default=None)
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the host is taken, as far as is known; None without a notice."""
+        cause = self.cause
+        return cause.deadline if cause is not None and cause.kind == "notice" else None
+
+
+def apply(state: State, reading: Reading, now: datetime) -> State:
+    """Take in one reading; the state itself where it changes nothing."""
+    key = (reading.source, reading.event)
+    if reading.kind == "clear":
+        return _clear(state, key, now)
+    if key in state.dismissed:
+        return state
+    known = next((held for held in state.held if _key(held) == key), None)
+    if known is None:
+        return _with(state, (*state.held, Held(reading, now)), now)
+    merged = Held(_safest(known.reading, reading), known.since)
+    if merged == known:
+        return state
+    return _with(state, tuple(merged if held is known else held for held in state.held), now)
+
+
+def expire(state: State, now: datetime) -> State:
+    """Let go of lasting notices whose source is silent and whose deadline is long past."""
+    return _with(state, tuple(held for held in state.held if not _over(held, now)), now)
+
+
+def next_expiry(state: State) -> datetime | None:
+    """When `expire` will next change something."""
+    return min((_end(held) for held in state.held if held.silent is not None), default=None)
+
+
+def dismiss(state: State, now: datetime) -> State:
+    """Declare everything that holds void, by an operator's word: the same events of the same sources count no more."""
+    dismissed = (*state.dismissed, *(_key(held) for held in state.held))[-MOST_DISMISSED:]
+    return _with(msgspec.structs.replace(state, dismissed=dismissed), (), now)
+
+
+def keep_sources(state: State, names: frozenset[str], now: datetime) -> State:
+    """Let go of what sources have said that are not listened to any more."""
+    return _with(state, tuple(held for held in state.held if held.reading.source in names), now)
+
+
+def _clear(state: State, key: tuple[str, str], now: datetime) -> State:
+    if key in state.dismissed:
+        # Taken back by its source: should the source say it once more, it is something new.
+        state = msgspec.structs.replace(state, dismissed=tuple(one for one in state.dismissed if one != key))
+    kept = []
+    for held in state.held:
+        if _key(held) != key:
+            kept.append(held)
+        elif held.reading.lasting and held.reading.kind == "notice":
+            silent = held if held.silent is not None else msgspec.structs.replace(held, silent=now)
+            if not _over(silent, now):
+                kept.append(silent)
+    return _with(state, tuple(kept), now)
+
+
+def _with(state: State, held: tuple[Held, ...], now: datetime) -> State:
+    if held == state.held:
+        return state
+    noticed = (state.noticed or now) if any(one.reading.kind == "notice" for one in held) else None
+    ended = None if held else (now if state.held else state.ended)
+    return msgspec.structs.replace(state, held=held, noticed=noticed, ended=ended)
+
+
+def _safest(known: Reading, said: Reading) -> Reading:
+    if known.kind == "hint":
+        return said
+    if said.kind == "hint":
+        return known
+    # Of two deadlines for one event the earlier one stays; what is said of it is the latest.
+    earlier = min((r for r in (said, known) if r.deadline is not None), key=_deadline, default=said)
+    return msgspec.structs.replace(
+        said, deadline=earlier.deadline, doubt=earlier.doubt, lasting=known.lasting or said.lasting
+    )
+
+
+def _key(held: Held) -> tuple[str, str]:
+    return held.reading.source, held.reading.event
+
+
+def _end(held: Held) -> datetime:
+    # A lasting notice without a deadline counts from the moment at which its source fell silent.
+    start = held.reading.deadline or held.silent or held.since
+    return max(start, held.silent or start) + GRACE
+
+
+def _over(held: Held, now: datetime) -> bool:
+    return held.silent is not None and now >= _end(held)
+
+
+def _deadline(reading: Reading) -> datetime:
+    assert reading.deadline is not None
+    return reading.deadline
+
+
+def _urgency(reading: Reading) -> tuple[bool, bool, float, str, str]:
+    stamp = reading.deadline.timestamp() if reading.deadline is not None else 0.0
+    return reading.kind != "notice", reading.deadline is None, stamp, reading.source, reading.event

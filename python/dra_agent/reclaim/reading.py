@@ -1,0 +1,77 @@
+"""What a source says of the host's end, and what a source is.
+
+A source tells all that it sees each time it looks well; what it no longer names has ended. A failed look says nothing.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal, Protocol
+
+import msgspec
+
+from dra_agent.errors import RetryableError
+
+Kind = Literal["hint", "notice", "clear"]
+"""hint: the host may be taken. notice: it will be, and soon. clear: what was said before no longer holds."""
+
+_LONGEST_TEXT = 200
+_PRINTABLE = frozenset(string.printable) - frozenset("\t\n\r\x0b\x0c")
+
+
+class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One thing that one source says."""
+
+    source: str
+    """`aws.spot`, `azure`, `operator`; a source may have several voices, each with its own name."""
+    kind: Kind
+    event: str
+    """The source's id of it, or its own name where it has none."""
+    what: str
+    """For people; printable."""
+    deadline: datetime | None = None
+    """When the host is taken: aware, UTC, by this host's clock. None: not known."""
+    lasting: bool = False
+    """The source cannot take it back: silence about it means nothing before its deadline."""
+    doubt: str = ""
+    """Why the deadline is not the one that was announced, if it is not."""
+
+
+class Watch(Protocol):
+    """To whom sources report."""
+
+    def seen(self, source: str, readings: Sequence[Reading]) -> None:
+        """A good look: these readings hold, and no others of this source."""
+
+    def failed(self, source: str, why: str) -> None:
+        """A look that says nothing, neither that there is a notice nor that there is none."""
+
+
+class Source(Protocol):
+    """Something that knows when the host is taken."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every `source` that its readings can have."""
+
+    async def run(self, watch: Watch) -> None:
+        """Look and report until cancelled."""
+
+    async def released(self) -> None:
+        """Every claim of the host was released: whatever the source holds back for this host need not wait longer."""
+
+
+class SourceError(RetryableError):
+    """A look that failed, with the seconds that the other side asks to wait for."""
+
+    def __init__(self, what: str, *, where: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(what, where=where)
+        self.retry_after = retry_after
+
+
+def printable(text: str) -> str:
+    """Text from outside as it may stand in a log, an Event or an id: ASCII on one line, and not without end."""
+    kept = "".join(character if character in _PRINTABLE else "?" for character in text.strip())
+    return kept if len(kept) <= _LONGEST_TEXT else kept[: _LONGEST_TEXT - 3] + "..."

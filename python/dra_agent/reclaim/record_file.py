@@ -1,0 +1,108 @@
+"""What became of the claims of a notice, on disk: an agent that is started anew goes on with it and tells of them all.
+
+Written after the taints, when something has changed; a file that is lost or late costs only what people are told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from dra_agent import whole_file
+from dra_agent.reclaim.record import ClaimRecord
+
+log = logging.getLogger(__name__)
+
+FILE = "reclaim-claims.json"
+_VERSION = 1
+_MOST = 16 * 1024 * 1024
+
+
+class KeptClaim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One claim; see ClaimRecord."""
+
+    uid: str
+    namespace: str
+    name: str
+    seen: datetime
+    tainted: datetime | None = None
+    pods_gone: datetime | None = None
+    unprepared: datetime | None = None
+    released: datetime | None = None
+    overdue: datetime | None = None
+
+    def record(self) -> ClaimRecord:
+        """As it goes on."""
+        return ClaimRecord(**msgspec.structs.asdict(self))
+
+
+class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How far the release was."""
+
+    boot: str
+    noticed: datetime
+    """Of the notice that it is about."""
+    tainted: datetime | None = None
+    """When every device was tainted."""
+    told: dict[str, str] = {}
+    """What people were told last, by its kind."""
+    claims: tuple[KeptClaim, ...] = ()
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    kept: Kept
+
+
+class RecordFile:
+    """The file of one state directory, in one boot of the host. Both calls wait for the disk."""
+
+    def __init__(self, directory: Path, boot: str, *, newest: Callable[[], bool] = lambda: True) -> None:
+        """`newest`: whether this is the agent that writes, of several that share the directory for a while."""
+        self._path = directory / FILE
+        self._newest = newest
+        self.boot = boot
+        self._complained = False
+
+    def load(self, noticed: datetime) -> Kept:
+        """Give what is known of that notice; nothing where the file is of another one, or damaged."""
+        fresh = Kept(self.boot, noticed)
+        try:
+            found = msgspec.json.decode(whole_file.read(self._path, _MOST), type=_File)
+        except FileNotFoundError:
+            return fresh
+        except OSError as error:
+            log.error("what became of claims cannot be read", extra={"file": str(self._path), "reason": str(error)})
+            return fresh
+        except msgspec.DecodeError as error:
+            aside = self._path
+            with contextlib.suppress(OSError):
+                aside = whole_file.set_aside(self._path)
+            log.error("what became of claims was damaged", extra={"reason": str(error), "aside": aside.name})
+            return fresh
+        kept = found.kept
+        same = found.version == _VERSION and (kept.boot, kept.noticed) == (self.boot, noticed)
+        return kept if same else fresh
+
+    def save(self, kept: Kept) -> None:
+        """Put it on disk; a disk that refuses is complained about once."""
+        if not self._newest():
+            return
+        try:
+            whole_file.put(self._path, msgspec.json.encode(_File(_VERSION, kept)), durable=True)
+            self._complained = False
+        except OSError as error:
+            if not self._complained:
+                log.warning("what became of claims is not kept", extra={"reason": error.strerror or str(error)})
+            self._complained = True
+
+
+def kept_claims(records: Iterable[ClaimRecord]) -> tuple[KeptClaim, ...]:
+    """Take from records what outlives the agent."""
+    names = KeptClaim.__struct_fields__
+    return tuple(KeptClaim(**{name: getattr(record, name) for name in names}) for record in records)

@@ -1,0 +1,244 @@
+"""Reclaim as one running part: the sources' tasks, the merged state, and everybody who acts on it.
+
+A change is on disk before anybody is told, unless the disk takes longer than a dying host can wait; and before the
+operator who asked for it is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dra_agent.errors import AgentError
+from dra_agent.reclaim.notice import State, apply, dismiss, expire, keep_sources, next_expiry
+from dra_agent.reclaim.picture import Hearing, Picture
+from dra_agent.reclaim.reading import Reading, Source
+from dra_agent.reclaim.record import Progress
+from dra_agent.reclaim.store import StateFile
+
+log = logging.getLogger(__name__)
+
+OPERATOR = "operator"
+HEAD_START = 0.01
+"""Seconds for which those who act on a change let the disk go first: a quiet one needs 3 ms. A busy one (100 ms were
+seen) is not waited for: a notice comes again after a crash of the agent, its time does not."""
+SAVE_AT_MOST = 0.5
+"""Seconds after which the disk is not waited for even by who has asked for the change."""
+
+Changed = Callable[[State, State], Awaitable[None]]
+"""Called with the state before and after, one change at a time; it starts what takes long, and returns."""
+Step = Callable[[State, datetime], State]
+
+
+class Reclaim:
+    """From `start` to `stop`."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        boot: str,
+        sources: Sequence[Source],
+        *,
+        newest: Callable[[], bool] = lambda: True,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """Read what an earlier run of this boot was told; `state_dir` must exist.
+
+        `newest`: whether this is the agent that keeps the state, where several share a directory for a while.
+        """
+        self._file = StateFile(state_dir)
+        self._newest = newest
+        self._now = now
+        self._sources = list(sources)
+        self._saver = ThreadPoolExecutor(1, thread_name_prefix="reclaim")
+        self._listeners: list[Changed] = []
+        self._readings: list[Reading] = []
+        self._woken = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.progress: Callable[[], Progress] = Progress
+        """How far the release of claims is; set by whoever has them released."""
+        self.notices = 0
+        """Notices that began since the agent started."""
+        self.cancelled = 0
+        """Notices that ended."""
+        self.state = self._file.load(boot)
+        known = [held.reading for held in self.state.held if held.reading.source != OPERATOR]
+        names = [name for source in sources for name in source.names]
+        self._picture = Picture(names, self._take, known=known)
+
+    def on_change(self, listener: Changed) -> None:
+        """Have changes told; the state as it is now is `state`."""
+        self._listeners.append(listener)
+
+    def add(self, source: Source) -> None:
+        """Listen to one more source; call it before `start`."""
+        self._sources.append(source)
+        self._picture.add(source.names)
+
+    async def start(self) -> None:
+        """Begin to listen."""
+        names = frozenset({OPERATOR, *(name for source in self._sources for name in source.names)})
+        await self._change(lambda state, now: keep_sources(state, names, now))
+        if self.state.held:
+            cause = self.state.cause
+            log.warning(
+                "a reclaim goes on from before the agent was restarted",
+                extra={"phase": self.state.phase, "source": cause.source if cause else ""},
+            )
+        self._tasks.append(asyncio.create_task(self._run(), name="reclaim"))
+        for source in self._sources:
+            self._listen(source)
+
+    async def stop(self) -> None:
+        """Stop listening; the state stays on disk."""
+        with contextlib.suppress(TimeoutError):
+            # A change that was begun is ended first: it must not be lost between here and the disk.
+            async with asyncio.timeout(2 * SAVE_AT_MOST), self._turn:
+                pass
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._saver.shutdown(wait=False, cancel_futures=True)
+
+    async def begin(self, kind: str, *, deadline: datetime | None, what: str) -> None:
+        """An operator's own hint or notice, on disk when this returns."""
+        reading = Reading(OPERATOR, "hint" if kind == "hint" else "notice", OPERATOR, what, deadline)
+        log.warning(f"reclaim {reading.kind} by the operator", extra={"what": what})
+        await self._change(lambda state, now: apply(state, reading, now))
+
+    async def cancel(self, *, everything: bool) -> None:
+        """Take the operator's own word back, or declare void whatever any source says."""
+        log.warning("reclaim cancelled by the operator", extra={"everything": everything})
+        clear = Reading(OPERATOR, "clear", OPERATOR, "")
+        await self._change(lambda state, now: apply(dismiss(state, now) if everything else state, clear, now))
+
+    async def released(self) -> None:
+        """Tell every source that each claim of the host was released."""
+        for source in self._sources:
+            try:
+                await source.released()
+            except Exception:  # one source must not keep the others waiting
+                log.exception("a source was not told that claims are released", extra={"source": source.names[0]})
+
+    def hearing(self) -> list[Hearing]:
+        """Tell how well each source is heard."""
+        return self._picture.hearing()
+
+    def _listen(self, source: Source) -> None:
+        self._tasks.append(asyncio.create_task(self._follow(source), name=f"reclaim {source.names[0]}"))
+
+    async def _follow(self, source: Source) -> None:
+        while True:
+            try:
+                await source.run(self._picture)
+            except AgentError as error:
+                self._picture.failed(source.names[0], str(error))
+            except Exception as error:  # one source must not take the others with it
+                log.exception("a source of reclaim notices failed", extra={"source": source.names[0]})
+                self._picture.failed(source.names[0], f"{type(error).__name__}: {error}")
+            await asyncio.sleep(5.0)
+
+    def _take(self, reading: Reading) -> None:
+        self._readings.append(reading)
+        self._woken.set()
+
+    async def _run(self) -> None:
+        while True:
+            expiry = next_expiry(self.state)
+            left = None if expiry is None else max(0.1, (expiry - self._now()).total_seconds())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._woken.wait()
+            self._woken.clear()
+            readings, self._readings = self._readings, []
+
+            def step(state: State, now: datetime, readings: list[Reading] = readings) -> State:
+                for reading in readings:
+                    state = apply(state, reading, now)
+                return expire(state, now)
+
+            await self._change(step)
+
+    async def _change(self, step: Step) -> None:
+        async with self._turn:
+            before, after = self.state, step(self.state, self._now())
+            if after == before:
+                return
+            self.state = after
+            self.notices += before.noticed is None and after.noticed is not None
+            self.cancelled += before.noticed is not None and after.noticed is None
+            saving = self._begin_saving(after)
+            await _give_time(saving, HEAD_START)
+            self._say(before, after)
+            for listener in self._listeners:
+                try:
+                    await listener(before, after)
+                except Exception:  # the others must be told all the same
+                    log.exception("a change of the reclaim was not acted on")
+            await self._saved(saving)
+
+    def _begin_saving(self, state: State) -> asyncio.Future[None] | None:
+        try:
+            if not self._newest():
+                return None
+        except AgentError as error:
+            log.warning("whether this agent keeps the state is not known; it does", extra={"reason": str(error)})
+        return asyncio.get_running_loop().run_in_executor(self._saver, self._file.save, state)
+
+    async def _saved(self, saving: asyncio.Future[None] | None) -> None:
+        if saving is None:
+            return
+        await _give_time(saving, SAVE_AT_MOST)
+        if not saving.done():
+            saving.add_done_callback(_forget)
+            log.error("the notice is acted on before it is on disk: the disk takes too long")
+            return
+        try:
+            saving.result()
+        except AgentError as error:
+            log.error("the notice is not on disk, and is acted on all the same", extra={"reason": str(error)})
+
+    def _say(self, before: State, after: State) -> None:
+        if after.phase != before.phase:
+            cause = after.cause
+            extra: dict[str, object] = {"was": before.phase}
+            if cause is not None:
+                extra |= {"source": cause.source, "event": cause.event, "what": cause.what}
+            if after.deadline is not None:
+                extra["deadline"] = after.deadline.isoformat()
+                extra["seconds"] = round((after.deadline - self._now()).total_seconds(), 1)
+            log.warning(f"reclaim: {after.phase}", extra=extra)
+        if after.deadline is not None and after.deadline != before.deadline and _disagree(after):
+            log.warning(
+                "sources disagree about the deadline; the earliest counts",
+                extra={"deadline": after.deadline.isoformat(), "sources": _deadlines(after)},
+            )
+
+
+def _disagree(state: State) -> bool:
+    times = [held.reading.deadline for held in state.held if held.reading.kind == "notice" and held.reading.deadline]
+    return len(times) > 1 and (max(times) - min(times)).total_seconds() > 5
+
+
+def _deadlines(state: State) -> list[str]:
+    return [
+        f"{held.reading.source}={held.reading.deadline.isoformat()}"
+        for held in state.held
+        if held.reading.kind == "notice" and held.reading.deadline is not None
+    ]
+
+
+async def _give_time(saving: asyncio.Future[None] | None, at_most: float) -> None:
+    if saving is not None:
+        await asyncio.wait([saving], timeout=at_most)
+
+
+def _forget(saving: asyncio.Future[None]) -> None:
+    if not saving.cancelled():
+        saving.exception()

@@ -1,0 +1,178 @@
+"""Azure: the Scheduled Events of the metadata service, as far as they name this VM.
+
+Azure documentation: "Scheduled Events for Linux VMs". Events are sent to every VM of a set, and are taken back by not
+being there any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from dra_agent.reclaim.reading import Reading, SourceError, Watch, printable
+from dra_agent.reclaim.signals.http import Answer, MetadataService
+from dra_agent.reclaim.signals.polling import Pace, keep_looking
+from dra_agent.reclaim.signals.times import believable, by_our_clock, parse_time
+
+log = logging.getLogger(__name__)
+
+EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+VM_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+FIRST = 125.0
+"""Seconds for the very first answer: it switches the service on, which takes up to two minutes."""
+AT_MOST = 5.0
+EVERY = 1.0
+_HEADERS = {"Metadata": "true"}
+_ENDS = {"Preempt": timedelta(seconds=30), "Terminate": timedelta(minutes=5)}
+"""What takes the VM for good, with the shortest warning that Azure gives: a notice as soon as it is announced."""
+_STOPS = {"Reboot": timedelta(minutes=15), "Redeploy": timedelta(minutes=10)}
+"""What the VM comes back from without its memory: a hint, and a notice once it is near."""
+_MOST = timedelta(days=60)
+
+
+class _Event(msgspec.Struct, rename="pascal"):
+    event_id: str
+    event_type: str
+    event_status: str
+    resources: list[str]
+    not_before: str = ""
+    event_source: str = ""
+
+
+class _Document(msgspec.Struct, rename="pascal"):
+    events: list[Any]
+
+
+class Azure:
+    """The source."""
+
+    names = ("azure",)
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        vm: str,
+        lead: timedelta,
+        acknowledge: bool,
+        pace: Callable[[float], Pace] = Pace,
+    ) -> None:
+        """`vm`: the VM's name, empty to ask for it. `acknowledge`: tell Azure that users' events need not wait."""
+        self._service = MetadataService(endpoint)
+        self._vm = vm
+        self._lead = lead
+        self._acknowledge = acknowledge
+        self._pace = pace
+        self._answered = False
+        self._ours: list[_Event] = []
+        self._approved: set[str] = set()
+        self._began: dict[str, datetime] = {}
+
+    async def run(self, watch: Watch) -> None:
+        """Ask once a second, as Azure recommends."""
+        try:
+            await keep_looking("azure", self.look, self._pace(EVERY), watch)
+        finally:
+            self._service.close()
+
+    async def look(self) -> Sequence[Reading]:
+        """The events that name this VM."""
+        if not self._vm:
+            self._vm = await self._name()
+        answer = await self._ask(EVENTS)
+        document = answer.json(_Document)
+        try:
+            # What is odd about an event for others is none of this host's business.
+            named = [event for event in document.events if _names(event, self._vm)]
+            self._ours = [event for event in msgspec.convert(named, list[_Event]) if event.event_status != "Completed"]
+        except msgspec.DecodeError as error:
+            raise SourceError(f"the answer is not what the service gives: {printable(str(error))}") from error
+        present = {event.event_id for event in self._ours}
+        self._approved &= present
+        self._began = {event: at for event, at in self._began.items() if event in present}
+        return [self._reading(answer, event) for event in self._ours]
+
+    async def released(self) -> None:
+        """Approve what a user asked for and what touches no other VM; an approval cannot be taken back."""
+        if not self._acknowledge:
+            return
+        for event in self._ours:
+            sole = {name.casefold() for name in event.resources} == {self._vm.casefold()}
+            wanted = event.event_source == "User" and event.event_type != "Preempt"
+            if sole and wanted and event.event_status == "Scheduled" and event.event_id not in self._approved:
+                await self._approve(event)
+
+    async def _approve(self, event: _Event) -> None:
+        self._approved.add(event.event_id)
+        body = msgspec.json.encode({"StartRequests": [{"EventId": event.event_id}]})
+        what = {"source": "azure", "event": printable(event.event_id)}
+        try:
+            answer = await self._service.ask(
+                EVENTS,
+                method="POST",
+                headers={**_HEADERS, "Content-Type": "application/json"},
+                body=body,
+                at_most=AT_MOST,
+            )
+            if answer.status != 200:
+                raise answer.refusal()
+        except SourceError as error:
+            log.warning("the event could not be acknowledged; it waits its time", extra={**what, "reason": str(error)})
+        else:
+            log.info("event acknowledged: every claim is released", extra=what)
+
+    async def _name(self) -> str:
+        answer = await self._ask(VM_NAME)
+        name = answer.text().strip()
+        if not name or len(name) > 256 or printable(name) != name or "<" in name:
+            raise SourceError("the VM's name that it gives is none")
+        return name
+
+    async def _ask(self, target: str) -> Answer:
+        at_most = AT_MOST if self._answered else FIRST
+        answer = await self._service.ask(target, headers=_HEADERS, at_most=at_most)
+        if answer.status != 200:
+            raise answer.refusal()
+        self._answered = True
+        return answer
+
+    def _reading(self, answer: Answer, event: _Event) -> Reading:
+        now, started = answer.received, event.event_status == "Started"
+        warning = _ENDS.get(event.event_type) or _STOPS.get(event.event_type)
+        begins, doubt = None, ""
+        if started:
+            # It goes on now; the moment of the first look at it stays the deadline.
+            begins = self._began.setdefault(event.event_id, now)
+        elif event.not_before.strip():
+            announced = by_our_clock(_time(event.not_before), answer.ahead)
+            begins, doubt = believable(announced, now=now, usual=warning or self._lead, most=_MOST)
+        elif warning is not None:
+            begins = self._began.setdefault(event.event_id, now) + warning
+        near = started or (begins is not None and not doubt.endswith("to be true") and begins - now <= self._lead)
+        notice = event.event_type in _ENDS or (event.event_type in _STOPS and near)
+        what = f"{printable(event.event_type)} ({printable(event.event_status).lower()})"
+        return Reading(
+            "azure",
+            "notice" if notice else "hint",
+            printable(event.event_id),
+            what,
+            begins,
+            doubt=doubt,
+        )
+
+
+def _names(event: Any, vm: str) -> bool:
+    resources = event.get("Resources") if isinstance(event, dict) else None
+    names = resources if isinstance(resources, list) else []
+    return vm.casefold() in (name.casefold() for name in names if isinstance(name, str))
+
+
+def _time(text: str) -> datetime:
+    with contextlib.suppress(ValueError, OverflowError):
+        return parse_time(text).astimezone(UTC)
+    raise SourceError(f"NotBefore is {printable(text)!r}, which is not a time")

@@ -1,0 +1,191 @@
+"""A connection to a D-Bus daemon on the event loop: jeepney speaks the protocol, this moves its bytes and descriptors.
+
+jeepney's own asyncio connection takes no file descriptors, and an inhibitor lock is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING, Any
+
+from dra_agent.reclaim.reading import SourceError, printable
+
+if TYPE_CHECKING:
+    from jeepney import Message
+
+AT_MOST = 5.0
+"""Seconds for any answer of the daemon or of logind."""
+_SIGNALS = 64
+_CHUNK = 4096
+
+
+class Bus:
+    """Calls and signals, from `open` to `close`. What breaks it is raised by `signal` and by every call."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        from jeepney import Parser
+
+        self._socket = connection
+        self._parser = Parser()
+        self._serial = 0
+        self._replies: dict[int, asyncio.Future[Message]] = {}
+        self._signals: asyncio.Queue[Message | SourceError] = asyncio.Queue(_SIGNALS)
+        self._broken: SourceError | None = None
+
+    @classmethod
+    async def open(cls, address: str) -> Bus:
+        """Connect to a daemon ("unix:path=/run/dbus/system_bus_socket"); SourceError where none answers."""
+        from jeepney.bus import get_bus
+
+        try:
+            path = get_bus(address)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise SourceError(f"{address!r} is no address of a D-Bus daemon on this host") from error
+        connection = socket.socket(socket.AF_UNIX)
+        connection.setblocking(False)
+        try:
+            async with asyncio.timeout(AT_MOST):
+                await asyncio.get_running_loop().sock_connect(connection, path)
+                await _authenticate(connection)
+        except TimeoutError as error:
+            connection.close()
+            raise SourceError(f"no answer within {AT_MOST:g} s", where=address) from error
+        except OSError as error:
+            connection.close()
+            raise SourceError(f"no connection: {error.strerror or error}", where=address) from error
+        except BaseException:
+            connection.close()
+            raise
+        bus = cls(connection)
+        asyncio.get_running_loop().add_reader(connection.fileno(), bus._readable)
+        try:
+            await bus.call(_daemon().Hello())
+        except BaseException:
+            bus.close()
+            raise
+        return bus
+
+    async def call(self, message: Message) -> tuple[Any, ...]:
+        """Call a method and give what it returns; SourceError where it fails or does not answer."""
+        from jeepney import HeaderFields, MessageType
+
+        if self._broken is not None:
+            raise self._broken
+        self._serial += 1
+        serial = self._serial
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Message] = loop.create_future()
+        self._replies[serial] = future
+        name = message.header.fields.get(HeaderFields.member, "call")
+        try:
+            async with asyncio.timeout(AT_MOST):
+                await loop.sock_sendall(self._socket, message.serialise(serial))
+                reply = await future
+        except TimeoutError as error:
+            raise SourceError(f"{name}: no answer within {AT_MOST:g} s") from error
+        except OSError as error:
+            raise SourceError(f"{name}: the connection broke: {error.strerror or error}") from error
+        finally:
+            self._replies.pop(serial, None)
+        if reply.header.message_type is MessageType.error:
+            kind = reply.header.fields.get(HeaderFields.error_name, "error")
+            raise SourceError(f"{name}: {printable(str(kind))}: {printable(str(reply.body))}")
+        return tuple(reply.body)
+
+    async def watch(self, rule: str) -> None:
+        """Ask for the signals that a match rule names."""
+        await self.call(_daemon().AddMatch(rule))
+
+    async def owner(self, name: str) -> str:
+        """Tell the unique name of who has a well-known name."""
+        (owner,) = await self.call(_daemon().GetNameOwner(name))
+        return str(owner)
+
+    async def signal(self, at_most: float) -> Message | None:
+        """Wait for the next signal; None where none comes in time."""
+        try:
+            async with asyncio.timeout(at_most):
+                received = await self._signals.get()
+        except TimeoutError:
+            return None
+        if isinstance(received, SourceError):
+            raise received
+        return received
+
+    def close(self) -> None:
+        """Hang up."""
+        with contextlib.suppress(ValueError, OSError):
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        self._socket.close()
+
+    def _readable(self) -> None:
+        from jeepney.fds import FileDescriptor, fds_buf_size
+
+        try:
+            data, ancillary, flags, _ = self._socket.recvmsg(_CHUNK, fds_buf_size())
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._break(f"the connection broke: {error.strerror or error}")
+            return
+        received = FileDescriptor.from_ancdata(ancillary)
+        if not data or flags & socket.MSG_CTRUNC:
+            for descriptor in received:
+                descriptor.close()
+            self._break("the D-Bus daemon hung up")
+            return
+        try:
+            self._parser.add_data(data, fds=received)
+            while (message := self._parser.get_next_message()) is not None:
+                self._deliver(message)
+        except Exception as error:  # noqa: BLE001  (no D-Bus: jeepney raises what its decoding meets)
+            self._break(f"not D-Bus: {printable(str(error))}")
+
+    def _deliver(self, message: Message) -> None:
+        from jeepney import HeaderFields, MessageType
+
+        future = self._replies.get(message.header.fields.get(HeaderFields.reply_serial, -1))
+        if future is not None:
+            if not future.done():
+                future.set_result(message)
+        elif message.header.message_type is MessageType.signal:
+            if self._signals.full():
+                self._break("more signals than anyone sends")
+            else:
+                self._signals.put_nowait(message)
+
+    def _break(self, why: str) -> None:
+        self._broken = SourceError(why)
+        with contextlib.suppress(ValueError, OSError):
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+        for future in self._replies.values():
+            if not future.done():
+                future.set_exception(self._broken)
+        if self._signals.full():
+            self._signals.get_nowait()
+        self._signals.put_nowait(self._broken)
+
+
+async def _authenticate(connection: socket.socket) -> None:
+    from jeepney.auth import BEGIN, AuthenticationError, Authenticator
+
+    loop = asyncio.get_running_loop()
+    authenticator = Authenticator(enable_fds=True)
+    try:
+        for data in authenticator:
+            await loop.sock_sendall(connection, data)
+            answer = await loop.sock_recv(connection, 1024)
+            if not answer:
+                raise SourceError("the D-Bus daemon hung up")
+            authenticator.feed(answer)
+    except (AuthenticationError, ValueError) as error:
+        raise SourceError(f"the D-Bus daemon refuses: {printable(str(error))}") from error
+    await loop.sock_sendall(connection, BEGIN)
+
+
+def _daemon() -> Any:
+    from jeepney import message_bus
+
+    return message_bus

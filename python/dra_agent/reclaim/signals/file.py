@@ -1,0 +1,93 @@
+"""A file whose being there is a notice: for clouds and scripts that this agent does not know.
+
+An empty file is a notice without a deadline. One with a JSON object says more: {"kind": "hint"|"notice",
+"deadline": time, "event": text, "what": text}, each of them optional.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from dra_agent.reclaim.reading import Reading, SourceError, Watch, printable
+from dra_agent.reclaim.signals.polling import Pace, keep_looking
+from dra_agent.reclaim.signals.times import believable, parse_time
+
+EVERY = 1.0
+_MOST = 4096
+_FURTHEST = timedelta(days=7)
+_USUAL = timedelta(seconds=30)
+
+
+class _Words(msgspec.Struct, forbid_unknown_fields=True):
+    kind: Literal["hint", "notice"] = "notice"
+    deadline: str = ""
+    event: str = "file"
+    what: str = ""
+
+
+class File:
+    """The source."""
+
+    names = ("file",)
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        pace: Callable[[float], Pace] = Pace,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._path = path
+        self._pace = pace
+        self._now = now
+
+    async def run(self, watch: Watch) -> None:
+        """Look once a second: one system call."""
+        await keep_looking("file", self.look, self._pace(EVERY), watch)
+
+    async def released(self) -> None:
+        """Nobody waits."""
+
+    async def look(self) -> Sequence[Reading]:
+        """Read the file, if it is there."""
+        text = self._read()
+        if text is None:
+            return ()
+        try:
+            words = msgspec.json.decode(text, type=_Words) if text.strip() else _Words()
+            announced = parse_time(words.deadline) if words.deadline else None
+        except (msgspec.DecodeError, ValueError, OverflowError) as error:
+            raise SourceError(f"not what this file may say: {printable(str(error))}", where=str(self._path)) from error
+        what = printable(words.what) or f"{self._path} is there"
+        if announced is None:
+            return (Reading("file", words.kind, printable(words.event), what),)
+        deadline, doubt = believable(announced, now=self._now(), usual=_USUAL, most=_FURTHEST)
+        return (Reading("file", words.kind, printable(words.event), what, deadline, doubt=doubt),)
+
+    def _read(self) -> bytes | None:
+        try:
+            # Never through a link, and never waiting for the other end of a pipe.
+            handle = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise SourceError(f"cannot be read: {error.strerror}", where=str(self._path)) from error
+        try:
+            about = os.fstat(handle)
+            if not stat.S_ISREG(about.st_mode):
+                raise SourceError("is no regular file", where=str(self._path))
+            if about.st_uid not in (0, os.geteuid()) or about.st_mode & stat.S_IWOTH:
+                raise SourceError("can be written by others than root and the agent", where=str(self._path))
+            text = os.read(handle, _MOST + 1)
+        finally:
+            os.close(handle)
+        if len(text) > _MOST:
+            raise SourceError(f"is longer than {_MOST} bytes", where=str(self._path))
+        return text

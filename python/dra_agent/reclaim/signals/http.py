@@ -1,0 +1,154 @@
+"""Questions to a metadata service: HTTP/1.1 on one kept connection, with every answer held to its bounds.
+
+No proxy, no redirect, no TLS: a metadata service is one hop away on a link-local address, and whoever answers in its
+place must not be able to make the agent wait, swallow memory or go elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import h11
+import msgspec
+
+from dra_agent.cluster.connection import ClosedError, Connection
+from dra_agent.errors import UsageError
+from dra_agent.reclaim.reading import SourceError, printable
+from dra_agent.reclaim.signals.times import parse_time
+
+MOST_BODY = 64 * 1024
+LONGEST_RETRY_AFTER = 30.0
+"""Seconds for which a service may ask to be left alone: a notice of 30 s must not be missed for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer, read to its end."""
+
+    status: int
+    headers: Mapping[str, str]
+    """By lower-case name."""
+    body: bytes
+    received: datetime
+
+    def text(self) -> str:
+        """Give the body as text; SourceError where it is not UTF-8."""
+        try:
+            return self.body.decode()
+        except UnicodeDecodeError as error:
+            raise SourceError(f"the answer is not UTF-8 (byte {error.start})") from error
+
+    def json(self, kind: Any) -> Any:
+        """Give the body as JSON of that type; SourceError where it is none."""
+        try:
+            return msgspec.json.decode(self.text(), type=kind)
+        except (msgspec.DecodeError, RecursionError) as error:
+            # A body may hold more levels than the decoder can go down.
+            raise SourceError(f"the answer is not what the service gives: {printable(str(error))}") from error
+
+    @property
+    def ahead(self) -> timedelta | None:
+        """How far the service's clock is ahead of ours, from its Date header; None where it does not say."""
+        try:
+            return parse_time(self.headers["date"]) - self.received
+        except (KeyError, ValueError, OverflowError):
+            return None
+
+    def refusal(self) -> SourceError:
+        """Say of an answer that is none what its status says."""
+        words = {401: "does not accept the session token", 403: "refuses to answer", 429: "is asked too often"}
+        what = f"answers {self.status}" + (f": {words[self.status]}" if self.status in words else "")
+        if 300 <= self.status < 400:
+            what = f"answers {self.status}, a redirect, which is not followed"
+        return SourceError(what, retry_after=self._retry_after())
+
+    def _retry_after(self) -> float | None:
+        text = self.headers.get("retry-after", "").strip()
+        if text.isascii() and text.isdigit():
+            return min(float(text[:9]), LONGEST_RETRY_AFTER)
+        with contextlib.suppress(ValueError, OverflowError):
+            return min(max(0.0, (parse_time(text) - self.received).total_seconds()), LONGEST_RETRY_AFTER)
+        return None
+
+
+class MetadataService:
+    """One connection to one endpoint, opened when it is needed. One question at a time."""
+
+    def __init__(self, endpoint: str) -> None:
+        """UsageError where the endpoint is not `http://HOST[:PORT]`."""
+        parts = urlsplit(endpoint)
+        try:
+            port = parts.port or 80
+        except ValueError:
+            port = 0
+        extra = parts.path.strip("/") or parts.query or parts.fragment or parts.username
+        if parts.scheme != "http" or not parts.hostname or extra or not 0 < port < 65536 or not endpoint.isascii():
+            raise UsageError(
+                f"{endpoint!r} is not http://HOST[:PORT]",
+                where="reclaim.endpoint",
+                todo="leave it out outside of tests",
+            )
+        self._host, self._port, self._name = parts.hostname, port, parts.netloc
+        self._lock = asyncio.Lock()
+        self._connection: Connection | None = None
+
+    async def ask(
+        self, target: str, *, method: str = "GET", headers: Mapping[str, str], body: bytes | None = None, at_most: float
+    ) -> Answer:
+        """Ask, and read the answer to its end within `at_most` seconds; SourceError where that is not possible."""
+        async with self._lock:
+            try:
+                async with asyncio.timeout(at_most):
+                    return await self._ask(method, target, headers, body)
+            except TimeoutError as error:
+                self.close()
+                raise SourceError(f"no answer within {at_most:g} s", where=self._name) from error
+            except (ClosedError, ConnectionError) as error:
+                self.close()
+                raise SourceError("no connection, or hung up without an answer", where=self._name) from error
+            except h11.ProtocolError as error:
+                self.close()
+                raise SourceError(f"not HTTP: {printable(str(error))}", where=self._name) from error
+            except OSError as error:
+                self.close()
+                raise SourceError(f"no connection: {error.strerror or error}", where=self._name) from error
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Hang up."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    async def _ask(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        kept = self._connection
+        if kept is not None and kept.reusable:
+            try:
+                return await self._exchange(kept, method, target, headers, body)
+            except (ClosedError, ConnectionError):
+                pass  # the service hung up between two questions; that is its right, and says nothing about it
+        self.close()
+        reader, writer = await asyncio.open_connection(self._host, self._port)
+        self._connection = Connection(reader, writer, self._name, 0)
+        return await self._exchange(self._connection, method, target, headers, body)
+
+    async def _exchange(
+        self, connection: Connection, method: str, target: str, headers: Mapping[str, str], body: bytes | None
+    ) -> Answer:
+        status, names = await connection.request(method, target, list(headers.items()), body)
+        received = bytearray()
+        async for data in connection.body():
+            received += data
+            if len(received) > MOST_BODY:
+                raise SourceError(f"the answer is longer than {MOST_BODY} bytes", where=self._name)
+        if not connection.reusable:
+            self.close()
+        return Answer(status, names, bytes(received), datetime.now(UTC))

@@ -1,0 +1,154 @@
+"""systemd-logind: an orderly shutdown of the host, delayed until claims are released or logind's patience ends.
+
+https://systemd.io/INHIBITOR_LOCKS: whoever holds a "delay" lock when PrepareForShutdown(true) is sent has
+InhibitDelayMaxSec to close it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from dra_agent.reclaim.reading import Reading, SourceError, Watch
+from dra_agent.reclaim.signals.dbus import Bus
+from dra_agent.reclaim.signals.polling import Pace
+
+if TYPE_CHECKING:
+    from jeepney import Message
+
+log = logging.getLogger(__name__)
+
+LOGIND = "org.freedesktop.login1"
+PATH = "/org/freedesktop/login1"
+MANAGER = "org.freedesktop.login1.Manager"
+CHECK = 30.0
+"""Seconds between two looks at whether logind is there and still says the same; signals come in between."""
+EVERY = 1.0
+_LONGEST = timedelta(hours=1)
+
+
+class Logind:
+    """The source."""
+
+    names = ("logind",)
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        pace: Callable[[float], Pace] = Pace,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._address = address
+        self._pace = pace(EVERY)
+        self._now = now
+        self._lock: int | None = None
+        self._shutdown: datetime | None = None
+
+    @property
+    def delays(self) -> bool:
+        """Whether a shutdown would wait for this agent now."""
+        return self._lock is not None
+
+    async def run(self, watch: Watch) -> None:
+        """Stay connected, and say when the host shuts down."""
+        while True:
+            bus: Bus | None = None
+            try:
+                bus = await Bus.open(self._address)
+                await self._follow(bus, watch)
+            except SourceError as error:
+                watch.failed("logind", str(error))
+                wait = self._pace.bad(None)
+            finally:
+                self._let_go()
+                if bus is not None:
+                    bus.close()
+            await asyncio.sleep(wait)
+
+    async def released(self) -> None:
+        """Let the shutdown go on."""
+        if self._shutdown is not None and self._lock is not None:
+            self._let_go()
+            log.info("every claim is released: the shutdown need not wait", extra={"source": "logind"})
+
+    async def _follow(self, bus: Bus, watch: Watch) -> None:
+        # By its unique name: any process may send a signal of this name straight to this connection.
+        owner = await bus.owner(LOGIND)
+        await bus.watch(
+            f"type='signal',sender='{LOGIND}',path='{PATH}',interface='{MANAGER}',member='PrepareForShutdown'"
+        )
+        await bus.watch(
+            "type='signal',sender='org.freedesktop.DBus',interface='org.freedesktop.DBus',"
+            f"member='NameOwnerChanged',arg0='{LOGIND}'"
+        )
+        while True:
+            # Asked for each time, so that a signal that was lost is found out late instead of never.
+            await self._say(bus, watch, await _property(bus, "PreparingForShutdown", bool))
+            self._pace.good()
+            signal = await bus.signal(CHECK)
+            while signal is not None:
+                preparing = _meaning(signal, owner)
+                if preparing is not None:
+                    await self._say(bus, watch, preparing)
+                signal = await bus.signal(CHECK)
+
+    async def _say(self, bus: Bus, watch: Watch, preparing: bool) -> None:
+        if not preparing:
+            self._shutdown = None
+            if self._lock is None:
+                self._lock = await _inhibit(bus)
+            watch.seen("logind", ())
+            return
+        if self._shutdown is None:
+            delay = timedelta(microseconds=await _property(bus, "InhibitDelayMaxUSec", int))
+            self._shutdown = self._now() + min(delay, _LONGEST)
+        watch.seen("logind", [Reading("logind", "notice", "shutdown", "the host shuts down", self._shutdown)])
+
+    def _let_go(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
+
+
+def _meaning(signal: Message, owner: str) -> bool | None:
+    """What a signal says about a shutdown; SourceError where logind itself went or came."""
+    from jeepney import HeaderFields
+
+    fields = signal.header.fields
+    sender, member = fields.get(HeaderFields.sender), fields.get(HeaderFields.member)
+    if sender == "org.freedesktop.DBus" and member == "NameOwnerChanged":
+        raise SourceError("logind was restarted")
+    if sender != owner or member != "PrepareForShutdown" or fields.get(HeaderFields.interface) != MANAGER:
+        return None
+    if len(signal.body) != 1 or not isinstance(signal.body[0], bool):
+        raise SourceError("PrepareForShutdown does not say whether")
+    return signal.body[0]
+
+
+async def _inhibit(bus: Bus) -> int:
+    from jeepney import DBusAddress, new_method_call
+    from jeepney.fds import FileDescriptor
+
+    address = DBusAddress(PATH, LOGIND, MANAGER)
+    body = ("shutdown", "dra-agent", "releases the claims of this host", "delay")
+    answer = await bus.call(new_method_call(address, "Inhibit", "ssss", body))
+    if len(answer) != 1 or not isinstance(answer[0], FileDescriptor):
+        raise SourceError("Inhibit: logind gave no lock")
+    descriptor: int = answer[0].to_raw_fd()
+    os.set_inheritable(descriptor, False)
+    return descriptor
+
+
+async def _property(bus: Bus, name: str, kind: type) -> Any:
+    from jeepney import DBusAddress, Properties
+
+    answer = await bus.call(Properties(DBusAddress(PATH, LOGIND, MANAGER)).get(name))
+    value = answer[0][1] if len(answer) == 1 and isinstance(answer[0], tuple) and len(answer[0]) == 2 else None
+    if type(value) is not kind:
+        raise SourceError(f"{name} is not what logind gives")
+    return value

@@ -1,0 +1,107 @@
+"""The taints by which autoscalers and others say, on the Node object itself, that the node goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from dra_agent.cluster.errors import GoneError
+from dra_agent.cluster.kinds import NODES
+from dra_agent.cluster.server import ApiServer
+from dra_agent.errors import AgentError
+from dra_agent.reclaim.reading import Reading, SourceError, Watch, printable
+from dra_agent.reclaim.settings import NodeTaint
+from dra_agent.reclaim.signals.polling import Pace
+from dra_agent.reclaim.signals.times import parse_time
+
+EVERY = 1.0
+
+
+def readings_of(node: dict[str, Any], rules: Sequence[NodeTaint], first_seen: dict[str, datetime]) -> list[Reading]:
+    """What the taints of a Node object say by the rules.
+
+    `first_seen` holds since when a taint without timeAdded is there, by its key and effect. SourceError for what is no
+    Node.
+    """
+    metadata, spec = node.get("metadata"), node.get("spec") or {}
+    taints = (spec.get("taints") or []) if isinstance(spec, dict) else None
+    named = isinstance(metadata, dict) and metadata.get("name")
+    if node.get("kind", "Node") != "Node" or not named or not isinstance(taints, list):
+        raise SourceError("what the API server gives is no Node")
+    readings = []
+    for taint in taints:
+        rule = _rule(taint, rules)
+        if rule is None:
+            continue
+        name = printable(f"{taint['key']}:{taint.get('effect', '')}")
+        deadline = None
+        if rule.seconds is not None:
+            deadline = _added(taint, name, first_seen) + timedelta(seconds=rule.seconds)
+        readings.append(Reading("node", rule.kind, name, f"the node has the taint {name}", deadline))
+    return readings
+
+
+class Node:
+    """The source: the Node object of this host, watched."""
+
+    names = ("node",)
+
+    def __init__(
+        self, api: ApiServer, name: str, rules: Sequence[NodeTaint], *, pace: Callable[[float], Pace] = Pace
+    ) -> None:
+        self._api = api
+        self._name = name
+        self._rules = rules
+        self._pace = pace(EVERY)
+        self._first_seen: dict[str, datetime] = {}
+
+    async def run(self, watch: Watch) -> None:
+        """Follow the object; where the watch breaks, begin again with a look at it."""
+        while True:
+            try:
+                async with aclosing(self._objects()) as objects:
+                    async for node in objects:
+                        watch.seen("node", readings_of(node, self._rules, self._first_seen))
+                        self._pace.good()
+            except GoneError:
+                wait = self._pace.good()  # the watch is too old, which says nothing about the node: look at it anew
+            except AgentError as error:
+                watch.failed("node", str(error))
+                wait = self._pace.bad(getattr(error, "retry_after", None))
+            await asyncio.sleep(wait)
+
+    async def released(self) -> None:
+        """Nobody waits."""
+
+    async def _objects(self) -> AsyncGenerator[dict[str, Any], None]:
+        chosen = {"metadata.name": self._name}
+        found = await self._api.list(NODES, fields=chosen)
+        for node in found.items:
+            yield node
+        events = self._api.watch(NODES, fields=chosen, resource_version=found.resource_version)
+        async for event in events:
+            if event.type != "DELETED":
+                yield event.object
+
+
+def _rule(taint: Any, rules: Sequence[NodeTaint]) -> NodeTaint | None:
+    if not isinstance(taint, dict) or not isinstance(taint.get("key"), str):
+        return None
+    for rule in rules:
+        if rule.key == taint["key"] and rule.effect in ("", taint.get("effect", "")):
+            return rule
+    return None
+
+
+def _added(taint: dict[str, Any], name: str, first_seen: dict[str, datetime]) -> datetime:
+    added = taint.get("timeAdded")
+    now = datetime.now(UTC)
+    if isinstance(added, str):
+        try:
+            return min(parse_time(added), now)
+        except (ValueError, OverflowError):
+            pass
+    return first_seen.setdefault(name, now)

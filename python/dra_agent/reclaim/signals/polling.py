@@ -1,0 +1,61 @@
+"""When to look again: steadily while all is well, and ever more rarely, but never too rarely, while it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+from dra_agent.reclaim.reading import Reading, SourceError, Watch
+
+log = logging.getLogger(__name__)
+
+SLOWEST = 8.0
+"""Seconds between two tries at most, however long a source has been silent: the shortest notice is 30 s."""
+JITTER = 0.1
+"""Part of a wait by which it varies, so that hosts that started together do not ask together."""
+
+Look = Callable[[], Awaitable[Sequence[Reading]]]
+
+
+class Pace:
+    """Waiting times between looks, in seconds."""
+
+    def __init__(self, every: float, *, spread: Callable[[], float] = random.random) -> None:
+        """`spread` gives numbers from 0 to 1."""
+        self._every = every
+        self._spread = spread
+        self._failures = 0
+
+    def good(self) -> float:
+        """How long to wait after a good look."""
+        self._failures = 0
+        return self._jittered(self._every)
+
+    def bad(self, retry_after: float | None) -> float:
+        """How long to wait after a failed look: twice as long each time, and as long as was asked for."""
+        self._failures += 1
+        backoff = min(self._every * 2.0 ** min(self._failures - 1, 16), max(SLOWEST, self._every))
+        return self._jittered(max(backoff, retry_after or 0.0))
+
+    def _jittered(self, seconds: float) -> float:
+        return seconds * (1.0 + JITTER * (2.0 * self._spread() - 1.0))
+
+
+async def keep_looking(name: str, look: Look, pace: Pace, watch: Watch) -> None:
+    """Look and report until cancelled."""
+    while True:
+        try:
+            readings = await look()
+        except SourceError as error:
+            watch.failed(name, str(error))
+            wait = pace.bad(error.retry_after)
+        except Exception as error:  # an answer that nobody thought of must not end the watch for the next one
+            log.debug("an answer was not understood", extra={"source": name}, exc_info=True)
+            watch.failed(name, f"{type(error).__name__}: {error}")
+            wait = pace.bad(None)
+        else:
+            watch.seen(name, readings)
+            wait = pace.good()
+        await asyncio.sleep(wait)

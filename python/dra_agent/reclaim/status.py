@@ -1,0 +1,132 @@
+"""What the command line is shown of a reclaim."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from dra_agent.reclaim.notice import Phase, State
+from dra_agent.reclaim.picture import Hearing
+from dra_agent.reclaim.record import ClaimRecord, Progress
+
+
+class SourceStatus(msgspec.Struct, frozen=True):
+    """How well one source is heard."""
+
+    source: str
+    up: bool | None
+    seconds_since_good: float | None
+    failures: int
+    why: str
+
+
+class EventStatus(msgspec.Struct, frozen=True):
+    """One thing that a source says."""
+
+    source: str
+    kind: str
+    event: str
+    what: str
+    deadline: datetime | None
+    since: datetime
+    doubt: str
+    silent_since: datetime | None
+    """The source does not say so any more, and cannot take it back."""
+
+
+class ClaimStatus(msgspec.Struct, frozen=True):
+    """What became of one claim of a notice."""
+
+    namespace: str
+    name: str
+    uid: str
+    state: str
+    """prepared, unprepared (given back, but still allocated here), or released."""
+    seconds: float | None
+    """From the notice to the release."""
+    tainted: float | None
+    pods_gone: float | None
+    unprepared: float | None
+    """From the notice, too: until its devices were tainted, no pod had it reserved, the kubelet gave it back."""
+    overdue: bool
+    """Whether it was not released at the deadline."""
+    pods: tuple[str, ...]
+    """For whom it is still reserved."""
+    why: str
+    """Why nobody knows more, or what went wrong with its hook."""
+
+
+class ReclaimStatus(msgspec.Struct, frozen=True):
+    """The whole."""
+
+    phase: Phase
+    noticed: datetime | None
+    deadline: datetime | None
+    seconds_left: float | None
+    tainted_after: float | None
+    """Seconds from the notice until every device was tainted."""
+    complete: bool
+    """Whether every claim of the notice is released, and every device kept from new ones."""
+    claims: tuple[ClaimStatus, ...]
+    events: tuple[EventStatus, ...]
+    sources: tuple[SourceStatus, ...]
+
+
+def status_of(state: State, hearing: list[Hearing], progress: Progress, now: datetime) -> ReclaimStatus:
+    """Put it together as of `now`."""
+    return ReclaimStatus(
+        phase=state.phase,
+        noticed=state.noticed,
+        deadline=state.deadline,
+        seconds_left=None if state.deadline is None else round((state.deadline - now).total_seconds(), 1),
+        tainted_after=progress.tainted_after,
+        complete=progress.complete,
+        claims=tuple(_claim(record, state.noticed) for record in progress.claims),
+        events=tuple(
+            EventStatus(
+                source=held.reading.source,
+                kind=held.reading.kind,
+                event=held.reading.event,
+                what=held.reading.what,
+                deadline=held.reading.deadline,
+                since=held.since,
+                doubt=held.reading.doubt,
+                silent_since=held.silent,
+            )
+            for held in state.held
+        ),
+        sources=tuple(
+            SourceStatus(
+                source=one.source,
+                up=one.up,
+                seconds_since_good=None
+                if one.last_good is None
+                else round(max(0.0, now.timestamp() - one.last_good), 1),
+                failures=one.failures,
+                why=one.why,
+            )
+            for one in hearing
+        ),
+    )
+
+
+def _claim(record: ClaimRecord, noticed: datetime | None) -> ClaimStatus:
+    def since(moment: datetime | None) -> float | None:
+        if moment is None or noticed is None:
+            return None
+        return round(max(0.0, (moment - noticed).total_seconds()), 2)
+
+    return ClaimStatus(
+        namespace=record.namespace,
+        name=record.name,
+        uid=record.uid,
+        state=record.state,
+        seconds=since(record.released),
+        tainted=since(record.tainted),
+        pods_gone=since(record.pods_gone),
+        unprepared=since(record.unprepared),
+        overdue=record.overdue is not None,
+        pods=record.pods,
+        why=record.unknown or ("" if record.unprepared else record.kept),
+    )

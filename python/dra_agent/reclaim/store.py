@@ -1,0 +1,77 @@
+"""The state on disk: a notice survives a restart of the agent, and ends with the boot that it was for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+
+import msgspec
+
+from dra_agent import whole_file
+from dra_agent.errors import RetryableError
+from dra_agent.reclaim.notice import State
+
+log = logging.getLogger(__name__)
+
+FILE = "reclaim.json"
+_VERSION = 1
+_MOST = 4 * 1024 * 1024
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    state: State
+
+
+class StateFile:
+    """The file of one state directory, which must exist."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / FILE
+        self.problem: str | None = None
+        """What was wrong with the file that `load` found."""
+
+    def load(self, boot: str) -> State:
+        """Give the state of this boot: what was kept, or a fresh one after a restart of the host.
+
+        A file that says nothing usable is set aside, and `problem` says so.
+        """
+        fresh = State(boot)
+        try:
+            text = whole_file.read(self.path, _MOST)
+        except FileNotFoundError:
+            return fresh
+        except OSError as error:
+            self.problem = f"{self.path}: cannot be read: {error.strerror}"
+            log.error("what was known of a reclaim cannot be read", extra={"problem": self.problem})
+            return fresh
+        try:
+            kept = msgspec.json.decode(text, type=_File)
+        except msgspec.DecodeError as error:
+            self._set_aside(str(error))
+            return fresh
+        if kept.version != _VERSION:
+            self._set_aside(f"version {kept.version} is not known")
+            return fresh
+        if kept.state.boot != boot:
+            if kept.state.held:
+                log.info("the host was restarted: what was announced for it before is over")
+            return fresh
+        return kept.state
+
+    def save(self, state: State) -> None:
+        """Put the state on disk; it is there when this returns. RetryableError where it cannot be."""
+        try:
+            whole_file.put(self.path, msgspec.json.encode(_File(_VERSION, state)), durable=True)
+        except OSError as error:
+            raise RetryableError(
+                f"cannot be written: {error.strerror}", where=str(self.path), todo="check free space and permissions"
+            ) from error
+
+    def _set_aside(self, reason: str) -> None:
+        aside = self.path
+        with contextlib.suppress(OSError):
+            aside = whole_file.set_aside(self.path)
+        self.problem = f"{self.path}: damaged ({reason}); set aside as {aside.name}"
+        log.error("what was known of a reclaim was damaged", extra={"problem": self.problem})

@@ -1,0 +1,44 @@
+"""The unix socket by which operators and programs of this host start, cancel and look at a reclaim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from dra_agent.local.server import Server
+from dra_agent.reclaim.reading import printable
+from dra_agent.reclaim.service import Reclaim
+from dra_agent.reclaim.status import status_of
+from dra_agent.reclaim.wire import LINE_LIMIT, Cancel, Start, Status, decode_request
+
+
+class Trigger:
+    """Listens from `start` to `stop`."""
+
+    def __init__(
+        self, path: Path, reclaim: Reclaim, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
+        self._reclaim = reclaim
+        self._now = now
+        self._server = Server(path, self._do, line_limit=LINE_LIMIT)
+
+    async def start(self) -> None:
+        """Listen; raises as dra_agent.local's server does."""
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        await self._server.stop()
+
+    async def _do(self, line: bytes) -> Any:
+        match decode_request(line):
+            case Start(kind, seconds, what):
+                deadline = None if seconds is None else self._now() + timedelta(seconds=seconds)
+                await self._reclaim.begin(kind, deadline=deadline, what=printable(what) or "started by an operator")
+            case Cancel(everything):
+                await self._reclaim.cancel(everything=everything)
+            case Status():
+                pass
+        return status_of(self._reclaim.state, self._reclaim.hearing(), self._reclaim.progress(), self._now())

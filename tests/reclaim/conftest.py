@@ -1,0 +1,58 @@
+"""Metadata services of every cloud, a D-Bus daemon, and real agents."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reclaim.metadata.aws import FakeAws
+from reclaim.metadata.azure import FakeAzure
+from reclaim.metadata.gcp import FakeGcp
+from reclaim.running import CLASS, Agent, Start, claim
+
+
+@pytest.fixture
+def aws() -> Iterator[FakeAws]:
+    service = FakeAws()
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def gcp() -> Iterator[FakeGcp]:
+    service = FakeGcp()
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def azure() -> Iterator[FakeAzure]:
+    service = FakeAzure()
+    yield service
+    service.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    agents: list[Agent] = []
+
+    def start(config: str, *flags: str) -> Agent:
+        agents.append(Agent(tmp_path, config, *flags))
+        agents[-1].wait_for("info ready")
+        return agents[-1]
+
+    yield start
+    for agent in agents:
+        agent.stop(signal.SIGKILL)
+
+
+@pytest.fixture
+def claims(tmp_path: Path) -> Path:
+    file = tmp_path / "claims.json"
+    objects = [CLASS, *(claim(name) for name in ("b", "a", "c"))]
+    file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+    return file

@@ -1,0 +1,182 @@
+"""A D-Bus daemon of one's own, and something on it that speaks as systemd-logind does.
+
+An inhibitor lock is the writing end of a pipe, as logind's is one of a FIFO: it is free when every copy is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jeepney import (
+    DBusAddress,
+    HeaderFields,
+    MessageType,
+    message_bus,
+    new_error,
+    new_method_return,
+    new_signal,
+)
+from jeepney.io.blocking import DBusConnection, Proxy, open_dbus_connection
+
+CONFIG = """<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+ "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig>
+  <type>system</type>
+  <listen>unix:path={path}</listen>
+  <policy context="default">
+    <allow user="*"/><allow own="*"/><allow send_type="method_call"/><allow send_type="signal"/>
+    <allow send_requested_reply="true" send_type="method_return"/><allow send_requested_reply="true" send_type="error"/>
+    <allow receive_type="method_call"/><allow receive_type="method_return"/>
+    <allow receive_type="error"/><allow receive_type="signal"/>
+  </policy>
+</busconfig>
+"""
+NAME = "org.freedesktop.login1"
+MANAGER = DBusAddress("/org/freedesktop/login1", NAME, "org.freedesktop.login1.Manager")
+
+
+class Daemon:
+    """`dbus-daemon`, private."""
+
+    def __init__(self, folder: Path) -> None:
+        program = shutil.which("dbus-daemon")
+        if program is None:
+            pytest.skip("there is no dbus-daemon here (Debian: dbus)")
+        self.address = f"unix:path={folder}/bus"
+        (folder / "bus.conf").write_text(CONFIG.format(path=folder / "bus"))
+        self._process = subprocess.Popen(
+            [program, f"--config-file={folder}/bus.conf", "--nofork", "--nopidfile", "--print-address=1"],
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None and self._process.stdout.readline()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+class FakeLogind:
+    """org.freedesktop.login1 on a thread."""
+
+    def __init__(self, address: str, *, delay: float = 5.0) -> None:
+        self.delay = delay
+        self.preparing: Any = False
+        self.refuse = False
+        self.inhibited: list[tuple[str, ...]] = []
+        self._locks: list[int] = []
+        self._stop = False
+        self._lock = threading.Lock()
+        self._bus = open_dbus_connection(address, enable_fds=True)
+        assert Proxy(message_bus, self._bus).RequestName(NAME) == (1,)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop = True
+        self._thread.join()
+        self._bus.close()
+        for lock in self._locks:
+            os.close(lock)
+
+    def shut_down(self, preparing: Any = True, signature: str = "b") -> float:
+        """Say that the host shuts down, or that it does not after all; gives the moment."""
+        self.preparing = preparing
+        self._send(new_signal(MANAGER, "PrepareForShutdown", signature, (preparing,)))
+        return time.time()
+
+    def locked(self) -> bool:
+        """Whether anybody holds a lock: a pipe whose writing ends are all closed is at its end."""
+        waiting = select.poll()
+        for lock in self._locks:
+            waiting.register(lock, select.POLLHUP)
+        free = {lock for lock, _ in waiting.poll(0)}
+        return bool(set(self._locks) - free)
+
+    def _serve(self) -> None:
+        while not self._stop:
+            try:
+                message = self._bus.receive(timeout=0.02)
+            except TimeoutError:
+                continue
+            if message.header.message_type is MessageType.method_call:
+                self._answer(message)
+
+    def _answer(self, message: Any) -> None:
+        match message.header.fields[HeaderFields.member]:
+            case "Inhibit" if self.refuse:
+                self._send(new_error(message, "org.freedesktop.DBus.Error.AccessDenied", "s", ("no",)))
+            case "Inhibit":
+                ours, theirs = os.pipe()
+                self._locks.append(ours)
+                self.inhibited.append(message.body)
+                self._send(new_method_return(message, "h", (theirs,)))
+                os.close(theirs)
+            case "Get":
+                values = {
+                    "PreparingForShutdown": ("b", bool(self.preparing)),
+                    "InhibitDelayMaxUSec": ("t", int(self.delay * 1e6)),
+                }
+                self._send(new_method_return(message, "v", (values[message.body[1]],)))
+
+    def _send(self, message: Any) -> None:
+        with self._lock:
+            self._bus.send(message)
+
+
+def stranger(address: str, to: str) -> None:
+    """Somebody who is not logind sends its signal straight to a connection."""
+    bus: DBusConnection = open_dbus_connection(address)
+    message = new_signal(MANAGER, "PrepareForShutdown", "b", (True,))
+    message.header.fields[HeaderFields.destination] = to
+    bus.send(message)
+    Proxy(message_bus, bus).GetId()
+    bus.close()
+
+
+def connections(address: str) -> list[str]:
+    """Every connection to the daemon, by its unique name, but the one that asks."""
+    bus = open_dbus_connection(address)
+    (names,) = Proxy(message_bus, bus).ListNames()
+    ours = bus.unique_name
+    bus.close()
+    return [name for name in names if name.startswith(":") and name != ours]
+
+
+class Impostor:
+    """Something that listens where a D-Bus daemon should, and says the same to everybody."""
+
+    def __init__(self, path: Path, says: bytes) -> None:
+        self._says = says
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            with client, contextlib.suppress(OSError):
+                client.recv(1024)
+                client.sendall(self._says)
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._thread.join()

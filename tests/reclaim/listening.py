@@ -1,0 +1,59 @@
+"""Somebody who listens to sources and remembers what they say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from dra_agent.reclaim.reading import Reading, Source
+from dra_agent.reclaim.signals.polling import Pace
+
+
+@dataclass
+class Listener:
+    """Everything that a source reported, in order."""
+
+    seen_: dict[str, list[Sequence[Reading]]] = field(default_factory=dict)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+
+    def seen(self, source: str, readings: Sequence[Reading]) -> None:
+        self.seen_.setdefault(source, []).append(tuple(readings))
+
+    def failed(self, source: str, why: str) -> None:
+        self.failures.append((source, why))
+
+    def now(self, source: str) -> Sequence[Reading] | None:
+        return self.seen_[source][-1] if source in self.seen_ else None
+
+    def notices(self) -> list[Reading]:
+        return [r for looks in self.seen_.values() for look in looks for r in look if r.kind == "notice"]
+
+    async def until(self, what: Callable[[], object], at_most: float = 5.0) -> None:
+        async with asyncio.timeout(at_most):
+            while not what():
+                await asyncio.sleep(0.002)
+
+
+Story = Callable[[Listener], Awaitable[None]]
+
+
+def listen(source: Source, story: Story) -> Listener:
+    """Run a source while a story unfolds."""
+    listener = Listener()
+
+    async def play() -> None:
+        task = asyncio.create_task(source.run(listener))
+        try:
+            await story(listener)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(play())
+    return listener
+
+
+def quick(every: float) -> Pace:
+    """The real paces, a hundred times as fast."""
+    return Pace(every / 100)

@@ -1,0 +1,83 @@
+"""A real agent without Kubernetes, on a simulated machine with one GPU and one NIC, and the command line beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+class Agent:
+    """`dra-agent run`, and the command line beside it."""
+
+    def __init__(self, folder: Path, config: str, *flags: str) -> None:
+        self.state_dir = folder / "s"
+        self.log = folder / f"log-{time.monotonic_ns()}"
+        (folder / "config.toml").write_text(config)
+        command = [sys.executable, "-m", "dra_agent", "run", "--config", str(folder / "config.toml"), "--standalone"]
+        command += ["--state-dir", str(self.state_dir), "--cdi-dir", str(folder / "cdi"), "--simulate", "vm-1gpu"]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen([*command, "--node-name", "n", *flags], stdout=log, stderr=log)
+
+    def wait_for(self, pattern: str, at_most: float = 30.0) -> re.Match[str]:
+        end = time.monotonic() + at_most
+        while True:
+            if found := re.search(pattern, self.log.read_text()):
+                return found
+            assert self.process.poll() is None and time.monotonic() < end, f"no {pattern!r}:\n{self.log.read_text()}"
+            time.sleep(0.02)
+
+    def command(self, *words: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "dra_agent", *words, "--state-dir", str(self.state_dir)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        return done.returncode, done.stdout + done.stderr
+
+    def status(self) -> dict[str, Any]:
+        code, text = self.command("reclaim", "status", "-o", "json")
+        assert code == 0, text
+        answer: dict[str, Any] = json.loads(text)
+        return answer
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        self.process.wait(20)
+
+
+Start = Callable[..., Agent]
+
+CLASS = {
+    "apiVersion": "resource.k8s.io/v1",
+    "kind": "DeviceClass",
+    "metadata": {"name": "any"},
+    "spec": {"selectors": [{"cel": {"expression": "true"}}]},
+}
+
+
+def claim(name: str) -> dict[str, Any]:
+    request = {"name": "r", "exactly": {"deviceClassName": "any"}}
+    metadata = {"name": name, "namespace": "default"}
+    spec = {"devices": {"requests": [request]}}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata, "spec": spec}
+
+
+def phases(agent: Agent) -> dict[str, tuple[str, list[str]]]:
+    code, text = agent.command("claim", "list", "-o", "json")
+    assert code == 0, text
+    return {view["name"]: (view["phase"], [d["device"] for d in view["devices"]]) for view in json.loads(text)}
+
+
+def settled(agent: Agent, expected: set[str], at_most: float = 20.0) -> dict[str, tuple[str, list[str]]]:
+    end = time.monotonic() + at_most
+    while True:
+        found = phases(agent)
+        if {phase for phase, _ in found.values()} == expected:
+            return found
+        assert time.monotonic() < end, found
+        time.sleep(0.1)

@@ -1,0 +1,139 @@
+"""Whatever a metadata service answers: a look gives readings or a SourceError, and readings can be kept and shown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dra_agent.reclaim.notice import State, apply, dismiss, expire
+from dra_agent.reclaim.picture import Picture
+from dra_agent.reclaim.reading import Reading, SourceError
+from dra_agent.reclaim.record import Progress
+from dra_agent.reclaim.signals.aws import Aws, Session
+from dra_agent.reclaim.signals.azure import Azure
+from dra_agent.reclaim.signals.gcp import Gcp
+from dra_agent.reclaim.signals.http import Answer
+from dra_agent.reclaim.status import status_of
+
+LEAD = timedelta(seconds=300)
+NOWHERE = "http://127.0.0.1:9"
+Look = Callable[[], Awaitable[Sequence[Reading]]]
+
+
+class Service:
+    """Answers every question with one and the same answer."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+
+    async def ask(self, target: str, **how: Any) -> Answer:
+        return self.answer
+
+    def close(self) -> None:
+        pass
+
+
+def aws(answer: Answer) -> list[Look]:
+    source = Aws(NOWHERE, lead=LEAD)
+    source._session = Session(lambda: Service(answer))  # type: ignore[arg-type, return-value]
+    source._session._token, source._session._until = "token", float("inf")
+    return [source.spot, source.rebalance, source.autoscaling, source.maintenance]
+
+
+def azure(answer: Answer) -> list[Look]:
+    source = Azure(NOWHERE, vm="vm", lead=LEAD, acknowledge=True)
+    source._service = Service(answer)  # type: ignore[assignment]
+    return [source.look]
+
+
+def gcp(answer: Answer) -> list[Look]:
+    source = Gcp(NOWHERE, preemption=LEAD, maintenance=LEAD)
+    for value in source._values.values():
+        value._service = Service(answer)  # type: ignore[assignment]
+    return [value.look for value in source._values.values()]
+
+
+times = st.one_of(
+    st.text(max_size=30),
+    st.datetimes().map(lambda t: t.strftime("%Y-%m-%dT%H:%M:%SZ")),
+    st.datetimes().map(lambda t: t.isoformat()),
+    st.datetimes().map(lambda t: t.strftime("%a, %d %b %Y %H:%M:%S GMT")),
+    st.datetimes().map(lambda t: t.strftime("%d %b %Y %H:%M:%S GMT")),
+    st.sampled_from(["0001-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "9999-12-31T23:59:59-23:59", ""]),
+)
+words = st.sampled_from(["terminate", "stop", "hibernate", "Preempt", "Reboot", "Started", "vm", "TRUE", "é\n"])
+FIELDS = ("action", "time", "noticeTime", "NotBefore", "Code", "EventId", "State", "Events", "EventType", "EventStatus")
+keys = st.sampled_from((*FIELDS, "Resources", "EventSource", "x"))
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | words | times | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=8),
+    max_leaves=12,
+)
+spot = st.fixed_dictionaries({"action": words, "time": times})
+event = st.fixed_dictionaries(
+    {"EventId": st.text(max_size=5), "EventType": words, "EventStatus": words, "Resources": st.just(["vm"])},
+    optional={"NotBefore": times, "EventSource": words, "State": words, "Code": words},
+)
+documents = values | spot | event | st.lists(event, max_size=3) | st.builds(lambda e: {"Events": e}, st.lists(event))
+bodies = st.binary(max_size=60) | documents.map(lambda value: json.dumps(value).encode()) | words.map(str.encode)
+headers = st.dictionaries(
+    st.sampled_from(["date", "etag", "metadata-flavor", "retry-after", "content-type"]),
+    times | st.sampled_from(["Google", "google", "abc", "1e9", "-1", "99999999999999999999"]),
+)
+statuses = st.sampled_from([200, 200, 200, 204, 301, 400, 401, 403, 404, 429, 500, 503])
+answers = st.builds(
+    lambda status, headers, body: Answer(status, headers, body, datetime.now(UTC)), statuses, headers, bodies
+)
+
+
+@given(answers, st.sampled_from([aws, azure, gcp]))
+@example(
+    Answer(
+        200,
+        {"date": "Fri, 31 Dec 9999 23:59:59 GMT"},
+        b'{"action":"stop","time":"0001-01-01T00:00:00Z"}',
+        datetime.now(UTC),
+    ),
+    aws,
+)
+def test_any_answer_is_a_reading_or_unknown(answer: Answer, make: Callable[[Answer], list[Look]]) -> None:
+    async def play() -> None:
+        for look in make(answer):
+            try:
+                readings = await look()
+            except SourceError as error:
+                assert str(error).isprintable() and len(str(error)) < 700
+                continue
+            assert answer.status in (200, 404)
+            check(readings)
+
+    asyncio.run(play())
+
+
+def check(readings: Sequence[Reading]) -> None:
+    """Readings can be told, merged, written, shown and ended."""
+    now = datetime.now(UTC)
+    told: list[Reading] = []
+    picture = Picture([], told.append)
+    for _ in range(2):
+        for source in {reading.source for reading in readings}:
+            picture.seen(source, [reading for reading in readings if reading.source == source])
+    assert len(told) <= len(readings)
+    state = State("b")
+    for reading in told:
+        assert reading.what.isprintable() and reading.event.isprintable() and len(reading.event) <= 200
+        if reading.kind == "notice" and reading.deadline is not None:
+            assert reading.deadline >= now - timedelta(seconds=60)
+        state = apply(state, reading, now)
+    kept = msgspec.json.decode(msgspec.json.encode(state), type=State)
+    assert kept == state
+    msgspec.json.encode(status_of(state, picture.hearing(), Progress(), now))
+    assert expire(state, now) == state
+    assert dismiss(state, now).held == ()

@@ -1,0 +1,225 @@
+"""Azure, against a service that tells a whole set of VMs about each other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+
+from dra_agent.reclaim.signals.azure import Azure
+from reclaim.listening import Listener, listen, quick
+from reclaim.metadata.azure import FakeAzure
+
+EVENTS = "/metadata/scheduledevents"
+
+
+def source(azure: FakeAzure, *, vm: str = "", acknowledge: bool = False) -> Azure:
+    lead = timedelta(seconds=300)
+    return Azure(azure.endpoint, vm=vm, lead=lead, acknowledge=acknowledge, pace=quick)
+
+
+def event(kind: str = "Preempt", seconds: float | None = 30, **others: Any) -> dict[str, Any]:
+    when = "" if seconds is None else format_datetime(datetime.now(UTC) + timedelta(seconds=seconds), usegmt=True)
+    return {
+        "EventId": "f020ba2e-3bc0-4c40-a10b-86575a9eabd5",
+        "EventType": kind,
+        "ResourceType": "VirtualMachine",
+        "Resources": ["vmss_0"],
+        "EventStatus": "Scheduled",
+        "NotBefore": when,
+        "Description": "Virtual machine is being taken.",
+        "EventSource": "Platform",
+        "DurationInSeconds": -1,
+        **others,
+    }
+
+
+def left(deadline: datetime | None) -> float:
+    assert deadline is not None
+    return (deadline - datetime.now(UTC)).total_seconds()
+
+
+def heard_of(azure: FakeAzure, *events: dict[str, Any]) -> Listener:
+    azure.set(events=list(events))
+
+    async def story(listener: Listener) -> None:
+        await listener.until(lambda: "azure" in listener.seen_)
+
+    return listen(source(azure), story)
+
+
+def test_a_preemption_of_this_vm_is_a_notice(azure: FakeAzure) -> None:
+    (reading,) = heard_of(azure, event()).now("azure") or ()
+    assert reading.kind == "notice" and 27 < left(reading.deadline) <= 30
+    assert reading.event == "f020ba2e-3bc0-4c40-a10b-86575a9eabd5"
+
+
+def test_an_event_for_another_vm_is_none_of_ours(azure: FakeAzure) -> None:
+    heard = heard_of(azure, event(Resources=["vmss_1", "vmss_00"]), event("Reboot", Resources=[]))
+    assert heard.now("azure") == () and not heard.failures
+
+
+def test_names_of_vms_differ_by_more_than_case(azure: FakeAzure) -> None:
+    assert heard_of(azure, event(Resources=["VMSS_0"])).notices()
+
+
+def test_a_damaged_event_of_another_vm_takes_nothing_away(azure: FakeAzure) -> None:
+    odd = [{"Resources": ["vmss_1"]}, {"EventId": 7}, "text", None, {"Resources": "vmss_0"}, {"Resources": [3]}]
+    heard = heard_of(azure, *odd, event())  # type: ignore[arg-type]
+    assert len(heard.notices()) >= 1 and not heard.failures
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds", "status", "expected"),
+    [
+        ("Preempt", 30, "Scheduled", "notice"),
+        ("Terminate", 900, "Scheduled", "notice"),
+        ("Reboot", 900, "Scheduled", "hint"),
+        ("Reboot", 200, "Scheduled", "notice"),
+        ("Reboot", None, "Started", "notice"),
+        ("Redeploy", 86400 * 6, "Scheduled", "hint"),
+        ("Redeploy", None, "Started", "notice"),
+        ("Freeze", 900, "Scheduled", "hint"),
+        ("Freeze", None, "Started", "hint"),
+        ("Invented", 900, "Scheduled", "hint"),
+        ("Preempt", None, "Scheduled", "notice"),
+        ("Preempt", 86400 * 1000, "Scheduled", "notice"),
+        ("Reboot", 86400 * 1000, "Scheduled", "hint"),
+        ("Preempt", 30, "Completed", None),
+    ],
+)
+def test_what_kind_an_event_is(
+    azure: FakeAzure, kind: str, seconds: float | None, status: str, expected: str | None
+) -> None:
+    readings = heard_of(azure, event(kind, seconds, EventStatus=status)).now("azure") or ()
+    assert [reading.kind for reading in readings] == ([expected] if expected else [])
+
+
+def test_an_event_that_is_called_off_is_no_longer_said(azure: FakeAzure) -> None:
+    azure.set(events=[event()])
+
+    async def story(listener: Listener) -> None:
+        await listener.until(lambda: listener.now("azure"))
+        azure.set(events=[])
+        await listener.until(lambda: listener.now("azure") == ())
+
+    assert not any(reading.lasting for reading in listen(source(azure), story).notices())
+
+
+def test_a_deadline_that_is_not_told_stays_where_it_was_first_seen(azure: FakeAzure) -> None:
+    azure.set(events=[event("Preempt", None)])
+
+    async def story(listener: Listener) -> None:
+        await listener.until(lambda: len(listener.seen_.get("azure", [])) > 4)
+
+    deadlines = {reading.deadline for reading in listen(source(azure), story).notices()}
+    assert len(deadlines) == 1 and left(deadlines.pop()) > 20
+
+
+def test_the_name_of_the_vm_can_be_given(azure: FakeAzure) -> None:
+    azure.set(events=[event(Resources=["other"])])
+
+    async def story(listener: Listener) -> None:
+        await listener.until(lambda: listener.now("azure"))
+
+    listen(source(azure, vm="other"), story)
+    assert azure.count("/metadata/instance") == 0
+
+
+NONSENSE = [
+    {"status": 200, "body": "<html></html>"},
+    {"status": 200, "body": ""},
+    {"status": 200, "body": "[]"},
+    {"status": 200, "body": '{"Events": {}}'},
+    {"status": 200, "body": '{"Events": [{"Resources": ["vmss_0"]}]}'},
+    {"status": 200, "body": json.dumps({"Events": [event(NotBefore="at noon")]})},
+    {"status": 200, "body": json.dumps({"Events": [event(EventId=7)]})},
+    {"status": 200, "body": "\xff\xff"},
+    {"status": 200, "body": json.dumps({"Events": [event()] * 1000})},
+    {"status": 400, "body": '{"error":"Bad request"}'},
+    {"status": 429},
+    {"status": 500},
+    {"status": 307, "headers": {"Location": "http://127.0.0.1:1/"}},
+    {"how": "drop"},
+    {"how": "garbage"},
+]
+
+
+@pytest.mark.parametrize("fault", NONSENSE, ids=lambda fault: str(fault)[:60])
+def test_what_is_no_answer_is_unknown_and_never_a_notice(azure: FakeAzure, fault: dict[str, object]) -> None:
+    azure.fail(EVENTS, times=2, **fault)
+
+    async def story(listener: Listener) -> None:
+        await listener.until(lambda: listener.now("azure") == ())
+
+    heard = listen(source(azure), story)
+    assert heard.failures and not heard.notices()
+
+
+@pytest.mark.parametrize("name", ["", "<html>", "a\nb", "x" * 300])
+def test_a_name_that_is_none_makes_no_event_ours(azure: FakeAzure, name: str) -> None:
+    azure.fail("/metadata/instance", status=200, body=name, times=1)
+
+    async def story(listener: Listener) -> None:
+        await listener.until(lambda: listener.now("azure") == ())
+
+    assert listen(source(azure), story).failures
+
+
+def test_the_first_answer_may_take_minutes_and_later_ones_not(
+    azure: FakeAzure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_agent.reclaim.signals.azure.AT_MOST", 0.1)
+    monkeypatch.setattr("dra_agent.reclaim.signals.azure.FIRST", 1.0)
+    azure.fail("/metadata/instance", how="hang", times=1)
+
+    async def story(listener: Listener) -> None:
+        await listener.until(lambda: listener.failures and listener.now("azure") == ())
+        azure.fail(EVENTS, how="hang", times=1)
+        await listener.until(lambda: len(listener.failures) == 2)
+
+    heard = listen(source(azure), story)
+    assert [why.split(": ")[1] for _, why in heard.failures] == ["no answer within 1 s", "no answer within 0.1 s"]
+
+
+def acknowledged(azure: FakeAzure, *, acknowledge: bool = True) -> list[str]:
+    src = source(azure, acknowledge=acknowledge)
+
+    async def story(listener: Listener) -> None:
+        await listener.until(lambda: "azure" in listener.seen_)
+        await src.released()
+        await src.released()
+        await asyncio.sleep(0.05)
+
+    listen(src, story)
+    return azure.acknowledged
+
+
+def test_what_a_user_asked_for_is_acknowledged_once_if_configured(azure: FakeAzure) -> None:
+    azure.set(events=[event("Reboot", 900, EventSource="User", EventId="u1")])
+    assert acknowledged(azure) == ["u1"]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"EventSource": "Platform"},
+        {"EventSource": "User", "EventType": "Preempt"},
+        {"EventSource": "User", "Resources": ["vmss_0", "vmss_1"]},
+        {"EventSource": "User", "EventStatus": "Started"},
+    ],
+)
+def test_what_is_not_the_users_or_not_ours_alone_is_never_acknowledged(
+    azure: FakeAzure, others: dict[str, Any]
+) -> None:
+    azure.set(events=[event("Reboot", 900, **others)])
+    assert acknowledged(azure) == []
+
+
+def test_nothing_is_acknowledged_unless_configured(azure: FakeAzure) -> None:
+    azure.set(events=[event("Reboot", 900, EventSource="User")])
+    assert acknowledged(azure, acknowledge=False) == []

@@ -1,0 +1,73 @@
+"""Which sources a host gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dra_agent.errors import UsageError
+from dra_agent.host import Host
+from dra_agent.reclaim.settings import ReclaimSettings
+from dra_agent.reclaim.signals.choice import AZURE_ASSET_TAG, choose, cloud_of
+from dra_agent.reclaim.signals.http import MetadataService
+
+
+def host(tmp_path: Path, **dmi: str) -> Host:
+    folder = tmp_path / "class" / "dmi" / "id"
+    folder.mkdir(parents=True)
+    for name, text in dmi.items():
+        (folder / name).write_bytes(text.encode("latin-1") + b"\n")
+    return Host(sysfs=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("dmi", "cloud"),
+    [
+        ({"sys_vendor": "Amazon EC2", "product_name": "p5.48xlarge"}, "aws"),
+        ({"sys_vendor": "Xen", "bios_version": "4.11.amazon"}, "aws"),
+        ({"sys_vendor": "Google", "product_name": "Google Compute Engine"}, "gcp"),
+        ({"sys_vendor": "Microsoft Corporation", "chassis_asset_tag": AZURE_ASSET_TAG}, "azure"),
+        ({"sys_vendor": "Microsoft Corporation", "chassis_asset_tag": "1234"}, "none"),  # Hyper-V in a cellar
+        ({"sys_vendor": "NVIDIA", "product_name": "DGXH100"}, "none"),
+        ({"sys_vendor": "\xff\xfe" + "x" * 5000}, "none"),
+        ({}, "none"),
+    ],
+)
+def test_the_firmware_says_which_cloud_it_is(tmp_path: Path, dmi: dict[str, str], cloud: str) -> None:
+    assert cloud_of(host(tmp_path, **dmi)) == cloud
+
+
+def names(settings: ReclaimSettings, host: Host) -> list[str]:
+    return [name for source in choose(settings, host) for name in source.names]
+
+
+def test_an_unknown_host_has_no_source_and_asks_nobody(tmp_path: Path) -> None:
+    assert choose(ReclaimSettings(), host(tmp_path)) == []
+
+
+def test_the_configuration_beats_the_firmware(tmp_path: Path) -> None:
+    here = host(tmp_path, sys_vendor="Google")
+    assert names(ReclaimSettings(), here) == ["gcp.preempted", "gcp.maintenance"]
+    assert names(ReclaimSettings(cloud="azure"), here) == ["azure"]
+    assert names(ReclaimSettings(cloud="none", file=Path("/run/x"), logind="on"), here) == ["logind", "file"]
+    assert "aws.spot" in names(ReclaimSettings(cloud="aws"), here)
+
+
+def test_a_simulated_host_does_not_listen_to_the_real_ones_shutdown(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket(socket.AF_UNIX) as bus:
+        bus.bind(str(tmp_path / "bus"))
+        settings = ReclaimSettings(dbus_address=f"unix:path={tmp_path}/bus,guid=1")
+        assert names(settings, Host(sysfs=tmp_path)) == []
+        assert names(settings, Host()) == ["logind"]
+        assert names(ReclaimSettings(dbus_address="unix:path=/nowhere"), Host()) == []
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["https://x", "ftp://x", "x", "http://", "http://h:99999", "http://u@h", "http://h/path", "http://é"]
+)
+def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+    with pytest.raises(UsageError, match="HOST"):
+        MetadataService(endpoint)

@@ -1,0 +1,76 @@
+"""What the Node object says of a reclaim, and whose cordon is taken back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from dra_agent.agent.leaving_node import closed_by
+from dra_agent.reclaim.condition import condition_of, condition_type, says_notice
+from dra_agent.reclaim.notice import State, apply
+from dra_agent.reclaim.reading import Reading
+from dra_agent.reclaim.release import made_for_a_pod
+
+T0 = datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
+LATER = T0 + timedelta(seconds=40)
+DRIVER = "dra-agent.internal"
+
+
+def notice(source: str = "aws.spot", deadline: datetime | None = LATER) -> State:
+    return apply(State("b"), Reading(source, "notice", "e", "spot interruption", deadline), T0)
+
+
+def test_a_notice_says_who_and_when() -> None:
+    said = condition_of(notice(), DRIVER, LATER)
+    assert said == {
+        "type": "dra-agent.internal/ReclaimNotice",
+        "status": "True",
+        "reason": "AwsSpot",
+        "message": "the host is taken at 2026-01-31T12:00:40+00:00 (aws.spot: spot interruption)",
+        "lastTransitionTime": "2026-01-31T12:00:00Z",
+        "lastHeartbeatTime": "2026-01-31T12:00:00Z",
+    }
+    assert "the host is taken soon" in condition_of(notice(deadline=None), DRIVER, LATER)["message"]
+    assert condition_of(notice("operator"), DRIVER, LATER)["reason"] == "Operator"
+
+
+def test_what_is_no_notice_is_false() -> None:
+    over = apply(notice(), Reading("aws.spot", "clear", "e", ""), LATER)
+    assert over.phase == "cancelled"
+    said = condition_of(over, DRIVER, LATER + timedelta(hours=1))
+    assert (said["status"], said["reason"]) == ("False", "Cancelled")
+    assert said["lastTransitionTime"] == "2026-01-31T12:00:40Z", "when it ended, not when it was written"
+    assert condition_of(State("b"), DRIVER, T0)["reason"] == "NothingAnnounced"
+    hint = apply(State("b"), Reading("aws.rebalance", "hint", "e", "maybe"), T0)
+    assert condition_of(hint, DRIVER, T0)["status"] == "False"
+
+
+def test_only_the_own_condition_is_looked_at() -> None:
+    def node(kind: str, status: str) -> dict[str, object]:
+        return {"status": {"conditions": [{"type": "Ready", "status": "True"}, {"type": kind, "status": status}]}}
+
+    assert says_notice(node(condition_type(DRIVER), "True"), DRIVER)
+    assert not says_notice(node(condition_type(DRIVER), "False"), DRIVER)
+    assert not says_notice(node(condition_type("another"), "True"), DRIVER)
+    assert not says_notice({}, DRIVER)
+
+
+def test_a_cordon_of_somebody_else_is_not_ours() -> None:
+    def node(manager: str, field: str = "f:unschedulable") -> dict[str, object]:
+        fields = [{"manager": manager, "fieldsV1": {"f:spec": {field: {}}}}]
+        return {"metadata": {"managedFields": fields}, "spec": {"unschedulable": True}}
+
+    assert closed_by(node("me"), "me")
+    assert not closed_by(node("kubectl"), "me")
+    assert not closed_by(node("me", "f:taints"), "me")
+    assert not closed_by({"metadata": {}, "spec": {}}, "me")
+    assert closed_by({"spec": {"unschedulable": True}}, "me"), "where nobody tells, taking back ours does no harm"
+
+
+def test_which_claims_are_there_for_another_pod() -> None:
+    def owned(**owner: object) -> dict[str, object]:
+        return {"metadata": {"ownerReferences": [owner]}}
+
+    assert made_for_a_pod(owned(kind="Pod", controller=True))
+    assert not made_for_a_pod({"metadata": {}})
+    assert not made_for_a_pod(owned(kind="PodGroup", controller=True))
+    assert not made_for_a_pod(owned(kind="Pod"))

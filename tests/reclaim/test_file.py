@@ -1,0 +1,106 @@
+"""The file whose being there is a notice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from dra_agent.reclaim.reading import Reading, SourceError
+from dra_agent.reclaim.signals.file import File
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "reclaim"
+
+
+def look(path: Path) -> Sequence[Reading]:
+    return asyncio.run(File(path, now=lambda: NOW).look())  # type: ignore[arg-type]
+
+
+def test_no_file_is_no_notice(path: Path) -> None:
+    assert look(path) == ()
+
+
+@pytest.mark.parametrize("text", ["", "\n", "{}"])
+def test_an_empty_file_is_a_notice(path: Path, text: str) -> None:
+    path.write_text(text)
+    (reading,) = look(path)
+    assert (reading.kind, reading.deadline, reading.lasting) == ("notice", None, False)
+
+
+def test_a_file_can_say_more(path: Path) -> None:
+    path.write_text(
+        '{"kind": "hint", "deadline": "2026-01-31T13:00:00+01:00", "event": "lease-7", "what": "lease ends"}'
+    )
+    assert look(path) == (Reading("file", "hint", "lease-7", "lease ends", NOW, False, ""),)
+
+
+@pytest.mark.parametrize(
+    ("deadline", "seconds", "doubt"),
+    [
+        ("2026-01-31T11:00:00Z", 0, "has passed"),
+        ("2096-01-31T11:00:00Z", 30, "too far"),
+        ("2026-01-31T12:01:00Z", 60, ""),
+    ],
+)
+def test_its_deadline_is_believed_within_reason(path: Path, deadline: str, seconds: int, doubt: str) -> None:
+    path.write_text(f'{{"deadline": "{deadline}"}}')
+    (reading,) = look(path)
+    assert reading.deadline == NOW + timedelta(seconds=seconds) and doubt in reading.doubt
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "now!",
+        "[]",
+        '{"kind": "clear"}',
+        '{"deadline": "soon"}',
+        '{"dedline": "x"}',
+        '{"kind": 1}',
+        "\xff\xff",
+        "{}" * 4096,
+    ],
+)
+def test_what_is_not_understood_is_unknown(path: Path, text: str) -> None:
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(SourceError):
+        look(path)
+
+
+def test_a_file_that_others_can_write_is_not_believed(path: Path) -> None:
+    path.write_text("")
+    path.chmod(0o666)
+    with pytest.raises(SourceError, match="written by others"):
+        look(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+def test_a_file_of_somebody_else_is_not_believed(path: Path) -> None:
+    path.write_text("")
+    os.chown(path, 12345, 12345)
+    with pytest.raises(SourceError, match="written by others"):
+        look(path)
+
+
+def test_a_link_a_pipe_and_a_directory_are_not_read(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SourceError, match="cannot be read"):
+        look(path)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(SourceError, match="no regular file"):
+        look(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(SourceError, match="no regular file"):
+        look(path)

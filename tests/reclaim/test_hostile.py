@@ -1,0 +1,147 @@
+"""A metadata service that means no good: no notice comes of it, one line in the log, and it is not asked too often."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_agent.reclaim.reading import Source
+from dra_agent.reclaim.service import Reclaim
+from dra_agent.reclaim.signals.aws import Aws
+from dra_agent.reclaim.signals.azure import Azure
+from dra_agent.reclaim.signals.gcp import Gcp
+from reclaim.metadata.aws import FakeAws
+from reclaim.metadata.azure import FakeAzure
+from reclaim.metadata.gcp import FakeGcp
+from reclaim.metadata.server import FakeService
+
+SECONDS = 7.0
+"""Long enough that each of AWS's four voices, which ask one after the other, has waited for its answer in vain."""
+LEAD = timedelta(seconds=300)
+SOON = (datetime.now(UTC) + timedelta(seconds=90)).strftime("%Y-%m-%dT%H:%M:%SZ")
+EVENT = {"EventId": "1", "EventType": "Preempt", "EventStatus": "Scheduled", "Resources": ["vmss_0"], "NotBefore": ""}
+NOTICES = {
+    "aws": json.dumps({"action": "terminate", "time": SOON}),
+    "azure": json.dumps({"DocumentIncarnation": 1, "Events": [EVENT]}),
+    "gcp": "TRUE",
+}
+"""What would be a notice, if it came as it should."""
+CLOUDS: dict[str, tuple[type[FakeService], Callable[[str], Source]]] = {
+    "aws": (FakeAws, lambda endpoint: Aws(endpoint, lead=LEAD)),
+    "azure": (FakeAzure, lambda endpoint: Azure(endpoint, vm="vmss_0", lead=LEAD, acknowledge=True)),
+    "gcp": (FakeGcp, lambda endpoint: Gcp(endpoint, preemption=LEAD, maintenance=LEAD)),
+}
+VOICES = {
+    "aws": ("aws.spot", "aws.rebalance", "aws.autoscaling", "aws.maintenance"),
+    "azure": ("azure",),
+    "gcp": ("gcp.preempted", "gcp.maintenance"),
+}
+
+
+def faults(notice: str) -> dict[str, dict[str, Any]]:
+    flavor = {"Metadata-Flavor": "Google"}
+    return {
+        "a notice in a redirect": {"status": 302, "body": notice, "headers": {"Location": "http://127.0.0.1:1/"}},
+        "a notice in an error": {"status": 500, "body": notice, "headers": flavor},
+        "a notice that trickles in": {"how": "trickle", "body": notice},
+        "a notice that is cut off": {"how": "short", "body": notice},
+        "headers without end": {"how": "headers"},
+        "a body without end": {"how": "endless"},
+        "a huge body": {"status": 200, "body": notice + " " * 70_000, "headers": flavor},
+        "NUL before": {"status": 200, "body": "\0" + notice, "headers": flavor},
+        "NUL inside": {"status": 200, "body": notice[:3] + "\0" + notice[3:], "headers": flavor},
+        "NUL after": {"status": 200, "body": notice + "\0", "headers": flavor},
+        "UTF-16": {"status": 200, "body": "\xff\xfe" + "\0".join(notice), "headers": flavor},
+        "twice": {"status": 200, "body": notice + notice, "headers": flavor},
+        "a list of lists": {"status": 200, "body": "[" * 30_000, "headers": flavor},
+        "lists in an object": {"status": 200, "body": '{"Events": ' + "[" * 30_000, "headers": flavor},
+        "an HTML page": {"status": 200, "body": f"<html>{notice}</html>"},
+        "no HTTP": {"how": "garbage", "body": notice},
+        "silence": {"how": "hang"},
+    }
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First answers may take minutes (Azure) or seconds; here they may not."""
+    monkeypatch.setattr("dra_agent.reclaim.signals.azure.FIRST", 1.0)
+    monkeypatch.setattr("dra_agent.reclaim.signals.gcp.FIRST", 1.0)
+    monkeypatch.setattr("dra_agent.reclaim.signals.aws.AT_MOST", 1.0)
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_no_notice_one_line_and_no_hammering(cloud: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make, listen = CLOUDS[cloud]
+    services: dict[str, FakeService] = {}
+    for name, fault in faults(NOTICES[cloud]).items():
+        services[name] = make()
+        # AWS's token is had; what it is needed for goes wrong.
+        services[name].fail("/latest/meta-data" if cloud == "aws" else "/", times=10**6, **fault)
+    reclaims: dict[str, Reclaim] = {}
+
+    async def play() -> None:
+        for number, (name, service) in enumerate(services.items()):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            reclaims[name] = Reclaim(folder, "a boot", [listen(service.endpoint)])
+            await reclaims[name].start()
+        await asyncio.sleep(SECONDS)
+        for reclaim in reclaims.values():
+            await reclaim.stop()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(play())
+    for service in services.values():
+        service.close()
+    for name, reclaim in reclaims.items():
+        assert reclaim.state.phase == "none", name
+        hearing = {one.source: one for one in reclaim.hearing()}
+        assert {voice for voice in VOICES[cloud] if hearing[voice].up is False} == set(VOICES[cloud]), name
+        assert all(one.why.isprintable() and len(one.why) < 500 for one in hearing.values()), name
+    for name, service in services.items():
+        asked = Counter(one.path for one in service.asked)
+        # After 0, 1, 3 and 7 s; a question on a kept connection that was closed is put once more.
+        assert max(asked.values()) <= 2 * 4, (name, asked)
+    complaints = Counter(getattr(one, "source", "") for one in caplog.records if one.levelno >= logging.WARNING)
+    assert complaints == {voice: len(services) for voice in VOICES[cloud]}, "one line for each voice of each service"
+
+
+def test_the_same_notice_again_and_again_is_one_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    service = FakeAws()
+    service.set(spot=json.loads(NOTICES["aws"]))
+    phases: list[str] = []
+
+    async def play() -> None:
+        reclaim = Reclaim(tmp_path, "a boot", [Aws(service.endpoint, lead=LEAD)])
+
+        async def changed(before: Any, after: Any) -> None:
+            phases.append(after.phase)
+
+        reclaim.on_change(changed)
+        await reclaim.start()
+        async with asyncio.timeout(10):
+            while service.count("/latest/meta-data/spot") < 4:
+                await asyncio.sleep(0.02)
+        # Once it says something else, and then the same again: a notice that was heard is not taken back by nonsense.
+        service.fail("/latest/meta-data/spot", status=200, body="{}", times=1)
+        async with asyncio.timeout(10):
+            while service.count("/latest/meta-data/spot") < 7:
+                await asyncio.sleep(0.02)
+        await reclaim.stop()
+        assert reclaim.state.phase == "notice" and reclaim.notices == 1
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(play())
+    service.close()
+    assert phases == ["notice"]
+    said = [one.getMessage() for one in caplog.records]
+    assert said.count("reclaim notice received") == 1
+    assert said.count("a source of reclaim notices cannot be heard") == 1

@@ -1,0 +1,538 @@
+"""The sequence of a node of a cluster, against a real publisher and an API server that fails as a real one does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_api.fake import FakeApi
+from dra_agent.cluster import RESOURCE_CLAIMS, Backoff, connect
+from dra_agent.cluster.server import ApiServer
+from dra_agent.errors import RetryableError
+from dra_agent.inventory.device import Inventory
+from dra_agent.publish import Publisher
+from dra_agent.reclaim.notice import State
+from dra_agent.reclaim.record_file import FILE, RecordFile
+from dra_agent.reclaim.refusal import RefusingPreparer
+from dra_agent.reclaim.release import Release
+from dra_agent.reclaim.sequence import Sequence
+from dra_agent.reclaim.service import Reclaim
+from dra_agent.reclaim.taints import reclaimed
+from publish.node import DRIVER, NODE, device, devices, until
+
+
+@dataclass
+class Entry:
+    uid: str
+    namespace: str
+    name: str
+
+
+@dataclass
+class World:
+    """One node: its devices, its ledger, its reclaim, and what was told of it."""
+
+    api: FakeApi
+    folder: Path
+    inventory: Inventory = field(default_factory=lambda: Inventory(devices=(*devices(3), device(9, "nic"))))
+    ledger: list[Entry] = field(default_factory=list)
+    told: list[tuple[str, str]] = field(default_factory=list)
+    released: int = 0
+    reclaim: Reclaim = field(init=False)
+    sequence: Sequence = field(init=False)
+    publisher: Publisher = field(init=False)
+
+    def hold(self, name: str, node: str = NODE, pods: tuple[str, ...] = ("pod",)) -> Entry:
+        """A claim that is prepared here."""
+        status = {
+            "allocation": {
+                "devices": {"results": [{"request": "r", "driver": DRIVER, "pool": f"{node}/gpu", "device": "d"}]}
+            },
+            "reservedFor": [{"resource": "pods", "name": pod, "uid": pod} for pod in pods],
+        }
+        claim = {"metadata": {"name": name, "namespace": "ns"}, "spec": {}, "status": status}
+        uid = self.api.put("resourceclaims", claim)["metadata"]["uid"]
+        self.ledger.append(Entry(uid, "ns", name))
+        return self.ledger[-1]
+
+    def unprepare(self, entry: Entry) -> None:
+        self.ledger.remove(entry)
+
+    def deallocate(self, entry: Entry) -> None:
+        self.api.set_status("resourceclaims", entry.namespace, entry.name, {})
+
+    def taints(self) -> dict[str, list[dict[str, Any]]]:
+        return {
+            found["name"]: found.get("taints", [])
+            for one in self.api.objects("resourceslices")
+            for found in one["spec"]["devices"]
+        }
+
+    def effects(self) -> set[str]:
+        """The reclaim taint's effects, "" for a device that has none."""
+        return {next((t["effect"] for t in taints), "") for taints in self.taints().values()}
+
+    def run(self, story: Callable[[], Awaitable[None]]) -> None:
+        asyncio.run(self._run(story))
+
+    async def _run(self, story: Callable[[], Awaitable[None]]) -> None:
+        async with asyncio.timeout(30), connect(self.api.kubeconfig(self.folder / "kubeconfig")) as api:
+            await self._start(api)
+            try:
+                await until(lambda: len(self.api.objects("resourceslices")) == 2)
+                await story()
+            finally:
+                await self.reclaim.stop()
+                await self.sequence.stop()
+                await self.publisher.stop()
+
+    async def _start(self, api: ApiServer) -> None:
+        class Claims:
+            async def claim(self, namespace: str, name: str, timeout: float) -> dict[str, Any]:
+                return await api.get(RESOURCE_CLAIMS, name, namespace, timeout=timeout)
+
+        async def released() -> None:
+            self.released += 1
+
+        self.reclaim = Reclaim(self.folder, "boot", [])
+        self.publisher = Publisher(
+            api,
+            node=NODE,
+            driver=DRIVER,
+            inventory=lambda: reclaimed(self.inventory, self.reclaim.state, DRIVER),
+        )
+        self.sequence = Sequence(
+            driver=DRIVER,
+            publish=self.publisher.devices_changed,
+            published=self.publisher.slices,
+            wanted=lambda: [found.name for found in self.inventory.devices],
+            release=lambda: Release(lambda: list(self.ledger), Claims(), node=NODE),
+            released=released,
+            tell=lambda what, note: self.told.append((what, note)),
+            file=RecordFile(self.folder, "boot"),
+        )
+        self.reclaim.on_change(self.sequence.changed)
+        await self.sequence.resume(self.reclaim.state)
+        await self.reclaim.start()
+        await self.publisher.start()
+
+    async def notice(self, seconds: float = 60) -> None:
+        await self.reclaim.begin("notice", deadline=datetime.now(UTC) + timedelta(seconds=seconds), what="test")
+
+    def whats(self) -> list[str]:
+        return [what for what, _ in self.told]
+
+
+@pytest.fixture
+def world(fake_api: FakeApi, tmp_path: Path) -> World:
+    fake_api.put("nodes", {"metadata": {"name": NODE}})
+    return World(fake_api, tmp_path)
+
+
+def test_a_hint_keeps_new_claims_away_and_a_notice_moves_pods_away(world: World) -> None:
+    async def story() -> None:
+        await world.reclaim.begin("hint", deadline=None, what="maybe")
+        await until(lambda: world.effects() == {"NoSchedule"})
+        await world.notice()
+        await until(lambda: world.effects() == {"NoExecute"})
+        await world.reclaim.cancel(everything=False)
+        await until(lambda: world.effects() == {""})
+
+    world.run(story)
+    assert [what for what in world.whats() if what != "released"] == ["hint", "notice", "cancelled"]
+
+
+def test_every_slice_is_written_once_and_soon(world: World) -> None:
+    took = 0.0
+
+    async def story() -> None:
+        nonlocal took
+        world.api.requests.clear()
+        began = time.monotonic()
+        await world.notice()
+        await until(lambda: world.sequence.progress.tainted_after is not None)
+        took = time.monotonic() - began
+
+    world.run(story)
+    assert [seen.method for seen in world.api.writes() if "resourceslices" in seen.path] == ["PUT", "PUT"]
+    # No timed test: only that nothing on the way waits for a timer (the shortest is 250 ms).
+    assert took < 2.0
+
+
+def test_each_claim_is_followed_until_another_node_can_have_it(world: World) -> None:
+    async def story() -> None:
+        first, second = world.hold("first"), world.hold("second")
+        await world.notice()
+        await until(lambda: len(world.sequence.progress.claims) == 2)
+        assert world.released == 0
+        world.unprepare(first)
+        world.deallocate(first)
+        await until(lambda: sum(r.released is not None for r in world.sequence.progress.claims) == 1)
+        assert world.released == 0 and "released" not in world.whats()
+        world.unprepare(second)
+        await until(lambda: world.released == 1)
+        # Given back by the kubelet, but still allocated here: nobody else can have it.
+        await asyncio.sleep(0.4)
+        assert "released" not in world.whats()
+        assert not world.sequence.progress.complete
+        world.api.remove("resourceclaims", "second", "ns")
+        await until(lambda: "released" in world.whats())
+        assert world.sequence.progress.complete
+
+    world.run(story)
+    assert "2 of 2 claims released, the last" in dict(world.told)["released"]
+
+
+def test_a_claim_that_was_allocated_elsewhere_or_made_anew_is_released(world: World) -> None:
+    async def story() -> None:
+        moved, renewed = world.hold("moved"), world.hold("renewed")
+        await world.notice()
+        for entry in (moved, renewed):
+            world.unprepare(entry)
+        allocation = {"devices": {"results": [{"pool": "other/gpu", "device": "d"}]}}
+        world.api.set_status("resourceclaims", "ns", "moved", {"allocation": allocation})
+        world.api.remove("resourceclaims", "renewed", "ns")
+        world.hold("renewed")
+        world.ledger.clear()
+        await until(lambda: "released" in world.whats())
+
+    world.run(story)
+
+
+def test_at_the_deadline_people_are_told_who_keeps_a_claim(world: World) -> None:
+    async def story() -> None:
+        world.hold("stuck", pods=("stubborn-0", "stubborn-1"))
+        await world.notice(1.0)
+        await until(lambda: "kept" in world.whats())
+
+    world.run(story)
+    assert "ns/stuck (reserved for stubborn-0, stubborn-1)" in dict(world.told)["kept"]
+
+
+def test_a_notice_on_a_node_without_claims_is_done_at_once(world: World) -> None:
+    async def story() -> None:
+        await world.notice()
+        await until(lambda: "released" in world.whats())
+
+    world.run(story)
+    assert world.released == 1 and dict(world.told)["released"] == "0 of 0 claims released"
+
+
+def test_a_claim_whose_prepare_ends_after_the_notice_is_followed_too(world: World) -> None:
+    async def story() -> None:
+        await world.notice()
+        await until(lambda: world.sequence.progress.complete and "released" in world.whats())
+        late = world.hold("late")
+        await until(lambda: [record.name for record in world.sequence.progress.claims] == ["late"])
+        assert not world.sequence.progress.complete
+        world.unprepare(late)
+        world.deallocate(late)
+        await until(lambda: world.sequence.progress.complete)
+        await until(lambda: world.whats().count("released") == 2)
+
+    world.run(story)
+    assert "1 of 1 claims released" in world.told[-1][1]
+
+
+def test_an_api_server_that_is_away_is_tried_until_it_is_there(world: World) -> None:
+    async def story() -> None:
+        entry = world.hold("first")
+        world.unprepare(entry)
+        world.ledger.append(entry)
+        world.api.fail(503, times=6)
+        world.api.reset(times=3)
+        await world.notice()
+        await until(lambda: world.effects() == {"NoExecute"})
+        world.unprepare(entry)
+        world.deallocate(entry)
+        await until(lambda: "released" in world.whats())
+
+    world.run(story)
+
+
+def test_a_notice_does_not_wait_for_the_publishers_patience(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    # After some failures the publisher tries once a minute; a host that is taken does not have that long.
+    monkeypatch.setattr("dra_agent.publish.pool.Backoff", lambda **_: Backoff(first=30.0, longest=60.0))
+    monkeypatch.setattr("dra_agent.reclaim.sequence.PRESS", 0.1)
+
+    async def story() -> None:
+        away = world.api.fail(503, times=None, methods="PUT")
+        await world.notice()
+        await asyncio.sleep(0.5)
+        assert world.effects() == {""}
+        tries = len(world.api.writes())
+        assert 2 <= tries <= 16, "two slices, tried every 50 to 100 ms"
+        world.api.faults.lift(away)
+        await until(lambda: world.effects() == {"NoExecute"}, 5.0)
+        await until(lambda: world.sequence.progress.tainted_after is not None)
+        world.api.requests.clear()
+        await asyncio.sleep(0.3)
+        assert not world.api.writes()
+
+    world.run(story)
+
+
+def test_a_restart_in_the_middle_goes_on_with_the_same_time(world: World) -> None:
+    before: dict[str, Any] = {}
+
+    async def first() -> None:
+        world.hold("first")
+        await world.notice()
+        await until(lambda: world.effects() == {"NoExecute"})
+        before.update(world.taints())
+
+    world.run(first)
+    world.told.clear()
+    world.api.requests.clear()
+
+    async def second() -> None:
+        assert world.reclaim.state.phase == "notice"
+        await until(lambda: world.sequence.progress.tainted_after is not None)
+        await until(lambda: len(world.sequence.progress.claims) == 1)
+        await asyncio.sleep(0.2)
+        assert world.taints() == before and world.told == []
+        entry = world.ledger[0]
+        world.unprepare(entry)
+        world.deallocate(entry)
+        await until(lambda: "released" in world.whats())
+
+    world.run(second)
+    # Not one write: the slices already say what they should.
+    assert [seen.method for seen in world.api.writes() if "resourceslices" in seen.path] == []
+
+
+def test_taints_that_the_api_server_does_not_take_are_complained_about(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dra_agent.reclaim.sequence.COMPLAIN", 0.3)
+
+    def without_taints(plural: str, found: dict[str, Any]) -> None:
+        if plural == "resourceslices":
+            for entry in found["spec"].get("devices", ()):
+                entry.pop("taints", None)
+
+    world.api.drop_fields(without_taints)
+
+    async def story() -> None:
+        await world.notice()
+        await asyncio.sleep(0.8)
+        assert world.sequence.progress.tainted_after is None
+
+    world.run(story)
+    assert sum("not tainted" in record.message for record in caplog.records) == 1
+
+
+def test_devices_that_are_not_on_offer_need_no_taint_for_it_to_be_done(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_agent.reclaim.sequence.COMPLAIN", 0.3)
+
+    def without_taints(plural: str, found: dict[str, Any]) -> None:
+        if plural == "resourceslices":
+            for entry in found["spec"].get("devices", ()):
+                entry.pop("taints", None)
+
+    world.api.drop_fields(without_taints)
+
+    async def story() -> None:
+        entry = world.hold("first")
+        await world.notice()
+        # The publisher takes back what it may not taint.
+        await until(lambda: not world.taints())
+        assert not world.sequence.progress.complete
+        world.unprepare(entry)
+        world.deallocate(entry)
+        await until(lambda: world.sequence.progress.complete)
+        assert world.sequence.progress.tainted_after is None
+
+    world.run(story)
+
+
+@dataclass
+class Preparer:
+    prepared: list[str] = field(default_factory=list)
+
+    def prepare(self, claim: dict[str, Any]) -> list[str]:
+        self.prepared.append(claim["metadata"]["uid"])
+        return ["device"]
+
+    def unprepare(self, uid: str) -> None:
+        self.prepared.remove(uid)
+
+
+def test_new_claims_are_refused_while_a_notice_holds_and_old_ones_are_not() -> None:
+    from dra_agent.reclaim.notice import apply
+    from dra_agent.reclaim.reading import Reading
+
+    states = [State("b")]
+    preparer, known = Preparer(), {"old"}
+    refusing = RefusingPreparer(preparer, lambda: states[-1], lambda uid: uid if uid in known else None)
+    new, old = {"metadata": {"uid": "new"}}, {"metadata": {"uid": "old"}}
+    assert refusing.prepare(new) == ["device"]
+    states.append(apply(State("b"), Reading("aws.rebalance", "hint", "h", "maybe"), datetime.now(UTC)))
+    assert refusing.prepare(new) == ["device"]
+    states.append(apply(State("b"), Reading("aws.spot", "notice", "n", "spot"), datetime.now(UTC)))
+    with pytest.raises(RetryableError, match="being taken"):
+        refusing.prepare(new)
+    assert refusing.prepare(old) == ["device"]
+    refusing.unprepare("new")
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_who_has_to_be_asked_before_the_taint_is_but_does_not_hold_it_up(world: World, seconds: float) -> None:
+    order: list[str] = []
+    took = 0.0
+
+    async def first() -> None:
+        order.append("asked")
+        await asyncio.sleep(seconds)
+        order.append("gone")
+
+    async def story() -> None:
+        nonlocal took
+        world.sequence._ahead = lambda state: first()
+        began = time.monotonic()
+        await world.notice()
+        order.append("published")
+        took = time.monotonic() - began
+        await until(lambda: world.effects() == {"NoExecute"})
+        await until(lambda: "gone" in order)
+
+    world.run(story)
+    assert order == (["asked", "gone", "published"] if seconds == 0 else ["asked", "published", "gone"])
+    assert took < 0.6, "80 ms, and the disk"
+
+
+def test_what_was_released_before_a_restart_is_told_after_it(world: World) -> None:
+    before: dict[str, Any] = {}
+
+    async def first() -> None:
+        gone, stays = world.hold("gone"), world.hold("stays")
+        await world.notice()
+        await until(lambda: world.sequence.progress.tainted_after is not None)
+        world.unprepare(gone)
+        world.deallocate(gone)
+        await until(lambda: [r.name for r in world.sequence.progress.claims if r.released] == ["gone"])
+        file = world.folder / FILE
+        await until(lambda: file.exists() and b'"released"' in file.read_bytes())
+        progress = world.sequence.progress
+        before.update(tainted=progress.tainted_after, records={r.name: r for r in progress.claims})
+        assert stays.uid in file.read_text()
+
+    world.run(first)
+    world.told.clear()
+
+    async def second() -> None:
+        await until(lambda: world.sequence.progress.tainted_after is not None)
+        # Not since when this run has found them tainted.
+        assert world.sequence.progress.tainted_after == before["tainted"]
+        (entry,) = world.ledger
+        world.unprepare(entry)
+        world.deallocate(entry)
+        await until(lambda: world.sequence.progress.complete and "released" in world.whats())
+        after = {record.name: record for record in world.sequence.progress.claims}
+        was = before["records"]["gone"]
+        now = after["gone"]
+        assert (now.seen, now.tainted, now.pods_gone, now.unprepared, now.released) == (
+            was.seen,
+            was.tainted,
+            was.pods_gone,
+            was.unprepared,
+            was.released,
+        )
+        assert after["stays"].tainted is not None and after["stays"].pods_gone is not None
+        file = world.folder / FILE
+        await until(lambda: b"2 of 2" in file.read_bytes())
+
+    world.run(second)
+    assert "2 of 2 claims released" in dict(world.told)["released"]
+    world.told.clear()
+
+    async def third() -> None:
+        await until(lambda: world.sequence.progress.complete)
+        await asyncio.sleep(0.5)
+
+    world.run(third)
+    assert world.told == [], "what was told is not told again"
+
+
+def test_who_was_too_late_is_known_after_a_restart(world: World) -> None:
+    async def first() -> None:
+        world.hold("stuck", pods=("stubborn",))
+        await world.notice(1.0)
+        await until(lambda: "kept" in world.whats())
+        await until(lambda: b'"overdue"' in (world.folder / FILE).read_bytes())
+
+    world.run(first)
+    world.told.clear()
+
+    async def second() -> None:
+        await until(lambda: world.sequence.progress.tainted_after is not None)
+        await asyncio.sleep(0.5)
+        (record,) = world.sequence.progress.claims
+        assert record.overdue is not None and record.state == "prepared"
+
+    world.run(second)
+    assert "kept" not in world.whats()
+
+
+def test_another_notice_begins_with_nothing(world: World) -> None:
+    async def story() -> None:
+        entry = world.hold("first")
+        await world.notice()
+        world.unprepare(entry)
+        world.deallocate(entry)
+        await until(lambda: "released" in world.whats())
+        await until(lambda: (world.folder / FILE).exists())
+        await world.reclaim.cancel(everything=False)
+        await world.notice()
+        await until(lambda: world.whats().count("released") == 2)
+        assert world.sequence.progress.claims == ()
+
+    world.run(story)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1, "kept": {"boot": "boot"}}', "\x00" * 64])
+def test_a_damaged_file_of_records_costs_nothing_but_itself(world: World, text: str) -> None:
+    async def first() -> None:
+        world.hold("first")
+        await world.notice()
+        await until(lambda: (world.folder / FILE).exists())
+
+    world.run(first)
+    (world.folder / FILE).write_text(text)
+
+    async def second() -> None:
+        await until(lambda: [record.name for record in world.sequence.progress.claims] == ["first"])
+        await until(lambda: world.sequence.progress.tainted_after is not None)
+
+    world.run(second)
+    assert (world.folder / f"{FILE}.corrupt-1").exists()
+
+
+def test_a_disk_that_is_full_keeps_nobody_from_leaving(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dra_agent.reclaim.record_file.whole_file.put", full)
+
+    async def story() -> None:
+        entry = world.hold("first")
+        await world.notice()
+        await until(lambda: world.effects() == {"NoExecute"})
+        await asyncio.sleep(0.6)
+        world.unprepare(entry)
+        world.deallocate(entry)
+        await until(lambda: "released" in world.whats())
+
+    world.run(story)
+    assert sum("what became of claims is not kept" in record.message for record in caplog.records) == 1

@@ -1,0 +1,399 @@
+"""Sources, state, disk, socket and command line together, in one process without an agent around them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_agent.errors import RetryableError
+from dra_agent.reclaim.client import ask
+from dra_agent.reclaim.notice import State
+from dra_agent.reclaim.reading import Reading, Watch
+from dra_agent.reclaim.service import Reclaim
+from dra_agent.reclaim.signals.aws import Aws
+from dra_agent.reclaim.signals.azure import Azure
+from dra_agent.reclaim.trigger import Trigger
+from dra_agent.reclaim.wire import SOCKET, Cancel, Request, Start, Status
+from reclaim.listening import quick
+from reclaim.metadata.aws import FakeAws
+from reclaim.metadata.azure import FakeAzure
+
+
+class Puppet:
+    """A source that says what the test wants."""
+
+    def __init__(self, name: str = "puppet") -> None:
+        self.names = (name,)
+        self.watch: Watch | None = None
+        self.released_ = 0
+        self.error: Exception | None = None
+
+    async def run(self, watch: Watch) -> None:
+        self.watch = watch
+        if self.error is not None:
+            raise self.error
+        await asyncio.Event().wait()
+
+    async def released(self) -> None:
+        self.released_ += 1
+
+    def say(self, *readings: Reading) -> None:
+        assert self.watch is not None
+        self.watch.seen(self.names[0], readings)
+
+    def notice(self, seconds: float = 60, event: str = "e", lasting: bool = False) -> Reading:
+        deadline = datetime.now(UTC) + timedelta(seconds=seconds)
+        return Reading(self.names[0], "notice", event, "w", deadline, lasting=lasting)
+
+
+def play(story: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(10):
+            await story()
+
+    asyncio.run(bounded())
+
+
+async def until(what: Callable[[], object]) -> None:
+    while not what():
+        await asyncio.sleep(0.002)
+
+
+def test_a_notice_is_on_disk_before_anybody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_agent.reclaim.service.HEAD_START", 5.0)  # the disk of a test may be as busy as it likes
+
+    async def story() -> None:
+        puppet = Puppet()
+        reclaim = Reclaim(tmp_path, "b", [puppet])
+        kept: list[Any] = []
+
+        async def told(before: State, after: State) -> None:
+            kept.append((before.phase, after.phase, json.loads((tmp_path / "reclaim.json").read_text())["state"]))
+
+        reclaim.on_change(told)
+        await reclaim.start()
+        await until(lambda: puppet.watch)
+        puppet.say(puppet.notice())
+        await until(lambda: kept)
+        puppet.say()
+        await until(lambda: len(kept) == 2)
+        await reclaim.stop()
+        assert [(before, after) for before, after, _ in kept] == [("none", "notice"), ("notice", "cancelled")]
+        assert kept[0][2]["held"][0]["reading"]["event"] == "e" and kept[1][2]["held"] == []
+        assert (reclaim.notices, reclaim.cancelled) == (1, 1)
+
+    play(story)
+
+
+def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
+    async def story() -> None:
+        puppet = Puppet()
+        first = Reclaim(tmp_path, "b", [puppet])
+        await first.start()
+        await until(lambda: puppet.watch)
+        puppet.say(puppet.notice())
+        await until(lambda: first.state.phase == "notice")
+        await first.stop()
+
+        again = Puppet()
+        second = Reclaim(tmp_path, "b", [again])
+        assert second.state == first.state
+        await second.start()
+        await until(lambda: again.watch)
+        assert again.watch is not None
+        again.watch.failed("puppet", "not yet there")
+        await asyncio.sleep(0.02)
+        assert second.state.phase == "notice"
+        # It was taken back while the agent was away: the first good look says so.
+        again.say()
+        await until(lambda: second.state.phase == "cancelled")
+        await second.stop()
+        assert Reclaim(tmp_path, "another boot", [again]).state == State("another boot")
+
+    play(story)
+
+
+def test_a_source_that_is_no_longer_there_is_believed_no_longer(tmp_path: Path) -> None:
+    async def story() -> None:
+        puppet = Puppet()
+        reclaim = Reclaim(tmp_path, "b", [puppet])
+        await reclaim.start()
+        await until(lambda: puppet.watch)
+        puppet.say(puppet.notice())
+        await reclaim.begin("notice", deadline=None, what="mine")
+        await until(lambda: len(reclaim.state.held) == 2)
+        await reclaim.stop()
+        left = Reclaim(tmp_path, "b", [])
+        await left.start()
+        await left.stop()
+        assert [held.reading.source for held in left.state.held] == ["operator"]
+
+    play(story)
+
+
+def test_a_slow_disk_does_not_hold_up_a_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dra_agent.reclaim.service.SAVE_AT_MOST", 0.05)
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (time.sleep(0.5), real(handle))[1])
+
+    async def story() -> None:
+        reclaim = Reclaim(tmp_path, "b", [])
+        told: list[float] = []
+
+        async def listener(before: State, after: State) -> None:
+            told.append(time.monotonic())
+
+        reclaim.on_change(listener)
+        await reclaim.start()
+        began = time.monotonic()
+        await reclaim.begin("notice", deadline=None, what="")
+        assert told and told[0] - began < 0.4
+        await reclaim.stop()
+
+    play(story)
+    assert any("before it is on disk" in record.message for record in caplog.records)
+
+
+def test_a_busy_disk_is_waited_for_by_who_asked_and_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda handle: (time.sleep(0.1), real(handle))[1])
+
+    async def story() -> None:
+        reclaim = Reclaim(tmp_path, "b", [])
+        there: list[bool] = []
+
+        async def listener(before: State, after: State) -> None:
+            there.append((tmp_path / "reclaim.json").exists())
+
+        reclaim.on_change(listener)
+        await reclaim.start()
+        await reclaim.begin("notice", deadline=None, what="")
+        assert there == [False] and (tmp_path / "reclaim.json").exists()
+        await reclaim.stop()
+
+    play(story)
+    assert not [record for record in caplog.records if "disk" in record.message]
+
+
+def test_a_full_disk_does_not_hold_up_a_notice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+
+    async def story() -> None:
+        reclaim = Reclaim(tmp_path, "b", [])
+        await reclaim.start()
+        await reclaim.begin("notice", deadline=None, what="")
+        assert reclaim.state.phase == "notice"
+        await reclaim.stop()
+
+    play(story)
+    assert any("No space left" in str(getattr(record, "reason", "")) for record in caplog.records)
+
+
+def test_one_listener_and_one_source_that_fail_take_nobody_with_them(tmp_path: Path) -> None:
+    async def story() -> None:
+        broken, puppet = Puppet("broken"), Puppet()
+        broken.error = RuntimeError("a defect")
+        reclaim = Reclaim(tmp_path, "b", [broken, puppet])
+        told: list[str] = []
+
+        async def fails(before: State, after: State) -> None:
+            raise RuntimeError("another defect")
+
+        async def works(before: State, after: State) -> None:
+            told.append(after.phase)
+
+        reclaim.on_change(fails)
+        reclaim.on_change(works)
+        await reclaim.start()
+        await until(lambda: puppet.watch)
+        puppet.say(puppet.notice())
+        await until(lambda: told == ["notice"])
+        await reclaim.released()
+        assert puppet.released_ == 1
+        hearing = {one.source: one for one in reclaim.hearing()}
+        assert hearing["broken"].up is False and "a defect" in hearing["broken"].why and hearing["puppet"].up
+        await reclaim.stop()
+
+    play(story)
+
+
+def test_a_lasting_notice_of_a_silent_source_runs_out_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_agent.reclaim.notice.GRACE", timedelta(seconds=0.1))
+
+    async def story() -> None:
+        puppet = Puppet()
+        reclaim = Reclaim(tmp_path, "b", [puppet])
+        await reclaim.start()
+        await until(lambda: puppet.watch)
+        puppet.say(puppet.notice(0.3, lasting=True))
+        await until(lambda: reclaim.state.phase == "notice")
+        puppet.say()
+        await asyncio.sleep(0.1)
+        assert reclaim.state.phase == "notice"
+        await until(lambda: reclaim.state.phase == "cancelled")
+        await reclaim.stop()
+
+    play(story)
+
+
+def test_sources_that_disagree_are_logged_once_and_the_earliest_counts(
+    tmp_path: Path, aws: FakeAws, azure: FakeAzure, caplog: pytest.LogCaptureFixture
+) -> None:
+    soon = (datetime.now(UTC) + timedelta(seconds=60)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    late = (datetime.now(UTC) + timedelta(seconds=100)).strftime("%a, %d %b %Y %H:%M:%S GMT")
+    aws.set(spot={"action": "terminate", "time": soon})
+    event = {"EventId": "1", "EventType": "Preempt", "EventStatus": "Scheduled", "Resources": ["vmss_0"]}
+    azure.set(events=[{**event, "NotBefore": late}])
+
+    async def story() -> None:
+        lead = timedelta(seconds=300)
+        sources = [
+            Azure(azure.endpoint, vm="", lead=lead, acknowledge=False, pace=quick),
+            Aws(aws.endpoint, lead=lead, pace=quick),
+        ]
+        reclaim = Reclaim(tmp_path, "b", sources)
+        await reclaim.start()
+        await until(lambda: len(reclaim.state.held) == 2)
+        await asyncio.sleep(0.2)
+        await reclaim.stop()
+        assert reclaim.state.cause is not None and reclaim.state.cause.source == "aws.spot"
+
+    play(story)
+    notices = [record for record in caplog.records if record.message == "reclaim notice received"]
+    disagreements = [record for record in caplog.records if "disagree" in record.message]
+    assert len(notices) == 2 and len(disagreements) <= 1
+
+
+async def asked(folder: Path, request: Request) -> Any:
+    return await asyncio.to_thread(ask, folder, request)
+
+
+def with_trigger(tmp_path: Path, story: Callable[[Reclaim, Puppet], Awaitable[None]]) -> None:
+    async def inner() -> None:
+        puppet = Puppet()
+        reclaim = Reclaim(tmp_path, "b", [puppet])
+        trigger = Trigger(tmp_path / SOCKET, reclaim)
+        await reclaim.start()
+        await trigger.start()
+        await until(lambda: puppet.watch)
+        try:
+            await story(reclaim, puppet)
+        finally:
+            await trigger.stop()
+            await reclaim.stop()
+        assert not (tmp_path / SOCKET).exists()
+
+    play(inner)
+
+
+def test_an_operator_starts_looks_and_cancels(tmp_path: Path) -> None:
+    async def story(reclaim: Reclaim, puppet: Puppet) -> None:
+        assert (tmp_path / SOCKET).stat().st_mode & 0o777 == 0o600
+        status = await asked(tmp_path, Start("notice", 30.0, "rack 7\nis moved"))
+        assert status["phase"] == "notice" and 29 < status["seconds_left"] <= 30
+        assert status["events"][0]["what"] == "rack 7?is moved"
+        assert json.loads((tmp_path / "reclaim.json").read_text())["state"]["noticed"]
+        earlier = await asked(tmp_path, Start("notice", 3600.0))
+        assert earlier["deadline"] == status["deadline"]
+        assert (await asked(tmp_path, Cancel()))["phase"] == "cancelled"
+        assert (await asked(tmp_path, Start("hint")))["phase"] == "hint"
+        assert (await asked(tmp_path, Status()))["sources"][0]["source"] == "puppet"
+
+    with_trigger(tmp_path, story)
+
+
+def test_a_cancel_leaves_what_others_say_unless_it_is_for_all(tmp_path: Path) -> None:
+    async def story(reclaim: Reclaim, puppet: Puppet) -> None:
+        said = puppet.notice()
+        puppet.say(said)
+        await until(lambda: reclaim.state.phase == "notice")
+        await asked(tmp_path, Start())
+        assert (await asked(tmp_path, Cancel()))["phase"] == "notice"
+        assert (await asked(tmp_path, Cancel(everything=True)))["phase"] == "cancelled"
+        puppet.say(said)
+        await asyncio.sleep(0.05)
+        assert reclaim.state.phase == "cancelled"
+        assert (await asked(tmp_path, Start()))["phase"] == "notice"
+
+    with_trigger(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\n",
+        b"{}\n",
+        b"[]\n",
+        b'{"op": "start", "kind": "clear"}\n',
+        b'{"op": "start", "seconds": -1}\n',
+        b'{"op": "start", "seconds": 1e300}\n',
+        b'{"op": "start", "seconds": "soon"}\n',
+        b'{"op": "stop"}\n',
+        b'{"op": "cancel", "all": true}\n',
+        b"\xff\xff\n",
+    ],
+)
+def test_a_request_that_is_none_is_refused_and_changes_nothing(tmp_path: Path, line: bytes) -> None:
+    def send() -> dict[str, Any]:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(tmp_path / SOCKET))
+            client.sendall(line)
+            answer: dict[str, Any] = json.loads(client.makefile("rb").readline())
+            return answer
+
+    async def story(reclaim: Reclaim, puppet: Puppet) -> None:
+        assert (await asyncio.to_thread(send))["failure"]["family"] == "usage"
+        assert reclaim.state.phase == "none"
+
+    with_trigger(tmp_path, story)
+
+
+def test_no_agent_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(RetryableError, match="dra-agent run"):
+        ask(tmp_path, Status())
+
+
+def test_an_agent_that_is_replaced_leaves_socket_and_state_to_its_successor(tmp_path: Path) -> None:
+    async def story() -> None:
+        newest = "old"
+        old = Reclaim(tmp_path, "b", [], newest=lambda: newest == "old")
+        new = Reclaim(tmp_path, "b", [], newest=lambda: newest == "new")
+        first, second = Trigger(tmp_path / SOCKET, old), Trigger(tmp_path / SOCKET, new)
+        await old.start()
+        await first.start()
+        newest = "new"
+        await new.start()
+        await second.start()
+        assert (await asked(tmp_path, Start()))["phase"] == "notice"
+        assert new.state.phase == "notice" and old.state.phase == "none"
+        kept = (tmp_path / "reclaim.json").read_text()
+        await old.begin("hint", deadline=None, what="of the old one")
+        assert (tmp_path / "reclaim.json").read_text() == kept
+        await first.stop()
+        await old.stop()
+        assert (await asked(tmp_path, Status()))["phase"] == "notice"
+        await second.stop()
+        await new.stop()
+        assert not (tmp_path / SOCKET).exists()
+
+    play(story)

@@ -1,0 +1,71 @@
+"""Times of metadata services."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_agent.reclaim.signals.times import believable, by_our_clock, parse_time
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-01-31T12:00:00Z",
+        "2026-01-31t12:00:00z",
+        "2026-01-31 12:00:00Z",
+        "2026-01-31T13:00:00+01:00",
+        "2026-01-31T12:00:00.000000000Z",
+        "Sat, 31 Jan 2026 12:00:00 GMT",
+        "31 Jan 2026 12:00:00 GMT",
+        "  31 Jan 2026 12:00:00 GMT\n",
+    ],
+)
+def test_the_forms_that_services_write(text: str) -> None:
+    assert parse_time(text) == NOON
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "soon",
+        "2026-01-31",
+        "2026-01-31T12:00:00",
+        "2026-13-31T12:00:00Z",
+        "31 Jan 2026 12:00:00",
+        "Sat, 31 Jan 2026 12:00:00",
+        "1769860800",
+        "٢٠٢٦-01-31T12:00:00Z",
+        "9" * 1000,
+    ],
+)
+def test_what_is_no_time_of_a_known_zone_is_none(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_time(text)
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_time_or_a_value_error(text: str) -> None:
+    with contextlib.suppress(ValueError, OverflowError):
+        assert parse_time(text).tzinfo is UTC
+
+
+@given(st.integers(-100_000, 100_000_000).map(lambda seconds: NOON + timedelta(seconds=seconds)))
+def test_a_deadline_to_go_by_is_never_past_and_never_beyond_belief(deadline: datetime) -> None:
+    usual, most = timedelta(seconds=120), timedelta(hours=1)
+    believed, doubt = believable(deadline, now=NOON, usual=usual, most=most)
+    assert NOON <= believed <= NOON + most
+    assert (believed == deadline) == (doubt == "")
+
+
+def test_a_clock_that_differs_is_set_right_and_a_second_is_no_difference() -> None:
+    assert by_our_clock(NOON, timedelta(hours=1)) == NOON - timedelta(hours=1)
+    assert by_our_clock(NOON, timedelta(seconds=-90)) == NOON + timedelta(seconds=90)
+    assert by_our_clock(NOON, timedelta(seconds=1)) == by_our_clock(NOON, None) == NOON

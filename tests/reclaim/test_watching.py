@@ -1,0 +1,72 @@
+"""`dra-agent reclaim status --watch`: how far a release is, live on a terminal and line by line in a file."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from reclaim.running import Agent, Start
+from reclaim.terminal import Terminal
+
+
+@pytest.fixture
+def slow(start: Start, tmp_path: Path, claims: Path) -> Agent:
+    """An agent with two prepared claims, whose hook takes two seconds for one of them and three for the other."""
+    script = tmp_path / "hook"
+    script.write_text("#!/bin/sh\ntest $DRA_AGENT_CLAIM_NAME = a && sleep 1\nsleep 2\n")
+    script.chmod(0o700)
+    agent = start(f'[reclaim]\nhook = ["{script}"]\n')
+    assert agent.command("claim", "apply", "-f", str(claims))[0] == 0
+    return agent
+
+
+def test_on_a_terminal_a_bar_says_how_far_it_is_and_who_is_waited_for(slow: Agent) -> None:
+    slow.command("reclaim", "start", "--in", "60")
+    with Terminal("reclaim", "status", "--watch", "--state-dir", str(slow.state_dir)) as terminal:
+        terminal.wait_for(r"claims released .* 0/2 .*5\d s left, waits for default/[ab], default/[ab]")
+        code, said = terminal.end()
+    assert code == 0
+    assert said.splitlines()[0].startswith("notice: the host is taken in 5")
+    assert said.count("released") == 2 and re.search(r"default/a +released +\d", said)
+
+
+def test_in_a_file_every_change_is_a_line_and_the_result_is_json(slow: Agent) -> None:
+    slow.command("reclaim", "start", "--in", "60")
+    code, text = slow.command("reclaim", "status", "--watch", "-o", "json")
+    status, end = json.JSONDecoder().raw_decode(text)
+    lines = text[end:].strip().splitlines()
+    assert code == 0 and status["complete"] and status["phase"] == "notice"
+    assert any(line.startswith("0 of 2 claims released, waits for default/") for line in lines), lines
+    assert len(lines) == len(set(lines)) <= 4, "no line for each look"
+    assert {(one["name"], one["state"]) for one in status["claims"]} == {("a", "released"), ("b", "released")}
+    assert all(2.0 <= one["seconds"] < 20 for one in status["claims"])
+
+
+def test_what_is_not_done_when_the_host_is_gone_is_a_failure(start: Start, tmp_path: Path, claims: Path) -> None:
+    agent = start("")
+    agent.command("claim", "apply", "-f", str(claims))
+    # The claims' specs cannot be taken away: the directory is not the agent's to change any more.
+    blocked = next(path for path in (tmp_path / "cdi").iterdir() if "claim" in path.name)
+    text = blocked.read_bytes()
+    blocked.unlink()
+    (blocked / "in the way").mkdir(parents=True)
+    try:
+        agent.command("reclaim", "start", "--in", "3")
+        code, said = agent.command("reclaim", "status", "--watch")
+        assert code == 1 and "its deadline was" in said and "prepared" in said
+    finally:
+        (blocked / "in the way").rmdir()
+        blocked.rmdir()
+        blocked.write_bytes(text)
+
+
+def test_a_watch_ends_when_the_notice_is_taken_back(slow: Agent) -> None:
+    slow.command("reclaim", "start", "--in", "60")
+    with Terminal("reclaim", "status", "--watch", "--state-dir", str(slow.state_dir)) as terminal:
+        terminal.wait_for("0/2")
+        slow.command("reclaim", "cancel")
+        code, said = terminal.end()
+    assert code == 0 and said.startswith("cancelled")
