@@ -1,0 +1,80 @@
+"""One AdmissionReview (admission.k8s.io/v1): the object in it is looked at, and allowed or refused with the field.
+
+It allows what it has nothing to say about: other kinds, other drivers' configuration, objects that are being deleted,
+and an update that brings in no new mistake, so that labels and finalizers of an old object can still be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from dra_agent.prepare.review import review
+from dra_agent.prepare.setup import Kind, VendorSetup
+
+VERSION = "admission.k8s.io/v1"
+_INVALID = 422
+
+
+class _Request(msgspec.Struct, rename="camel"):
+    uid: str
+    operation: str = ""
+    namespace: str = ""
+    name: str = ""
+    object: dict[str, Any] | None = None
+    old_object: dict[str, Any] | None = None
+
+
+class _Review(msgspec.Struct, rename="camel"):
+    api_version: str
+    kind: str
+    request: _Request
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What is answered, and what it was about."""
+
+    body: bytes
+    """The AdmissionReview to send back."""
+    what: str
+    """"ResourceClaim default/notebook"."""
+    problems: tuple[str, ...]
+    """Why it is refused; empty where it is allowed."""
+
+
+class NoReviewError(Exception):
+    """What was sent is no AdmissionReview of a version that is known."""
+
+
+def judge(body: bytes, driver: str, setups: Mapping[Kind, VendorSetup]) -> Verdict:
+    """Answer a review; NoReviewError where it is none."""
+    try:
+        asked = msgspec.json.decode(body, type=_Review)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise NoReviewError(f"not an AdmissionReview: {error}") from error
+    if (asked.api_version, asked.kind) != (VERSION, "AdmissionReview"):
+        raise NoReviewError(f"{asked.kind} of {asked.api_version} is not AdmissionReview of {VERSION}")
+    problems = _problems(asked.request, driver, setups)
+    response: dict[str, Any] = {"uid": asked.request.uid, "allowed": not problems}
+    if problems:
+        response["status"] = {"code": _INVALID, "reason": "Invalid", "message": "; ".join(problems)}
+    answer = {"apiVersion": VERSION, "kind": "AdmissionReview", "response": response}
+    return Verdict(msgspec.json.encode(answer), _name(asked.request), problems)
+
+
+def _problems(request: _Request, driver: str, setups: Mapping[Kind, VendorSetup]) -> tuple[str, ...]:
+    if request.object is None or request.operation not in ("CREATE", "UPDATE"):
+        return ()
+    metadata = request.object.get("metadata")
+    if isinstance(metadata, Mapping) and metadata.get("deletionTimestamp"):
+        return ()
+    problems = [str(error) for error in review(request.object, driver, setups)[1]]
+    known = {str(error) for error in review(request.old_object, driver, setups)[1]} if request.old_object else set()
+    return tuple(problem for problem in problems if problem not in known)
+
+
+def _name(request: _Request) -> str:
+    kind = str((request.object or {}).get("kind") or "object")
+    return f"{kind} {request.namespace + '/' if request.namespace else ''}{request.name or '(unnamed)'}"

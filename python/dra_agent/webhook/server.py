@@ -1,0 +1,202 @@
+"""The webhook's HTTPS: asyncio carries the bytes, h11 knows the protocol. It answers /validate and /healthz."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+
+import h11
+
+from dra_agent.errors import UsageError
+from dra_agent.webhook.admission import NoReviewError, Verdict
+from dra_agent.webhook.certificate import Certificate
+
+log = logging.getLogger(__name__)
+
+Judge = Callable[[bytes], Verdict]
+"""Answers the body of a review; raises NoReviewError."""
+
+MOST = 8 << 20
+"""Bytes of a body: an object of the API has 1.5 MiB at most, and a review has its old version too."""
+SLOWEST = 10.0
+"""Seconds for one request to come in, or for the TLS handshake."""
+IDLE = 120.0
+"""Seconds after which a connection that asks nothing is closed; the API server keeps its own for 90."""
+CONNECTIONS = 64
+_REFRESH = 5.0
+_HEADERS = 64 << 10
+
+
+class Webhook:
+    """Listens from `start` to `close`."""
+
+    def __init__(self, address: tuple[str, int], certificate: Certificate, judge: Judge) -> None:
+        self._address = address
+        self._certificate = certificate
+        self._judge = judge
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._refresher: asyncio.Task[None] | None = None
+        self._closing = False
+
+    @property
+    def port(self) -> int:
+        """The port; of use where 0 was asked for."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        """Answer; UsageError where the address cannot be had."""
+        host, port = self._address
+        try:
+            self._server = await asyncio.start_server(
+                self._connected, host or None, port, ssl=self._certificate.context, ssl_handshake_timeout=SLOWEST
+            )
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on {host}:{port}: {error.strerror or error}",
+                where="--listen",
+                todo="choose a free port on an address of this host",
+            ) from error
+        self._refresher = asyncio.create_task(self._refresh(), name="certificate")
+
+    async def close(self, patience: float = 5.0) -> None:
+        """Take no more connections, let requests in work finish, and end."""
+        assert self._server is not None and self._refresher is not None
+        self._closing = True
+        self._refresher.cancel()
+        self._server.close()
+        busy = {task for task in self._connections if not task.done()}
+        for task in busy:
+            if task.get_name() == _WAITING:
+                task.cancel()
+        if busy:
+            await asyncio.wait(busy, timeout=patience)
+        for task in busy:
+            task.cancel()
+        await asyncio.gather(*busy, self._refresher, return_exceptions=True)
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(_REFRESH)
+            self._certificate.refresh()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._connections) >= CONNECTIONS:
+            writer.close()
+            return
+        self._connections.add(task)
+        try:
+            await self._serve(_Connection(reader, writer), task)
+        except (OSError, ssl.SSLError, TimeoutError, h11.ProtocolError, asyncio.IncompleteReadError):
+            pass  # a client that hung up, was too slow, or speaks something else
+        except asyncio.CancelledError:
+            if not self._closing:  # asyncio logs the handler's own end as an error where it is a cancellation
+                raise
+        finally:
+            self._connections.discard(task)
+            writer.close()
+            with suppress(OSError, ssl.SSLError, TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await writer.wait_closed()
+
+    async def _serve(self, connection: _Connection, task: asyncio.Task[None]) -> None:
+        while True:
+            task.set_name(_WAITING)
+            if not await connection.asked():
+                return
+            task.set_name("answering")
+            async with asyncio.timeout(SLOWEST):
+                request, body = await connection.request()
+            status, content, kind = self._answer(request, body)
+            async with asyncio.timeout(SLOWEST):
+                again = await connection.answer(status, content, kind)
+            if not again:
+                return
+
+    def _answer(self, request: h11.Request, body: bytes | None) -> tuple[int, bytes, str]:
+        method, path = request.method, request.target.partition(b"?")[0]
+        if path in (b"/healthz", b"/readyz"):
+            return (200, b"ok\n", _TEXT) if method in (b"GET", b"HEAD") else (405, b"GET it\n", _TEXT)
+        if path != b"/validate":
+            return 404, b"there are /validate and /healthz\n", _TEXT
+        if method != b"POST":
+            return 405, b"POST an AdmissionReview\n", _TEXT
+        if body is None:
+            return 413, f"at most {MOST} bytes are read\n".encode(), _TEXT
+        try:
+            verdict = self._judge(body)
+        except NoReviewError as error:
+            return 400, f"{error}\n".encode(), _TEXT
+        if verdict.problems:
+            log.info("refused", extra={"object": verdict.what, "problems": "; ".join(verdict.problems)})
+        else:
+            log.debug("allowed", extra={"object": verdict.what})
+        return 200, verdict.body, "application/json"
+
+
+_WAITING = "waiting"
+_TEXT = "text/plain; charset=utf-8"
+
+
+class _Connection:
+    """One client's requests, one after the other."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEADERS)
+        self._first: h11.Request | None = None
+        self._head = False
+
+    async def asked(self) -> bool:
+        """Wait for the head of a request; False where the client has gone, or asks nothing for long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(IDLE):
+                event = await self._next()
+                self._first = event if isinstance(event, h11.Request) else None
+                return self._first is not None
+        return False
+
+    async def request(self) -> tuple[h11.Request, bytes | None]:
+        """Read a request to its end; the body is None where it is too large."""
+        request = self._first
+        assert request is not None
+        self._head = request.method == b"HEAD"
+        if self._http.they_are_waiting_for_100_continue:
+            go_on = h11.InformationalResponse(status_code=100, headers=[])
+            self._writer.write(self._http.send(go_on) or b"")
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            event = await self._next()
+            if isinstance(event, h11.EndOfMessage):
+                return request, b"".join(parts) if size <= MOST else None
+            if not isinstance(event, h11.Data):
+                raise ConnectionError("the client went away within its request")
+            size += len(event.data)
+            if size > MOST:
+                return request, None
+            parts.append(bytes(event.data))
+
+    async def answer(self, status: int, content: bytes, kind: str) -> bool:
+        """Answer; True where the client may ask again."""
+        headers = [("Content-Type", kind), ("Content-Length", str(len(content)))]
+        response = self._http.send(h11.Response(status_code=status, headers=headers)) or b""
+        body = b"" if self._head else self._http.send(h11.Data(data=content)) or b""
+        self._writer.write(response + body + (self._http.send(h11.EndOfMessage()) or b""))
+        await self._writer.drain()
+        if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+            return False
+        self._http.start_next_cycle()
+        return True
+
+    async def _next(self) -> object:
+        while (event := self._http.next_event()) is h11.NEED_DATA:
+            self._http.receive_data(await self._reader.read(64 << 10))
+        return event

@@ -1,0 +1,198 @@
+"""The webhook over real TLS: answers, rude clients, certificates that are replaced, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_agent.errors import UsageError
+from dra_agent.webhook import server
+from dra_agent.webhook.certificate import Certificate
+from webhook.keys import Secret
+from webhook.test_admission import asked, entry, parameters, thing
+
+RIGHT = asked(thing("ResourceClaim", entry(parameters())))
+WRONG = asked(thing("ResourceClaim", entry(parameters("Shrt"))))
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Secret:
+    return Secret(tmp_path / "tls")
+
+
+class Running:
+    """`dra-agent webhook` as a process."""
+
+    def __init__(self, secret: Secret, log: Path) -> None:
+        self.secret = secret
+        self.log = log
+        command = [Path(sys.executable).with_name("dra-agent"), "webhook", "--listen", "127.0.0.1:0"]
+        command += ["--tls-cert", secret.certificate, "--tls-key", secret.key]
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=output)
+        self.port = int(self.said("port=").rpartition("port=")[2].split()[0])
+
+    def said(self, what: str) -> str:
+        until = time.monotonic() + 40
+        while time.monotonic() < until and self.process.poll() is None:
+            for line in self.log.read_text().splitlines():
+                if what in line:
+                    return line
+            time.sleep(0.05)
+        pytest.fail(f"it never said {what!r}: {self.log.read_text()}")
+
+    def connect(self, context: ssl.SSLContext | None = None) -> http.client.HTTPSConnection:
+        trusted = context or self.secret.trusted()
+        return http.client.HTTPSConnection("127.0.0.1", self.port, context=trusted, timeout=20)
+
+
+@pytest.fixture
+def running(secret: Secret, tmp_path: Path) -> Iterator[Running]:
+    webhook = Running(secret, tmp_path / "log")
+    yield webhook
+    if webhook.process.poll() is None:
+        webhook.process.kill()
+    webhook.process.wait()
+
+
+def post(connection: http.client.HTTPSConnection, body: bytes, path: str = "/validate?timeout=5s") -> tuple[int, bytes]:
+    connection.request("POST", path, body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def verdict(answer: tuple[int, bytes]) -> dict[str, Any]:
+    assert answer[0] == 200, answer
+    response: dict[str, Any] = json.loads(answer[1])["response"]
+    return response
+
+
+def test_it_answers_many_reviews_on_one_connection(running: Running) -> None:
+    connection = running.connect()
+    connection.connect()
+    first = connection.sock
+    for _ in range(3):
+        assert verdict(post(connection, RIGHT))["allowed"] is True
+        refused = verdict(post(connection, WRONG))
+        assert refused["allowed"] is False and "timeSlicing.interval" in refused["status"]["message"]
+    running.said('refused object="ResourceClaim default/x"')
+    connection.request("GET", "/healthz")
+    assert connection.getresponse().read() == b"ok\n"
+    connection.request("HEAD", "/readyz")
+    answer = connection.getresponse()
+    assert answer.status == 200 and answer.read() == b""
+    assert post(connection, b"{")[0] == 400
+    assert post(connection, RIGHT, "/elsewhere")[0] == 404
+    connection.request("GET", "/validate")
+    answer = connection.getresponse()
+    assert answer.status == 405 and answer.read()
+    assert connection.sock is first
+    connection.close()
+
+
+def test_what_is_too_large_is_not_read(running: Running) -> None:
+    connection = running.connect()
+    connection.putrequest("POST", "/validate")
+    connection.putheader("Content-Length", str(1 << 40))
+    connection.endheaders()
+    sent = 0
+    with pytest.raises(OSError):
+        while sent < 1 << 30:
+            connection.send(b" " * (1 << 20))
+            sent += 1 << 20
+    assert sent < 1 << 28
+    connection.close()
+    after = running.connect()
+    assert verdict(post(after, RIGHT))["allowed"] is True
+    after.close()
+
+
+def test_rude_clients_cost_nobody_else(running: Running) -> None:
+    plain = socket.create_connection(("127.0.0.1", running.port))
+    plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    silent = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(20)]
+    garbage = running.connect()
+    garbage.connect()
+    garbage.sock.sendall(b"\x00\x01\x02 nonsense\r\n\r\n")
+    half = running.connect()
+    half.putrequest("POST", "/validate")
+    half.putheader("Content-Length", "100")
+    half.endheaders(b"{")
+    half.close()
+    polite = running.connect()
+    assert verdict(post(polite, RIGHT))["allowed"] is True
+    for client in (plain, *silent, garbage, polite):
+        client.close()
+    assert "Traceback" not in running.log.read_text()
+
+
+def test_a_replaced_certificate_is_shown_to_new_connections(running: Running, secret: Secret) -> None:
+    old = secret.trusted()
+    kept = running.connect(old)
+    assert post(kept, RIGHT)[0] == 200
+    secret.renew(secret.certificate.read_bytes())
+    running.said("the new certificate cannot be used")
+    other = running.connect(old)
+    assert verdict(post(other, RIGHT))["allowed"] is True, "a pair that is no pair changes nothing"
+    secret.renew()
+    running.said("certificate replaced")
+    new = running.connect()
+    assert verdict(post(new, RIGHT))["allowed"] is True
+    late = running.connect(old)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        late.connect()
+    assert post(kept, RIGHT)[0] == 200, "who is connected stays so"
+    for connection in (kept, other, new, late):
+        connection.close()
+
+
+def test_it_ends_at_once_though_clients_are_connected(running: Running) -> None:
+    connections = [running.connect() for _ in range(5)]
+    for connection in connections:
+        assert post(connection, RIGHT)[0] == 200
+    running.process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert running.process.wait(20) == 0 and time.monotonic() - began < 10
+    assert "Traceback" not in running.log.read_text()
+    for connection in connections:
+        connection.close()
+
+
+def test_what_it_cannot_start_with(secret: Secret, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        Certificate(tmp_path / "none", secret.key)
+    other = Secret(tmp_path / "other")
+    with pytest.raises(UsageError, match="mismatch"):
+        Certificate(secret.certificate, other.key)
+    (tmp_path / "empty").touch()
+    with pytest.raises(UsageError, match=r"empty and .*; give a PEM"):
+        Certificate(tmp_path / "empty", secret.key)
+
+
+def test_an_address_that_is_taken(secret: Secret) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        certificate = Certificate(secret.certificate, secret.key)
+        webhook = server.Webhook(taken.getsockname(), certificate, lambda body: pytest.fail("asked"))
+        with pytest.raises(UsageError, match=r"cannot listen on 127.0.0.1"):
+            asyncio.run(webhook.start())
+
+
+def test_it_loads_only_what_it_needs() -> None:
+    code = "import sys, dra_agent.agent.webhooks; print(' '.join(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    heavy = {"grpc", "google.protobuf", "pynvml", "rich", "yaml", "prometheus_client", "psutil", "sqlite3"}
+    assert heavy.isdisjoint(loaded), sorted(heavy & set(loaded))
