@@ -9,6 +9,7 @@ import sqlite3
 
 from doctor.conftest import VERSIONS, Programs
 from dra_agent.doctor import Severity, examine
+from dra_agent.neighbours import Remembered, Verdict, remember
 
 
 def test_a_damaged_store_is_a_problem_and_stays_as_it_is(well, ailments):
@@ -63,6 +64,20 @@ def test_others_who_give_out_the_same_devices_are_named(scanned, ailments, tmp_p
     (finding,) = ailments(examination)
     assert finding.severity is Severity.WARNING and finding.where == str(plugins / "nvidia-gpu.sock")
     assert "nvidia devices too" in finding.what and "inventory.exclude" in finding.todo
+
+
+def test_what_the_agent_found_of_others_is_told(scanned, ailments):
+    examination = scanned()
+    verdict = Verdict(dict.fromkeys(("gpu-0", "gpu-1"), "device plugin nvidia.com/gpu"))
+    remember(examination.state_dir, Remembered(verdict))
+    (finding,) = ailments(examination)
+    assert (finding.severity, finding.where) == (Severity.WARNING, "device plugin nvidia.com/gpu")
+    assert "2 devices of this node too" in finding.what and "gpu-0, gpu-1" in finding.what
+    remember(examination.state_dir, Remembered(verdict, published=True))
+    (finding,) = ailments(examination)
+    assert finding.severity is Severity.PROBLEM and "two pods" in finding.what
+    examination.inventory = None
+    assert any(found.where == "device plugin nvidia.com/gpu" for found in examine(examination))
 
 
 def test_gpus_without_the_toolkit_are_a_warning_on_a_real_host(scanned):

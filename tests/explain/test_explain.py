@@ -97,6 +97,7 @@ def test_capacity_is_named_with_what_is_left() -> None:
     (rejection,) = rejections(asked, "shared")
     assert (rejection["kind"], rejection["problem"]) == ("capacity", "exceeded")
     assert (rejection["needed"], rejection["free"]) == ("4Gi", "3Gi")
+    assert rejection["message"] == "capacity memory has 3Gi left, 4Gi are needed; claim default/h has 7Gi"
 
 
 def test_a_policy_that_does_not_offer_the_amount_is_named() -> None:

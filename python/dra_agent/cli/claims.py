@@ -1,22 +1,54 @@
-"""`dra-agent claims`: who holds which device of this host."""
+"""`dra-agent claims`: who holds which device, of this host or of a whole cluster."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING, Any
 
 from dra_agent.cli.output import add_output_flag
+
+if TYPE_CHECKING:
+    from dra_agent.cluster import ApiServer, Object
+
+EPILOG = """\
+On a node the claims are those that are prepared there. With --kubeconfig, or in a pod of the cluster, the API server is
+asked which pods they are reserved for. --all-nodes asks the API server for all claims that are allocated anywhere.
+--usage reads, as root on the node, what the driver or the kernel counts for each claim.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the flags."""
     from dra_agent.cli.connection import add_connection_flags
 
-    add_connection_flags(parser)
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--all-nodes", action="store_true", help="the claims of the whole cluster, from the API server")
+    parser.add_argument("--usage", action="store_true", help="how much memory of its devices each claim has now")
+    parser.add_argument("--simulate", metavar="PROFILE", help="with --usage: the simulated host that the agent runs on")
+    parser.add_argument("-n", "--namespace", help="only claims of this namespace")
+    add_connection_flags(parser, cluster=True)
     add_output_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print one row for each device that a claim holds."""
+    from dra_agent.agent.config import load
+    from dra_agent.standalone.wire import SOCKET
+
+    if args.usage:
+        from dra_agent.cli.usage import print_usage
+
+        return print_usage(args)
+    if args.all_nodes:
+        return _print_cluster(args)
+    config = load(args)
+    if (config.state_dir / SOCKET).exists() or not (config.state_dir / "ledger").exists():
+        return _print_standalone(args)
+    return _print_node(args)
+
+
+def _print_standalone(args: argparse.Namespace) -> int:
     from dra_agent.cli.connection import connect
     from dra_agent.cli.output import emit, table
     from dra_agent.standalone.wire import ListClaims
@@ -35,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
             "since": claim["created"],
         }
         for claim in claims
+        if args.namespace in (None, claim["namespace"])
         for device in claim["devices"]
     ]
     if args.output != "table":
@@ -54,3 +87,130 @@ def run(args: argparse.Namespace) -> int:
         ),
     )
     return 0
+
+
+def _print_node(args: argparse.Namespace) -> int:
+    """What the ledger of this node has, and what the API server says of it, if one can be asked."""
+    from dra_agent.agent.config import load
+    from dra_agent.cli.connection import ask_cluster, knows_cluster
+    from dra_agent.cli.output import emit, table
+    from dra_agent.prepare.ledger_copy import read_copy
+    from dra_agent.prepare.record import read
+
+    entries, _ = read_copy(load(args).state_dir) or ([], None)
+    entries = [entry for entry in entries if args.namespace in (None, entry.namespace)]
+    asked = knows_cluster(args)
+    told = ask_cluster(args, lambda api: _uses(api, entries)) if asked and entries else {}
+    held: list[dict[str, Any]] = [
+        {
+            "device": device.device,
+            "pool": device.pool,
+            "share_id": device.share_id,
+            "namespace": entry.namespace,
+            "claim": entry.name,
+            "uid": entry.uid,
+            "state": "prepared" if entry.state == "completed" else "being prepared",
+            "requests": device.requests,
+            "cdi_device_ids": device.cdi_device_ids,
+            "used_by": told.get(entry.uid),
+        }
+        for entry in entries
+        if (record := read(entry)) is not None
+        for device in record.devices
+    ]
+    if args.output != "table":
+        emit(held, args.output)
+        return 0
+    table(
+        ["device", "claim", "request", "state", *(["used by"] if asked else []), "cdi id"],
+        (
+            [
+                row["device"],
+                f"{row['namespace']}/{row['claim']}",
+                ", ".join(row["requests"]),
+                row["state"],
+                *(["\n".join(row["used_by"] or ())] if asked else []),
+                "\n".join(row["cdi_device_ids"]),
+            ]
+            for row in held
+        ),
+    )
+    return 0
+
+
+async def _uses(api: ApiServer, entries: list[Any]) -> dict[str, list[str]]:
+    """Say of each claim, by uid, which pods it is reserved for; one `get` each, which a node's credentials allow."""
+    import asyncio
+
+    from dra_agent.cluster import RESOURCE_CLAIMS, NotFoundError
+    from dra_agent.errors import AgentError
+    from dra_agent.explain.standing import standing
+
+    async def one(entry: Any) -> list[str]:
+        try:
+            claim = await api.get(RESOURCE_CLAIMS, entry.name, entry.namespace)
+        except NotFoundError:
+            return ["nobody: the claim is gone from the API server"]
+        except AgentError as error:
+            return [f"not known: {error.what}"]
+        if claim["metadata"].get("uid") != entry.uid:
+            return ["nobody: the API server has another claim of this name"]
+        return standing(claim)["reserved_for"] or ["nobody"]
+
+    return dict(zip((entry.uid for entry in entries), await asyncio.gather(*map(one, entries)), strict=True))
+
+
+def _print_cluster(args: argparse.Namespace) -> int:
+    from dra_agent.cli.connection import ask_cluster
+    from dra_agent.cli.output import emit, table
+    from dra_agent.cluster import RESOURCE_CLAIMS
+
+    async def listed(api: ApiServer) -> list[Object]:
+        return (await api.list(RESOURCE_CLAIMS, namespace=args.namespace)).items
+
+    held = sorted(
+        (row for claim in ask_cluster(args, listed) for row in _rows(claim)),
+        key=lambda row: (row["node"] or "", row["pool"], row["device"], row["namespace"], row["claim"]),
+    )
+    if args.output != "table":
+        emit(held, args.output)
+        return 0
+    table(
+        ["node", "device", "driver", "claim", "request", "used by", "ready"],
+        (
+            [
+                row["node"],
+                row["device"],
+                row["driver"],
+                f"{row['namespace']}/{row['claim']}",
+                row["request"],
+                ", ".join(row["used_by"]) or "nobody",
+                {True: "yes", False: f"no: {row['reason']}"}.get(row["ready"]),
+            ]
+            for row in held
+        ),
+    )
+    return 0
+
+
+def _rows(claim: Object) -> list[dict[str, Any]]:
+    from dra_agent.explain.standing import standing
+
+    told = standing(claim)
+    return [
+        {
+            "node": told["node"],
+            "device": device["device"],
+            "pool": device["pool"],
+            "driver": device["driver"],
+            "share_id": device["share_id"],
+            "namespace": claim["metadata"].get("namespace", "default"),
+            "claim": claim["metadata"]["name"],
+            "uid": claim["metadata"].get("uid"),
+            "request": device["request"],
+            "used_by": told["reserved_for"],
+            "ready": device["ready"],
+            "reason": device["reason"],
+        }
+        for device in told["devices"]
+    ]

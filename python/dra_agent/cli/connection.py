@@ -1,22 +1,71 @@
-"""How commands find the agent of this host: the socket in its state directory."""
+"""How commands find the agent of this host (the socket in its state directory) and the API server of its cluster."""
 
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
-from dra_agent.standalone.client import Client
-from dra_agent.standalone.wire import SOCKET
+if TYPE_CHECKING:
+    from dra_agent.cluster import ApiServer
+    from dra_agent.standalone.client import Client
+
+_T = TypeVar("_T")
 
 
-def add_connection_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say where the agent keeps its socket."""
+def add_connection_flags(parser: argparse.ArgumentParser, *, cluster: bool = False) -> None:
+    """Add the flags that say where the agent keeps its socket, and with `cluster` where the API server is."""
     from dra_agent.agent.config import add_flags
 
-    add_flags(parser, ["state_dir"])
+    add_flags(parser, ["state_dir", *(["kubeconfig"] if cluster else [])])
 
 
 def connect(args: argparse.Namespace) -> Client:
     """Connect to the agent; raises RetryableError where none answers."""
     from dra_agent.agent.config import load
+    from dra_agent.standalone.client import Client
+    from dra_agent.standalone.wire import SOCKET
 
     return Client(load(args).state_dir / SOCKET)
+
+
+def ask_cluster(args: argparse.Namespace, story: Callable[[ApiServer], Awaitable[_T]]) -> _T:
+    """Ask the API server; UsageError where nothing says which one."""
+    import asyncio
+
+    from dra_agent.cluster import connect as connect_cluster
+
+    async def main() -> _T:
+        async with connect_cluster(_kubeconfig(args)) as api:
+            return await story(api)
+
+    return asyncio.run(main())
+
+
+def namespace_of(args: argparse.Namespace) -> str:
+    """Give the namespace that a command is about, as kubectl does: -n, or the context's, or default."""
+    from dra_agent.cluster.access import find_access
+
+    named: str | None = args.namespace
+    return named or find_access(_kubeconfig(args)).namespace
+
+
+def knows_cluster(args: argparse.Namespace) -> bool:
+    """Tell whether anything says which API server to ask: then it is asked, and else things are shown without it."""
+    from dra_agent.agent.config import load
+
+    return bool(load(args).kubeconfig or _of_environment())
+
+
+def _kubeconfig(args: argparse.Namespace) -> Path | None:
+    """What the agent's configuration names, or kubectl's default where nothing else says where the API server is."""
+    from dra_agent.agent.config import load
+
+    usual = Path.home() / ".kube/config"
+    return load(args).kubeconfig or (usual if usual.exists() and not _of_environment() else None)
+
+
+def _of_environment() -> bool:
+    return bool(os.environ.get("KUBERNETES_SERVICE_HOST") or os.environ.get("KUBECONFIG"))

@@ -9,7 +9,7 @@ from dra_agent.cli.output import add_output_flag
 
 if TYPE_CHECKING:
     from dra_agent.agent.config import Config
-    from dra_agent.inventory import Device, Inventory
+    from dra_agent.inventory import Device, Inventory, Taint
 
 EPILOG = """\
 examples:
@@ -37,14 +37,23 @@ def run(args: argparse.Namespace) -> int:
     """Print the devices; exit code 1 where the named device does not exist."""
     from dra_agent.agent.config import load
     from dra_agent.agent.hosts import command_host
+    from dra_agent.cli.health import with_health
     from dra_agent.cli.holders import by_device
     from dra_agent.cli.output import emit, progress
     from dra_agent.inventory import take
+    from dra_agent.inventory.handover import Handovers
+    from dra_agent.neighbours import recall, without
     from dra_agent.topology import scan
 
     config = load(args)
     with command_host(config) as host, progress("looking at the devices"):
-        inventory = take(host, scan(host), config.inventory, driver=config.driver_name)
+        found = take(
+            host, scan(host), config.inventory, driver=config.driver_name, handovers=Handovers(config.state_dir)
+        )
+        inventory = with_health(found, config, host)
+        remembered = recall(config.state_dir)
+        if not remembered.published:
+            inventory = without(inventory, remembered.verdict)
         holders = by_device(config)
     if args.name is not None:
         device = _named(inventory, args.name)
@@ -95,7 +104,8 @@ def _value(device: Device, name: str) -> object:
 
 
 def _state(device: Device, holders: list[str]) -> str:
-    parts = [] if device.health == "healthy" else [device.health]
+    causes = ", ".join(taint.key.partition("/")[2] for taint in device.taints)
+    parts = [] if device.health == "healthy" else [f"{device.health} ({causes})" if causes else device.health]
     return ", ".join([*parts, *(f"held by {holder}" for holder in holders)]) or "ok"
 
 
@@ -152,7 +162,7 @@ def _show(device: Device, holders: list[str], config: Config) -> None:
     ]
     rows += [("attribute", name, _written(attribute.value)) for name, attribute in device.attributes.items()]
     rows += [("capacity", name, capacity.value) for name, capacity in device.capacity.items()]
-    rows += [("taint", taint.key, taint.effect) for taint in device.taints]
+    rows += [("taint", taint.key, _since(taint)) for taint in device.taints]
     rows += [
         ("consumes", f"{consumed.counter_set}/{name}", counter.value)
         for consumed in device.consumes_counters
@@ -161,6 +171,10 @@ def _show(device: Device, holders: list[str], config: Config) -> None:
     rows += [("node", node.path, node.role) for node in device.nodes]
     rows += [("known as", name, value) for name, value in device.identity.items()]
     table(["", "name", "value"], rows)
+
+
+def _since(taint: Taint) -> str:
+    return f"{taint.effect} since {taint.time_added}" if taint.time_added else taint.effect
 
 
 def _written(value: bool | int | str) -> str:

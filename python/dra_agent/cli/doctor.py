@@ -51,9 +51,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _examination(config: Config, host: Host) -> Examination:
     """Scan the host; what cannot be scanned is a finding, not the end."""
+    from dra_agent.cli.health import with_health
     from dra_agent.doctor import Examination
     from dra_agent.errors import AgentError
     from dra_agent.inventory import take
+    from dra_agent.inventory.handover import Handovers
     from dra_agent.standalone.store import FILE
     from dra_agent.standalone.wire import SOCKET
     from dra_agent.topology import scan
@@ -70,7 +72,14 @@ def _examination(config: Config, host: Host) -> Examination:
     )
     try:
         examination.topology = scan(host)
-        examination.inventory = take(host, examination.topology, config.inventory, driver=config.driver_name)
+        taken = take(
+            host,
+            examination.topology,
+            config.inventory,
+            driver=config.driver_name,
+            handovers=Handovers(config.state_dir),
+        )
+        examination.inventory = with_health(taken, config, host)
     except AgentError as error:
         examination.failure = str(error)
     return examination

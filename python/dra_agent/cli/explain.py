@@ -10,13 +10,15 @@ from dra_agent.cli.output import add_output_flag
 
 EPILOG = """\
 examples:
+  dra-agent explain pod NAME -n NAMESPACE              why a pod of the cluster waits for its claims
+  dra-agent explain claim NAME -n NAMESPACE            why a claim of the cluster is not allocated
   dra-agent explain -f claim.yaml                      ask the agent that runs here in standalone mode
   kubectl get resourceslices -o yaml > slices.yaml
   kubectl get deviceclasses -o yaml > classes.yaml
   kubectl get resourceclaims -A -o yaml > claims.yaml
   dra-agent explain -f claim.yaml --slices slices.yaml --classes classes.yaml --allocated claims.yaml --node NAME
 
-exit code: 0 it fits, 1 it does not, 2 wrong use
+exit code: 0 it fits or is allocated, 1 it is not, 2 wrong use
 """
 
 
@@ -26,11 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("kind", nargs="?", choices=("claim", "pod"), help="what of a cluster to explain")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="its name")
+    parser.add_argument("-n", "--namespace", help="its namespace (default: that of the kubeconfig's context)")
     parser.add_argument(
         "-f",
         "--filename",
         action="append",
-        required=True,
         help="ResourceClaims to explain, and DeviceClasses that they need; - reads standard input",
     )
     files = parser.add_argument_group(
@@ -45,12 +49,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     files.add_argument("--node", metavar="NAME", help="the node to allocate on")
     parser.add_argument("--all-devices", action="store_true", help="list also the devices that the class refuses")
-    add_connection_flags(parser)
+    add_connection_flags(parser, cluster=True)
     add_output_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the explanation; 0 if the claims fit, 1 if they do not."""
+    from dra_agent.errors import UsageError
+
+    if (args.kind is None) == (args.filename is None):
+        raise UsageError(
+            "nothing to explain" if args.kind is None else "files and an object of a cluster at once",
+            todo="give -f FILE, or claim NAME, or pod NAME",
+        )
+    if args.filename is not None:
+        return _explain_files(args)
+    if args.name is None:
+        raise UsageError(f"which {args.kind}?", todo=f"write explain {args.kind} NAME")
+    for flag in ("slices", "classes", "allocated"):
+        if getattr(args, flag):
+            raise UsageError(f"--{flag} is for files", todo=f"leave it out, or give the {args.kind} with -f")
+    from dra_agent.cli.explain_cluster import run as explain_cluster
+
+    return explain_cluster(args)
+
+
+def _explain_files(args: argparse.Namespace) -> int:
     from dra_agent.cli.output import emit
     from dra_agent.explain import explain, read_inputs
 
@@ -120,9 +144,14 @@ def _state_of_agent(args: argparse.Namespace, inputs: Any) -> dict[str, Any]:
 
 
 def _print(explanation: dict[str, Any], *, everything: bool) -> None:
+    print(explanation["summary"])
+    print_details(explanation, everything=everything)
+
+
+def print_details(explanation: dict[str, Any], *, everything: bool) -> None:
+    """Print what stands in the way on one node, device by device."""
     from dra_agent.cli.output import table
 
-    print(explanation["summary"])
     for pool in explanation["pools"]:
         if pool["problem"]:
             print(f"pool {pool['driver']}/{pool['pool']}: {pool['problem']}")

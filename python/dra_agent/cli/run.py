@@ -12,19 +12,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser)
 
 
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(0)
+
+
 def run(args: argparse.Namespace) -> int:
     """Run until SIGTERM or SIGINT."""
+    import signal
+
+    # The first process of a container ignores SIGTERM until somebody handles it: one that is told to stop while it
+    # still starts would be waited for until it is killed.
+    signal.signal(signal.SIGTERM, _end)
     import asyncio
     import logging
     import os
 
     from dra_agent.agent import logs
     from dra_agent.agent.config import load
-    from dra_agent.errors import UsageError
 
     config = load(args)
-    if not config.standalone:
-        raise UsageError("this version serves claims in standalone mode only", todo="start it with --standalone")
     logs.set_up(config.log_level, config.log_format)
     from dra_agent.agent.life import Agent
 

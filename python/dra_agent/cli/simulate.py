@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Literal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     xid.add_argument(
         "number", metavar="NUMBER", type=positive_number, help="as NVIDIA's driver logs them: 48, 63, 79, ..."
     )
+    _add_instance(xid)
+
+    reset = _on_host(actions, "reset", "reset an NVIDIA GPU: MIG instances are gone, a pending MIG mode is in force")
+    reset.add_argument("device", metavar="DEVICE", help=_DEVICE)
+
+    process = _on_host(actions, "process", "let a process compute on an NVIDIA GPU, or end it")
+    process.add_argument("pid", metavar="PID", type=positive_number, help="its number; nothing of that number runs")
+    process.add_argument("--device", metavar="DEVICE", help="where it computes; without, it ends")
+    process.add_argument("--memory", metavar="MIB", type=positive_number, default=1024, help="what it takes; 1024")
+    process.add_argument("--cgroup", metavar="PATH", help="its control group, which limits of memory are for")
+    _add_instance(process)
 
     hang = _on_host(actions, "hang", "make NVML calls hang, or take longer")
     _add_call(hang)
@@ -38,8 +50,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fail = _on_host(actions, "fail", "make NVML calls fail")
     _add_call(fail)
     fail.add_argument("--code", type=positive_number, default=999, metavar="N", help="NVML's error number; default 999")
+    fail.add_argument("--milliseconds", type=positive_number, default=0, metavar="N", help="fail after that time")
+    fail.add_argument("--times", type=positive_number, metavar="N", help="only so many calls")
+    _add_after(fail)
 
-    _on_host(actions, "clear", "end hangs, delays and failures")
+    kernel = _on_host(actions, "kernel", "make writes to an attribute of a device hang, take longer or fail")
+    kernel.add_argument("device", metavar="DEVICE", help=_DEVICE)
+    kernel.add_argument("attribute", metavar="ATTRIBUTE", help="driver_override, unbind, drivers_probe, ...")
+    kernel.add_argument("--errno", type=positive_number, metavar="N", help="fail with this error number (16 is EBUSY)")
+    kernel.add_argument(
+        "--milliseconds",
+        type=positive_number,
+        default=0,
+        metavar="N",
+        help="come back after that time; without it and --errno, hang until `clear`",
+    )
+
+    kill = _on_host(actions, "kill", "end the process that makes an NVML call, as kill -9 does")
+    _add_call(kill)
+    kill.add_argument("--agent", action="store_true", help="and its parent: the agent, whose child has the library")
+    kill.add_argument("--times", type=positive_number, default=1, metavar="N", help="so many calls; default 1")
+    _add_after(kill)
+
+    _on_host(actions, "clear", "end hangs, delays, failures and kills")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,7 +91,25 @@ def run(args: argparse.Namespace) -> int:
         case "replug":
             print(f"plugged {change.replug(root, args.device)} in again")
         case "xid":
-            print(f"raised XID {args.number} on {change.xid(root, args.device, args.number)}")
+            gpu, compute = args.instance
+            uuid = change.xid(root, args.device, args.number, gpu_instance=gpu, compute_instance=compute)
+            print(f"raised XID {args.number} on {uuid}")
+        case "reset":
+            print(f"reset {change.reset(root, args.device)}")
+        case "process" if args.device is None:
+            print(f"process {args.pid} ended on {change.end_process(root, args.pid)} GPUs")
+        case "process":
+            gpu, compute = args.instance
+            uuid = change.start_process(
+                root,
+                args.device,
+                args.pid,
+                args.memory << 20,
+                gpu_instance=gpu,
+                compute_instance=compute,
+                cgroup=args.cgroup,
+            )
+            print(f"process {args.pid} computes on {uuid}")
         case "hang" if args.milliseconds is None:
             change.hang(root, args.function, args.device)
             print(f"{_calls(args)} hang until `dra-agent simulate clear {root}`")
@@ -66,13 +117,32 @@ def run(args: argparse.Namespace) -> int:
             change.delay(root, args.function, args.milliseconds, args.device)
             print(f"{_calls(args)} take {args.milliseconds} ms longer")
         case "fail":
-            change.fail(root, args.function, args.code, args.device)
+            change.fail(
+                root,
+                args.function,
+                args.code,
+                args.device,
+                milliseconds=args.milliseconds,
+                times=args.times,
+                when=args.when,
+            )
             print(f"{_calls(args)} fail with {args.code}")
+        case "kernel":
+            address = change.answer_write(
+                root, args.device, args.attribute, errno=args.errno, milliseconds=args.milliseconds
+            )
+            print(f"writes to {args.attribute} of {address} are answered otherwise until `clear`")
+        case "kill":
+            whom: Literal["library", "agent"] = "agent" if args.agent else "library"
+            change.kill(root, args.function, args.device, whom=whom, times=args.times, when=args.when)
+            print(f"{_calls(args)} end {'the agent' if args.agent else 'the process'}")
         case _:
             print(f"cleared {change.clear(root)} faults")
     return 0
 
 
+_WHOLE = 0xFFFF_FFFF
+"""NVML's number in place of an instance's: the whole GPU."""
 _DEVICE = "PCI address, UUID or number of an NVIDIA GPU, or name of an interface or RDMA device"
 
 
@@ -89,6 +159,32 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
         "function", metavar="FUNCTION", nargs="?", help="such as nvmlDeviceGetMemoryInfo; without, every function"
     )
     parser.add_argument("--device", metavar="DEVICE", help="only calls about this NVIDIA GPU")
+
+
+def _add_after(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--after",
+        dest="when",
+        action="store_const",
+        const="after",
+        default="before",
+        help="when the call has had its effect; without, before it has",
+    )
+
+
+def _add_instance(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--instance",
+        metavar="GI[/CI]",
+        type=_instance,
+        default=(_WHOLE, _WHOLE),
+        help="a MIG instance of the GPU, by its number, and a compute instance of that",
+    )
+
+
+def _instance(text: str) -> tuple[int, int]:
+    gpu, slash, compute = text.partition("/")
+    return int(gpu), int(compute) if slash else _WHOLE
 
 
 def _calls(args: argparse.Namespace) -> str:

@@ -35,11 +35,20 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent import inventory, topology
     from dra_agent.agent.config import load
     from dra_agent.agent.hosts import command_host
+    from dra_agent.cli.health import with_health
+    from dra_agent.inventory.handover import Handovers
     from dra_agent.slices import desired_slices
 
     config = load(args)
     with command_host(config) as host, progress("reading the devices"):
-        found = inventory.take(host, topology.scan(host), config.inventory, driver=config.driver_name)
+        taken = inventory.take(
+            host,
+            topology.scan(host),
+            config.inventory,
+            driver=config.driver_name,
+            handovers=Handovers(config.state_dir),
+        )
+        found = with_health(taken, config, host)
     desired = desired_slices(found, node=config.node, driver=config.driver_name, naming="fixed")
     if args.output == "table":
         _print_table(desired, config.node)

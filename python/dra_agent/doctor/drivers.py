@@ -1,4 +1,7 @@
-"""Whether others give out the same devices here: device plugins and DRA drivers that leave a socket for the kubelet."""
+"""Whether others give out the same devices here: device plugins and DRA drivers.
+
+They leave a socket for the kubelet; what only an API server knows is what the agent has found out and remembers.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dra_agent.doctor.examination import Examination
-from dra_agent.doctor.finding import Finding, warning
+from dra_agent.doctor.finding import Finding, problem, warning
+from dra_agent.neighbours import recall
 
 _WORDS = {
     "nvidia": ("nvidia",),
@@ -20,7 +24,8 @@ _WORDS = {
 
 
 def check(examination: Examination) -> Iterator[Finding]:
-    """Look at the kubelet's sockets; what only an API server knows cannot be seen."""
+    """Look at the kubelet's sockets, and at what the agent remembers."""
+    yield from _found_by_the_agent(examination)
     if examination.inventory is None:
         return
     vendors = sorted({device.vendor for device in examination.inventory.devices})
@@ -34,6 +39,24 @@ def check(examination: Examination) -> Iterator[Finding]:
                         "remove it here, or exclude the devices (inventory.exclude); if it is gone: its socket",
                     )
                     break
+
+
+def _found_by_the_agent(examination: Examination) -> Iterator[Finding]:
+    remembered = recall(examination.state_dir)
+    for manager, devices in remembered.verdict.by_manager().items():
+        count = f"{len(devices)} device{'' if len(devices) == 1 else 's'} of this node"
+        if remembered.published:
+            yield problem(
+                f"gives out {count} too, and they are published all the same: each can be given to two pods",
+                manager,
+                'remove it here, exclude the devices, or set second_manager = "refuse"',
+            )
+        else:
+            yield warning(
+                f"gives out {count} too, so they are not published: {', '.join(devices)}",
+                manager,
+                "keep the two apart by node labels, or exclude the devices there or here (docs/neighbours.md)",
+            )
 
 
 def _sockets(folder: Path, own: str) -> list[Path]:

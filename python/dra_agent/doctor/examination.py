@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -63,29 +59,13 @@ class Examination:
     @cached_property
     def ledger(self) -> Ledger:
         """The ledger of the state directory; an agent may be writing it meanwhile."""
-        source = self.state_dir / "ledger"
+        from dra_agent.prepare.ledger_copy import read_copy
+
         try:
-            if not source.exists():
-                return Ledger()
-            with _copy(source) as directory:
-                return _read(directory)
+            read = read_copy(self.state_dir)
         except AgentError as error:
-            return Ledger(failure=str(error))
-        except (OSError, shutil.Error) as error:
-            return Ledger(failure=getattr(error, "strerror", None) or str(error))
-
-
-@contextmanager
-def _copy(source: Path) -> Iterator[Path]:
-    # Opening a ledger mends it; the doctor must change nothing, and an agent may have it open.
-    with tempfile.TemporaryDirectory(prefix="dra-agent-doctor-") as directory:
-        shutil.copytree(source, Path(directory) / "ledger")
-        yield Path(directory)
-
-
-def _read(directory: Path) -> Ledger:
-    from dra_agent.prepare.ledger import JournalLedger
-
-    with JournalLedger(directory, "doctor") as ledger:
-        uids = frozenset(entry.uid for entry in ledger.entries())
-        return Ledger(uids, tuple(ledger.report.problems()))
+            return Ledger(failure=error.what.removeprefix("cannot be read: "))
+        if read is None:
+            return Ledger()
+        entries, report = read
+        return Ledger(frozenset(entry.uid for entry in entries), tuple(report.problems()))

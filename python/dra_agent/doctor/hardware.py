@@ -9,6 +9,13 @@ from dra_agent.doctor.finding import Finding, ok, problem, warning
 from dra_agent.inventory.backend import backend_of, is_usable
 from dra_agent.topology import Device, Topology
 
+_LOG = "look at the kernel's log (dmesg)"
+_CURES = {
+    "gpu-lost": "drain the node and reset or power-cycle the GPU",
+    "reset-required": "drain the GPU, then reset it (nvidia-smi --gpu-reset)",
+    "row-remap-failed": "have the GPU replaced",
+    "link-down": "look at cable, transceiver and switch port",
+}
 NVIDIA = "0x10de"
 VFIO = "vfio-pci"
 
@@ -31,7 +38,8 @@ def check(examination: Examination) -> Iterator[Finding]:
     for device in inventory.devices:
         if device.health == "unhealthy":
             reason = device.health_reason or "is unhealthy"
-            yield problem(reason, device.name, "look at the kernel's log (dmesg)")
+            causes = [taint.key.partition("/")[2] for taint in device.taints]
+            yield problem(reason, device.name, "; ".join(_CURES[c] for c in causes if c in _CURES) or _LOG)
     for exclusion in inventory.excluded:
         yield ok(f"not published: {exclusion.reason}", exclusion.name)
     count = len(inventory.devices)

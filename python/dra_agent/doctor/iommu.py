@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from dra_agent.doctor.examination import Examination
 from dra_agent.doctor.finding import Finding, ok, problem, warning
 from dra_agent.doctor.hardware import VFIO
+from dra_agent.errors import AgentError
+from dra_agent.inventory.handover import Handovers
+from dra_agent.inventory.passthrough import PASSTHROUGH
 from dra_agent.topology import Device, Topology
 
 _BRIDGE = "0x06"
 
 
 def check(examination: Examination) -> Iterator[Finding]:
-    """Look at the IOMMU, and at the groups of devices that are bound to vfio-pci."""
+    """Look at the IOMMU, and at the groups of devices that are bound to vfio-pci or will be."""
     topology = examination.topology
     if topology is None:
         return
@@ -24,6 +27,7 @@ def check(examination: Examination) -> Iterator[Finding]:
         is_on = False
     is_on = is_on or any(device.iommu_group is not None for device in topology.devices)
     passed = [device for device in topology.devices if device.driver == VFIO]
+    offered = _offered(examination)
     if not is_on:
         for device in passed:
             yield problem(
@@ -35,13 +39,45 @@ def check(examination: Examination) -> Iterator[Finding]:
         yield ok("the IOMMU is off: containers need none, virtual machines would")
         return
     yield ok("the IOMMU is on")
-    for device in passed:
-        yield from _group(device, topology)
+    if offered and not (examination.host.sysfs / "bus/pci/drivers" / VFIO).is_dir():
+        yield problem(
+            f"{len(offered)} devices are offered for passthrough, and the driver vfio-pci is not loaded",
+            "inventory.passthrough",
+            "run `modprobe vfio-pci`, and name it in /etc/modules-load.d for the next boot",
+        )
+    for device in topology.devices:
+        if device in passed or device.pci_address in offered:
+            yield from _group(device, topology)
+    yield from _left_behind(examination)
+
+
+def _offered(examination: Examination) -> set[str]:
+    devices = examination.inventory.devices if examination.inventory is not None else ()
+    return {device.pci_address for device in devices if PASSTHROUGH in device.identity}
+
+
+def _left_behind(examination: Examination) -> Iterator[Finding]:
+    """Name functions that are with vfio-pci for claims that hold nothing: the ledger was lost, or an agent's state."""
+    if examination.ledger.failure is not None:
+        return
+    try:
+        handovers = Handovers(examination.state_dir).all()
+    except AgentError as error:
+        yield problem(error.what, error.where or "passthrough", error.todo or "")
+        return
+    for address, handover in sorted(handovers.items()):
+        if handover.uid not in examination.ledger.claims:
+            yield problem(
+                f"was handed over to vfio-pci for claim {handover.uid}, which holds nothing",
+                address,
+                f"the next claim that has it gives it back; by hand: unbind it, empty its driver_override, bind it to "
+                f"{handover.driver or 'no driver'}, and remove vfio/{address}.json from the state directory",
+            )
 
 
 def _group(device: Device, topology: Topology) -> Iterator[Finding]:
     if device.iommu_group is None:
-        yield problem("is bound to vfio-pci and has no IOMMU group", device.pci_address, "switch the IOMMU on")
+        yield problem("is for vfio-pci and has no IOMMU group", device.pci_address, "switch the IOMMU on")
         return
     # A group is given away as a whole; bridges in it do not count (kernel: Documentation/driver-api/vfio.rst).
     others = [

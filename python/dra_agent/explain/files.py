@@ -59,7 +59,7 @@ def _add_users(inputs: Inputs, loaded: LoadedObject) -> None:
         case "ResourceClaim":
             inputs.claims.append(loaded.value)
         case "ResourceClaimTemplate":
-            inputs.claims.append(_claim_of(loaded.value))
+            inputs.claims.append(claim_of_template(loaded.value))
         case "DeviceClass":
             inputs.classes.append(loaded.value)
         case kind:
@@ -70,7 +70,7 @@ def _add_users(inputs: Inputs, loaded: LoadedObject) -> None:
             )
 
 
-def _claim_of(template: dict[str, Any]) -> dict[str, Any]:
+def claim_of_template(template: dict[str, Any]) -> dict[str, Any]:
     """The claim that a pod would get from the template."""
     metadata = template.get("metadata", {})
     return {

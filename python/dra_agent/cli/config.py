@@ -1,0 +1,100 @@
+"""`dra-agent config validate|schema`: configuration of devices in claims and classes, before a cluster sees it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from dra_agent.cli.output import add_output_flag
+
+if TYPE_CHECKING:
+    from dra_agent.objects import LoadedObject
+
+EPILOG = """\
+examples:
+  dra-agent config validate claim.yaml classes/*.yaml     what is wrong with the configuration in them, line by line
+  kubectl get deviceclasses -o yaml | dra-agent config validate -
+  dra-agent config schema                                 the JSON schema of every kind
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the verbs."""
+    from dra_agent.agent.config import add_flags
+
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    validate = verbs.add_parser(
+        "validate", help="check what files say to the agent; exit 1 where something is wrong, 2 where one is unreadable"
+    )
+    validate.add_argument("file", nargs="+", help="claims, templates, classes or bare parameters; - reads from a pipe")
+    add_flags(validate, ("driver_name",))
+    add_output_flag(validate)
+    schema = verbs.add_parser("schema", help="print the JSON schema of every kind of configuration")
+    schema.add_argument("-o", "--output", choices=("json", "yaml"), default="json", help="how to print it")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what the verb says."""
+    return {"validate": _validate, "schema": _schema}[args.verb](args)
+
+
+def _schema(args: argparse.Namespace) -> int:
+    from dra_agent.agent.setups import known_setups
+    from dra_agent.cli.output import emit
+    from dra_agent.prepare.schema import schema
+
+    emit(schema(known_setups().values()), args.output)
+    return 0
+
+
+def _validate(args: argparse.Namespace) -> int:
+    from dra_agent.agent.config import load
+    from dra_agent.agent.setups import known_setups
+    from dra_agent.cli.output import emit
+    from dra_agent.objects import load_objects
+    from dra_agent.prepare.review import review
+
+    driver = load(args).driver_name
+    setups = known_setups()
+    problems: list[dict[str, object]] = []
+    objects = pieces = 0
+    for file in args.file:
+        for loaded in load_objects(file, strict=False):
+            objects += 1
+            count, wrong = review(loaded.value, driver, setups)
+            pieces += count
+            problems += [_problem(loaded, error.field, error.reason, error.todo) for error in wrong]
+            problems += _shape(loaded)
+    if args.output != "table":
+        emit({"objects": objects, "configurations": pieces, "problems": problems}, args.output)
+        return 1 if problems else 0
+    for problem in problems:
+        field = f"{problem['field']}: " if problem["field"] else ""
+        todo = f"; {problem['todo']}" if problem["todo"] else ""
+        print(f"{problem['file']}:{problem['line']}: {field}{problem['message']}{todo}")
+    if not problems:
+        looked = f"{objects} object{'' if objects == 1 else 's'}"
+        print(f"{looked}, {pieces or 'no'} configuration{'' if pieces == 1 else 's'} for {driver}: nothing wrong")
+    return 1 if problems else 0
+
+
+def _shape(loaded: LoadedObject) -> list[dict[str, object]]:
+    """What the API server would refuse: a field that is misspelt above the parameters hides them."""
+    from dra_agent.agent.validation import faults_of
+
+    if loaded.value.get("apiVersion") != "resource.k8s.io/v1":
+        return []
+    return [_problem(loaded, fault.field, fault.message, None) for fault in faults_of(loaded.value)]
+
+
+def _problem(loaded: LoadedObject, field: str, message: str, todo: str | None) -> dict[str, object]:
+    return {
+        "file": loaded.file,
+        "line": loaded.line_of(field),
+        "object": f"{loaded.kind} {loaded.name}".strip(),
+        "field": field,
+        "message": message,
+        "todo": todo,
+    }

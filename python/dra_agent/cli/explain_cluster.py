@@ -1,0 +1,113 @@
+"""`dra-agent explain claim|pod NAME`: why it waits, on each node of the cluster. Nothing is changed."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+SHOWN = 20
+"""Nodes that are listed one by one; of more, those with equal reasons are counted."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the explanation; 0 where it is allocated or fits, 1 where it does not."""
+    from dra_agent.cli.connection import ask_cluster, namespace_of
+    from dra_agent.cli.output import emit, progress
+    from dra_agent.errors import UsageError
+    from dra_agent.explain import explain
+    from dra_agent.explain.pending import explain_claim, explain_pod
+    from dra_agent.explain.snapshot import read
+
+    namespace = namespace_of(args)
+    with progress("asking the API server"):
+        snapshot = ask_cluster(args, lambda api: read(api, namespace, args.name))
+    subject = snapshot.claim(args.name) if args.kind == "claim" else snapshot.pod(args.name)
+    if subject is None:
+        notes = "; ".join(note for note in snapshot.notes if f"{args.kind}s" in note)
+        seen = f" that can be seen: {notes}" if notes else ""
+        raise UsageError(
+            f"there is no {args.kind} {args.name} in namespace {namespace}{seen}",
+            todo="choose the namespace with -n" if args.namespace is None else None,
+        )
+    judge = explain_pod if args.kind == "pod" else explain_claim
+    with progress("looking at the nodes"):
+        answer = judge(snapshot, subject, explain, node=args.node)
+    if args.output == "table":
+        _print(answer, everything=args.all_devices, node=args.node)
+    else:
+        emit(answer, args.output)
+    return 0 if answer["fits"] else 1
+
+
+def _print(answer: dict[str, Any], *, everything: bool, node: str | None) -> None:
+    from dra_agent.explain.pending import closest
+
+    what = "pod" if "pod" in answer else "claim"
+    print(f"{what} {answer[what]}: {answer['summary']}")
+    for note in answer["notes"]:
+        print(f"note: {note}")
+    for pod in answer["pods"]:
+        print(_pod(pod))
+    if what == "pod":
+        for claim in answer["claims"]:
+            name = f"{claim['name']} ({claim['claim']})" if claim["claim"] else claim["name"]
+            print(f"claim {name}: {'; '.join(claim['problems']) or claim['summary']}")
+    for event in answer["events"]:
+        print(f"event {event}")
+    if answer["nodes"]:
+        _print_nodes(answer["nodes"])
+    chosen = closest(answer["nodes"])
+    if chosen is not None and (node is not None or not chosen["fits"]):
+        from dra_agent.cli.explain import print_details
+
+        print(f"\nnode {chosen['node']}:")
+        print_details(chosen["explanation"], everything=everything)
+        if others := len(answer["nodes"]) - 1:
+            print(f"\n--node NAME shows another of {others + 1} nodes")
+    if answer.get("holders"):
+        _print_holders(answer["holders"])
+
+
+def _pod(pod: dict[str, Any]) -> str:
+    text = f"pod {pod['pod']}: {pod['phase'] or 'no phase'}"
+    if pod["node"]:
+        text += f" on node {pod['node']}"
+    if pod["deleting"]:
+        text += f", being deleted since {pod['deleting']}"
+    if pod["scheduler"]:
+        text += f"; scheduler: {pod['scheduler']}"
+    return "\n".join([text, *(f"  container waits: {reason}" for reason in pod["waiting"])])
+
+
+def _print_nodes(nodes: list[dict[str, Any]]) -> None:
+    from dra_agent.cli.output import table
+
+    print()
+    if len(nodes) <= SHOWN:
+        rows = [(entry["node"], entry["devices"], "\n".join(entry["obstacles"])) for entry in nodes]
+    else:
+        alike: dict[tuple[str, str], list[str]] = {}
+        for entry in nodes:
+            alike.setdefault((entry["devices"], "\n".join(entry["obstacles"])), []).append(entry["node"])
+        rows = [
+            (names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more", *reasons)
+            for reasons, names in sorted(alike.items(), key=lambda item: -len(item[1]))
+        ]
+    table(("node", "devices", "not about devices"), rows)
+
+
+def _print_holders(holders: list[dict[str, Any]]) -> None:
+    from dra_agent.cli.output import table
+
+    print("\nwho holds the devices that match:")
+    table(
+        ("claim", "reserved for", "devices"),
+        (
+            (holder["claim"], ", ".join(holder["reserved_for"]) or "nobody", ", ".join(_short(holder["devices"])))
+            for holder in holders
+        ),
+    )
+
+
+def _short(devices: list[str]) -> list[str]:
+    return devices if len(devices) <= 4 else [*devices[:3], f"{len(devices) - 3} more"]

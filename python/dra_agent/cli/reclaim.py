@@ -1,0 +1,179 @@
+"""`dra-agent reclaim start|cancel|status`: say that the host is being taken, take it back, or look."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dra_agent.cli.output import add_output_flag
+
+WATCH = 0.5
+"""Seconds between two looks of `status --watch`."""
+NAMED = 3
+"""Who keeps claims is named up to so many."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Define the verbs."""
+    from dra_agent.cli.connection import add_connection_flags
+
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    start = verbs.add_parser("start", help="have every claim of this host released")
+    start.add_argument("--in", dest="seconds", type=_seconds, metavar="SECONDS", help="how long the host still has")
+    start.add_argument("--hint", action="store_true", help="only keep new claims away")
+    start.add_argument("--why", default="", metavar="TEXT", help="what is shown to people")
+    cancel = verbs.add_parser("cancel", help="take that back")
+    cancel.add_argument(
+        "--all", action="store_true", dest="everything", help="also declare void what clouds and others have announced"
+    )
+    status = verbs.add_parser("status", help="show what is announced, by whom, and how well each source is heard")
+    status.add_argument("--watch", action="store_true", help="go on until every claim is released, or the host is gone")
+    for verb in (start, cancel, status):
+        add_connection_flags(verb)
+        add_output_flag(verb)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask the agent, and show how it stands then."""
+    from dra_agent.agent.config import load
+    from dra_agent.cli.output import emit
+    from dra_agent.reclaim.client import ask
+    from dra_agent.reclaim.wire import Cancel, Request, Start, Status
+
+    request: Request
+    match args.verb:
+        case "start":
+            request = Start("hint" if args.hint else "notice", args.seconds, args.why)
+        case "cancel":
+            request = Cancel(args.everything)
+        case _:
+            request = Status()
+    state_dir = load(args).state_dir
+    status = ask(state_dir, request)
+    if getattr(args, "watch", False):
+        status = _watch(status, lambda: ask(state_dir, request))
+    if args.output == "table":
+        _show(status)
+    else:
+        emit(status, args.output)
+    # What was asked for is done, or is not: others may go on saying that the host is taken, or claims be kept.
+    if args.verb == "cancel":
+        return 1 if status["phase"] in ("hint", "notice") else 0
+    return 1 if getattr(args, "watch", False) and status["phase"] == "notice" and not status["complete"] else 0
+
+
+def _kept(status: dict[str, Any]) -> list[dict[str, Any]]:
+    return [claim for claim in status["claims"] if claim["state"] != "released"]
+
+
+def _watch(status: dict[str, Any], ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Show how far it is until it is done, is cancelled, or the host has no time left.
+
+    A terminal gets a bar; a file or pipe gets a line for each change.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rest]}", markup=False),
+    )
+    said = ""
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("claims released", total=None, rest="")
+        while status["phase"] == "notice" and not status["complete"]:
+            left = status["seconds_left"]
+            if left is not None and left < 0:
+                break
+            total, kept = len(status["claims"]), _kept(status)
+            waits = _waits(kept)
+            rest = ", ".join(part for part in ("" if left is None else f"{left:.0f} s left", waits) if part)
+            bar.update(task, total=total, completed=total - len(kept), rest=rest)
+            line = f"{total - len(kept)} of {total} claims released" + (f", {waits}" if waits else "")
+            if not console.is_terminal and line != said:
+                said = line
+                print(line, file=sys.stderr, flush=True)
+            time.sleep(WATCH)
+            status = ask()
+    return status
+
+
+def _waits(kept: list[dict[str, Any]]) -> str:
+    """Who keeps claims: the first few."""
+    names = [" and ".join(claim["pods"]) or f"{claim['namespace']}/{claim['name']}" for claim in kept]
+    first = list(dict.fromkeys(names))[:NAMED]
+    return "" if not first else f"waits for {', '.join(first)}" + (" and others" if len(names) > NAMED else "")
+
+
+def _show(status: dict[str, Any]) -> None:
+    from dra_agent.cli.output import table
+
+    print(_sentence(status))
+    if status["claims"]:
+        print()
+        table(
+            ["claim", "state", "seconds", "reserved for", "why"],
+            (
+                [f"{c['namespace']}/{c['name']}", c["state"], c["seconds"], ", ".join(c["pods"]), c["why"]]
+                for c in status["claims"]
+            ),
+        )
+    if status["events"]:
+        print()
+        table(
+            ["source", "kind", "event", "what", "deadline"],
+            ([e["source"], e["kind"], e["event"], _what(e), e["deadline"]] for e in status["events"]),
+        )
+    if status["sources"]:
+        print()
+        table(
+            ["source", "heard", "seconds ago", "failures", "why"],
+            (
+                [s["source"], _heard(s["up"]), s["seconds_since_good"], s["failures"], s["why"]]
+                for s in status["sources"]
+            ),
+        )
+
+
+def _sentence(status: dict[str, Any]) -> str:
+    words = {
+        "none": "nothing is announced",
+        "hint": "hint: the host may be taken",
+        "notice": "notice: the host is taken",
+        "cancelled": "cancelled: what was announced does not hold any more",
+    }
+    text: str = words[status["phase"]]
+    left = status["seconds_left"]
+    if status["phase"] != "notice":
+        return text
+    if left is None:
+        return f"{text}, nobody knows when"
+    when = f" in {left:.0f} s" if left >= 0 else f", its deadline was {-left:.0f} s ago"
+    return text + when
+
+
+def _what(event: dict[str, Any]) -> str:
+    notes = [event["doubt"]] if event["doubt"] else []
+    if event["silent_since"]:
+        notes.append("its source is silent about it")
+    return str(event["what"]) + "".join(f" ({note})" for note in notes)
+
+
+def _heard(up: bool | None) -> str:
+    return "not yet" if up is None else "yes" if up else "no"
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 7 * 86400:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and a week of seconds")
+    return value

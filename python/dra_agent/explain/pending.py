@@ -1,0 +1,232 @@
+"""Why a claim or a pod of a cluster has no devices: node by node, and what is not about devices told apart.
+
+Everything is judged from one snapshot; whether devices fit is the allocator's own answer (`explain`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dra_agent.explain.needs import Need, classes_of, needs
+from dra_agent.explain.placement import matches, obstacles
+from dra_agent.explain.published import Published
+from dra_agent.explain.snapshot import Snapshot
+from dra_agent.explain.standing import allocated_node_selector, pod_standing, standing
+
+Object = dict[str, Any]
+Judge = Callable[..., dict[str, Any]]
+"""dra_agent.explain.explain."""
+
+
+def explain_pod(snapshot: Snapshot, pod: Object, judge: Judge, *, node: str | None = None) -> dict[str, Any]:
+    """Explain every claim of a pod: they are allocated together, on the node where the pod can be."""
+    wanted = needs(snapshot, pod)
+    claims = [_told(need) for need in wanted]
+    answer: dict[str, Any] = {
+        "pod": f"{snapshot.namespace}/{pod['metadata']['name']}",
+        "summary": "",
+        "pods": [pod_standing(pod)],
+        "claims": claims,
+        "nodes": [],
+        "notes": snapshot.notes,
+        "events": snapshot.events,
+    }
+    if not wanted:
+        return _with(answer, True, "uses no claim: what keeps it from running is not about devices")
+    if problems := [f"claim {need.name}: {problem}" for need in wanted for problem in need.problems]:
+        return _with(answer, False, problems[0])
+    there = [need.claim for need in wanted if need.claim is not None]
+    waiting = [claim for claim in there if not _allocation(claim)]
+    if not waiting:
+        on = (pod.get("spec") or {}).get("nodeName")
+        return _with(answer, True, _all_allocated(claims, on))
+    return _on_nodes(answer, snapshot, waiting, [claim for claim in there if _allocation(claim)], pod, judge, node)
+
+
+def explain_claim(snapshot: Snapshot, claim: Object, judge: Judge, *, node: str | None = None) -> dict[str, Any]:
+    """Explain one claim, with the other claims of the pod that waits for it: they are allocated together."""
+    name = claim["metadata"]["name"]
+    users = [
+        pod
+        for pod in snapshot.pods or ()
+        if (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}
+        and any(need.claim is claim for need in needs(snapshot, pod))
+    ]
+    told = _told(Need(name, claim))
+    answer: dict[str, Any] = {
+        "claim": f"{snapshot.namespace}/{name}",
+        "summary": "",
+        "pods": [pod_standing(pod) for pod in users],
+        "claims": [told],
+        "nodes": [],
+        "notes": snapshot.notes,
+        "events": snapshot.events,
+    }
+    if told["state"] == "deleting":
+        return _with(answer, False, told["summary"])
+    if _allocation(claim):
+        return _with(answer, True, told["summary"])
+    pending = [pod for pod in users if not (pod.get("spec") or {}).get("nodeName")]
+    if users and not pending:
+        on = f"pod {users[0]['metadata']['name']} is on node {users[0]['spec']['nodeName']} already"
+        return _with(answer, False, f"{on}, and the claim is not allocated: no scheduler chose its devices")
+    pod = pending[0] if pending else None
+    others = [need.claim for need in needs(snapshot, pod) if need.claim is not claim and need.claim] if pod else []
+    waiting = [claim, *(other for other in others if not _allocation(other))]
+    allocated = [other for other in others if _allocation(other)]
+    answer = _on_nodes(answer, snapshot, waiting, allocated, pod, judge, node)
+    if pod is None and snapshot.pods is not None:
+        # Claims are allocated when a pod that uses them is scheduled, and not before.
+        unused = f"no pod of namespace {snapshot.namespace} uses it, so it is not allocated"
+        return _with(answer, False, f"{unused}; {answer['summary']}")
+    return answer
+
+
+def _on_nodes(
+    answer: dict[str, Any],
+    snapshot: Snapshot,
+    waiting: list[Object],
+    allocated: list[Object],
+    pod: Object | None,
+    judge: Judge,
+    only: str | None,
+) -> dict[str, Any]:
+    if snapshot.slices is None:
+        return _with(answer, False, "is pending; without ResourceSlices nobody can say more")
+    known = {entry["metadata"]["name"] for entry in snapshot.classes or ()}
+    if snapshot.classes is not None and (missing := sorted(classes_of(waiting) - known)):
+        return _with(answer, False, f"there is no DeviceClass {missing[0]}")
+    names = _nodes(snapshot)
+    if only is not None:
+        names = {only: names.get(only, {"metadata": {"name": only}})}
+    own = {_identity(claim) for claim in waiting}
+    published = Published(snapshot.slices, [claim for claim in snapshot.claims if _identity(claim) not in own])
+    for name, node in sorted(names.items()):
+        reasons = obstacles(pod, node) if pod is not None and snapshot.nodes is not None else []
+        reasons += [
+            f"claim {claim['metadata']['name']} is allocated elsewhere"
+            for claim in allocated
+            if (selector := allocated_node_selector(claim)) and not matches(selector, name, _labels(node))
+        ]
+        slices, others = published.of(name)
+        if not slices:
+            answer["nodes"].append(_verdict(name, False, "no driver has published devices for it", reasons, None))
+            continue
+        explanation = judge(node, snapshot.classes or [], slices, waiting, others)
+        answer["nodes"].append(_verdict(name, explanation["fits"], _why(explanation), reasons, explanation))
+    answer["holders"] = _holders(answer["nodes"], snapshot)
+    return _with(answer, *_conclusion(answer))
+
+
+def closest(nodes: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Choose the node that it is worth looking at: where the pod may be, and the most devices are free."""
+    judged = [entry for entry in nodes if entry["explanation"] is not None]
+    return min(judged, key=lambda entry: (bool(entry["obstacles"]), -_available(entry["explanation"])), default=None)
+
+
+def _available(explanation: dict[str, Any]) -> int:
+    counts: list[int] = [
+        min(request["available"], request["needed"] or request["available"])
+        for claim in explanation["claims"]
+        for request in claim["requests"]
+    ]
+    return sum(counts)
+
+
+def _conclusion(answer: dict[str, Any]) -> tuple[bool, str]:
+    nodes = answer["nodes"]
+    if not nodes:
+        return False, "there is no node"
+    good = [entry["node"] for entry in nodes if entry["fits"] and not entry["obstacles"]]
+    if good:
+        return True, f"its devices are free on {_some(good)}; if it stays pending, that is not about devices"
+    blocked = [entry for entry in nodes if entry["fits"]]
+    if blocked:
+        first = blocked[0]
+        return False, (
+            f"its devices are free only where the pod may not be: {first['node']}: {'; '.join(first['obstacles'])}"
+        )
+    why = closest(nodes) or nodes[0]
+    where = f"fits on none of {len(nodes)} nodes" if len(nodes) > 1 else f"does not fit on node {nodes[0]['node']}"
+    return False, f"{where}; {why['node']}: {why['devices']}" if len(nodes) > 1 else f"{where}: {why['devices']}"
+
+
+def _why(explanation: dict[str, Any]) -> str:
+    if explanation["fits"]:
+        return "fits"
+    told = [pool["problem"] for pool in explanation["pools"] if pool["problem"]]
+    summaries = [claim["summary"] for claim in explanation["claims"] if claim["summary"] != "fits"]
+    text = explanation["error"] or (summaries[0] if summaries else explanation["summary"])
+    return f"{text}; {told[0]}" if told else str(text)
+
+
+def _verdict(
+    node: str, fits: bool, devices: str, reasons: list[str], explanation: dict[str, Any] | None
+) -> dict[str, Any]:
+    return {"node": node, "fits": fits, "devices": devices, "obstacles": reasons, "explanation": explanation}
+
+
+def _holders(nodes: Sequence[dict[str, Any]], snapshot: Snapshot) -> list[dict[str, Any]]:
+    """Say whose the devices are that the claims could have: with the pods, which people can delete."""
+    held: dict[str, set[str]] = {}
+    for entry in nodes:
+        for claim in (entry["explanation"] or {}).get("claims", ()):
+            for request in claim["requests"]:
+                for device in request["devices"]:
+                    for holder in device["holders"] if device["matches"] else ():
+                        held.setdefault(holder["claim"], set()).add(f"{entry['node']}: {device['device']}")
+    by_name = {_identity(claim): claim for claim in snapshot.claims}
+    return [
+        {
+            "claim": name,
+            "devices": sorted(devices),
+            "reserved_for": standing(by_name[name])["reserved_for"] if name in by_name else [],
+        }
+        for name, devices in sorted(held.items())
+    ]
+
+
+def _told(need: Need) -> dict[str, Any]:
+    if need.claim is None or not need.exists:
+        summary = need.problems[0] if need.problems else "is still to be made"
+        return {"name": need.name, "claim": None, "state": "missing", "summary": summary, "problems": need.problems}
+    return {"name": need.name, **standing(need.claim), "problems": need.problems}
+
+
+def _all_allocated(claims: Sequence[dict[str, Any]], node: str | None) -> str:
+    deleting: list[str] = [claim["summary"] for claim in claims if claim["state"] == "deleting"]
+    if deleting:
+        return deleting[0]
+    if node:
+        return f"its claims are allocated, and it is on node {node}"
+    return "its claims are allocated; if it stays pending, that is not about free devices"
+
+
+def _nodes(snapshot: Snapshot) -> dict[str, Object]:
+    if snapshot.nodes is not None:
+        return {node["metadata"]["name"]: node for node in snapshot.nodes}
+    named = {name for entry in snapshot.slices or () if (name := (entry.get("spec") or {}).get("nodeName"))}
+    return {name: {"metadata": {"name": name}} for name in named}
+
+
+def _labels(node: Object) -> dict[str, str]:
+    return (node.get("metadata") or {}).get("labels") or {}
+
+
+def _allocation(claim: Object) -> Any:
+    return (claim.get("status") or {}).get("allocation")
+
+
+def _identity(claim: Object) -> str:
+    metadata = claim.get("metadata") or {}
+    return f"{metadata.get('namespace') or 'default'}/{metadata.get('name') or ''}"
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return f"node{'s' if len(names) > 1 else ''} {shown}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
+
+
+def _with(answer: dict[str, Any], fits: bool, summary: str) -> dict[str, Any]:
+    return {**answer, "fits": fits, "summary": summary}

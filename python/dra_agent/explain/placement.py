@@ -1,0 +1,105 @@
+"""Why a pod may not be on a node for reasons that are not about devices: its own wishes, and the node's taints.
+
+Only what a pod and a Node object say by themselves; how much of a node is in use is the scheduler's to know. Semantics:
+k8s.io/component-helpers/scheduling/corev1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Object = Mapping[str, Any]
+_UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+
+
+def obstacles(pod: Object, node: Object) -> list[str]:
+    """Say what keeps a pod off a node; nothing where nothing does."""
+    spec = pod.get("spec") or {}
+    name = (node.get("metadata") or {}).get("name", "")
+    labels = (node.get("metadata") or {}).get("labels") or {}
+    found = []
+    if spec.get("nodeName") and spec["nodeName"] != name:
+        found.append(f"the pod is on node {spec['nodeName']}")
+    for key, value in (spec.get("nodeSelector") or {}).items():
+        if labels.get(key) != value:
+            has = f"has {key}={labels[key]}" if key in labels else f"has no label {key}"
+            found.append(f"the pod's nodeSelector wants {key}={value}, the node {has}")
+    required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    if required is not None and not matches(required, name, labels):
+        found.append("the pod's node affinity does not match the node")
+    found += _taints(spec.get("tolerations") or (), node.get("spec") or {})
+    return found
+
+
+def matches(selector: Object, name: str, labels: Mapping[str, str]) -> bool:
+    """Tell whether a NodeSelector matches a node: any of its terms, and all expressions of that term."""
+    return any(_term(term, name, labels) for term in selector.get("nodeSelectorTerms") or ())
+
+
+def tolerates(toleration: Object, taint: Object) -> bool:
+    """Tell whether a pod's toleration covers a node's taint."""
+    if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
+        return False
+    if toleration.get("key") and toleration["key"] != taint.get("key"):
+        return False
+    operator = toleration.get("operator") or "Equal"
+    if operator == "Exists":
+        return True
+    ours, theirs = toleration.get("value") or "", taint.get("value") or ""
+    if operator in {"Gt", "Lt"}:
+        return _compared(theirs, operator, [ours])
+    return bool(toleration.get("key")) and ours == theirs
+
+
+def _taints(tolerations: Iterable[Object], spec: Object) -> list[str]:
+    tolerations = list(tolerations)
+    found = []
+    if spec.get("unschedulable") and not any(tolerates(one, _UNSCHEDULABLE) for one in tolerations):
+        found.append("the node is cordoned")
+    for taint in spec.get("taints") or ():
+        if taint.get("effect") not in {"NoSchedule", "NoExecute"}:
+            continue
+        if spec.get("unschedulable") and taint.get("key") == _UNSCHEDULABLE["key"]:
+            continue  # said above
+        if not any(tolerates(one, taint) for one in tolerations):
+            value = f"={taint['value']}" if taint.get("value") else ""
+            found.append(f"the pod does not tolerate the node's taint {taint.get('key')}{value}:{taint['effect']}")
+    return found
+
+
+def _term(term: Object, name: str, labels: Mapping[str, str]) -> bool:
+    expressions, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
+    if not expressions and not fields:
+        return False  # an empty term matches nothing
+    return all(_holds(one, labels) for one in expressions) and all(
+        _holds(one, {"metadata.name": name}) for one in fields
+    )
+
+
+def _holds(expression: Object, values: Mapping[str, str]) -> bool:
+    key, operator, wanted = expression.get("key", ""), expression.get("operator"), expression.get("values") or []
+    value = values.get(key)
+    match operator:
+        case "In":
+            return value in wanted
+        case "NotIn":
+            return value not in wanted
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt":
+            return value is not None and _compared(value, operator, wanted)
+        case _:
+            return False
+
+
+def _compared(value: str, operator: str, wanted: list[str]) -> bool:
+    try:
+        (limit,) = (int(one) for one in wanted)
+        return int(value) > limit if operator == "Gt" else int(value) < limit
+    except ValueError:
+        return False

@@ -1,0 +1,162 @@
+"""What an API server knows that bears on one namespace's claims, as far as the user may read it.
+
+A missing right is told, and everything else is read all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dra_agent.cluster import (
+    DEVICE_CLASSES,
+    EVENTS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    ApiServer,
+    ForbiddenError,
+    InvalidObjectError,
+    Kind,
+    NotFoundError,
+    Object,
+    ObjectList,
+)
+
+RESOURCE_QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota", namespaced=True)
+DEVICE_TAINT_RULES = Kind("resource.k8s.io", "v1", "devicetaintrules", "DeviceTaintRule", namespaced=False)
+_SAYINGS = 5
+"""Events that are shown at most."""
+
+
+@dataclass
+class Snapshot:
+    """Objects of one moment, nearly; None where they may not be read."""
+
+    namespace: str
+    slices: list[Object] | None = None
+    classes: list[Object] | None = None
+    claims: list[Object] = field(default_factory=list)
+    """Of all namespaces, or of this one where others may not be read."""
+    templates: list[Object] | None = None
+    pods: list[Object] | None = None
+    """Of the namespace."""
+    nodes: list[Object] | None = None
+    quotas: list[Object] = field(default_factory=list)
+    namespace_object: Object | None = None
+    events: list[str] = field(default_factory=list)
+    """What was said of the claim or the pod that is asked about, newest last."""
+    notes: list[str] = field(default_factory=list)
+    """What could not be read, and what therefore is missing in the answer."""
+
+    def claim(self, name: str) -> Object | None:
+        """Find a claim of the namespace."""
+        return _named(self.claims, name, self.namespace)
+
+    def pod(self, name: str) -> Object | None:
+        """Find a pod of the namespace."""
+        return _named(self.pods or [], name, self.namespace)
+
+
+async def read(api: ApiServer, namespace: str, about: str) -> Snapshot:
+    """Read everything at once; `about` is the name of the claim or pod. RetryableError where there is no answer."""
+    found = Snapshot(namespace)
+
+    async def listed(kind: Kind, so: str, *, within: str | None = None, quiet: bool = False) -> list[Object] | None:
+        where = f"{kind.plural}{f' in namespace {within}' if within else ''}"
+        got = await _allowed(api.list(kind, namespace=within), f"cannot list {where}", so, [] if quiet else found.notes)
+        return None if got is None else got.items
+
+    async def one(kind: Kind) -> list[Object]:
+        got = await _allowed(api.get(kind, about, namespace), "", "", [])
+        return [] if got is None else [got]
+
+    (
+        found.slices,
+        found.classes,
+        claims,
+        found.templates,
+        found.pods,
+        found.nodes,
+        quotas,
+        rules,
+        found.namespace_object,
+    ) = await asyncio.gather(
+        listed(RESOURCE_SLICES, "which devices there are is not known"),
+        listed(DEVICE_CLASSES, "classes are not known"),
+        listed(RESOURCE_CLAIMS, "who of another namespace holds a device is not known"),
+        listed(RESOURCE_CLAIM_TEMPLATES, "claims that are still to be made are not explained", within=namespace),
+        listed(PODS, "which pods use a claim is known from the claim only", within=namespace),
+        listed(NODES, "labels, taints and nodes without devices are not known"),
+        listed(RESOURCE_QUOTAS, "quotas are not looked at", within=namespace),
+        # Kubernetes before 1.37 has none of this version, and most users may not see them: both is ordinary.
+        listed(DEVICE_TAINT_RULES, "", quiet=True),
+        _allowed(
+            api.get(NAMESPACES, namespace), f"cannot get namespace {namespace}", "its labels are not known", found.notes
+        ),
+    )
+    # Also old, and of little weight: an answer without Events is an answer.
+    told = await _allowed(api.list(EVENTS, namespace=namespace, fields={"regarding.name": about}), "", "", [])
+    found.events = _sayings(told.items if told else [])
+    if claims is None:
+        claims = await listed(RESOURCE_CLAIMS, "claims are not known", within=namespace)
+    found.claims = claims or await one(RESOURCE_CLAIMS)
+    if found.pods is None:
+        # A user may be allowed to see one object by its name, and no list.
+        found.pods = await one(PODS) or None
+    found.quotas = quotas or []
+    if found.slices is not None:
+        found.slices = tainted(found.slices, rules or [])
+    return found
+
+
+def tainted(slices: list[Object], rules: list[Object]) -> list[Object]:
+    """Give the slices with the taints that DeviceTaintRules add to their devices (KEP-5055)."""
+    if not rules:
+        return slices
+    return [_with_rules(entry, rules) for entry in slices]
+
+
+def _with_rules(entry: Object, rules: list[Object]) -> Object:
+    spec = entry.get("spec") or {}
+    pool = (spec.get("pool") or {}).get("name")
+    devices = []
+    for device in spec.get("devices") or ():
+        names = {"driver": spec.get("driver"), "pool": pool, "device": device.get("name")}
+        taints = [
+            rule["spec"]["taint"]
+            for rule in rules
+            # A rule without a selector is for no device; an empty one is for all.
+            if isinstance(selector := (rule.get("spec") or {}).get("deviceSelector"), dict)
+            and all(names.get(key) == value for key, value in selector.items())
+            and (rule.get("spec") or {}).get("taint")
+        ]
+        devices.append({**device, "taints": [*(device.get("taints") or ()), *taints]} if taints else device)
+    return {**entry, "spec": {**spec, "devices": devices}} if devices else entry
+
+
+async def _allowed(asked: Awaitable[ObjectList] | Awaitable[Object], what: str, so: str, notes: list[str]) -> Any:
+    try:
+        return await asked
+    except (ForbiddenError, NotFoundError, InvalidObjectError) as error:
+        notes.append(f"{what}: {error.what}; {so}")
+    return None
+
+
+def _sayings(events: list[Object]) -> list[str]:
+    warnings = [event for event in events if event.get("type") == "Warning"]
+    warnings.sort(key=lambda event: str(event.get("eventTime") or event.get("deprecatedLastTimestamp") or ""))
+    return list(dict.fromkeys(f"{event.get('reason')}: {event.get('note')}" for event in warnings))[-_SAYINGS:]
+
+
+def _named(objects: list[Object], name: str, namespace: str) -> Object | None:
+    for found in objects:
+        metadata = found.get("metadata") or {}
+        if metadata.get("name") == name and metadata.get("namespace") == namespace:
+            return found
+    return None
