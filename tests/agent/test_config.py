@@ -45,8 +45,18 @@ def test_a_flag_beats_a_variable_which_beats_the_file(file: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(HELP))
 def test_every_flag_is_also_a_variable_and_a_key(name: str, file: Path) -> None:
-    value = {"standalone": "true", "log_level": "error", "log_format": "json", "metrics_address": ":1"}.get(name, "x")
-    file.write_text(f"{name.replace('_', '-')} = {'true' if name == 'standalone' else repr(value)}\n")
+    values = {
+        "standalone": "true",
+        "device_metadata": "true",
+        "claim_status": "false",
+        "net_devices": "true",
+        "second_manager": "publish",
+        "log_level": "error",
+        "log_format": "json",
+        "metrics_address": ":1",
+    }
+    value = values.get(name, "x")
+    file.write_text(f"{name.replace('_', '-')} = {value if value in ('true', 'false') else repr(value)}\n")
     assert configure("--config", str(file)) == configure(variables={f"DRA_AGENT_{name.upper()}": value})
     assert configure("--config", str(file)) != Config()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import marshal
 import re
 import shutil
 import subprocess
@@ -34,6 +36,20 @@ def test_systemd_understands_every_line_of_the_unit() -> None:
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", UNIT], capture_output=True, text=True)
     complaints = [line for line in done.stderr.splitlines() if UNIT.name in line and "not executable" not in line]
     assert complaints == []
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.parametrize("name", ["kubernetes.conf", "mps.conf"])
+@pytest.mark.parametrize("added", ["", "Nonsense=1\n"])
+def test_systemd_understands_every_line_of_the_drop_ins(tmp_path: Path, name: str, added: str) -> None:
+    shutil.copy(UNIT, tmp_path)
+    drop_in = tmp_path / "dra-agent.service.d" / name
+    drop_in.parent.mkdir()
+    drop_in.write_text((ROOT / "systemd" / name).read_text() + added)
+    command = ["systemd-analyze", "verify", "--man=no", tmp_path / UNIT.name]
+    done = subprocess.run(command, capture_output=True, text=True)
+    complaints = [line for line in done.stderr.splitlines() if name in line]
+    assert bool(complaints) == bool(added), complaints
 
 
 def test_each_thing_left_open_is_explained() -> None:
@@ -96,6 +112,16 @@ def test_the_library_holds_what_the_agent_needs_and_no_test_tool(installed: Path
     library = {path.name for path in (installed / "opt/dra/lib/dra-agent").iterdir()}
     assert {"dra_agent", "msgspec", "pynvml.py", "prometheus_client", "pyroute2", "yaml", "rich"} <= library
     assert library.isdisjoint({"pytest", "mypy", "hypothesis", "maturin", "ruff"})
+
+
+def test_what_is_installed_is_compiled_because_the_service_cannot_write(installed: Path) -> None:
+    library = installed / "opt/dra/lib/dra-agent"
+    sources = [path for path in library.rglob("*.py") if "lib2to3" not in path.parts]
+    without = [path for path in sources if not Path(importlib.util.cache_from_source(str(path))).exists()]
+    assert len(sources) > 500 and not without, without
+    compiled = Path(importlib.util.cache_from_source(str(library / "dra_agent/agent/life.py"))).read_bytes()
+    assert compiled[4:8] == b"\x01\0\0\0", "never compared with the source, whose time a package manager changes"
+    assert marshal.loads(compiled[16:]).co_filename == "/opt/dra/lib/dra-agent/dra_agent/agent/life.py"
 
 
 def test_unit_tmpfiles_and_configuration_are_in_place(installed: Path) -> None:

@@ -50,6 +50,8 @@ class Hardware:
     def __init__(self) -> None:
         self.looks: list[tuple[int, bool]] = []
         self.answer: Change | Exception = Change()
+        self.news = Change()
+        self.heard = 0
 
     def refresh(self, events: list[Uevent], *, rescan: bool) -> Change:
         self.looks.append((len(events), rescan))
@@ -57,11 +59,15 @@ class Hardware:
             raise self.answer
         return self.answer
 
+    def listen(self) -> Change:
+        self.heard += 1
+        return self.news
+
 
 Story = Callable[[Kernel, Hardware, list[int]], Any]
 
 
-def live(monkeypatch: pytest.MonkeyPatch, story: Story) -> None:
+def live(monkeypatch: pytest.MonkeyPatch, story: Story, *, follows_kernel: bool = True) -> None:
     kernel, hardware, changes = Kernel(), Hardware(), []
     monkeypatch.setattr(watching, "UeventSocket", lambda: kernel)
     monkeypatch.setattr(watching, "SETTLE", 0.02)
@@ -70,7 +76,9 @@ def live(monkeypatch: pytest.MonkeyPatch, story: Story) -> None:
         return call()
 
     async def run() -> None:
-        watcher = Watcher(hardware, changed=lambda: changes.append(1), work=work, follows_kernel=True)  # type: ignore[arg-type]
+        watcher = Watcher(  # type: ignore[arg-type]
+            hardware, changed=lambda: changes.append(1), work=work, follows_kernel=follows_kernel
+        )
         await watcher.start()
         try:
             await story(kernel, hardware, changes)
@@ -136,6 +144,19 @@ def test_health_is_looked_at_without_an_event_and_everything_now_and_then(monkey
     live(monkeypatch, story)
 
 
+def test_devices_are_listened_to_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "LISTEN", 0.01)
+
+    async def story(kernel: Kernel, hardware: Hardware, changes: list[int]) -> None:
+        await until(lambda: hardware.heard > 2)
+        assert (hardware.looks, changes) == ([], [])
+        hardware.news = Change(changed=("gpu-0",))
+        await until(lambda: bool(changes))
+        assert hardware.looks == []
+
+    live(monkeypatch, story)
+
+
 def test_a_kernel_that_refuses_the_socket_is_no_reason_not_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise PermanentError("cannot listen to uevents: Operation not permitted")
@@ -147,3 +168,21 @@ def test_a_kernel_that_refuses_the_socket_is_no_reason_not_to_start(monkeypatch:
         await watcher.stop()
 
     asyncio.run(run())
+
+
+def test_what_a_device_says_is_told_after_a_look_where_nobody_announces_that_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(_: Kernel, hardware: Hardware, changes: list[int]) -> None:
+        looked_when_told: list[bool] = []
+        hardware.news = Change(health=("gpu",))
+        await until(lambda: hardware.heard > 0)
+        hardware.news = Change()
+        await until(lambda: bool(changes))
+        looked_when_told.append(bool(hardware.looks))
+        assert looked_when_told == [True]
+        assert hardware.looks[0] == (0, True)
+        assert changes == [1]
+
+    monkeypatch.setattr(watching, "UNANNOUNCED", 30.0)
+    live(monkeypatch, story, follows_kernel=False)

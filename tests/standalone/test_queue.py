@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.standalone.queue import ClaimQueue
+from dra_agent.standalone.store import Store
 
 
 def phases(queue: ClaimQueue) -> dict[str, str]:
@@ -172,3 +174,64 @@ def test_unknown_names_are_named(queue: ClaimQueue) -> None:
         queue.view("y", "x")
     with pytest.raises(PermanentError, match="no DeviceClass z"):
         queue.delete_class("z")
+
+
+def suspended(queue: ClaimQueue, *, give_up: bool) -> None:
+    queue.suspend("this host is being taken", give_up=give_up)
+    queue.step()
+
+
+def test_claims_that_are_given_up_wait_and_come_back_in_their_old_order(
+    queue: ClaimQueue, preparer: Any, claim: Any
+) -> None:
+    for name in ("first", "second", "third"):
+        queue.apply([claim(name)])
+    queue.step()
+    before = [(view.name, view.phase, view.devices) for view in queue.views()]
+    assert [phase for _, phase, _ in before] == ["Prepared", "Prepared", "Pending"]
+    suspended(queue, give_up=True)
+    assert preparer.prepared == {}
+    assert {(view.phase, view.message) for view in queue.views()} == {("Pending", "this host is being taken")}
+    queue.resume()
+    queue.step()
+    assert [(view.name, view.phase, view.devices) for view in queue.views()] == before
+
+
+def test_a_suspended_queue_takes_claims_in_and_prepares_none(queue: ClaimQueue, preparer: Any, claim: Any) -> None:
+    queue.apply([claim("old")])
+    queue.step()
+    suspended(queue, give_up=False)
+    queue.apply([claim("new")])
+    queue.step()
+    assert [(view.name, view.phase) for view in queue.views()] == [("old", "Prepared"), ("new", "Pending")]
+    queue.delete("default", "old")
+    queue.step()
+    assert preparer.prepared == {} and [view.name for view in queue.views()] == ["new"]
+
+
+def test_a_claim_that_cannot_be_given_up_is_tried_again_and_keeps_nobody_else(
+    queue: ClaimQueue, preparer: Any, clock: Any, claim: Any
+) -> None:
+    queue.apply([claim("one")])
+    queue.step()
+    preparer.release_error = RetryableError("the disk is full")
+    suspended(queue, give_up=True)
+    (view,) = queue.views()
+    assert view.phase == "Prepared" and "the disk is full; next try" in view.message
+    preparer.release_error = None
+    clock.now += 2
+    queue.step()
+    assert queue.views()[0].phase == "Pending" and preparer.prepared == {}
+
+
+def test_what_was_given_up_is_kept_over_a_restart(
+    queue: ClaimQueue, tmp_path: Path, preparer: Any, devices: Any, clock: Any, claim: Any
+) -> None:
+    queue.apply([claim("one")])
+    queue.step()
+    suspended(queue, give_up=True)
+    store = Store(tmp_path)
+    again = ClaimQueue(store, node="n", slices=list, allocate=devices.allocate, preparer=preparer, clock=clock)
+    again.step()
+    assert [(view.name, view.phase) for view in again.views()] == [("one", "Prepared")]
+    store.close()

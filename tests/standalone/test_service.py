@@ -179,3 +179,17 @@ def test_a_path_that_no_socket_can_have_is_refused(tmp_path: Path, preparer: Any
 
     with pytest.raises(UsageError, match="longer than 107 bytes; choose a shorter --state-dir"):
         asyncio.run(start())
+
+
+def test_a_claim_that_failed_while_it_was_applied_is_tried_again_unasked(
+    agent: Running, claim: Any, preparer: Any
+) -> None:
+    preparer.error = RetryableError("busy")
+    with Client(agent.path) as client:
+        (applied,) = client.ask(Apply([claim("a")]))
+        assert applied["claim"]["phase"] == "Allocated"
+        preparer.error = None
+        assert client.ask(Get("default", "a", 10.0))["phase"] == "Prepared"
+        preparer.release_error = RetryableError("busy")
+        threading.Timer(0.2, lambda: setattr(preparer, "release_error", None)).start()
+        assert client.ask(Delete("ResourceClaim", "a", "default", 10.0)) is True

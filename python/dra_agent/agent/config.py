@@ -6,11 +6,9 @@ It says what was asked for and refuses what makes no sense; it opens nothing but
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import re
 import socket
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +16,9 @@ from typing import Any, Literal
 import msgspec
 
 from dra_agent.errors import UsageError
+from dra_agent.health.settings import HealthSettings
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
+from dra_agent.reclaim.settings import ReclaimSettings
 
 PREFIX = "DRA_AGENT_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
@@ -31,7 +31,7 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[^:\s]*):(\d{1,5})")
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that can be configured. Each field but `inventory` is also a flag and a variable."""
+    """Everything that can be configured. Each field but the sections is also a flag and a variable."""
 
     standalone: bool = False
     kubeconfig: Path | None = None
@@ -43,17 +43,38 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     state_dir: Path = Path("/var/lib/dra-agent")
     sysfs_root: Path = Path("/sys")
     dev_root: Path = Path("/dev")
+    net_root: Path | None = None
+    """None: the agent is in the host's network namespace."""
     simulate: str | None = None
     metrics_address: str = ""
     """Empty: no metrics and no health endpoints."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+    pod_uid: str = ""
+    """Of the pod that the agent runs in: its sockets get names of their own, so that old and new agent overlap."""
+    device_metadata: bool = False
+    claim_status: bool = True
+    second_manager: Literal["refuse", "publish"] = "refuse"
+    net_devices: bool = False
+    """The node's container runtime moves network interfaces as CDI 1.1.0 says: nobody can ask it."""
     inventory: InventorySettings = InventorySettings()
+    reclaim: ReclaimSettings = ReclaimSettings()
+    health: HealthSettings = HealthSettings()
 
     @property
     def node(self) -> str:
         """The name of this node: pools are named after it."""
         return self.node_name or socket.gethostname().lower()
+
+    @property
+    def metadata_dir(self) -> Path:
+        """Where device metadata files lie: container runtimes must know it by the same path."""
+        return self.host_folder / "dra-device-metadata"
+
+    @property
+    def host_folder(self) -> Path:
+        """A folder of the agent's own that container runtimes know by the same path, in a pod too."""
+        return self.state_dir if self.standalone else self.kubelet_dir / "plugins" / self.driver_name
 
 
 HELP = {
@@ -66,11 +87,18 @@ HELP = {
     "state_dir": "where claims and the ledger are kept",
     "sysfs_root": "stands for /sys",
     "dev_root": "stands for /dev",
+    "net_root": "stands for /proc/net of the host, for an agent with a network of its own",
     "simulate": "run on a simulated host instead of this one",
     "metrics_address": "HOST:PORT for /metrics, /healthz and /readyz (default: none)",
     "log_level": "debug, info, warning or error",
     "log_format": "text or json",
+    "pod_uid": "uid of the agent's own pod, for rolling updates (default: none)",
+    "device_metadata": "give containers files that describe their devices",
+    "net_devices": "the node's container runtime moves network interfaces (CDI netDevices: runc 1.4 or later)",
+    "claim_status": "write what is known of a claim's devices into its status",
+    "second_manager": "refuse or publish devices that another driver or device plugin gives out too",
 }
+_SWITCHES = {field.name for field in msgspec.structs.fields(Config) if field.type is bool}
 HOST_FLAGS = ("sysfs_root", "dev_root", "simulate", "state_dir", "node_name", "driver_name")
 """What commands that look at a host take."""
 
@@ -80,7 +108,7 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = HELP) -> N
     parser.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file (default: ${CONFIG_VARIABLE})")
     for name in names:
         flag = "--" + name.replace("_", "-")
-        if name == "standalone":
+        if name in _SWITCHES:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=HELP[name])
         else:
             metavar = "DIR" if name.endswith(("_dir", "_root")) else {"simulate": "PROFILE"}.get(name, "VALUE")
@@ -109,13 +137,11 @@ def load(args: argparse.Namespace, environment: Mapping[str, str] | None = None)
     return config
 
 
-def listen_address(text: str) -> tuple[str, int]:
+def listen_address(text: str, flag: str = "--metrics-address") -> tuple[str, int]:
     """Split HOST:PORT (IPv6 in brackets, no host for every address); UsageError if it is none."""
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 <= int(match[2]) <= 65535:
-        raise UsageError(
-            f"{text!r} is not HOST:PORT", where="--metrics-address", todo="write for example 127.0.0.1:9464"
-        )
+        raise UsageError(f"{text!r} is not HOST:PORT", where=flag, todo="write for example 127.0.0.1:9464")
     return match[1].strip("[]"), int(match[2])
 
 
@@ -130,6 +156,8 @@ def _with(config: Config, name: str, value: Any, where: str) -> Config:
 
 
 def _from_file(path: Path) -> Config:
+    import tomllib  # only where there is a file: the import list is the memory budget
+
     try:
         text = path.read_text()
         values = tomllib.loads(text)
@@ -140,8 +168,14 @@ def _from_file(path: Path) -> Config:
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"not TOML: {error}", where=str(path)) from error
     values = _spelled(values, Config, path, text)
-    if isinstance(values.get("inventory"), dict):
-        values["inventory"] = _spelled(values["inventory"], InventorySettings, path, text)
+    sections: tuple[tuple[str, type[msgspec.Struct]], ...] = (
+        ("inventory", InventorySettings),
+        ("reclaim", ReclaimSettings),
+        ("health", HealthSettings),
+    )
+    for section, struct in sections:
+        if isinstance(values.get(section), dict):
+            values[section] = _spelled(values[section], struct, path, text)
     try:
         return msgspec.convert(values, Config, dec_hook=_path)
     except msgspec.ValidationError as error:
@@ -160,6 +194,8 @@ def _spelled(values: dict[str, Any], struct: type[msgspec.Struct], path: Path, t
     known = [field.name for field in msgspec.structs.fields(struct)]
     for key in values:
         if key.replace("-", "_") not in known:
+            import difflib
+
             near = difflib.get_close_matches(key.replace("-", "_"), known, 1)
             todo = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
             raise UsageError(f"unknown key {key!r}", where=_place(path, text, key), todo=todo)

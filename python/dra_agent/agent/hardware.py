@@ -1,4 +1,4 @@
-"""What the host has, kept current: uevents and slow rescans → topology → inventory → slices.
+"""What the host has, kept current: uevents and slow rescans → topology → inventory → health → slices.
 
 Everything here may wait for disks and vendor libraries, so the agent calls it on a worker thread; reading what was
 found last never waits.
@@ -7,41 +7,64 @@ found last never waits.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dra_agent.errors import AgentError
+from dra_agent.health import HealthBoard, HealthSettings, Monitor
 from dra_agent.host import Host
-from dra_agent.inventory import Change, Collector, Device, Inventory, InventorySettings, Watch
+from dra_agent.inventory import Ailment, Change, Collector, Device, Inventory, InventorySettings, Watch
+from dra_agent.inventory.handover import Handovers
+from dra_agent.inventory.watch import difference
 from dra_agent.slices import desired_slices
 from dra_agent.topology import LiveTopology, Uevent
 
 log = logging.getLogger(__name__)
 
+SHARING_DOWN = "sharing-down"
+"""The cause where what holds a device's shares apart does not run."""
+
 
 class Hardware:
     """The devices of one host and the slices that describe them."""
 
-    def __init__(self, host: Host, settings: InventorySettings, *, node: str, driver: str) -> None:
+    def __init__(
+        self,
+        host: Host,
+        settings: InventorySettings,
+        *,
+        node: str,
+        driver: str,
+        monitor: Monitor | None = None,
+        handovers: Handovers | None = None,
+    ) -> None:
         """Scan the host; raises PermanentError where there is no sysfs, UsageError where a rule can never work."""
         self.host = host
         self._node = node
         self._driver = driver
-        collector = Collector(host, settings, driver=driver)
+        collector = Collector(host, settings, driver=driver, handovers=handovers)
         self._topology = LiveTopology(host)
         self._watch = Watch(collector, self._topology.snapshot())
+        self.monitor = monitor or Monitor(HealthSettings(), driver)
+        self.board = HealthBoard(node)
+        self._reported: dict[str, str] = {}
+        self._inventory = self.monitor.look(self._watch.inventory)
+        self.board.post(self._inventory)
         self._slices: list[dict[str, Any]] = []
         self._told: set[str] = set()
         self._describe()
 
     @property
     def inventory(self) -> Inventory:
-        """The inventory as it was taken last."""
-        return self._watch.inventory
+        """The inventory as it was taken last, with what counts against its devices."""
+        return self._inventory
 
     def lookup(self, pool: str, name: str) -> Device | None:
         """Find a device of the inventory."""
-        return self._watch.lookup(pool, name)
+        return self._inventory.lookup(pool, name)
 
     def slices(self) -> list[dict[str, Any]]:
         """Give the ResourceSlices of the inventory."""
@@ -54,7 +77,36 @@ class Hardware:
         else:
             for event in events:
                 self._topology.apply(event)
-        change = self._watch.refresh(self._topology.snapshot())
+        self._watch.refresh(self._topology.snapshot())
+        self.monitor.hear(self._watch.faults(), self._watch.inventory)
+        return self._judge(self.monitor.look(self._as_reported()), looked=True)
+
+    def report(self, sick: Mapping[str, str]) -> Change:
+        """Take note of what is set up on devices and does not work, by device; what is not named works."""
+        if self._reported == sick:
+            return Change()
+        self._reported = dict(sick)
+        return self._judge(self.monitor.look(self._as_reported()), looked=False)
+
+    def _as_reported(self) -> Inventory:
+        inventory = self._watch.inventory
+        if not self._reported:
+            return inventory
+        devices = (_sick(device, self._reported.get(device.name)) for device in inventory.devices)
+        return msgspec.structs.replace(inventory, devices=tuple(devices))
+
+    def listen(self) -> Change:
+        """Hear what happened to devices, look again where there is news, and let go of what has passed."""
+        faults = self._watch.faults() if self._watch.tells_faults else []
+        if not faults and not self.monitor.due():
+            return Change()
+        change = self._judge(self.monitor.hear(faults, self._watch.inventory), looked=False)
+        return (self.refresh([], rescan=False) if faults else None) or change
+
+    def _judge(self, inventory: Inventory, *, looked: bool) -> Change:
+        change = difference(self._inventory, inventory)
+        self._inventory = inventory
+        self.board.post(inventory, looked=looked)
         if change:
             self._describe()
             log.info(
@@ -91,6 +143,17 @@ class Hardware:
                 log.error("device left out", extra={"problem": str(refused)})
         self._told = told
         self._slices = desired.slices
+
+
+def _sick(device: Device, reason: str | None) -> Device:
+    if reason is None:
+        return device
+    return msgspec.structs.replace(
+        device,
+        health="unhealthy",
+        health_reason=device.health_reason or reason,
+        ailments=(*device.ailments, Ailment(SHARING_DOWN, reason)),
+    )
 
 
 def boot_id(proc: Path = Path("/proc")) -> str:

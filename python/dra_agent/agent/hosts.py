@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from dra_agent.agent.config import Config
@@ -17,18 +18,23 @@ SIMULATED = "simulated"
 def agent_host(config: Config) -> Host:
     """Give the host that the agent runs on; a simulated one lives in the state directory."""
     if config.simulate is None:
-        return Host(sysfs=config.sysfs_root, dev=config.dev_root)
+        return Host(sysfs=config.sysfs_root, dev=config.dev_root, net=config.net_root, state=config.state_dir)
     from dra_agent import simulate
 
     root = config.state_dir / SIMULATED / config.simulate
     try:
-        return simulate.build(config.simulate, root)
+        return replace(simulate.build(config.simulate, root), state=config.state_dir)
     except OSError as error:
         raise RetryableError(
             f"the simulated host cannot be built: {error.strerror}",
             where=str(error.filename or root),
             todo="make room there, or choose another directory with --state-dir",
         ) from error
+
+
+def is_simulated(host: Host) -> bool:
+    """Whether a host is a simulated one, by what `simulate.builder` leaves beside its /sys."""
+    return (host.sysfs.parent / "simulated.json").is_file()
 
 
 @contextmanager

@@ -13,25 +13,37 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
-
-from dra_agent import __version__
+from dra_agent import __version__, shapes
 from dra_agent.agent.config import Config, listen_address
 from dra_agent.agent.hardware import Hardware, boot_id
 from dra_agent.agent.hosts import agent_host
+from dra_agent.agent.instances import Instances
 from dra_agent.agent.lock import StateLock
 from dra_agent.agent.measured import MeasuredPreparer
+from dra_agent.agent.mode import Mode, OnThread
 from dra_agent.agent.notify import READY, STOPPING, WATCHDOG, Notifier
 from dra_agent.agent.pulse import BEAT, Pulse
+from dra_agent.agent.reclaiming import Reclaiming
 from dra_agent.agent.watching import Watcher
 from dra_agent.errors import AgentError
+from dra_agent.health import Monitor, Record
+from dra_agent.host import Host
+from dra_agent.inventory.handover import Handovers
 from dra_agent.prepare import Preparer, RecoveryReport
 from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.prepare.setup import VendorSetup
+
+if TYPE_CHECKING:
+    from dra_agent.agent.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+LINGER = 0.1
+"""Seconds between two looks at whether claims are given back."""
+EXTEND = 5.0
+"""Seconds for which the service manager is asked to wait, each time."""
 TIDY = 60.0
 """Seconds between two rounds of housekeeping: the ledger's journal, and the CDI specs of prepared claims."""
 _T = TypeVar("_T")
@@ -45,16 +57,24 @@ class Agent:
         self._notifier = notifier or Notifier()
         self._pulse = Pulse()
         self._stop = asyncio.Event()
+        self._at_once = False
+        self._lingering = False
         self._hardware: Hardware | None = None
         self._ledger: JournalLedger | None = None
+        self._mode: Mode | None = None
+        self._reclaiming: Reclaiming | None = None
+        self._newest: Callable[[], bool] = lambda: True
         self._not_ready = "starting"
         self._born = time.monotonic()
 
     async def run(self) -> None:
-        """Start, say so, and live until SIGTERM or SIGINT; raises AgentError if it cannot start."""
+        """Start, say so, and live until SIGTERM or SIGINT; raises AgentError if it cannot start.
+
+        While a notice holds and claims have to be given back, it goes on until they are; a second signal ends it.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._told_to_stop)
         async with AsyncExitStack() as stack:
             stack.callback(self._notifier.send, "STATUS=stopped")
             await self._start(stack)
@@ -67,19 +87,40 @@ class Agent:
     @property
     def stuck(self) -> list[str]:
         """What still runs on a worker thread and may never end: a library that hangs."""
-        return self._pulse.busy()
+        return self._pulse.busy() + (self._mode.stuck if self._mode is not None else [])
 
     async def _start(self, stack: AsyncExitStack) -> None:
         config = self._config
-        lock = StateLock(config.state_dir)
+        # Agents of a rolling update live side by side for a while; all others are alone on their state directory.
+        shared_as = config.pod_uid if config.pod_uid and not config.standalone else None
+        lock = StateLock(config.state_dir, shared=shared_as is not None)
         stack.callback(lock.close)
+        if shared_as is not None:
+            instances = Instances(config.state_dir, shared_as)
+            stack.callback(instances.close)
+            self._newest = instances.newest
         worker = ThreadPoolExecutor(1, thread_name_prefix="hardware")
         # Not waited for: a library that hangs must not keep the agent from stopping.
         stack.callback(worker.shutdown, wait=False, cancel_futures=True)
+
+        async def work(what: str, at_most: float, call: Callable[[], _T]) -> _T:
+            return await self._work(worker, what, at_most, call)
+
         record = self._serve(stack)
+        mode = self._choose(stack, work, record)
+        shapes.settle()
+        await mode.open()
         host = await self._work(worker, "building the simulated host", 60.0, lambda: agent_host(config))
+        # Before the devices are looked at, which may take long: a notice does not wait for that.
+        reclaiming = self._reclaiming = Reclaiming(config, host, boot_id(host.proc), newest=self._newest)
+        mode.follow(reclaiming.reclaim)
+        stack.push_async_callback(reclaiming.stop)
+        await reclaiming.start()
         ledger = self._ledger = await self._work(
-            worker, "opening the ledger", 60.0, lambda: JournalLedger(config.state_dir, boot_id(host.proc))
+            worker,
+            "opening the ledger",
+            60.0,
+            lambda: JournalLedger(config.state_dir, boot_id(host.proc), shared_as=shared_as),
         )
         stack.callback(ledger.close)
         if rebooted := len(ledger.report.earlier_boot):
@@ -90,17 +131,25 @@ class Agent:
             worker,
             "reading the host",
             120.0,
-            lambda: Hardware(host, config.inventory, node=config.node, driver=config.driver_name),
+            lambda: Hardware(
+                host,
+                config.inventory,
+                node=config.node,
+                driver=config.driver_name,
+                monitor=self._monitor(host),
+                handovers=Handovers(config.state_dir),
+            ),
         )
         stack.callback(hardware.close)
-        preparer = self._preparer(ledger, hardware)
+        setups = self._setups(hardware)
+        preparer = self._preparer(ledger, hardware, record, setups)
         recovered = await self._work(worker, "looking at claims of an earlier run", 300.0, preparer.recover)
-        service = self._standalone(MeasuredPreparer(preparer, self._pulse, record), hardware, ledger)
-        await service.start()
-        stack.push_async_callback(service.stop)
+        shapes.settle()  # of what was imported meanwhile
+        await self._share(stack, worker, hardware, setups)
+        await mode.serve(MeasuredPreparer(preparer, self._pulse, record), hardware, ledger)
         watcher = Watcher(
             hardware,
-            changed=service.devices_changed,
+            changed=mode.devices_changed,
             work=lambda what, call: self._work(worker, what, 120.0, call),
             follows_kernel=str(host.sysfs) == "/sys",
         )
@@ -109,7 +158,7 @@ class Agent:
         stack.callback(_cancel, asyncio.create_task(self._tidy(worker, ledger, preparer), name="tidy"))
         self._ready(recovered)
 
-    def _serve(self, stack: AsyncExitStack) -> Any:
+    def _serve(self, stack: AsyncExitStack) -> Metrics | None:
         """Answer /metrics, /healthz and /readyz, if anyone wants them; gives what takes note of requests."""
         if not self._config.metrics_address:
             return None
@@ -117,7 +166,7 @@ class Agent:
         from dra_agent.agent.metrics import Metrics
         from dra_agent.agent.readings import read
 
-        metrics = Metrics(lambda: read(self._config, self._hardware, self._ledger))
+        metrics = Metrics(lambda: read(self._config, self._hardware, self._ledger, self._reclaiming))
         server = HttpServer(
             listen_address(self._config.metrics_address),
             render=metrics.render,
@@ -129,34 +178,69 @@ class Agent:
         log.info("answering /metrics, /healthz and /readyz", extra={"port": server.port})
         return metrics
 
-    def _preparer(self, ledger: JournalLedger, hardware: Hardware) -> Preparer:
+    def _monitor(self, host: Host) -> Monitor:
+        config = self._config
+        return Monitor(config.health, config.driver_name, Record(config.state_dir, boot_id(host.proc)))
+
+    def _setups(self, hardware: Hardware) -> tuple[VendorSetup, ...]:
+        from dra_agent.agent.setups import vendor_setups
+
+        return vendor_setups(self._config, hardware.host)
+
+    async def _share(
+        self, stack: AsyncExitStack, worker: ThreadPoolExecutor, hardware: Hardware, setups: tuple[VendorSetup, ...]
+    ) -> None:
+        from dra_agent.agent.sharing import Sharing
+        from dra_agent.setup.shares import ShareSetup
+
+        async def report(sick: dict[str, str]) -> None:
+            change = await self._work(worker, "noting what is shared", 60.0, lambda: hardware.report(sick))
+            if change and self._mode is not None:
+                self._mode.devices_changed()
+
+        for setup in setups:
+            if isinstance(setup, ShareSetup):
+                sharing = Sharing(self._config, setup, report, newest=self._newest)
+                stack.push_async_callback(sharing.stop)
+                await sharing.start()
+
+    def _preparer(
+        self, ledger: JournalLedger, hardware: Hardware, record: Metrics | None, setups: tuple[VendorSetup, ...]
+    ) -> Preparer:
         from dra_agent.cdi.directory import SpecDirectory
+        from dra_agent.cdi.metadata_files import MetadataDirectory
         from dra_agent.cdi.recipes import Recipes
         from dra_agent.cdi.recipes.choice import find_nvidia_ctk
 
         config = self._config
         recipes = Recipes(hardware.host, ctk=find_nvidia_ctk(hardware.host))
         specs = SpecDirectory(config.cdi_dir, config.driver_name)
-        return Preparer(config.driver_name, ledger, specs, hardware.lookup, recipes=recipes)
-
-    def _standalone(self, preparer: MeasuredPreparer, hardware: Hardware, ledger: JournalLedger) -> Any:
-        from dra_agent.agent.validation import problems_of
-        from dra_agent.standalone.service import StandaloneService
-
-        config = self._config
-        service = StandaloneService(
-            config.state_dir,
-            node=config.node,
-            driver=config.driver_name,
-            slices=hardware.slices,
-            preparer=preparer,
-            allocate=_allocate,
-            validate=problems_of,
+        metadata = MetadataDirectory(config.metadata_dir, config.driver_name, enabled=config.device_metadata)
+        took = (lambda phase, seconds: None) if record is None else record.phase
+        return Preparer(
+            config.driver_name,
+            ledger,
+            specs,
+            hardware.lookup,
+            recipes=recipes,
+            setups=setups,
+            metadata=metadata,
+            took=took,
         )
-        entries = [msgspec.to_builtins(entry) for entry in ledger.entries()]
-        for name in service.queue.restore(entries, config.driver_name):
-            log.warning("claim restored from the ledger: the store had lost it", extra={"claim": name})
-        return service
+
+    def _choose(self, stack: AsyncExitStack, work: OnThread, record: Metrics | None) -> Mode:
+        mode: Mode
+        if self._config.standalone:
+            from dra_agent.agent.alone import StandaloneMode
+
+            mode = StandaloneMode(self._config)
+        else:
+            from dra_agent.agent.kubernetes import KubernetesMode
+
+            mode = KubernetesMode(self._config, work, record, newest=self._newest, told=self._tell)
+        self._mode = mode
+        stack.push_async_callback(mode.close)
+        return mode
 
     def _ready(self, recovered: RecoveryReport) -> None:
         assert self._hardware is not None
@@ -165,7 +249,7 @@ class Agent:
         gc.freeze()
         self._not_ready = ""
         devices = len(self._hardware.inventory.devices)
-        self._notifier.send(READY, f"STATUS={devices} devices on node {self._config.node}")
+        self._tell(READY)
         log.info(
             "ready",
             extra={
@@ -176,10 +260,17 @@ class Agent:
             },
         )
 
+    def _tell(self, *states: str) -> None:
+        """Give the service manager the line that people see, and states with it."""
+        if self._hardware is None or self._mode is None or self._not_ready:
+            return
+        devices = f"{len(self._hardware.inventory.devices)} devices on node {self._config.node}"
+        self._notifier.send(*states, f"STATUS={devices}" + (f", {self._mode.status}" if self._mode.status else ""))
+
     async def _live(self) -> None:
         every = BEAT if self._notifier.watchdog is None else min(BEAT, self._notifier.watchdog / 3)
         sick = False
-        while not self._stop.is_set():
+        while not self._stop.is_set() or self._needed():
             self._pulse.beat()
             ills = self._pulse.ills()
             if not ills:
@@ -187,16 +278,40 @@ class Agent:
             elif not sick:
                 log.error("the agent is stuck", extra={"ills": ills})
             sick = bool(ills)
+            if self._stop.is_set():
+                await asyncio.sleep(LINGER)
+                continue
             try:
-                await asyncio.wait_for(self._stop.wait(), every)
+                async with asyncio.timeout(every):
+                    await self._stop.wait()
             except TimeoutError:
                 continue
+
+    def _told_to_stop(self) -> None:
+        self._at_once = self._stop.is_set()
+        self._stop.set()
+
+    def _needed(self) -> bool:
+        """Whether claims still have to be given back, through this agent, before the host is taken."""
+        if self._at_once or self._mode is None or self._reclaiming is None or not self._mode.leaving:
+            return False
+        left = self._reclaiming.seconds_left
+        if left is not None and left <= 0:
+            return False
+        if not self._lingering:
+            self._lingering = True
+            log.warning("told to stop, but the host is being taken: claims have to be given back first")
+        if left is not None:
+            self._notifier.send(f"EXTEND_TIMEOUT_USEC={int(EXTEND * 1e6)}", "STATUS=giving claims back")
+        return True
 
     async def _tidy(self, worker: ThreadPoolExecutor, ledger: JournalLedger, preparer: Preparer) -> None:
         while True:
             await asyncio.sleep(TIDY)
             for what, call in (("compacting the ledger", ledger.tidy), ("looking at CDI specs", preparer.mend)):
                 try:
+                    if call == preparer.mend and not self._newest():
+                        continue  # two versions may write one spec differently: the newer one's stays
                     await self._work(worker, what, 300.0, call)
                 except AgentError as error:
                     log.warning("not done this time", extra={"what": what, "reason": str(error)})
@@ -207,6 +322,8 @@ class Agent:
         ills = [self._not_ready] if self._not_ready else []
         if self._ledger is not None and not self._not_ready and (why := self._ledger.report.not_writable):
             ills.append(f"no claim can be recorded: {why}")
+        if self._mode is not None:
+            ills += self._mode.ills
         return ills + self._pulse.ills()
 
     async def _work(self, worker: ThreadPoolExecutor, what: str, at_most: float, call: Callable[[], _T]) -> _T:
@@ -215,12 +332,6 @@ class Agent:
                 return call()
 
         return await asyncio.get_running_loop().run_in_executor(worker, watched)
-
-
-def _allocate(**question: Any) -> Any:
-    from dra_agent.allocator import allocate  # megabytes that only the first claim needs
-
-    return allocate(**question)
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

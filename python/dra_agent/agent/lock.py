@@ -1,4 +1,4 @@
-"""The lock on a state directory: two agents in one would give out the same devices.
+"""The lock on a state directory: two agents in one would give out the same devices, unless both take turns.
 
 It is flock(2): it ends with the process, however that ends.
 """
@@ -17,8 +17,8 @@ _NAME = "agent.lock"
 class StateLock:
     """Holds the lock from creation to `close`."""
 
-    def __init__(self, state_dir: Path) -> None:
-        """Make the directory if it is not there, and take it.
+    def __init__(self, state_dir: Path, *, shared: bool = False) -> None:
+        """Make the directory if it is not there, and take it: alone, or with other agents that also share it.
 
         PermanentError names the agent that has it; RetryableError says why the directory cannot be used.
         """
@@ -33,7 +33,7 @@ class StateLock:
                 todo="make it a directory that the agent can write, or choose another with --state-dir",
             ) from error
         try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError as error:
             holder = os.read(self._handle, 32).decode(errors="replace").strip()
             os.close(self._handle)
@@ -42,7 +42,8 @@ class StateLock:
             raise PermanentError(
                 f"another agent{f' (pid {holder})' if holder.isdigit() else ''} runs on this state directory",
                 where=str(state_dir),
-                todo="stop it, or give this one another --state-dir",
+                todo="stop it, or give this one another --state-dir"
+                + ("; only agents that all have --pod-uid share one" if shared else ""),
             ) from None
         try:
             os.ftruncate(self._handle, 0)

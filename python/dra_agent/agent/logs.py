@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from datetime import UTC, datetime
 from typing import Any
@@ -35,6 +36,9 @@ def set_up(level: str, format_: str) -> None:
 def fields(record: logging.LogRecord) -> dict[str, object]:
     """Give what was passed as `extra`."""
     return {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
+_QUOTED = re.compile(r'[ "=\n\t]')
 
 
 class TextFormatter(logging.Formatter):
@@ -79,4 +83,4 @@ def _time(record: logging.LogRecord) -> str:
 def _text(value: Any) -> str:
     many = isinstance(value, list | tuple | set | frozenset)
     text = ",".join(str(item) for item in value) if many else str(value)
-    return json.dumps(text, ensure_ascii=False) if text == "" or any(c in ' "=\n\t' for c in text) else text
+    return json.dumps(text, ensure_ascii=False) if text == "" or _QUOTED.search(text) else text

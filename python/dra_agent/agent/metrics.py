@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dra_agent import __version__
+from dra_agent.agent.reclaim_metrics import ReclaimReading, families
+from dra_agent.health import Summary
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -42,6 +44,10 @@ class Reading(msgspec.Struct, frozen=True):
     checkpoint_written: float | None = None
     """Unix time of the newest record in the ledger."""
     problems: int = 0
+    second_managers: dict[str, int] = {}
+    """Who else gives out devices of this node → how many of them."""
+    health: Summary = Summary()
+    reclaim: ReclaimReading | None = None
 
 
 class Metrics:
@@ -80,6 +86,22 @@ class Metrics:
         self._inflight = Gauge(
             f"{PREFIX}_dra_requests_inflight", "Requests that are being worked on.", registry=self._registry
         )
+        self._registrations = Counter(
+            f"{PREFIX}_registrations",
+            "What the kubelet said when it looked at the driver.",
+            ["result"],
+            registry=self._registry,
+        )
+        self._registered = Gauge(
+            f"{PREFIX}_registered", "1 while the kubelet knows the driver.", registry=self._registry
+        )
+        self._phases = Histogram(
+            f"{PREFIX}_dra_phase_duration_seconds",
+            "How long parts of a request took.",
+            ["phase"],
+            buckets=BUCKETS,
+            registry=self._registry,
+        )
         for operation in ("prepare", "unprepare"):
             self._seconds.labels(operation)
             self._requests.labels(operation, "ok")
@@ -93,6 +115,19 @@ class Metrics:
         """Note a request that has ended: ok, retryable, permanent or defect."""
         self._requests.labels(operation, result).inc()
         self._seconds.labels(operation).observe(seconds)
+
+    def registration(self, registered: bool, error: str) -> None:
+        """Note what the kubelet made of the driver."""
+        self._registrations.labels("registered" if registered else "refused").inc()
+        self._registered.set(registered)
+
+    def phase(self, phase: str, seconds: float) -> None:
+        """Note how long a part of a request took."""
+        self._phases.labels(phase).observe(seconds)
+
+    def add(self, collector: Any) -> None:
+        """Ask this collector too: an object whose `collect` gives metrics."""
+        self._registry.register(collector)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Give everything in the form that the Accept header asks for, and its content type."""
@@ -131,15 +166,48 @@ class _Gauges:
             devices.add_metric([state], count)
         yield devices
         yield info
+        yield from _health(reading.health)
         yield GaugeMetricFamily(
             f"{PREFIX}_host_problems", "What is wrong on the host, as `dra-agent doctor` tells.", value=reading.problems
         )
         yield GaugeMetricFamily(
             f"{PREFIX}_ledger_writable", "0 while no claim can be recorded.", value=int(reading.ledger_writable)
         )
+        others = GaugeMetricFamily(
+            f"{PREFIX}_second_manager_devices",
+            "Devices that a device plugin or another driver gives out on this node too.",
+            labels=["manager"],
+        )
+        for manager, count in reading.second_managers.items():
+            others.add_metric([manager], count)
+        yield others
+        if reading.reclaim is not None:
+            yield from families(reading.reclaim)
         if reading.checkpoint_written is not None:
             yield GaugeMetricFamily(
                 f"{PREFIX}_checkpoint_age_seconds",
                 "Time since the ledger last wrote.",
                 value=max(0.0, time.time() - reading.checkpoint_written),
             )
+
+
+def _health(summary: Summary) -> Iterator[Metric]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    causes = GaugeMetricFamily(
+        f"{PREFIX}_device_causes", "Devices that something is wrong with, by what it is.", labels=["cause"]
+    )
+    for cause, count in summary.devices.items():
+        causes.add_metric([cause], count)
+    yield causes
+    happened = CounterMetricFamily(
+        f"{PREFIX}_device_cause_begun", "How often something began to be wrong, or happened.", labels=["cause"]
+    )
+    for cause, count in summary.happened.items():
+        happened.add_metric([cause], count)
+    yield happened
+    yield CounterMetricFamily(
+        f"{PREFIX}_device_flaps_suppressed",
+        "How often a cause came back while it still counted.",
+        value=summary.suppressed,
+    )

@@ -7,11 +7,20 @@ from pathlib import Path
 from dra_agent.agent.config import Config
 from dra_agent.agent.hardware import Hardware
 from dra_agent.agent.metrics import DeviceInfo, Reading
+from dra_agent.agent.reclaim_metrics import reading_of
+from dra_agent.agent.reclaiming import Reclaiming
+from dra_agent.health import Summary
 from dra_agent.inventory import Device, pool_name
+from dra_agent.neighbours import recall
 from dra_agent.prepare.ledger import JournalLedger
 
 
-def read(config: Config, hardware: Hardware | None, ledger: JournalLedger | None) -> Reading:
+def read(
+    config: Config,
+    hardware: Hardware | None,
+    ledger: JournalLedger | None,
+    reclaiming: Reclaiming | None = None,
+) -> Reading:
     """Read what is known; an agent that is still starting knows little."""
     entries = [] if ledger is None else ledger.entries()
     held = {(device.pool, device.device) for entry in entries for device in entry.devices if not device.admin_access}
@@ -22,6 +31,9 @@ def read(config: Config, hardware: Hardware | None, ledger: JournalLedger | None
         ledger_writable=ledger is None or ledger.report.not_writable is None,
         checkpoint_written=_newest(config.state_dir / "ledger"),
         problems=0 if hardware is None else len(hardware.inventory.problems),
+        health=Summary() if hardware is None else hardware.monitor.summary,
+        second_managers={who: len(names) for who, names in recall(config.state_dir).verdict.by_manager().items()},
+        reclaim=None if reclaiming is None else reading_of(reclaiming.reclaim),
     )
 
 

@@ -9,15 +9,21 @@ import msgspec
 from dra_agent import _native
 
 
-class _Error(msgspec.Struct, frozen=True):
+class Fault(msgspec.Struct, frozen=True):
+    """One thing that the API server would refuse."""
+
     field: str
     message: str
 
 
+def faults_of(value: dict[str, Any]) -> list[Fault]:
+    """Say what the API server would refuse in a resource.k8s.io/v1 object; nothing if it would take it."""
+    return msgspec.json.decode(_native.validate_object(msgspec.json.encode(value)), type=list[Fault])
+
+
 def problems_of(value: dict[str, Any]) -> list[str]:
-    """Say what the API server would refuse; nothing if it would take the object."""
-    errors = msgspec.json.decode(_native.validate_object(msgspec.json.encode(value)), type=list[_Error])
+    """Say the same in sentences, with the object's kind and name."""
     metadata = value.get("metadata")
     name = metadata.get("name", "") if isinstance(metadata, dict) else ""
     what = f"{value.get('kind', 'object')} {name}".strip()
-    return [f"{what}: {error.field}: {error.message}" for error in errors]
+    return [f"{what}: {fault.field}: {fault.message}" for fault in faults_of(value)]

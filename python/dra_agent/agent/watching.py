@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
 
 from dra_agent.agent.hardware import Hardware
 from dra_agent.errors import AgentError
@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 SETTLE = 0.1
 """Seconds to wait after an event: a device that comes or goes makes a burst of them."""
+LISTEN = 1.0
+"""Seconds between two questions to the devices' libraries about what happened."""
 HEALTH = 15.0
 """Seconds between two looks at the devices' health."""
 RESCAN = 300.0
@@ -80,23 +82,36 @@ class Watcher:
         health = HEALTH if self._follows_kernel else UNANNOUNCED
         rescan_every = RESCAN if self._follows_kernel else UNANNOUNCED
         rescan_at = loop.time() + rescan_every
+        look_at = loop.time() + health
         while True:
+            heard = None
             try:
-                await asyncio.wait_for(self._woken.wait(), health)
+                async with asyncio.timeout(max(0.0, min(LISTEN, look_at - loop.time()))):
+                    await self._woken.wait()
                 await asyncio.sleep(SETTLE)
             except TimeoutError:
-                pass
+                if loop.time() < look_at:
+                    heard = await self._guarded("listening to the devices", self._hardware.listen)
+                    if not heard:
+                        continue
+                    if self._follows_kernel:
+                        self._changed()
+                        continue
+                    # The device may be gone, which the kernel would have said: looked at first, told once.
+                    rescan_at = loop.time()
+            look_at = loop.time() + health
             self._woken.clear()
             events, self._events = self._events, []
             rescan, self._lost = self._lost or loop.time() >= rescan_at, False
             if rescan:
                 rescan_at = loop.time() + rescan_every
-            if await self._refresh(events, rescan=rescan):
+            look = partial(self._hardware.refresh, events, rescan=rescan)
+            if await self._guarded("looking at the host", look) or heard:
                 self._changed()
 
-    async def _refresh(self, events: list[Uevent], *, rescan: bool) -> Any:
+    async def _guarded(self, what: str, call: Callable[[], Change]) -> Change | None:
         try:
-            return await self._work("looking at the host", lambda: self._hardware.refresh(events, rescan=rescan))
+            return await self._work(what, call)
         except AgentError as error:
             log.error("the host cannot be looked at", extra={"reason": str(error)})
         except Exception:  # the devices that are known must go on being served

@@ -1,19 +1,13 @@
-"""The command line's end of the socket. Plain blocking calls: a command asks once and prints."""
+"""The command line's end of the standalone socket."""
 
 from __future__ import annotations
 
-import os
-import socket
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import msgspec
+from dra_agent.local.client import Connection
+from dra_agent.standalone.wire import Request
 
-from dra_agent.errors import RetryableError
-from dra_agent.standalone.wire import Answer, Request, raise_failure
-
-CONNECT_TIMEOUT = 5.0
 ANSWER_TIMEOUT = 60.0
 """Seconds beyond what a request itself asks the agent to wait."""
 
@@ -23,56 +17,22 @@ class Client:
 
     def __init__(self, path: Path) -> None:
         """Connect; raises RetryableError, saying what to do, where no agent answers."""
-        self._path = path
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(CONNECT_TIMEOUT)
-        try:
-            self._socket.connect(os.fspath(path))
-        except OSError as error:
-            self._socket.close()
-            raise _unreachable(path, error) from error
-        self._lines = self._socket.makefile("rb")
+        self._connection = Connection(
+            path,
+            nobody="no agent is running here in standalone mode",
+            todo="start one with `dra-agent run --standalone`, or name its directory with --state-dir",
+        )
 
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Hang up."""
-        self._lines.close()
-        self._socket.close()
+        self._connection.close()
 
     def ask(self, request: Request) -> Any:
         """Send one request and give its result; raises what the agent raised."""
-        self._socket.settimeout(ANSWER_TIMEOUT + getattr(request, "wait", 0.0))
-        try:
-            self._socket.sendall(msgspec.json.encode(request) + b"\n")
-            line = self._lines.readline()
-        except TimeoutError as error:
-            raise RetryableError("the agent did not answer in time", where=str(self._path)) from error
-        except OSError as error:
-            raise RetryableError(f"the connection broke: {error.strerror}", where=str(self._path)) from error
-        if not line:
-            raise RetryableError("the agent went away before it answered", where=str(self._path), todo="ask again")
-        answer = msgspec.json.decode(line, type=Answer)
-        if answer.failure is not None:
-            raise_failure(answer.failure)
-        return answer.result
-
-
-def _unreachable(path: Path, error: OSError) -> RetryableError:
-    if isinstance(error, PermissionError):
-        return RetryableError(
-            "you may not speak to the agent", where=str(path), todo="be the user that it runs as, or root"
-        )
-    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-        return RetryableError(
-            "no agent is running here in standalone mode",
-            where=str(path),
-            todo="start one with `dra-agent run --standalone`, or name its directory with --state-dir",
-        )
-    return RetryableError(f"cannot reach the agent: {error.strerror or error}", where=str(path))
+        return self._connection.ask(request, timeout=ANSWER_TIMEOUT + getattr(request, "wait", 0.0))

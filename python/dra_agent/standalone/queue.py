@@ -50,6 +50,9 @@ class ClaimQueue:
         self._messages: dict[str, str] = {}
         self._never: set[str] = set()
         self._retries = Backoff(clock)
+        self._suspended = ""
+        """Why nothing is allocated or prepared; empty while it is."""
+        self._giving_up = False
 
     def restore(self, entries: Iterable[Object], driver: str) -> list[str]:
         """Take in the claims that the ledger has and the store has not; the result names them."""
@@ -95,11 +98,31 @@ class ClaimQueue:
                 if "deletionTimestamp" in claim["metadata"]:
                     self._release(claim)
                 elif "allocation" in claim.get("status", {}):
-                    self._prepare(claim)
+                    if not self._suspended:
+                        self._prepare(claim)
+                    elif self._giving_up:
+                        self._give_up(claim)
             for claim in claims:
                 if _waits(claim):
-                    self._try_allocate(claim)
+                    if self._suspended:
+                        self._messages[claim["metadata"]["uid"]] = self._suspended
+                    else:
+                        self._try_allocate(claim)
             return self._retries.next_in()
+
+    def suspend(self, why: str, *, give_up: bool) -> None:
+        """Allocate and prepare nothing until `resume`; with `give_up` also release what is allocated, at `step`.
+
+        A claim that is given up waits in its old place for devices.
+        """
+        with self._lock:
+            self._suspended, self._giving_up = why, give_up
+
+    def resume(self) -> None:
+        """Allocate and prepare again, in the old order, from the next `step` on."""
+        with self._lock:
+            self._suspended, self._giving_up = "", False
+            self._messages.clear()
 
     def view(self, namespace: str, name: str) -> ClaimView:
         """Show one claim; raises PermanentError if there is none."""
@@ -228,6 +251,25 @@ class ClaimQueue:
             self._never.discard(uid)
             self._retries.done(uid)
             log.info("claim released", extra={"claim": uid})
+
+    def _give_up(self, claim: Object) -> None:
+        """Release the devices of a claim, and let it wait for others."""
+        uid = claim["metadata"]["uid"]
+        if not self._retries.due(uid):
+            return
+        try:
+            self._preparer.unprepare(uid)
+        except AgentError as error:
+            wait = self._retries.failed(uid)
+            self._messages[uid] = f"{error}; next try in {wait:.0f} s"
+            log.warning("release failed, will be tried again", extra={"claim": uid, "error": str(error), "in": wait})
+            return
+        # What is unprepared but still allocated is prepared or given up again; the other order could lose it.
+        claim.pop("status", None)
+        self._put(claim)
+        self._prepared.pop(uid, None)
+        self._retries.done(uid)
+        log.info("claim given up, it waits again", extra={"claim": uid})
 
     def _claim(self, namespace: str, name: str) -> Object:
         claim = self._store.get(CLAIM, namespace, name)

@@ -17,12 +17,22 @@ from typing import Any, TypeVar
 import msgspec
 
 from dra_agent.errors import PermanentError
-from dra_agent.standalone.claim import DEFAULT_NAMESPACE, Applied
+from dra_agent.local.server import Server
+from dra_agent.standalone.claim import DEFAULT_NAMESPACE, Applied, ClaimView
 from dra_agent.standalone.ports import Allocate, Object, Preparer
 from dra_agent.standalone.queue import CLAIM, CLASS, ClaimQueue
-from dra_agent.standalone.server import Server
 from dra_agent.standalone.store import Store
-from dra_agent.standalone.wire import SOCKET, Apply, Delete, Get, ListClaims, ListClasses, Request, State
+from dra_agent.standalone.wire import (
+    LINE_LIMIT,
+    SOCKET,
+    Apply,
+    Delete,
+    Get,
+    ListClaims,
+    ListClasses,
+    State,
+    decode_request,
+)
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +64,7 @@ class StandaloneService:
         self.queue = ClaimQueue(
             self.store, node=node, slices=slices, allocate=allocate, preparer=preparer, clock=time.monotonic
         )
-        self._server = Server(self.socket, self._handle)
+        self._server = Server(self.socket, self._handle, line_limit=LINE_LIMIT)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="claims")
         self._wake = asyncio.Event()
         self._moved = asyncio.Condition()
@@ -79,11 +89,28 @@ class StandaloneService:
         """Have waiting claims tried again: a device came, went, or changed. Call it on the event loop."""
         self._wake.set()
 
+    async def suspend(self, why: str, *, give_up: bool) -> None:
+        """Allocate and prepare nothing more; with `give_up` have every claim released before this returns."""
+        await self._work(lambda: self.queue.suspend(why, give_up=give_up))
+        if self._loop_task is not None:
+            await self._step()
+            self._wake.set()
+
+    async def views(self) -> list[ClaimView]:
+        """Show every claim, oldest first."""
+        return await self._work(self.queue.views)
+
+    async def resume(self) -> None:
+        """Allocate and prepare again, in the old order."""
+        await self._work(self.queue.resume)
+        self._wake.set()
+
     async def _run(self) -> None:
         retry: float | None = None
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), retry)
+                async with asyncio.timeout(retry):
+                    await self._wake.wait()
             self._wake.clear()
             try:
                 retry = await self._step()
@@ -97,10 +124,16 @@ class StandaloneService:
             self._moved.notify_all()
         return retry
 
+    async def _step_for_request(self) -> None:
+        if await self._step() is not None:
+            # Who tries again waits for as long as was left at its own last step.
+            self._wake.set()
+
     async def _work(self, call: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
 
-    async def _handle(self, request: Request) -> Any:
+    async def _handle(self, line: bytes) -> Any:
+        request = decode_request(line)
         match request:
             case Apply():
                 return await self._apply(request)
@@ -120,7 +153,7 @@ class StandaloneService:
         if problems:
             raise PermanentError("\n".join(problems))
         applied = await self._work(lambda: self.queue.apply(request.objects))
-        await self._step()
+        await self._step_for_request()
         return await self._work(lambda: [self._with_view(done) for done in applied])
 
     def _with_view(self, done: Applied) -> Applied:
@@ -143,7 +176,7 @@ class StandaloneService:
             return True
         namespace = request.namespace or DEFAULT_NAMESPACE
         await self._work(lambda: self.queue.delete(namespace, request.name))
-        await self._step()
+        await self._step_for_request()
         deadline = asyncio.get_running_loop().time() + min(request.wait, LONGEST_WAIT)
         while self.store.get(CLAIM, namespace, request.name) is not None:
             left = deadline - asyncio.get_running_loop().time()
@@ -155,7 +188,8 @@ class StandaloneService:
     async def _moves(self, at_most: float) -> None:
         async with self._moved:
             try:
-                await asyncio.wait_for(self._moved.wait(), at_most)
+                async with asyncio.timeout(at_most):
+                    await self._moved.wait()
             except TimeoutError:
                 return
 

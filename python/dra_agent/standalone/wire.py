@@ -1,4 +1,4 @@
-"""What goes over the socket between command line and agent: one JSON line there, one JSON line back.
+"""What the command line asks of an agent in standalone mode (dra_agent.local carries it).
 
 Requests are decoded strictly: an unknown operation or field is refused, and nothing of it is done.
 """
@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.errors import AgentError, PermanentError, RetryableError, UsageError
+from dra_agent.errors import UsageError
 
 SOCKET = "agent.sock"
 """Its name in the state directory."""
 
 LINE_LIMIT = 8 * 1024 * 1024
-"""Bytes of one request or answer."""
+"""Bytes of one request."""
 
 
 class Apply(msgspec.Struct, tag_field="op", tag="apply", forbid_unknown_fields=True):
@@ -56,23 +56,6 @@ class State(msgspec.Struct, tag_field="op", tag="state", forbid_unknown_fields=T
 Request = Apply | Get | ListClaims | ListClasses | Delete | State
 
 
-class Failure(msgspec.Struct, omit_defaults=True):
-    """Why a request was not done."""
-
-    what: str
-    where: str | None = None
-    todo: str | None = None
-    family: str = "permanent"
-
-
-class Answer(msgspec.Struct, omit_defaults=True):
-    """Either a result or a failure."""
-
-    result: Any = None
-    failure: Failure | None = None
-
-
-_FAMILIES: dict[str, type[AgentError]] = {"permanent": PermanentError, "retryable": RetryableError, "usage": UsageError}
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 
 
@@ -82,15 +65,3 @@ def decode_request(line: bytes) -> Request:
         return _requests.decode(line)
     except msgspec.DecodeError as error:
         raise UsageError(f"not a request: {error}") from error
-
-
-def failure_of(error: AgentError) -> Failure:
-    """Turn an error into what goes over the socket."""
-    family = next(name for name, kind in reversed(_FAMILIES.items()) if isinstance(error, kind))
-    return Failure(error.what, error.where, error.todo, family)
-
-
-def raise_failure(failure: Failure) -> None:
-    """Raise what the other side could not do as if it had been found here."""
-    kind = _FAMILIES.get(failure.family, PermanentError)
-    raise kind(failure.what, where=failure.where, todo=failure.todo)

@@ -1,0 +1,83 @@
+"""The guard against a second manager, put together: what others give out too is found, told, remembered, not published.
+
+Who the others are is neighbours' to find out, and writing slices the publisher's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from dra_agent.agent.config import Config
+from dra_agent.agent.hardware import Hardware
+from dra_agent.inventory import Inventory
+from dra_agent.neighbours import Remembered, Verdict, recall, remember, without
+from dra_agent.neighbours.look import Neighbours, Reader
+from dra_agent.status.events import SECOND_MANAGER, Subject
+from dra_agent.status.telling import Recorder
+
+MOST_NAMES = 16
+"""Devices that an Event names; it has room for about a thousand characters."""
+
+
+class Guard:
+    """Keeps what is published apart from what others give out, from `start` to `stop`."""
+
+    def __init__(
+        self, config: Config, api: Reader, hardware: Hardware, events: Recorder, *, changed: Callable[[], None]
+    ) -> None:
+        """`changed` is called on the loop when `inventory` gives other devices than before."""
+        self._config = config
+        self._hardware = hardware
+        self._events = events
+        self._changed = changed
+        self._neighbours = Neighbours(
+            api,
+            node=config.node,
+            driver=config.driver_name,
+            devices=lambda: hardware.inventory.devices,
+            changed=self._found,
+            verdict=recall(config.state_dir).verdict,
+        )
+
+    async def start(self) -> None:
+        """Find out who else there is before anything is published, and go on looking."""
+        await self._neighbours.start()
+        self._remember()
+
+    async def stop(self) -> None:
+        """Look no more."""
+        await self._neighbours.stop()
+
+    def devices_changed(self) -> None:
+        """Decide about devices that are new."""
+        self._neighbours.devices_changed()
+
+    def inventory(self) -> Inventory:
+        """Give what is to be published."""
+        whole = self._hardware.inventory
+        return whole if self._publishes else without(whole, self._neighbours.verdict)
+
+    @property
+    def _publishes(self) -> bool:
+        return self._config.second_manager == "publish"
+
+    def _found(self, verdict: Verdict) -> None:
+        self._remember()
+        node = Subject.node(self._config.node)
+        for manager, names in verdict.by_manager().items():
+            self._events.record(SECOND_MANAGER, node, _note(manager, names, published=self._publishes))
+        self._changed()
+
+    def _remember(self) -> None:
+        found = Remembered(self._neighbours.verdict, published=self._publishes)
+        # A disk that is slow must not keep the kubelet waiting.
+        asyncio.get_running_loop().run_in_executor(None, remember, self._config.state_dir, found)
+
+
+def _note(manager: str, names: list[str], *, published: bool) -> str:
+    count = f"{len(names)} device{'' if len(names) == 1 else 's'} of this node"
+    follows = "is published by dra-agent all the same" if published else "is not published by dra-agent"
+    what = follows if len(names) == 1 else follows.replace("is ", "are ", 1)
+    listed = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
+    return f"{manager} gives out {count} too, which {what}: {listed}"

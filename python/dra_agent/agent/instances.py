@@ -1,0 +1,144 @@
+"""The agents that live on one state directory during a rolling update, and which of them is the newest.
+
+The newest publishes and mends; the others only serve what the kubelet still sends them. An instance is a file
+`instances/ORDER-UID` below the state directory, locked with flock(2) for its owner's life, so that death needs no word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dra_agent.errors import PermanentError, RetryableError, UsageError
+
+log = logging.getLogger(__name__)
+
+POLL = 1.0
+"""Seconds between two looks at who lives."""
+FORGOTTEN = 600.0
+"""Seconds for which a dead instance keeps its place: a container that restarts is as old as its pod."""
+_FOLDER = "instances"
+_REGISTER = ".register"
+_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_NAME = re.compile(r"(\d{12})-(.+)")
+
+
+class Instances:
+    """One agent among those on its state directory, from creation to `close`."""
+
+    def __init__(self, state_dir: Path, uid: str) -> None:
+        """Take a place after all others, or the one that an agent of the same pod had.
+
+        UsageError where the uid cannot be a name, PermanentError where another agent with the same one lives,
+        RetryableError where the disk refuses.
+        """
+        if not _UID.fullmatch(uid):
+            raise UsageError(f"{uid!r} cannot name an instance", where="--pod-uid", todo="give the pod's uid")
+        self._folder = state_dir / _FOLDER
+        self._task: asyncio.Task[None] | None = None
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._registering():
+                self._order, self._handle = self._take_place(uid)
+        except OSError as error:
+            raise RetryableError(
+                f"this instance cannot be registered: {error.strerror}",
+                where=str(self._folder),
+                todo="make it a directory that the agent can write",
+            ) from error
+
+    def newest(self) -> bool:
+        """Tell whether no younger agent lives; asks the files, in microseconds. RetryableError where it cannot."""
+        return not any(order > self._order and _lives(path) for order, _, path in self._places())
+
+    def others(self) -> list[str]:
+        """List the uids of the other agents that live, oldest first."""
+        return [uid for order, uid, path in self._places() if order != self._order and _lives(path)]
+
+    def watch(self, changed: Callable[[bool], None], every: float = POLL) -> None:
+        """Call `changed` on the running loop with what `newest` says, whenever that is another than before."""
+        self._task = asyncio.get_running_loop().create_task(
+            self._watch(changed, self.newest(), every), name="instances"
+        )
+
+    def close(self) -> None:
+        """Leave the place to others."""
+        if self._task is not None:
+            self._task.cancel()
+        os.close(self._handle)
+
+    async def _watch(self, changed: Callable[[bool], None], known: bool, every: float) -> None:
+        while True:
+            await asyncio.sleep(every)
+            try:
+                now = self.newest()
+            except RetryableError as error:
+                log.warning("it is not known which agent is the newest", extra={"reason": str(error)})
+                continue
+            if now != known:
+                known = now
+                log.info("this agent is now the newest" if now else "a newer agent has come")
+                changed(now)
+
+    @contextmanager
+    def _registering(self) -> Iterator[None]:
+        handle = os.open(self._folder / _REGISTER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)  # for as long as another one lists a directory
+            yield
+        finally:
+            os.close(handle)
+
+    def _take_place(self, uid: str) -> tuple[int, int]:
+        order, last = None, 0
+        for place, other, path in self._places():
+            last = max(last, place)
+            if other == uid:
+                if _lives(path):
+                    raise PermanentError(
+                        "another agent of this pod lives", where=str(path), todo="stop it, or give this one its own uid"
+                    )
+                order = place
+            elif not _lives(path) and time.time() - path.stat().st_mtime > FORGOTTEN:
+                path.unlink()
+        order = last + 1 if order is None else order
+        handle = os.open(self._folder / _name(order, uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.utime(handle)
+        fcntl.flock(handle, fcntl.LOCK_EX)  # another's look at it lasts microseconds
+        return order, handle
+
+    def _places(self) -> list[tuple[int, str, Path]]:
+        try:
+            names = [_NAME.fullmatch(name) for name in os.listdir(self._folder)]  # noqa: PTH208 - names only
+        except FileNotFoundError:
+            return []  # somebody cleared the state directory: whoever comes now registers anew
+        except OSError as error:
+            raise RetryableError(f"cannot be listed: {error.strerror}", where=str(self._folder)) from error
+        return sorted((int(match[1]), match[2], self._folder / match[0]) for match in names if match)
+
+
+def _name(order: int, uid: str) -> str:
+    return f"{order:012}-{uid}"
+
+
+def _lives(path: Path) -> bool:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise RetryableError(f"cannot be opened: {error.strerror}", where=str(path)) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False

@@ -1,0 +1,194 @@
+"""The composition of Kubernetes mode: the kubelet asks for claims, and the API server says what they were given."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dra_agent.agent.config import Config
+from dra_agent.agent.guard import Guard
+from dra_agent.agent.hardware import Hardware
+from dra_agent.agent.leaving import Leaving
+from dra_agent.agent.measured import MeasuredPreparer
+from dra_agent.agent.mode import OnThread
+from dra_agent.agent.publish_metrics import PublishMetrics
+from dra_agent.agent.reporting import Reporting
+from dra_agent.cluster.kinds import RESOURCE_CLAIMS
+from dra_agent.cluster.server import ApiServer, connect
+from dra_agent.errors import AgentError
+from dra_agent.plugin.kubelet_plugin import KubeletPlugin
+from dra_agent.plugin.registration import Registered
+from dra_agent.plugin.sockets import socket_paths
+from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.publish import Publisher
+from dra_agent.reclaim.service import Reclaim
+
+if TYPE_CHECKING:
+    from dra_agent.agent.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+CONNECT = 30.0
+"""Seconds that reading credentials takes at most; nothing is asked of the server then."""
+
+
+class KubernetesMode:
+    """See dra_agent.agent.mode.Mode."""
+
+    def __init__(
+        self,
+        config: Config,
+        work: OnThread,
+        metrics: Metrics | None,
+        *,
+        newest: Callable[[], bool],
+        told: Callable[[], None],
+    ) -> None:
+        """`newest` says whether this agent is the one that publishes; `told` is called when `status` has changed.
+
+        Raises UsageError where no socket fits below the kubelet's directory.
+        """
+        self._config = config
+        self._work = work
+        self._newest = newest
+        self._told = told
+        self._metrics = metrics
+        self._api: asyncio.Future[ApiServer] = asyncio.get_running_loop().create_future()
+        self._publisher: Publisher | None = None
+        self._guard: Guard | None = None
+        self._publishing: asyncio.Task[None] | None = None
+        self._reporting: Reporting | None = None
+        self._reclaim: Reclaim | None = None
+        self._leaving: Leaving | None = None
+        self._plugin = KubeletPlugin(
+            socket_paths(config.kubelet_dir, config.driver_name, config.pod_uid),
+            config.driver_name,
+            _Claims(self._api),
+            health=True,
+            observer=metrics,
+            registered=self._registered,
+        )
+
+    async def open(self) -> None:
+        """Listen for the kubelet first: it finds the driver while the devices are still being looked at."""
+        await self._plugin.open()
+        self._api.set_result(await self._work("reading credentials", CONNECT, lambda: connect(self._config.kubeconfig)))
+
+    def follow(self, reclaim: Reclaim) -> None:
+        """Listen to what autoscalers say on the Node object, too; acting on it begins with `serve`."""
+        self._reclaim = reclaim
+        rules = self._config.reclaim.node_taints
+        if rules:
+            from dra_agent.reclaim.signals.node import Node
+
+            reclaim.add(Node(self._api.result(), self._config.node, rules))
+
+    async def serve(self, preparer: MeasuredPreparer, hardware: Hardware, ledger: JournalLedger) -> None:
+        """Let the kubelet's calls through, and publish the devices."""
+        api = self._api.result()
+        self._reporting = Reporting(self._config, api)
+        self._reporting.start(hardware, ledger)
+        assert self._reclaim is not None
+        leaving = self._leaving = Leaving(
+            self._config, api, self._reclaim, ledger, self._reporting, newest=self._may_write
+        )
+        self._guard = Guard(
+            self._config, api, hardware, self._reporting.events, changed=self._published_devices_changed
+        )
+        self._publisher = Publisher(
+            api,
+            node=self._config.node,
+            driver=self._config.driver_name,
+            inventory=leaving.inventory(self._guard.inventory),
+            may_write=self._may_write,
+            failed=self._reporting.not_published,
+        )
+        if self._metrics is not None:
+            self._metrics.add(PublishMetrics(self._publisher.reading, api.requests))
+            self._metrics.add(self._reporting.metrics())
+        self._publishing = asyncio.create_task(self._publish(self._guard, self._publisher), name="publish")
+        self._plugin.serve(self._reporting.telling(leaving.refusing(preparer)), hardware.board)
+        await leaving.start(self._publisher, _Claims(self._api))
+
+    def devices_changed(self) -> None:
+        """Tell of it whoever looks at slices and claims."""
+        if self._guard is not None:
+            self._guard.devices_changed()
+        if self._publisher is not None:
+            self._publisher.devices_changed()
+        if self._reporting is not None:
+            self._reporting.devices_changed()
+
+    @property
+    def status(self) -> str:
+        """Whether the kubelet knows the driver."""
+        return str(self._plugin.state)
+
+    @property
+    def ills(self) -> list[str]:
+        """Why the kubelet cannot ask, and why nobody learns of the devices: an update must not go on with either."""
+        refused = self._publisher.refused if self._publisher is not None else None
+        return [*self._plugin.ills, *([f"slices cannot be published: {refused}"] if refused is not None else [])]
+
+    @property
+    def stuck(self) -> list[str]:
+        """Claims that hang in a vendor's library."""
+        return self._plugin.busy
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the kubelet has still to give claims back; of several agents only the newest waits for it."""
+        return self._leaving is not None and self._may_write() and not self._leaving.given_back
+
+    async def close(self) -> None:
+        """Stop serving, then close connections."""
+        if self._leaving is not None:
+            await self._leaving.stop()
+        if self._publishing is not None:
+            self._publishing.cancel()
+            await asyncio.gather(self._publishing, return_exceptions=True)
+        if self._guard is not None:
+            await self._guard.stop()
+        if self._publisher is not None:
+            await self._publisher.stop()
+        await self._plugin.close()
+        if self._reporting is not None:
+            await self._reporting.stop()
+        if self._api.done():
+            await self._api.result().close()
+
+    def _registered(self, state: Registered) -> None:
+        if state.done and self._publisher is not None:
+            self._publisher.kubelet_registered()
+        self._told()
+
+    async def _publish(self, guard: Guard, publisher: Publisher) -> None:
+        # Claims are prepared meanwhile: they do not depend on what is published.
+        await guard.start()
+        await publisher.start()
+
+    def _published_devices_changed(self) -> None:
+        if self._publisher is not None:
+            self._publisher.devices_changed()
+
+    def _may_write(self) -> bool:
+        try:
+            return self._newest()
+        except AgentError as error:
+            log.warning("nothing is published while the newest agent is not known", extra={"reason": str(error)})
+            return False
+
+
+class _Claims:
+    """Claims from the API server, once there is a connection to ask."""
+
+    def __init__(self, api: asyncio.Future[ApiServer]) -> None:
+        self._api = api
+
+    async def claim(self, namespace: str, name: str, timeout: float) -> dict[str, Any]:
+        if not self._api.done():
+            async with asyncio.timeout(timeout):
+                await asyncio.shield(self._api)
+        return await self._api.result().get(RESOURCE_CLAIMS, name, namespace, timeout=timeout)

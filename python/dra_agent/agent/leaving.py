@@ -1,0 +1,181 @@
+"""How a node of a cluster is left: the sequence of a reclaim, put together from slices, ledger, claims and Events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dra_agent.agent.config import Config
+from dra_agent.agent.reporting import Reporting
+from dra_agent.cluster.server import ApiServer
+from dra_agent.inventory import Inventory
+from dra_agent.prepare import PreparedDevice
+from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.publish import Publisher
+from dra_agent.reclaim.notice import State
+from dra_agent.reclaim.record_file import RecordFile
+from dra_agent.reclaim.refusal import Preparing, RefusingPreparer
+from dra_agent.reclaim.release import Claims, Release
+from dra_agent.reclaim.sequence import Sequence, What
+from dra_agent.reclaim.service import Reclaim
+from dra_agent.reclaim.taints import reclaimed
+from dra_agent.status import Subject
+from dra_agent.status.events import (
+    CLAIMS_NOT_RELEASED,
+    CLAIMS_RELEASED,
+    RECLAIM_CANCELLED,
+    RECLAIM_HINT,
+    RECLAIM_NOTICE,
+)
+
+if TYPE_CHECKING:
+    from dra_agent.agent.leaving_node import LeavingNode
+    from dra_agent.agent.leaving_pods import MovingPods
+
+log = logging.getLogger(__name__)
+
+AFTER_TAINTS = 0.5
+"""Seconds for which the Node's condition and Event let the taints go first, at most."""
+_REASONS = {
+    "hint": RECLAIM_HINT,
+    "notice": RECLAIM_NOTICE,
+    "cancelled": RECLAIM_CANCELLED,
+    "released": CLAIMS_RELEASED,
+    "kept": CLAIMS_NOT_RELEASED,
+}
+
+
+class Leaving:
+    """What a reclaim does to the devices and claims of a node."""
+
+    def __init__(
+        self,
+        config: Config,
+        api: ApiServer,
+        reclaim: Reclaim,
+        ledger: JournalLedger,
+        reporting: Reporting,
+        *,
+        newest: Callable[[], bool],
+    ) -> None:
+        """`newest`: whether this is the agent that acts, of several in a rolling update."""
+        self._api = api
+        self._newest = newest
+        self._config = config
+        self._reclaim = reclaim
+        self._ledger = ledger
+        self._reporting = reporting
+        self._whole: Callable[[], Inventory] = Inventory
+        self._moving: MovingPods | None = None
+        self.sequence: Sequence | None = None
+        self._node: LeavingNode | None = None
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._untold: list[str] = []
+        """Notices whose Event waits for the taints."""
+
+    def inventory(self, whole: Callable[[], Inventory]) -> Callable[[], Inventory]:
+        """Have devices published with the taint of the moment."""
+        self._whole = whole
+        return lambda: reclaimed(whole(), self._reclaim.state, self._config.driver_name)
+
+    def refusing(self, preparer: Preparing[PreparedDevice]) -> RefusingPreparer[PreparedDevice]:
+        """Have no new claims prepared while a notice holds."""
+        return RefusingPreparer(preparer, lambda: self._reclaim.state, self._ledger.get, self._prepared)
+
+    def _prepared(self, claim: dict[str, Any]) -> None:
+        """On a thread of the preparer."""
+        if self._moving is not None:
+            self._moving.prepared(claim)
+
+    async def start(self, publisher: Publisher, claims: Claims) -> None:
+        """Act on changes from now on, and go on with what an earlier run has begun."""
+        if self._config.reclaim.evict != "taint":
+            from dra_agent.agent.leaving_pods import MovingPods
+
+            self._moving = MovingPods(
+                self._config, self._api, self._reclaim, self._ledger.entries, claims, active=self._newest
+            )
+            self._moving.start()
+        moving = self._moving
+        sequence = self.sequence = Sequence(
+            driver=self._config.driver_name,
+            publish=publisher.devices_changed,
+            published=publisher.slices,
+            wanted=lambda: [device.name for device in self._whole().devices],
+            release=lambda: self._release_of(claims),
+            released=self._reclaim.released,
+            tell=self._tell,
+            evict=None if moving is None else moving.evict,
+            evictions=dict if moving is None else moving.counts,
+            file=RecordFile(self._config.state_dir, self._reclaim.state.boot, newest=self._newest),
+            ahead=_nobody if moving is None else moving.ahead,
+        )
+        self._reclaim.progress = lambda: sequence.progress
+        self._reclaim.on_change(sequence.changed)
+        await sequence.resume(self._reclaim.state)
+        self._on_the_node(sequence)
+
+    @property
+    def given_back(self) -> bool:
+        """Whether no claim of a notice is prepared any more; also where there is no notice."""
+        if self.sequence is None or self._reclaim.state.phase != "notice":
+            return True
+        return all(record.unprepared is not None for record in self.sequence.progress.claims)
+
+    async def stop(self) -> None:
+        """Watch no more; taints and state stay."""
+        if self.sequence is not None:
+            await self.sequence.stop()
+        for task in self._waiting:
+            task.cancel()
+        if self._moving is not None:
+            await self._moving.stop()
+        if self._node is not None:
+            await self._node.stop()
+
+    def _on_the_node(self, sequence: Sequence) -> None:
+        from dra_agent.agent.leaving_node import LeavingNode
+
+        node = self._node = LeavingNode(
+            self._config, self._api, active=self._newest, first=lambda: sequence.tainted(AFTER_TAINTS)
+        )
+        self._reclaim.on_change(node.changed)
+        node.start(self._reclaim.state)
+
+    def _release_of(self, claims: Claims) -> Release:
+        return Release(self._ledger.entries, claims, node=self._config.node, named=self._named_claim)
+
+    def _named_claim(self) -> None:
+        if self._node is not None:
+            self._node.named_claim()
+
+    def _tell(self, what: What, note: str) -> None:
+        level = logging.WARNING if what in ("notice", "kept") else logging.INFO
+        log.log(level, "reclaim of the node", extra={"what": what, "note": note})
+        if what == "notice" and self.sequence is not None:
+            self._untold.append(note)
+            task = asyncio.create_task(self._after_taints(self.sequence), name="reclaim event")
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
+        else:
+            self._tell_of_notices()
+            self._record(what, note)
+
+    def _tell_of_notices(self) -> None:
+        notes, self._untold = self._untold, []
+        for note in notes:
+            self._record("notice", note)
+
+    def _record(self, what: What, note: str) -> None:
+        if self._newest():
+            self._reporting.events.record(_REASONS[what], Subject.node(self._config.node), note)
+
+    async def _after_taints(self, sequence: Sequence) -> None:
+        await sequence.tainted(AFTER_TAINTS)
+        self._tell_of_notices()
+
+
+def _nobody(state: State) -> None:
+    """Nobody has to go before the taint says so."""

@@ -1,0 +1,55 @@
+"""What the life of an agent knows of the two ways to serve claims: for Kubernetes, or without it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
+
+from dra_agent.agent.hardware import Hardware
+from dra_agent.agent.measured import MeasuredPreparer
+from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.reclaim.service import Reclaim
+
+_T = TypeVar("_T")
+
+
+class OnThread(Protocol):
+    """Runs what may wait on the hardware's thread, where the agent watches over it."""
+
+    def __call__(self, what: str, at_most: float, call: Callable[[], _T]) -> Awaitable[_T]:
+        """Run `call`; `at_most` is how many seconds it takes even at its slowest."""
+
+
+class Mode(Protocol):
+    """Who asks for claims. Everything is called on the event loop."""
+
+    async def open(self) -> None:
+        """Begin what needs no devices; raises AgentError where the agent cannot start."""
+
+    def follow(self, reclaim: Reclaim) -> None:
+        """Act on what is announced of the host's end, from what is known already; called before `serve`."""
+
+    async def serve(self, preparer: MeasuredPreparer, hardware: Hardware, ledger: JournalLedger) -> None:
+        """Begin to serve claims."""
+
+    def devices_changed(self) -> None:
+        """Take note that devices came, went or changed."""
+
+    @property
+    def status(self) -> str:
+        """How it stands, in one line for people; "" where there is nothing to say."""
+
+    @property
+    def ills(self) -> list[str]:
+        """Why claims cannot be served at present."""
+
+    @property
+    def stuck(self) -> list[str]:
+        """What still runs on a thread and may never end."""
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the host is being taken, and claims have still to be given back through this agent."""
+
+    async def close(self) -> None:
+        """Stop; prepared claims stay prepared. Also called where `open` or `serve` did not end well."""

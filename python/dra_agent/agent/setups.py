@@ -1,0 +1,76 @@
+"""The vendor set-ups that come with the agent, in the order in which one claim's are made.
+
+What makes a device comes first, what is set on it after. Making a set-up touches neither the host nor the disk, so
+that commands can ask which kinds there are.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dra_agent.agent.config import Config
+from dra_agent.agent.hosts import is_simulated
+from dra_agent.host import Host
+from dra_agent.prepare.setup import Kind, VendorSetup
+
+if TYPE_CHECKING:
+    from dra_agent.setup.kernel import Kernel
+
+
+def vendor_setups(config: Config, host: Host) -> tuple[VendorSetup, ...]:
+    """Make every set-up for a host, with its state below the configuration's state directory."""
+    from dra_agent.setup.amd import AmdPartitions
+    from dra_agent.setup.mig import MigSetup
+    from dra_agent.setup.net import NetworkInterfaces
+    from dra_agent.setup.timeslice import TimeSlicing
+    from dra_agent.setup.vfio import Vfio
+    from dra_agent.setup.vfio.library import NvidiaLibrary
+
+    kernel = _kernel(host)
+    return (
+        Vfio(host, kernel, config.state_dir, library=NvidiaLibrary(host.nvml_library, config.inventory.nvml_timeout)),
+        MigSetup(host, config.inventory.nvml_timeout),
+        AmdPartitions(host, kernel, config.state_dir),
+        _shares(config, host),
+        TimeSlicing(_nvidia_smi(host), config.state_dir),
+        NetworkInterfaces(host, config.state_dir, moves=config.net_devices),
+    )
+
+
+def _kernel(host: Host) -> Kernel:
+    """Give what takes writes to /sys: the kernel that runs, or the simulated host's."""
+    if is_simulated(host):
+        from dra_agent.simulate.kernel import SimulatedKernel
+
+        return SimulatedKernel(host.sysfs.parent)
+    from dra_agent.setup.kernel import SysfsKernel
+
+    return SysfsKernel(host.sysfs)
+
+
+def _shares(config: Config, host: Host) -> VendorSetup:
+    from dra_agent.setup.limits.driver_limit import DriverLimit
+    from dra_agent.setup.limits.limiter import Limiter
+    from dra_agent.setup.mps.compute_mode import ComputeMode
+    from dra_agent.setup.mps.sharing import MpsSharing
+    from dra_agent.setup.shares import ShareSetup
+
+    timeout = config.inventory.nvml_timeout
+    mps = MpsSharing(host, config.state_dir, ComputeMode(host.nvml_library, timeout))
+    limiter = Limiter(host, config.state_dir, config.host_folder, DriverLimit(host.nvml_library, timeout))
+    return ShareSetup(mps, limiter)
+
+
+def known_setups() -> dict[Kind, VendorSetup]:
+    """Give every kind that there is, for who only reads what is asked for."""
+    return {setup.kind: setup for setup in vendor_setups(Config(), Host())}
+
+
+def _nvidia_smi(host: Host) -> Path | None:
+    """Find nvidia-smi: the host's own, and never this machine's for a simulated one."""
+    if host.nvidia_smi is not None or host.dev != Path("/dev"):
+        return host.nvidia_smi
+    found = shutil.which("nvidia-smi")
+    return Path(found) if found else None

@@ -1,0 +1,155 @@
+"""From the simulated NVML to slices: an XID taints the GPU, a recovery frees it, and a hang harms nobody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dra_agent import simulate
+from dra_agent.agent.hardware import Hardware
+from dra_agent.health import HealthSettings, Monitor
+from dra_agent.inventory import InventorySettings
+from dra_agent.inventory.nvidia.library import shared
+from dra_agent.simulate import change
+
+DRIVER = "dra-agent.internal"
+GPU = "gpu-0000-00-04-0"
+SETTINGS = HealthSettings(recovery_seconds=0.3, event_seconds=0.5)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    simulate.build("vm-1gpu", tmp_path / "host")
+    return tmp_path / "host"
+
+
+@pytest.fixture
+def hardware(root: Path) -> Iterator[Hardware]:
+    host = simulate.build("vm-1gpu", root)
+    made = Hardware(
+        host,
+        InventorySettings(nvml_timeout=0.3),
+        node="node-a",
+        driver=DRIVER,
+        monitor=Monitor(SETTINGS, DRIVER),
+    )
+    yield made
+    change.clear(root)
+    made.close()
+
+
+def taints(hardware: Hardware) -> list[dict[str, Any]]:
+    (device,) = [d for s in hardware.slices() for d in s["spec"]["devices"] if d["name"] == GPU]
+    return list(device.get("taints", []))
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "never happened"
+        time.sleep(0.02)
+
+
+def test_an_xid_taints_the_gpu_until_it_has_passed(hardware: Hardware, root: Path) -> None:
+    assert taints(hardware) == [] and not hardware.listen()
+    before = int(time.time())
+    change.xid(root, GPU.removeprefix("gpu-").replace("-", ":", 2).replace("-", "."), 95)
+    assert hardware.listen().changed == (GPU,)
+    (taint,) = taints(hardware)
+    assert (taint["key"], taint["effect"]) == (f"{DRIVER}/xid-95", "NoSchedule")
+    since = time.strptime(taint["timeAdded"], "%Y-%m-%dT%H:%M:%SZ")
+    assert before <= time.mktime(since) - time.timezone <= time.time() + 1
+    rows = {row.device: row for row in hardware.board.rows()}
+    assert rows[GPU].health == "unhealthy" and "XID 95" in rows[GPU].message
+    assert not hardware.listen(), "nothing is new"
+    until(lambda: hardware.listen())
+    assert taints(hardware) == []
+    assert {row.health for row in hardware.board.rows()} == {"healthy"}
+
+
+def test_a_lost_gpu_is_seen_with_its_xid_and_not_by_the_next_look(hardware: Hardware, root: Path) -> None:
+    uuid = hardware.inventory.devices[0].identity["uuid"]
+    change.fail(root, None, 15, uuid)
+    change.xid(root, uuid, 79)
+    assert hardware.listen()
+    assert {taint["key"] for taint in taints(hardware)} == {f"{DRIVER}/gpu-lost", f"{DRIVER}/xid-79"}
+    assert {taint["effect"] for taint in taints(hardware)} == {"NoExecute"}
+    change.clear(root)
+    until(lambda: hardware.refresh([], rescan=False) and not taints(hardware))
+
+
+def test_a_library_that_hangs_makes_devices_unknown_and_taints_nothing(hardware: Hardware, root: Path) -> None:
+    change.hang(root, None)
+    began = time.monotonic()
+    hardware.refresh([], rescan=False)
+    assert not hardware.listen()
+    assert time.monotonic() - began < 5
+    assert taints(hardware) == []
+    rows = {row.device: row.health for row in hardware.board.rows()}
+    assert rows[GPU] == "unknown"
+    change.clear(root)
+    until(lambda: hardware.refresh([], rescan=False) and hardware.inventory.devices[0].health == "healthy")
+
+
+def test_what_is_set_up_on_a_gpu_and_does_not_work_taints_it(hardware: Hardware) -> None:
+    assert hardware.report({GPU: "its MPS daemon had ended"}).changed == (GPU,)
+    (taint,) = taints(hardware)
+    assert (taint["key"], taint["effect"]) == (f"{DRIVER}/sharing-down", "NoSchedule")
+    # A look at the hardware does not make it well, and being told twice changes nothing.
+    assert not hardware.refresh([], rescan=True)
+    assert not hardware.report({GPU: "its MPS daemon had ended"})
+    assert taints(hardware) == [taint]
+    hardware.report({})
+
+    def well() -> bool:
+        hardware.listen()
+        return taints(hardware) == []
+
+    until(well)
+
+
+def test_a_report_of_a_gpu_that_is_gone_is_nobodys(hardware: Hardware) -> None:
+    assert not hardware.report({"gpu-0000-99-00-0": "its MPS daemon had ended"})
+    assert taints(hardware) == []
+
+
+@pytest.mark.parametrize("how", ["hangs", "crashes"])
+def test_a_library_that_fails_taints_as_unmonitored_where_the_operator_wants_it(root: Path, how: str) -> None:
+    host = simulate.build("vm-1gpu", root)
+    settings = msgspec.structs.replace(SETTINGS, unmonitored="NoSchedule")
+    hardware = Hardware(
+        host,
+        InventorySettings(nvml_timeout=1.0),
+        node="node-a",
+        driver=DRIVER,
+        monitor=Monitor(settings, DRIVER),
+    )
+    before = [device.to_api() for device in hardware.inventory.devices]
+    library = shared(host.nvml_library, 1.0)
+    if how == "hangs":
+        change.hang(root, None)
+        hardware.refresh([], rescan=False)
+    else:
+        # The second crash is one too many to start it again at once.
+        for _ in range(2):
+            hardware.refresh([], rescan=False)
+            pid = library.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGSEGV)
+            until(lambda: library.pid is None)
+        hardware.refresh([], rescan=False)
+    assert [(taint["key"], taint["effect"]) for taint in taints(hardware)] == [(f"{DRIVER}/unmonitored", "NoSchedule")]
+    for device, known in zip(hardware.inventory.devices, before, strict=True):
+        assert {**device.to_api(), "taints": []} == {**known, "taints": []}, "what is known of it stays"
+    change.clear(root)
+    until(lambda: hardware.refresh([], rescan=False) and not taints(hardware))
+    assert hardware.inventory.devices[0].health == "healthy"
+    library.close()
+    hardware.close()

@@ -1,0 +1,99 @@
+"""Which of the agents on one state directory is the newest, however they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from dra_agent.agent.instances import FORGOTTEN, Instances
+from dra_agent.agent.lock import StateLock
+from dra_agent.errors import PermanentError, RetryableError, UsageError
+
+
+def test_the_last_that_came_is_the_newest_until_it_goes(tmp_path: Path) -> None:
+    old = Instances(tmp_path, "uid-old")
+    assert old.newest() and old.others() == []
+    new = Instances(tmp_path, "uid-new")
+    assert new.newest() and not old.newest()
+    assert old.others() == ["uid-new"] and new.others() == ["uid-old"]
+    new.close()
+    assert old.newest()
+    old.close()
+
+
+def test_a_container_that_restarts_is_as_old_as_its_pod(tmp_path: Path) -> None:
+    old, new = Instances(tmp_path, "old"), Instances(tmp_path, "new")
+    old.close()
+    again = Instances(tmp_path, "old")
+    assert new.newest() and not again.newest()
+    with pytest.raises(PermanentError, match="of this pod lives"):
+        Instances(tmp_path, "old")
+
+
+def test_the_dead_are_forgotten_after_a_while(tmp_path: Path) -> None:
+    for name in ("long-dead", "just-dead"):
+        Instances(tmp_path, name).close()
+    before = time.time() - FORGOTTEN - 1
+    os.utime(next((tmp_path / "instances").glob("*-long-dead")), (before, before))
+    living = Instances(tmp_path, "living")
+    (tmp_path / "instances" / "notes.txt").write_text("not an instance")
+    assert {path.name.partition("-")[2] for path in (tmp_path / "instances").glob("0*")} == {"just-dead", "living"}
+    assert living.newest() and living.others() == []
+
+
+def test_death_needs_no_word(tmp_path: Path) -> None:
+    script = textwrap.dedent("""
+        import sys, time
+        from pathlib import Path
+        from dra_agent.agent.instances import Instances
+        kept = Instances(Path(sys.argv[1]), "other")
+        print("ready", flush=True)
+        time.sleep(60)
+    """)
+    first = Instances(tmp_path, "first")
+
+    async def follow(process: subprocess.Popen[str]) -> list[bool]:
+        told: list[bool] = []
+        first.watch(told.append, every=0.01)
+        process.kill()
+        process.wait()
+        while not told:
+            await asyncio.sleep(0.01)
+        return told
+
+    with subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        assert not first.newest()
+        assert asyncio.run(asyncio.wait_for(follow(process), 10)) == [True]
+
+
+@pytest.mark.parametrize("uid", ["", "../up", "a b", "-x", "x" * 200])
+def test_a_uid_that_cannot_be_a_name_is_refused(tmp_path: Path, uid: str) -> None:
+    with pytest.raises(UsageError, match="--pod-uid"):
+        Instances(tmp_path, uid)
+
+
+def test_a_directory_that_cannot_be_used_is_said(tmp_path: Path) -> None:
+    (tmp_path / "instances").write_text("a file")
+    with pytest.raises(RetryableError, match="instances"):
+        Instances(tmp_path, "a")
+
+
+@pytest.mark.parametrize("first, second", [(False, True), (True, False)])
+def test_only_agents_that_all_share_live_together(tmp_path: Path, first: bool, second: bool) -> None:
+    held = StateLock(tmp_path, shared=first)
+    with pytest.raises(PermanentError, match=rf"another agent \(pid {os.getpid()}\) runs on this state directory"):
+        StateLock(tmp_path, shared=second)
+    held.close()
+    one, other = StateLock(tmp_path, shared=True), StateLock(tmp_path, shared=True)
+    one.close()
+    with pytest.raises(PermanentError):
+        StateLock(tmp_path)
+    other.close()

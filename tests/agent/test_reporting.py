@@ -1,0 +1,161 @@
+"""A real agent process between a kubelet and an API server: what it tells the cluster of what it prepared."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_api.fake import FakeApi
+from plugin.fake_kubelet import FakeKubelet
+
+from .conftest import AgentProcess, Start
+
+DRIVER = "dra-agent.internal"
+
+
+@pytest.fixture
+def agent(fake_api: FakeApi, start: Start, tmp_path: Path, kubelet_dir: Path) -> Callable[..., AgentProcess]:
+    """Start the agent in Kubernetes mode."""
+
+    def run(*flags: str) -> AgentProcess:
+        kubeconfig = fake_api.kubeconfig(tmp_path / "kubeconfig")
+        agent = start("--no-standalone", "--kubeconfig", str(kubeconfig), "--kubelet-dir", str(kubelet_dir), *flags)
+        return agent.ready()
+
+    return run
+
+
+def make_claim(api: FakeApi, name: str, device: str, **annotations: str) -> tuple[str, str, str]:
+    results = [{"request": "gpu", "driver": DRIVER, "pool": "node-a/gpu", "device": device}]
+    made = api.put(
+        "resourceclaims",
+        {
+            "metadata": {"name": name, "namespace": "team-a", "annotations": annotations},
+            "spec": {},
+            "status": {"allocation": {"devices": {"results": results}}},
+        },
+    )
+    return "team-a", name, made["metadata"]["uid"]
+
+
+def call(kubelet_dir: Path, method: str, *claims: tuple[str, str, str]) -> dict[str, Any]:
+    """Ask as the kubelet does; gives answers by uid."""
+
+    async def main() -> dict[str, Any]:
+        kubelet = FakeKubelet(kubelet_dir)
+        try:
+            driver = await kubelet.driver()
+            answer = await driver.call(method, claims)
+            return dict(answer.claims)
+        finally:
+            await kubelet.close()
+
+    return asyncio.run(main())
+
+
+def wait_for(found: Callable[[], Any], seconds: float = 15.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.05)
+    return value
+
+
+def gpu(tmp_path: Path) -> str:
+    from dra_agent import simulate
+    from dra_agent.inventory import take
+    from dra_agent.topology import scan
+
+    host = simulate.build("vm-1gpu", tmp_path / "looked-at")
+    return next(device.name for device in take(host, scan(host)).devices if device.family == "gpu")
+
+
+def test_claims_say_what_they_hold_and_events_what_was_refused(
+    fake_api: FakeApi, agent: Callable[..., AgentProcess], kubelet_dir: Path, tmp_path: Path
+) -> None:
+    device = gpu(tmp_path)
+    process = agent("--device-metadata", "--metrics-address", "127.0.0.1:0")
+    first = make_claim(fake_api, "first", device, **{"resource.kubernetes.io/pod-claim-name": "my-gpu"})
+    second = make_claim(fake_api, "second", device)
+    answers = call(kubelet_dir, "prepare", first, second)
+    assert sorted(bool(answer.error) for answer in answers.values()) == [False, True]
+    winner, loser = (first, second) if not answers[first[2]].error else (second, first)
+
+    def status(name: str) -> Any:
+        return fake_api.store.get("resourceclaims", "team-a", name)["status"].get("devices")
+
+    (entry,) = wait_for(lambda: status(winner[1]))
+    assert entry["device"] == device and entry["conditions"][0]["status"] == "True"
+    assert entry["data"]["uuid"].startswith("GPU-") and entry["data"]["productName"]
+    (event,) = wait_for(lambda: fake_api.objects("events"))
+    assert event["reason"] == "DeviceHeld" and event["regarding"]["uid"] == loser[2]
+    assert f"team-a/{winner[1]}" in event["note"]
+    assert not status(loser[1])
+
+    (file,) = (kubelet_dir / "plugins" / DRIVER / "dra-device-metadata").rglob("*.json")
+    assert file.parent.name == winner[2]
+    assert json.loads(file.read_text())["requests"][0]["devices"][0]["name"] == device
+    (spec,) = (tmp_path / "cdi").glob("*.json")
+    name = "resourceclaimtemplates/my-gpu" if winner is first else "resourceclaims/second"
+    assert f"/var/run/kubernetes.io/dra-device-attributes/{name}/gpu/{DRIVER}-metadata.json" in spec.read_text()
+
+    wait_for(lambda: "dra_agent_events_written_total 1.0" in process.get("/metrics")[1])
+    metrics = process.get("/metrics")[1]
+    assert "dra_agent_claim_status_writes_total 1.0" in metrics and "dra_agent_claim_status_waiting 0.0" in metrics
+    assert "dra_agent_events_lost_total 0.0" in metrics
+
+    # A restart tells nothing anew.
+    before = fake_api.store.get("resourceclaims", "team-a", winner[1])
+    assert process.end() == 0
+    process = agent("--device-metadata")
+    reads = [seen for seen in fake_api.requests if not seen.write and winner[1] in seen.path]
+    wait_for(lambda: len([s for s in fake_api.requests if not s.write and winner[1] in s.path]) > len(reads))
+    assert fake_api.store.get("resourceclaims", "team-a", winner[1]) == before
+
+    assert not call(kubelet_dir, "unprepare", winner)[winner[2]].error
+    assert not file.exists() and not spec.exists()
+    assert process.end() == 0
+    assert "Traceback" not in process.said()
+
+
+def test_claim_status_can_be_turned_off(
+    fake_api: FakeApi, agent: Callable[..., AgentProcess], kubelet_dir: Path, tmp_path: Path
+) -> None:
+    process = agent("--no-claim-status")
+    claim = make_claim(fake_api, "first", gpu(tmp_path))
+    assert not call(kubelet_dir, "prepare", claim)[claim[2]].error
+    time.sleep(1.5)
+    assert not [seen for seen in fake_api.requests if seen.write and "resourceclaims" in seen.path]
+    assert not (kubelet_dir / "plugins" / DRIVER / "dra-device-metadata").exists()
+    assert process.end() == 0
+
+
+def test_what_keeps_slices_from_being_published_is_told_at_the_node(
+    fake_api: FakeApi, agent: Callable[..., AgentProcess]
+) -> None:
+    fake_api.put("nodes", {"metadata": {"name": "node-a"}})
+    fake_api.fail(403, methods="POST", path="/resourceslices", times=None)
+    process = agent()
+    (event,) = wait_for(lambda: fake_api.objects("events"))
+    assert event["reason"] == "SlicesRefused" and event["regarding"]["name"] == "node-a"
+    assert process.end() == 0
+
+
+def test_dropped_fields_are_told_at_the_node(fake_api: FakeApi, agent: Callable[..., AgentProcess]) -> None:
+    fake_api.put("nodes", {"metadata": {"name": "node-a"}})
+
+    def drop(plural: str, written: dict[str, Any]) -> None:
+        for device in written.get("spec", {}).get("devices", ()) if plural == "resourceslices" else ():
+            device.get("attributes", {}).pop("productName", None)
+
+    fake_api.drop_fields(drop)
+    process = agent()
+    found = wait_for(lambda: fake_api.objects("events"))
+    assert {event["reason"] for event in found} == {"FieldsDropped"} and "productName" in found[0]["note"]
+    assert process.end() == 0

@@ -1,0 +1,109 @@
+"""Two instances of the agent on one node and one state directory, as a DaemonSet with maxSurge has them for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from agent.conftest import AgentProcess
+from agent.test_kubernetes import GPU, allocate, kubernetes, prepare, specs, unprepare
+from cluster_api.fake import FakeApi
+from plugin.fake_kubelet import Driver, FakeKubelet
+
+__all__ = ["kubernetes"]
+
+NIC = "nic-0000-00-05-0"
+
+
+async def both(kubelet: FakeKubelet) -> tuple[Driver, Driver]:
+    while len(kubelet.drivers) < 2:
+        await kubelet.look()
+        await asyncio.sleep(0.05)
+    by_name = {path.name: driver for path, driver in kubelet.drivers.items()}
+    return by_name["dra-agent.internal-old-reg.sock"], by_name["dra-agent.internal-new-reg.sock"]
+
+
+def test_what_one_prepares_the_other_knows(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, tmp_path: Path
+) -> None:
+    kubernetes("--pod-uid", "old").ready()
+    kubernetes("--pod-uid", "new").ready()
+
+    async def scenario() -> None:
+        kubelet = FakeKubelet(kubelet_dir)
+        old, new = await both(kubelet)
+        claim, rival = allocate(fake_api, "one"), allocate(fake_api, "two")
+        answer = await prepare(old, claim)
+        assert [device.device_name for device in answer.devices] == [GPU]
+        assert await prepare(new, claim) == answer
+        assert "one" in (await prepare(new, rival)).error, "never two holders, whoever is asked"
+        assert await unprepare(new, claim) == ""
+        assert specs(tmp_path) == []
+        assert not (await prepare(old, rival)).error
+        assert "two" in (await prepare(new, claim)).error
+        await kubelet.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+def test_the_old_one_goes_under_load(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, tmp_path: Path, number: int
+) -> None:
+    old = kubernetes("--pod-uid", "old").ready()
+    numbers = itertools.count()
+    done = {GPU: 0, NIC: 0}
+
+    async def scenario() -> None:
+        kubelet = FakeKubelet(kubelet_dir)
+        first = await kubelet.driver()
+        newest = first
+        stopping = asyncio.Event()
+
+        async def calls(method: str, claim: tuple[str, str, str]) -> str:
+            """As the kubelet does: an instance that has gone is no error, it asks the one that is there."""
+            while True:
+                try:
+                    answer = (await newest.call(method, [claim])).claims[claim[2]]
+                except grpc.aio.AioRpcError as error:
+                    gone = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+                    assert gone and newest is first, f"{method} failed: {error.details()}"
+                    await asyncio.sleep(0.02)
+                else:
+                    return str(answer.error)
+
+        async def pods(device: str) -> None:
+            while not stopping.is_set():
+                claim = allocate(fake_api, f"{device}-{next(numbers)}", device)
+                assert await calls("prepare", claim) == ""
+                assert await calls("unprepare", claim) == ""
+                done[device] += 1
+
+        load = asyncio.gather(pods(GPU), pods(NIC))
+        await asyncio.sleep(0.5)
+        new = kubernetes("--pod-uid", "new")
+        _, newest = await both(kubelet)
+        await asyncio.to_thread(new.ready)
+        before = dict(done)
+        await asyncio.sleep(0.3)
+        ended = await asyncio.to_thread(old.end, number)
+        assert ended == (0 if number == signal.SIGTERM else -9)
+        await asyncio.sleep(0.5)
+        assert not load.done(), load
+        stopping.set()
+        await load
+        assert all(done[device] > before[device] for device in done)
+        left = {path.name for path in kubelet_dir.rglob("*.sock")}
+        if number == signal.SIGTERM:
+            assert left == {"dra-new.sock", "dra-agent.internal-new-reg.sock"}
+        assert specs(tmp_path) == []
+        await kubelet.close()
+
+    asyncio.run(scenario())
+    assert "Traceback" not in old.said()
