@@ -1,0 +1,56 @@
+"""`make manifests`: writes the kustomize base from the chart's default values, so that there is one truth.
+
+What a person wrote there stays: the kustomization and the namespace. Everything else is the chart's, less the two
+labels that say that Helm manages it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+CHART = Path(__file__).with_name("helm") / "dra-agent"
+BASE = Path(__file__).with_name("kustomize") / "base"
+NAMESPACE = "dra-agent"
+_OF_HELM = re.compile(r"^ +(app\.kubernetes\.io/managed-by|helm\.sh/chart): .*\n", re.MULTILINE)
+_SOURCE = re.compile(r"^# Source: dra-agent/templates/(\S+)\n", re.MULTILINE)
+
+
+def main() -> int:
+    """Write the files; 1 where helm is missing or refuses the chart."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--helm", default=shutil.which("helm"), help="the program (default: the one in PATH)")
+    args = parser.parse_args()
+    if args.helm is None:
+        print("manifests: helm is not in PATH; say where it is with HELM=", file=sys.stderr)
+        return 1
+    try:
+        files = render(Path(args.helm))
+    except subprocess.CalledProcessError as error:
+        print(error.stderr, file=sys.stderr, end="")
+        return 1
+    for name, text in files.items():
+        (BASE / name).write_text(text)
+        print(f"wrote {(BASE / name).relative_to(CHART.parents[2])}")
+    return 0
+
+
+def render(helm: Path) -> dict[str, str]:
+    """Give the text of each file of the base, by name; a template with several objects is one file."""
+    command = [str(helm), "template", "dra-agent", str(CHART), "--namespace", NAMESPACE]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    files: dict[str, str] = {}
+    for document in re.split(r"^---\n", text, flags=re.MULTILINE):
+        source = _SOURCE.match(document)
+        if source is not None:
+            body = _OF_HELM.sub("", document[source.end() :]).strip() + "\n"
+            files[source[1]] = f"{files[source[1]]}---\n{body}" if source[1] in files else body
+    return files
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The chart as Helm renders it. helm and kubectl are built with the test cluster; without them tests are skipped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.rendering import CHART, Objects, RefusedError
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dra-agent-cluster"
+
+
+def program(name: str) -> Path:
+    """Find a program in the cluster's cache, newest first, or in PATH; skips the test where it is in neither."""
+    built = sorted(CACHE.glob(f"*/{name}"), key=lambda path: path.stat().st_mtime)
+    found = built[-1] if built else shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not built yet; `make test-cluster` builds it and runs this test too")
+    return Path(found)
+
+
+@pytest.fixture(scope="session")
+def helm() -> Path:
+    return program("helm")
+
+
+@pytest.fixture(scope="session")
+def kubectl() -> Path:
+    return program("kubectl")
+
+
+@pytest.fixture(scope="session")
+def render(helm: Path) -> Callable[..., Objects]:
+    """Render the chart with values, each only once; fails with Helm's message."""
+
+    @cache
+    def text(values: str, release: str, namespace: str) -> str:
+        command = [helm, "template", release, CHART, "--namespace", namespace, "--values", "-"]
+        done = subprocess.run(command, input=values, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RefusedError(done.stderr)
+        return done.stdout
+
+    def rendered(
+        values: dict[str, Any] | None = None, *, release: str = "dra-agent", namespace: str = "dra-agent"
+    ) -> Objects:
+        found = yaml.safe_load_all(text(yaml.safe_dump(values or {}), release, namespace))
+        return [item for item in found if item]
+
+    return rendered

@@ -1,0 +1,33 @@
+"""How tests read what the chart renders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "deploy/helm/dra-agent"
+BASE = ROOT / "deploy/kustomize/base"
+
+Objects = list[dict[str, Any]]
+
+
+class RefusedError(Exception):
+    """Helm refused the values."""
+
+
+def one(objects: Objects, kind: str) -> dict[str, Any]:
+    """Give the only object of a kind."""
+    (found,) = [found for found in objects if found["kind"] == kind]
+    return found
+
+
+def several(objects: Objects, kind: str) -> dict[str, dict[str, Any]]:
+    """Give the objects of a kind by their names."""
+    return {found["metadata"]["name"]: found for found in objects if found["kind"] == kind}
+
+
+def container(objects: Objects) -> dict[str, Any]:
+    (found,) = one(objects, "DaemonSet")["spec"]["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found

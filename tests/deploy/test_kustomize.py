@@ -1,0 +1,75 @@
+"""The kustomize base is the chart with its default values, and the example overlay moves everything that must move."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.rendering import BASE, ROOT, one, several
+
+OF_HELM = ("app.kubernetes.io/managed-by", "helm.sh/chart")
+
+
+def kustomize(kubectl: Path, folder: Path):
+    done = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def key(found):
+    return found["apiVersion"], found["kind"], found["metadata"].get("namespace", ""), found["metadata"]["name"]
+
+
+def test_the_base_is_what_the_chart_renders(helm, tmp_path):
+    before = {path.name: path.read_text() for path in BASE.iterdir()}
+    command = [sys.executable, ROOT / "deploy/base.py", "--helm", helm]
+    subprocess.run(command, check=True, capture_output=True)
+    after = {path.name: path.read_text() for path in BASE.iterdir()}
+    for name, text in before.items():
+        (BASE / name).write_text(text)
+    assert after == before, "the chart has changed: `make manifests` writes the base anew"
+
+
+def test_the_base_loads_and_has_every_object_of_the_chart(kubectl, render):
+    expected = {}
+    for found in render():
+        for label in OF_HELM:
+            found["metadata"]["labels"].pop(label, None)
+        expected[key(found)] = found
+    loaded = {key(found): found for found in kustomize(kubectl, BASE) if found["kind"] != "Namespace"}
+    assert loaded == expected
+
+
+def test_an_overlay_that_moves_the_agent_moves_the_policy_too(kubectl):
+    objects = kustomize(kubectl, ROOT / "deploy/kustomize/example")
+    account = one(objects, "ServiceAccount")["metadata"]
+    assert account["namespace"] == "accelerators" == one(objects, "Namespace")["metadata"]["name"]
+    policies = several(objects, "ValidatingAdmissionPolicy")
+    assert set(policies) == {"dra-agent", "dra-agent-nodes"}
+    for policy in policies.values():
+        (condition,) = policy["spec"]["matchConditions"]
+        assert f'"system:serviceaccount:{account["namespace"]}:{account["name"]}"' in condition["expression"]
+    (subject,) = one(objects, "ClusterRoleBinding")["subjects"]
+    assert (subject["namespace"], subject["name"]) == (account["namespace"], account["name"])
+    daemonset = one(objects, "DaemonSet")
+    assert daemonset["metadata"]["namespace"] == account["namespace"]
+    assert daemonset["spec"]["template"]["spec"]["serviceAccountName"] == account["name"]
+
+
+def test_without_helm_the_writer_of_the_base_says_so(tmp_path):
+    command = [sys.executable, ROOT / "deploy/base.py"]
+    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "HELM=" in done.stderr
+
+
+@pytest.mark.parametrize("folder", ["base", "example"])
+def test_kustomizations_name_files_that_exist(folder):
+    directory = ROOT / "deploy/kustomize" / folder
+    wanted = yaml.safe_load((directory / "kustomization.yaml").read_text())["resources"]
+    assert wanted and all((directory / name).exists() for name in wanted)
+    if folder == "base":
+        assert set(wanted) == {path.name for path in directory.iterdir()} - {"kustomization.yaml"}

@@ -1,0 +1,103 @@
+"""The chart grants what the agent's code asks of the API server, and nothing more."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from deploy.rendering import BASE, ROOT
+from dra_agent.cluster import kinds
+from dra_agent.inventory.settings import DEFAULT_DRIVER
+
+PACKAGE = ROOT / "python/dra_agent"
+WITH_OTHER_CREDENTIALS = ("cli", "cluster", "explain")
+"""Commands ask as whoever calls them; cluster/ is the client itself."""
+VERBS = {
+    "get": {"get"},
+    "list": {"list"},
+    "watch": {"watch"},
+    "create": {"create"},
+    "replace": {"update"},
+    "delete": {"delete"},
+    # Server-side apply is a patch, and makes what is not there.
+    "apply": {"patch", "create"},
+}
+Right = tuple[str, str, str]
+"""API group, resource, verb."""
+MOVE_PODS = {("", "pods", "get"), ("", "pods", "delete"), ("", "pods/eviction", "create")}
+OPTIONAL = MOVE_PODS
+"""What only the value podEviction grants: test_chart.py."""
+NEEDLESS = {("", "nodes", "create")}
+"""The agent applies to its Node, which is there: without this right it cannot make one."""
+
+
+def calls() -> Iterator[tuple[str, ast.Call]]:
+    """Every call of a method of ApiServer, with where it is."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.relative_to(PACKAGE).parts[0] in WITH_OTHER_CREDENTIALS:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            owner = ast.unparse(node.func.value).rpartition(".")[2].lstrip("_")
+            if owner in ("api", "server") and node.func.attr in VERBS:
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", node
+
+
+def used() -> set[Right]:
+    found: set[Right] = set()
+    for where, call in calls():
+        assert isinstance(call.func, ast.Attribute)
+        name = call.args[0].id if isinstance(call.args[0], ast.Name) else ""
+        kind = getattr(kinds, name, None)
+        assert isinstance(kind, kinds.Kind), f"{where}: name the kind by its constant, so that its right is known"
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+        if "subresource" not in keywords:
+            found |= {(kind.group, kind.plural, verb) for verb in VERBS[call.func.attr]}
+            continue
+        part = keywords["subresource"]
+        verb = {"apply": "patch", "create": "create"}.get(call.func.attr)
+        assert isinstance(part, ast.Constant) and verb is not None, where
+        found.add((kind.group, f"{kind.plural}/{part.value}", verb))
+        if (kind, part.value) == (kinds.RESOURCE_CLAIMS, "status"):
+            # KEP-4817: entries of status.devices need this, too.
+            found.add((kind.group, f"{kind.plural}/driver", "associated-node:patch"))
+    return found
+
+
+def granted() -> set[Right]:
+    rules = role()["rules"]
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def role() -> dict[str, list[dict[str, list[str]]]]:
+    documents = yaml.safe_load_all((Path(BASE) / "rbac.yaml").read_text())
+    (found,) = [document for document in documents if document["kind"] == "ClusterRole"]
+    return dict(found)
+
+
+def test_the_chart_grants_what_the_code_uses_and_nothing_more() -> None:
+    assert len(list(calls())) >= 10, "the search finds nothing"
+    assert used() >= OPTIONAL and not OPTIONAL & granted()
+    assert {"not granted": used() - OPTIONAL - NEEDLESS - granted(), "never used": granted() - used()} == {
+        "not granted": set(),
+        "never used": set(),
+    }
+
+
+def test_no_rule_is_wider_than_it_looks() -> None:
+    for rule in role()["rules"]:
+        assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+        assert "nonResourceURLs" not in rule
+        assert rule.get("resourceNames") == (
+            [DEFAULT_DRIVER] if rule["resources"] == ["resourceclaims/driver"] else None
+        )

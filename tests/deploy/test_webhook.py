@@ -1,0 +1,106 @@
+"""The admission webhook of the chart: off unless it is asked for, complete where it is, and only for this driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deploy.rendering import RefusedError, one, several
+
+ON: dict[str, Any] = {"enabled": True, "tlsSecret": "webhook-tls", "caBundle": "Q0E="}
+
+
+def webhook(**values: Any) -> dict[str, Any]:
+    return {"webhook": {**ON, **values}}
+
+
+def test_it_is_off_by_default(render):
+    kinds = [found["kind"] for found in render()]
+    assert not {"Deployment", "Service", "ValidatingWebhookConfiguration"} & set(kinds)
+
+
+def test_the_server_finds_the_pod_and_the_pod_its_certificate(render):
+    objects = render(webhook(failurePolicy="Fail", timeoutSeconds=3), release="gpus", namespace="infra")
+    deployment, service = one(objects, "Deployment"), one(objects, "Service")
+    (asked,) = one(objects, "ValidatingWebhookConfiguration")["webhooks"]
+    client = asked["clientConfig"]
+    assert client["caBundle"] == "Q0E="
+    assert client["service"] == {
+        "name": service["metadata"]["name"],
+        "namespace": service["metadata"]["namespace"],
+        "path": "/validate",
+        "port": service["spec"]["ports"][0]["port"],
+    }
+    assert (service["metadata"]["name"], service["metadata"]["namespace"]) == ("gpus-dra-agent-webhook", "infra")
+    pod = deployment["spec"]["template"]
+    labels = pod["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    (container,) = pod["spec"]["containers"]
+    (port,) = container["ports"]
+    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+    assert f"--listen=:{port['containerPort']}" in container["args"]
+    (mount,), (volume,) = container["volumeMounts"], pod["spec"]["volumes"]
+    assert f"--tls-cert={mount['mountPath']}/tls.crt" in container["args"]
+    assert volume["secret"]["secretName"] == "webhook-tls"
+    assert (asked["failurePolicy"], asked["timeoutSeconds"], asked["sideEffects"]) == ("Fail", 3, "None")
+
+
+def test_its_pods_are_not_the_daemonsets_and_have_no_rights(render):
+    objects = render(webhook())
+    pod = one(objects, "Deployment")["spec"]["template"]
+    theirs = one(objects, "DaemonSet")["spec"]["selector"]["matchLabels"]
+    assert not theirs.items() <= pod["metadata"]["labels"].items()
+    assert pod["spec"]["automountServiceAccountToken"] is False and "serviceAccountName" not in pod["spec"]
+    assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    assert pod["spec"]["containers"][0]["securityContext"] == {
+        "readOnlyRootFilesystem": True,
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    policy = several(objects, "NetworkPolicy")["dra-agent-webhook"]["spec"]
+    assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert "egress" not in policy and policy["policyTypes"] == ["Ingress", "Egress"]
+
+
+def test_it_is_asked_about_every_version_and_only_where_specs_are_made(render):
+    (asked,) = one(render(webhook()), "ValidatingWebhookConfiguration")["webhooks"]
+    rules = {resource: rule for rule in asked["rules"] for resource in rule["resources"]}
+    assert set(rules) == {"resourceclaims", "resourceclaimtemplates", "deviceclasses"}
+    for resource, rule in rules.items():
+        assert rule["apiVersions"] == ["v1", "v1beta2", "v1beta1"] and rule["apiGroups"] == ["resource.k8s.io"]
+        assert rule["operations"] == (["CREATE", "UPDATE"] if resource == "deviceclasses" else ["CREATE"])
+
+
+def test_it_is_asked_for_the_drivers_name_only(render):
+    objects = render({**webhook(), "driverName": "gpus.example"})
+    (asked,) = one(objects, "ValidatingWebhookConfiguration")["webhooks"]
+    (condition,) = asked["matchConditions"]
+    assert 'entry.opaque.driver == "gpus.example"' in condition["expression"]
+    variables = {
+        entry["name"]: entry["value"]
+        for entry in one(objects, "Deployment")["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
+    assert variables["DRA_AGENT_DRIVER_NAME"] == "gpus.example"
+
+
+def test_an_authority_by_annotation(render):
+    values = webhook(caBundle="", annotations={"cert-manager.io/inject-ca-from": "infra/webhook"})
+    found = one(render(values), "ValidatingWebhookConfiguration")
+    assert found["metadata"]["annotations"] == {"cert-manager.io/inject-ca-from": "infra/webhook"}
+    assert "caBundle" not in found["webhooks"][0]["clientConfig"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tlsSecret": ""}, "webhook.tlsSecret"),
+        ({"caBundle": ""}, "webhook.caBundle"),
+        ({"caBundle": "-----BEGIN CERTIFICATE-----"}, "caBundle"),
+        ({"failurePolicy": "Open"}, "failurePolicy"),
+        ({"timeoutSeconds": 60}, "timeoutSeconds"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(render, values, message):
+    with pytest.raises(RefusedError, match=message):
+        render(webhook(**values))
