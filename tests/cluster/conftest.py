@@ -1,0 +1,228 @@
+"""Fixtures of the scenarios on a real cluster (`make test-cluster`).
+
+A scenario asks for what it needs:
+
+`cluster`
+    The running cluster, one for the whole session: `cluster.api` (the API server as an administrator),
+    `cluster.kubectl(...)`, `cluster.node("node-a")` with `.kubelet`, `.containerd`, `.restart_kubelet()`, `.cdi_dir`,
+    `.cdi_files()`, `.ctr(...)`, and `cluster.control_plane` with `.apiserver`, `.scheduler`, `.controllers`, `.tokens`,
+    `.kubeconfig(user)`. After each test, what it left ended is started again and both nodes are Ready.
+
+`start_agent(node, profile, *flags, **how)`
+    Starts an agent on "node-a" or "node-b" with a simulated machine and waits until its slices are published and it
+    says that it is ready (`ready=False`: does not wait). It is ended after the test, and its state is new in each test.
+    `driver` names its driver; `instance` tells two agents of one driver on one node apart. Its credentials are those of
+    the chart: the token of a pod on that node; `user` names others (a key of `control_plane.tokens`: "node:node-a",
+    "admin"), `kubeconfig` a file. It gives the `Agent`: `.slices()`, `.devices()`, `.kill()`, `.end()`, `.restart()`,
+    `.simulate("unplug", "0000:1b:00.0")`, `.wait_for_log(pattern)`, `.get("/metrics")`.
+
+`agents`
+    One agent per node for all tests of a module, for scenarios that only make pods and claims: `agents["node-a"]`. A
+    module chooses the hardware: `HARDWARE = {"node-a": "dgx-h100", "node-b": "mixed"}`, and may choose the agents'
+    configuration file, `AGENT_CONFIG = '[reclaim]\nevict = "auto"'`, and rights, `CHART_VALUES =
+    ("podEviction=evict",)`: values of the chart.
+
+`namespace`
+    An empty namespace with the DeviceClasses of `examples/classes` at hand; in the end its pods and claims are gone,
+    and prepared claims are unprepared. A pod with a claim, from here to its environment:
+
+        def test_one_gpu(agents, namespace):
+            namespace.claim("one", request("gpu", "gpu"))
+            namespace.pod("user", claim="one")
+            namespace.running("user")
+            device = namespace.results("one")[0]["device"]
+            assert namespace.environment("user")["DRA_AGENT_REQUEST_GPU"] == device
+            namespace.delete_pod("user")
+            namespace.gone("user")
+
+    `request`, `first_available`, `match`, `opaque`, `container` and `pod_spec` of `cluster.kube.workload` write the
+    rest. A pod whose command ends is awaited with `namespace.ended(pod)`, which gives its log;
+    `namespace.claim_of(pod)` is the claim that was made from a template; `namespace.events(name)` is what was said
+    about an object. `cluster.kubectl("apply", "-f", ...)` takes YAML.
+
+Where a scenario fails, the ends of the logs of the agents, the kubelets, the containerds and the control plane are
+printed, with the events, pods and claims of its namespace.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from cluster.kube import build, prerequisites
+from cluster.kube.agent import DRIVER, Agent
+from cluster.kube.api import NODES, SLICES
+from cluster.kube.cluster import Cluster, running
+from cluster.kube.workload import Namespace
+
+ROOT = Path(__file__).resolve().parents[2]
+LONGEST = 180
+HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
+
+StartAgent = Callable[..., Agent]
+_living: list[Agent] = []
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A scenario waits for other people's programs; what hangs is ended after LONGEST seconds, not 60."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONGEST))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Print the logs of everybody who took part in what failed."""
+    report = yield
+    cluster: Cluster | None = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and cluster is not None:
+        namespace = item.funcargs.get("namespace")
+        if namespace is not None:
+            said = cluster.kubectl("get", "events,pods,resourceclaims", "-o", "wide", "-n", namespace.name, check=False)
+            report.sections.append((f"namespace {namespace.name}", said))
+        for agent in _living:
+            report.sections.append((agent.name, agent.process.tail(80)))
+        report.sections.append(("cluster", cluster.logs(60)))
+    return report
+
+
+@pytest.fixture(scope="session")
+def session_cluster() -> Iterator[Cluster]:
+    """The cluster of this session; `cluster` is what a test asks for."""
+    try:
+        build.programs()
+    except prerequisites.MissingError as missing:
+        pytest.fail(str(missing), pytrace=False)
+    with running() as cluster:
+        for file in sorted((ROOT / "examples" / "classes").glob("*.yaml")):
+            cluster.kubectl("apply", "-f", str(file))
+        yield cluster
+
+
+@pytest.fixture
+def cluster(session_cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, with everything running; what a scenario left ended is started again after it."""
+    yield session_cluster
+    for process in session_cluster.control_plane.processes:
+        if not process.running:
+            process.start()
+    session_cluster.control_plane.ready()
+    for node in session_cluster.nodes:
+        if not node.containerd.running:
+            node.containerd.start()
+        if not node.kubelet.running:
+            node.kubelet.start()
+        session_cluster.api.patch(NODES, node.name, {"spec": {"unschedulable": None}})
+        node.ready()
+
+
+def _start(
+    cluster: Cluster,
+    started: list[Agent],
+    node: str,
+    profile: str | None,
+    *flags: str,
+    driver: str = DRIVER,
+    user: str | None = None,
+    ready: bool = True,
+    environment: dict[str, str] | None = None,
+    instance: str = "",
+    kubeconfig: Path | None = None,
+) -> Agent:
+    if kubeconfig is None:
+        named = cluster.control_plane.kubeconfig(user) if user else None
+        kubeconfig = named or cluster.identity(driver).kubeconfig(node)
+    agent = Agent(
+        cluster.node(node),
+        profile,
+        kubeconfig,
+        driver=driver,
+        flags=flags,
+        environment=environment,
+        instance=instance,
+    )
+    if not any(other.state_dir == agent.state_dir for other in started):
+        shutil.rmtree(agent.state_dir, ignore_errors=True)
+        agent.process.log.unlink(missing_ok=True)
+    started.append(agent)
+    _living.append(agent)
+    agent.start()
+    return agent.ready() if ready else agent
+
+
+def _end(started: list[Agent]) -> None:
+    for agent in started:
+        agent.end()
+        _living.remove(agent)
+    # The kubelet would remove them after half a minute; until then the next test's pods could be given these devices.
+    for agent in started:
+        with suppress(OSError):  # a scenario may have ended the API server, which is started again after this
+            for item in agent.slices():
+                agent.node.api.delete(SLICES, item["metadata"]["name"])
+
+
+@pytest.fixture
+def start_agent(cluster: Cluster) -> Iterator[StartAgent]:
+    """Start agents for one test; see the head of this file."""
+    started: list[Agent] = []
+
+    def start(node: str, profile: str | None, *flags: str, **how: object) -> Agent:
+        return _start(cluster, started, node, profile, *flags, **how)  # type: ignore[arg-type]
+
+    yield start
+    _end(started)
+
+
+@pytest.fixture(scope="module")
+def agents(session_cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[dict[str, Agent]]:
+    """An agent per node for the module, by node: hardware as its HARDWARE says."""
+    started: list[Agent] = []
+    hardware: dict[str, str] = getattr(request.module, "HARDWARE", HARDWARE)
+    text: str = getattr(request.module, "AGENT_CONFIG", "")
+    identity = session_cluster.identity(DRIVER, *getattr(request.module, "CHART_VALUES", ()))
+    try:
+        for node, profile in hardware.items():
+            flags: tuple[str, ...] = ()
+            if text:
+                config = session_cluster.node(node).directory / "config.toml"
+                config.write_text(text)
+                flags = ("--config", str(config))
+            kubeconfig = identity.kubeconfig(node)
+            _start(session_cluster, started, node, profile, *flags, kubeconfig=kubeconfig, ready=False)
+        for agent in started:
+            agent.ready()
+        yield {agent.node.name: agent for agent in started}
+    finally:
+        _end(started)
+
+
+@pytest.fixture
+def namespace(cluster: Cluster, start_agent: StartAgent, request: pytest.FixtureRequest) -> Iterator[Namespace]:
+    """An empty namespace named after the test."""
+    # start_agent is asked for so that its agents are ended after the namespace is empty: without them no pod can go.
+    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[:50].strip("-")
+    made = Namespace(cluster, f"{name}-{len(cluster.namespaces)}")
+    cluster.namespaces.append(made.name)
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+def agent_command() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run a `dra-agent` command to its end: `agent_command("explain", "claim", "x")`."""
+
+    def command(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "dra_agent", *arguments], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert not check or done.returncode == 0, f"dra-agent {' '.join(arguments)}: {done.stderr}"
+        return done
+
+    return command

@@ -1,0 +1,1 @@
+"""A real Kubernetes cluster on one machine: the control plane, kubelets and containerds as processes."""

@@ -1,0 +1,102 @@
+"""The cluster's programs, built once from the Go modules beside this package and kept for every later cluster."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from .prerequisites import check
+
+MODULES = Path(__file__).resolve().parents[1] / "modules"
+
+
+@dataclass(frozen=True)
+class Module:
+    """One go.mod and what is built from it."""
+
+    name: str
+    versioned: str
+    """The module path whose version is that of the programs."""
+    programs: dict[str, str]
+    """File name → Go package."""
+    tags: str = ""
+    ldflags: str = "-s -w"
+
+    def version(self) -> str:
+        """As its go.mod has it: `v1.37.1`."""
+        text = (MODULES / self.name / "go.mod").read_text()
+        found = re.search(rf"^\s*(?:require )?{re.escape(self.versioned)} (v\S+)", text, re.MULTILINE)
+        assert found, f"{self.name}/go.mod does not require {self.versioned}"
+        return found[1]
+
+
+def _kubernetes() -> Module:
+    names = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl")
+    module = Module("kubernetes", "k8s.io/kubernetes", {name: f"k8s.io/kubernetes/cmd/{name}" for name in names})
+    version = module.version()
+    major, minor = version.removeprefix("v").split(".")[:2]
+    # A build from the module cache knows no version; the apiserver's compatibility checks need one.
+    package = "k8s.io/component-base/version"
+    flags = f"-s -w -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
+    return Module(module.name, module.versioned, module.programs, ldflags=flags)
+
+
+def modules() -> list[Module]:
+    """Everything that a cluster is made of, and helm for the chart."""
+    containerd = "github.com/containerd/containerd/v2"
+    shipped = {name: f"{containerd}/cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")}
+    return [
+        Module("etcd", "go.etcd.io/etcd/server/v3", {"etcd": "go.etcd.io/etcd/server/v3"}),
+        Module("containerd", containerd, shipped, tags="no_btrfs no_zfs no_devmapper"),
+        _kubernetes(),
+        Module("helm", "helm.sh/helm/v4", {"helm": "helm.sh/helm/v4/cmd/helm"}),
+    ]
+
+
+def directory() -> Path:
+    """Where the programs of exactly these versions are: `~/.cache/dra-agent-cluster/kubernetes-v1.37.1_...`."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "dra-agent-cluster" / "_".join(f"{module.name}-{module.version()}" for module in modules())
+
+
+def programs() -> Path:
+    """The directory of the programs; what is not there yet is built. MissingError where the machine lacks something.
+
+    The first build of all takes about 10 minutes on two cores; later ones take what changed.
+    """
+    where = directory()
+    absent = [module for module in modules() if not all((where / name).exists() for name in module.programs)]
+    check(go=bool(absent))
+    if not absent:
+        return where
+    where.mkdir(parents=True, exist_ok=True)
+    with (where / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for module in absent:
+            _build(module, where)
+    return where
+
+
+def _build(module: Module, where: Path) -> None:
+    for name, package in module.programs.items():
+        if (where / name).exists():
+            continue
+        began = time.monotonic()
+        print(f"building {name} {module.version()} ...", file=sys.stderr, flush=True)
+        unfinished = where / f".{name}"
+        command = ["go", "build", "-ldflags", module.ldflags, "-o", str(unfinished)]
+        command += ["-tags", module.tags] if module.tags else []
+        environment = {**os.environ, "CGO_ENABLED": "0"}
+        subprocess.run([*command, package], cwd=MODULES / module.name, env=environment, check=True)
+        unfinished.rename(where / name)
+        print(f"built {name} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    print(programs())

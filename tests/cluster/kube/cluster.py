@@ -1,0 +1,141 @@
+"""A whole cluster: up in a few seconds, and gone without a trace."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from . import build, image
+from .agent import DRIVER
+from .api import Api
+from .control_plane import ControlPlane
+from .identity import Identity
+from .node import Node
+from .place import Place
+from .process import Process
+
+NODE_NAMES = ("node-a", "node-b")
+
+
+class Cluster:
+    """The control plane and its nodes."""
+
+    def __init__(
+        self,
+        place: Place,
+        programs: Path,
+        *,
+        nodes: tuple[str, ...] = NODE_NAMES,
+        gates: Mapping[str, bool] | None = None,
+        runtime_config: Mapping[str, bool] | None = None,
+    ) -> None:
+        self.place = place
+        self.programs = programs
+        self.directory = place.directory
+        place.add_addresses()
+        image.write(self.directory / "image.tar")
+        self.control_plane = ControlPlane(place, programs, nodes, gates or {}, runtime_config or {})
+        self.kubeconfig = self.control_plane.kubeconfig("admin", self.directory / "kubeconfig")
+        self.namespaces: list[str] = []
+        """Those that tests made, ever."""
+        self._identities: dict[tuple[str, ...], Identity] = {}
+        self.nodes = tuple(
+            Node(
+                name,
+                index,
+                place,
+                programs,
+                self.control_plane.kubeconfig(f"kubelet:{name}"),
+                self.control_plane.api,
+                gates or {},
+            )
+            for index, name in enumerate(nodes)
+        )
+
+    @property
+    def api(self) -> Api:
+        """The API server, as an administrator."""
+        return self.control_plane.api
+
+    def node(self, name: str) -> Node:
+        """The node of that name."""
+        return next(node for node in self.nodes if node.name == name)
+
+    def start(self) -> None:
+        """Start everything and return when every node is Ready."""
+        runtimes = [threading.Thread(target=node.start_containerd) for node in self.nodes]
+        for thread in runtimes:
+            thread.start()
+        try:
+            self.control_plane.start()
+        finally:
+            for thread in runtimes:
+                thread.join()
+        for node in self.nodes:
+            node.containerd.alive()
+            node.kubelet.start()
+        for node in self.nodes:
+            node.ready()
+
+    def identity(self, driver: str = DRIVER, *values: str) -> Identity:
+        """Who the agents of this driver are to the API server; `values` of the chart as "podEviction=delete"."""
+        key = (driver, *values)
+        if key not in self._identities:
+            self._identities[key] = Identity(self, driver, DRIVER, values)
+        return self._identities[key]
+
+    def kubectl(self, *arguments: str, input: str | None = None, check: bool = True) -> str:
+        """Run kubectl as the administrator; what it printed, with `check=False` also its errors."""
+        command = [str(self.programs / "kubectl"), "--kubeconfig", str(self.kubeconfig), *arguments]
+        # Its cache of what the server offers is the home directory's otherwise.
+        environment = {**os.environ, "KUBECACHEDIR": str(self.directory / "kubectl")}
+        done = subprocess.run(command, input=input, capture_output=True, text=True, check=False, env=environment)
+        assert not check or done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
+        return done.stdout if check else done.stdout + done.stderr
+
+    def processes(self) -> list[Process]:
+        """Everything whose log may say why something failed."""
+        return [*self.control_plane.processes, *(p for node in self.nodes for p in (node.containerd, node.kubelet))]
+
+    def logs(self, lines: int = 40) -> str:
+        """The end of every log."""
+        return "\n".join(f"--- {process.name}: {process.log}\n{process.tail(lines)}" for process in self.processes())
+
+    def stop(self) -> None:
+        """End its processes; `Place.clear` removes the rest."""
+        for node in self.nodes:
+            node.kubelet.kill()
+        self.control_plane.stop()
+        for node in self.nodes:
+            node.containerd.kill()
+
+
+@contextmanager
+def running(
+    *,
+    nodes: tuple[str, ...] = NODE_NAMES,
+    gates: Mapping[str, bool] | None = None,
+    runtime_config: Mapping[str, bool] | None = None,
+) -> Iterator[Cluster]:
+    """A cluster for as long as the block lasts; everything of it is gone afterwards, whatever happened."""
+    programs = build.programs()
+    place = Place.take()
+    try:
+        cluster = Cluster(place, programs, nodes=nodes, gates=gates, runtime_config=runtime_config)
+        try:
+            cluster.start()
+        except BaseException:
+            print(cluster.logs())
+            cluster.stop()
+            raise
+        try:
+            yield cluster
+        finally:
+            cluster.stop()
+    finally:
+        place.clear()
+        place.release()

@@ -1,0 +1,71 @@
+"""Who an agent is to the API server: the chart's service account, rights and admission policy, and pod-bound tokens.
+
+The agents of tests run as processes on the host, with exactly the token that the kubelet would mount into their pod.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import image
+from .api import NAMESPACES, PODS, SERVICE_ACCOUNTS
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+CHART = Path(__file__).resolve().parents[3] / "deploy" / "helm" / "dra-agent"
+RELEASE = "dra-agent"
+TEMPLATES = ("serviceaccount", "rbac", "admissionpolicy")
+HOURS = 6 * 3600
+
+
+class Identity:
+    """The service account of one driver's agents, made with what the chart renders for that driver."""
+
+    def __init__(self, cluster: Cluster, driver: str, default: str, values: tuple[str, ...] = ()) -> None:
+        """Install it; the `default` driver's is in the namespace dra-agent, another one's in a namespace of its own.
+
+        So is one with `values` of the chart, each as "podEviction=delete".
+        """
+        self.cluster = cluster
+        usual = driver == default and not values
+        suffix = "" if usual else "-" + hashlib.sha256(" ".join((driver, *values)).encode()).hexdigest()[:8]
+        self.namespace = f"dra-agent{suffix}"
+        self.driver = driver
+        cluster.api.create(NAMESPACES, {"metadata": {"name": self.namespace}})
+        shown = [flag for name in TEMPLATES for flag in ("--show-only", f"templates/{name}.yaml")]
+        command = [str(cluster.programs / "helm"), "template", RELEASE, str(CHART), "--namespace", self.namespace]
+        command += ["--set", ",".join((f"driverName={driver}", *values)), *shown]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"helm template: {done.stderr}"
+        cluster.kubectl("apply", "--namespace", self.namespace, "-f", "-", input=done.stdout)
+
+    def token(self, node: str, *, pod: str = "") -> str:
+        """A token that is bound to a pod of this account on the node, and ends with the pod."""
+        pod = pod or f"agent-{node}"
+        body = self.cluster.api.find(PODS, pod, self.namespace)
+        if body is None:
+            spec = {
+                "nodeName": node,
+                "serviceAccountName": RELEASE,
+                "automountServiceAccountToken": False,
+                "terminationGracePeriodSeconds": 0,
+                "tolerations": [{"operator": "Exists"}],
+                "containers": [{"name": "stand-in", "image": image.NAME, "imagePullPolicy": "Never"}],
+            }
+            body = self.cluster.api.create(PODS, {"metadata": {"name": pod}, "spec": spec}, self.namespace)
+        bound = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": body["metadata"]["uid"]}
+        request = {"boundObjectRef": bound, "expirationSeconds": HOURS}
+        path = SERVICE_ACCOUNTS.path(self.namespace, RELEASE, "token")
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": request}
+        return str(self.cluster.api.call("POST", path, body)["status"]["token"])
+
+    def kubeconfig(self, node: str) -> Path:
+        """A kubeconfig for the agent on the node."""
+        path = self.cluster.directory / f"{self.namespace}-{self.driver}-{node}.kubeconfig"
+        if not path.exists():
+            self.cluster.control_plane.kubeconfig("agent", path, token=self.token(node))
+        return path

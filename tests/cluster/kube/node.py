@@ -1,0 +1,205 @@
+"""A node: containerd and kubelet with directories, sockets and addresses of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import image
+from .api import NODES, Api
+from .place import Place
+from .prerequisites import CNI_PLUGINS
+from .process import STARTED_WITHIN, Process, until
+
+KUBELET_PORT = 10250
+
+
+@dataclass
+class Node:
+    """One node of the cluster. containerd and kubelet can be ended and started again alone."""
+
+    name: str
+    index: int
+    place: Place
+    programs: Path
+    kubeconfig: Path
+    api: Api
+    gates: Mapping[str, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # Short, because the sockets below are limited to 107 bytes.
+        self.directory = self.place.directory / self.name.removeprefix("node-")
+        self.kubelet_dir = self.directory / "kubelet"
+        self.cdi_dir = self.directory / "cdi"
+        self.containerd_socket = self.directory / "c" / "containerd.sock"
+        for path in (self.kubelet_dir, self.cdi_dir, self.containerd_socket.parent):
+            path.mkdir(parents=True)
+        self._write_cni()
+        log = self.directory
+        search = {"PATH": f"{self.programs}:{os.environ.get('PATH', '')}"}
+        self.containerd = Process(
+            f"{self.name} containerd",
+            [str(self.programs / "containerd"), "--config", str(self._write_containerd())],
+            log / "containerd.log",
+            self.place.directory,
+            environment=search,
+        )
+        self.kubelet = Process(
+            f"{self.name} kubelet",
+            [str(self.programs / "kubelet"), *self._kubelet_flags()],
+            log / "kubelet.log",
+            self.place.directory,
+            environment=search,
+        )
+
+    def start(self) -> None:
+        """Start both and import the test image; does not wait until the node is Ready."""
+        self.start_containerd()
+        self.kubelet.start()
+
+    def start_containerd(self) -> None:
+        """Start containerd, wait until it serves, and let it have the test image."""
+        self.containerd.start()
+        self._wait_for_containerd()
+        archive = self.place.directory / "image.tar"
+        self.ctr("images", "import", str(archive))
+
+    def ready(self) -> None:
+        """Wait until the API server calls the node Ready: seconds, and minutes where several clusters start at once."""
+        self.api.wait(self.is_ready, f"{self.name} is Ready", STARTED_WITHIN)
+
+    def is_ready(self) -> bool:
+        """Whether its Ready condition is True now."""
+        self.kubelet.alive()
+        self.containerd.alive()
+        # The condition outlives a kubelet that was killed; that it listens says that the present one has started.
+        with socket.create_connection((self.place.node_address(self.index), KUBELET_PORT), timeout=5):
+            pass
+        node = self.api.get(NODES, self.name)
+        conditions = {condition["type"]: condition["status"] for condition in node["status"].get("conditions", [])}
+        return conditions.get("Ready") == "True" and not node["spec"].get("taints")
+
+    def restart_kubelet(self) -> None:
+        """End the kubelet and start it again at once; its pods go on. It wipes the node's slices when it starts."""
+        self.kubelet.end()
+        self.kubelet.start()
+
+    def stop(self) -> None:
+        """End both; containers are ended with the cluster's cgroup."""
+        self.kubelet.kill()
+        self.containerd.kill()
+
+    def ctr(self, *arguments: str) -> str:
+        """Run ctr in the kubelet's namespace of this node's containerd; what it printed."""
+        place = ["--address", str(self.containerd_socket), "--namespace", "k8s.io"]
+        command = [str(self.programs / "ctr"), *place, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, f"ctr {' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+    def cdi_files(self) -> dict[str, bytes]:
+        """The CDI specs of the node, by file name."""
+        return {path.name: path.read_bytes() for path in sorted(self.cdi_dir.iterdir()) if path.is_file()}
+
+    def _wait_for_containerd(self) -> None:
+        def serves() -> bool:
+            self.containerd.alive()
+            return bool(self.containerd_socket.is_socket() and self.ctr("version"))
+
+        until(serves, f"{self.name}'s containerd serves", STARTED_WITHIN)
+
+    def _write_cni(self) -> None:
+        directory = self.directory / "cni"
+        directory.mkdir()
+        ranges = [[{"subnet": self.place.pod_network(self.index)}]]
+        addresses = {"type": "host-local", "dataDir": str(directory / "addresses"), "ranges": ranges}
+        plugin = {"type": "ptp", "ipam": addresses | {"routes": [{"dst": "0.0.0.0/0"}]}}
+        content = {"cniVersion": "1.0.0", "name": "pods", "plugins": [plugin]}
+        (directory / "10-pods.conflist").write_text(json.dumps(content))
+
+    def _write_containerd(self) -> Path:
+        file = self.directory / "containerd.toml"
+        # Numbers, booleans, strings and lists of JSON are those of TOML.
+        file.write_text(f"""\
+version = 3
+root = {json.dumps(str(self.directory / "containerd"))}
+state = {json.dumps(str(self.containerd_socket.parent))}
+disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.tracing.processor.v1.otlp"]
+[grpc]
+address = {json.dumps(str(self.containerd_socket))}
+[plugins."io.containerd.cri.v1.images"]
+use_local_image_pull = true
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = {json.dumps(image.NAME)}
+[plugins."io.containerd.cri.v1.runtime"]
+enable_cdi = true
+cdi_spec_dirs = {json.dumps([str(self.cdi_dir)])}
+restrict_oom_score_adj = {json.dumps(not _may_lower_oom_score())}
+netns_mounts_under_state_dir = true
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = {json.dumps([str(CNI_PLUGINS)])}
+conf_dir = {json.dumps(str(self.directory / "cni"))}
+use_internal_loopback = true
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+BinaryName = {json.dumps(shutil.which("runc"))}
+Root = {json.dumps(str(self.directory / "runc"))}
+[plugins."io.containerd.metadata.v1.bolt"]
+no_sync = true
+""")
+        return file
+
+    def _kubelet_flags(self) -> list[str]:
+        file = self.directory / "kubelet.json"
+        authority = self.place.directory / "control-plane" / "pki" / "ca.crt"
+        content = {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "address": self.place.node_address(self.index),
+            "port": KUBELET_PORT,
+            "healthzPort": 0,
+            "authentication": {"anonymous": {"enabled": False}, "x509": {"clientCAFile": str(authority)}},
+            "authorization": {"mode": "Webhook"},
+            "containerRuntimeEndpoint": f"unix://{self.containerd_socket}",
+            "podLogsDir": str(self.directory / "pods"),
+            "volumePluginDir": str(self.kubelet_dir / "volumeplugins"),
+            # Hosts with cgroup v1, which the kubelet refuses otherwise, and hosts whose cgroups belong to others.
+            "failCgroupV1": False,
+            "cgroupsPerQOS": False,
+            "cgroupDriver": "cgroupfs",
+            "enforceNodeAllocatable": [],
+            "failSwapOn": False,
+            "evictionHard": {},
+            "localStorageCapacityIsolation": False,
+            "makeIPTablesUtilChains": False,
+            "clusterDNS": [self.place.dns_address],
+            "clusterDomain": "cluster.local",
+            "eventRecordQPS": 0,
+            "maxPods": 200,
+            "imageGCHighThresholdPercent": 100,
+            "featureGates": dict(self.gates),
+        }
+        file.write_text(json.dumps(content, indent=2))
+        flags = {
+            "config": file,
+            "kubeconfig": self.kubeconfig,
+            "root-dir": self.kubelet_dir,
+            "cert-dir": self.directory / "kubelet-pki",
+            "hostname-override": self.name,
+            "node-ip": self.place.node_address(self.index),
+            "v": 2,
+        }
+        return [f"--{name}={value}" for name, value in flags.items()]
+
+
+def _may_lower_oom_score() -> bool:
+    """Whether this host lets runc give a container the oom_score_adj that the kubelet wants for it."""
+    attempt = "echo -998 > /proc/self/oom_score_adj"
+    return subprocess.run(["/bin/sh", "-c", attempt], capture_output=True, check=False).returncode == 0

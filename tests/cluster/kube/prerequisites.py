@@ -1,0 +1,62 @@
+"""What a machine must have before a cluster can run on it; everything that is missing is said at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+CNI_PLUGINS = Path("/usr/lib/cni")
+BUSYBOX = Path("/bin/busybox")
+OLDEST_GO = (1, 26)
+
+
+class MissingError(Exception):
+    """This machine cannot run a cluster; the text says what it lacks and how to get it."""
+
+
+def check(*, go: bool) -> None:
+    """Raise MissingError unless everything is there; `go` where something is still to be built."""
+    packages = missing_packages()
+    lacks = [] if os.geteuid() == 0 else ["root (containers, mounts and addresses are made)"]
+    if go and (found := go_version()) < OLDEST_GO:
+        version = "none" if not found else ".".join(map(str, found))
+        lacks.append(f"Go {OLDEST_GO[0]}.{OLDEST_GO[1]} or newer on PATH (found: {version}; https://go.dev/dl)")
+    if packages:
+        lacks.append(f"Debian packages (apt-get install {' '.join(packages)})")
+    if lacks:
+        raise MissingError("the cluster needs " + "; ".join(lacks))
+
+
+def missing_packages() -> list[str]:
+    """The Debian packages of which something is not there."""
+    present = {
+        "runc": shutil.which("runc") is not None,
+        "containernetworking-plugins": all((CNI_PLUGINS / name).exists() for name in ("ptp", "host-local")),
+        "busybox-static": BUSYBOX.exists() and _is_static(BUSYBOX),
+        "openssl": shutil.which("openssl") is not None,
+        "iproute2": shutil.which("ip") is not None,
+    }
+    return [package for package, there in present.items() if not there]
+
+
+def go_version() -> tuple[int, ...]:
+    """(1, 26) for go1.26.8; () where there is no Go."""
+    if shutil.which("go") is None:
+        return ()
+    said = subprocess.run(["go", "env", "GOVERSION"], capture_output=True, text=True, check=False, cwd="/").stdout
+    found = re.match(r"go(\d+)\.(\d+)", said)
+    return (int(found[1]), int(found[2])) if found else ()
+
+
+def _is_static(binary: Path) -> bool:
+    # A dynamic executable names its loader in the first page (ELF's PT_INTERP).
+    with binary.open("rb") as file:
+        return b"/ld-linux" not in file.read(4096)
+
+
+if __name__ == "__main__":
+    # For scripts: what apt-get has to install.
+    print(" ".join(missing_packages()))

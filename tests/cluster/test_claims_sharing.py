@@ -1,0 +1,226 @@
+"""Who uses a claim: several containers, several pods, an init container, nobody, two drivers; and its configuration."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.conftest import StartAgent
+from cluster.kube.agent import Agent
+from cluster.kube.api import CLAIMS, CLASSES, Object
+from cluster.kube.cluster import Cluster
+from cluster.kube.workload import Namespace, container, opaque, request
+
+HARDWARE = {"node-a": "dgx-h100", "node-b": "l40s"}
+OTHER = "other.example"
+
+Agents = dict[str, Agent]
+
+
+def has_spec(agents: Agents, claim: Object) -> bool:
+    """Whether any node has a CDI spec for the claim."""
+    return any(claim["metadata"]["uid"] in name for agent in agents.values() for name in agent.node.cdi_files())
+
+
+def test_shared_by_two_containers(agents: Agents, namespace: Namespace) -> None:
+    namespace.claim("one", request("gpu", "gpu"))
+    namespace.pod(
+        "user",
+        claims=[{"name": "gpu", "resourceClaimName": "one"}],
+        containers=[container("left", "gpu"), container("right", "gpu"), container("without")],
+    )
+    namespace.running("user")
+    device = namespace.results("one")[0]["device"]
+    for name in ("left", "right"):
+        assert namespace.environment("user", name)["DRA_AGENT_REQUEST_GPU"] == device
+        assert nvidia_gpus(namespace, "user", name) == nvidia_gpus(namespace, "user", "left") != []
+    assert not [key for key in namespace.environment("user", "without") if key.startswith("DRA_AGENT_")]
+    assert nvidia_gpus(namespace, "user", "without") == []
+
+
+def nvidia_gpus(namespace: Namespace, pod: str, name: str | None = None) -> list[str]:
+    """The NVIDIA GPUs that a container has nodes of."""
+    return namespace.execute(pod, "cd /dev; ls -d nvidia[0-9]* 2>/dev/null || true", name).split()
+
+
+def test_shared_by_two_pods(agents: Agents, namespace: Namespace) -> None:
+    claim = namespace.claim("one", request("gpu", "gpu"))
+    for pod in ("first", "second"):
+        namespace.pod(pod, claim="one")
+    namespace.running("first", "second")
+    assert len({namespace.get_pod(pod)["spec"]["nodeName"] for pod in ("first", "second")}) == 1
+    assert len(namespace.get_claim("one")["status"]["reservedFor"]) == 2
+    device = namespace.results("one")[0]["device"]
+    for pod in ("first", "second"):
+        assert namespace.environment(pod)["DRA_AGENT_REQUEST_GPU"] == device
+    namespace.delete_pod("first")
+    namespace.gone("first")
+    # The other pod has it still: nothing is taken away, and a third one joins.
+    assert has_spec(agents, claim)
+    namespace.pod("third", claim="one")
+    namespace.running("second", "third")
+    assert namespace.environment("third")["DRA_AGENT_REQUEST_GPU"] == device
+    for pod in ("second", "third"):
+        namespace.delete_pod(pod)
+    namespace.gone("second", "third")
+    namespace.api.wait(lambda: not has_spec(agents, claim), "the claim is unprepared after its last pod")
+
+
+def test_init_container(agents: Agents, namespace: Namespace) -> None:
+    namespace.claim("one", request("gpu", "gpu"))
+    namespace.pod(
+        "user",
+        claims=[{"name": "gpu", "resourceClaimName": "one"}],
+        init_containers=[container("first", "gpu", command="echo init $DRA_AGENT_REQUEST_GPU; ls /dev")],
+        containers=[container("main", "gpu")],
+    )
+    namespace.running("user")
+    device = namespace.results("one")[0]["device"]
+    said = namespace.log("user", "first")
+    assert said.startswith(f"init {device}\n")
+    # What the init container had is what the other one has.
+    assert set(nvidia_gpus(namespace, "user")) <= set(said.split())
+    assert namespace.environment("user")["DRA_AGENT_REQUEST_GPU"] == device
+
+
+def test_init_container_alone(agents: Agents, namespace: Namespace) -> None:
+    namespace.template("one", request("gpu", "gpu"))
+    namespace.pod(
+        "user",
+        claims=[{"name": "gpu", "resourceClaimTemplateName": "one"}],
+        init_containers=[container("first", "gpu", command="echo init $DRA_AGENT_REQUEST_GPU")],
+        containers=[container("main", command="env")],
+    )
+    assert "DRA_AGENT" not in namespace.ended("user")
+    assert namespace.log("user", "first").startswith("init gpu-")
+
+
+def test_unused_by_any_container(agents: Agents, namespace: Namespace) -> None:
+    claim = namespace.claim("one", request("gpu", "gpu"))
+    namespace.pod("user", claims=[{"name": "gpu", "resourceClaimName": "one"}], containers=[container("main")])
+    namespace.running("user")
+    # It holds the device all the same, and gets nothing of it.
+    assert len(namespace.results("one")) == 1
+    assert has_spec(agents, claim)
+    assert not [key for key in namespace.environment("user") if key.startswith("DRA_AGENT_")]
+    assert nvidia_gpus(namespace, "user") == []
+    namespace.delete_pod("user")
+    namespace.gone("user")
+    namespace.api.wait(lambda: not has_spec(agents, claim), "the claim is unprepared")
+
+
+@pytest.fixture
+def other_class(cluster: Cluster) -> object:
+    """A DeviceClass of the GPUs of another driver."""
+    selector = f'device.driver == "{OTHER}" && device.attributes["{OTHER}"].type == "gpu"'
+    body = {"metadata": {"name": "other-gpu"}, "spec": {"selectors": [{"cel": {"expression": selector}}]}}
+    cluster.api.create(CLASSES, body)
+    yield
+    cluster.api.delete(CLASSES, "other-gpu")
+
+
+def test_claim_of_two_drivers(
+    agents: Agents, start_agent: StartAgent, namespace: Namespace, other_class: object
+) -> None:
+    other = start_agent("node-b", "mi300x", driver=OTHER)
+    claim = namespace.claim("both", request("nvidia", "gpu"), request("amd", "other-gpu"))
+    namespace.pod("user", claim="both")
+    namespace.running("user")
+    results = {result["request"]: result for result in namespace.results("both")}
+    assert {name: result["driver"] for name, result in results.items()} == {
+        "nvidia": "dra-agent.internal",
+        "amd": OTHER,
+    }
+    environment = namespace.environment("user")
+    for name, result in results.items():
+        assert environment[f"DRA_AGENT_REQUEST_{name.upper()}"] == result["device"]
+    assert len(nvidia_gpus(namespace, "user")) == 1
+    assert namespace.execute("user", "ls /dev/dri").split() == sorted(nodes_of(other, results["amd"]["device"]))
+    uid = claim["metadata"]["uid"]
+    owners = sorted(name for name in other.node.cdi_files() if uid in name)
+    assert owners == [f"dra-agent.internal-claim_{uid}.json", f"{OTHER}-claim_{uid}.json"]
+    namespace.delete_pod("user")
+    namespace.gone("user")
+    namespace.api.wait(lambda: not has_spec(agents, claim), "both drivers have unprepared it")
+
+
+def nodes_of(agent: Agent, device: str) -> list[str]:
+    """The nodes below /dev/dri that a device of the simulated host has."""
+    address = agent.devices()[device]["attributes"]["resource.kubernetes.io/pciBusID"]["string"]
+    return [path.name for path in (agent.host / "sys/bus/pci/devices" / address / "drm").iterdir()]
+
+
+CONFIG = {"apiVersion": "dra-agent.internal/v1", "kind": "Unheard", "level": 1}
+
+
+@pytest.fixture
+def configured_class(cluster: Cluster) -> object:
+    """A DeviceClass of GPUs with configuration for two drivers; the agent's is of a kind that it does not know."""
+    selector = 'device.driver == "dra-agent.internal" && device.attributes["dra-agent.internal"].type == "gpu"'
+    spec = {
+        "selectors": [{"cel": {"expression": selector}}],
+        "config": [
+            {"opaque": {"driver": OTHER, "parameters": {"anything": "goes"}}},
+            {"opaque": {"driver": "dra-agent.internal", "parameters": CONFIG}},
+        ],
+    }
+    cluster.api.create(CLASSES, {"metadata": {"name": "configured-gpu"}, "spec": spec})
+    yield
+    cluster.api.delete(CLASSES, "configured-gpu")
+
+
+def test_configuration_of_a_class(agents: Agents, namespace: Namespace, configured_class: object) -> None:
+    namespace.claim("odd", request("gpu", "configured-gpu"))
+    namespace.claim("plain", request("gpu", "gpu"))
+    namespace.pod("refused", claim="odd", node="node-a")
+    namespace.pod("user", claim="plain", node="node-a")
+    # One claim's configuration is that claim's error alone.
+    namespace.running("user")
+    said = refusal(namespace, "refused")
+    entries = namespace.get_claim("odd")["status"]["allocation"]["devices"]["config"]
+    (index,) = (n for n, entry in enumerate(entries) if entry["opaque"]["driver"] == "dra-agent.internal")
+    assert entries[index]["source"] == "FromClass"
+    assert f"claim {namespace.name}/odd: status.allocation.devices.config[{index}].opaque.parameters.kind" in said
+    assert "'Unheard' of 'dra-agent.internal/v1' is not known to this agent" in said
+
+
+def test_configuration_of_a_claim_reaches_the_request_that_it_names(agents: Agents, namespace: Namespace) -> None:
+    requests = [request("gpu", "gpu"), request("nic", "rdma-nic")]
+    # Another driver's configuration is not the agent's to judge.
+    namespace.claim("foreign", *requests, config=[opaque(OTHER, {"anything": "goes"}, "gpu")])
+    namespace.pod("user", claim="foreign", node="node-a")
+    namespace.running("user")
+    config = [opaque(OTHER, {"anything": "goes"}, "gpu"), opaque("dra-agent.internal", CONFIG, "nic")]
+    namespace.claim("odd", *requests, config=config)
+    namespace.pod("refused", claim="odd", node="node-a")
+    said = refusal(namespace, "refused")
+    entries = namespace.get_claim("odd")["status"]["allocation"]["devices"]["config"]
+    assert [(entry["source"], entry["requests"]) for entry in entries] == [
+        ("FromClaim", ["gpu"]),
+        ("FromClaim", ["nic"]),
+    ]
+    assert "odd: status.allocation.devices.config[1].opaque.parameters.kind" in said
+
+
+def refusal(namespace: Namespace, pod: str) -> str:
+    """Wait for the kubelet's event about a claim that cannot be prepared."""
+    found: list[str] = []
+
+    def told() -> bool:
+        found[:] = [event for event in namespace.events(pod) if "FailedPrepareDynamicResources" in event]
+        return bool(found)
+
+    namespace.api.wait(told, f"the kubelet says why the claim of {pod} is not prepared")
+    return found[0]
+
+
+def test_configuration_that_is_mended_with_a_new_claim(agents: Agents, namespace: Namespace) -> None:
+    namespace.claim("odd", request("gpu", "gpu"), config=[opaque("dra-agent.internal", CONFIG)])
+    namespace.pod("refused", claim="odd", node="node-a")
+    refusal(namespace, "refused")
+    namespace.delete_pod("refused")
+    namespace.gone("refused")
+    namespace.delete_claim("odd")
+    namespace.api.wait(lambda: not namespace.api.find(CLAIMS, "odd", namespace.name), "the claim is gone")
+    namespace.claim("odd", request("gpu", "gpu"))
+    namespace.pod("user", claim="odd", node="node-a")
+    namespace.running("user")

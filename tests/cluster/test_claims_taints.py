@@ -1,0 +1,65 @@
+"""Taints keep pods with claims away, from nodes and from single devices, and tolerations let them in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.conftest import StartAgent
+from cluster.kube.agent import DRIVER
+from cluster.kube.api import NODES
+from cluster.kube.cluster import Cluster
+from cluster.kube.workload import Namespace, request
+
+KEY = "example.com/reserved"
+ON_NODE = {"key": KEY, "value": "training", "effect": "NoSchedule"}
+
+
+@pytest.fixture
+def reserved(cluster: Cluster) -> object:
+    """node-b with a taint, and node-a closed."""
+    cluster.api.patch(NODES, "node-b", {"spec": {"taints": [ON_NODE]}})
+    yield
+    cluster.api.patch(NODES, "node-b", {"spec": {"taints": None}})
+
+
+def test_taints_and_tolerations_on_nodes(
+    start_agent: StartAgent, namespace: Namespace, cluster: Cluster, reserved: object
+) -> None:
+    start_agent("node-b", "l40s")
+    namespace.claim("one", request("gpu", "gpu"))
+    namespace.pod("stranger", claim="one")
+    namespace.scheduled_never("stranger", "untolerated taint")
+    assert namespace.results("one") == [], "nothing is allocated where the pod cannot run"
+    namespace.claim("two", request("gpu", "gpu"))
+    namespace.pod("guest", claim="two", tolerations=[{"key": KEY, "operator": "Exists"}])
+    assert namespace.running("guest")["spec"]["nodeName"] == "node-b"
+    cluster.api.patch(NODES, "node-b", {"spec": {"taints": None}})
+    namespace.running("stranger")
+
+
+def test_taints_and_tolerations_on_devices(start_agent: StartAgent, namespace: Namespace, tmp_path: Path) -> None:
+    (tmp_path / "agent.toml").write_text("[health]\nevent_seconds = 20\n")
+    agent = start_agent("node-a", "vm-1gpu", "--config", str(tmp_path / "agent.toml"))
+    (gpu,) = [name for name in agent.devices() if name.startswith("gpu-")]
+    agent.simulate("xid", "0000:00:04.0", "48")
+    namespace.api.wait(lambda: agent.devices()[gpu].get("taints"), "the GPU is tainted")
+    namespace.claim("one", request("gpu", "gpu"))
+    namespace.pod("careful", claim="one")
+    namespace.scheduled_never("careful", "cannot allocate all claims")
+    other = {"key": f"{DRIVER}/ecc", "operator": "Exists", "effect": "NoSchedule"}
+    namespace.claim("two", request("gpu", "gpu", tolerations=[other]))
+    namespace.pod("mistaken", claim="two")
+    namespace.scheduled_never("mistaken", "cannot allocate all claims")
+    namespace.delete_pod("mistaken")
+    namespace.gone("mistaken")
+    this = {"key": f"{DRIVER}/xid-48", "operator": "Exists", "effect": "NoSchedule"}
+    namespace.claim("three", request("gpu", "gpu", tolerations=[this]))
+    namespace.pod("brave", claim="three")
+    namespace.running("brave")
+    assert namespace.results("three")[0]["device"] == gpu
+    namespace.delete_pod("brave")
+    namespace.gone("brave")
+    # The taint goes with its cause, and nobody has to do anything.
+    namespace.running("careful", at_most=60)

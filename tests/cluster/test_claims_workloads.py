@@ -1,0 +1,108 @@
+"""Workloads of many pods with a claim each: a Job that needs more GPUs than there are, and a Deployment that rolls."""
+
+from __future__ import annotations
+
+import re
+
+from cluster.kube.agent import Agent
+from cluster.kube.api import CLAIMS, DEPLOYMENTS, JOBS, PODS, Object
+from cluster.kube.workload import Namespace, container, pod_spec, request
+
+HARDWARE = {"node-b": "l40s"}
+"""Four GPUs in the whole cluster."""
+GPUS = 4
+
+Agents = dict[str, Agent]
+
+
+def pods_of(namespace: Namespace, app: str) -> list[Object]:
+    return namespace.api.list(PODS, namespace.name, labels=f"app={app}")
+
+
+def test_a_job_of_8_pods_on_4_gpus_runs_through_in_turn(agents: Agents, namespace: Namespace) -> None:
+    namespace.template("one-gpu", request("gpu", "gpu"))
+    # /proc/uptime is the host's in every container: one clock for all.
+    now = "$(cut -d' ' -f1 /proc/uptime)"
+    command = f"from={now}; ls -d /dev/nvidia[0-9]*; sleep 2; echo held $DRA_AGENT_REQUEST_GPU $from {now}"
+    template = {"metadata": {"labels": {"app": "train"}}, "spec": pod_spec(template="one-gpu", command=command)}
+    body = {"metadata": {"name": "train"}, "spec": {"completions": 8, "parallelism": 8, "template": template}}
+    namespace.api.create(JOBS, body, namespace.name)
+
+    def done() -> bool:
+        return bool(namespace.api.get(JOBS, "train", namespace.name)["status"].get("succeeded") == 8)
+
+    namespace.api.wait(done, "all eight pods have succeeded", 120)
+    assert "failed" not in namespace.api.get(JOBS, "train", namespace.name)["status"]
+    turns: dict[str, list[tuple[float, float]]] = {}
+    for pod in pods_of(namespace, "train"):
+        said = namespace.log(pod["metadata"]["name"])
+        match = re.search(r"^held (\S+) (\S+) (\S+)$", said, re.MULTILINE)
+        assert match, said
+        assert len(re.findall(r"^/dev/nvidia\d+$", said, re.MULTILINE)) == 1, said
+        turns.setdefault(match[1], []).append((float(match[2]), float(match[3])))
+    assert sum(len(spans) for spans in turns.values()) == 8
+    assert len(turns) == GPUS, f"not every GPU was used: {turns}"
+    for device, spans in turns.items():
+        spans.sort()
+        ends = [end for _, end in spans]
+        begins = [begin for begin, _ in spans]
+        assert all(end <= begin for end, begin in zip(ends, begins[1:], strict=False)), f"{device} at once: {spans}"
+    # Every claim was of a pod, is released, and goes with it.
+    namespace.api.wait(lambda: not namespace.api.list(CLAIMS, namespace.name), "the pods' claims are gone")
+    assert not [name for name in agents["node-b"].node.cdi_files() if "-claim_" in name]
+
+
+def deployment(version: str) -> Object:
+    spec = pod_spec(
+        claims=[{"name": "devices", "resourceClaimTemplateName": "one-gpu"}],
+        containers=[container("main", "devices", env=[{"name": "VERSION", "value": version}])],
+        restartPolicy="Always",
+    )
+    return {
+        "metadata": {"name": "serve"},
+        "spec": {
+            "replicas": GPUS,
+            "selector": {"matchLabels": {"app": "serve"}},
+            # Every GPU is taken: a new pod finds a place when an old one has gone.
+            "strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}},
+            "template": {"metadata": {"labels": {"app": "serve"}}, "spec": spec},
+        },
+    }
+
+
+def versions(namespace: Namespace) -> dict[str, str]:
+    """The version of every pod that is Running, by its name."""
+    return {
+        pod["metadata"]["name"]: pod["spec"]["containers"][0]["env"][0]["value"]
+        for pod in pods_of(namespace, "serve")
+        if pod["status"]["phase"] == "Running" and "deletionTimestamp" not in pod["metadata"]
+    }
+
+
+def test_a_deployment_rolling_over(agents: Agents, namespace: Namespace) -> None:
+    namespace.template("one-gpu", request("gpu", "gpu"))
+    namespace.api.create(DEPLOYMENTS, deployment("1"), namespace.name)
+
+    def all_of(version: str) -> bool:
+        found = versions(namespace)
+        return len(found) == GPUS == len(pods_of(namespace, "serve")) and set(found.values()) == {version}
+
+    namespace.api.wait(lambda: all_of("1"), "version 1 runs", 60)
+    before = set(versions(namespace))
+    change = {"spec": deployment("2")["spec"]}
+    namespace.api.patch(DEPLOYMENTS, "serve", change, namespace.name)
+    least = GPUS
+
+    def rolled() -> bool:
+        nonlocal least
+        least = min(least, len(versions(namespace)))
+        return all_of("2")
+
+    namespace.api.wait(rolled, "version 2 runs", 120)
+    assert not before & set(versions(namespace))
+    # Kubernetes keeps all but one of them. Counted from Running on, a successor may be a moment late.
+    assert least >= GPUS - 2
+    held = [namespace.environment(pod)["DRA_AGENT_REQUEST_GPU"] for pod in versions(namespace)]
+    assert sorted(held) == sorted(name for name in agents["node-b"].devices() if name.startswith("gpu-"))
+    claims = namespace.api.list(CLAIMS, namespace.name)
+    assert len(claims) == GPUS

@@ -1,0 +1,166 @@
+"""Configuration of class and claim on a real cluster: which one counts, what it does, and how a mistake is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cluster.kube.agent import Agent
+from cluster.kube.api import CLASSES
+from cluster.kube.cluster import Cluster
+from cluster.kube.workload import Namespace, opaque, request
+from dra_agent.simulate.nvidia_smi import time_slices
+
+HARDWARE = {"node-a": "l40s", "node-b": "l40s"}
+DRIVER = "dra-agent.internal"
+NODE = "node-a"
+
+Agents = dict[str, Agent]
+
+
+def time_slicing(interval: object, **more: object) -> dict[str, Any]:
+    settings = {"timeSlicing": {"interval": interval}}
+    return {"apiVersion": f"{DRIVER}/v1", "kind": "GpuConfig", **settings, **more}
+
+
+@pytest.fixture
+def interactive(cluster: Cluster) -> Iterator[str]:
+    """A DeviceClass of GPUs with short time slices."""
+    selector = f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].type == "gpu"'
+    spec = {
+        "selectors": [{"cel": {"expression": selector}}],
+        "config": [{"opaque": {"driver": DRIVER, "parameters": time_slicing("Short")}}],
+    }
+    cluster.api.create(CLASSES, {"metadata": {"name": "interactive"}, "spec": spec})
+    yield "interactive"
+    cluster.api.delete(CLASSES, "interactive")
+
+
+def interval_in(namespace: Namespace, pod: str) -> set[str]:
+    """What the container reads of its GPU's time slices."""
+    return {value for name, value in namespace.environment(pod).items() if name.endswith("_TIME_SLICE")}
+
+
+def uuid_of(agents: Agents, namespace: Namespace, claim: str) -> str:
+    (result,) = namespace.results(claim)
+    attributes: dict[str, Any] = agents[NODE].devices()[result["device"]]["attributes"]
+    return str(attributes["uuid"]["string"])
+
+
+def set_on(agents: Agents) -> dict[str, int]:
+    """What is set on the node's GPUs, by UUID."""
+    return time_slices(Path(agents[NODE].host))
+
+
+def test_a_class_default_is_overridden_by_the_claim(agents: Agents, namespace: Namespace, interactive: str) -> None:
+    namespace.claim("as-the-class", request("gpu", interactive))
+    override = opaque(DRIVER, time_slicing("Long"), "gpu")
+    namespace.claim("as-the-claim", request("gpu", interactive), config=[override])
+    namespace.claim("plain", request("gpu", "gpu"))
+    for name in ("as-the-class", "as-the-claim", "plain"):
+        namespace.pod(name, claim=name, node=NODE)
+    namespace.running("as-the-class", "as-the-claim", "plain")
+    allocated = namespace.get_claim("as-the-claim")["status"]["allocation"]["devices"]["config"]
+    assert [entry["source"] for entry in allocated] == ["FromClass", "FromClaim"], "both are there, the claim's is last"
+    # What containers read, and what is set on the hardware.
+    assert interval_in(namespace, "as-the-class") == {"Short"}
+    assert interval_in(namespace, "as-the-claim") == {"Long"}
+    assert interval_in(namespace, "plain") == set()
+    short, long = (uuid_of(agents, namespace, claim) for claim in ("as-the-class", "as-the-claim"))
+    assert set_on(agents) == {short: 1, long: 3}
+    namespace.delete_pod("as-the-claim")
+    namespace.gone("as-the-claim")
+    namespace.api.wait(lambda: set_on(agents) == {short: 1}, "the interval is reset with the claim's last pod")
+
+
+def test_an_interval_lasts_until_the_last_pod_and_over_the_agents_death(
+    agents: Agents, namespace: Namespace, interactive: str
+) -> None:
+    namespace.claim("shared", request("gpu", interactive))
+    for pod in ("first", "second"):
+        namespace.pod(pod, claim="shared", node=NODE)
+    namespace.running("first", "second")
+    uuid = uuid_of(agents, namespace, "shared")
+    namespace.delete_pod("first")
+    namespace.gone("first")
+    agents[NODE].kill()
+    agents[NODE].start().ready()
+    assert set_on(agents) == {uuid: 1} and interval_in(namespace, "second") == {"Short"}
+    namespace.delete_pod("second")
+    namespace.gone("second")
+    namespace.api.wait(lambda: set_on(agents) == {}, "the agent that came after resets it")
+
+
+def test_an_agent_that_is_killed_while_the_gpu_is_changed_leaves_nothing_set(
+    agents: Agents, namespace: Namespace, interactive: str
+) -> None:
+    agent = agents[NODE]
+    namespace.claim("long", request("gpu", "gpu"), config=[opaque(DRIVER, time_slicing("Long"))])
+    # nvidia-smi looks its GPU up once for the compute mode, and once more to set the interval.
+    agent.simulate("hang", "nvmlDeviceGetHandleByUUID", "--milliseconds", "4000")
+    namespace.pod("user", claim="long", node=NODE)
+    namespace.api.wait(lambda: [*agent.state_dir.glob("timeslice/*.json")], "the GPU is about to be changed")
+    tools = psutil.Process(agent.process.pid).children(recursive=True)
+    agent.kill()
+    for tool in tools:  # as systemd and container runtimes do
+        with suppress(psutil.NoSuchProcess):
+            tool.kill()
+    agent.simulate("clear")
+    namespace.delete_pod("user", grace=0)
+    agent.start().ready()
+    namespace.gone("user")
+    namespace.api.wait(lambda: set_on(agents) == {}, "nothing is set for nobody")
+    assert not [*agent.state_dir.glob("timeslice/*.json")]
+    # Killed once more, after it is set and while it is reset.
+    namespace.claim("longer", request("gpu", "gpu"), config=[opaque(DRIVER, time_slicing("Long"))])
+    namespace.pod("other", claim="longer", node=NODE)
+    namespace.running("other")
+    uuid = uuid_of(agents, namespace, "longer")
+    assert set_on(agents) == {uuid: 3}
+    agent.simulate("hang", "nvmlDeviceGetHandleByUUID")
+    namespace.delete_pod("other")
+    agent.wait_for_log("did not answer within 10 s", at_most=60)
+    assert set_on(agents) == {uuid: 3}
+    agent.kill()
+    agent.simulate("clear")
+    agent.start().ready()
+    namespace.gone("other", at_most=90)
+    namespace.api.wait(lambda: set_on(agents) == {}, "the claim's release is finished")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        (time_slicing("Shrt"), "parameters.timeSlicing.interval: invalid enum value 'Shrt'"),
+        (time_slicing("Short", memory="4Gi"), "parameters.memory: no such field"),
+    ],
+    ids=["value", "field"],
+)
+def test_a_mistake_is_refused_with_its_field(
+    agents: Agents, namespace: Namespace, parameters: dict[str, Any], message: str
+) -> None:
+    namespace.claim("wrong", request("gpu", "gpu"), config=[opaque(DRIVER, parameters)])
+    namespace.claim("right", request("gpu", "gpu"))
+    namespace.pod("refused", claim="wrong", node=NODE)
+    namespace.pod("user", claim="right", node=NODE)
+    namespace.running("user")
+    said = refusal(namespace, "refused")
+    assert f"claim {namespace.name}/wrong: status.allocation.devices.config[0].opaque.{message}" in said
+    assert set_on(agents) == {}
+
+
+def refusal(namespace: Namespace, pod: str) -> str:
+    """Wait for the kubelet's event about a claim that cannot be prepared."""
+    found: list[str] = []
+
+    def told() -> bool:
+        found[:] = [event for event in namespace.events(pod) if "FailedPrepareDynamicResources" in event]
+        return bool(found)
+
+    namespace.api.wait(told, f"the kubelet says why the claim of {pod} is not prepared")
+    return found[0]

@@ -1,0 +1,124 @@
+"""The agent is killed with SIGKILL while pods come and go, at random points of prepare and of unprepare."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.kube.agent import Agent
+from cluster.kube.process import until
+from cluster.kube.workload import Namespace, request
+from cluster.test_prepare import never_two_holders
+
+StartAgent = Callable[..., Agent]
+HARDWARE = "dgx-h100"
+PODS = 8
+ROUNDS = 2
+"""Each has a kill for every pod that comes, and one for every pod that goes: 32."""
+TRIGGERS = ["while", "ledger", "ledger", "cdi", "cdi", "log"]
+LONGEST = 10.0
+"""Seconds until the kubelet asks."""
+SEED = 20261121
+
+
+class Killer:
+    """Kills the agent at random points of what it does, and starts it again.
+
+    A point is a while after something has become visible: a request in the log, a record in the ledger, a CDI file that
+    came or went. A request takes a few milliseconds, so is the while.
+    """
+
+    def __init__(self, agent: Agent, chance: random.Random) -> None:
+        self.agent = agent
+        self.chance = chance
+        self.points: list[str] = []
+
+    def kill(self, begin: Callable[[], object]) -> None:
+        """Begin something that makes the kubelet ask, and kill the agent at a random point of its work."""
+        trigger = self.chance.choice(TRIGGERS)
+        before = self._state(trigger)
+        begin()
+        if trigger == "while":
+            time.sleep(self.chance.uniform(0.1, 0.5))
+        else:
+            end = time.monotonic() + LONGEST
+            while self._state(trigger) == before and time.monotonic() < end:
+                continue
+            if self._state(trigger) == before:
+                trigger += ", which did not come"
+        time.sleep(self.chance.uniform(0, 0.006))
+        self.agent.kill()
+        self.points.append(trigger)
+        time.sleep(self.chance.uniform(0, 0.1))
+        self.agent.start()
+        self.agent.wait_for_log("info ready")
+        self.agent.wait_for_log("registered with the kubelet")  # or the next pod would not get to the agent
+
+    def _state(self, trigger: str) -> object:
+        match trigger:
+            case "log":
+                return self.agent.process.log.stat().st_size
+            case "ledger":
+                return _written(self.agent.state_dir / "ledger")
+            case _:
+                return sorted(path.name for path in self.agent.node.cdi_dir.iterdir())
+
+
+def _written(folder: Path) -> list[tuple[str, int]]:
+    found = []
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a journal that was replaced
+            found.append((path.name, path.stat().st_mtime_ns))  # not the size: journals are made in advance
+    return sorted(found)
+
+
+def uids_of_specs(agent: Agent) -> set[str]:
+    return {name.rpartition("_")[2].removesuffix(".json") for name in agent.node.cdi_files()}
+
+
+def prepared(agent: Agent) -> int:
+    lines = agent.get("/metrics")[1].splitlines()
+    return int(float(next(line for line in lines if line.startswith("dra_agent_prepared_claims ")).split()[1]))
+
+
+@pytest.mark.timeout(1200)
+def test_agent_killed_in_the_middle_of_prepare_and_of_unprepare(start_agent: StartAgent, namespace: Namespace) -> None:
+    agent = start_agent("node-a", HARDWARE)
+    namespace.template("gpu", request("gpu", "gpu"))
+    killer = Killer(agent, random.Random(SEED))
+    with never_two_holders(agent.node):
+        for number in range(ROUNDS):
+            pods = [f"pod-{number}-{index}" for index in range(PODS)]
+            for pod in pods:
+                killer.kill(lambda pod=pod: namespace.pod(pod, template="gpu", node="node-a"))
+            namespace.running(*pods, at_most=200)
+            whole(namespace, agent, pods)
+            for pod in pods:
+                killer.kill(lambda pod=pod: namespace.delete_pod(pod))
+            namespace.gone(*pods, at_most=200)
+            until(lambda: prepared(agent) == 0, "no claim is prepared", 90)
+            assert uids_of_specs(agent) == set()
+    assert len(killer.points) == 2 * PODS * ROUNDS >= 30
+    missed = [point for point in killer.points if "did not come" in point]
+    assert len(missed) <= 8, f"too few kills hit anything: {killer.points}"
+    assert "Traceback" not in agent.said(this_life=False)
+    assert "damaged" not in agent.said(this_life=False).replace("torn tail", "")
+
+
+def whole(namespace: Namespace, agent: Agent, pods: list[str]) -> None:
+    """Every pod has the device that it was given, nobody else has it, and nothing else is prepared."""
+    claims = {pod: namespace.claim_of(pod) for pod in pods}
+    devices = {pod: namespace.results(claim)[0]["device"] for pod, claim in claims.items()}
+    assert len(set(devices.values())) == len(pods)
+    assert uids_of_specs(agent) == {claim["metadata"]["uid"] for claim in claims.values()}
+    assert prepared(agent) == len(pods)
+    for pod, device in devices.items():
+        assert namespace.environment(pod)["DRA_AGENT_REQUEST_GPU"] == device
+    for data in agent.node.cdi_files().values():
+        json.loads(data)

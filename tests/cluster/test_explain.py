@@ -1,0 +1,233 @@
+"""`dra-agent explain` and `dra-agent claims` against a real cluster: they say what the scheduler decided, and why."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cluster.kube.agent import Agent
+from cluster.kube.api import CLASSES, NODES, RESOURCE_QUOTAS, TAINT_RULES
+from cluster.kube.cluster import Cluster
+from cluster.kube.workload import Namespace, container, match, request
+
+HARDWARE = {"node-a": "dgx-h100", "node-b": "l40s"}
+OWN = 'device.attributes["dra-agent.internal"]'
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+Explain = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def explain(cluster: Cluster, namespace: Namespace, agent_command: Command) -> Explain:
+    """Explain a claim or a pod of the namespace; the exit code must be 0 where, and only where, it fits."""
+
+    def run(kind: str, name: str, *more: str) -> dict[str, Any]:
+        arguments = ["explain", kind, name, "-n", namespace.name, "--kubeconfig", str(cluster.kubeconfig), *more]
+        shown = agent_command(*arguments, check=False)
+        done = agent_command(*arguments, "-o", "json", check=False)
+        assert done.returncode in (0, 1) and done.stdout, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout)
+        assert (done.returncode == 0) == answer["fits"] and answer["summary"] in shown.stdout
+        assert answer["notes"] == []
+        return answer
+
+    return run
+
+
+def by_node(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {entry["node"]: entry for entry in answer["nodes"]}
+
+
+def waits(namespace: Namespace, pod: str = "user") -> None:
+    namespace.scheduled_never(pod, "0/2 nodes are available")
+
+
+def test_a_selector_that_matches_nothing(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+    namespace.claim("mine", request("gpu", "gpu", f'{OWN}.architecture == "Blackwell"'))
+    namespace.pod("user", claim="mine")
+    waits(namespace)
+    answer = explain("claim", "mine")
+    assert not answer["fits"] and "selector 0 of request" in answer["summary"]
+    assert {entry["fits"] for entry in answer["nodes"]} == {False}
+    assert "0/2 nodes" in answer["pods"][0]["scheduler"]
+
+
+def test_all_devices_held_and_by_whom(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+    for number in range(2):
+        namespace.claim(f"held-{number}", request("gpus", "gpu", f'{OWN}.architecture == "Ada Lovelace"', count=2))
+        namespace.pod(f"holder-{number}", claim=f"held-{number}")
+    namespace.running("holder-0", "holder-1")
+    namespace.claim("mine", request("gpu", "gpu", f'{OWN}.architecture == "Ada Lovelace"'))
+    namespace.pod("user", claim="mine")
+    waits(namespace)
+    answer = explain("pod", "user")
+    assert not answer["fits"]
+    assert {holder["claim"]: holder["reserved_for"] for holder in answer["holders"]} == {
+        f"{namespace.name}/held-{number}": [f"pod holder-{number}"] for number in range(2)
+    }
+    assert "are held" in by_node(answer)["node-b"]["devices"]
+    namespace.delete_pod("holder-0")
+    namespace.running("user")
+    assert "is on node node-b" in explain("pod", "user")["summary"]
+
+
+def test_a_taint_that_is_not_tolerated(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+    rule = f"{namespace.name}-drain"
+    taint = {"key": "example.com/drain", "effect": "NoSchedule"}
+    spec = {"deviceSelector": {"driver": "dra-agent.internal", "pool": "node-b/gpu"}, "taint": taint}
+    namespace.api.create(TAINT_RULES, {"metadata": {"name": rule}, "spec": spec})
+    try:
+        namespace.claim("mine", request("gpu", "gpu", f'{OWN}.architecture == "Ada Lovelace"'))
+        namespace.pod("user", claim="mine")
+        waits(namespace)
+        answer = explain("claim", "mine")
+        assert (
+            not answer["fits"] and "tainted with example.com/drain:NoSchedule" in by_node(answer)["node-b"]["devices"]
+        )
+    finally:
+        namespace.api.delete(TAINT_RULES, rule)
+    namespace.running("user")
+
+
+def test_a_constraint_that_cannot_hold(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+    same = match("resource.kubernetes.io/pcieRoot", "gpus")
+    namespace.claim("mine", request("gpus", "gpu", count=2), constraints=[same])
+    namespace.pod("user", claim="mine", node="node-a")
+    waits(namespace)
+    answer = explain("pod", "user")
+    assert not answer["fits"]
+    assert "no value of resource.kubernetes.io/pcieRoot" in by_node(answer)["node-a"]["devices"]
+
+
+def test_a_class_that_is_not_there(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+    namespace.claim("mine", request("gpu", "no-such-class"))
+    namespace.pod("user", claim="mine")
+    namespace.api.wait(lambda: explain("pod", "user")["pods"][0]["scheduler"], "the scheduler has looked")
+    answer = explain("pod", "user")
+    assert not answer["fits"] and answer["summary"] == "there is no DeviceClass no-such-class"
+
+
+def test_a_node_selector_keeps_the_pod_away(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+    namespace.claim("mine", request("gpu", "gpu", f'{OWN}.architecture == "Hopper"'))
+    namespace.pod("user", claim="mine", node="node-b")
+    waits(namespace)
+    answer = explain("claim", "mine")
+    assert not answer["fits"]
+    assert "its devices are free only where the pod may not be: node-a" in answer["summary"]
+    assert "nodeSelector" in by_node(answer)["node-a"]["obstacles"][0]
+    assert by_node(answer)["node-b"]["obstacles"] == []
+
+
+def test_a_cordoned_node_and_what_is_not_about_devices(
+    agents: dict[str, Agent], namespace: Namespace, explain: Explain
+) -> None:
+    namespace.api.patch(NODES, "node-b", {"spec": {"unschedulable": True}})
+    namespace.claim("mine", request("gpu", "gpu", f'{OWN}.architecture == "Ada Lovelace"'))
+    namespace.pod("user", claim="mine")
+    waits(namespace)
+    answer = explain("pod", "user")
+    assert not answer["fits"] and by_node(answer)["node-b"]["fits"]
+    assert by_node(answer)["node-b"]["obstacles"] == ["the node is cordoned"]
+
+
+def test_a_claim_that_no_pod_uses(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+    namespace.claim("mine", request("gpu", "gpu"))
+    answer = explain("claim", "mine")
+    assert not answer["fits"] and answer["summary"].startswith("no pod of namespace")
+    assert by_node(answer)["node-a"]["fits"]
+
+
+def test_an_allocated_claim_and_its_deletion(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+    namespace.claim("mine", request("gpu", "gpu"))
+    namespace.pod("user", claim="mine", node="node-a")
+    namespace.running("user")
+    (result,) = namespace.results("mine")
+    assert explain("claim", "mine")["summary"] == (
+        f"is allocated {result['device']} on node node-a, reserved for pod user"
+    )
+    namespace.delete_claim("mine")
+    assert "and waits until pod user ended" in explain("claim", "mine")["summary"]
+
+
+def test_a_template_that_is_not_there(agents: dict[str, Agent], namespace: Namespace, explain: Explain) -> None:
+    namespace.pod("user", template="nothing")
+    answer = explain("pod", "user")
+    assert not answer["fits"] and "there is no ResourceClaimTemplate" in answer["summary"]
+
+
+def test_a_quota_that_keeps_a_claim_from_being_made(
+    agents: dict[str, Agent], namespace: Namespace, explain: Explain
+) -> None:
+    key = "gpu.deviceclass.resource.k8s.io/devices"
+    namespace.api.create(RESOURCE_QUOTAS, {"metadata": {"name": "one"}, "spec": {"hard": {key: "1"}}}, namespace.name)
+    namespace.template("two-gpus", request("gpu", "gpu", count=2))
+    namespace.pod("user", template="two-gpus")
+    quota = f"quota one allows 1 of {key}, 0 are used, and it needs 2"
+    namespace.api.wait(lambda: quota in explain("pod", "user")["summary"], "the quota is named")
+    answer = explain("pod", "user")
+    assert not answer["fits"] and answer["claims"][0]["state"] == "missing"
+    # Kubernetes itself says it in an Event of the pod, which is shown as well.
+    namespace.api.wait(
+        lambda: any("exceeded quota" in event for event in explain("pod", "user")["events"]), "the Event is shown"
+    )
+
+
+def test_an_extended_resource_that_nobody_has_free(
+    agents: dict[str, Agent], namespace: Namespace, explain: Explain
+) -> None:
+    name = f"{namespace.name}-ada"
+    expression = f'device.driver == "dra-agent.internal" && {OWN}.?architecture.orValue("") == "Ada Lovelace"'
+    spec = {"extendedResourceName": "example.com/ada", "selectors": [{"cel": {"expression": expression}}]}
+    namespace.api.create(CLASSES, {"metadata": {"name": name}, "spec": spec})
+    wanted = {"resources": {"requests": {"example.com/ada": "5"}, "limits": {"example.com/ada": "5"}}}
+    namespace.pod("user", containers=[container("main", **wanted)])
+    waits(namespace)
+    answer = explain("pod", "user")
+    assert not answer["fits"] and "5 are needed" in by_node(answer)["node-b"]["devices"]
+
+
+def test_a_user_without_rights_is_told_which(
+    cluster: Cluster, agents: dict[str, Agent], namespace: Namespace, agent_command: Command
+) -> None:
+    namespace.claim("mine", request("gpu", "gpu"))
+    namespace.pod("user", claim="mine")
+    namespace.running("user")
+    cluster.kubectl("create", "role", "reader", "--verb=get", "--resource=resourceclaims,pods", "-n", namespace.name)
+    account = f"--serviceaccount={namespace.name}:default"
+    cluster.kubectl("create", "rolebinding", "reader", "--role=reader", account, "-n", namespace.name)
+    token = cluster.kubectl("create", "token", "default", "-n", namespace.name).strip()
+    path = cluster.directory / f"{namespace.name}.kubeconfig"
+    kubeconfig = cluster.control_plane.kubeconfig("reader", path, token=token)
+    asked = ["explain", "claim", "mine", "-n", namespace.name, "--kubeconfig", str(kubeconfig)]
+    done = agent_command(*asked, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "note: cannot list resourceslices: " in done.stdout
+    assert "reserved for pod user" in done.stdout
+
+
+def test_claims_of_all_nodes_and_of_one(
+    cluster: Cluster, agents: dict[str, Agent], namespace: Namespace, agent_command: Command
+) -> None:
+    for node in ("node-a", "node-b"):
+        namespace.claim(f"on-{node}", request("gpu", "gpu"))
+        namespace.pod(f"user-{node}", claim=f"on-{node}", node=node)
+    namespace.running("user-node-a", "user-node-b")
+    kubeconfig = ("--kubeconfig", str(cluster.kubeconfig))
+    listed = agent_command("claims", "--all-nodes", "-n", namespace.name, "-o", "json", *kubeconfig)
+    rows = {row["node"]: row for row in json.loads(listed.stdout)}
+    assert {node: row["used_by"] for node, row in rows.items()} == {
+        "node-a": ["pod user-node-a"],
+        "node-b": ["pod user-node-b"],
+    }
+    state = ("--state-dir", str(agents["node-a"].state_dir))
+    (row,) = json.loads(agent_command("claims", *state, *kubeconfig, "-o", "json").stdout)
+    assert row["claim"] == "on-node-a" and row["used_by"] == ["pod user-node-a"]
+    assert row["device"] == namespace.results("on-node-a")[0]["device"]
+    # On the node itself its credentials are the agent's, which may read single claims only.
+    own = cluster.identity().kubeconfig("node-a")
+    (row,) = json.loads(agent_command("claims", *state, "--kubeconfig", str(own), "-o", "json").stdout)
+    assert row["used_by"] == ["pod user-node-a"]

@@ -1,0 +1,129 @@
+"""A device fails under its pod: the taint, what the kubelet says in the pod's status, and the recovery."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster.conftest import StartAgent
+from cluster.kube.agent import DRIVER, Agent
+from cluster.kube.api import Object
+from cluster.kube.workload import Namespace, request
+
+SETTINGS = """\
+[health]
+recovery_seconds = 2
+event_seconds = 6
+"""
+XID = f"{DRIVER}/xid-95"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "agent.toml").write_text(SETTINGS)
+    return tmp_path / "agent.toml"
+
+
+def address(device: str) -> str:
+    """`gpu-0000-1b-00-0` → `0000:1b:00.0`."""
+    domain, bus, slot, function = device.split("-")[1:5]
+    return f"{domain}:{bus}:{slot}.{function}"
+
+
+def taints(agent: Agent, device: str) -> list[Object]:
+    return list(agent.devices()[device].get("taints", []))
+
+
+def resource_health(namespace: Namespace, pod: str) -> list[Object]:
+    """What the kubelet says of the devices of the pod's container."""
+    statuses = namespace.get_pod(pod)["status"]["containerStatuses"]
+    return [
+        resource for entry in statuses[0].get("allocatedResourcesStatus", []) for resource in entry.get("resources", [])
+    ]
+
+
+def until_health(namespace: Namespace, pod: str, health: str, at_most: float = 30.0) -> Object:
+    def said() -> bool:
+        return [resource["health"] for resource in resource_health(namespace, pod)] == [health]
+
+    namespace.api.wait(said, f"the kubelet says {health} of {pod}, not {resource_health(namespace, pod)}", at_most)
+    return resource_health(namespace, pod)[0]
+
+
+def versions(agent: Agent) -> dict[str, str]:
+    return {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in agent.slices()}
+
+
+def test_xid_taint_kubelet_status_recovered(start_agent: StartAgent, namespace: Namespace, config: Path) -> None:
+    agent = start_agent("node-a", "dgx-h100", "--config", str(config))
+    namespace.claim("one", request("gpu", "gpu"))
+    namespace.pod("user", claim="one")
+    namespace.running("user")
+    device = namespace.results("one")[0]["device"]
+    until_health(namespace, "user", "Healthy")
+
+    before = versions(agent)
+    raised = time.time()
+    agent.simulate("xid", address(device), "13")  # of a program: nothing follows
+    agent.simulate("xid", address(device), "95")
+    namespace.api.wait(lambda: taints(agent, device), "the GPU is tainted")
+    (taint,) = taints(agent, device)
+    assert (taint["key"], taint["effect"]) == (XID, "NoSchedule")
+    assert int(raised) <= time.mktime(time.strptime(taint["timeAdded"], "%Y-%m-%dT%H:%M:%SZ")) - time.timezone
+    changed = [name for name, version in versions(agent).items() if before[name] != version]
+    assert len(changed) == 1 and versions(agent).keys() == before.keys(), "one slice is edited in place"
+
+    said = until_health(namespace, "user", "Unhealthy")
+    assert "XID 95" in said.get("message", "XID 95"), said
+    # Another pod gets another GPU, and whoever has this one keeps it.
+    namespace.claim("two", request("gpu", "gpu", count=7))
+    namespace.pod("other", claim="two")
+    namespace.running("other")
+    assert device not in [result["device"] for result in namespace.results("two")]
+    assert namespace.get_pod("user")["status"]["phase"] == "Running"
+
+    namespace.api.wait(lambda: not taints(agent, device), "the taint is gone")
+    until_health(namespace, "user", "Healthy")
+    assert namespace.get_pod("user")["status"]["phase"] == "Running"
+    metrics = agent.metrics()
+    assert metrics['dra_agent_device_cause_begun_total{cause="xid-95"}'] == 1
+
+
+def test_a_fatal_fault_evicts_the_pod_and_the_agent_may_start_again_meanwhile(
+    start_agent: StartAgent, namespace: Namespace, tmp_path: Path
+) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text("[health]\nrecovery_seconds = 2\nevent_seconds = 60\n")
+    agent = start_agent("node-a", "dgx-h100", "--config", str(file))
+    namespace.claim("one", request("gpu", "gpu"))
+    tolerated = {"key": f"{DRIVER}/xid-79", "operator": "Exists", "effect": "NoExecute"}
+    namespace.claim("brave", request("gpu", "gpu", tolerations=[tolerated]))
+    for name in ("one", "brave"):
+        namespace.pod(name, claim=name)
+    namespace.running("one", "brave")
+    devices = {name: namespace.results(name)[0]["device"] for name in ("one", "brave")}
+    for device in devices.values():
+        agent.simulate("xid", address(device), "79")
+    namespace.gone("one")
+    published = {device: taints(agent, device) for device in devices.values()}
+    assert {taint["effect"] for found in published.values() for taint in found} == {"NoExecute"}
+    agent.restart().ready()
+    assert {device: taints(agent, device) for device in devices.values()} == published, "also the times"
+    assert namespace.get_pod("brave")["status"]["phase"] == "Running"
+
+
+def test_a_flapping_device_is_not_written_again_and_again(
+    start_agent: StartAgent, namespace: Namespace, config: Path
+) -> None:
+    agent = start_agent("node-a", "dgx-h100", "--config", str(config))
+    device = next(name for name in agent.devices() if name.startswith("gpu-"))
+    agent.simulate("xid", address(device), "95")
+    namespace.api.wait(lambda: taints(agent, device), "the GPU is tainted")
+    once = versions(agent)
+    for _ in range(5):
+        agent.simulate("xid", address(device), "95")
+        time.sleep(1.2)
+    assert versions(agent) == once
+    assert agent.metrics()["dra_agent_device_flaps_suppressed_total"] >= 3

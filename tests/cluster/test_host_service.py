@@ -1,0 +1,115 @@
+"""The agent as a service of the host: which credentials suffice, and what it says where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.conftest import StartAgent
+from cluster.kube.agent import Agent
+from cluster.kube.api import NODES, SERVICE_ACCOUNTS
+from cluster.kube.cluster import Cluster
+from cluster.kube.identity import RELEASE
+from cluster.kube.workload import Namespace, request
+
+PROFILE = "l40s"
+Starter = Callable[[str], Agent]
+
+
+@pytest.fixture
+def as_service(cluster: Cluster, start_agent: StartAgent, tmp_path: Path) -> Starter:
+    """Start the agent of node-a with a kubeconfig that holds this token."""
+
+    def start(token: str) -> Agent:
+        kubeconfig = cluster.control_plane.kubeconfig("service", tmp_path / "kubeconfig", token=token)
+        return start_agent("node-a", PROFILE, kubeconfig=kubeconfig, ready=False)
+
+    return start
+
+
+def requested(cluster: Cluster, account: str, namespace: str, **spec: Any) -> str:
+    """A token of a service account, as `kubectl create token` asks for it."""
+    spec = {"expirationSeconds": 3600} | spec
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+    return str(cluster.api.call("POST", SERVICE_ACCOUNTS.path(namespace, account, "token"), body)["status"]["token"])
+
+
+def use_a_gpu(namespace: Namespace) -> None:
+    namespace.claim("gpu", request("gpu", "gpu"))
+    namespace.pod("user", claim="gpu", node="node-a")
+    namespace.running("user")
+
+
+def release(namespace: Namespace) -> None:
+    namespace.delete_pod("user")
+    namespace.gone("user")
+
+
+def test_a_token_that_is_bound_to_the_node_does_everything(
+    cluster: Cluster, as_service: Starter, namespace: Namespace
+) -> None:
+    node = cluster.api.get(NODES, "node-a")["metadata"]
+    bound = {"apiVersion": "v1", "kind": "Node", "name": node["name"], "uid": node["uid"]}
+    as_service(requested(cluster, RELEASE, cluster.identity().namespace, boundObjectRef=bound)).ready()
+    use_a_gpu(namespace)
+    cluster.api.wait(lambda: namespace.get_claim("gpu")["status"].get("devices"), "the status tells", 20)
+    release(namespace)
+
+
+def test_the_credentials_of_the_kubelet_do_all_but_the_status_of_claims(
+    cluster: Cluster, as_service: Starter, namespace: Namespace
+) -> None:
+    agent = as_service(cluster.control_plane.tokens["node:node-a"]).ready()
+    use_a_gpu(namespace)
+    refused = agent.wait_for_log(r"warning claim status is not written reason=.*resourceclaims/status.*grant=")
+    assert "claim status is not written" not in agent.said()[refused.end() :], "it is said once"
+    assert "devices" not in namespace.get_claim("gpu")["status"]
+    assert "cannot tell who else" not in agent.said(), "the Node and the slices on it may be read"
+    release(namespace)
+
+
+def test_a_token_that_is_bound_to_nothing_publishes_nothing_and_the_log_says_what_to_do(
+    cluster: Cluster, as_service: Starter
+) -> None:
+    agent = as_service(requested(cluster, RELEASE, cluster.identity().namespace))
+    agent.wait_for_log("registered with the kubelet")
+    agent.wait_for_log("slices cannot be published.*carries no node name: use that of a pod, or one that is bound")
+    assert agent.slices() == []
+    status, said = agent.get("/readyz")
+    assert status == 503 and "slices cannot be published" in said and "carries no node name" in said
+
+
+def test_an_account_without_rights_is_told_which_ones_it_lacks(
+    cluster: Cluster, as_service: Starter, namespace: Namespace
+) -> None:
+    agent = as_service(requested(cluster, "default", namespace.name))
+    agent.wait_for_log("registered with the kubelet")
+    agent.wait_for_log("slices cannot be followed.*cannot list resource.*resourceslices.*deploy/ has the RBAC rules")
+    agent.wait_for_log("cannot tell who else gives out devices.*cannot get resource.*nodes")
+    assert agent.slices() == [] and agent.get("/healthz")[0] == 200
+    assert agent.get("/readyz")[0] == 503, "an update of the DaemonSet must not go on like this"
+
+
+def test_a_token_that_nobody_knows_is_told_to_be_so(as_service: Starter) -> None:
+    agent = as_service("nonsense")
+    agent.wait_for_log("registered with the kubelet")
+    agent.wait_for_log("Unauthorized; check that the token or the client certificate is valid and has not expired")
+    assert agent.process.running
+
+
+def test_a_token_that_is_replaced_in_its_file_is_taken_up(
+    cluster: Cluster, start_agent: StartAgent, tmp_path: Path
+) -> None:
+    """A service whose kubeconfig names a tokenFile: something on the host renews the file."""
+    file = tmp_path / "token"
+    file.write_text("expired")
+    path = cluster.control_plane.kubeconfig("service", tmp_path / "kubeconfig", token="expired")
+    path.write_text(path.read_text().replace('"token": "expired"', f'"tokenFile": "{file}"'))
+    agent = start_agent("node-a", PROFILE, kubeconfig=path, ready=False)
+    agent.wait_for_log("Unauthorized")
+    file.write_text(cluster.identity().token("node-a"))
+    agent.ready(90)
+    assert agent.slices()

@@ -1,0 +1,111 @@
+"""A device plugin or another DRA driver on the node: what it gives out too is not published, and no claim is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.conftest import StartAgent
+from cluster.kube.agent import DRIVER
+from cluster.kube.api import CLASSES, EVENTS, NODES, SLICES
+from cluster.kube.cluster import Cluster
+from cluster.kube.workload import Namespace, container, request
+
+PROFILE = "l40s"
+PLUGIN = "nvidia.com/gpu"
+
+
+@pytest.fixture
+def device_plugin(cluster: Cluster) -> Iterator[None]:
+    """node-a has the capacity that NVIDIA's device plugin would give it."""
+    advertise(cluster, "2")
+    yield
+    advertise(cluster, None)
+
+
+def advertise(cluster: Cluster, amount: str | None) -> None:
+    patch = {"status": {"capacity": {PLUGIN: amount}, "allocatable": {PLUGIN: amount}}}
+    cluster.api.patch(NODES, "node-a", patch, subresource="status")
+
+
+def gpus(names: dict[str, object]) -> list[str]:
+    return sorted(name for name in names if name.startswith("gpu-"))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("device_plugin")
+def test_gpus_of_a_device_plugin_are_not_published_until_it_is_gone(
+    cluster: Cluster, start_agent: StartAgent, namespace: Namespace
+) -> None:
+    agent = start_agent("node-a", PROFILE)
+    assert agent.devices() and not gpus(agent.devices()), "NICs are published, GPUs are not"
+    namespace.claim("gpu", request("gpu", "gpu"))
+    namespace.pod("waits", claim="gpu", node="node-a")
+    namespace.scheduled_never("waits", "cannot allocate all claims")
+
+    def said() -> list[str]:
+        listed = cluster.api.list(EVENTS, "default", fields={"involvedObject.name": "node-a"})
+        told = [event["message"] for event in listed if event["reason"] == "SecondManager"]
+        return [message for message in told if "device plugin nvidia.com/gpu" in message]  # the Node is everybody's
+
+    cluster.api.wait(said, "an Event of the Node", 20)
+    assert "gives out" in said()[0] and "are not published by dra-agent" in said()[0]
+    assert 'dra_agent_second_manager_devices{manager="device plugin nvidia.com/gpu"}' in agent.get("/metrics")[1]
+
+    advertise(cluster, None)
+    cluster.api.wait(lambda: gpus(agent.devices()), "the GPUs are published", 100)
+    namespace.running("waits", at_most=60)
+    assert "dra_agent_second_manager_devices{" not in agent.get("/metrics")[1]
+
+
+def test_a_device_of_another_driver_is_not_published_and_its_holder_goes_on(
+    cluster: Cluster, start_agent: StartAgent, namespace: Namespace
+) -> None:
+    agent = start_agent("node-a", PROFILE)
+    every = gpus(agent.devices())
+    namespace.claim("held", request("gpu", "gpu"))
+    namespace.pod("holder", claim="held", node="node-a")
+    namespace.running("holder")
+    (result,) = namespace.results("held")
+    address = agent.devices()[result["device"]]["attributes"]["resource.kubernetes.io/pciBusID"]["string"]
+    pool = {"name": "node-a", "generation": 1, "resourceSliceCount": 1}
+    theirs = {"name": "gpu-0", "attributes": {"pciAddr": {"string": address}}}
+    spec = {"driver": "gpu.amd.com", "nodeName": "node-a", "pool": pool, "devices": [theirs]}
+    cluster.api.create(SLICES, {"metadata": {"name": "theirs"}, "spec": spec})
+    try:
+        agent.restart()
+        agent.ready()
+        cluster.api.wait(lambda: result["device"] not in agent.devices(), "the device is withdrawn", 30)
+        assert gpus(agent.devices()) == [name for name in every if name != result["device"]]
+        namespace.running("holder")
+        # Another pod of the same claim is prepared by the agent that does not publish the device any more.
+        namespace.pod("second", claim="held", node="node-a")
+        namespace.running("second")
+        for name in ("holder", "second"):
+            namespace.delete_pod(name)
+        namespace.gone("holder", "second")
+        cluster.api.wait(lambda: not cluster.node("node-a").cdi_files(), "the claim is released", 20)
+    finally:
+        cluster.api.delete(SLICES, "theirs")
+
+
+def test_an_extended_resource_of_dra_is_no_device_plugin(
+    cluster: Cluster, start_agent: StartAgent, namespace: Namespace
+) -> None:
+    expression = f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].type == "gpu"'
+    spec = {"extendedResourceName": PLUGIN, "selectors": [{"cel": {"expression": expression}}]}
+    cluster.api.create(CLASSES, {"metadata": {"name": "drop-in"}, "spec": spec})
+    try:
+        agent = start_agent("node-a", PROFILE)
+        assert gpus(agent.devices())
+        main = container("main", resources={"limits": {PLUGIN: "1"}})
+        namespace.pod("unchanged", containers=[main], node="node-a")
+        namespace.running("unchanged")
+        agent.restart()
+        agent.ready()
+        assert gpus(agent.devices()), "a pod that uses it shows nothing in the node's capacity"
+        namespace.delete_pod("unchanged")
+        namespace.gone("unchanged")
+    finally:
+        cluster.api.delete(CLASSES, "drop-in")

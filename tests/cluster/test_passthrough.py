@@ -1,0 +1,159 @@
+"""Devices that go to vfio-pci for a pod and back after it, and AMD GPUs that claims divide."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster.conftest import StartAgent
+from cluster.kube.agent import DRIVER, Agent
+from cluster.kube.process import until
+from cluster.kube.workload import Namespace, request
+
+FPGA, ALVEO, ALVEO_MANAGEMENT = "0000:99:00.0", "0000:b3:00.1", "0000:b3:00.0"
+SETTINGS = f"""\
+[[inventory.passthrough]]
+when = 'device.attributes["{DRIVER}"].type == "fpga"'
+
+[[inventory.partition]]
+when = 'device.attributes["{DRIVER}"].vendor == "amd"'
+mode = "amd"
+"""
+RETRY = 120.0
+"""Seconds in which a kubelet asks again for what failed: at its next full look at the pod."""
+CLASS = f"""\
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {{name: {{name}}}}
+spec:
+  selectors:
+  - cel: {{expression: 'device.driver == "{DRIVER}" && {{selector}}'}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "agent.toml").write_text(SETTINGS)
+    return tmp_path / "agent.toml"
+
+
+def attribute(name: str) -> str:
+    return f'device.attributes["{DRIVER}"].{name}'
+
+
+def at(address: str) -> str:
+    return f'device.attributes["resource.kubernetes.io"].pciBusID == "{address}"'
+
+
+def passthrough(namespace: Namespace, name: str, address: str) -> None:
+    """Make a claim for one device, of a class that gives nothing but devices for vfio-pci."""
+    text = CLASS.replace("{name}", "passthrough").replace("{selector}", f'{attribute("type")} == "vfio"')
+    namespace.cluster.kubectl("apply", "-f", "-", input=text)
+    namespace.claim(name, request("device", "passthrough", at(address)))
+
+
+def driver(agent: Agent, address: str) -> str | None:
+    link = agent.host / "sys/bus/pci/devices" / address / "driver"
+    return link.readlink().name if link.is_symlink() else None
+
+
+def handovers(agent: Agent) -> list[str]:
+    folder = agent.state_dir / "vfio"
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def test_a_device_is_bound_for_its_pod_and_back_after(
+    start_agent: StartAgent, namespace: Namespace, config: Path
+) -> None:
+    agent = start_agent("node-a", "mixed", "--config", str(config))
+    before = {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in agent.slices()}
+    passthrough(namespace, "one", FPGA)
+    namespace.pod("machine", claim="one")
+    namespace.running("machine")
+    assert driver(agent, FPGA) == "vfio-pci"
+    group = (agent.host / "sys/bus/pci/devices" / FPGA / "iommu_group").resolve().name
+    nodes = namespace.execute("machine", "find /dev/vfio /dev/iommu -type c -o -type f").split()
+    assert {f"/dev/vfio/{group}", "/dev/vfio/vfio", "/dev/iommu"} <= set(nodes), nodes
+    assert not namespace.execute("machine", "ls /dev").count("dfl-port")
+    # An agent that is started again finds it as it left it, and nothing is published anew.
+    agent.restart().ready()
+    assert driver(agent, FPGA) == "vfio-pci"
+    after = {item["metadata"]["name"]: item["metadata"]["resourceVersion"] for item in agent.slices()}
+    assert after == before
+    namespace.delete_pod("machine")
+    namespace.gone("machine")
+    until(lambda: driver(agent, FPGA) == "dfl-pci", "the device is back with its driver", 20)
+    until(lambda: handovers(agent) == [], "nothing is left of it", 10)
+
+
+def test_a_device_whose_group_the_host_uses_is_refused_with_the_neighbours_name(
+    start_agent: StartAgent, namespace: Namespace, config: Path
+) -> None:
+    agent = start_agent("node-a", "mixed", "--config", str(config))
+    passthrough(namespace, "shared", ALVEO)
+    namespace.pod("refused", claim="shared")
+    until(
+        lambda: any(f"{ALVEO_MANAGEMENT} (xclmgmt)" in event for event in namespace.events("refused")),
+        "the pod's events name the neighbour",
+        40,
+    )
+    assert (driver(agent, ALVEO), driver(agent, ALVEO_MANAGEMENT)) == ("xocl", "xclmgmt")
+    assert handovers(agent) == []
+
+
+@pytest.mark.timeout(500)
+def test_an_agent_that_is_killed_in_the_midst_of_it(
+    start_agent: StartAgent, namespace: Namespace, config: Path
+) -> None:
+    agent = start_agent("node-a", "mixed", "--config", str(config))
+    agent.simulate("kernel", FPGA, "unbind")  # the write is on its way for ever
+    passthrough(namespace, "one", FPGA)
+    namespace.pod("machine", claim="one")
+    until(lambda: handovers(agent) == [f"{FPGA}.json"], "the agent has begun", 30)
+    agent.kill()
+    agent.simulate("clear")
+    agent.start().wait_for_log("info ready")
+    assert driver(agent, FPGA) == "dfl-pci", "what was begun is undone"
+    namespace.running("machine", at_most=RETRY)
+    assert driver(agent, FPGA) == "vfio-pci"
+    # And in the midst of giving it back: the spec goes first.
+    agent.simulate("kernel", FPGA, "unbind")
+    namespace.delete_pod("machine")
+    until(lambda: not agent.node.cdi_files(), "the agent has begun to give it back", 60)
+    agent.kill()
+    assert driver(agent, FPGA) == "vfio-pci"
+    agent.simulate("clear")
+    agent.start().wait_for_log("info ready")
+    until(lambda: driver(agent, FPGA) == "dfl-pci" and not handovers(agent), "the device is back", RETRY)
+    namespace.gone("machine", at_most=RETRY)
+    override = agent.host / "sys/bus/pci/devices" / FPGA / "driver_override"
+    assert override.read_text().strip() == "(null)"
+
+
+def test_claims_divide_an_amd_gpu_and_never_mix_its_modes(
+    start_agent: StartAgent, namespace: Namespace, config: Path
+) -> None:
+    agent = start_agent("node-b", "mi300x", "--config", str(config))
+    assert sum(name.startswith("gpu-") for name in agent.devices()) == 8 * 15
+    only = at("0000:0c:00.0")
+    mode = attribute("computePartition")
+    text = CLASS.replace("{name}", "amd").replace("{selector}", f'{attribute("vendor")} == "amd"')
+    namespace.cluster.kubectl("apply", "-f", "-", input=text)
+    namespace.claim("eighths", request("gpu", "amd", only, f'{mode} == "CPX"', count=2))
+    namespace.pod("small", claim="eighths")
+    namespace.running("small")
+    renders = namespace.execute("small", "ls /dev/dri").split()
+    assert len([name for name in renders if name.startswith("renderD")]) == 2, renders
+    current = agent.host / "sys/bus/pci/devices/0000:0c:00.0/current_compute_partition"
+    assert current.read_text().strip() == "CPX"
+    namespace.claim("half", request("gpu", "amd", only, f'{mode} == "DPX"'))
+    namespace.pod("large", claim="half")
+    namespace.scheduled_never("large", "cannot allocate all claims")
+    namespace.delete_pod("small")
+    namespace.gone("small")
+    namespace.delete_claim("eighths")
+    namespace.running("large", at_most=60)
+    assert current.read_text().strip() == "DPX"
+    assert json.loads((agent.state_dir / "amd/gpu-0000-0c-00-0.json").read_text())["mode"] == "DPX"

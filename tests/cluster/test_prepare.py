@@ -1,0 +1,178 @@
+"""Prepare and unprepare when things go wrong in between: never two holders, and everybody gets on in the end.
+
+A prepare that has failed is asked for again by the kubelet's next full look at the pod, 60 to 90 s later.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from cluster.kube.agent import Agent
+from cluster.kube.cluster import Cluster
+from cluster.kube.node import Node
+from cluster.kube.process import until
+from cluster.kube.workload import Namespace, request
+
+StartAgent = Callable[..., Agent]
+HARDWARE = "vm-1gpu"
+RETRY = 120.0
+"""Seconds within which the kubelet has asked again."""
+STUBBORN = "trap '' TERM; while :; do sleep 1; done"
+
+
+def holders(node: Node) -> dict[str, set[str]]:
+    """By device node, the files of the claims whose containers get it."""
+    found: dict[str, set[str]] = {}
+    for name, data in node.cdi_files().items():
+        for device in json.loads(data)["devices"]:
+            for entry in device["containerEdits"].get("deviceNodes", ()):
+                if entry["path"].removeprefix("/dev/nvidia").isdigit():
+                    found.setdefault(entry["path"], set()).add(name)
+    return found
+
+
+@contextmanager
+def never_two_holders(node: Node) -> Iterator[None]:
+    """Look all the time whether a GPU is in the specs of two claims."""
+    done, seen = threading.Event(), []
+
+    def look() -> None:
+        while not done.wait(0.005):
+            try:
+                seen.extend((device, files) for device, files in holders(node).items() if len(files) > 1)
+            except (FileNotFoundError, json.JSONDecodeError):
+                continue  # it went while it was read
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+    assert not seen
+
+
+def gpu_is_free(agent: Agent) -> None:
+    """Nothing is left of any claim."""
+    until(lambda: not agent.node.cdi_files(), "no spec is left", 90)
+    until(lambda: "dra_agent_prepared_claims 0.0" in agent.get("/metrics")[1], "no claim is prepared")
+
+
+def refused(namespace: Namespace, pod: str, text: str, at_most: float = 60.0) -> None:
+    """Wait until the kubelet says that preparing failed, with this text."""
+
+    def said() -> bool:
+        return any("FailedPrepareDynamicResources" in event and text in event for event in namespace.events(pod))
+
+    until(said, f"an event of {pod} says {text!r}, not {namespace.events(pod)}", at_most)
+
+
+@pytest.mark.timeout(240)
+def test_prepare_fails_then_works(start_agent: StartAgent, namespace: Namespace) -> None:
+    agent = start_agent("node-a", HARDWARE)
+    device = agent.host / "dev" / "nvidia0"
+    hidden = device.rename(device.with_name("hidden"))
+    namespace.claim("gpu", request("gpu", "gpu"))
+    namespace.pod("user", claim="gpu", node="node-a")
+    refused(namespace, "user", "/dev/nvidia0")
+    assert namespace.get_pod("user")["status"]["phase"] == "Pending"
+    assert agent.node.cdi_files() == {}
+    hidden.rename(device)
+    namespace.running("user", at_most=RETRY)
+    namespace.delete_pod("user")
+    namespace.gone("user")
+    gpu_is_free(agent)
+
+
+@pytest.mark.timeout(300)
+def test_prepare_too_slow_then_works(start_agent: StartAgent, namespace: Namespace) -> None:
+    agent = start_agent("node-a", HARDWARE)
+    agent.process.popen.send_signal(signal.SIGSTOP)  # type: ignore[union-attr]
+    try:
+        namespace.claim("gpu", request("gpu", "gpu"))
+        namespace.pod("user", claim="gpu", node="node-a")
+        refused(namespace, "user", "DeadlineExceeded", at_most=75)
+    finally:
+        agent.process.popen.send_signal(signal.SIGCONT)  # type: ignore[union-attr]
+    namespace.running("user", at_most=RETRY)
+    assert namespace.environment("user")["DRA_AGENT_REQUEST_GPU"] == namespace.results("gpu")[0]["device"]
+    namespace.delete_pod("user")
+    namespace.gone("user")
+    gpu_is_free(agent)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("grace", [None, 0], ids=["deleted", "force-deleted"])
+def test_kubelet_down_while_a_pod_is_deleted(
+    cluster: Cluster, start_agent: StartAgent, namespace: Namespace, grace: int | None
+) -> None:
+    agent = start_agent("node-a", HARDWARE)
+    namespace.template("gpu", request("gpu", "gpu"))
+    namespace.pod("first", template="gpu", node="node-a")
+    namespace.running("first")
+    assert len(holders(agent.node)) == 1
+    agent.node.kubelet.kill()
+    namespace.delete_pod("first", grace=grace)
+    namespace.pod("second", template="gpu", node="node-a")
+    time.sleep(2)
+    assert len(holders(agent.node)) == 1, "the container still runs, and keeps its device"
+    with never_two_holders(agent.node):
+        agent.node.kubelet.start()
+        namespace.gone("first", at_most=90)
+        namespace.running("second", at_most=RETRY + 60)
+    namespace.delete_pod("second")
+    namespace.gone("second")
+    gpu_is_free(agent)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("grace", [None, 0], ids=["deleted", "force-deleted"])
+def test_pod_deleted_while_preparing(start_agent: StartAgent, namespace: Namespace, grace: int | None) -> None:
+    agent = start_agent("node-a", HARDWARE)
+    namespace.claim("gpu", request("gpu", "gpu"))
+    agent.process.popen.send_signal(signal.SIGSTOP)  # type: ignore[union-attr]
+    try:
+        namespace.pod("first", claim="gpu", node="node-a")
+        until(lambda: namespace.get_claim("gpu").get("status", {}).get("reservedFor"), "the claim is reserved")
+        time.sleep(2)  # the kubelet has asked, and waits
+        namespace.delete_pod("first", grace=grace)
+        time.sleep(1)
+    finally:
+        agent.process.popen.send_signal(signal.SIGCONT)  # type: ignore[union-attr]
+    namespace.gone("first", at_most=90)
+    gpu_is_free(agent)
+    namespace.pod("second", claim="gpu", node="node-a")
+    namespace.running("second", at_most=RETRY)
+    namespace.delete_pod("second")
+    namespace.gone("second")
+    gpu_is_free(agent)
+
+
+@pytest.mark.timeout(300)
+def test_pod_force_deleted_never_two_holders(start_agent: StartAgent, namespace: Namespace) -> None:
+    agent = start_agent("node-a", HARDWARE)
+    namespace.template("gpu", request("gpu", "gpu"))
+    namespace.pod("first", template="gpu", node="node-a", command=STUBBORN, terminationGracePeriodSeconds=20)
+    namespace.running("first")
+    first = namespace.claim_of("first")
+    uid = first["metadata"]["uid"]
+    with never_two_holders(agent.node):
+        namespace.delete_pod("first", grace=0)
+        namespace.gone("first", at_most=5)
+        namespace.pod("second", template="gpu", node="node-a")
+        # The scheduler gives the device to the second at once; the agent does not before the first has gone.
+        until(lambda: namespace.results(namespace.claim_of("second")), "the second claim is allocated")
+        assert namespace.results(namespace.claim_of("second"))[0]["device"] == namespace.results(first)[0]["device"]
+        namespace.running("second", at_most=RETRY + 60)
+    assert not [name for name in agent.node.cdi_files() if uid in name]
+    namespace.delete_pod("second")
+    namespace.gone("second")
+    gpu_is_free(agent)

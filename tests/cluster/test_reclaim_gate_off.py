@@ -1,0 +1,128 @@
+"""A node is left where the API server knows no device taints: the agent moves pods itself, or says that it may not."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from cluster.conftest import ROOT
+from cluster.kube.agent import DRIVER, Agent
+from cluster.kube.api import NODES
+from cluster.kube.cluster import Cluster, running
+from cluster.kube.leaving import (
+    EXITS,
+    History,
+    all_released,
+    announce,
+    deployment,
+    no_specs,
+    run_on,
+    status,
+    template,
+)
+from cluster.kube.process import until
+from cluster.kube.workload import Namespace, request
+from dra_agent.reclaim.client import ask
+from dra_agent.reclaim.wire import Cancel
+
+GATES = {"DRADeviceTaints": False, "DRADeviceTaintRules": False}
+RIGHTS = ("podEviction=evict", "cordon=true")
+OF_TEMPLATE = {"name": "devices", "resourceClaimTemplateName": "one-gpu"}
+GOES = "serve"
+
+pytestmark = pytest.mark.timeout(500)
+
+
+@pytest.fixture(scope="module")
+def untainting() -> Iterator[Cluster]:
+    """A cluster of its own: gates are set when the API server starts."""
+    with running(gates=GATES) as cluster:
+        for file in sorted((ROOT / "examples" / "classes").glob("*.yaml")):
+            cluster.kubectl("apply", "-f", str(file))
+        yield cluster
+
+
+@contextmanager
+def inside(cluster: Cluster, name: str) -> Iterator[Namespace]:
+    """A namespace that is emptied while the agents still run: without them no pod can go."""
+    made = Namespace(cluster, name)
+    try:
+        yield made
+    finally:
+        made.remove()
+
+
+@contextmanager
+def agents(cluster: Cluster, config: str, *rights: str) -> Iterator[Agent]:
+    """An agent on both nodes; the one of node-a, which has these rights. node-b is closed to pods."""
+    started: list[Agent] = []
+    try:
+        for node in cluster.nodes:
+            file = node.directory / "config.toml"
+            file.write_text(config)
+            kubeconfig = cluster.identity(DRIVER, *rights).kubeconfig(node.name)
+            agent = Agent(node, "l40s", kubeconfig, flags=("--config", str(file)))
+            shutil.rmtree(agent.state_dir, ignore_errors=True)
+            started.append(agent.start())
+        for agent in started:
+            agent.ready(at_most=90)
+        cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": True}})
+        yield started[0]
+    finally:
+        cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": None}})
+        for agent in started:
+            agent.end()
+
+
+def on_node_a(cluster: Cluster, namespace: Namespace) -> str:
+    """Have a Deployment of one pod with a claim run on node-a, and open node-b; the uid of its pod."""
+    namespace.template("one-gpu", request("gpu", "gpu"))
+    kind, body = deployment(GOES, template(GOES, EXITS, 2, claims=[OF_TEMPLATE]))
+    namespace.api.create(kind, body, namespace.name)
+    (pod,) = run_on(namespace, GOES, "node-a")
+    cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": None}})
+    return str(pod["metadata"]["uid"])
+
+
+def test_pods_are_evicted_where_devices_cannot_be_tainted(untainting: Cluster) -> None:
+    config = '[reclaim]\nevict = "auto"\ncordon = true\n'
+    with agents(untainting, config, *RIGHTS) as doomed, inside(untainting, "evicted") as namespace:
+        before = on_node_a(untainting, namespace)
+        offered = set(doomed.devices())
+        with History(namespace) as history:
+            noticed = announce(doomed, 60)
+            claims = all_released(doomed, 60)
+            run_on(namespace, GOES, "node-b")
+        assert [claim["state"] for claim in claims] == ["released"]
+        gone = history.deleted(before)
+        reasons = [c.get("reason") for c in gone.object["status"]["conditions"] if c["type"] == "DisruptionTarget"]
+        assert reasons == ["EvictionByEvictionAPI"]
+        moments = {"evicted": gone.at, "runs elsewhere": history.runs(GOES, "node-b").at}
+        print({what: round(at - noticed, 1) for what, at in moments.items()})
+        # What cannot be tainted is not on offer: no claim comes to a host that goes away.
+        assert not doomed.devices()
+        doomed.wait_for_log("devices are not tainted")
+        assert "DRADeviceTaints" in doomed.said()
+        assert no_specs(doomed)
+        ask(doomed.state_dir, Cancel())
+        until(lambda: set(doomed.devices()) == offered, "the devices are on offer again")
+
+
+def test_without_the_right_to_evict_it_says_so(untainting: Cluster) -> None:
+    config = '[reclaim]\nevict = "auto"\n'
+    with agents(untainting, config) as doomed, inside(untainting, "stays") as namespace:
+        before = on_node_a(untainting, namespace)
+        announce(doomed, 15)
+        said = doomed.wait_for_log("pods that the taint does not move stay where they are.*")[0]
+        assert "podEviction" in said, "what is to be done about it"
+        time.sleep(5)
+        (pod,) = run_on(namespace, GOES, "node-a")
+        assert pod["metadata"]["uid"] == before
+        now = status(doomed)
+        assert not now["complete"] and now["tainted_after"] is None
+        assert [(claim["state"], claim["pods"]) for claim in now["claims"]] == [("prepared", [pod["metadata"]["name"]])]
+        ask(doomed.state_dir, Cancel())

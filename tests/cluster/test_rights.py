@@ -1,0 +1,252 @@
+"""What the chart's objects allow and refuse, asked of the real API server as pods and services of a host."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.kube.agent import DRIVER
+from cluster.kube.api import CLAIMS, EVENTS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, SLICES, Api, Kind, RefusedError
+from cluster.kube.cluster import Cluster
+from cluster.kube.identity import CHART, RELEASE
+from cluster.kube.workload import Namespace, request
+
+ROOT = Path(__file__).resolve().parents[2]
+OTHER = {"node-a": "node-b", "node-b": "node-a"}
+POLICIES = Kind("admissionregistration.k8s.io/v1", "validatingadmissionpolicies", namespaced=False)
+
+
+@pytest.fixture
+def tokens(cluster: Cluster) -> dict[str, Api]:
+    """The ways in which an agent of node-a can be somebody to the API server."""
+    identity = cluster.identity()
+    path = SERVICE_ACCOUNTS.path(identity.namespace, RELEASE, "token")
+
+    def requested(**bound: Any) -> str:
+        body = {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": 600, **bound},
+        }
+        return str(cluster.api.call("POST", path, body)["status"]["token"])
+
+    node = cluster.api.get(NODES, "node-a")["metadata"]
+    to_node = {"apiVersion": "v1", "kind": "Node", "name": node["name"], "uid": node["uid"]}
+    return {
+        "pod": cluster.api.as_user(identity.token("node-a")),
+        "bound to the node": cluster.api.as_user(requested(boundObjectRef=to_node)),
+        "bound to nothing": cluster.api.as_user(requested()),
+        "kubelet": cluster.api.as_user(cluster.control_plane.tokens["node:node-a"]),
+    }
+
+
+def a_slice(name: str, **spec: Any) -> dict[str, Any]:
+    pool = {"name": f"test/{name}", "generation": 1, "resourceSliceCount": 1}
+    return {
+        "metadata": {"name": name},
+        "spec": {"driver": DRIVER, "pool": pool, "devices": [{"name": "gpu-0"}], **spec},
+    }
+
+
+@pytest.fixture
+def slices(cluster: Cluster) -> Iterator[dict[str, dict[str, Any]]]:
+    """A slice on each node, written by the administrator; every slice of a test is gone afterwards."""
+    made = {node: cluster.api.create(SLICES, a_slice(f"test-{node}", nodeName=node, driver=DRIVER)) for node in OTHER}
+    yield made
+    for found in cluster.api.list(SLICES):
+        if found["metadata"]["name"].startswith("test-"):
+            cluster.api.delete(SLICES, found["metadata"]["name"])
+
+
+def refusal(call: Any) -> str:
+    """What the API server says against a call; "" where it carries it out.
+
+    A right to a part of a claim's status that is missing is "Invalid" (422) with "Forbidden" in its text.
+    """
+    try:
+        call()
+    except RefusedError as refused:
+        assert refused.code == 403 or (refused.code == 422 and "Forbidden: changing status" in str(refused)), refused
+        return str(refused)
+    return ""
+
+
+def render(cluster: Cluster, *flags: str, release: str = "check") -> str:
+    command = [str(cluster.programs / "helm"), "template", release, str(CHART), "--namespace", "check", *flags]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--set", "driverName=gpu.example.com,kubeletDir=/var/data/kubelet,staticCdiDir=,claimStatus=false"),
+        ("--set", "hostNetwork=true,simulate=dgx-h100,apiServer.host=10.0.0.1,apiServer.port=6443"),
+        ("--set", "deviceClasses.extendedResourceNames.gpu=nvidia.com/gpu,criticalPodsQuota.create=true"),
+        ("--set", "seLinuxOptions.type=spc_t,runtimeClassName=nvidia,imagePullSecrets[0].name=mine"),
+        ("--set", "privileged=true,networkPolicy.metricsFrom[0].namespaceSelector.matchLabels.name=monitoring"),
+    ],
+)
+def test_the_api_server_accepts_every_object_of_the_chart(cluster: Cluster, flags: tuple[str, ...]) -> None:
+    ensure_namespace(cluster, "check")
+    said = cluster.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", "-", input=render(cluster, *flags))
+    lines = said.splitlines()
+    assert len(lines) > 15 and all("(server dry run)" in line for line in lines), said
+    assert any(line.startswith("daemonset.apps/check-dra-agent") for line in lines)
+
+
+@pytest.mark.parametrize(("folder", "namespace"), [("base", "dra-agent"), ("example", "accelerators")])
+def test_the_api_server_accepts_the_kustomizations(cluster: Cluster, folder: str, namespace: str) -> None:
+    cluster.identity()  # makes the namespace dra-agent
+    ensure_namespace(cluster, namespace)
+    said = cluster.kubectl(
+        "apply", "--dry-run=server", "--validate=strict", "-k", str(ROOT / "deploy/kustomize" / folder)
+    )
+    assert "daemonset.apps/dra-agent created (server dry run)" in said
+    assert said.count("deviceclass.resource.k8s.io/") >= 8 and "error" not in said
+
+
+def ensure_namespace(cluster: Cluster, name: str) -> None:
+    if cluster.api.find(NAMESPACES, name) is None:
+        cluster.api.create(NAMESPACES, {"metadata": {"name": name}})
+
+
+def test_the_policy_compiles_against_the_types_of_the_server(cluster: Cluster) -> None:
+    cluster.identity()
+
+    def checked() -> bool:
+        status = cluster.api.get(POLICIES, RELEASE).get("status", {})
+        return "typeChecking" in status and status.get("observedGeneration") is not None
+
+    cluster.api.wait(checked, "the policy's types are checked", 30)
+    assert not cluster.api.get(POLICIES, RELEASE)["status"]["typeChecking"].get("expressionWarnings")
+
+
+@pytest.mark.parametrize("who", ["pod", "bound to the node"])
+def test_another_nodes_slices_cannot_be_written(
+    cluster: Cluster, tokens: dict[str, Api], slices: dict[str, dict[str, Any]], who: str
+) -> None:
+    api = tokens[who]
+    foreign = "an agent on node node-a must not write slices of node node-b"
+    name = f"test-own-{who.replace(' ', '-')}"
+    assert refusal(lambda: api.create(SLICES, a_slice(name, nodeName="node-a"))) == ""
+    assert foreign in refusal(lambda: api.create(SLICES, a_slice("test-x", nodeName="node-b")))
+    assert "must be of one node" in refusal(lambda: api.create(SLICES, a_slice("test-x", allNodes=True)))
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node-a"]}]}
+    everywhere = a_slice("test-x", nodeSelector={"nodeSelectorTerms": [term]})
+    assert "must be of one node" in refusal(lambda: api.create(SLICES, everywhere))
+    other_driver = a_slice("test-x", nodeName="node-a", driver="gpu.example.com")
+    assert "must not write slices of driver gpu.example.com" in refusal(lambda: api.create(SLICES, other_driver))
+    for node, expected in (("node-b", foreign), ("node-a", "")):
+        changed = copy.deepcopy(slices[node])
+        changed["spec"]["devices"].append({"name": "gpu-1"})
+        assert expected in refusal(lambda changed=changed: api.replace(SLICES, changed))
+        said = refusal(lambda node=node: api.call("DELETE", SLICES.path(None, f"test-{node}", None), {}))
+        assert expected in said and bool(said) == bool(expected)
+    assert [found["metadata"]["name"] for found in cluster.api.list(SLICES, fields={"spec.nodeName": "node-b"})] == [
+        "test-node-b"
+    ]
+    assert "cannot deletecollection" in refusal(lambda: api.call("DELETE", SLICES.path(None, None, None), {}))
+
+
+def test_a_token_that_names_no_node_writes_nothing(
+    cluster: Cluster, tokens: dict[str, Api], slices: dict[str, dict[str, Any]]
+) -> None:
+    api = tokens["bound to nothing"]
+    for node in OTHER:
+        said = refusal(lambda node=node: api.create(SLICES, a_slice("test-x", nodeName=node)))
+        assert "the token of this account carries no node name" in said
+        path = SLICES.path(None, f"test-{node}", None)
+        assert "carries no node name" in refusal(lambda path=path: api.call("DELETE", path, {}))
+    assert len(api.list(SLICES, fields={"spec.driver": DRIVER})) >= 2, "reading needs no node"
+
+
+def test_the_credentials_of_the_kubelet_write_slices_of_the_node(
+    tokens: dict[str, Api], slices: dict[str, dict[str, Any]]
+) -> None:
+    api = tokens["kubelet"]
+    assert refusal(lambda: api.create(SLICES, a_slice("test-own", nodeName="node-a"))) == ""
+    assert "same NodeName" in refusal(lambda: api.create(SLICES, a_slice("test-x", nodeName="node-b")))
+    own = {"spec.nodeName": "node-a"}
+    assert {found["metadata"]["name"] for found in api.list(SLICES, fields=own)} >= {"test-own", "test-node-a"}
+    others = own | {"spec.driver!": "gpu.example.com"}
+    assert {found["metadata"]["name"] for found in api.list(SLICES, fields=others)} >= {"test-own", "test-node-a"}
+    assert "nodeName field selector" in refusal(lambda: api.list(SLICES))
+    assert refusal(lambda: api.get(NODES, "node-a")) == "" and "node-b" in refusal(lambda: api.get(NODES, "node-b"))
+
+
+def allocated(namespace: Namespace, name: str, node: str, device: str = "gpu-0") -> dict[str, Any]:
+    """A claim that is allocated on a node, as the scheduler would write it."""
+    namespace.claim(name, request("gpu", "gpu"))
+    claim = namespace.get_claim(name)
+    result = {"request": "gpu", "driver": DRIVER, "pool": f"{node}/gpu", "device": device}
+    term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    selector = {"nodeSelectorTerms": [term]}
+    claim["status"] = {"allocation": {"devices": {"results": [result]}, "nodeSelector": selector}}
+    return namespace.api.replace(CLAIMS, claim, subresource="status")
+
+
+@pytest.mark.parametrize(
+    ("who", "own", "foreign"),
+    [
+        ("pod", "", "arbitrary-node"),
+        ("bound to the node", "", "arbitrary-node"),
+        ("bound to nothing", "arbitrary-node", "arbitrary-node"),
+        ("kubelet", "cannot patch", "cannot patch"),
+    ],
+)
+def test_the_status_of_devices_is_written_for_the_own_node_only(
+    tokens: dict[str, Api], namespace: Namespace, who: str, own: str, foreign: str
+) -> None:
+    for node, expected in (("node-a", own), ("node-b", foreign)):
+        name = f"claim-{node}"
+        allocated(namespace, name, node)
+        status = {"driver": DRIVER, "pool": f"{node}/gpu", "device": "gpu-0", "data": {"uuid": "GPU-0"}}
+        patch = {"status": {"devices": [status]}}
+        said = refusal(
+            lambda name=name, patch=patch: tokens[who].patch(CLAIMS, name, patch, namespace.name, subresource="status")
+        )
+        assert expected in said and bool(said) == bool(expected), f"{who} on {node}: {said or 'carried out'}"
+        written = namespace.get_claim(name)["status"].get("devices", [])
+        assert bool(written) == (not expected)
+
+
+def test_allocations_and_reservations_are_not_the_agents_to_change(
+    tokens: dict[str, Api], namespace: Namespace
+) -> None:
+    allocated(namespace, "held", "node-a")
+    consumer = {"resource": "pods", "name": "x", "uid": "y"}
+    for patch in ({"allocation": None}, {"reservedFor": [consumer]}):
+        said = refusal(
+            lambda patch=patch: tokens["pod"].patch(
+                CLAIMS, "held", {"status": patch}, namespace.name, subresource="status"
+            )
+        )
+        assert "resourceclaims/binding" in said, said
+    assert namespace.get_claim("held")["status"]["allocation"]
+    assert "cannot delete" in refusal(
+        lambda: tokens["pod"].call("DELETE", CLAIMS.path(namespace.name, "held", None), {})
+    )
+
+
+def test_nothing_else_is_allowed(tokens: dict[str, Api], namespace: Namespace) -> None:
+    api = tokens["pod"]
+    for call in (
+        lambda: api.list(CLAIMS),
+        lambda: api.get(SLICES, "test-node-a"),
+        lambda: api.list(PODS, namespace.name),
+        lambda: api.list(EVENTS, namespace.name),
+        lambda: api.get(SERVICE_ACCOUNTS, "default", namespace.name),
+        lambda: api.create(PODS, {"metadata": {"name": "x"}, "spec": {"containers": []}}, namespace.name),
+        lambda: api.call("GET", Kind("v1", "secrets").path(namespace.name, None, None)),
+    ):
+        assert "cannot" in refusal(call)
+    # The right to cordon and to say a condition is narrowed to that: test_reclaim_rights.py.
+    label = {"metadata": {"labels": {"x": "y"}}}
+    assert "may change nothing of its node but" in refusal(lambda: api.patch(NODES, "node-a", label))
+    assert "may change its own node only" in refusal(lambda: api.patch(NODES, "node-b", label))

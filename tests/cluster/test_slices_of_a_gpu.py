@@ -1,0 +1,192 @@
+"""Slices of a GPU on a real cluster: MIG partitions that pods get, that are made for them and gone after them.
+
+Two of a node's eight H100 are offered, as wholes and in every partition.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+
+import pytest
+
+from cluster.kube.agent import DRIVER, Agent
+from cluster.kube.workload import Namespace, opaque, request
+from dra_agent.simulate import mig
+
+pytestmark = pytest.mark.timeout(420)
+PATIENT = 90.0
+
+HARDWARE = {"node-a": "dgx-h100"}
+AGENT_CONFIG = """\
+[inventory]
+include = ['device.attributes["resource.kubernetes.io"].pciBusID in ["0000:1b:00.0", "0000:43:00.0"]']
+
+[[inventory.partition]]
+mode = "mig"
+when = 'device.attributes["dra-agent.internal"].type == "gpu"'
+"""
+FIRST, SECOND = "0000:1b:00.0", "0000:43:00.0"
+GPU = "gpu-0000-1b-00-0"
+
+Agents = dict[str, Agent]
+
+
+def wish(profile: str | None, address: str = FIRST) -> str:
+    """A selector of one profile, or of the whole, on one GPU."""
+    place = f'device.attributes["resource.kubernetes.io"].pciBusID == "{address}"'
+    if profile is None:
+        return place
+    return f'{place} && device.attributes["{DRIVER}"].profile == "{profile}"'
+
+
+def start(namespace: Namespace, name: str, profile: str | None, address: str = FIRST) -> None:
+    """Make a claim for a partition (or, without a profile, for the whole), and a pod with it."""
+    device_class = "gpu" if profile is None else "mig"
+    namespace.claim(name, request("gpu", device_class, wish(profile, address)))
+    namespace.pod(name, claim=name)
+
+
+def stop(namespace: Namespace, *names: str) -> None:
+    for name in names:
+        namespace.delete_pod(name)
+    namespace.gone(*names, at_most=PATIENT)
+    for name in names:
+        namespace.delete_claim(name)
+
+
+def place(namespace: Namespace, claim: str) -> str:
+    """What the scheduler chose, without the GPU's name."""
+    (result,) = namespace.results(claim)
+    device: str = result["device"]
+    return device.removeprefix(f"{GPU}-mig-")
+
+
+def exist(agent: Agent) -> list[int]:
+    """Profiles of the instances that exist on the host, with a compute instance."""
+    divided = mig.read(agent.host)
+    return sorted(one.profile for gpu in divided.values() for one in gpu.gpu_instances if one.compute_instances)
+
+
+def nothing_is_left(agents: Agents) -> None:
+    divided = mig.read(agents["node-a"].host)
+    assert not [one for gpu in divided.values() for one in gpu.gpu_instances]
+    assert not list((agents["node-a"].host.parents[1] / "mig").glob("*"))
+
+
+def waits(namespace: Namespace, pod: str) -> None:
+    namespace.api.wait(
+        lambda: any("FailedScheduling" in event for event in namespace.events(pod)), f"the scheduler gives up on {pod}"
+    )
+    assert namespace.results(pod) == []
+
+
+def test_seven_of_the_smallest_and_none_left(
+    agents: Agents, namespace: Namespace, agent_command: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    names = [f"s{number}" for number in range(7)]
+    for name in names:
+        start(namespace, name, "1g.10gb")
+    namespace.running(*names, at_most=PATIENT)
+    assert {place(namespace, name) for name in names} == {f"1g-10gb-{slice_}" for slice_ in range(7)}
+    assert exist(agents["node-a"]) == [19] * 7
+    uuids = set()
+    for name in names:
+        device = f"{GPU}-mig-{place(namespace, name)}"
+        variable = f"DRA_AGENT_DEVICE_{device.replace('-', '_').upper()}_UUID"
+        uuids.add(namespace.environment(name)[variable])
+        nodes = namespace.execute(name, "ls /dev/nvidia-caps; ls -d /dev/nvidia0 /dev/nvidia1 2>/dev/null || true")
+        assert len([line for line in nodes.split() if line.startswith("nvidia-cap")]) == 2
+        assert "/dev/nvidia0" in nodes.split()
+        assert "/dev/nvidia1" not in nodes.split()
+    assert len(uuids) == 7
+
+    start(namespace, "s7", "1g.10gb")
+    waits(namespace, "s7")
+    kubeconfig = str(namespace.cluster.kubeconfig)
+    said = agent_command(
+        "explain", "claim", "s7", "-n", namespace.name, "--kubeconfig", kubeconfig, "-o", "json", check=False
+    )
+    assert said.returncode == 1
+    assert f"counter {GPU}/memory-slice-6 has 0 left, 1 are needed" in said.stdout
+
+    stop(namespace, "s3")
+    namespace.running("s7", at_most=PATIENT)
+    assert exist(agents["node-a"]) == [19] * 7
+    stop(namespace, "s7", *(name for name in names if name != "s3"))
+    nothing_is_left(agents)
+
+
+def test_what_the_placements_allow_and_what_they_forbid(agents: Agents, namespace: Namespace) -> None:
+    for name in ("three", "other"):
+        start(namespace, name, "3g.40gb")
+    namespace.running("three", "other", at_most=PATIENT)
+    assert {place(namespace, name) for name in ("three", "other")} == {"3g-40gb-0", "3g-40gb-4"}
+    start(namespace, "one", "1g.10gb")
+    waits(namespace, "one")
+    # The one that lies at slices 0 to 3 goes: beside the other there is room for a 2g and two 1g.
+    low = next(name for name in ("three", "other") if place(namespace, name) == "3g-40gb-0")
+    stop(namespace, low)
+    start(namespace, "two", "2g.20gb")
+    start(namespace, "last", "1g.10gb")
+    namespace.running("one", "two", "last", at_most=PATIENT)
+    assert exist(agents["node-a"]) == [9, 14, 19, 19]
+    high = ({"three", "other"} - {low}).pop()
+    stop(namespace, high, "one", "two", "last")
+    nothing_is_left(agents)
+
+
+def test_the_whole_gpu_waits_for_its_slices_and_is_taken_again_after(agents: Agents, namespace: Namespace) -> None:
+    start(namespace, "slice", "1g.10gb")
+    namespace.running("slice", at_most=PATIENT)
+    start(namespace, "whole", None)
+    waits(namespace, "whole")
+    stop(namespace, "slice")
+    namespace.running("whole", at_most=PATIENT)
+    assert place(namespace, "whole") == GPU
+    divided = mig.read(agents["node-a"].host)
+    assert not any(gpu.mode for gpu in divided.values())
+    start(namespace, "slice-again", "1g.10gb")
+    waits(namespace, "slice-again")
+    stop(namespace, "whole")
+    namespace.running("slice-again", at_most=PATIENT)
+    stop(namespace, "slice-again")
+    nothing_is_left(agents)
+
+
+def test_a_part_of_the_compute_slices(agents: Agents, namespace: Namespace) -> None:
+    parameters = {"apiVersion": "dra-agent.internal/v1", "kind": "MigConfig", "computeSlices": 1}
+    namespace.claim("few", request("gpu", "mig", wish("3g.40gb")), config=[opaque(DRIVER, parameters, "gpu")])
+    namespace.pod("few", claim="few")
+    namespace.running("few", at_most=PATIENT)
+    divided = mig.read(agents["node-a"].host)
+    (compute,) = (compute for gpu in divided.values() for one in gpu.gpu_instances for compute in one.compute_instances)
+    assert compute.size == 1
+    stop(namespace, "few")
+    nothing_is_left(agents)
+
+
+def test_a_hung_call_about_one_gpu_does_not_delay_another(agents: Agents, namespace: Namespace) -> None:
+    agent = agents["node-a"]
+
+    def usual(name: str) -> float:
+        began = time.monotonic()
+        start(namespace, name, "1g.10gb", SECOND)
+        namespace.running(name, at_most=PATIENT)
+        return time.monotonic() - began
+
+    before = usual("before")
+    agent.simulate("hang", "nvmlDeviceCreateGpuInstanceWithPlacement", "--device", FIRST)
+    try:
+        start(namespace, "hung", "1g.10gb")
+        note = agent.host.parents[1] / f"mig/{FIRST.replace(':', '-')}.json"
+        namespace.api.wait(note.exists, "the agent has begun to make it", at_most=PATIENT)
+        during = usual("during")
+        assert namespace.get_pod("hung")["status"]["phase"] == "Pending"
+        assert during < before * 2 + 3.0, f"{during:.1f} s while a call hangs, {before:.1f} s before"
+    finally:
+        agent.simulate("clear")
+    namespace.running("hung", at_most=180.0)
+    stop(namespace, "before", "during", "hung")
+    nothing_is_left(agents)
