@@ -35,22 +35,26 @@ def main() -> None:
     parser.add_argument("--held", type=int, default=64, help="claims that are prepared all the while")
     parser.add_argument("--dir", type=Path, default=Path(), help="on the file system to measure")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.dir) as directory:
-        root = Path(directory)
-        devices = make_devices(root, GPUS + args.held)
-        with JournalLedger(root / "state", "boot") as ledger:
-            preparer = Preparer(
-                DRIVER,
-                ledger,
-                SpecDirectory(root / "cdi", DRIVER),
-                lambda pool, name: devices.get(name),
-                recipes=Recipes(Host(dev=root / "dev"), directories=[root / "cdi"]),
-            )
-            for number in range(args.held):
-                preparer.prepare(claim(f"held-{number}", f"gpu-{GPUS + number}"))
-            bare = Bare(root / "bare", devices["gpu-0"], preparer)
-            times = measure(preparer, bare, ledger, args.rounds)
-    report(times, args)
+    print(f"one GPU per claim, {args.held} other claims held, {args.rounds} rounds, times in microseconds")
+    for title, shared_as in (("one agent", None), ("able to share the ledger (rolling update)", "bench")):
+        with tempfile.TemporaryDirectory(dir=args.dir) as directory:
+            report(title, run(Path(directory), args, shared_as))
+
+
+def run(root: Path, args: argparse.Namespace, shared_as: str | None) -> dict[str, dict[str, list[float]]]:
+    devices = make_devices(root, GPUS + args.held)
+    with JournalLedger(root / "state", "boot", shared_as=shared_as) as ledger:
+        preparer = Preparer(
+            DRIVER,
+            ledger,
+            SpecDirectory(root / "cdi", DRIVER),
+            lambda pool, name: devices.get(name),
+            recipes=Recipes(Host(dev=root / "dev"), directories=[root / "cdi"]),
+        )
+        for number in range(args.held):
+            preparer.prepare(claim(f"held-{number}", f"gpu-{GPUS + number}"))
+        bare = Bare(root / "bare", devices["gpu-0"], preparer)
+        return measure(preparer, bare, ledger, args.rounds)
 
 
 class Bare:
@@ -112,8 +116,8 @@ def measure(preparer: Preparer, bare: Bare, ledger: JournalLedger, rounds: int) 
     return times
 
 
-def report(times: dict[str, dict[str, list[float]]], args: argparse.Namespace) -> None:
-    print(f"one GPU per claim, {args.held} other claims held, {args.rounds} rounds, times in microseconds")
+def report(title: str, times: dict[str, dict[str, list[float]]]) -> None:
+    print(title)
     print(f"{'':16}{'dra-agent p50':>15}{'p99':>9}{'bare p50':>12}{'p99':>9}{'ratio p50':>12}{'ratio p99':>12}")
     for step, sides in times.items():
         ours, bare = sides["dra-agent"], sides["bare"]

@@ -1,0 +1,215 @@
+"""Slices of GPUs on a real API server: what is published, how fast it is scheduled, how fast it is prepared.
+
+The agent runs on the simulated DGX H100, whose eight GPUs it offers in MIG partitions. 56 pods, each with a claim of
+one 1g.10gb, are scheduled by a real kube-scheduler; the probe then plays the kubelet for the claims as they were
+allocated, one per call. At last every call of the simulated NVML about one GPU takes a second, and a claim of that GPU
+is prepared over and over while claims of the others are measured. Prints what is; nothing here fails for being slow.
+
+Needs Go and openssl; etcd, kube-apiserver and kube-scheduler are those of the test cluster (tests/cluster).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from drivers import AGENT, HERE, NAMES, PROFILE, STEPS, binaries, percentile
+from drivers_claims import GROUP, Claim, make_namespace, make_node, published
+from drivers_contenders import Contender, Probe
+from drivers_plane import ControlPlane
+from slices_scheduler import allocate, allocated, make_class, make_pods, make_ready, scheduling, stop
+
+from dra_agent.simulate import change
+
+DRIVER = "dra-agent.internal"
+NODE = "node-of-slices"
+GPUS, EACH = 8, 7
+CONFIG = f"""\
+[[inventory.partition]]
+when = 'device.attributes["{DRIVER}"].vendor == "nvidia"'
+mode = "mig"
+"""
+CLASS = (
+    f'device.driver == "{DRIVER}" && has(device.attributes["{DRIVER}"].profile)'
+    f' && device.attributes["{DRIVER}"].profile == "1g.10gb"'
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binaries", type=Path, help="folder of the control plane (default: built, and kept)")
+    parser.add_argument("--agent", type=Path, default=AGENT, help="the command to measure")
+    parser.add_argument("--dir", type=Path, default=Path(), help="on the file system to measure")
+    parser.add_argument("--rounds", type=int, default=5, help="how often each claim is prepared")
+    args = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(dir=args.dir.resolve(), prefix=".bench-") as directory,
+        running(args, Path(directory)) as it,
+    ):
+        print(f"simulated {PROFILE}, {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} at the start")
+        it.publishing()
+        claims = it.scheduling()
+        it.preparing(claims, args.rounds)
+        it.beside_a_slow_one(claims, args.rounds)
+        it.memory()
+        print(f"load {os.getloadavg()[0]:.1f} at the end")
+
+
+class Slices:
+    """The agent on one control plane with a scheduler."""
+
+    def __init__(self, folder: Path, programs: Path, plane: ControlPlane, probe: Probe, agent: Contender) -> None:
+        self.folder = folder
+        self.programs = programs
+        self.plane = plane
+        self.probe = probe
+        self.agent = agent
+        self.root = agent.folder / "state/simulated" / PROFILE
+
+    def publishing(self) -> None:
+        self.agent.start(self.probe)  # builds the simulated host, and compiles byte code
+        self.agent.stop(self.probe)
+        took = self.agent.start(self.probe)
+        deadline = time.monotonic() + 60
+        # The slices of a pool are there before those of the next.
+        while len(pools := {pool for pool, _ in published(self.plane, DRIVER)}) < 2:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"only {pools} are published; see {self.agent.folder / 'log'}")
+            time.sleep(0.1)
+        time.sleep(3)
+        items = self.plane.ask("GET", f"{GROUP}/resourceslices")["items"]
+        gpus = [one for one in items if one["spec"]["pool"]["name"].endswith("/gpu")]
+        counters = sum(len(one["spec"].get("sharedCounters", ())) for one in gpus)
+        devices = sum(len(one["spec"].get("devices", ())) for one in gpus)
+        sizes = [len(json.dumps(one["spec"], separators=(",", ":"))) for one in gpus]
+        print(f"\nregistered after {took * 1000:.0f} ms")
+        print(f"{devices} devices and {counters} counter sets of {GPUS} GPUs in {len(gpus)} ResourceSlices")
+        print(f"specs as JSON: {sum(sizes)} bytes together, the largest {max(sizes)}, the median {_median(sizes)}")
+
+    def scheduling(self) -> dict[str, list[Claim]]:
+        make_ready(self.plane, NODE)
+        make_class(self.plane, "one-g", CLASS)
+        count = GPUS * EACH
+        with scheduling(self.programs, self.plane, self.folder / "scheduler") as process:
+            make_pods(self.plane, "first", 1, "one-g", NODE)
+            allocate(self.plane, process, 1)  # it has its caches
+            stop(process)
+            make_pods(self.plane, "slice", count - 1, "one-g", NODE)
+            took = allocate(self.plane, process, count)
+        claims = allocated(self.plane)
+        by_gpu = [sum(name.startswith(gpu) for name in claims) for gpu in sorted({name[:16] for name in claims})]
+        print(
+            f"\nallocation of {count - 1} slices to as many pods: {took:.2f} s, {took / (count - 1) * 1000:.1f} ms each"
+        )
+        print(f"devices: {len(claims)} different ones, by GPU {by_gpu}")
+        return claims
+
+    def preparing(self, claims: dict[str, list[Claim]], rounds: int) -> None:
+        everything = [claim for found in claims.values() for claim in found]
+        self.probe.calls(DRIVER, everything[:1], STEPS)
+        took = self.probe.calls(DRIVER, everything, STEPS, rounds)
+        _print(f"MIG, one claim at a time, {len(took[0])} calls each, ms", took)
+
+    def beside_a_slow_one(self, claims: dict[str, list[Claim]], rounds: int) -> None:
+        first = min(name[:16] for name in claims)
+        slow = [claim for name, found in claims.items() if name.startswith(first) for claim in found][:1]
+        others = [claim for name, found in claims.items() if not name.startswith(first) for claim in found]
+        quiet = self.probe.calls(DRIVER, others, STEPS, rounds)
+        address = first.removeprefix("gpu-").replace("-", ":", 2).replace("-", ".")
+        change.delay(self.root, None, 1000, address)
+        other_probe = Probe(self.programs / "probe")
+        with other_probe.registering(DRIVER, self.agent.registry) as registered:
+            registered()
+        over = threading.Event()
+        slow_calls: list[float] = []
+
+        def ask() -> None:
+            while not over.is_set():
+                began = time.monotonic()
+                try:
+                    other_probe.calls(DRIVER, slow, ["prepare", "unprepare"])
+                except RuntimeError as error:
+                    print(f"the slow GPU's claim: {error}")
+                slow_calls.append(time.monotonic() - began)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        time.sleep(1)
+        took = self.probe.calls(DRIVER, others, STEPS, rounds)
+        over.set()
+        change.clear(self.root)
+        asking.join()
+        other_probe.close()
+        _print(f"claims of the other GPUs, {len(quiet[0])} calls each, ms", quiet)
+        _print("the same while a GPU's calls take 1 s each, ms", took)
+        print(f"prepare and unprepare on the slow GPU meanwhile: {len(slow_calls)} pairs, {_seconds(slow_calls)}")
+
+    def memory(self) -> None:
+        assert self.agent.process is not None
+        kinds = self.agent.memory()
+        own = _resident(self.agent.process.pid)
+        print(f"\nresident: the agent's process {own:.1f} MiB, with the library's process {kinds['Rss']:.1f} MiB")
+
+
+def _print(title: str, took: list[list[int]]) -> None:
+    print(f"\n{title:50}{'p50':>9}{'p99':>9}{'most':>9}")
+    for name, times in zip(NAMES, took, strict=True):
+        values = [percentile(times, share) / 1e6 for share in (0.5, 0.99, 1)]
+        print(f"{name:50}" + "".join(f"{value:9.2f}" for value in values))
+
+
+def _seconds(times: list[float]) -> str:
+    return f"median {statistics.median(times):.1f} s" if times else "none"
+
+
+def _median(sizes: list[int]) -> int:
+    return int(statistics.median(sizes))
+
+
+def _resident(pid: int) -> float:
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) / 1024
+
+
+@contextmanager
+def running(args: argparse.Namespace, folder: Path) -> Iterator[Slices]:
+    """Start the control plane, the probe and, later, the agent; everything is ended in any case."""
+    programs = args.binaries or binaries()
+    tools = folder / "go"
+    subprocess.run(
+        ["go", "build", "-ldflags=-s -w", "-o", f"{tools}/", "./..."],
+        cwd=HERE / "godriver",
+        env={**os.environ, "CGO_ENABLED": "0"},
+        check=True,
+    )
+    (tools / "kube-scheduler").symlink_to(programs / "kube-scheduler")
+    config = folder / "agent.toml"
+    config.write_text(CONFIG)
+    compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "byte-code")}
+    with ExitStack() as stack:
+        plane = ControlPlane(programs, folder / "control-plane", ["dra-agent"])
+        stack.callback(plane.close)
+        probe = Probe(tools / "probe")
+        stack.callback(probe.close)
+        program = [str(args.agent), "run", f"--simulate={PROFILE}", f"--config={config}"]
+        agent = Contender("slices", program, DRIVER, NODE, folder / "agent", plane.kubeconfig("dra-agent"), compiled)
+        stack.callback(agent.kill)
+        make_namespace(plane)
+        account = {"metadata": {"name": "default"}}
+        plane.ask("POST", "/api/v1/namespaces/bench/serviceaccounts", account)
+        make_node(plane, NODE)
+        yield Slices(folder, tools, plane, probe, agent)
+        agent.stop(probe)
+
+
+if __name__ == "__main__":
+    main()
