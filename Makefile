@@ -6,9 +6,10 @@ PROFILE ?= release
 SYNC   := $(VENV)/.synced
 NATIVE := $(VENV)/.native
 FAKE   := python/dra_agent/simulate/lib/libnvidia-ml.so.1
+HOOK   := python/dra_agent/setup/limits/lib/dra-agent-hook
 
 .DEFAULT_GOAL := help
-.PHONY: help lock build demo test test-rust test-python lint fmt bench install clean
+.PHONY: help lock build demo test test-rust test-python lint fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-cluster-again test-gpu manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -30,9 +31,14 @@ $(NATIVE): $(SYNC) $(RUST_SOURCES)
 
 $(FAKE): $(RUST_SOURCES)
 	@$(CARGO) build --quiet --profile $(PROFILE) --package dra-nvml-fake
-	@mkdir -p $(@D) && cp target/$(PROFILE:dev=debug)/libnvidia_ml.so $@
+	@mkdir -p $(@D) && cp $(or $(CARGO_TARGET_DIR),target)/$(PROFILE:dev=debug)/libnvidia_ml.so $@
 
-build: $(NATIVE) $(FAKE) ## build the extension and install the agent into .venv
+# Static: it runs on the host, whatever libraries that has.
+$(HOOK): $(RUST_SOURCES)
+	@$(CARGO) rustc --quiet --profile $(PROFILE) --package dra-agent-hook --bin dra-agent-hook -- -C target-feature=+crt-static
+	@mkdir -p $(@D) && cp $(or $(CARGO_TARGET_DIR),target)/$(PROFILE:dev=debug)/dra-agent-hook $@
+
+build: $(NATIVE) $(FAKE) $(HOOK) ## build the extension and install the agent into .venv
 
 demo: build ## the whole way on this machine, in a minute
 	@$(PY) demo/demo.py
@@ -53,20 +59,51 @@ lint: build ## ruff, mypy --strict, import rules
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 
+test-cluster: build ## scenarios on a real two-node cluster; needs root, Go and the packages of docs/test-cluster.md
+	$(PY) -m pytest -n 2 --dist loadfile tests/cluster tests/deploy $(ARGS)
+
+test-gpu: build ## the agent's look at this machine's NVIDIA GPUs beside nvidia-smi's; changes no setting
+	DRA_AGENT_TEST_GPU=1 $(PY) -m pytest -n 0 -rs tests/gpu $(ARGS)
+
+test-cluster-again: ## the scenarios that failed last, one after the other
+	$(PY) -m pytest -n 0 --last-failed --last-failed-no-failures none tests/cluster tests/deploy $(ARGS)
+
+cluster: build ## leave a two-node cluster running, with the agent and simulated hardware on both nodes
+	@PYTHONPATH=tests $(PY) -m cluster.kube up
+
+cluster-down: ## end it
+	@PYTHONPATH=tests $(PY) -m cluster.kube down
+
 bench: build ## benchmarks, each a ratio in one run
 	$(PY) benchmarks/scan.py
 	$(PY) benchmarks/ledger.py
 	$(PY) benchmarks/prepare.py
 	$(PY) benchmarks/agent.py
 
+bench-cluster: build ## the agent beside a minimal Go driver, on a real API server
+	$(PY) benchmarks/drivers.py
+	$(PY) benchmarks/slices.py
+
+bench-reclaim: build ## leaving a node on notice, beside kubectl drain, on a real two-node cluster
+	PYTHONPATH=tests $(PY) benchmarks/reclaim.py $(ARGS)
+
 PREFIX  ?= /usr/local
 install: build ## install below DESTDIR: command, unit, tmpfiles, example configuration (docs/systemd.md)
 	$(PY) deploy/install.py --destdir '$(DESTDIR)/' --prefix '$(PREFIX)'
+
+HELM ?= helm
+manifests: $(SYNC) ## write the kustomize base from the Helm chart
+	$(PY) deploy/base.py --helm $(HELM)
 
 fmt: $(SYNC) ## format everything
 	$(CARGO) fmt --all
 	$(VENV)/bin/ruff check --fix python tests benchmarks deploy demo
 	$(VENV)/bin/ruff format python tests benchmarks deploy demo
 
+PROTO := python/dra_agent/plugin/proto
+proto: $(SYNC) ## generate the kubelet's messages anew from $(PROTO)
+	$(PY) -m grpc_tools.protoc --plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy -I python \
+	  --python_out=python --mypy_out=quiet:python $(PROTO)/*.proto
+
 clean: ## remove what was built
-	rm -rf target $(VENV) python/dra_agent/simulate/lib python/dra_agent/*.so
+	rm -rf target $(VENV) python/dra_agent/simulate/lib python/dra_agent/setup/limits/lib python/dra_agent/*.so

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import tarfile
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+from cluster_api.fixture import fake_api
+
+__all__ = ["fake_api"]
 
 RECORDED = Path(__file__).resolve().parents[2] / "shared" / "fixtures"
+
+# How long examples take to draw says how busy the machine is, and nothing of what is tested.
+settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-machine")
 
 
 @pytest.fixture
@@ -22,3 +33,16 @@ def recorded_host(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
         if not path.is_symlink():
             path.chmod(path.stat().st_mode | (0o700 if path.is_dir() else 0o400))
     return tmp_path
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Give a directory for sockets: paths of unix sockets have 107 bytes at most, and `tmp_path` can be long."""
+    with tempfile.TemporaryDirectory(prefix="dra-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def kubelet_dir(short_path: Path) -> Path:
+    """Name the root directory of a kubelet that is not there yet."""
+    return short_path / "k"

@@ -110,3 +110,33 @@ def test_the_latency_that_an_operator_gives_a_card_makes_it_claimable(tmp_path: 
     devices = given(claim, published("dgx-h100", tmp_path, config.inventory))
     (nic,) = devices["nic"]
     assert (value(nic, "type"), value(nic, "latency")) == ("nic", "sub-microsecond")
+
+
+def test_a_gpu_that_is_offered_in_shares_has_several_claims(tmp_path: Path) -> None:
+    claim = objects("claims")["small-model"]
+    config = load(argparse.Namespace(config=EXAMPLES / "agent/shares.toml"), {})
+    slices = published("dgx-h100", tmp_path, config.inventory)
+    claims = [{**claim, "metadata": {"name": f"c{n}", "namespace": "default", "uid": f"uid-{n}"}} for n in range(20)]
+    answer = allocate(node="node-1", classes=objects("classes").values(), slices=slices, claims=claims)
+    results = [result for one in answer["results"] for result in one["devices"]["results"]]
+    devices = [result["device"] for result in results]
+    # 19 times 4Gi of 79.6Gi, and the next GPU is opened for the twentieth only.
+    assert [devices.count(name) for name in dict.fromkeys(devices)] == [19, 1]
+    assert {result["consumedCapacity"]["memory"] for result in results} == {"4Gi"}
+    assert given(claim, published("dgx-h100", tmp_path)) == {}
+
+
+def test_a_gpu_that_is_offered_in_mig_partitions_is_filled_before_the_next_one(tmp_path: Path) -> None:
+    config = load(argparse.Namespace(config=EXAMPLES / "agent/mig.toml"), {})
+    slices = published("dgx-h100", tmp_path, config.inventory)
+    small = objects("claims")["mig-small"]
+    (chosen,) = given(objects("claims")["mig-by-memory"], slices)["gpu"]
+    assert value(chosen, "profile") == "3g.40gb"
+    claims = [{**small, "metadata": {"name": f"c{n}", "namespace": "default", "uid": f"uid-{n}"}} for n in range(57)]
+    answer = allocate(node="node-1", classes=objects("classes").values(), slices=slices, claims=claims[:56])
+    results = [result for one in answer["results"] for result in one["devices"]["results"]]
+    gpus = [result["device"].partition("-mig-")[0] for result in results]
+    assert gpus == sorted(gpus)
+    assert [gpus.count(gpu) for gpu in dict.fromkeys(gpus)] == [7] * 8
+    assert not allocate(node="node-1", classes=objects("classes").values(), slices=slices, claims=claims)["allocated"]
+    assert given(small, published("dgx-h100", tmp_path)) == {}

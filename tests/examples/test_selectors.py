@@ -42,8 +42,8 @@ def test_every_example_is_valid_and_every_claim_asks_for_a_class_that_is_there()
     objects = every_object()
     classes = {loaded.name for loaded in objects if loaded.kind == "DeviceClass"}
     claims = [loaded for loaded in objects if loaded.kind == "ResourceClaim"]
-    assert len(classes) == 10
-    assert len(claims) == 12
+    assert len(classes) == 13
+    assert len(claims) == 16
     for claim in claims:
         for request in claim.value["spec"]["devices"]["requests"]:
             wishes = request.get("firstAvailable") or [request["exactly"]]
@@ -72,12 +72,12 @@ def test_no_class_takes_a_device_of_another_driver() -> None:
     ("memory", "capability", "classes"),
     [
         # What NVML tells of an L4, an A100 40GB, an L40S, a T4, an H100 80GB and a GTX 1070.
-        ("23034Mi", "8.9.0", {"nvidia-high-memory", "inference", "development", "gpu"}),
-        ("40Gi", "8.0.0", {"nvidia-high-memory", "inference", "development", "gpu"}),
-        ("46068Mi", "8.9.0", {"nvidia-high-memory", "research", "inference", "development", "gpu"}),
-        ("15360Mi", "7.5.0", {"inference", "development", "gpu"}),
-        ("81559Mi", "9.0.0", {"nvidia-high-memory", "research", "inference", "development", "gpu"}),
-        ("8192Mi", "6.1.0", {"development", "gpu"}),
+        ("23034Mi", "8.9.0", {"nvidia-high-memory", "inference", "development", "gpu", "interactive"}),
+        ("40Gi", "8.0.0", {"nvidia-high-memory", "inference", "development", "gpu", "interactive"}),
+        ("46068Mi", "8.9.0", {"nvidia-high-memory", "research", "inference", "development", "gpu", "interactive"}),
+        ("15360Mi", "7.5.0", {"inference", "development", "gpu", "interactive"}),
+        ("81559Mi", "9.0.0", {"nvidia-high-memory", "research", "inference", "development", "gpu", "interactive"}),
+        ("8192Mi", "6.1.0", {"development", "gpu", "interactive"}),
     ],
 )
 def test_which_classes_take_which_nvidia_gpu(memory: str, capability: str, classes: set[str]) -> None:

@@ -61,3 +61,10 @@ def test_links_between_pages_lead_somewhere() -> None:
         if not (page.parent / target).exists()
     ]
     assert not broken, broken
+
+
+def test_nothing_waits_in_a_way_that_loses_a_cancellation() -> None:
+    # Python 3.11's wait_for returns instead of raising CancelledError where what it waits for comes at that moment:
+    # a task that is told to stop goes on, and whoever waits for its end waits for ever (python/cpython#86296).
+    lossy = [str(path.relative_to(ROOT)) for path in files("python/*.py") if "asyncio.wait_for(" in path.read_text()]
+    assert not lossy, "wait inside `async with asyncio.timeout(...)`"
