@@ -77,7 +77,8 @@ def build_machine(machine: Machine, root: Path) -> Host:
             todo=f"remove it (rm -r {root}) or name another directory",
         )
     with nvml.locked(root / "lib"):
-        apply(machine, remembered, root, fresh=fresh)
+        # An agent that runs on it may have changed it before the lock was had.
+        apply(machine, recall(root) or remembered, root, fresh=fresh)
         if tool is not None:
             nvidia_smi.install(root)
             mps.install(root / "lib")

@@ -6,7 +6,8 @@ before or after it, never half a file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -37,20 +38,19 @@ def unplug(root: Path, device: str, machine: Machine | None = None) -> str:
     GPUs are lost to NVML, with the XID that goes with it. `device` is a PCI address, a GPU's UUID or minor number, or
     the name of an interface or RDMA device; `machine` is needed where it is no profile's.
     """
-    machine, simulated = _recall(root, machine)
-    address = find(machine, device).address
-    if address in simulated.unplugged:
-        raise UsageError(f"{address} is already unplugged", where=str(root))
-    with nvml.locked(root / "lib"):
+    with _changing(root, machine) as (machine, simulated):
+        address = find(machine, device).address
+        if address in simulated.unplugged:
+            raise UsageError(f"{address} is already unplugged", where=str(root))
         gone = {function.address for function in machine.functions()}
         gone -= {function.address for function in machine.without({address}).functions()}
+        gpus = [(gpu.uuid, gpu.minor) for function, gpu in machine.with_role(NvidiaGpu) if function.address in gone]
 
         def notice() -> None:
             # The driver finds out by asking a device that is no longer there.
-            for function, gpu in machine.with_role(NvidiaGpu):
-                if function.address in gone:
-                    _add_event(root, gpu.uuid, FALLEN_OFF_THE_BUS)
-                    mig.reset(root, gpu.uuid, gpu.minor)
+            for uuid, minor in gpus:
+                _add_event(root, uuid, FALLEN_OFF_THE_BUS)
+                mig.reset(root, uuid, minor)
 
         drivers = {other: driver for other, driver in simulated.drivers.items() if other not in gone}
         now = msgspec.structs.replace(simulated, unplugged=(*simulated.unplugged, address), drivers=drivers)
@@ -60,12 +60,11 @@ def unplug(root: Path, device: str, machine: Machine | None = None) -> str:
 
 def replug(root: Path, device: str, machine: Machine | None = None) -> str:
     """Put an unplugged device back; gives its PCI address."""
-    machine, simulated = _recall(root, machine)
-    address = find(machine, device).address
-    if address not in simulated.unplugged:
-        raise UsageError(f"{address} is not unplugged", where=str(root), todo=_unplugged(simulated))
-    rest = tuple(other for other in simulated.unplugged if other != address)
-    with nvml.locked(root / "lib"):
+    with _changing(root, machine) as (machine, simulated):
+        address = find(machine, device).address
+        if address not in simulated.unplugged:
+            raise UsageError(f"{address} is not unplugged", where=str(root), todo=_unplugged(simulated))
+        rest = tuple(other for other in simulated.unplugged if other != address)
         builder.apply(machine, msgspec.structs.replace(simulated, unplugged=rest), root)
     return address
 
@@ -190,19 +189,11 @@ def kill(
 
 def clear(root: Path) -> int:
     """Take all faults away; gives how many there were. What hangs, comes back."""
-    _, simulated = _recall(root, None, needs_machine=False)
-    of_kernel = len(simulated.kernel_faults)
-    cleared = 0
-
-    def without_faults(state: nvml.State) -> nvml.State:
-        nonlocal cleared
-        cleared = len(state.faults)
-        return msgspec.structs.replace(state, faults=())
-
-    with nvml.locked(root / "lib"):
-        _edit(root, without_faults)
+    with _changing(root, None, needs_machine=False) as (_, simulated):
+        state = nvml.read(root / "lib")
+        nvml.write(root / "lib", msgspec.structs.replace(state, faults=()))
         builder.remember(root, msgspec.structs.replace(simulated, kernel_faults=()))
-    return cleared + of_kernel
+    return len(state.faults) + len(simulated.kernel_faults)
 
 
 def answer_write(
@@ -215,12 +206,10 @@ def answer_write(
     machine: Machine | None = None,
 ) -> str:
     """Make writes of an attribute of a device fail, take longer, or (neither given) hang until `clear`."""
-    machine, _ = _recall(root, machine)
-    address = find(machine, device).address
-    if attribute not in WRITTEN:
-        raise UsageError(f"no attribute {attribute!r} is written", todo=f"name one of {', '.join(sorted(WRITTEN))}")
-    with nvml.locked(root / "lib"):
-        _, simulated = _recall(root, machine)
+    with _changing(root, machine) as (machine, simulated):
+        address = find(machine, device).address
+        if attribute not in WRITTEN:
+            raise UsageError(f"no attribute {attribute!r} is written", todo=f"name one of {', '.join(sorted(WRITTEN))}")
         fault = builder.KernelFault(address, attribute, errno, milliseconds)
         faults = (*simulated.kernel_faults, fault)
         builder.remember(root, msgspec.structs.replace(simulated, kernel_faults=faults))
@@ -255,6 +244,16 @@ def _gpu(machine: Machine, device: str) -> str:
             return role.uuid
     gpus = ", ".join(other.address for other, _ in machine.with_role(NvidiaGpu)) or "none"
     raise UsageError(f"{function.address} is no NVIDIA GPU; those of {machine.name}: {gpus}")
+
+
+@contextmanager
+def _changing(
+    root: Path, machine: Machine | None, *, needs_machine: bool = True
+) -> Iterator[tuple[Machine, builder.Simulated]]:
+    """Recall the host under the lock that everybody takes who changes it: the agent binds drivers meanwhile."""
+    _recall(root, machine, needs_machine=needs_machine)  # before a lock is made where no host is
+    with nvml.locked(root / "lib"):
+        yield _recall(root, machine, needs_machine=needs_machine)
 
 
 def _recall(root: Path, machine: Machine | None, *, needs_machine: bool = True) -> tuple[Machine, builder.Simulated]:

@@ -1,0 +1,97 @@
+"""Changes of a simulated host while an agent on it writes to its kernel: neither takes back what the other did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dra_agent.simulate import build, change, nvml
+from dra_agent.simulate.kernel import SimulatedKernel
+
+FPGA, GPU = "0000:98:00.0", "0000:43:00.0"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    build("dgx-h100", tmp_path / "host")
+    return tmp_path / "host"
+
+
+def bind(root: Path, address: str) -> None:
+    kernel = SimulatedKernel(root)
+    kernel.write(f"bus/pci/devices/{address}/driver_override", "vfio-pci\n")
+    kernel.write(f"bus/pci/devices/{address}/driver/unbind", address)
+    kernel.write("bus/pci/drivers_probe", address)
+
+
+def driver(root: Path, address: str) -> str | None:
+    link = root / "sys/bus/pci/devices" / address / "driver"
+    return link.readlink().name if link.is_symlink() else None
+
+
+@pytest.fixture
+def just_before(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Let something happen at the last moment before the next change has the host's lock."""
+
+    def arrange(act: Callable[[], None]) -> None:
+        real = nvml.locked
+
+        @contextmanager
+        def locked(folder: Path) -> Iterator[None]:
+            monkeypatch.setattr(nvml, "locked", real)
+            act()
+            with real(folder):
+                yield
+
+        monkeypatch.setattr(nvml, "locked", locked)
+
+    return arrange
+
+
+CHANGES = {
+    "unplug": lambda root: change.unplug(root, "0"),
+    "replug": lambda root: change.replug(root, "7"),
+    "clear": change.clear,
+    "answer_write": lambda root: change.answer_write(root, "0", "unbind", errno=16),
+    "build": lambda root: build("dgx-h100", root),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_an_agent_binds_meanwhile_stays_bound(
+    host: Path, just_before: Callable[[Callable[[], None]], None], what: str
+) -> None:
+    change.unplug(host, "7")
+    just_before(lambda: bind(host, GPU))
+    CHANGES[what](host)
+    assert driver(host, GPU) == "vfio-pci"
+    # What is remembered agrees with the tree: the next change keeps it too.
+    change.clear(host)
+    build("dgx-h100", host)
+    assert driver(host, GPU) == "vfio-pci"
+
+
+def test_two_who_unplug_at_once_unplug_both(host: Path, just_before: Callable[[Callable[[], None]], None]) -> None:
+    just_before(lambda: change.unplug(host, "1") and None)
+    change.unplug(host, "0")
+    assert not (host / "sys/bus/pci/devices" / GPU).exists()
+    change.replug(host, "1")
+    assert (host / "sys/bus/pci/devices" / GPU).exists()
+
+
+def test_a_device_that_goes_meanwhile_is_not_unplugged_twice(
+    host: Path, just_before: Callable[[Callable[[], None]], None]
+) -> None:
+    just_before(lambda: change.unplug(host, "0") and None)
+    with pytest.raises(Exception, match="already unplugged"):
+        change.unplug(host, "0")
+    change.replug(host, "0")
+
+
+def test_a_place_without_a_host_gets_no_lock_file(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="not a simulated host"):
+        change.unplug(tmp_path / "nothing", "0")
+    assert list(tmp_path.iterdir()) == []
