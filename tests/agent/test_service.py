@@ -39,7 +39,7 @@ def test_systemd_understands_every_line_of_the_unit() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
-@pytest.mark.parametrize("name", ["kubernetes.conf", "mps.conf"])
+@pytest.mark.parametrize("name", ["devices.conf", "kubernetes.conf", "mps.conf"])
 @pytest.mark.parametrize("added", ["", "Nonsense=1\n"])
 def test_systemd_understands_every_line_of_the_drop_ins(tmp_path: Path, name: str, added: str) -> None:
     shutil.copy(UNIT, tmp_path)
@@ -50,6 +50,18 @@ def test_systemd_understands_every_line_of_the_drop_ins(tmp_path: Path, name: st
     done = subprocess.run(command, capture_output=True, text=True)
     complaints = [line for line in done.stderr.splitlines() if name in line]
     assert bool(complaints) == bool(added), complaints
+
+
+def test_the_drop_in_for_devices_opens_what_a_change_of_them_needs() -> None:
+    unit, drop_in = UNIT.read_text(), (ROOT / "systemd/devices.conf").read_text()
+    for closed, opened in (
+        ("ProtectKernelTunables=yes", "ProtectKernelTunables=no"),
+        ("ProtectProc=invisible", "ProtectProc=default"),
+    ):
+        assert closed in unit and opened in drop_in
+    allowed = re.search(r"^CapabilityBoundingSet=(.*)$", drop_in, re.MULTILINE)
+    # Folders of other users' processes are theirs alone (proc(5)): that takes the right to read them beside ptrace's.
+    assert allowed and {"CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"} <= set(allowed[1].split())
 
 
 def test_each_thing_left_open_is_explained() -> None:

@@ -153,6 +153,18 @@ def test_policy_binding_and_pods_mean_the_same_account(render, values, release, 
     assert made == ([] if values.get("serviceAccount", {}).get("create") is False else [account])
 
 
+def test_an_agent_that_changes_devices_writes_the_nodes_sys_and_sees_its_processes(render):
+    def pod(values):
+        return one(render(values), "DaemonSet")["spec"]["template"]["spec"]
+
+    def sys_of(values):
+        return next(m for m in pod(values)["containers"][0]["volumeMounts"] if m["name"] == "sys")
+
+    assert sys_of({})["readOnly"] is True and "hostPID" not in pod({})
+    assert "readOnly" not in sys_of({"privileged": True}) and "hostPID" not in pod({"privileged": True})
+    assert pod({"privileged": True, "hostPID": True})["hostPID"] is True
+
+
 def test_two_releases_share_no_object_of_the_cluster(render):
     without_classes = {"deviceClasses": {"create": False}}
     first = render(without_classes, release="dra-agent", namespace="one")
@@ -329,6 +341,7 @@ def test_everything_optional_at_once(render):
         ({"deviceClasses": {"extendedResourceNames": {"gpu": "gpu"}}}, "extendedResourceNames/gpu'"),
         ({"deviceClasses": {"extendedResourceNames": {"gpus": "nvidia.com/gpu"}}}, 'no class "gpus"'),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
+        ({"hostPID": True}, "hostPID: processes"),
     ],
 )
 def test_values_that_make_no_sense_are_refused_with_their_name(render, values, named):

@@ -45,7 +45,7 @@ class Collector:
         self._rules = Rules(self._settings, driver)
         self._partitions = PartitionRules(self._settings.partition, driver)
         self._shares = Shares(self._settings.share, driver)
-        self._passthrough = Passthrough(self._settings.passthrough, driver, handovers)
+        self._passthrough = Passthrough(host, self._settings.passthrough, driver, handovers)
         self._backends: dict[str, Backend] = {}
 
     def take(self, topology: Topology) -> Inventory:

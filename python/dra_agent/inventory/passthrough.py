@@ -11,11 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from dra_agent.errors import AgentError
+from dra_agent.host import Host
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.device import Device, Exclusion, Problem
 from dra_agent.inventory.handover import Handovers
 from dra_agent.inventory.rules import Rule, encode, unanswered
 from dra_agent.inventory.settings import PassthroughRule
+from dra_agent.inventory.sight import TODO, blindness
 from dra_agent.topology.model import Device as Function
 
 DRIVER = "vfio-pci"
@@ -44,8 +46,9 @@ _KEPT_IDENTITY = frozenset({"uuid", "minor", "parent", "uplink"})
 class Passthrough:
     """The passthrough rules of one configuration, compiled. UsageError where one can never work."""
 
-    def __init__(self, rules: Sequence[PassthroughRule], driver: str, handovers: Handovers | None) -> None:
+    def __init__(self, host: Host, rules: Sequence[PassthroughRule], driver: str, handovers: Handovers | None) -> None:
         """`handovers` tell what claims have; None: nobody binds anything here."""
+        self._host = host
         self._driver = driver
         self._rules = [Rule(f"passthrough[{number}].when", rule.when) for number, rule in enumerate(rules)]
         self._handovers = handovers
@@ -88,6 +91,9 @@ class Passthrough:
             where = f"inventory.{matching[0].where}"
             excluded.append(Exclusion(device.name, f"{where} wants it for vfio-pci, and {what}"))
             problems.append(Problem(device.name, f"cannot be passed through, as {where} wants: {what}", todo))
+        if any(PASSTHROUGH in device.identity for device in given) and (blind := blindness(self._host)):
+            what = f"devices that have nodes are not given to vfio-pci, for somebody may have them open unseen: {blind}"
+            problems.append(Problem("inventory.passthrough", what, TODO))
         problems.extend(unanswered(self._rules))
         return given
 

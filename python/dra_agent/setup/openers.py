@@ -1,17 +1,20 @@
 """Who has a device's nodes open, by /proc: the kernel takes a driver away from under them, or waits for them for ever.
 
-Only processes that the agent can see are found: in a pod without the host's process namespace that is nobody else.
+Only processes that the agent can see are found. Where it does not see all of the host's, nobody can say that a device
+is not in use, so it is not said: the device is left alone.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dra_agent.errors import RetryableError
 from dra_agent.host import Host
+from dra_agent.inventory.sight import TODO, blindness
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,20 @@ class Opener:
 
     def __str__(self) -> str:
         return f"{self.name} (process {self.pid}) has {self.node} open"
+
+
+def check_closed(host: Host, nodes: Sequence[str], where: str, why: str = "") -> None:
+    """Refuse what would take a driver away from under somebody; RetryableError names who, or why nobody can know.
+
+    `why` is what the refusal begins with: "it is in mode SPX and in use".
+    """
+    before = f"{why}: " if why else ""
+    if users := openers(host, nodes):
+        named = "; ".join(map(str, users[:5]))
+        raise RetryableError(before + named, where=where, todo="end them; it is tried again by itself")
+    if nodes and (blind := blindness(host)):
+        what = f"whether a process has {nodes[0]} open cannot be told: {blind}"
+        raise RetryableError(before + what, where=where, todo=TODO)
 
 
 def openers(host: Host, nodes: Iterable[str]) -> list[Opener]:

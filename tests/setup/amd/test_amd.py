@@ -102,7 +102,7 @@ def test_a_gpu_that_a_program_uses_is_not_divided(bench: Bench) -> None:
     (process / "fd").mkdir(parents=True)
     (process / "comm").write_text("train\n")
     (process / "fd/9").symlink_to(bench.host.dev_path("/dev/dri/renderD128"))
-    with pytest.raises(RetryableError, match=r"in mode SPX and in use.*train \(process 4711\)"):
+    with pytest.raises(RetryableError, match=r"in mode SPX and cannot.*train \(process 4711\)"):
         given(bench.setup(), "uid-1", bench.item("-cpx-0"))
     assert bench.mode() == "SPX"
     (process / "fd/9").unlink()

@@ -384,3 +384,26 @@ def test_a_real_sys_is_written_in_one_call_and_never_made(tmp_path: Path) -> Non
     (tmp_path / "probe").write_text("something longer than what is written")
     kernel.write("probe", "0000:11:00.0")
     assert (tmp_path / "probe").read_text().startswith("0000:11:00.0"), "written at its beginning, and not cut"
+
+
+def test_an_agent_in_a_pod_takes_no_driver_away_from_under_processes_that_it_cannot_see(bench: Bench) -> None:
+    vfio = bench.vfio()
+    item = bench.device(FPGA)
+    (bench.host.proc / "self/ns").mkdir(parents=True)
+    (bench.host.proc / "self/ns/pid").symlink_to("pid:[4026532201]")
+    with pytest.raises(RetryableError, match="cannot be told: the agent is not in the host's process namespace"):
+        vfio.set_up("uid-1", [item], AUTO, None)
+    assert (bench.driver(FPGA), bench.points.seen) == ("dfl-pci", [])
+    said = [problem for problem in bench.inventory().problems if problem.where == "inventory.passthrough"]
+    assert [problem.todo for problem in said] and "hostPID" in str(said[0])
+    assert not [one for one in bench.inventory(InventorySettings()).problems if "hostPID" in str(one)], "nobody asks"
+
+
+def test_an_agent_that_went_blind_gives_back_what_a_claim_has(bench: Bench) -> None:
+    vfio = bench.vfio()
+    item = bench.device(FPGA)
+    outcome = vfio.set_up("uid-1", [item], AUTO, None)
+    (bench.host.proc / "self/ns").mkdir(parents=True)
+    (bench.host.proc / "self/ns/pid").symlink_to("pid:[4026532201]")
+    vfio.tear_down("uid-1", [item.key], outcome.record)
+    assert bench.driver(FPGA) == "dfl-pci"

@@ -13,7 +13,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.kfd import KfdNode, gpu_nodes
 from dra_agent.inventory.sysfs import Files
 from dra_agent.setup.kernel import Writes
-from dra_agent.setup.openers import openers
+from dra_agent.setup.openers import check_closed
 
 SETTLED = 20.0
 """Seconds that the driver may take to make the partitions of a new mode, and udev their nodes."""
@@ -37,14 +37,8 @@ class Gpu:
 
     def put_into(self, mode: str, partitions: int) -> None:
         """Divide it anew. RetryableError while anybody uses it, PermanentError where it does not have the mode."""
-        users = openers(self._host, self._nodes())
-        if users:
-            raise RetryableError(
-                f"it is in mode {self.mode} and in use, so that it cannot be put into {mode}: "
-                f"{'; '.join(map(str, users[:5]))}",
-                where=self._where,
-                todo="end them; it is tried again by itself",
-            )
+        why = f"it is in mode {self.mode} and cannot be put into {mode}"
+        check_closed(self._host, self._nodes(), self._where, why)
         path = f"bus/pci/devices/{self._address}/current_compute_partition"
         try:
             self._writes.write(self._address, path, mode)

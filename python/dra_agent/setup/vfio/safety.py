@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.device import Device
-from dra_agent.setup.openers import nodes_of, openers
+from dra_agent.setup.openers import check_closed, nodes_of, openers
 from dra_agent.setup.vfio.functions import Functions
 
 
@@ -64,15 +64,16 @@ def check_unused(functions: Functions, host: Host, device: Device, address: str,
             where=where,
             todo="take it out of there, or ask for another device",
         )
-    _check_closed(host, nodes_of(host, address, device.identity.get("minor")), where)
+    check_closed(host, nodes_of(host, address, device.identity.get("minor")), where)
 
 
 def check_given_back(functions: Functions, host: Host, address: str, where: str) -> None:
-    """Refuse a function that a virtual machine or a program still has open: vfio-pci would wait for its end."""
+    """Refuse a function that a virtual machine or a program is seen to have open: vfio-pci would wait for its end.
+
+    An agent that does not see every process goes on: the claim is released when its containers are gone, and where
+    somebody is left all the same, vfio-pci waits and takes nothing away from under it (vfio_unregister_group_dev).
+    """
     group = functions.group(address)
-    _check_closed(host, [*nodes_of(host, address), *([f"/dev/vfio/{group}"] if group is not None else [])], where)
-
-
-def _check_closed(host: Host, nodes: list[str], where: str) -> None:
+    nodes = [*nodes_of(host, address), *([f"/dev/vfio/{group}"] if group is not None else [])]
     if users := openers(host, nodes):
         raise RetryableError("; ".join(map(str, users[:5])), where=where, todo="end them; it is tried again by itself")
