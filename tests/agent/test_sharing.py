@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import subprocess
+import time
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.conftest import Start
+from agent.conftest import AgentProcess, Start
+from agent.test_kubernetes import kubernetes, prepare
+from cluster_api.fake import FakeApi
 from dra_agent import simulate
 from dra_agent.cli.main import main
 from dra_agent.simulate import change, nvml
+from plugin.fake_kubelet import FakeKubelet
+
+__all__ = ["kubernetes"]
 
 CONFIG = """\
 [inventory]
@@ -21,6 +31,7 @@ when = 'device.attributes["dra-agent.internal"].type == "gpu"'
 enforcement = "nvml-cgroup"
 """
 EXAMPLES = Path(__file__).parents[2] / "examples"
+GPU = "gpu-0000-1b-00-0"
 CGROUP = "kubepods.slice/cri-1.scope"
 
 
@@ -85,6 +96,54 @@ def test_the_driver_limits_a_containers_cgroup_and_counts_for_it(
     assert run_hook(tmp_path / "cdi", root).returncode == 0
     assert main(["claim", "delete", "small-model", *connection]) == 0
     assert list((state / "limits").iterdir()) == []
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_the_agent_that_is_left_of_a_rolling_update_answers_hooks_again(
+    kubernetes: Callable[..., AgentProcess],
+    fake_api: FakeApi,
+    kubelet_dir: Path,
+    root: Path,
+    tmp_path: Path,
+    end: signal.Signals,
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(CONFIG)
+    uid = str(uuid.uuid4())
+    result = {"request": "gpu", "driver": "dra-agent.internal", "pool": "node-a/gpu", "device": GPU}
+    result |= {"shareID": str(uuid.uuid4()), "consumedCapacity": {"memory": "4Gi"}}
+    fake_api.put(
+        "resourceclaims",
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"namespace": "default", "name": "share", "uid": uid},
+            "spec": {"devices": {}},
+            "status": {"allocation": {"devices": {"results": [result]}}},
+        },
+    )
+
+    def agent(pod: str) -> AgentProcess:
+        return kubernetes("--simulate", "hgx-h200", "--config", str(config), "--pod-uid", pod)
+
+    async def scenario() -> None:
+        older = agent("11111111-0000-4000-8000-000000000001")
+        kubelet = FakeKubelet(kubelet_dir)
+        try:
+            answer = await prepare(await kubelet.driver(), ("default", "share", uid))
+            assert not answer.error
+            older.ready()
+            newer = (await asyncio.to_thread(agent, "22222222-0000-4000-8000-000000000002")).ready()
+            assert run_hook(tmp_path / "cdi", root).returncode == 0
+            newer.end(end)
+            until = time.monotonic() + 20
+            while (done := run_hook(tmp_path / "cdi", root)).returncode != 0:
+                assert time.monotonic() < until, f"no container with a share can start any more: {done.stderr}"
+                await asyncio.sleep(0.05)
+        finally:
+            await kubelet.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 90))
 
 
 def test_what_the_driver_refuses_keeps_a_container_from_starting(

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import stat
 import warnings
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -230,3 +231,61 @@ def test_a_successors_socket_is_left_alone(short_path: Path) -> None:
 def test_nobody_there_says_what_to_do(short_path: Path) -> None:
     with pytest.raises(RetryableError, match="nobody is here; start somebody"):
         connect(short_path / "s")
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+def test_a_socket_that_another_server_took_and_left_is_taken_again(short_path: Path, end: str) -> None:
+    path = short_path / "s"
+
+    async def run() -> None:
+        older, newer = (Server(path, echo, line_limit=LIMIT, every=0.05) for _ in range(2))
+        await older.start()
+        await newer.start()
+        taken = path.stat().st_ino
+        await asyncio.sleep(0.2)
+        assert path.stat().st_ino == taken, "who listens there is left alone"
+        if end == "stopped":
+            await newer.stop()
+        else:
+            # As after kill -9: nobody listens any more, and the file stays.
+            await newer.stop()
+            with socket.socket(socket.AF_UNIX) as left:
+                left.bind(str(path))
+        try:
+            async with asyncio.timeout(20):
+                while not await asyncio.to_thread(_answers, path):
+                    await asyncio.sleep(0.02)
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        finally:
+            await older.stop()
+        assert not path.exists()
+
+    asyncio.run(run())
+
+
+def _answers(path: Path) -> bool:
+    try:
+        return bool(ask(path) == {"text": "a"})
+    except RetryableError:
+        return False
+
+
+def test_what_is_not_a_socket_is_left_where_it_is(short_path: Path) -> None:
+    path = short_path / "s"
+
+    async def run() -> None:
+        server = Server(path, echo, line_limit=LIMIT, every=0.02)
+        await server.start()
+        path.unlink()
+        path.write_text("mine")
+        await asyncio.sleep(0.3)
+        assert path.read_text() == "mine"
+        path.unlink()
+        try:
+            async with asyncio.timeout(20):
+                while not await asyncio.to_thread(_answers, path):
+                    await asyncio.sleep(0.02)
+        finally:
+            await server.stop()
+
+    asyncio.run(run())

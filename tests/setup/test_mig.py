@@ -340,6 +340,51 @@ def test_a_note_that_cannot_be_understood_destroys_nothing(world: World) -> None
     assert any("is no note of MIG instances" in problem.what for problem in world.inventory().problems)
 
 
+def test_a_damaged_note_of_one_gpu_holds_up_no_claim_of_another(world: World) -> None:
+    first, second = (world.device(f"{name}-mig-1g-10gb-6") for name in (FIRST, SECOND))
+    for uid, device in (("u1", first), ("u2", second)):
+        world.setup.set_up(uid, [ask(device)], MigConfig(), None)
+    (world.root.parent / "state/mig" / world.notes()[0]).write_text("{")
+    world.again().tear_down("u2", [second.name], None)
+    assert (world.exist(0), world.exist(1)) == ([(19, 6, 1)], [])
+
+
+def test_at_start_a_gpu_that_fails_keeps_no_orphans_on_the_others(world: World) -> None:
+    for uid, name in (("u1", FIRST), ("u2", SECOND)):
+        world.setup.set_up(uid, [ask(world.device(f"{name}-mig-1g-10gb-6"))], MigConfig(), None)
+    (world.root.parent / "state/mig" / world.notes()[0]).write_text("{")
+    with pytest.raises(RetryableError, match="is no note of MIG instances"):
+        world.again().keep_only(set())
+    assert world.exist(1) == []
+
+
+def test_a_claim_on_two_gpus_gives_back_what_it_can(world: World) -> None:
+    devices = [world.device(f"{name}-mig-1g-10gb-6") for name in (FIRST, SECOND)]
+    world.setup.set_up("u1", [ask(device) for device in devices], MigConfig(), None)
+    (world.root.parent / "state/mig" / world.notes()[0]).write_text("{")
+    with pytest.raises(RetryableError, match="is no note of MIG instances"):
+        world.again().tear_down("u1", [device.name for device in devices], None)
+    assert world.exist(1) == []
+
+
+def test_what_came_while_room_was_waited_for_is_somebody_else_s(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = world.device(f"{FIRST}-mig-1g-10gb-6")
+    monkeypatch.setattr(gpus, "_PATIENCE", 0.1)
+    make = drivers.GpuDriver.make
+
+    def overtaken(driver: drivers.GpuDriver, profile: int, placement: drivers.Placement) -> drivers.Instance:
+        if world.exist() == []:
+            make(driver, profile, placement)  # an operator is quicker, with the very instance that the claim wants
+        return make(driver, profile, placement)
+
+    monkeypatch.setattr(drivers.GpuDriver, "make", overtaken)
+    with pytest.raises(RetryableError, match="the GPU has no room"):
+        world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    world.setup.roll_back("u1", [device.name], MigConfig())
+    assert world.exist() == [(19, 6, 0)]
+    assert world.notes() == []
+
+
 def test_a_gpu_that_is_gone_holds_no_claim_back(world: World) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
     world.setup.set_up("u1", [ask(device)], MigConfig(), None)

@@ -34,24 +34,29 @@ IDLE = 60.0
 """Seconds that a client may be silent, or leave an answer unread."""
 MOST = 32
 """Clients at a time."""
+KEEP = 1.0
+"""Seconds between two looks whether the socket is still there."""
 _UCRED = struct.Struct("3i")
 
 
 class Server:
     """Serves one socket from `start` to `stop`."""
 
-    def __init__(self, path: Path, handler: Handler, *, line_limit: int) -> None:
-        """`line_limit`: bytes of one request."""
+    def __init__(self, path: Path, handler: Handler, *, line_limit: int, every: float = KEEP) -> None:
+        """`line_limit`: bytes of one request; `every`: seconds between two looks at the socket."""
         self.path = path
         self._handler = handler
         self._line_limit = line_limit
         self._server: asyncio.Server | None = None
         self._inode = 0
+        self._every = every
+        self._keeping: asyncio.Task[None] | None = None
         self._clients: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Listen; a socket that an agent left behind when it was killed is replaced.
 
+        Another agent of a rolling update may take the socket later. When that one has gone, this one takes it again.
         UsageError for a path that is too long, PermanentError where it cannot listen.
         """
         if len(os.fsencode(self.path)) > PATH_LIMIT:
@@ -60,6 +65,25 @@ class Server:
                 where=str(self.path),
                 todo="choose a shorter --state-dir",
             )
+        await self._listen()
+        self._keeping = asyncio.create_task(self._keep(), name=f"keep {self.path.name}")
+
+    async def stop(self) -> None:
+        """Stop listening, drop the clients and remove the socket."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        if self._server is not None:
+            self._server.close()
+            for client in self._clients:
+                client.cancel()
+            await asyncio.gather(*self._clients, return_exceptions=True)
+            with contextlib.suppress(OSError):
+                # A newer agent may listen here by now.
+                if self.path.stat().st_ino == self._inode:
+                    self.path.unlink()
+
+    async def _listen(self) -> None:
         listening = socket.socket(socket.AF_UNIX)
         try:
             _remove_stale(self.path)
@@ -72,19 +96,26 @@ class Server:
         except OSError as error:
             listening.close()
             raise PermanentError(f"cannot listen: {error.strerror}", where=str(self.path)) from error
+        before_it = self._server
         self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=self._line_limit)
+        if before_it is not None:
+            before_it.close()
 
-    async def stop(self) -> None:
-        """Stop listening, drop the clients and remove the socket."""
-        if self._server is not None:
-            self._server.close()
-            for client in self._clients:
-                client.cancel()
-            await asyncio.gather(*self._clients, return_exceptions=True)
-            with contextlib.suppress(OSError):
-                # A newer agent may listen here by now.
-                if self.path.stat().st_ino == self._inode:
-                    self.path.unlink()
+    async def _keep(self) -> None:
+        """Listen again where nobody does: the agent that took the socket is gone, or somebody has removed it."""
+        told = ""
+        while True:
+            await asyncio.sleep(self._every)
+            try:
+                if not _deserted(self.path, self._inode):
+                    continue
+                await self._listen()
+                told = ""
+                log.info("listens again", extra={"socket": str(self.path)})
+            except (AgentError, OSError) as error:
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("cannot listen again", extra={"socket": str(self.path), "reason": told})
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -144,3 +175,15 @@ def _remove_stale(path: Path) -> None:
     if not is_socket:
         raise FileExistsError(errno.EEXIST, "something that is not a socket is in the way", str(path))
     path.unlink()
+
+
+def _deserted(path: Path, own: int) -> bool:
+    """Whether nobody listens at the path, where `own` is the inode of the socket that is the caller's."""
+    try:
+        if path.lstat().st_ino == own:
+            return False
+    except FileNotFoundError:
+        return True
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as asking:
+        # EAGAIN is a server with many clients waiting (connect(2)), and alive.
+        return asking.connect_ex(os.fspath(path)) == errno.ECONNREFUSED

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from dra_agent.errors import RetryableError
+from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.nvidia.library import LostError, UnknownGpuError
 from dra_agent.inventory.nvidia.made import MadeInstance, Note
 from dra_agent.inventory.nvidia.profiles import Placement
@@ -78,7 +78,13 @@ class PartitionedGpu:
             held = _held(self._notebook.read(self._address), wanted)
             self._notebook.write(held)
             if instance is None:
-                instance = _patiently(lambda: driver.make(wanted.profile, wanted.placement))
+                try:
+                    instance = _patiently(lambda: driver.make(wanted.profile, wanted.placement))
+                except (NoRoomError, PermanentError):
+                    # What was refused was not made: an instance that lies there by now is somebody else's.
+                    others = tuple(one for one in held.instances if one.device != wanted.device)
+                    self._notebook.write(msgspec.structs.replace(held, instances=others))
+                    raise
             compute = self._compute(driver, held, instance, wanted)
             return Made(driver.uuid(compute), instance.id, compute.id, driver.capabilities(instance, compute))
 

@@ -10,9 +10,9 @@ from typing import Any
 from dra_agent.cdi.claim import variable
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.cdi.recipes.nvidia import capability_edits
-from dra_agent.errors import PermanentError
+from dra_agent.errors import AgentError, PermanentError
 from dra_agent.host import Host
-from dra_agent.inventory.device import Device
+from dra_agent.inventory.device import Device, device_name
 from dra_agent.inventory.nvidia.library import shared
 from dra_agent.inventory.nvidia.profiles import Placement
 from dra_agent.prepare.setup import Kind, SetupDevice, SetupOutcome, UnsuitableError
@@ -84,12 +84,19 @@ class MigSetup:
     def tear_down(self, uid: str, keys: Sequence[str], record: Any) -> None:
         """Destroy what nobody else holds; the notes say where it is."""
         del record
-        holders = {_holder(uid, key) for key in keys}
-        for address in self._notebook.gpus():
-            # Another GPU, which may be slow or hang, is not waited for.
+
+        def release(address: str) -> None:
+            # A partition's name begins with that of its GPU. Another GPU, which may be slow, hang or have a damaged
+            # note, is not asked.
+            name = device_name("gpu", address)
+            holders = {_holder(uid, key) for key in keys if key.startswith(f"{name}-")}
+            if not holders:
+                return
             held = {holder for one in self._notebook.read(address).instances for holder in (*one.holders, one.leaving)}
             for holder in sorted(holders & held):
                 self._gpu(address).release(holder)
+
+        self._each_gpu(release)
 
     def roll_back(self, uid: str, keys: Sequence[str], parameters: MigConfig) -> None:
         """Do the same: what has been begun is noted."""
@@ -99,8 +106,18 @@ class MigSetup:
     def keep_only(self, uids: Collection[str]) -> None:
         """Destroy at start what is noted for claims that the ledger does not know; RetryableError where that fails."""
         known: Callable[[str], bool] = lambda holder: holder.partition("/")[0] in uids  # noqa: E731
+        self._each_gpu(lambda address: self._gpu(address).keep_only(known))
+
+    def _each_gpu(self, step: Callable[[str], None]) -> None:
+        """Take a step for every GPU that has a note; the first failure is raised when all have had their turn."""
+        failed: AgentError | None = None
         for address in self._notebook.gpus():
-            self._gpu(address).keep_only(known)
+            try:
+                step(address)
+            except AgentError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _gpu(self, address: str) -> PartitionedGpu:
         with self._guard:
