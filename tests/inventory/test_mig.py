@@ -139,6 +139,20 @@ def test_existing_instances_are_published_and_the_whole_gpu_is_not(
     assert first.identity["parent"] == "gpu-0000-3b-00-0"
 
 
+def test_compute_instances_of_one_gpu_instance_are_not_kept_out_of_each_other_s_memory(
+    backend: Callable[[MigLibrary], NvidiaBackend], gpu: Function, write: Write
+) -> None:
+    write(f"{CAPABILITIES}/gi11/ci0/access", "DeviceFileMinor: 103\nDeviceFileMode: 292\nDeviceFileModify: 1")
+    library = MigLibrary((9, 0, "1g.10gb", 4), (11, 0, "1c.2g.20gb", 2), (11, 1, "1c.2g.20gb", 2))
+    devices = backend(library).devices([gpu], [])
+    said = {device.name: device.attributes["memoryEnforcement"].value for device in devices}
+    assert said == {
+        "gpu-0000-3b-00-0-mig-1g-10gb-4": "mig",
+        "gpu-0000-3b-00-0-mig-1c-2g-20gb-2": "none",
+        "gpu-0000-3b-00-0-mig-1c-2g-20gb-2-1": "none",
+    }
+
+
 def test_mig_mode_without_instances_is_a_warning(backend: Callable[[MigLibrary], NvidiaBackend], gpu: Function) -> None:
     problems: list[Problem] = []
     assert backend(MigLibrary()).devices([gpu], problems) == []

@@ -42,7 +42,7 @@ def describe_instance(draft: Draft, facts: GpuFacts, driver: DriverFacts, instan
     draft.set("uuid", instance.uuid)
     draft.set("parentUUID", facts.uuid)
     draft.set("profile", instance.profile)
-    draft.set("memoryEnforcement", "mig")
+    draft.set("memoryEnforcement", "mig" if instance.alone else "none")
     _model(draft, facts, driver)
     if instance.memory_bytes:
         draft.capacity["memory"] = Capacity.of_bytes(instance.memory_bytes)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dra_agent.host import Host
@@ -41,6 +42,8 @@ class MigInstance:
     engines: dict[str, int] = field(default_factory=dict)
     capability_minors: tuple[int, ...] = ()
     """Of the GPU instance and of the compute instance, below /dev/nvidia-caps."""
+    alone: bool = True
+    """Whether its GPU instance has no other compute instance: all of them share one memory (MIG user guide)."""
 
 
 def read_instances(
@@ -58,7 +61,8 @@ def read_instances(
         except (UnknownGpuError, NotThereError):
             continue
         instances.append(_instance(ask, handle, instance, host, minor, problems))
-    return instances
+    inside = Counter(instance.gpu_instance for instance in instances)
+    return [replace(instance, alone=inside[instance.gpu_instance] == 1) for instance in instances]
 
 
 def _instance(
