@@ -11,7 +11,7 @@ from dra_agent.errors import UsageError
 from dra_agent.host import Host
 from dra_agent.inventory import Attribute, Capacity, Device, InventorySettings, Problem, ShareRule, take
 from dra_agent.inventory.amd import AmdBackend
-from dra_agent.inventory.shares import Shares, offered_enforcement
+from dra_agent.inventory.shares import Shares, mechanism, offered_enforcement
 from dra_agent.slices import desired_slices
 from dra_agent.topology import Device as Function
 from dra_agent.topology import Kind, scan
@@ -66,6 +66,20 @@ def test_multiprocessors_are_offered_where_mps_limits_them(reason: str) -> None:
     assert [problem.what.partition(": ")[2] for problem in problems] == (
         [f"mps cannot be used here: {reason}"] if reason else []
     )
+
+
+def test_mps_on_a_mig_device_limits_who_goes_through_it_and_is_not_called_enforcement() -> None:
+    mig = msgspec.structs.replace(gpu("40Gi", mps=""), identity={"parent": "gpu-whole"})
+    shared, (problem,) = offered(mig, ShareRule("true", "mps", multiprocessors=True))
+    assert (offered_enforcement(shared), mechanism(shared)) == ("none", "mps")
+    assert "EXCLUSIVE_PROCESS" in problem.what and problem.severity == "warning"
+    assert shared.to_api()["capacity"]["multiprocessors"]["requestPolicy"]["validRange"]["max"] == "0"
+
+
+def test_a_mechanism_that_is_missing_is_not_used_either() -> None:
+    shared, _ = offered(gpu(mps="not there"), ShareRule("true", "mps"))
+    assert mechanism(shared) == "none"
+    assert mechanism(gpu(mps="")) is None
 
 
 def test_a_mechanism_of_another_vendor_is_never_claimed() -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dra_agent.errors import PermanentError, RetryableError
@@ -264,9 +265,13 @@ def test_a_number_in_an_old_file_is_nobodys_to_kill(world: World) -> None:
         other.wait()
 
 
-def test_the_mode_of_a_mig_device_is_its_gpus_and_stays(world: World) -> None:
-    device = gpu("gpu-b", parent="gpu-whole")
-    world.setup.set_up("uid-1", [share(1, device=device)], ShareConfig(), None)
+def test_a_mig_device_has_a_daemon_and_the_mode_of_its_gpu_stays(world: World) -> None:
+    device = msgspec.structs.replace(
+        gpu("gpu-b", parent="gpu-whole", share="mps"), attributes={"memoryEnforcement": Attribute.of("none")}
+    )
+    outcome = world.setup.set_up("uid-1", [share(1, device=device)], ShareConfig(), None)
+    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M" in outcome.edits["gpu-b/share-1"].env
+    assert world.pid("gpu-b")
     assert world.modes.now == {}
     world.setup.tear_down("uid-1", ["gpu-b/share-1"], None)
     assert world.modes.now == {}

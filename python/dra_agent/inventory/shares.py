@@ -23,6 +23,8 @@ from dra_agent.inventory.settings import Enforcement, ShareRule
 MEMORY = "memory"
 MULTIPROCESSORS = "multiprocessors"
 ENFORCEMENT = "memoryEnforcement"
+_USED = "share"
+"""Of the identity: what is set up for each share. Only what nobody can go past is published as its enforcement."""
 
 _MIB = 1 << 20
 _NOTHING = RequestPolicy(default="0", valid_range=RequestRange(min="0", max="0"))
@@ -72,8 +74,19 @@ class Shares:
             todo = "make it available, or choose another enforcement, or none, in inventory.share"
             problems.append(Problem(device.name, what, todo))
             enforcement = "none"
+        used = enforcement
+        if used == "mps" and "parent" in device.identity:
+            # MIG user guide, "MIG with CUDA MPS": the mode is not supported in MIG mode.
+            what = (
+                "MPS limits the programs that go through it, and nothing keeps others from the memory of all shares: "
+                "in MIG mode a GPU has no compute mode EXCLUSIVE_PROCESS"
+            )
+            todo = "give such shares to who may have all of the MIG device, or claim MIG devices whole"
+            problems.append(Problem(device.name, what, todo, severity="warning"))
+            enforcement = "none"
         return msgspec.structs.replace(
             device,
+            identity={**device.identity, _USED: used},
             attributes={**device.attributes, ENFORCEMENT: Attribute.of(enforcement)},
             capacity={
                 name: msgspec.structs.replace(capacity, request_policy=_policy(name, capacity, offer, enforcement))
@@ -89,6 +102,12 @@ def offered_enforcement(device: Device) -> str | None:
         return None
     attribute = device.attributes.get(ENFORCEMENT)
     return str(attribute.value) if attribute is not None else "none"
+
+
+def mechanism(device: Device) -> str | None:
+    """Say what is set up for each share of a device, whether it holds everybody or not; None: not offered in shares."""
+    enforcement = offered_enforcement(device)
+    return None if enforcement is None else device.identity.get(_USED, enforcement)
 
 
 def _reason_not_to(device: Device, offer: _Offer) -> str | None:

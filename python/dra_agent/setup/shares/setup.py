@@ -9,7 +9,7 @@ from dra_agent import _native
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.errors import PermanentError
 from dra_agent.inventory.device import Device
-from dra_agent.inventory.shares import MEMORY, MULTIPROCESSORS, offered_enforcement
+from dra_agent.inventory.shares import MEMORY, MULTIPROCESSORS, mechanism
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
 from dra_agent.setup.limits.limiter import Limiter
 from dra_agent.setup.mps.clients import Client
@@ -22,7 +22,7 @@ _BY_CGROUP = frozenset({"nvml-cgroup", "dmem"})
 
 
 class ShareSetup:
-    """Holds shares to their memory by what memoryEnforcement says; safe to use from several threads."""
+    """Holds shares to their memory by what the operator's rule chose; safe to use from several threads."""
 
     kind: Kind = (API_VERSION, "ShareConfig")
     parameters = ShareConfig
@@ -32,17 +32,17 @@ class ShareSetup:
         self.limiter = limiter
 
     def default(self, device: Device) -> ShareConfig | None:
-        """Set up every share of which somebody can enforce the memory."""
-        return None if offered_enforcement(device) in (None, "none") else ShareConfig()
+        """Set up every share of which somebody limits the memory."""
+        return None if mechanism(device) in (None, "none") else ShareConfig()
 
     def check(self, device: Device, parameters: ShareConfig) -> None:
         """Take devices that are offered in shares, and settings that their mechanism has."""
-        enforcement = offered_enforcement(device)
-        if enforcement is None:
+        used = mechanism(device)
+        if used is None:
             raise UnsuitableError("kind: ShareConfig is for devices that are offered in shares (inventory.share)")
-        if parameters.active_thread_percentage is not None and enforcement != _MPS:
+        if parameters.active_thread_percentage is not None and used != _MPS:
             raise PermanentError(
-                f"activeThreadPercentage: only MPS limits multiprocessors, and here memoryEnforcement is {enforcement}",
+                f"activeThreadPercentage: only MPS limits multiprocessors, and here memoryEnforcement is {used}",
                 todo="leave it out, or choose devices with memoryEnforcement mps",
             )
 
@@ -52,16 +52,16 @@ class ShareSetup:
         record: dict[str, str] = {}
         edits: dict[str, ContainerEdits] = {}
         for item in devices:
-            enforcement = offered_enforcement(item.device)
-            if item.share_id is None or enforcement is None:
+            used = mechanism(item.device)
+            if item.share_id is None or used is None:
                 continue  # held by this claim alone: an API server without consumable capacity gives it so
             amount = _amount(item, MEMORY)
-            if enforcement == _MPS:
+            if used == _MPS:
                 client = Client(amount // _MIB, _percentage(item, parameters))
                 edits[item.key] = self.mps.join(uid, item, client)
-            elif enforcement in _BY_CGROUP:
-                edits[item.key] = self.limiter.grant(uid, item, enforcement, amount)
-            record[item.key] = enforcement
+            elif used in _BY_CGROUP:
+                edits[item.key] = self.limiter.grant(uid, item, used, amount)
+            record[item.key] = used
         return SetupOutcome(record, edits)
 
     def tear_down(self, uid: str, keys: Sequence[str], record: Any) -> None:
@@ -79,7 +79,7 @@ def _one_server(devices: Sequence[SetupDevice]) -> None:
     """Refuse two shares through MPS for one request: a process is the client of one daemon, and so of one GPU."""
     seen: dict[str, str] = {}
     for item in devices:
-        if item.share_id is None or offered_enforcement(item.device) != _MPS:
+        if item.share_id is None or mechanism(item.device) != _MPS:
             continue
         for request in item.requests:
             other = seen.setdefault(request, item.key)
