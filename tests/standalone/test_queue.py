@@ -235,3 +235,46 @@ def test_what_was_given_up_is_kept_over_a_restart(
     again.step()
     assert [(view.name, view.phase) for view in again.views()] == [("one", "Prepared")]
     store.close()
+
+
+def test_a_defect_in_one_claims_setup_costs_no_other_claim(
+    queue: ClaimQueue, preparer: Any, clock: Any, claim: Any
+) -> None:
+    preparer.error = ZeroDivisionError("a defect")
+    queue.apply([claim("bad")])
+    assert queue.step() == 1
+    assert queue.view("default", "bad").message == "a defect; next try in 1 s"
+    preparer.error = None
+    queue.apply([claim("good")])
+    queue.step()
+    assert phases(queue) == {"bad": "Allocated", "good": "Prepared"}
+    clock.now += 1
+    queue.step()
+    assert phases(queue) == {"bad": "Prepared", "good": "Prepared"}
+
+
+def test_a_claim_that_can_never_be_prepared_and_cannot_be_undone_keeps_its_devices_until_it_can(
+    queue: ClaimQueue, preparer: Any, clock: Any, claim: Any
+) -> None:
+    preparer.error, preparer.release_error = PermanentError("unknown field"), RetryableError("busy")
+    queue.apply([claim("bad", 2), claim("other")])
+    queue.step()
+    assert phases(queue) == {"bad": "Allocated", "other": "Pending"}
+    assert queue.view("default", "bad").message == "busy; next try in 1 s"
+    preparer.release_error = None
+    clock.now += 1
+    queue.step()
+    assert phases(queue) == {"bad": "Failed", "other": "Failed"}, "its devices went to the other, which fails as well"
+    assert preparer.calls == ["prepare bad", "prepare bad", "prepare other"]
+
+
+def test_a_deleted_claim_does_not_wait_for_the_next_try_of_its_prepare(
+    queue: ClaimQueue, preparer: Any, clock: Any, claim: Any
+) -> None:
+    preparer.error = RetryableError("the library hangs")
+    queue.apply([claim("a")])
+    for _ in range(7):
+        clock.now += queue.step() or 0
+    queue.delete("default", "a")
+    queue.step()
+    assert phases(queue) == {}

@@ -46,6 +46,9 @@ class Running:
     def devices_changed(self) -> None:
         self._loop.call_soon_threadsafe(self.service.devices_changed)
 
+    def call(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def stop(self) -> None:
         asyncio.run_coroutine_threadsafe(self.service.stop(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -193,3 +196,123 @@ def test_a_claim_that_failed_while_it_was_applied_is_tried_again_unasked(
         preparer.release_error = RetryableError("busy")
         threading.Timer(0.2, lambda: setattr(preparer, "release_error", None)).start()
         assert client.ask(Delete("ResourceClaim", "a", "default", 10.0)) is True
+
+
+@pytest.fixture
+def hanging(preparer: Any) -> Iterator[threading.Event]:
+    """Let the preparer hang with claims for gpu-0 until the event is set, as a driver does that waits for somebody."""
+    let_go = threading.Event()
+    prepare, unprepare = preparer.prepare, preparer.unprepare
+    preparer.began = threading.Event()
+
+    def hang(devices: list[str]) -> None:
+        if "gpu-0" in devices and preparer.hangs:
+            preparer.began.set()
+            assert let_go.wait(60)
+
+    def slow_prepare(claim: dict[str, Any]) -> Any:
+        hang([one["device"] for one in claim["status"]["allocation"]["devices"]["results"]])
+        return prepare(claim)
+
+    def slow_unprepare(uid: str) -> None:
+        hang(preparer.prepared.get(uid, []))
+        unprepare(uid)
+
+    preparer.hangs = False
+    preparer.prepare, preparer.unprepare = slow_prepare, slow_unprepare
+    yield let_go
+    let_go.set()
+
+
+def asked(path: Path, request: Any) -> tuple[threading.Thread, list[Any]]:
+    answers: list[Any] = []
+
+    def ask() -> None:
+        with Client(path) as client:
+            answers.append(client.ask(request))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    return thread, answers
+
+
+@pytest.mark.parametrize("what", ["prepare", "release"])
+def test_a_device_that_hangs_holds_up_its_own_claim_only(
+    agent: Running, claim: Any, preparer: Any, hanging: threading.Event, what: str
+) -> None:
+    with Client(agent.path) as client:
+        if what == "release":
+            client.ask(Apply([claim("stuck")]))
+        preparer.hangs = True
+        thread, answers = asked(
+            agent.path,
+            Apply([claim("stuck")]) if what == "prepare" else Delete("ResourceClaim", "stuck", "default", 50.0),
+        )
+        assert preparer.began.wait(20)
+        # All of these are answered while it hangs: nobody lets go before they are.
+        assert client.ask(Apply([claim("other")]))[0]["claim"]["phase"] == "Prepared"
+        assert client.ask(Get("default", "stuck"))["phase"] == {"prepare": "Allocated", "release": "Deleting"}[what]
+        assert client.ask(Delete("ResourceClaim", "other", "default", 20.0)) is True
+        third = client.ask(Apply([claim("big", 2)]))[0]["claim"]
+        assert (third["phase"], third["message"]) == ("Pending", "waits for devices that other claims hold")
+        assert not answers
+        hanging.set()
+        thread.join(30)
+        assert answers == [True] or answers[0][0]["claim"]["phase"] == "Prepared"
+        if what == "prepare":
+            assert client.ask(Delete("ResourceClaim", "stuck", "default", 30.0)) is True
+        assert client.ask(Get("default", "big", 30.0))["phase"] == "Prepared", "what came free went to who waited"
+
+
+def test_a_claim_that_is_deleted_while_it_is_prepared_is_released_once_that_is_over(
+    agent: Running, claim: Any, preparer: Any, hanging: threading.Event
+) -> None:
+    preparer.hangs = True
+    applying, _ = asked(agent.path, Apply([claim("stuck")]))
+    assert preparer.began.wait(20)
+    deleting, gone = asked(agent.path, Delete("ResourceClaim", "stuck", "default", 50.0))
+    with Client(agent.path) as client:
+        until = threading.Event()
+        while client.ask(Get("default", "stuck"))["phase"] != "Deleting":
+            until.wait(0.01)
+        preparer.hangs = False
+        hanging.set()
+        deleting.join(30)
+        applying.join(30)
+        assert gone == [True] and client.ask(ListClaims()) == []
+    assert preparer.prepared == {}
+
+
+def test_an_agent_starts_beside_a_device_that_hangs(
+    tmp_path: Path, claim: Any, preparer: Any, devices: Any, hanging: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_agent.standalone.service.START", 0.1)
+    first = Running(tmp_path, preparer, devices)
+    with Client(first.path) as client:
+        client.ask(Apply([{"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}, claim("a"), claim("b")]))
+    first.stop()
+    preparer.hangs = True
+    second = Running(tmp_path, preparer, devices)
+    with Client(second.path) as client:
+        assert client.ask(Get("default", "b", 30.0))["phase"] == "Prepared"
+        assert client.ask(Get("default", "a"))["phase"] == "Allocated"
+        hanging.set()
+        assert client.ask(Get("default", "a", 30.0))["phase"] == "Prepared"
+    second.stop()
+
+
+def test_claims_are_given_up_also_where_one_is_still_being_prepared(
+    agent: Running, claim: Any, preparer: Any, hanging: threading.Event
+) -> None:
+    preparer.hangs = True
+    applying, _ = asked(agent.path, Apply([claim("stuck"), claim("other")]))
+    assert preparer.began.wait(20)
+    suspended = agent.call(agent.service.suspend("the host is taken", give_up=True))
+    with Client(agent.path) as client:
+        assert client.ask(Get("default", "stuck"))["phase"] == "Allocated", "what is being prepared is not given up yet"
+        assert not suspended.done()
+        hanging.set()
+        suspended.result(30)
+        applying.join(30)
+        assert {view["phase"] for view in client.ask(ListClaims())} == {"Pending"}
+    assert preparer.prepared == {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 FIRST = 1.0
@@ -38,8 +38,7 @@ class Backoff:
         known = self._waits.get(key)
         return known is None or self._clock() >= known.until
 
-    def next_in(self) -> float | None:
-        """Seconds until the earliest try that is waiting, or None."""
-        if not self._waits:
-            return None
-        return max(0.0, min(wait.until for wait in self._waits.values()) - self._clock())
+    def next_in(self, besides: Collection[str] = ()) -> float | None:
+        """Seconds until the earliest try that is waiting, or None; `besides` are being tried now."""
+        waits = [wait.until for key, wait in self._waits.items() if key not in besides]
+        return max(0.0, min(waits) - self._clock()) if waits else None

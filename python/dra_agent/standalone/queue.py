@@ -18,6 +18,7 @@ from dra_agent.standalone.claim import DEFAULT_NAMESPACE, Applied, ClaimView, He
 from dra_agent.standalone.ports import Allocate, Object, Preparer
 from dra_agent.standalone.restore import claim_of
 from dra_agent.standalone.store import Store
+from dra_agent.standalone.work import Run, Work, at_once
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,11 @@ FAILED = "dra-agent.internal/failed"
 
 
 class ClaimQueue:
-    """Claims from apply to release. Safe for threads; one step runs at a time."""
+    """Claims from apply to release. Safe for threads; one step runs at a time.
+
+    Whatever may take long, which is preparing and releasing, is given away by `run`, at most one job for each claim: a
+    device that hangs holds up its own claim. A step after each job's end goes on with what that has changed.
+    """
 
     def __init__(
         self,
@@ -39,6 +44,7 @@ class ClaimQueue:
         allocate: Allocate,
         preparer: Preparer,
         clock: Callable[[], float],
+        run: Run = at_once,
     ) -> None:
         self._store = store
         self._node = node
@@ -50,6 +56,7 @@ class ClaimQueue:
         self._messages: dict[str, str] = {}
         self._never: set[str] = set()
         self._retries = Backoff(clock)
+        self._work = Work(run)
         self._suspended = ""
         """Why nothing is allocated or prepared; empty while it is."""
         self._giving_up = False
@@ -76,13 +83,16 @@ class ClaimQueue:
                 self._apply_class(value) if value["kind"] == CLASS else self._apply_claim(value) for value in values
             ]
 
-    def delete(self, namespace: str, name: str) -> None:
-        """Begin to release a claim; `step` ends it. Raises PermanentError if there is none of that name."""
+    def delete(self, namespace: str, name: str) -> str:
+        """Begin to release a claim, and give its uid; `step` ends it. PermanentError if there is none of that name."""
         with self._lock:
             claim = self._claim(namespace, name)
             if "deletionTimestamp" not in claim["metadata"]:
                 claim["metadata"]["deletionTimestamp"] = _now()
                 self._put(claim)
+                # However long a prepare that fails would have waited for its next try.
+                self._retries.done(claim["metadata"]["uid"])
+            return str(claim["metadata"]["uid"])
 
     def delete_class(self, name: str) -> None:
         """Forget a DeviceClass; claims that are allocated keep their devices."""
@@ -93,8 +103,7 @@ class ClaimQueue:
     def step(self) -> float | None:
         """Bring every claim as far as it gets; the result is the seconds after which another try is worth it."""
         with self._lock:
-            claims = [stored.value for stored in self._store.list(CLAIM)]
-            for claim in claims:
+            for claim in self._claims():
                 if "deletionTimestamp" in claim["metadata"]:
                     self._release(claim)
                 elif "allocation" in claim.get("status", {}):
@@ -102,13 +111,13 @@ class ClaimQueue:
                         self._prepare(claim)
                     elif self._giving_up:
                         self._give_up(claim)
-            for claim in claims:
+            for claim in self._claims():
                 if _waits(claim):
                     if self._suspended:
                         self._messages[claim["metadata"]["uid"]] = self._suspended
                     else:
                         self._try_allocate(claim)
-            return self._retries.next_in()
+            return self._retries.next_in(besides=self._work.under_way)
 
     def suspend(self, why: str, *, give_up: bool) -> None:
         """Allocate and prepare nothing until `resume`; with `give_up` also release what is allocated, at `step`.
@@ -159,9 +168,6 @@ class ClaimQueue:
                 todo=f"delete it first: dra-agent claim delete {name} -n {namespace}",
             )
 
-    def _take(self, value: Object) -> Applied:
-        return self._apply_class(value) if value["kind"] == CLASS else self._apply_claim(value)
-
     def _apply_class(self, value: Object) -> Applied:
         name = value["metadata"]["name"]
         known = self._store.get(CLASS, "", name)
@@ -207,17 +213,19 @@ class ClaimQueue:
 
     def _prepare(self, claim: Object) -> None:
         uid = claim["metadata"]["uid"]
-        if uid in self._prepared or not self._retries.due(uid):
-            return
+        if uid not in self._prepared and self._work.is_free(uid) and self._retries.due(uid):
+            self._work.begin(uid, lambda: self._tried(uid, "prepare", lambda: self._prepare_now(claim)))
+
+    def _prepare_now(self, claim: Object) -> None:
+        uid = claim["metadata"]["uid"]
         try:
             devices = self._preparer.prepare(claim)
-        except RetryableError as error:
-            wait = self._retries.failed(uid)
-            self._messages[uid] = f"{error}; next try in {wait:.0f} s"
-            log.warning("prepare failed, will be tried again", extra={"claim": uid, "error": str(error), "in": wait})
+        except RetryableError:
+            raise
         except AgentError as error:
             self._fail(claim, str(error))
-        else:
+            return
+        with self._lock:
             self._retries.done(uid)
             self._messages.pop(uid, None)
             self._prepared[uid] = tuple(
@@ -230,46 +238,62 @@ class ClaimQueue:
         uid = claim["metadata"]["uid"]
         log.error("claim can never be prepared", extra={"claim": uid, "error": why})
         self._preparer.unprepare(uid)
-        claim.pop("status", None)
-        claim["metadata"].setdefault("annotations", {})[FAILED] = why
-        self._put(claim)
+        with self._lock:
+            known = self._claim(*key_of(claim))
+            known.pop("status", None)
+            known["metadata"].setdefault("annotations", {})[FAILED] = why
+            self._put(known)
+            self._retries.done(uid)
+            self._messages.pop(uid, None)
 
     def _release(self, claim: Object) -> None:
         uid = claim["metadata"]["uid"]
-        if not self._retries.due(uid):
-            return
-        try:
-            self._preparer.unprepare(uid)
+        if self._work.is_free(uid) and self._retries.due(uid):
+            self._work.begin(uid, lambda: self._tried(uid, "release", lambda: self._release_now(claim)))
+
+    def _release_now(self, claim: Object) -> None:
+        uid = claim["metadata"]["uid"]
+        self._preparer.unprepare(uid)
+        with self._lock:
             self._store.delete(CLAIM, *key_of(claim))
-        except AgentError as error:
-            wait = self._retries.failed(uid)
-            self._messages[uid] = f"{error}; next try in {wait:.0f} s"
-            log.warning("release failed, will be tried again", extra={"claim": uid, "error": str(error), "in": wait})
-        else:
             for known in (self._prepared, self._messages):
                 known.pop(uid, None)
             self._never.discard(uid)
             self._retries.done(uid)
-            log.info("claim released", extra={"claim": uid})
+        log.info("claim released", extra={"claim": uid})
 
     def _give_up(self, claim: Object) -> None:
         """Release the devices of a claim, and let it wait for others."""
         uid = claim["metadata"]["uid"]
-        if not self._retries.due(uid):
-            return
-        try:
-            self._preparer.unprepare(uid)
-        except AgentError as error:
-            wait = self._retries.failed(uid)
-            self._messages[uid] = f"{error}; next try in {wait:.0f} s"
-            log.warning("release failed, will be tried again", extra={"claim": uid, "error": str(error), "in": wait})
-            return
-        # What is unprepared but still allocated is prepared or given up again; the other order could lose it.
-        claim.pop("status", None)
-        self._put(claim)
-        self._prepared.pop(uid, None)
-        self._retries.done(uid)
+        if self._work.is_free(uid) and self._retries.due(uid):
+            self._work.begin(uid, lambda: self._tried(uid, "release", lambda: self._give_up_now(claim)))
+
+    def _give_up_now(self, claim: Object) -> None:
+        uid = claim["metadata"]["uid"]
+        self._preparer.unprepare(uid)
+        with self._lock:
+            # What is unprepared but still allocated is prepared or given up again; the other order could lose it.
+            self._prepared.pop(uid, None)
+            known = self._claim(*key_of(claim))
+            known.pop("status", None)
+            self._put(known)
+            self._retries.done(uid)
         log.info("claim given up, it waits again", extra={"claim": uid})
+
+    def _tried(self, uid: str, what: str, attempt: Callable[[], None]) -> None:
+        """Make an attempt; one that fails is made again later, and costs no other claim anything."""
+        try:
+            attempt()
+        except Exception as error:  # a defect of one set-up must not end what is done for the other claims
+            if not isinstance(error, AgentError):
+                log.exception("claim could not be moved along", extra={"claim": uid})
+            with self._lock:
+                wait = self._retries.failed(uid)
+                self._messages[uid] = f"{error}; next try in {wait:.0f} s"
+            log.warning(f"{what} failed, will be tried again", extra={"claim": uid, "error": str(error), "in": wait})
+
+    def _claims(self) -> list[Object]:
+        return [stored.value for stored in self._store.list(CLAIM)]
 
     def _claim(self, namespace: str, name: str) -> Object:
         claim = self._store.get(CLAIM, namespace, name)

@@ -1,6 +1,7 @@
 """Standalone mode as one running part: store, queue and socket, and the loop that moves claims along.
 
-Allocating and preparing happen on one worker thread, so that the event loop never waits for a disk or a vendor library.
+Allocating happens on one worker thread, preparing and releasing on one for each claim: the event loop never waits for a
+disk or a vendor library, and no claim for another's device.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ import msgspec
 from dra_agent.errors import PermanentError
 from dra_agent.local.server import Server
 from dra_agent.standalone.claim import DEFAULT_NAMESPACE, Applied, ClaimView
+from dra_agent.standalone.crew import Crew
 from dra_agent.standalone.ports import Allocate, Object, Preparer
 from dra_agent.standalone.queue import CLAIM, CLASS, ClaimQueue
 from dra_agent.standalone.store import Store
@@ -37,6 +39,8 @@ from dra_agent.standalone.wire import (
 log = logging.getLogger(__name__)
 
 LONGEST_WAIT = 3600.0
+START = 5.0
+"""Seconds that claims get to be brought back before the agent listens; one that hangs goes on meanwhile."""
 _T = TypeVar("_T")
 
 
@@ -61,18 +65,27 @@ class StandaloneService:
         self._driver = driver
         self._slices = slices
         self._validate = validate
+        self._wake = asyncio.Event()
+        self._crew = Crew(self._wake.set)
         self.queue = ClaimQueue(
-            self.store, node=node, slices=slices, allocate=allocate, preparer=preparer, clock=time.monotonic
+            self.store,
+            node=node,
+            slices=slices,
+            allocate=allocate,
+            preparer=preparer,
+            clock=time.monotonic,
+            run=self._crew.run,
         )
         self._server = Server(self.socket, self._handle, line_limit=LINE_LIMIT)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="claims")
-        self._wake = asyncio.Event()
         self._moved = asyncio.Condition()
         self._loop_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Bring the claims that are there back to where they were, then listen."""
+        self._crew.start()
         await self._step()
+        await self._crew.done(at_most=START)
         await self._server.start()
         self._loop_task = asyncio.create_task(self._run(), name="claims")
 
@@ -83,6 +96,7 @@ class StandaloneService:
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
         self._worker.shutdown(wait=True)
+        await self._crew.stop()
         self.store.close()
 
     def devices_changed(self) -> None:
@@ -93,7 +107,11 @@ class StandaloneService:
         """Allocate and prepare nothing more; with `give_up` have every claim released before this returns."""
         await self._work(lambda: self.queue.suspend(why, give_up=give_up))
         if self._loop_task is not None:
-            await self._step()
+            # What is being prepared now can be given up after that only.
+            while True:
+                await self._step()
+                if not await self._crew.done():
+                    break
             self._wake.set()
 
     async def views(self) -> list[ClaimView]:
@@ -124,8 +142,10 @@ class StandaloneService:
             self._moved.notify_all()
         return retry
 
-    async def _step_for_request(self) -> None:
-        if await self._step() is not None:
+    async def _step_for_request(self, uids: Collection[str]) -> None:
+        """Bring claims along, and wait for what is done to these; others' devices keep no request waiting."""
+        retry = await self._step()
+        if await self._crew.done(uids) or retry is not None:
             # Who tries again waits for as long as was left at its own last step.
             self._wake.set()
 
@@ -153,7 +173,8 @@ class StandaloneService:
         if problems:
             raise PermanentError("\n".join(problems))
         applied = await self._work(lambda: self.queue.apply(request.objects))
-        await self._step_for_request()
+        seen = await self._work(lambda: [self._with_view(done) for done in applied])
+        await self._step_for_request({done.claim.uid for done in seen if done.claim is not None})
         return await self._work(lambda: [self._with_view(done) for done in applied])
 
     def _with_view(self, done: Applied) -> Applied:
@@ -175,8 +196,8 @@ class StandaloneService:
             await self._work(lambda: self.queue.delete_class(request.name))
             return True
         namespace = request.namespace or DEFAULT_NAMESPACE
-        await self._work(lambda: self.queue.delete(namespace, request.name))
-        await self._step_for_request()
+        uid = await self._work(lambda: self.queue.delete(namespace, request.name))
+        await self._step_for_request({uid})
         deadline = asyncio.get_running_loop().time() + min(request.wait, LONGEST_WAIT)
         while self.store.get(CLAIM, namespace, request.name) is not None:
             left = deadline - asyncio.get_running_loop().time()
