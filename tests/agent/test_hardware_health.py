@@ -153,3 +153,35 @@ def test_a_library_that_fails_taints_as_unmonitored_where_the_operator_wants_it(
     assert hardware.inventory.devices[0].health == "healthy"
     library.close()
     hardware.close()
+
+
+def test_after_a_crash_of_the_library_events_are_heard_at_the_next_question_and_not_at_the_next_look(
+    hardware: Hardware, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    library = shared(hardware.host.nvml_library, 0.3)
+    try:
+        # The second crash in a row is answered with a pause, and the end of that is not waited for by looks either.
+        for number in (95, 94):
+            first = library.pid
+            assert first is not None
+            os.kill(first, signal.SIGSEGV)
+            until(lambda: library.pid is None)
+            until(lambda first=first: hardware.listen() is not None and library.pid not in (None, first))
+            change.xid(root, "0000:00:04.0", number)
+            until(hardware.listen)
+            told = {taint["key"] for taint in taints(hardware)}
+            assert f"{DRIVER}/xid-{number}" in told
+        unknown = [record for record in caplog.records if "XIDs of the time before" in record.message]
+        assert len(unknown) == 2 and all(0 <= float(record.seconds) < 30 for record in unknown)
+    finally:
+        library.close()
+
+
+def test_a_library_that_nobody_needs_any_more_is_not_looked_for(
+    hardware: Hardware, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[bool] = []
+    monkeypatch.setattr(hardware, "refresh", lambda events, *, rescan: looks.append(rescan))
+    for _ in range(3):
+        hardware.listen()
+    assert looks == [], "it runs: nothing is to be looked at"

@@ -98,6 +98,9 @@ class Hardware:
     def listen(self) -> Change:
         """Hear what happened to devices, look again where there is news, and let go of what has passed."""
         faults = self._watch.faults() if self._watch.tells_faults else []
+        if not faults and self._watch.is_deaf():
+            # What happens before a library is started again is told to nobody: not a moment longer than it takes.
+            return self.refresh([], rescan=False)
         if not faults and not self.monitor.due():
             return Change()
         change = self._judge(self.monitor.hear(faults, self._watch.inventory), looked=False)

@@ -40,6 +40,10 @@ class FaultSource(Protocol):
         """Give what happened since the last call; asked about once a second, so it waits for nothing for long."""
         ...
 
+    def is_deaf(self) -> bool:
+        """Tell, once, that nothing is heard before the next look, and that a look now would mend it."""
+        ...
+
 
 @runtime_checkable
 class Partitioning(Protocol):

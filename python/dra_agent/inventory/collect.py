@@ -86,6 +86,10 @@ class Collector:
                     _log.exception("back end cannot tell faults", extra={"backend": name})
         return found
 
+    def is_deaf(self) -> bool:
+        """Tell, once, that a back end hears nothing more of its devices before they are looked at again."""
+        return any(backend.is_deaf() for backend in self._backends.values() if isinstance(backend, FaultSource))
+
     @property
     def tells_faults(self) -> bool:
         """Whether any back end that is in use tells faults."""

@@ -58,6 +58,11 @@ class Watch:
         with self._lock:
             return self._collector.faults()
 
+    def is_deaf(self) -> bool:
+        """Tell, once, that `faults` gives nothing more before a `refresh`; never waits for a library."""
+        with self._lock:
+            return self._collector.is_deaf()
+
     @property
     def tells_faults(self) -> bool:
         """Whether any device's library tells what happens."""

@@ -5,6 +5,8 @@ The last good answer about a GPU is kept, so that a hung library changes a devic
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +33,8 @@ from dra_agent.inventory.partitions import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.topology.model import Device as Function
 
+log = logging.getLogger(__name__)
+
 RECOVERY = {
     1: "reset",
     2: "recovered by a reboot of the node",
@@ -56,6 +60,10 @@ class NvidiaBackend:
         self._handles: dict[str, Any] = {}
         self._generation = 0
         """Of the library that gave the handles."""
+        self._needed = False
+        """Whether the last look found a GPU to ask about."""
+        self._heard = time.monotonic()
+        """When events were asked for with success last, or the set for them was made."""
         self._known: dict[str, GpuFacts] = {}
         self._mig: dict[str, list[MigInstance]] = {}
         self._driver: DriverFacts | None = None
@@ -72,7 +80,8 @@ class NvidiaBackend:
             self._handles.pop(gone, None)
         self._divided.begin(present)
         self._restarted = False
-        answers = self._start(problems) if any(function.driver == DRIVER for function in functions) else False
+        self._needed = any(function.driver == DRIVER for function in functions)
+        answers = self._start(problems) if self._needed else False
         driver = self._driver or read_module(self._host, problems)
         hangs = 0
         devices = []
@@ -109,10 +118,19 @@ class NvidiaBackend:
     def faults(self) -> list[Fault]:
         """Ask NVML what has happened."""
         try:
-            return self._events.take()
+            faults = self._events.take()
+            self._heard = time.monotonic()
+            return faults
         except RetryableError as error:
             self._untold = error.what
             return []
+
+    def is_deaf(self) -> bool:
+        """Tell, once for each look that needed the library, that it has ended and may be started."""
+        if not self._needed or not self._nvml.is_due:
+            return False
+        self._needed = False
+        return True
 
     def close(self) -> None:
         """Let go of the library."""
@@ -123,10 +141,17 @@ class NvidiaBackend:
     def _follow(self, problems: list[Problem]) -> None:
         if not self._events.hangs:
             self._untold = ""
+        fresh = not self._events.follows
         try:
             self._events.follow(self._handles)
         except RetryableError as error:
             self._untold = error.what
+        if fresh and self._events.follows:
+            if self._generation > 1:
+                # NVML keeps events for sets that are there: those of the time between are told to nobody.
+                deaf = f"{time.monotonic() - self._heard:.1f}"
+                log.warning("XIDs of the time before NVML was started again are not known", extra={"seconds": deaf})
+            self._heard = time.monotonic()
         if self._untold:
             problems.append(
                 Problem("NVML", f"it does not tell what happens to GPUs: {self._untold}", "run `nvidia-smi`")

@@ -40,6 +40,11 @@ class Events:
         """By PCI address: which handle is in the set. 0: this GPU tells no events."""
 
     @property
+    def follows(self) -> bool:
+        """Whether there is a set, so that what happens from now on is told."""
+        return self._set is not None
+
+    @property
     def hangs(self) -> bool:
         """Whether a question has not come back."""
         return self._nvml.is_stuck(ABOUT)

@@ -99,6 +99,17 @@ class Nvml:
         process = self._process
         return None if process is None or process.ended else process.pid
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it does not run, and a start would be tried now: nobody keeps it away, and no pause is kept."""
+        if not self._life.acquire(blocking=False):
+            return False
+        try:
+            process = self._process
+            return bool(process.ended) if process is not None else self._patience.left(time.monotonic()) <= 0
+        finally:
+            self._life.release()
+
     def start(self) -> None:
         """Load and initialise the library; does nothing when that is done. Starts one again that has failed."""
         with self._life:
@@ -169,6 +180,7 @@ class Nvml:
         try:
             return LibraryProcess(self.module, self._path, self._generation)
         except OSError as error:
+            self._patience.failed(time.monotonic())
             raise EndedError(f"no process can be started for it: {error.strerror or error}", where="NVML") from error
 
     def _let_go_of_failed(self) -> None:
