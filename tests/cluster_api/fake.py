@@ -349,10 +349,10 @@ class _Handler(BaseHTTPRequestHandler):
                     self._event("ERROR", _status(410, "Expired", f"too old resource version: {version}"))
                     break
                 news = [entry for entry in store.history if entry[0] > version and entry[1] == plural]
+                current = store.version  # of which `news` is all: a bookmark must not pass what comes while it waits
                 if not news:
                     now = time.monotonic()
                     store.changed.wait(max(0.0, min(end, bookmark) - now))
-                current = store.version
             for at, _, type_, document in news:
                 if chosen(document):
                     self._event(type_, document)

@@ -301,3 +301,21 @@ def test_devices_that_change_all_the_time_are_no_trouble(node: Node) -> None:
         assert publisher.reading().errors == {}
 
     node.run(story)
+
+
+def test_devices_that_change_at_the_very_moment_of_a_retry_are_settled(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_agent.cluster.backoff.Backoff.delay", lambda self, error=None: 0.2)
+    node.has(device(1))
+    node.api.fail(500, methods="POST")
+
+    async def story(publisher: Publisher) -> None:
+        await until(lambda: publisher.reading().errors != {})
+        await asyncio.sleep(0.05)
+        time.sleep(0.3)  # a loop this busy finds the retry due and the change in one turn
+        asyncio.get_running_loop().call_soon(publisher.devices_changed)
+        await until(lambda: bool(node.slices()))
+        await settled(publisher)
+
+    node.run(story)

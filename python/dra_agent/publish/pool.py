@@ -120,11 +120,11 @@ class Pool:
             left = None if self._due is None else self._due - time.monotonic()
             if left is not None and left <= 0:
                 return
-            try:
+            # Woken in the turn in which the time is up, it has to forget that before it plans: what is still set after
+            # a plan was set during it.
+            with suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._woken.wait()
-            except TimeoutError:
-                return
 
     async def _publish(self) -> None:
         if self._unsure:
