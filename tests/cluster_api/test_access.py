@@ -65,6 +65,19 @@ def test_a_command_for_credentials_is_read(tmp_path: Path) -> None:
     )
 
 
+def test_a_command_with_a_slash_is_beside_the_kubeconfig_as_for_kubectl(tmp_path: Path) -> None:
+    def command(name: str) -> str:
+        run = {"apiVersion": "client.authentication.k8s.io/v1", "command": name}
+        found = find_access(kubeconfig(tmp_path / "kubeconfig", user={"exec": run}), {}).command
+        assert found is not None
+        return found.command
+
+    assert command("bin/login") == str(tmp_path / "bin/login")
+    assert command("./login") == str(tmp_path / "login")
+    assert command("/opt/login") == "/opt/login"
+    assert command("login") == "login", "of the PATH"
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import sys
 from collections.abc import Iterator
@@ -158,6 +159,31 @@ def secure_config(api: FakeApi, path: Path, authority: Authority | None, **user:
     return path
 
 
+def test_a_command_that_wants_to_know_the_cluster_is_told(
+    secure: FakeApi, authority: Authority, tmp_path: Path
+) -> None:
+    secure.tokens = {"t"}
+    command = tmp_path / "login"
+    user = script(command, {"status": {"token": "t"}})
+    user["exec"]["provideClusterInfo"] = True
+    path = secure_config(secure, tmp_path / "kubeconfig", authority, **user)
+    config = json.loads(path.read_text())
+    wanted = {"audience": "here"}
+    extension = {"name": "client.authentication.k8s.io/exec", "extension": wanted}
+    config["clusters"][0]["cluster"]["extensions"] = [{"name": "other", "extension": 1}, extension]
+    path.write_text(json.dumps(config))
+
+    async def main() -> None:
+        async with connect(path) as api:
+            await api.get(NODES, "n1")
+
+    asyncio.run(main())
+    told = json.loads(Path(f"{command}.ran").read_text())["spec"]["cluster"]
+    assert told["server"] == config["clusters"][0]["cluster"]["server"]
+    assert base64.b64decode(told["certificate-authority-data"]) == authority.certificate.read_bytes()
+    assert told["config"] == wanted
+
+
 def test_a_client_certificate_is_shown_and_followed_when_it_is_replaced(
     secure: FakeApi, authority: Authority, tmp_path: Path
 ) -> None:
@@ -179,8 +205,6 @@ def test_a_client_certificate_is_shown_and_followed_when_it_is_replaced(
 def test_a_certificate_inside_the_kubeconfig_never_touches_the_disk(
     secure: FakeApi, authority: Authority, tmp_path: Path
 ) -> None:
-    import base64
-
     certificate, key = (base64.b64encode(file.read_bytes()).decode() for file in authority.issue("agent"))
     user = {"client-certificate-data": certificate, "client-key-data": key}
     path = secure_config(secure, tmp_path / "kubeconfig", authority, **user)

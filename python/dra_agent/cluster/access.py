@@ -15,6 +15,7 @@ import msgspec
 from dra_agent.errors import UsageError
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_EXEC_EXTENSION = "client.authentication.k8s.io/exec"
 
 
 class Pem(NamedTuple):
@@ -31,6 +32,10 @@ class ExecCommand(msgspec.Struct, frozen=True):
     api_version: str
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    told_cluster: bool = False
+    """Whether it wants to know which API server it is for."""
+    cluster_config: Any = None
+    """What the kubeconfig's cluster has to say to such commands."""
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -54,6 +59,11 @@ class Access(msgspec.Struct, frozen=True):
     """Which a command is about that names none."""
 
 
+class _Extension(msgspec.Struct):
+    name: str
+    extension: Any = None
+
+
 class _Cluster(msgspec.Struct, rename="kebab"):
     server: str
     certificate_authority: str | None = None
@@ -61,6 +71,7 @@ class _Cluster(msgspec.Struct, rename="kebab"):
     insecure_skip_tls_verify: bool = False
     tls_server_name: str | None = None
     proxy_url: str | None = None
+    extensions: list[_Extension] = []
 
 
 class _Env(msgspec.Struct):
@@ -73,6 +84,7 @@ class _Exec(msgspec.Struct, rename="camel"):
     api_version: str
     args: list[str] | None = None
     env: list[_Env] | None = None
+    provide_cluster_info: bool = False
 
 
 class _User(msgspec.Struct, rename="kebab"):
@@ -198,12 +210,6 @@ def _access(path: Path, cluster: _Cluster, user: _User, namespace: str) -> Acces
     parts = urlsplit(cluster.server)
     if parts.scheme not in ("https", "http") or not parts.hostname:
         raise UsageError(f"{cluster.server!r} is no address of an API server", where=where)
-    command = user.exec and ExecCommand(
-        command=user.exec.command,
-        api_version=user.exec.api_version,
-        args=tuple(user.exec.args or ()),
-        env=tuple((entry.name, entry.value) for entry in user.exec.env or ()),
-    )
     certificate = _pem(path, user.client_certificate, user.client_certificate_data, "client-certificate")
     key = _pem(path, user.client_key, user.client_key_data, "client-key")
     if (certificate is None) != (key is None):
@@ -220,9 +226,22 @@ def _access(path: Path, cluster: _Cluster, user: _User, namespace: str) -> Acces
         token_file=path.parent / user.token_file if user.token_file else None,
         certificate=certificate,
         key=key,
-        command=command or None,
+        command=None if user.exec is None else _command(path, user.exec, cluster),
         basic=(user.username, user.password) if user.username and user.password else None,
         namespace=namespace or "default",
+    )
+
+
+def _command(path: Path, run: _Exec, cluster: _Cluster) -> ExecCommand:
+    """A command with a slash in it is beside the kubeconfig, another is of the PATH, as in client-go."""
+    extensions = {entry.name: entry.extension for entry in cluster.extensions}
+    return ExecCommand(
+        command=str(path.parent / run.command) if "/" in run.command else run.command,
+        api_version=run.api_version,
+        args=tuple(run.args or ()),
+        env=tuple((entry.name, entry.value) for entry in run.env or ()),
+        told_cluster=run.provide_cluster_info,
+        cluster_config=extensions.get(_EXEC_EXTENSION),
     )
 
 

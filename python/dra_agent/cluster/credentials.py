@@ -91,7 +91,7 @@ class Credentials:
         command = self.access.command
         if command is None:
             return
-        printed = await run_command(command, self.access.source)
+        printed = await run_command(command, self.access)
         _check(printed.token, f"{self.access.source}: exec {command.command}")
         self._printed = printed
         self._context = tls_context(self.access, self._printed.certificate, self._printed.key)

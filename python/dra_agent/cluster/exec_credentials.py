@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
 
-from dra_agent.cluster.access import ExecCommand, Pem
+from dra_agent.cluster.access import Access, ExecCommand, Pem
 from dra_agent.cluster.errors import UnavailableError
 
 TIMEOUT = 30.0
@@ -44,11 +46,14 @@ class _Credential(msgspec.Struct):
     status: _Status
 
 
-async def run_command(command: ExecCommand, source: str) -> ExecCredentials:
-    """Run the command. Raises UnavailableError where it fails, hangs, or prints something else."""
-    request = {"apiVersion": command.api_version, "kind": "ExecCredential", "spec": {"interactive": False}}
+async def run_command(command: ExecCommand, access: Access) -> ExecCredentials:
+    """Run the command of an access. Raises UnavailableError where it fails, hangs, or prints something else."""
+    spec: dict[str, Any] = {"interactive": False}
+    if command.told_cluster:
+        spec["cluster"] = _cluster(command, access)
+    request = {"apiVersion": command.api_version, "kind": "ExecCredential", "spec": spec}
     environ = {**os.environ, **dict(command.env), "KUBERNETES_EXEC_INFO": msgspec.json.encode(request).decode()}
-    where = f"{source}: exec {command.command}"
+    where = f"{access.source}: exec {command.command}"
     try:
         process = await asyncio.create_subprocess_exec(
             command.command,
@@ -86,3 +91,22 @@ async def run_command(command: ExecCommand, source: str) -> ExecCredentials:
         key=Pem(data=status.client_key_data.encode()) if status.client_key_data else None,
         expires=expires.timestamp() if expires else None,
     )
+
+
+def _cluster(command: ExecCommand, access: Access) -> dict[str, Any]:
+    """Write ExecCredential.spec.cluster; its names are those of a kubeconfig."""
+    told: dict[str, Any] = {"server": access.server, "config": command.cluster_config}
+    if access.server_name:
+        told["tls-server-name"] = access.server_name
+    if access.insecure:
+        told["insecure-skip-tls-verify"] = True
+    if access.authority is not None:
+        data = access.authority.data
+        if data is None and access.authority.path is not None:
+            try:
+                data = access.authority.path.read_bytes()
+            except OSError as error:
+                reason = f"the certificate of the cluster's authority cannot be read: {error.strerror}"
+                raise UnavailableError(reason, where=str(access.authority.path)) from error
+        told["certificate-authority-data"] = base64.b64encode(data or b"").decode()
+    return told
