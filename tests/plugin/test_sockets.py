@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_agent.errors import UsageError
-from dra_agent.plugin.sockets import LONGEST, socket_paths
+from dra_agent.plugin.sockets import LONGEST, socket_paths, sockets_of_instances
 
 KUBELET = Path("/var/lib/kubelet")
 UID = "8a3f4d5e-1c2b-4f6a-9d8e-7b6c5a4f3e2d"
@@ -87,3 +88,19 @@ def test_bytes_count_not_characters() -> None:
     assert len(str(directory / f"plugins_registry/{'d' * 25}-reg.sock")) < LONGEST
     for path in socket_paths(directory, "d" * 25).distinct:
         assert len(str(path).encode()) <= LONGEST
+
+
+@pytest.mark.parametrize("driver", [1, 18, 25, 27, 30, 33, 36, 45])
+def test_the_sockets_of_another_instance_are_known_by_what_is_left_of_them(driver: int) -> None:
+    """The service's name may still have the whole uid where the registration's has no room for it."""
+    name = "d" * driver
+    # As long as the usual one, and not pytest's own, which is longer.
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="tmp") as short:
+        directory = Path(short)
+        assert len(bytes(directory)) == len(bytes(KUBELET))
+        ours, dead = socket_paths(directory, name, "another"), socket_paths(directory, name, UID)
+        for path in (*ours.distinct, *dead.distinct):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+        found = set(sockets_of_instances(ours, name))
+        assert found >= set(dead.distinct) and not found & set(ours.distinct)

@@ -67,7 +67,8 @@ def sockets_of_instances(paths: SocketPaths, driver: str) -> Iterator[Path]:
         if service != paths.service:
             yield service
             uid = service.name.removeprefix("dra-").removesuffix(".sock")
-            yield paths.registration.with_name(f"{driver}-{uid}-reg.sock")
+            # The registration's name may have room for a hash only where the service's has the whole uid.
+            yield from (paths.registration.with_name(name) for name in _registrations(driver, uid))
 
 
 def _registrations(driver: str, pod_uid: str) -> Iterator[str]:
