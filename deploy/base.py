@@ -1,5 +1,7 @@
 """`make manifests`: writes the kustomize base from the chart's default values, so that there is one truth.
 
+The chart's classes are written first: copies of examples/classes, because Helm reads nothing outside of a chart, and links
+are lost where a checkout or an archive knows none.
 What a person wrote there stays: the kustomization and the namespace. Everything else is the chart's, less the two
 labels that say that Helm manages it.
 """
@@ -14,6 +16,7 @@ import sys
 from pathlib import Path
 
 CHART = Path(__file__).with_name("helm") / "dra-agent"
+CLASSES = Path(__file__).resolve().parents[1] / "examples/classes"
 BASE = Path(__file__).with_name("kustomize") / "base"
 NAMESPACE = "dra-agent"
 _OF_HELM = re.compile(r"^ +(app\.kubernetes\.io/managed-by|helm\.sh/chart): .*\n", re.MULTILINE)
@@ -28,6 +31,7 @@ def main() -> int:
     if args.helm is None:
         print("manifests: helm is not in PATH; say where it is with HELM=", file=sys.stderr)
         return 1
+    copy_classes()
     try:
         files = render(Path(args.helm))
     except subprocess.CalledProcessError as error:
@@ -37,6 +41,16 @@ def main() -> int:
         (BASE / name).write_text(text)
         print(f"wrote {(BASE / name).relative_to(CHART.parents[2])}")
     return 0
+
+
+def copy_classes() -> None:
+    """Put the examples into the chart, and take out what is none any more."""
+    folder = CHART / "classes"
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    for example in sorted(CLASSES.glob("*.yaml")):
+        shutil.copyfile(example, folder / example.name)
 
 
 def render(helm: Path) -> dict[str, str]:

@@ -34,6 +34,15 @@ def test_the_base_is_what_the_chart_renders(helm, tmp_path):
     assert after == before, "the chart has changed: `make manifests` writes the base anew"
 
 
+def test_the_chart_has_the_classes_of_the_examples_in_files_of_its_own():
+    examples = {path.name: path.read_text() for path in (ROOT / "examples/classes").glob("*.yaml")}
+    folder = ROOT / "deploy/helm/dra-agent/classes"
+    assert len(examples) >= 8
+    assert folder.is_dir() and not folder.is_symlink(), "a link is a file with a path in it where links are not kept"
+    copied = {path.name: path.read_text() for path in folder.iterdir()}
+    assert copied == examples, "the examples have changed: `make manifests` copies them into the chart"
+
+
 def test_the_base_loads_and_has_every_object_of_the_chart(kubectl, render):
     expected = {}
     for found in render():
