@@ -9,7 +9,7 @@ FAKE   := python/dra_agent/simulate/lib/libnvidia-ml.so.1
 HOOK   := python/dra_agent/setup/limits/lib/dra-agent-hook
 
 .DEFAULT_GOAL := help
-.PHONY: help lock build demo test test-rust test-python lint fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-cluster-again test-gpu manifests
+.PHONY: help lock build demo test test-rust test-python lint fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-again test-cluster test-cluster-again test-gpu manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -53,20 +53,26 @@ test-rust: ## cargo tests and clippy
 test-python: build ## pytest
 	$(PY) -m pytest -n 2
 
+test-again: build ## the tests of `make test-python` that failed last, one after the other
+	$(PY) -m pytest -n 0 --last-failed --last-failed-no-failures none $(ARGS)
+
 lint: build ## ruff, mypy --strict, import rules
 	$(VENV)/bin/ruff check python tests benchmarks deploy demo
 	$(VENV)/bin/ruff format --check python tests benchmarks deploy demo
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache --no-logo
 
+# What failed last is remembered apart: pytest runs everything where all that it remembers is not among what is asked for.
+CLUSTER_TESTS := -o cache_dir=.pytest_cache/cluster tests/cluster tests/deploy
+
 test-cluster: build ## scenarios on a real two-node cluster; needs root, Go and the packages of docs/test-cluster.md
-	$(PY) -m pytest -n 2 --dist loadfile tests/cluster tests/deploy $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile $(CLUSTER_TESTS) $(ARGS)
 
 test-gpu: build ## the agent's look at this machine's NVIDIA GPUs beside nvidia-smi's; changes no setting
 	DRA_AGENT_TEST_GPU=1 $(PY) -m pytest -n 0 -rs tests/gpu $(ARGS)
 
 test-cluster-again: ## the scenarios that failed last, one after the other
-	$(PY) -m pytest -n 0 --last-failed --last-failed-no-failures none tests/cluster tests/deploy $(ARGS)
+	$(PY) -m pytest -n 0 --last-failed --last-failed-no-failures none $(CLUSTER_TESTS) $(ARGS)
 
 cluster: build ## leave a two-node cluster running, with the agent and simulated hardware on both nodes
 	@PYTHONPATH=tests $(PY) -m cluster.kube up
