@@ -37,7 +37,9 @@ def test_the_server_finds_the_pod_and_the_pod_its_certificate(render):
     labels = pod["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
     (container,) = pod["spec"]["containers"]
-    (port,) = container["ports"]
+    variables = {entry["name"]: entry["value"] for entry in container["env"]}
+    port, metrics = container["ports"]
+    assert (metrics["name"], variables["DRA_AGENT_METRICS_ADDRESS"]) == ("metrics", f":{metrics['containerPort']}")
     assert service["spec"]["ports"][0]["targetPort"] == port["name"]
     assert f"--listen=:{port['containerPort']}" in container["args"]
     (mount,), (volume,) = container["volumeMounts"], pod["spec"]["volumes"]
@@ -60,6 +62,7 @@ def test_its_pods_are_not_the_daemonsets_and_have_no_rights(render):
     }
     policy = several(objects, "NetworkPolicy")["dra-agent-webhook"]["spec"]
     assert policy["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert [rule["ports"][0]["port"] for rule in policy["ingress"]] == ["https", "metrics"]
     assert "egress" not in policy and policy["policyTypes"] == ["Ingress", "Egress"]
 
 
@@ -99,6 +102,7 @@ def test_an_authority_by_annotation(render):
         ({"caBundle": "-----BEGIN CERTIFICATE-----"}, "caBundle"),
         ({"failurePolicy": "Open"}, "failurePolicy"),
         ({"timeoutSeconds": 60}, "timeoutSeconds"),
+        ({"port": 9417}, "webhook.port: it is that of the metrics"),
     ],
 )
 def test_what_makes_no_sense_is_refused(render, values, message):

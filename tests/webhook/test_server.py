@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,11 @@ class Running:
         self.secret = secret
         self.log = log
         command = [Path(sys.executable).with_name("dra-agent"), "webhook", "--listen", "127.0.0.1:0"]
-        command += ["--tls-cert", secret.certificate, "--tls-key", secret.key]
+        command += ["--tls-cert", secret.certificate, "--tls-key", secret.key, "--metrics-address", "127.0.0.1:0"]
         with log.open("wb") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=output)
-        self.port = int(self.said("port=").rpartition("port=")[2].split()[0])
+        self.port = int(self.said("reviews port=").rpartition("port=")[2].split()[0])
+        self.metrics_port = int(self.said("/metrics port=").rpartition("port=")[2].split()[0])
 
     def said(self, what: str) -> str:
         until = time.monotonic() + 40
@@ -52,6 +54,12 @@ class Running:
                     return line
             time.sleep(0.05)
         pytest.fail(f"it never said {what!r}: {self.log.read_text()}")
+
+    def metric(self, name: str) -> float:
+        """The value of one series, labels included in its name; what is not there is -1."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=20) as answer:
+            lines = answer.read().decode().splitlines()
+        return next((float(line.rpartition(" ")[2]) for line in lines if line.rpartition(" ")[0] == name), -1.0)
 
     def connect(self, context: ssl.SSLContext | None = None) -> http.client.HTTPSConnection:
         trusted = context or self.secret.trusted()
@@ -196,3 +204,74 @@ def test_it_loads_only_what_it_needs() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     heavy = {"grpc", "google.protobuf", "pynvml", "rich", "yaml", "prometheus_client", "psutil", "sqlite3"}
     assert heavy.isdisjoint(loaded), sorted(heavy & set(loaded))
+
+
+def test_what_it_answers_is_counted_by_how_it_ended(running: Running) -> None:
+    reviews = "dra_agent_webhook_reviews_total"
+    assert running.metric(f'{reviews}{{result="allowed"}}') == 0, "series are there before anything has happened"
+    connection = running.connect()
+    for body in (RIGHT, WRONG, RIGHT, b"{"):
+        post(connection, body)
+    assert running.metric(f'{reviews}{{result="allowed"}}') == 2
+    assert running.metric(f'{reviews}{{result="refused"}}') == 1
+    assert running.metric(f'{reviews}{{result="unreadable"}}') == 1
+    assert running.metric(f'{reviews}{{result="defect"}}') == 0
+    assert running.metric("dra_agent_webhook_review_duration_seconds_count") == 4
+    assert running.metric("dra_agent_webhook_connections") == 1
+    connection.request("GET", "/healthz")
+    assert connection.getresponse().read() == b"ok\n"
+    assert running.metric("dra_agent_webhook_review_duration_seconds_count") == 4, "a probe is no review"
+    connection.close()
+
+
+def test_a_certificate_that_cannot_be_used_is_seen_before_the_old_one_has_ended(
+    running: Running, secret: Secret
+) -> None:
+    unusable = "dra_agent_webhook_certificate_unusable"
+    assert running.metric(unusable) == 0
+    secret.renew(secret.certificate.read_bytes())
+    running.said("the new certificate cannot be used")
+    assert running.metric(unusable) == 1
+    secret.renew()
+    running.said("certificate replaced")
+    assert running.metric(unusable) == 0
+
+
+def test_clients_that_ask_nothing_never_keep_the_api_server_out(running: Running) -> None:
+    """Any pod may connect where no network policy is enforced, and a connection may be idle for two minutes."""
+    idle = []
+    for _ in range(server.CONNECTIONS + 6):
+        connection = running.connect()
+        connection.connect()
+        idle.append(connection)
+    asking = running.connect()
+    assert verdict(post(asking, RIGHT))["allowed"] is True
+    assert running.metric("dra_agent_webhook_connections") <= server.CONNECTIONS
+    assert running.metric("dra_agent_webhook_connections_closed_total") >= 6
+    assert verdict(post(idle[-1], RIGHT))["allowed"] is True, "those who came last stay"
+    for connection in (*idle, asking):
+        connection.close()
+
+
+def test_a_defect_is_an_answer_and_counted(secret: Secret, caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[str] = []
+
+    class Counted(server.Told):
+        def review(self, result: str, seconds: float) -> None:
+            seen.append(result)
+
+    def judge(body: bytes) -> Any:
+        raise ZeroDivisionError("a defect")
+
+    async def story() -> tuple[int, bytes]:
+        webhook = server.Webhook(("127.0.0.1", 0), Certificate(secret.certificate, secret.key), judge, Counted())
+        await webhook.start()
+        connection = http.client.HTTPSConnection("127.0.0.1", webhook.port, context=secret.trusted(), timeout=20)
+        answer = await asyncio.to_thread(post, connection, RIGHT)
+        connection.close()
+        await webhook.close()
+        return answer
+
+    status, body = asyncio.run(story())
+    assert (status, seen) == (500, ["defect"]) and b"ZeroDivisionError" not in body
+    assert "a review could not be answered" in caplog.text

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", default=":8443", metavar="HOST:PORT", help="where to listen (default: :8443)")
     parser.add_argument("--tls-cert", type=Path, required=True, metavar="FILE", help="the certificate, PEM")
     parser.add_argument("--tls-key", type=Path, required=True, metavar="FILE", help="its key, PEM")
-    add_flags(parser, ("driver_name", "log_level", "log_format"))
+    add_flags(parser, ("driver_name", "metrics_address", "log_level", "log_format"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,5 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = load(args)
     logs.set_up(config.log_level, config.log_format)
-    asyncio.run(serve(listen_address(args.listen, "--listen"), args.tls_cert, args.tls_key, config.driver_name))
+    address = listen_address(args.listen, "--listen")
+    metrics = listen_address(config.metrics_address) if config.metrics_address else None
+    asyncio.run(serve(address, args.tls_cert, args.tls_key, config.driver_name, metrics))
     return 0

@@ -33,11 +33,17 @@ class Certificate:
             ) from error
         self._seen = identity
 
+    @property
+    def unusable(self) -> bool:
+        """Whether the files hold something newer that cannot be used, so that the old pair serves to its end."""
+        return bool(self._told)
+
     def refresh(self) -> bool:
         """Take up files that were replaced; what is not whole yet is tried again, and the old pair serves meanwhile."""
         try:
             identity = self._identity()
             if identity == self._seen:
+                self._told = ""  # put back as it was
                 return False
             # In a context of its own first: a pair that does not fit must not spoil the one that serves.
             self._load(_context())

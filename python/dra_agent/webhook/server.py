@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -26,21 +27,41 @@ SLOWEST = 10.0
 IDLE = 120.0
 """Seconds after which a connection that asks nothing is closed; the API server keeps its own for 90."""
 CONNECTIONS = 64
+"""At a time; one more ends that which has asked nothing for longest, and is refused where all are being answered."""
 _REFRESH = 5.0
 _HEADERS = 64 << 10
+
+
+class Told:
+    """Is told of what was answered, on the event loop."""
+
+    def review(self, result: str, seconds: float) -> None:
+        """A POST to /validate was answered: allowed, refused, unreadable, too_large or defect."""
 
 
 class Webhook:
     """Listens from `start` to `close`."""
 
-    def __init__(self, address: tuple[str, int], certificate: Certificate, judge: Judge) -> None:
+    def __init__(
+        self, address: tuple[str, int], certificate: Certificate, judge: Judge, told: Told | None = None
+    ) -> None:
         self._address = address
         self._certificate = certificate
         self._judge = judge
+        self._told = told or Told()
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], None] = {}
+        """The one that has asked nothing for longest first."""
+        self._ended: set[asyncio.Task[None]] = set()
+        self.closed = 0
+        """Connections that were ended, or refused, because there were too many."""
         self._refresher: asyncio.Task[None] | None = None
         self._closing = False
+
+    @property
+    def connections(self) -> int:
+        """How many are open; may be read on any thread."""
+        return len(self._connections)
 
     @property
     def port(self) -> int:
@@ -87,23 +108,36 @@ class Webhook:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._connections) >= CONNECTIONS:
+        if len(self._connections) >= CONNECTIONS and not self._make_room():
             writer.close()
             return
-        self._connections.add(task)
+        self._connections[task] = None
         try:
             await self._serve(_Connection(reader, writer), task)
         except (OSError, ssl.SSLError, TimeoutError, h11.ProtocolError, asyncio.IncompleteReadError):
             pass  # a client that hung up, was too slow, or speaks something else
         except asyncio.CancelledError:
-            if not self._closing:  # asyncio logs the handler's own end as an error where it is a cancellation
+            if (
+                not self._closing and task not in self._ended
+            ):  # asyncio logs the handler's own end as an error where it is a cancellation
                 raise
         finally:
-            self._connections.discard(task)
+            self._connections.pop(task, None)
+            self._ended.discard(task)
             writer.close()
             with suppress(OSError, ssl.SSLError, TimeoutError):
                 async with asyncio.timeout(1.0):
                     await writer.wait_closed()
+
+    def _make_room(self) -> bool:
+        self.closed += 1
+        idle = next((task for task in self._connections if task.get_name() == _WAITING), None)
+        if idle is None:
+            return False
+        del self._connections[idle]
+        self._ended.add(idle)
+        idle.cancel()
+        return True
 
     async def _serve(self, connection: _Connection, task: asyncio.Task[None]) -> None:
         while True:
@@ -118,6 +152,8 @@ class Webhook:
                 again = await connection.answer(status, content, kind)
             if not again:
                 return
+            self._connections.pop(task, None)
+            self._connections[task] = None
 
     def _answer(self, request: h11.Request, body: bytes | None) -> tuple[int, bytes, str]:
         method, path = request.method, request.target.partition(b"?")[0]
@@ -127,17 +163,26 @@ class Webhook:
             return 404, b"there are /validate and /healthz\n", _TEXT
         if method != b"POST":
             return 405, b"POST an AdmissionReview\n", _TEXT
+        began = time.monotonic()
+        result, answer = self._judged(body)
+        self._told.review(result, time.monotonic() - began)
+        return answer
+
+    def _judged(self, body: bytes | None) -> tuple[str, tuple[int, bytes, str]]:
         if body is None:
-            return 413, f"at most {MOST} bytes are read\n".encode(), _TEXT
+            return "too_large", (413, f"at most {MOST} bytes are read\n".encode(), _TEXT)
         try:
             verdict = self._judge(body)
         except NoReviewError as error:
-            return 400, f"{error}\n".encode(), _TEXT
+            return "unreadable", (400, f"{error}\n".encode(), _TEXT)
+        except Exception:  # the API server is told that there is no answer, and its failure policy decides
+            log.exception("a review could not be answered")
+            return "defect", (500, b"the webhook has a defect; its log says which\n", _TEXT)
         if verdict.problems:
             log.info("refused", extra={"object": verdict.what, "problems": "; ".join(verdict.problems)})
         else:
             log.debug("allowed", extra={"object": verdict.what})
-        return 200, verdict.body, "application/json"
+        return "refused" if verdict.problems else "allowed", (200, verdict.body, "application/json")
 
 
 _WAITING = "waiting"
