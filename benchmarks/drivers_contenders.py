@@ -71,13 +71,8 @@ class Contender:
     def memory(self) -> dict[str, float]:
         """MiB resident, by share and of its own alone, of the process and those that it started; smaps_rollup(5)."""
         assert self.process is not None
-        total = {"Rss": 0.0, "Pss": 0.0, "Anonymous": 0.0}
-        for pid in _family(self.process.pid):
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
-                name, value = line.split(":")
-                if name in total:
-                    total[name] += int(value.split()[0]) / 1024
-        return total
+        each = [rollup(pid) for pid in _family(self.process.pid)]
+        return {name: sum(one[name] for one in each) for name in ("Rss", "Pss", "Anonymous")}
 
 
 class Probe:
@@ -118,6 +113,12 @@ class Probe:
         if answer.get("error"):
             raise RuntimeError(answer["error"])
         return answer
+
+
+def rollup(pid: int) -> dict[str, float]:
+    """MiB by field of one process; smaps_rollup(5)."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines}
 
 
 def _family(pid: int) -> list[int]:

@@ -3,7 +3,8 @@
 The agent runs on the simulated DGX H100, whose eight GPUs it offers in MIG partitions. 56 pods, each with a claim of
 one 1g.10gb, are scheduled by a real kube-scheduler; the probe then plays the kubelet for the claims as they were
 allocated, one per call. At last every call of the simulated NVML about one GPU takes a second, and a claim of that GPU
-is prepared over and over while claims of the others are measured. Prints what is; nothing here fails for being slow.
+is prepared over and over while claims of the others are measured. Resident memory is noted after every step, and over
+many pairs of prepare and unprepare. Prints what is; nothing here fails for being slow.
 
 Needs Go and openssl; etcd, kube-apiserver and kube-scheduler are those of the test cluster (tests/cluster).
 """
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from drivers import AGENT, HERE, NAMES, PROFILE, STEPS, binaries, percentile
 from drivers_claims import GROUP, Claim, make_namespace, make_node, published
-from drivers_contenders import Contender, Probe
+from drivers_contenders import Contender, Probe, rollup
 from drivers_plane import ControlPlane
 from slices_scheduler import allocate, allocated, make_class, make_pods, make_ready, scheduling, stop
 
@@ -33,6 +34,8 @@ from dra_agent.simulate import change
 DRIVER = "dra-agent.internal"
 NODE = "node-of-slices"
 GPUS, EACH = 8, 7
+HOUSEKEEPING = 65.0
+"""Seconds within which the agent's housekeeping comes by, which gives freed memory back."""
 CONFIG = f"""\
 [[inventory.partition]]
 when = 'device.attributes["{DRIVER}"].vendor == "nvidia"'
@@ -50,6 +53,7 @@ def main() -> None:
     parser.add_argument("--agent", type=Path, default=AGENT, help="the command to measure")
     parser.add_argument("--dir", type=Path, default=Path(), help="on the file system to measure")
     parser.add_argument("--rounds", type=int, default=5, help="how often each claim is prepared")
+    parser.add_argument("--pairs", type=int, default=10_000, help="prepare and unprepare pairs for the growth")
     args = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(dir=args.dir.resolve(), prefix=".bench-") as directory,
@@ -60,7 +64,8 @@ def main() -> None:
         claims = it.scheduling()
         it.preparing(claims, args.rounds)
         it.beside_a_slow_one(claims, args.rounds)
-        it.memory()
+        it.holding(claims)
+        it.growing(claims, args.pairs)
         print(f"load {os.getloadavg()[0]:.1f} at the end")
 
 
@@ -74,11 +79,14 @@ class Slices:
         self.probe = probe
         self.agent = agent
         self.root = agent.folder / "state/simulated" / PROFILE
+        self.resident: list[tuple[str, float, float, float]] = []
+        """What was done, and MiB: resident, the process's own alone, resident in the library's process."""
 
     def publishing(self) -> None:
         self.agent.start(self.probe)  # builds the simulated host, and compiles byte code
         self.agent.stop(self.probe)
         took = self.agent.start(self.probe)
+        self.note("registered with the kubelet")
         deadline = time.monotonic() + 60
         # The slices of a pool are there before those of the next.
         while len(pools := {pool for pool, _ in published(self.plane, DRIVER)}) < 2:
@@ -86,6 +94,7 @@ class Slices:
                 raise RuntimeError(f"only {pools} are published; see {self.agent.folder / 'log'}")
             time.sleep(0.1)
         time.sleep(3)
+        self.note("published")
         items = self.plane.ask("GET", f"{GROUP}/resourceslices")["items"]
         gpus = [one for one in items if one["spec"]["pool"]["name"].endswith("/gpu")]
         counters = sum(len(one["spec"].get("sharedCounters", ())) for one in gpus)
@@ -105,6 +114,7 @@ class Slices:
             stop(process)
             make_pods(self.plane, "slice", count - 1, "one-g", NODE)
             took = allocate(self.plane, process, count)
+        self.note("slices allocated by the scheduler")
         claims = allocated(self.plane)
         by_gpu = [sum(name.startswith(gpu) for name in claims) for gpu in sorted({name[:16] for name in claims})]
         print(
@@ -116,8 +126,10 @@ class Slices:
     def preparing(self, claims: dict[str, list[Claim]], rounds: int) -> None:
         everything = [claim for found in claims.values() for claim in found]
         self.probe.calls(DRIVER, everything[:1], STEPS)
+        self.note("one claim prepared and unprepared")
         took = self.probe.calls(DRIVER, everything, STEPS, rounds)
         _print(f"MIG, one claim at a time, {len(took[0])} calls each, ms", took)
+        self.note("every claim prepared and unprepared by turns")
 
     def beside_a_slow_one(self, claims: dict[str, list[Claim]], rounds: int) -> None:
         first = min(name[:16] for name in claims)
@@ -153,11 +165,34 @@ class Slices:
         _print("the same while a GPU's calls take 1 s each, ms", took)
         print(f"prepare and unprepare on the slow GPU meanwhile: {len(slow_calls)} pairs, {_seconds(slow_calls)}")
 
-    def memory(self) -> None:
+    def holding(self, claims: dict[str, list[Claim]]) -> None:
+        everything = [claim for found in claims.values() for claim in found]
+        self.note("after a slow GPU")
+        self.probe.calls(DRIVER, everything, ["prepare"])
+        self.note(f"{len(everything)} claims held")
+        time.sleep(HOUSEKEEPING)
+        self.note("the same after housekeeping")
+        self.probe.calls(DRIVER, everything, ["unprepare"])
+
+    def growing(self, claims: dict[str, list[Claim]], pairs: int) -> None:
+        everything = [claim for found in claims.values() for claim in found]
+        made, part = 0, max(1, pairs // len(everything) // 5)
+        began = time.monotonic()
+        while made < pairs:
+            self.probe.calls(DRIVER, everything, ["prepare", "unprepare"], part)
+            made += part * len(everything)
+            self.note(f"{made} pairs of prepare and unprepare")
+        each = (time.monotonic() - began) / max(1, made) * 1000
+        print(f"\n{made} pairs of prepare and unprepare, {each:.1f} ms each")
+        print(f"\n{'resident, MiB':50}{'agent':>9}{'its own':>9}{'library':>9}")
+        for what, *sizes in self.resident:
+            print(f"{what:50}" + "".join(f"{size:9.1f}" for size in sizes))
+
+    def note(self, what: str) -> None:
         assert self.agent.process is not None
-        kinds = self.agent.memory()
-        own = _resident(self.agent.process.pid)
-        print(f"\nresident: the agent's process {own:.1f} MiB, with the library's process {kinds['Rss']:.1f} MiB")
+        pid = self.agent.process.pid
+        own, together = rollup(pid), self.agent.memory()
+        self.resident.append((what, own["Rss"], own["Anonymous"], together["Rss"] - own["Rss"]))
 
 
 def _print(title: str, took: list[list[int]]) -> None:
@@ -173,11 +208,6 @@ def _seconds(times: list[float]) -> str:
 
 def _median(sizes: list[int]) -> int:
     return int(statistics.median(sizes))
-
-
-def _resident(pid: int) -> float:
-    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS")]
-    return int(line.split()[1]) / 1024
 
 
 @contextmanager

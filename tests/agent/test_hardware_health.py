@@ -185,3 +185,19 @@ def test_a_library_that_nobody_needs_any_more_is_not_looked_for(
     for _ in range(3):
         hardware.listen()
     assert looks == [], "it runs: nothing is to be looked at"
+
+
+def test_slices_that_nobody_asks_for_are_not_drawn(root: Path) -> None:
+    hardware = Hardware(
+        simulate.build("vm-1gpu", root),
+        InventorySettings(nvml_timeout=1.0),
+        node="node-a",
+        driver=DRIVER,
+        monitor=Monitor(SETTINGS, DRIVER),
+        keeps_slices=False,
+    )
+    try:
+        assert hardware.inventory.device(GPU) is not None
+        assert hardware.slices() == []
+    finally:
+        hardware.close()

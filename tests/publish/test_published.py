@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -116,3 +119,23 @@ def test_the_order_of_arrival_does_not_matter(data: st.DataObject) -> None:
                 published.wrote(found)
     last = history[-1][1]
     assert versions(published) == ({last["metadata"]["name"]: last["spec"]["version"]} if alive else {})
+
+
+def test_what_is_published_of_many_devices_is_kept_as_compactly_as_it_is_sent() -> None:
+    attributes = {f"name{number}": {"string": f"value {number}"} for number in range(20)}
+    counters = {f"memory-slice-{number}": {"value": "1"} for number in range(8)}
+    consumed = [{"counterSet": "gpu", "counters": counters}]
+    devices = [{"name": f"d-{n}", "attributes": attributes, "consumesCounters": consumed} for n in range(64)]
+    whole = entry("a", 2)
+    whole["spec"]["devices"] = devices
+    sent = msgspec.json.encode(whole)
+    published = Published()
+    tracemalloc.start()
+    try:
+        published.listed(listed(2, msgspec.json.decode(sent)))
+        gc.collect()
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 2 * len(sent), f"{kept} bytes are kept of {len(sent)} that were sent"
+    assert published.slices("p") == [whole]

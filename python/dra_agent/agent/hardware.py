@@ -40,9 +40,15 @@ class Hardware:
         driver: str,
         monitor: Monitor | None = None,
         handovers: Handovers | None = None,
+        keeps_slices: bool = True,
     ) -> None:
-        """Scan the host; raises PermanentError where there is no sysfs, UsageError where a rule can never work."""
+        """Scan the host; raises PermanentError where there is no sysfs, UsageError where a rule can never work.
+
+        `keeps_slices`: whether anybody asks for `slices`. A cluster's publisher draws its own, of what the guard and a
+        reclaim leave of the devices; a second set would be drawn at every change and kept for nobody.
+        """
         self.host = host
+        self._keeps_slices = keeps_slices
         self._node = node
         self._driver = driver
         collector = Collector(host, settings, driver=driver, handovers=handovers)
@@ -67,7 +73,7 @@ class Hardware:
         return self._inventory.lookup(pool, name)
 
     def slices(self) -> list[dict[str, Any]]:
-        """Give the ResourceSlices of the inventory."""
+        """Give the ResourceSlices of the inventory; none where nobody was to ask for them."""
         return self._slices
 
     def refresh(self, events: list[Uevent], *, rescan: bool) -> Change:
@@ -133,19 +139,24 @@ class Hardware:
             if str(problem) not in self._told:
                 level = logging.ERROR if problem.severity == "error" else logging.WARNING
                 log.log(level, problem.what, extra={"where": problem.where, "todo": problem.todo})
+        if self._keeps_slices:
+            told |= self._draw()
+        self._told = told
+
+    def _draw(self) -> set[str]:
+        """Draw the slices; gives what is left out of them, which is told once."""
         try:
             desired = desired_slices(
                 self.inventory, node=self._node, driver=self._driver, published=self._slices, naming="fixed"
             )
         except AgentError as error:
             log.error("devices cannot be described", extra={"reason": str(error)})
-            return
-        for refused in desired.problems:
-            told.add(str(refused))
-            if str(refused) not in self._told:
-                log.error("device left out", extra={"problem": str(refused)})
-        self._told = told
+            return set()
         self._slices = desired.slices
+        refused = {str(problem) for problem in desired.problems}
+        for problem in sorted(refused - self._told):
+            log.error("device left out", extra={"problem": problem})
+        return refused
 
 
 def _sick(device: Device, reason: str | None) -> Device:

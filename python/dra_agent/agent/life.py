@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dra_agent import __version__, shapes
 from dra_agent.agent.config import Config, listen_address
 from dra_agent.agent.hardware import Hardware, boot_id
+from dra_agent.agent.heap import give_back
 from dra_agent.agent.hosts import agent_host
 from dra_agent.agent.instances import Instances
 from dra_agent.agent.lock import StateLock
@@ -138,6 +139,7 @@ class Agent:
                 driver=config.driver_name,
                 monitor=self._monitor(host),
                 handovers=Handovers(config.state_dir),
+                keeps_slices=config.standalone,
             ),
         )
         stack.callback(hardware.close)
@@ -308,7 +310,12 @@ class Agent:
     async def _tidy(self, worker: ThreadPoolExecutor, ledger: JournalLedger, preparer: Preparer) -> None:
         while True:
             await asyncio.sleep(TIDY)
-            for what, call in (("compacting the ledger", ledger.tidy), ("looking at CDI specs", preparer.mend)):
+            work: tuple[tuple[str, Callable[[], object]], ...] = (
+                ("compacting the ledger", ledger.tidy),
+                ("looking at CDI specs", preparer.mend),
+                ("giving memory back", give_back),
+            )
+            for what, call in work:
                 try:
                     if call == preparer.mend and not self._newest():
                         continue  # two versions may write one spec differently: the newer one's stays

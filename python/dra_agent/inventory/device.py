@@ -135,6 +135,11 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def to_api(self) -> dict[str, Any]:
         """Give the resource.k8s.io/v1 Device as JSON-like builtins, without empty fields."""
+        builtins: dict[str, Any] = msgspec.json.decode(self.to_json())
+        return builtins
+
+    def to_json(self) -> bytes:
+        """Give the same as JSON."""
         device: dict[str, Any] = {"name": self.name}
         if self.attributes:
             device["attributes"] = self.attributes
@@ -146,8 +151,18 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
             device["taints"] = self.taints
         if self.allow_multiple_allocations:
             device["allowMultipleAllocations"] = True
-        builtins: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(device))
-        return builtins
+        return msgspec.json.encode(device)
+
+    def looks_like(self, other: Device) -> bool:
+        """Whether both are published alike: `to_api` of them is the same."""
+        return (
+            self.name == other.name
+            and self.attributes == other.attributes
+            and self.capacity == other.capacity
+            and self.consumes_counters == other.consumes_counters
+            and self.taints == other.taints
+            and self.allow_multiple_allocations == other.allow_multiple_allocations
+        )
 
 
 class Inventory(msgspec.Struct, frozen=True):

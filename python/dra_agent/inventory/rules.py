@@ -181,7 +181,7 @@ class Rules:
 
 def encode(device: Device) -> bytes:
     """Give a device as expressions see it."""
-    return msgspec.json.encode(device.to_api())
+    return device.to_json()
 
 
 def _value(driver: str, where: str, name: str, value: bool | int | str | VersionValue) -> Attribute:

@@ -82,7 +82,7 @@ def difference(before: Inventory, after: Inventory) -> Change:
     return Change(
         added=tuple(name for name in new if name not in old),
         removed=tuple(name for name in old if name not in new),
-        changed=tuple(name for name in both if old[name].to_api() != new[name].to_api()),
+        changed=tuple(name for name in both if not old[name].looks_like(new[name])),
         health=tuple(name for name in both if old[name].health != new[name].health),
         problems=set(before.problems) != set(after.problems),
     )

@@ -107,9 +107,9 @@ class Gates:
         self.on: set[str] = set()
         self.off: set[str] = set()
 
-    def seen(self, stored: Slice) -> None:
-        """Learn from a slice that is stored: what it holds passes."""
-        self.on |= _used(stored) - self.off
+    def seen(self, stored: frozenset[str]) -> None:
+        """Learn from what is stored (`used`): it passes."""
+        self.on |= stored - self.off
 
     def learned_off(self, gates: set[str]) -> None:
         """Learn that these fields do not pass."""
@@ -118,7 +118,7 @@ class Gates:
 
     def doubtful(self, wanted: Slice) -> bool:
         """Whether the slice needs a gate that may be off, and would be dangerous without it."""
-        return bool((_used(wanted) & _UNSAFE) - self.on - self.off)
+        return bool((used(wanted) & _UNSAFE) - self.on - self.off)
 
     def reduce(self, inventory: Inventory) -> Inventory:
         """Leave out what cannot be said to this server, in a way that gives out nothing that must not be.
@@ -151,10 +151,10 @@ class Gates:
         return device
 
 
-def _used(slice_: Slice) -> set[str]:
-    """The gates whose fields a slice has."""
+def used(slice_: Slice) -> frozenset[str]:
+    """Name the gates whose fields a slice has."""
     spec = slice_["spec"]
-    used = {COUNTERS} if spec.get("sharedCounters") else set()
+    gates = {COUNTERS} if spec.get("sharedCounters") else set()
     for device in spec.get("devices") or ():
-        used |= {_GATES[key] for key in device.keys() & _GATES.keys() if device[key]}
-    return used
+        gates |= {_GATES[key] for key in device.keys() & _GATES.keys() if device[key]}
+    return frozenset(gates)

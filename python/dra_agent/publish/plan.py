@@ -15,11 +15,11 @@ from dra_agent.cluster import RESOURCE_SLICES, ApiServer
 from dra_agent.inventory.device import FAMILIES, Inventory, pool_name
 from dra_agent.publish.errors import DroppedFieldsError
 from dra_agent.publish.following import Following
-from dra_agent.publish.gates import Gates, dropped_fields, gate_of, remedy
+from dra_agent.publish.gates import Gates, dropped_fields, gate_of, remedy, used
 from dra_agent.publish.ownership import Ownership
-from dra_agent.publish.published import Published
+from dra_agent.publish.published import Kept, Published
 from dra_agent.publish.reading import Tally
-from dra_agent.slices import Slice, Write, desired_slices, diff_slices
+from dra_agent.slices import Slice, Write, diff_slices, draw_slices, name_of
 
 log = logging.getLogger(__name__)
 
@@ -54,28 +54,28 @@ class Planner:
         """Say what to write, knowing what is published, what the agent has written, and what the server drops."""
         context = self._context
         owner = await context.ownership.reference()
-        published = context.published.slices(self._pool)
+        published = context.published.kept(self._pool)
         for found in published:
-            context.gates.seen(found)
-        desired = desired_slices(
+            context.gates.seen(found.gates)
+        drawn = draw_slices(
             self._of_this_pool(context.gates.reduce(context.inventory())),
             node=context.node,
             driver=context.driver,
-            published=published,
+            published=[found.encoded for found in published],
             naming="generated",
             owner=owner,
         )
-        self._describe(tuple(str(problem) for problem in desired.problems))
-        slices = [self._as_adopted(slice_) for slice_ in desired.slices]
-        writes = diff_slices(slices, published)
-        by_name = {found["metadata"]["name"]: found for found in published}
+        self._describe(tuple(str(problem) for problem in drawn.problems))
+        slices = [self._as_adopted(slice_) for slice_ in drawn.slices]
+        writes = diff_slices(slices, [found.encoded for found in published])
+        by_name = {found.name: found for found in published}
         named = {write.slice["metadata"].get("name") for write in writes}
         for slice_ in slices:
-            name = slice_["metadata"].get("name", "")
+            name = name_of(slice_)
             if name not in by_name or name in named:
                 continue
-            if owner not in (by_name[name]["metadata"].get("ownerReferences") or ()):
-                writes.append(Write("update", slice_, "belongs to another Node object"))
+            if owner not in (by_name[name].metadata.get("ownerReferences") or ()):
+                writes.append(Write("update", msgspec.json.decode(slice_), "belongs to another Node object"))
         complete = [self._complete(write, by_name, owner) for write in writes]
         if any(write.op != "delete" and context.gates.doubtful(write.slice) for write in complete):
             await self._probe(next(w for w in complete if w.op != "delete" and context.gates.doubtful(w.slice)))
@@ -89,18 +89,17 @@ class Planner:
         sets = {family: inventory.counter_sets[family]} if family in inventory.counter_sets else {}
         return Inventory(devices=inventory.family(family), counter_sets=sets)
 
-    def _complete(self, write: Write, by_name: dict[str, Slice], owner: dict[str, Any]) -> Write:
+    def _complete(self, write: Write, by_name: dict[str, Kept], owner: dict[str, Any]) -> Write:
         """Give an update all metadata that the published slice has, labels of others included."""
         found = by_name.get(write.slice["metadata"].get("name", ""))
         if write.op != "update" or found is None:
             return write
         others = [
             reference
-            for reference in found["metadata"].get("ownerReferences") or ()
+            for reference in found.metadata.get("ownerReferences") or ()
             if reference.get("kind") != "Node" and not reference.get("controller")
         ]
-        metadata = {**found["metadata"], "ownerReferences": [*others, owner]}
-        metadata.pop("managedFields", None)
+        metadata = {**found.metadata, "ownerReferences": [*others, owner]}
         return Write("update", {**write.slice, "metadata": metadata}, write.reason)
 
     async def _probe(self, write: Write) -> None:
@@ -111,7 +110,7 @@ class Planner:
         else:
             answer = await api.replace(RESOURCE_SLICES, write.slice, dry_run=True)
         self.learn(write.slice, answer)
-        self._context.gates.seen(write.slice)
+        self._context.gates.seen(used(write.slice))
 
     def learn(self, sent: Slice, answer: Slice) -> bool:
         """Compare what was sent with what was taken; whether something is missing."""
@@ -129,12 +128,15 @@ class Planner:
             self._adopted[answer["metadata"]["name"]] = (sent["spec"], answer["spec"])
         return True
 
-    def _as_adopted(self, slice_: Slice) -> Slice:
+    def _as_adopted(self, drawn: msgspec.Raw) -> msgspec.Raw:
         """What the server made of this very slice before is what it would make of it again."""
-        sent, taken = self._adopted.get(slice_["metadata"].get("name", ""), (None, None))
-        if sent is None or _content(sent) != _content(slice_["spec"]):
-            return slice_
-        return {**slice_, "spec": {**taken, "pool": slice_["spec"]["pool"]}}
+        sent, taken = self._adopted.get(name_of(drawn), (None, None))
+        if sent is None:
+            return drawn
+        slice_ = msgspec.json.decode(drawn)
+        if _content(sent) != _content(slice_["spec"]):
+            return drawn
+        return msgspec.Raw(msgspec.json.encode({**slice_, "spec": {**taken, "pool": slice_["spec"]["pool"]}}))
 
     def _describe(self, problems: tuple[str, ...]) -> None:
         for problem in problems:

@@ -19,6 +19,7 @@ from dra_agent.cluster import (
 )
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.publish.complaint import Complaint
+from dra_agent.publish.gates import used
 from dra_agent.publish.plan import Context, Planner
 from dra_agent.publish.published import sound
 from dra_agent.slices import Write
@@ -185,7 +186,7 @@ class Pool:
         log.info("slice written", extra={**extra, "slice": answer["metadata"]["name"]})
         if self._planner.learn(write.slice, answer):
             return False
-        context.gates.seen(answer)
+        context.gates.seen(used(answer))
         return True
 
     def _failed(self, error: AgentError) -> None:

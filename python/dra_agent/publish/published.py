@@ -2,24 +2,59 @@
 
 The API server tells of a write later than it answers it. Whoever plans the next write from the watch alone would write
 the same twice.
+
+Slices are kept as JSON: as Python values they take eight times the memory, and whoever plans hands them on as JSON.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from dra_agent.cluster import ObjectList, WatchEvent
+from dra_agent.publish.gates import used
 from dra_agent.slices import Slice
 
 _REMEMBERED = 1000
 """Deletions that are remembered at most."""
 
 
+class Kept(msgspec.Struct, frozen=True):
+    """One slice that is published."""
+
+    metadata: dict[str, Any]
+    """Without managedFields."""
+    pool: str
+    gates: frozenset[str]
+    """Those whose fields it has."""
+    encoded: msgspec.Raw
+    """All of it."""
+
+    @property
+    def name(self) -> str:
+        """metadata.name."""
+        return str(self.metadata["name"])
+
+    @classmethod
+    def of(cls, entry: Slice) -> Kept:
+        """Take in a slice that is `sound`."""
+        # The managed fields are large, and nothing here asks who wrote what.
+        metadata = {key: value for key, value in entry["metadata"].items() if key != "managedFields"}
+        encoded = msgspec.json.encode({**entry, "metadata": metadata})
+        return cls(metadata, entry["spec"]["pool"]["name"], used(entry), msgspec.Raw(encoded))
+
+    def decoded(self) -> Slice:
+        """Give it as JSON values, which are the caller's."""
+        slice_: Slice = msgspec.json.decode(self.encoded)
+        return slice_
+
+
 class Published:
     """The driver's slices of this node."""
 
     def __init__(self) -> None:
-        self._slices: dict[str, Slice] = {}
+        self._slices: dict[str, Kept] = {}
         self._deleted: dict[str, None] = {}
         """Uids of slices that are gone, and of which something older may still be told: by the watch where the agent
         deleted them, by a late answer to a write where somebody else did."""
@@ -27,13 +62,17 @@ class Published:
         self.complete = False
         """Whether a first list has come: before it nobody knows what there is to keep."""
 
-    def slices(self, pool: str) -> list[Slice]:
+    def kept(self, pool: str) -> list[Kept]:
         """The slices of one pool, whatever their generation."""
-        return [found for found in self._slices.values() if found["spec"]["pool"]["name"] == pool]
+        return [found for found in self._slices.values() if found.pool == pool]
+
+    def slices(self, pool: str) -> list[Slice]:
+        """The same as JSON values, made for each call."""
+        return [found.decoded() for found in self.kept(pool)]
 
     def pools(self) -> set[str]:
         """The pools that anything is published of."""
-        return {found["spec"]["pool"]["name"] for found in self._slices.values()}
+        return {found.pool for found in self._slices.values()}
 
     def __len__(self) -> int:
         return len(self._slices)
@@ -50,7 +89,7 @@ class Published:
         at = self._listed_at = _version(found.resource_version)
         for name, known in list(self._slices.items()):
             if name not in listed and not _newer(known, at):
-                touched.add(known["spec"]["pool"]["name"])
+                touched.add(known.pool)
                 del self._slices[name]
         self.complete = True
         return touched
@@ -63,9 +102,9 @@ class Published:
             return self._take(event.object)
         known = self._slices.get(event.object["metadata"]["name"])
         self.deleted(event.object)
-        if known is None or known["metadata"]["uid"] != event.object["metadata"]["uid"]:
+        if known is None or known.metadata["uid"] != event.object["metadata"]["uid"]:
             return set()
-        return {known["spec"]["pool"]["name"]}
+        return {known.pool}
 
     def wrote(self, answer: Slice) -> None:
         """Take in what the server answered to a creation or an update.
@@ -84,7 +123,7 @@ class Published:
         """Note that this very slice is gone."""
         metadata = slice_["metadata"]
         known = self._slices.get(metadata["name"])
-        if known is not None and known["metadata"]["uid"] == metadata["uid"]:
+        if known is not None and known.metadata["uid"] == metadata["uid"]:
             del self._slices[metadata["name"]]
         self._deleted[metadata["uid"]] = None
         if len(self._deleted) > _REMEMBERED:
@@ -95,15 +134,13 @@ class Published:
         if metadata["uid"] in self._deleted:
             return set()
         known = self._slices.get(metadata["name"])
-        if known is not None and known["metadata"]["uid"] == metadata["uid"]:
-            if known["metadata"]["resourceVersion"] == metadata["resourceVersion"]:
+        if known is not None and known.metadata["uid"] == metadata["uid"]:
+            if known.metadata["resourceVersion"] == metadata["resourceVersion"]:
                 return set()
             if _newer(known, _version(metadata["resourceVersion"])):
                 return set()
-        metadata.pop("managedFields", None)  # large, and nothing here asks who wrote what
-        self._slices[metadata["name"]] = entry
-        pools = {entry["spec"]["pool"]["name"]}
-        return pools if known is None else pools | {known["spec"]["pool"]["name"]}
+        taken = self._slices[metadata["name"]] = Kept.of(entry)
+        return {taken.pool} if known is None else {taken.pool, known.pool}
 
 
 def sound(entry: Any) -> bool:
@@ -116,8 +153,8 @@ def sound(entry: Any) -> bool:
     return all(isinstance(text, str) for text in texts)
 
 
-def _newer(known: Slice, at: int | None) -> bool:
-    version = _version(known["metadata"]["resourceVersion"])
+def _newer(known: Kept, at: int | None) -> bool:
+    version = _version(known.metadata["resourceVersion"])
     return version is not None and at is not None and version > at
 
 

@@ -5,6 +5,26 @@ It publishes nothing: an API server's publisher and standalone mode's store do.
 
 from __future__ import annotations
 
-from dra_agent.slices.desired import DesiredSlices, Slice, SliceProblem, Write, desired_slices, diff_slices
+from dra_agent.slices.desired import (
+    DesiredSlices,
+    DrawnSlices,
+    Slice,
+    SliceProblem,
+    Write,
+    desired_slices,
+    diff_slices,
+    draw_slices,
+    name_of,
+)
 
-__all__ = ["DesiredSlices", "Slice", "SliceProblem", "Write", "desired_slices", "diff_slices"]
+__all__ = [
+    "DesiredSlices",
+    "DrawnSlices",
+    "Slice",
+    "SliceProblem",
+    "Write",
+    "desired_slices",
+    "diff_slices",
+    "draw_slices",
+    "name_of",
+]

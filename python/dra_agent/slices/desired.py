@@ -39,6 +39,13 @@ class DesiredSlices(msgspec.Struct, frozen=True):
     problems: list[SliceProblem]
 
 
+class DrawnSlices(msgspec.Struct, frozen=True):
+    """The same, with each slice as JSON."""
+
+    slices: list[msgspec.Raw]
+    problems: list[SliceProblem]
+
+
 class Write(msgspec.Struct, frozen=True):
     """One write that brings what is published nearer to what is desired."""
 
@@ -51,6 +58,14 @@ class Write(msgspec.Struct, frozen=True):
 
 class _Writes(msgspec.Struct, frozen=True):
     writes: list[Write]
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Named(msgspec.Struct, frozen=True):
+    metadata: _Metadata
 
 
 def desired_slices(
@@ -70,6 +85,45 @@ def desired_slices(
 
     Raises PermanentError where the node's or the driver's name is one that the API would refuse.
     """
+    answer = _draw(inventory, node, driver, published, naming, owner)
+    return msgspec.json.decode(answer, type=DesiredSlices)
+
+
+def draw_slices(
+    inventory: Inventory,
+    *,
+    node: str,
+    driver: str,
+    published: Sequence[msgspec.Raw] = (),
+    naming: Naming = "generated",
+    owner: dict[str, Any] | None = None,
+) -> DrawnSlices:
+    """Say what `desired_slices` says, from JSON to JSON: of hundreds of partitions, Python values are megabytes."""
+    return msgspec.json.decode(_draw(inventory, node, driver, published, naming, owner), type=DrawnSlices)
+
+
+def diff_slices(desired: Sequence[Slice | msgspec.Raw], published: Sequence[Slice | msgspec.Raw]) -> list[Write]:
+    """Say what to write, in the order in which to write it: deletions, updates, creations.
+
+    `published` holds this driver's slices of this node only: one that is not desired is deleted.
+    """
+    answer = _native.diff_slices(msgspec.json.encode(list(desired)), msgspec.json.encode(list(published)))
+    return msgspec.json.decode(answer, type=_Writes).writes
+
+
+def name_of(drawn: msgspec.Raw) -> str:
+    """Give the name of a slice; "" where it has none yet."""
+    return msgspec.json.decode(drawn, type=_Named).metadata.name
+
+
+def _draw(
+    inventory: Inventory,
+    node: str,
+    driver: str,
+    published: Sequence[Slice | msgspec.Raw],
+    naming: Naming,
+    owner: dict[str, Any] | None,
+) -> bytes:
     pools = [_pool(inventory, node, family) for family in FAMILIES if inventory.family(family)]
     request: dict[str, Any] = {
         "driver": driver,
@@ -80,20 +134,12 @@ def desired_slices(
     }
     if owner is not None:
         request["owner"] = owner
+    encoded = msgspec.json.encode(request)
+    del request, pools  # not held beside what is made of them
     try:
-        answer = _native.desired_slices(msgspec.json.encode(request))
+        return _native.desired_slices(encoded)
     except ValueError as error:
         raise PermanentError(f"the devices of node {node!r} cannot be published: {error}") from error
-    return msgspec.json.decode(answer, type=DesiredSlices)
-
-
-def diff_slices(desired: Sequence[Slice], published: Sequence[Slice]) -> list[Write]:
-    """Say what to write, in the order in which to write it: deletions, updates, creations.
-
-    `published` holds this driver's slices of this node only: one that is not desired is deleted.
-    """
-    answer = _native.diff_slices(msgspec.json.encode(list(desired)), msgspec.json.encode(list(published)))
-    return msgspec.json.decode(answer, type=_Writes).writes
 
 
 def _pool(inventory: Inventory, node: str, family: Any) -> dict[str, Any]:
@@ -105,7 +151,7 @@ def _pool(inventory: Inventory, node: str, family: Any) -> dict[str, Any]:
                 "pci_address": device.pci_address,
                 "rank": device.order,
             },
-            "device": device.to_api(),
+            "device": msgspec.Raw(device.to_json()),
         }
         for device in inventory.family(family)
     ]

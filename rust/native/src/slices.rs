@@ -20,7 +20,7 @@ struct Writes {
 fn desired_slices(py: Python<'_>, inventory: &[u8]) -> PyResult<Vec<u8>> {
     py.detach(|| {
         let inventory: Inventory = serde_json::from_slice(inventory).map_err(invalid)?;
-        let desired = desire(&inventory).map_err(invalid)?;
+        let desired = desire(inventory).map_err(invalid)?;
         serde_json::to_vec(&desired).map_err(invalid)
     })
 }

@@ -19,15 +19,17 @@ pub const DEVICES_PER_SLICE: usize = MAX_DEVICES_WITH_FEATURES;
 ///
 /// A device that the API server would refuse is left out and reported. An error means that the driver's, the node's
 /// or a pool's name is wrong: nothing can be published then.
-pub fn desire(inventory: &Inventory) -> Result<Desired, Error> {
+///
+/// It takes the inventory, whose devices move into the slices: a copy of hundreds of them is megabytes.
+pub fn desire(mut inventory: Inventory) -> Result<Desired, Error> {
     let mut desired = Desired::default();
     let mut seen = HashSet::new();
-    for pool in &inventory.pools {
-        if !seen.insert(&pool.name) {
-            return Err(Error::DuplicatePool(pool.name.clone()));
+    for pool in std::mem::take(&mut inventory.pools) {
+        if !seen.insert(pool.name.clone()) {
+            return Err(Error::DuplicatePool(pool.name));
         }
-        check_names(inventory, pool)?;
-        let slices = desire_pool(inventory, pool, &mut desired);
+        check_names(&inventory, &pool)?;
+        let slices = desire_pool(&inventory, pool, &mut desired);
         desired.slices.extend(slices);
     }
     Ok(desired)
@@ -65,14 +67,15 @@ enum Content {
 
 fn desire_pool(
     inventory: &Inventory,
-    pool: &PoolInput,
+    pool: PoolInput,
     desired: &mut Desired,
 ) -> Vec<ResourceSlice> {
+    let pool_name = pool.name.clone();
     let (mut devices, mut counters) = sound(pool, &mut desired.problems);
-    devices.sort_by(|left, right| order::compare(left, right));
+    devices.sort_by(order::compare);
     counters.sort_by(|left, right| order::natural(&left.name, &right.name));
 
-    let published = Current::of(inventory, &pool.name);
+    let published = Current::of(inventory, &pool_name);
     let names: Vec<&str> = devices
         .iter()
         .map(|input| input.device.name.as_str())
@@ -90,7 +93,7 @@ fn desire_pool(
         let mut members: Vec<Device> = shard
             .members
             .iter()
-            .map(|rank| devices[*rank].device.clone())
+            .map(|rank| std::mem::take(&mut devices[*rank].device))
             .collect();
         carry_times(&mut members, &before);
         contents.insert(at, Content::Devices(members));
@@ -99,13 +102,13 @@ fn desire_pool(
         let members = shard
             .members
             .iter()
-            .map(|rank| counters[*rank].clone())
+            .map(|rank| std::mem::take(&mut counters[*rank]))
             .collect();
         contents.insert(at, Content::Counters(members));
     }
     let count = i64::try_from(contents.len()).unwrap_or(i64::MAX);
     let mut target = ResourcePool {
-        name: pool.name.clone(),
+        name: pool_name,
         generation: published.generation,
         resource_slice_count: count,
     };

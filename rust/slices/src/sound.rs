@@ -8,10 +8,10 @@ use dra_api::{CounterSet, Device};
 use crate::inventory::{DeviceInput, PoolInput, Problem};
 
 /// The devices and counter sets of a pool that can be published; the rest is reported.
-pub(crate) fn sound<'a>(
-    pool: &'a PoolInput,
+pub(crate) fn sound(
+    pool: PoolInput,
     problems: &mut Vec<Problem>,
-) -> (Vec<&'a DeviceInput>, Vec<&'a CounterSet>) {
+) -> (Vec<DeviceInput>, Vec<CounterSet>) {
     let mut report = |device: &str, field: String, message: String| {
         problems.push(Problem {
             pool: pool.name.clone(),
@@ -21,7 +21,7 @@ pub(crate) fn sound<'a>(
         });
     };
     let mut sets: HashMap<&str, &CounterSet> = HashMap::new();
-    let mut kept_sets = Vec::new();
+    let mut sound_sets = Vec::new();
     for set in &pool.counter_sets {
         let mut errors: Vec<(String, String)> = validate_counter_set(set)
             .into_iter()
@@ -38,16 +38,16 @@ pub(crate) fn sound<'a>(
                 "is there twice".to_owned(),
             ));
         }
+        sound_sets.push(errors.is_empty());
         if errors.is_empty() {
             sets.insert(&set.name, set);
-            kept_sets.push(set);
         }
         errors
             .into_iter()
             .for_each(|(field, message)| report("", field, message));
     }
     let mut names = HashSet::new();
-    let mut kept = Vec::new();
+    let mut sound_devices = Vec::new();
     for input in &pool.devices {
         let device = &input.device;
         let mut errors: Vec<(String, String)> = validate_device(device)
@@ -58,15 +58,26 @@ pub(crate) fn sound<'a>(
         if names.contains(device.name.as_str()) {
             errors.push(("name".to_owned(), "is there twice in the pool".to_owned()));
         }
+        sound_devices.push(errors.is_empty());
         if errors.is_empty() {
             names.insert(device.name.as_str());
-            kept.push(input);
         }
         errors
             .into_iter()
             .for_each(|(field, message)| report(&device.name, field, message));
     }
-    (kept, kept_sets)
+    (
+        chosen(pool.devices, &sound_devices),
+        chosen(pool.counter_sets, &sound_sets),
+    )
+}
+
+/// Those of the entries for which the flag at the same place is set.
+fn chosen<T>(entries: Vec<T>, flags: &[bool]) -> Vec<T> {
+    let flagged = entries.into_iter().zip(flags);
+    flagged
+        .filter_map(|(entry, flag)| flag.then_some(entry))
+        .collect()
 }
 
 /// Counters that a device takes from but its pool does not have: they would make the whole pool invalid.

@@ -71,7 +71,10 @@ fn a_pool_that_is_gone_is_deleted_and_another_left_alone() {
         ..Default::default()
     });
     let mut slices = Vec::new();
-    apply(&diff(&desire(&two).unwrap().slices, &slices), &mut slices);
+    apply(
+        &diff(&desire(two.clone()).unwrap().slices, &slices),
+        &mut slices,
+    );
     assert_eq!(slices.len(), 2);
     let writes = publish(numbered(0..2), &mut slices);
     assert_eq!(writes.len(), 1);
@@ -185,7 +188,7 @@ fn a_device_that_the_api_would_refuse_is_left_out_and_named() {
     inputs.push(orphan);
     let mut source = inventory(inputs, &[]);
     source.pools[0].counter_sets = vec![counter_set(9)];
-    let desired = desire(&source).unwrap();
+    let desired = desire(source.clone()).unwrap();
     let problems: Vec<String> = desired
         .problems
         .iter()
@@ -286,7 +289,7 @@ fn names_sort_as_the_scheduler_is_to_walk_them() {
             .collect()
     };
     assert_eq!(
-        names(&desire(&source).unwrap().slices),
+        names(&desire(source.clone()).unwrap().slices),
         [
             "00000-dra-agent.internal-node-1-",
             "00001-dra-agent.internal-node-1-"
@@ -294,7 +297,7 @@ fn names_sort_as_the_scheduler_is_to_walk_them() {
     );
     source.naming = Naming::Fixed;
     assert_eq!(
-        names(&desire(&source).unwrap().slices),
+        names(&desire(source.clone()).unwrap().slices),
         [
             "00000-dra-agent.internal-node-1-gpu",
             "00001-dra-agent.internal-node-1-gpu"
@@ -307,9 +310,12 @@ fn a_wrong_name_is_an_error_of_the_whole() {
     let mut source = inventory(numbered(0..1), &[]);
     source.node = "Node_1".into();
     assert!(
-        matches!(desire(&source), Err(Error::Invalid { field, .. }) if field == "spec.nodeName")
+        matches!(desire(source.clone()), Err(Error::Invalid { field, .. }) if field == "spec.nodeName")
     );
     let mut source = inventory(numbered(0..1), &[]);
     source.pools.push(source.pools[0].clone());
-    assert!(matches!(desire(&source), Err(Error::DuplicatePool(_))));
+    assert!(matches!(
+        desire(source.clone()),
+        Err(Error::DuplicatePool(_))
+    ));
 }

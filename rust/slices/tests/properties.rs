@@ -114,7 +114,7 @@ proptest! {
         }
         let mut source = host::inventory(inputs, &[]);
         source.pools[0].counter_sets.clear();
-        let desired = dra_slices::desire(&source).unwrap();
+        let desired = dra_slices::desire(source.clone()).unwrap();
         let mut slices = Vec::new();
         // The API server of these tests refuses what breaks a limit.
         host::apply(&dra_slices::diff(&desired.slices, &[]), &mut slices);

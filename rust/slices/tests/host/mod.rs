@@ -86,7 +86,7 @@ pub(crate) fn inventory(devices: Vec<DeviceInput>, published: &[ResourceSlice]) 
 
 /// Publishes an inventory; the answer is what was written.
 pub(crate) fn publish(devices: Vec<DeviceInput>, published: &mut Vec<ResourceSlice>) -> Vec<Write> {
-    let desired = desire(&inventory(devices, published)).unwrap();
+    let desired = desire(inventory(devices, published)).unwrap();
     assert_eq!(desired.problems, []);
     let writes = diff(&desired.slices, published);
     apply(&writes, published);
