@@ -7,10 +7,12 @@ import copy
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
 from dra_agent.inventory.device import Inventory
 from dra_agent.publish import Publisher
+from dra_agent.slices import Drawing
 from publish.node import DRIVER, NODE, Node, device, devices, settled, tainted, until
 
 
@@ -317,5 +319,29 @@ def test_devices_that_change_at_the_very_moment_of_a_retry_are_settled(
         asyncio.get_running_loop().call_soon(publisher.devices_changed)
         await until(lambda: bool(node.slices()))
         await settled(publisher)
+
+    node.run(story)
+
+
+def test_a_change_of_nothing_that_is_published_draws_no_slices(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    draws: list[int] = []
+    draw = Drawing.slices
+    monkeypatch.setattr(Drawing, "slices", lambda drawing: (draws.append(1), draw(drawing))[1])
+    node.has(*devices(70))
+
+    async def story(publisher: Publisher) -> None:
+        await until(lambda: len(node.slices()) == 2)
+        await settled(publisher)
+        node.forget()
+        before = len(draws)
+        for health in ("unmonitored", "healthy"):
+            node.has(*(msgspec.structs.replace(found, health=health) for found in devices(70)))
+            publisher.devices_changed()
+            await asyncio.sleep(0.2)
+        assert len(draws) == before
+        node.has(*devices(69))
+        publisher.devices_changed()
+        await until(lambda: bool(node.writes()))
+        assert len(draws) > before
 
     node.run(story)

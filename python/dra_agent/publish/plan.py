@@ -19,7 +19,7 @@ from dra_agent.publish.gates import Gates, dropped_fields, gate_of, remedy, used
 from dra_agent.publish.ownership import Ownership
 from dra_agent.publish.published import Kept, Published
 from dra_agent.publish.reading import Tally
-from dra_agent.slices import Slice, Write, diff_slices, draw_slices, name_of
+from dra_agent.slices import Drawing, Slice, Write, diff_slices, name_of
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,9 @@ class Planner:
         self._pool = pool
         self._adopted: dict[str, tuple[Any, Any]] = {}
         """By name: a spec as it was sent, and as the server took it, where it left out what no known gate explains."""
+        self._settled: int | None = None
+        """Fingerprint of the last drawing of which nothing had to be written: what changed since may be nothing that is
+        published, and to read hundreds of devices for that takes megabytes."""
         self.problems: tuple[str, ...] = ()
         """Devices that cannot be published."""
 
@@ -57,7 +60,7 @@ class Planner:
         published = context.published.kept(self._pool)
         for found in published:
             context.gates.seen(found.gates)
-        drawn = draw_slices(
+        drawing = Drawing(
             self._of_this_pool(context.gates.reduce(context.inventory())),
             node=context.node,
             driver=context.driver,
@@ -65,6 +68,9 @@ class Planner:
             naming="generated",
             owner=owner,
         )
+        if drawing.fingerprint == self._settled:
+            return []
+        drawn = drawing.slices()
         self._describe(tuple(str(problem) for problem in drawn.problems))
         slices = [self._as_adopted(slice_) for slice_ in drawn.slices]
         writes = diff_slices(slices, [found.encoded for found in published])
@@ -76,6 +82,8 @@ class Planner:
                 continue
             if owner not in (by_name[name].metadata.get("ownerReferences") or ()):
                 writes.append(Write("update", msgspec.json.decode(slice_), "belongs to another Node object"))
+        if not writes:
+            self._settled = drawing.fingerprint
         complete = [self._complete(write, by_name, owner) for write in writes]
         if any(write.op != "delete" and context.gates.doubtful(write.slice) for write in complete):
             await self._probe(next(w for w in complete if w.op != "delete" and context.gates.doubtful(w.slice)))

@@ -7,24 +7,24 @@ from __future__ import annotations
 
 from dra_agent.slices.desired import (
     DesiredSlices,
+    Drawing,
     DrawnSlices,
     Slice,
     SliceProblem,
     Write,
     desired_slices,
     diff_slices,
-    draw_slices,
     name_of,
 )
 
 __all__ = [
     "DesiredSlices",
+    "Drawing",
     "DrawnSlices",
     "Slice",
     "SliceProblem",
     "Write",
     "desired_slices",
     "diff_slices",
-    "draw_slices",
     "name_of",
 ]

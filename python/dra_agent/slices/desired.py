@@ -85,21 +85,35 @@ def desired_slices(
 
     Raises PermanentError where the node's or the driver's name is one that the API would refuse.
     """
-    answer = _draw(inventory, node, driver, published, naming, owner)
+    answer = _answer(_question(inventory, node, driver, published, naming, owner), node)
     return msgspec.json.decode(answer, type=DesiredSlices)
 
 
-def draw_slices(
-    inventory: Inventory,
-    *,
-    node: str,
-    driver: str,
-    published: Sequence[msgspec.Raw] = (),
-    naming: Naming = "generated",
-    owner: dict[str, Any] | None = None,
-) -> DrawnSlices:
-    """Say what `desired_slices` says, from JSON to JSON: of hundreds of partitions, Python values are megabytes."""
-    return msgspec.json.decode(_draw(inventory, node, driver, published, naming, owner), type=DrawnSlices)
+class Drawing:
+    """What `desired_slices` says, from JSON to JSON: of hundreds of partitions, Python values are megabytes."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        *,
+        node: str,
+        driver: str,
+        published: Sequence[msgspec.Raw] = (),
+        naming: Naming = "generated",
+        owner: dict[str, Any] | None = None,
+    ) -> None:
+        """Take what `desired_slices` takes."""
+        self._node = node
+        self._question = _question(inventory, node, driver, published, naming, owner)
+
+    @property
+    def fingerprint(self) -> int:
+        """The same, within one process, for everything of which the same slices are drawn."""
+        return hash(self._question)
+
+    def slices(self) -> DrawnSlices:
+        """Raise PermanentError where `desired_slices` does."""
+        return msgspec.json.decode(_answer(self._question, self._node), type=DrawnSlices)
 
 
 def diff_slices(desired: Sequence[Slice | msgspec.Raw], published: Sequence[Slice | msgspec.Raw]) -> list[Write]:
@@ -116,7 +130,7 @@ def name_of(drawn: msgspec.Raw) -> str:
     return msgspec.json.decode(drawn, type=_Named).metadata.name
 
 
-def _draw(
+def _question(
     inventory: Inventory,
     node: str,
     driver: str,
@@ -134,10 +148,12 @@ def _draw(
     }
     if owner is not None:
         request["owner"] = owner
-    encoded = msgspec.json.encode(request)
-    del request, pools  # not held beside what is made of them
+    return msgspec.json.encode(request)
+
+
+def _answer(question: bytes, node: str) -> bytes:
     try:
-        return _native.desired_slices(encoded)
+        return _native.desired_slices(question)
     except ValueError as error:
         raise PermanentError(f"the devices of node {node!r} cannot be published: {error}") from error
 
