@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -386,7 +387,10 @@ def test_a_real_sys_is_written_in_one_call_and_never_made(tmp_path: Path) -> Non
     assert (tmp_path / "probe").read_text().startswith("0000:11:00.0"), "written at its beginning, and not cut"
 
 
-def test_an_agent_in_a_pod_takes_no_driver_away_from_under_processes_that_it_cannot_see(bench: Bench) -> None:
+def test_an_agent_in_a_pod_takes_no_driver_away_from_under_processes_that_it_cannot_see(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     vfio = bench.vfio()
     item = bench.device(FPGA)
     (bench.host.proc / "self/ns").mkdir(parents=True)
@@ -397,6 +401,8 @@ def test_an_agent_in_a_pod_takes_no_driver_away_from_under_processes_that_it_can
     said = [problem for problem in bench.inventory().problems if problem.where == "inventory.passthrough"]
     assert [problem.todo for problem in said] and "hostPID" in str(said[0])
     assert not [one for one in bench.inventory(InventorySettings()).problems if "hostPID" in str(one)], "nobody asks"
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert not [one for one in bench.inventory().problems if "hostPID" in str(one)], "a user's command is not the agent"
 
 
 def test_an_agent_that_went_blind_gives_back_what_a_claim_has(bench: Bench) -> None:
