@@ -1,7 +1,7 @@
 """Slices of a GPU on a real cluster whose agent is killed while it makes one or destroys one.
 
-Nothing is leaked, and nothing is held twice. Every step is tried in tests/agent/test_mig_killed.py; here are some of
-them, with a kubelet that asks again.
+Nothing is leaked, and nothing is held twice. Every call that changes the GPU is tried, before it has its effect and
+after, with a kubelet that asks again; tests/agent/test_mig_killed.py tries what lies between the calls as well.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ mode = "mig"
 when = 'device.attributes["{DRIVER}"].type == "gpu"'
 """
 GI, CI = "nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"
+MODE = "nvmlDeviceSetMigMode"
 NO_CI, NO_GI = "nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy"
 When = Literal["before", "after"]
 
@@ -79,7 +80,8 @@ def nothing_is_left(agent: Agent) -> None:
     assert not agent.node.cdi_files()
 
 
-@pytest.mark.parametrize(("function", "when"), [(GI, "after"), (CI, "before")])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("function", [GI, CI])
 def test_killed_while_it_makes_a_slice(agent: Agent, namespace: Namespace, function: str, when: When) -> None:
     make(namespace, "stays", "3g.40gb")
     namespace.running("stays")
@@ -95,7 +97,20 @@ def test_killed_while_it_makes_a_slice(agent: Agent, namespace: Namespace, funct
     nothing_is_left(agent)
 
 
-@pytest.mark.parametrize(("function", "when"), [(NO_CI, "after"), (NO_GI, "before")])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_while_it_switches_mig_mode_on(agent: Agent, namespace: Namespace, when: When) -> None:
+    order_kill(agent, MODE, when)
+    make(namespace, "first", "1g.10gb")
+    start_again(agent)
+    namespace.running("first", at_most=RETRY)
+    assert set(slices(agent)) == {uuid(namespace, "first")}
+    namespace.delete_pod("first")
+    namespace.gone("first", at_most=RETRY)
+    nothing_is_left(agent)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("function", [NO_CI, NO_GI])
 def test_killed_while_it_destroys_a_slice(agent: Agent, namespace: Namespace, function: str, when: When) -> None:
     for name, profile in (("stays", "3g.40gb"), ("goes", "1g.10gb")):
         make(namespace, name, profile)
