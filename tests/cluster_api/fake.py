@@ -160,6 +160,10 @@ class FakeApi:
         """Say nothing for a while, then answer."""
         return self._fault("hang", times, methods, path, seconds=seconds)
 
+    def late(self, seconds: float, *, times: int | None = 1, methods: str = "", path: str = "") -> Fault:
+        """Carry the request out, and answer only a while later: watches tell of it first."""
+        return self._fault("late", times, methods, path, seconds=seconds)
+
     def reset(self, *, times: int | None = 1, methods: str = "", path: str = "", done: bool = False) -> Fault:
         """Break the connection instead of an answer; with `done` after the request has been carried out."""
         return self._fault("reset-after" if done else "reset", times, methods, path)
@@ -285,6 +289,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.action == "reset-after":
             self._break()
             return
+        if fault is not None and fault.action == "late":
+            api._stopping.wait(fault.seconds)
         self._json(201 if method == "POST" else 200, answer)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815

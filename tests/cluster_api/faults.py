@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Literal
 
-Action = Literal["answer", "reset", "hang", "reset-after"]
+Action = Literal["answer", "reset", "hang", "reset-after", "late"]
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Fault:
     content_type: str = "application/json"
     headers: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
-    """How long to hang; then the request goes on."""
+    """How long to hang, after which the request goes on; how late the answer is."""
     methods: frozenset[str] = frozenset()
     """Empty: all."""
     path: str = ""

@@ -36,7 +36,7 @@ def test_an_own_write_counts_before_the_watch_tells_of_it() -> None:
     published.wrote(entry("a", 13))
     assert published.changed(WatchEvent("MODIFIED", entry("a", 12))) == set(), "older than what is known"
     assert versions(published) == {"a": 13}
-    assert published.changed(WatchEvent("MODIFIED", entry("a", 14))) == {"p"}
+    assert published.changed(WatchEvent("MODIFIED", entry("a", 14))) == {("p", "a")}
 
 
 def test_a_list_that_was_taken_before_a_write_does_not_undo_it() -> None:
@@ -46,7 +46,7 @@ def test_a_list_that_was_taken_before_a_write_does_not_undo_it() -> None:
     published.deleted(entry("old", 5))
     assert published.listed(listed(11, entry("old", 5))) == set()
     assert versions(published) == {"a": 12}
-    assert published.listed(listed(13)) == {"p"}, "and one that was taken after it does"
+    assert published.listed(listed(13)) == {("p", "a")}, "and one that was taken after it does"
     assert versions(published) == {}
 
 
@@ -72,7 +72,7 @@ def test_the_deletion_of_a_namesake_is_not_its_own() -> None:
 def test_a_slice_that_changes_its_pool_concerns_both() -> None:
     published = Published()
     published.listed(listed(10, entry("a", 9)))
-    assert published.changed(WatchEvent("MODIFIED", entry("a", 11, pool="q"))) == {"p", "q"}
+    assert published.changed(WatchEvent("MODIFIED", entry("a", 11, pool="q"))) == {("p", "a"), ("q", "a")}
     assert published.pools() == {"q"}
 
 
@@ -81,7 +81,7 @@ def test_versions_that_are_no_numbers_are_taken_as_they_come() -> None:
     published.listed(ObjectList([entry("a", 1)], "opaque"))
     odd = entry("a", 1)
     odd["metadata"]["resourceVersion"] = "x1"
-    assert published.changed(WatchEvent("MODIFIED", odd)) == {"p"}
+    assert published.changed(WatchEvent("MODIFIED", odd)) == {("p", odd["metadata"]["name"])}
 
 
 @given(st.data())

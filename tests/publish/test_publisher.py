@@ -345,3 +345,41 @@ def test_a_change_of_nothing_that_is_published_draws_no_slices(node: Node, monke
         assert len(draws) > before
 
     node.run(story)
+
+
+def test_the_watch_may_tell_of_a_write_before_it_is_answered(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    """That is no disturbance by somebody else: what comes after it is neither late nor called a quarrel."""
+    node.api.late(0.1, times=None, methods="POST PUT DELETE")
+
+    async def story(publisher: Publisher) -> None:
+        await until(lambda: any(seen.watch for seen in node.api.requests))
+        for number in range(6):
+            node.has(*devices(1 + number % 2))
+            publisher.devices_changed()
+            await until(lambda: sum(publisher.reading().writes.values()) > number)  # noqa: B023
+            await settled(publisher)
+            assert len(node.names()) == 1 + number % 2
+        node.api.wipe()
+        await until(lambda: bool(node.slices()), 5)
+
+    node.run(story)
+    assert "again and again" not in caplog.text
+
+
+def test_somebody_elses_change_during_a_write_is_put_back(node: Node) -> None:
+    node.has(device(1))
+
+    async def story(publisher: Publisher) -> None:
+        await until(lambda: bool(node.slices()))
+        await settled(publisher)
+        node.api.late(0.3, methods="PUT")
+        node.has(device(1), device(2))
+        publisher.devices_changed()
+        await until(lambda: len(node.names()) == 2)
+        (found,) = node.slices()
+        del found["spec"]["devices"][0]
+        node.api.put("resourceslices", found)
+        await until(lambda: len(node.names()) == 2)
+        await settled(publisher)
+
+    node.run(story)

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dra_agent.cluster import RESOURCE_SLICES, ApiServer, Backoff, GoneError, NotFoundError
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.publish.complaint import Complaint
-from dra_agent.publish.published import Published
+from dra_agent.publish.published import Published, Touched
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +28,10 @@ class Following:
         fields: Mapping[str, str],
         published: Published,
         *,
-        disturbed: Callable[[set[str]], None],
+        disturbed: Callable[[set[Touched]], None],
         caught_up: Callable[[], None],
     ) -> None:
-        """`disturbed` is called with the pools whose slices somebody else changed.
+        """`disturbed` is called with the slices that are not as they were known.
 
         `caught_up` is called after the first list, and after each list that follows a failure.
         """

@@ -22,7 +22,7 @@ from dra_agent.publish.complaint import Complaint
 from dra_agent.publish.gates import used
 from dra_agent.publish.plan import Context, Planner
 from dra_agent.publish.published import sound
-from dra_agent.slices import Write
+from dra_agent.slices import Slice, Write
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,9 @@ class Pool:
         self._disturbed_at = float("-inf")
         self._disturbed = False
         """Whether the next plan is made because of a disturbance."""
+        self._writing = False
+        self._told: set[str] = set()
+        """Slices that were told of while a write was on its way: this write, or what somebody else did."""
         self._hold = float("-inf")
         """Before this nothing is tried: the server has asked for it."""
         self._due: float | None = 0.0
@@ -75,8 +78,14 @@ class Pool:
             self._due = due
         self._woken.set()
 
-    def disturbed(self) -> None:
-        """Somebody else changed the pool's slices: put them back, more slowly each time that it happens."""
+    def disturbed(self, slices: set[str]) -> None:
+        """Somebody else changed these slices: put them back, more slowly each time that it happens.
+
+        Of the pool's own write the watch may tell before the answer comes; which it was is seen then.
+        """
+        if self._writing:
+            self._told |= slices
+            return
         now = time.monotonic()
         if now - self._disturbed_at > CALM:
             self._disturbances.reset()
@@ -135,6 +144,7 @@ class Pool:
             writes = await self._planner.plan()
             if not writes:
                 return
+            self.settled = False
             for write in writes:
                 if not self._context.may_write():
                     self.wake(STANDBY)
@@ -151,19 +161,9 @@ class Pool:
         """Carry out one write; whether the plan still holds after it."""
         context = self._context
         name = write.slice["metadata"].get("name", "")
+        self._writing = True
         try:
-            if write.op == "delete":
-                metadata = write.slice["metadata"]
-                with suppress(NotFoundError):
-                    await context.api.delete(
-                        RESOURCE_SLICES, name, uid=metadata["uid"], resource_version=metadata["resourceVersion"]
-                    )
-                context.published.deleted(write.slice)
-                answer = None
-            elif write.op == "update":
-                answer = await context.api.replace(RESOURCE_SLICES, write.slice)
-            else:
-                answer = await context.api.create(RESOURCE_SLICES, write.slice)
+            answer = await self._send(write)
         except NotFoundError:
             if write.op == "create":
                 raise
@@ -174,6 +174,9 @@ class Pool:
         except (ConflictError, UnavailableError):
             self._unsure = True
             raise
+        finally:
+            self._writing = False
+            told, self._told = self._told, set()
         if answer is not None and not sound(answer):
             self._unsure = True
             raise UnavailableError("the answer to a write is no ResourceSlice", where=f"pool {self.name}")
@@ -181,13 +184,35 @@ class Pool:
         extra = {"op": write.op, "slice": name or write.slice["metadata"].get("generateName"), "reason": write.reason}
         if answer is None:
             log.info("slice written", extra=extra)
+            self._own(name, told)
             return True
         context.published.wrote(answer)
+        self._own(answer["metadata"]["name"] if context.published.is_known_as(answer) else None, told)
         log.info("slice written", extra={**extra, "slice": answer["metadata"]["name"]})
         if self._planner.learn(write.slice, answer):
             return False
         context.gates.seen(used(answer))
         return True
+
+    async def _send(self, write: Write) -> Slice | None:
+        """Give the server's answer; none to a deletion."""
+        context = self._context
+        if write.op == "update":
+            return await context.api.replace(RESOURCE_SLICES, write.slice)
+        if write.op == "create":
+            return await context.api.create(RESOURCE_SLICES, write.slice)
+        metadata = write.slice["metadata"]
+        with suppress(NotFoundError):
+            await context.api.delete(
+                RESOURCE_SLICES, metadata["name"], uid=metadata["uid"], resource_version=metadata["resourceVersion"]
+            )
+        context.published.deleted(write.slice)
+        return None
+
+    def _own(self, written: str | None, told: set[str]) -> None:
+        """Of what was told of during a write, the slice `written` was the pool's own doing."""
+        if others := told - {written}:
+            self.disturbed(others)
 
     def _failed(self, error: AgentError) -> None:
         self._context.tally.failed(error)

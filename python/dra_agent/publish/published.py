@@ -8,7 +8,7 @@ Slices are kept as JSON: as Python values they take eight times the memory, and 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,13 @@ from dra_agent.slices import Slice
 
 _REMEMBERED = 1000
 """Deletions that are remembered at most."""
+
+
+class Touched(NamedTuple):
+    """A slice that is not as it was known, and a pool that it is or was of."""
+
+    pool: str
+    slice: str
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -77,25 +84,28 @@ class Published:
     def __len__(self) -> int:
         return len(self._slices)
 
-    def listed(self, found: ObjectList) -> set[str]:
-        """Take a list in; give the pools that differ from what was known.
+    def listed(self, found: ObjectList) -> set[Touched]:
+        """Take a list in; give the slices that differ from what was known.
 
         A slice that was written after the list was taken stays as it was written.
         """
-        touched: set[str] = set()
+        touched: set[Touched] = set()
         listed = {entry["metadata"]["name"]: entry for entry in found.items if sound(entry)}
         for entry in listed.values():
             touched |= self._take(entry)
         at = self._listed_at = _version(found.resource_version)
         for name, known in list(self._slices.items()):
             if name not in listed and not _newer(known, at):
-                touched.add(known.pool)
+                touched.add(Touched(known.pool, known.name))
                 del self._slices[name]
         self.complete = True
         return touched
 
-    def changed(self, event: WatchEvent) -> set[str]:
-        """Take an event of the watch in; give the pools that somebody else has changed by it."""
+    def changed(self, event: WatchEvent) -> set[Touched]:
+        """Take an event of the watch in; give the slice that is changed by it, once for each pool that it is or was of.
+
+        By whom is not said: of the agent's own write the watch may tell before the answer comes.
+        """
         if not sound(event.object):
             return set()
         if event.type != "DELETED":
@@ -104,7 +114,7 @@ class Published:
         self.deleted(event.object)
         if known is None or known.metadata["uid"] != event.object["metadata"]["uid"]:
             return set()
-        return {known.pool}
+        return {Touched(known.pool, known.name)}
 
     def wrote(self, answer: Slice) -> None:
         """Take in what the server answered to a creation or an update.
@@ -119,6 +129,11 @@ class Published:
         if metadata["name"] in self._slices or not passed:
             self._take(answer)
 
+    def is_known_as(self, answer: Slice) -> bool:
+        """Whether nothing newer than this answer is known of its slice."""
+        known = self._slices.get(answer["metadata"]["name"])
+        return known is not None and known.metadata["resourceVersion"] == answer["metadata"]["resourceVersion"]
+
     def deleted(self, slice_: Slice) -> None:
         """Note that this very slice is gone."""
         metadata = slice_["metadata"]
@@ -129,7 +144,7 @@ class Published:
         if len(self._deleted) > _REMEMBERED:
             del self._deleted[next(iter(self._deleted))]
 
-    def _take(self, entry: Slice) -> set[str]:
+    def _take(self, entry: Slice) -> set[Touched]:
         metadata = entry["metadata"]
         if metadata["uid"] in self._deleted:
             return set()
@@ -140,7 +155,7 @@ class Published:
             if _newer(known, _version(metadata["resourceVersion"])):
                 return set()
         taken = self._slices[metadata["name"]] = Kept.of(entry)
-        return {taken.pool} if known is None else {taken.pool, known.pool}
+        return {Touched(slice_.pool, slice_.name) for slice_ in (known, taken) if slice_ is not None}
 
 
 def sound(entry: Any) -> bool:

@@ -14,7 +14,7 @@ from dra_agent.publish.gates import Gates
 from dra_agent.publish.ownership import Ownership
 from dra_agent.publish.plan import Context
 from dra_agent.publish.pool import Pool
-from dra_agent.publish.published import Published
+from dra_agent.publish.published import Published, Touched
 from dra_agent.publish.reading import PublishReading, Tally
 from dra_agent.slices import Slice
 
@@ -137,9 +137,9 @@ class Publisher:
             pool = self._pools[name] = Pool(self._context, name)
             self._tasks.append(asyncio.create_task(pool.run(), name=f"publish {name}"))
 
-    def _disturbed(self, pools: set[str]) -> None:
+    def _disturbed(self, touched: set[Touched]) -> None:
         self._meet_pools()
         self._ownership.doubt()
-        for name in pools:
-            if name in self._pools:
-                self._pools[name].disturbed()
+        for name, pool in self._pools.items():
+            if slices := {found.slice for found in touched if found.pool == name}:
+                pool.disturbed(slices)
