@@ -358,6 +358,33 @@ def test_a_template_that_is_not_there_and_one_that_is(cluster: FakeApi, explain:
     assert "none of 2 devices matches" in answer["summary"]
 
 
+def test_the_claim_of_a_pod_group_is_the_pods(cluster: FakeApi, explain: Explain) -> None:
+    """KEP-5729: a claim that pod and group call by the same names is the group's, and reserved for the group."""
+    entry = {"name": "gpu", "resourceClaimTemplateName": "template"}
+    made = holding("ring-gpu-x7", "n1", "gpu-a")
+    made["status"]["reservedFor"] = [
+        {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "ring", "uid": "uid-ring"}
+    ]
+    cluster.put("resourceclaims", made)
+    group = {"metadata": {"name": "ring", "namespace": "default"}, "spec": {"resourceClaims": [entry]}}
+    group["status"] = {"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "ring-gpu-x7"}]}
+    cluster.put("podgroups", group)
+    member = pod(resourceClaims=[entry], schedulingGroup={"podGroupName": "ring"})
+    cluster.put("pods", member)
+    code, answer = explain("pod", "job")
+    (told,) = answer["claims"]
+    assert (code, told["claim"], told["state"]) == (0, "default/ring-gpu-x7", "allocated")
+    assert told["reserved_for"] == ["pod group ring"]
+    assert answer["notes"] == ["pod group ring is placed as a whole; this looks at pod job alone"]
+
+
+def test_a_pod_group_that_is_not_there_is_said(cluster: FakeApi, explain: Explain) -> None:
+    cluster.put("resourceclaims", claim(ask()))
+    cluster.put("pods", pod(schedulingGroup={"podGroupName": "ring"}))
+    _, answer = explain("pod", "job")
+    assert "there is no pod group default/ring, which pod job waits for" in answer["notes"]
+
+
 def test_a_quota_that_keeps_a_claim_from_being_made(cluster: FakeApi, explain: Explain) -> None:
     key = "any.deviceclass.resource.k8s.io/devices"
     quota = {"metadata": {"name": "gpus", "namespace": "default"}, "spec": {"hard": {key: "2"}}}
@@ -500,3 +527,18 @@ def test_many_nodes_are_counted_by_reason(cluster: FakeApi, command: Run) -> Non
     cluster.put("pods", pod())
     code, shown, _ = command("claim", "claim")
     assert code == 1 and "m00 and 39 more" in shown and "n1 and 1 more" in shown
+
+
+def test_nodes_are_judged_side_by_side_and_told_in_their_order(cluster: FakeApi, explain: Explain) -> None:
+    for number in range(30):
+        node = f"m{number:02}"
+        cluster.put("nodes", {"metadata": {"name": node}, "spec": {}})
+        made = slice_of(device("d", {"model": f"M{number}"}), name=f"{node}-s", pool=node, nodeName=node)
+        cluster.put("resourceslices", made)
+    cluster.put("resourceclaims", claim(ask(expression=model("M7"))))
+    cluster.put("pods", pod())
+    code, answer = explain("claim", "claim")
+    nodes = [entry["node"] for entry in answer["nodes"]]
+    assert code == 0 and nodes == sorted(nodes) and len(nodes) == 32
+    assert [entry["node"] for entry in answer["nodes"] if entry["fits"]] == ["m07"]
+    assert all(entry["explanation"]["node"] == entry["node"] for entry in answer["nodes"])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 SHOWN = 20
@@ -30,13 +33,25 @@ def run(args: argparse.Namespace) -> int:
             todo="choose the namespace with -n" if args.namespace is None else None,
         )
     judge = explain_pod if args.kind == "pod" else explain_claim
-    with progress("looking at the nodes"):
+    with progress("looking at the nodes"), _uncollected():
         answer = judge(snapshot, subject, explain, node=args.node)
     if args.output == "table":
         _print(answer, everything=args.all_devices, node=args.node)
     else:
         emit(answer, args.output)
     return 0 if answer["fits"] else 1
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Do without garbage collection: nothing here refers in circles, and the objects of a cluster are many."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _print(answer: dict[str, Any], *, everything: bool, node: str | None) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dra_agent.explain.files import claim_of_template
-from dra_agent.explain.snapshot import Snapshot
+from dra_agent.explain.snapshot import Snapshot, group_name
 
 Object = dict[str, Any]
 IMPLICIT = "deviceclass.resource.kubernetes.io/"
@@ -35,17 +35,18 @@ class Need:
 
 def needs(snapshot: Snapshot, pod: Object) -> list[Need]:
     """Find the claims of a pod."""
-    statuses = {
-        entry.get("name"): entry.get("resourceClaimName")
-        for entry in (pod.get("status") or {}).get("resourceClaimStatuses") or ()
-    }
+    statuses = _generated(pod)
+    group = snapshot.group_of(pod) or {}
+    shared, of_group = (group.get("spec") or {}).get("resourceClaims") or (), _generated(group)
     found = []
     for entry in (pod.get("spec") or {}).get("resourceClaims") or ():
         name = entry.get("name", "")
+        if name in of_group and any(_same_claim(entry, one) for one in shared):
+            statuses.setdefault(name, of_group[name])
         if entry.get("resourceClaimName"):
             found.append(_existing(snapshot, name, entry["resourceClaimName"]))
-        elif statuses.get(name):
-            found.append(_existing(snapshot, name, statuses[name]))
+        elif generated := statuses.get(name):
+            found.append(_existing(snapshot, name, generated))
         elif name not in statuses:
             found.append(_to_be_made(snapshot, name, entry.get("resourceClaimTemplateName", ""), pod))
         # A status without a claim's name says that none is needed.
@@ -55,6 +56,28 @@ def needs(snapshot: Snapshot, pod: Object) -> list[Need]:
     elif claim := _of_extended_resources(snapshot, pod):
         found.append(Need("extended resources", claim, exists=False, problems=hindrances(snapshot, claim)))
     return found
+
+
+def group_notes(snapshot: Snapshot, pod: Object) -> list[str]:
+    """Say what a pod's group means for the answer."""
+    name, member = group_name(pod), pod["metadata"]["name"]
+    if not name or snapshot.groups is None:
+        return []
+    if snapshot.group_of(pod) is None:
+        return [f"there is no pod group {snapshot.namespace}/{name}, which pod {member} waits for"]
+    return [f"pod group {name} is placed as a whole; this looks at pod {member} alone"]
+
+
+def _generated(owner: Object) -> dict[str, str | None]:
+    """The claims that were made for a pod or a pod group, by its names for them."""
+    told = (owner.get("status") or {}).get("resourceClaimStatuses") or ()
+    return {entry.get("name", ""): entry.get("resourceClaimName") for entry in told}
+
+
+def _same_claim(one: Object, other: Object) -> bool:
+    """Whether a pod and its group mean one claim: all fields are equal (core/v1 PodResourceClaim)."""
+    fields = ("name", "resourceClaimName", "resourceClaimTemplateName")
+    return all((one.get(key) or "") == (other.get(key) or "") for key in fields)
 
 
 def hindrances(snapshot: Snapshot, claim: Object) -> list[str]:

@@ -5,10 +5,12 @@ Everything is judged from one snapshot; whether devices fit is the allocator's o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from dra_agent.explain.needs import Need, classes_of, needs
+from dra_agent.explain.needs import Need, classes_of, group_notes, needs
 from dra_agent.explain.placement import matches, obstacles
 from dra_agent.explain.published import Published
 from dra_agent.explain.snapshot import Snapshot
@@ -17,6 +19,8 @@ from dra_agent.explain.standing import allocated_node_selector, pod_standing, st
 Object = dict[str, Any]
 Judge = Callable[..., dict[str, Any]]
 """dra_agent.explain.explain."""
+MOST_AT_ONCE = 8
+"""Nodes that are judged at one time; the rest of the work is not shared out."""
 
 
 def explain_pod(snapshot: Snapshot, pod: Object, judge: Judge, *, node: str | None = None) -> dict[str, Any]:
@@ -29,7 +33,7 @@ def explain_pod(snapshot: Snapshot, pod: Object, judge: Judge, *, node: str | No
         "pods": [pod_standing(pod)],
         "claims": claims,
         "nodes": [],
-        "notes": snapshot.notes,
+        "notes": [*snapshot.notes, *group_notes(snapshot, pod)],
         "events": snapshot.events,
     }
     if not wanted:
@@ -72,6 +76,7 @@ def explain_claim(snapshot: Snapshot, claim: Object, judge: Judge, *, node: str 
         on = f"pod {users[0]['metadata']['name']} is on node {users[0]['spec']['nodeName']} already"
         return _with(answer, False, f"{on}, and the claim is not allocated: no scheduler chose its devices")
     pod = pending[0] if pending else None
+    answer["notes"] = [*snapshot.notes, *(group_notes(snapshot, pod) if pod else ())]
     others = [need.claim for need in needs(snapshot, pod) if need.claim is not claim and need.claim] if pod else []
     waiting = [claim, *(other for other in others if not _allocation(other))]
     allocated = [other for other in others if _allocation(other)]
@@ -102,7 +107,9 @@ def _on_nodes(
         names = {only: names.get(only, {"metadata": {"name": only}})}
     own = {_identity(claim) for claim in waiting}
     published = Published(snapshot.slices, [claim for claim in snapshot.claims if _identity(claim) not in own])
-    for name, node in sorted(names.items()):
+
+    def judged(name: str) -> dict[str, Any]:
+        node = names[name]
         reasons = obstacles(pod, node) if pod is not None and snapshot.nodes is not None else []
         reasons += [
             f"claim {claim['metadata']['name']} is allocated elsewhere"
@@ -111,10 +118,13 @@ def _on_nodes(
         ]
         slices, others = published.of(name)
         if not slices:
-            answer["nodes"].append(_verdict(name, False, "no driver has published devices for it", reasons, None))
-            continue
+            return _verdict(name, False, "no driver has published devices for it", reasons, None)
         explanation = judge(node, snapshot.classes or [], slices, waiting, others)
-        answer["nodes"].append(_verdict(name, explanation["fits"], _why(explanation), reasons, explanation))
+        return _verdict(name, explanation["fits"], _why(explanation), reasons, explanation)
+
+    # Nodes do not depend on each other, and the judge works without the interpreter's lock.
+    with ThreadPoolExecutor(min(MOST_AT_ONCE, os.cpu_count() or 1), thread_name_prefix="nodes") as threads:
+        answer["nodes"] = list(threads.map(judged, sorted(names)))
     answer["holders"] = _holders(answer["nodes"], snapshot)
     return _with(answer, *_conclusion(answer))
 

@@ -30,6 +30,7 @@ from dra_agent.cluster import (
 
 RESOURCE_QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota", namespaced=True)
 DEVICE_TAINT_RULES = Kind("resource.k8s.io", "v1", "devicetaintrules", "DeviceTaintRule", namespaced=False)
+POD_GROUPS = Kind("scheduling.k8s.io", "v1beta1", "podgroups", "PodGroup", namespaced=True)
 _SAYINGS = 5
 """Events that are shown at most."""
 
@@ -46,6 +47,8 @@ class Snapshot:
     templates: list[Object] | None = None
     pods: list[Object] | None = None
     """Of the namespace."""
+    groups: list[Object] | None = None
+    """Pod groups of the namespace; most clusters have no such kind (KEP-5729)."""
     nodes: list[Object] | None = None
     quotas: list[Object] = field(default_factory=list)
     namespace_object: Object | None = None
@@ -61,6 +64,15 @@ class Snapshot:
     def pod(self, name: str) -> Object | None:
         """Find a pod of the namespace."""
         return _named(self.pods or [], name, self.namespace)
+
+    def group_of(self, pod: Object) -> Object | None:
+        """Find the group that a pod belongs to."""
+        return _named(self.groups or [], group_name(pod), self.namespace)
+
+
+def group_name(pod: Object) -> str:
+    """Name the group that a pod says it belongs to; "" where it says nothing."""
+    return str(((pod.get("spec") or {}).get("schedulingGroup") or {}).get("podGroupName") or "")
 
 
 async def read(api: ApiServer, namespace: str, about: str) -> Snapshot:
@@ -85,6 +97,7 @@ async def read(api: ApiServer, namespace: str, about: str) -> Snapshot:
         found.nodes,
         quotas,
         rules,
+        found.groups,
         found.namespace_object,
     ) = await asyncio.gather(
         listed(RESOURCE_SLICES, "which devices there are is not known"),
@@ -96,6 +109,7 @@ async def read(api: ApiServer, namespace: str, about: str) -> Snapshot:
         listed(RESOURCE_QUOTAS, "quotas are not looked at", within=namespace),
         # Kubernetes before 1.37 has none of this version, and most users may not see them: both is ordinary.
         listed(DEVICE_TAINT_RULES, "", quiet=True),
+        listed(POD_GROUPS, "", within=namespace, quiet=True),
         _allowed(
             api.get(NAMESPACES, namespace), f"cannot get namespace {namespace}", "its labels are not known", found.notes
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 Object = dict[str, Any]
+_CONSUMERS = {"pods": "pod", "podgroups": "pod group"}
 
 
 def standing(claim: Object) -> dict[str, Any]:
@@ -84,8 +85,8 @@ def allocated_node_selector(claim: Object) -> Object | None:
 
 
 def _consumer(entry: Object) -> str:
-    kind = "pod" if entry.get("resource") == "pods" else entry.get("resource", "")
-    return f"{kind} {entry.get('name')}"
+    resource = entry.get("resource", "")
+    return f"{_CONSUMERS.get(resource, resource)} {entry.get('name')}"
 
 
 def _devices(status: Object) -> list[dict[str, Any]]:
