@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from dra_agent.reclaim.picture import Picture
+from dra_agent.reclaim.reading import Reading
 from dra_agent.reclaim.signals.aws import Aws
 from reclaim.listening import Listener, listen, quick
 from reclaim.metadata.aws import FakeAws
@@ -177,6 +180,32 @@ def test_a_deadline_that_has_passed_leaves_no_time(aws: FakeAws) -> None:
 
     (reading,) = listen(source(aws), story).now("aws.spot") or ()
     assert left(reading.deadline) <= 0 and "has passed" in reading.doubt
+
+
+def test_by_a_clock_that_is_wrong_what_is_said_again_is_the_same(
+    aws: FakeAws, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The difference of the clocks is known to a second, and another one at each look: no word may hang on it."""
+    aws.skew = 10.0
+    aws.set(spot={"action": "terminate", "time": at(10 - 60)}, rebalance={"noticeTime": at(10 - 90)})
+    told: list[Reading] = []
+    picture = Picture(Aws.names, told.append)
+
+    async def play() -> None:
+        task = asyncio.create_task(source(aws).run(picture))
+        async with asyncio.timeout(30):
+            while aws.count(SPOT) < 20 or aws.count("/latest/meta-data/events/recommendations/rebalance") < 10:
+                await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(play())
+    assert sorted((reading.source, reading.kind) for reading in told) == [
+        ("aws.rebalance", "hint"),
+        ("aws.spot", "notice"),
+    ]
+    assert len(caplog.records) == 2, [record.getMessage() for record in caplog.records]
 
 
 def test_a_deadline_years_ahead_is_the_usual_one(aws: FakeAws) -> None:

@@ -76,9 +76,10 @@ def test_what_is_not_understood_is_unknown(path: Path, text: str) -> None:
         look(path)
 
 
-def test_a_file_that_others_can_write_is_not_believed(path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o666, 0o602, 0o620])
+def test_a_file_that_others_can_write_is_not_believed(path: Path, mode: int) -> None:
     path.write_text("")
-    path.chmod(0o666)
+    path.chmod(mode)
     with pytest.raises(SourceError, match="written by others"):
         look(path)
 

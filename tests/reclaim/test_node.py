@@ -54,6 +54,14 @@ def test_a_rule_can_make_a_notice_with_a_deadline() -> None:
     assert len(deadlines) == 1
 
 
+def test_a_taint_that_comes_back_counts_from_its_return() -> None:
+    rules = [NodeTaint("spot/itn", "", "notice", 120)]
+    known = {"spot/itn:NoSchedule": datetime.now(UTC) - timedelta(hours=1)}
+    assert readings_of(node(), rules, known) == []
+    (reading,) = readings_of(node(taint("spot/itn")), rules, known)
+    assert reading.deadline is not None and reading.deadline > datetime.now(UTC) + timedelta(seconds=100)
+
+
 NAMED = {"metadata": {"name": "n"}}
 
 

@@ -102,6 +102,16 @@ def test_a_source_that_says_too_much_keeps_its_notices(picture: Picture, told: l
     assert len(told) <= MOST_READINGS and NOTICE in told
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_two_words_about_one_event_the_safer_one_counts(picture: Picture, told: list[Reading], turned: bool) -> None:
+    hint = msgspec.structs.replace(NOTICE, kind="hint", deadline=NOW - timedelta(seconds=9))
+    later = msgspec.structs.replace(NOTICE, deadline=NOW + timedelta(seconds=60))
+    never = msgspec.structs.replace(NOTICE, deadline=None)
+    words = [later, NOTICE, hint, never]
+    picture.seen("azure", words[::-1] if turned else words)
+    assert told == [NOTICE]
+
+
 def test_a_silent_source_is_mentioned_now_and_then(
     picture: Picture, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -65,6 +65,22 @@ def test_a_deadline_to_go_by_is_never_past_and_never_beyond_belief(deadline: dat
     assert (believed == deadline) == (doubt == "")
 
 
+def test_what_is_said_of_a_deadline_does_not_hang_on_our_clock() -> None:
+    usual, most, announced = timedelta(seconds=120), timedelta(hours=1), NOON - timedelta(minutes=1)
+    said = set()
+    for seconds in (9.2, 9.9, 10.4):
+        ahead = timedelta(seconds=seconds)
+        deadline, doubt = believable(announced, ahead=ahead, now=NOON - timedelta(seconds=5), usual=usual, most=most)
+        assert deadline == NOON - timedelta(seconds=5)
+        said.add(doubt)
+    assert said == {f"the deadline {announced.isoformat()} has passed"}
+
+
+def test_a_clock_beyond_belief_is_not_gone_by() -> None:
+    assert by_our_clock(NOON, timedelta(days=365 * 5000)) == NOON
+    assert by_our_clock(NOON, -timedelta(days=365 * 9000)) == NOON
+
+
 def test_a_clock_that_differs_is_set_right_and_a_second_is_no_difference() -> None:
     assert by_our_clock(NOON, timedelta(hours=1)) == NOON - timedelta(hours=1)
     assert by_our_clock(NOON, timedelta(seconds=-90)) == NOON + timedelta(seconds=90)

@@ -70,8 +70,8 @@ class Picture:
         self._heard(source, len(readings))
         if len(readings) > MOST_READINGS:
             self._complain(f"{source} ", "a source says more than one host can have", {"readings": len(readings)})
-        # Notices first: they are what must not be cut off.
-        kept = sorted(readings, key=lambda reading: reading.kind != "notice")[:MOST_READINGS]
+        # The safest first: it must not be cut off, and of several words about one event it is the one that counts.
+        kept = sorted(readings, key=_safest_first)[:MOST_READINGS]
         before = self._said.get(source, {})
         said = {reading.event: _settled(reading, before.get(reading.event)) for reading in reversed(kept)}
         self._said[source] = said
@@ -123,6 +123,11 @@ class Picture:
         verb = "changed" if changed else "received"
         level = logging.WARNING if reading.kind == "notice" else logging.INFO
         log.log(level, f"reclaim {reading.kind} {verb}", extra=extra)
+
+
+def _safest_first(reading: Reading) -> tuple[bool, bool, float]:
+    deadline = reading.deadline
+    return reading.kind != "notice", deadline is None, 0.0 if deadline is None else deadline.timestamp()
 
 
 def _settled(said: Reading, before: Reading | None) -> Reading:

@@ -10,7 +10,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ import msgspec
 from dra_agent.reclaim.reading import Reading, SourceError, Watch, printable
 from dra_agent.reclaim.signals.http import Answer, MetadataService
 from dra_agent.reclaim.signals.polling import Look, Pace, keep_looking
-from dra_agent.reclaim.signals.times import believable, by_our_clock, parse_time
+from dra_agent.reclaim.signals.times import believable, parse_time
 
 TOKEN_SECONDS = 21600
 """What is asked for: the most that the service gives."""
@@ -164,8 +164,12 @@ class Aws:
             raise SourceError(f"instance-action {printable(action.action)!r} is not known")
         now = answer.received
         # Hibernation begins at once, whatever the time says.
-        announced = now if action.action == "hibernate" else _time(answer, action.time)
-        deadline, doubt = believable(announced, now=now, usual=SPOT_WARNING, most=SPOT_MOST)
+        if action.action == "hibernate":
+            deadline, doubt = now, ""
+        else:
+            deadline, doubt = believable(
+                _time(action.time), ahead=answer.ahead, now=now, usual=SPOT_WARNING, most=SPOT_MOST
+            )
         what = f"spot interruption: {action.action}"
         return (Reading("aws.spot", "notice", "instance-action", what, deadline, lasting=True, doubt=doubt),)
 
@@ -174,7 +178,8 @@ class Aws:
         answer = await self._session.get(f"{_DATA}/events/recommendations/rebalance")
         if answer is None:
             return ()
-        noticed = _time(answer, _decode(answer, _Rebalance).noticeTime)
+        # By the service's own clock: what names the event must not change with ours.
+        noticed = _time(_decode(answer, _Rebalance).noticeTime)
         return (Reading("aws.rebalance", "hint", noticed.isoformat(), "rebalance recommendation"),)
 
     async def autoscaling(self) -> Sequence[Reading]:
@@ -201,7 +206,8 @@ class Aws:
         if event.state.lower() in ("completed", "canceled", "cancelled"):
             return None
         now = answer.received
-        begins, doubt = believable(_time(answer, event.not_before), now=now, usual=self._lead, most=EVENT_MOST)
+        announced = _time(event.not_before)
+        begins, doubt = believable(announced, ahead=answer.ahead, now=now, usual=self._lead, most=EVENT_MOST)
         near = event.code in _STOPS and not doubt.endswith("to be true") and begins - now <= self._lead
         name = printable(event.event_id or event.code)
         what = f"scheduled {printable(event.code)}"
@@ -217,8 +223,8 @@ def _decode(answer: Answer, kind: Any, *, many: bool = False) -> Any:
         raise SourceError(f"the answer is not what the service gives: {printable(str(error))}") from error
 
 
-def _time(answer: Answer, text: str) -> datetime:
+def _time(text: str) -> datetime:
     try:
-        return by_our_clock(parse_time(text), answer.ahead).astimezone(UTC)
+        return parse_time(text)
     except (ValueError, OverflowError) as error:
         raise SourceError(f"{printable(text)!r} is not a time") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ import msgspec
 from dra_agent.reclaim.reading import Reading, SourceError, Watch, printable
 from dra_agent.reclaim.signals.http import Answer, MetadataService
 from dra_agent.reclaim.signals.polling import Pace, keep_looking
-from dra_agent.reclaim.signals.times import believable, by_our_clock, parse_time
+from dra_agent.reclaim.signals.times import believable, parse_time
 
 log = logging.getLogger(__name__)
 
@@ -149,8 +149,8 @@ class Azure:
             # It goes on now; the moment of the first look at it stays the deadline.
             begins = self._began.setdefault(event.event_id, now)
         elif event.not_before.strip():
-            announced = by_our_clock(_time(event.not_before), answer.ahead)
-            begins, doubt = believable(announced, now=now, usual=warning or self._lead, most=_MOST)
+            announced, usual = _time(event.not_before), warning or self._lead
+            begins, doubt = believable(announced, ahead=answer.ahead, now=now, usual=usual, most=_MOST)
         elif warning is not None:
             begins = self._began.setdefault(event.event_id, now) + warning
         near = started or (begins is not None and not doubt.endswith("to be true") and begins - now <= self._lead)
@@ -174,5 +174,5 @@ def _names(event: Any, vm: str) -> bool:
 
 def _time(text: str) -> datetime:
     with contextlib.suppress(ValueError, OverflowError):
-        return parse_time(text).astimezone(UTC)
+        return parse_time(text)
     raise SourceError(f"NotBefore is {printable(text)!r}, which is not a time")

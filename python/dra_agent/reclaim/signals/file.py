@@ -83,7 +83,7 @@ class File:
             about = os.fstat(handle)
             if not stat.S_ISREG(about.st_mode):
                 raise SourceError("is no regular file", where=str(self._path))
-            if about.st_uid not in (0, os.geteuid()) or about.st_mode & stat.S_IWOTH:
+            if about.st_uid not in (0, os.geteuid()) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise SourceError("can be written by others than root and the agent", where=str(self._path))
             text = os.read(handle, _MOST + 1)
         finally:

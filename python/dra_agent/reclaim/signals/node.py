@@ -41,6 +41,9 @@ def readings_of(node: dict[str, Any], rules: Sequence[NodeTaint], first_seen: di
         if rule.seconds is not None:
             deadline = _added(taint, name, first_seen) + timedelta(seconds=rule.seconds)
         readings.append(Reading("node", rule.kind, name, f"the node has the taint {name}", deadline))
+    # One that is taken away and comes back counts from its return.
+    for gone in first_seen.keys() - {reading.event for reading in readings}:
+        del first_seen[gone]
     return readings
 
 

@@ -27,18 +27,27 @@ def parse_time(text: str) -> datetime:
 
 
 def by_our_clock(time: datetime, ahead: timedelta | None) -> datetime:
-    """Translate a time of a service whose clock is `ahead` of ours."""
-    return time if ahead is None or abs(ahead) < SKEW else time - ahead
+    """Translate a time of a service whose clock is `ahead` of ours; a clock that leads out of the calendar is none."""
+    if ahead is None or abs(ahead) < SKEW:
+        return time
+    try:
+        return time - ahead
+    except OverflowError:
+        return time
 
 
-def believable(deadline: datetime, *, now: datetime, usual: timedelta, most: timedelta) -> tuple[datetime, str]:
-    """Give the deadline to go by, and why it is another than the one announced (empty if it is that).
+def believable(
+    announced: datetime, *, ahead: timedelta | None = None, now: datetime, usual: timedelta, most: timedelta
+) -> tuple[datetime, str]:
+    """Give the deadline to go by, by our clock, and why it is another than the one announced (empty if it is that).
 
     A deadline that has passed leaves no time at all: it is `now`. One further away than `most` is none that such a
-    notice can have: the notice still holds, with the `usual` time that the source gives.
+    notice can have: the notice still holds, with the `usual` time that the source gives. The reason names the time as
+    it was announced: by our clock it would be another one at each look.
     """
+    deadline = by_our_clock(announced, ahead)
     if deadline < now:
-        return now, f"the deadline {deadline.isoformat()} has passed"
+        return now, f"the deadline {announced.isoformat()} has passed"
     if deadline - now > most:
-        return now + usual, f"the deadline {deadline.isoformat()} is too far away to be true"
+        return now + usual, f"the deadline {announced.isoformat()} is too far away to be true"
     return deadline, ""
