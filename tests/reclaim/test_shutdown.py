@@ -88,6 +88,20 @@ def test_a_shutdown_waits_for_the_claims_and_they_come_back_in_their_order(
     assert in_order(again) == order and again.status()["phase"] == "none"
 
 
+def test_a_shutdown_after_another_notice_waits_for_nothing(
+    start: Start, tmp_path: Path, claims: Path, logind: FakeLogind
+) -> None:
+    agent = start(hook(tmp_path, "true"))
+    until(logind.locked)
+    agent.command("claim", "apply", "-f", str(claims))
+    assert agent.command("reclaim", "start", "--in", "60")[0] == 0
+    settled(agent, {"Pending"})
+    agent.wait_for("every claim is released")
+    assert logind.locked(), "nobody has asked the host to shut down yet"
+    logind.shut_down()
+    assert until(lambda: not logind.locked(), 2 * DELAY) < DELAY, "its claims were released before it came"
+
+
 def test_a_program_that_does_not_end_costs_no_more_than_the_host_has(
     start: Start, tmp_path: Path, claims: Path, logind: FakeLogind
 ) -> None:

@@ -96,7 +96,10 @@ class LeavingAlone:
             await asyncio.sleep(EVERY)
         self._complete = True
         log.info("every claim is released and waits for the next host", extra={"claims": len(self._records)})
-        await self._reclaim.released()
+        # Again and again: a shutdown that comes after another source's notice would wait for nothing.
+        while True:
+            await self._reclaim.released()
+            await asyncio.sleep(EVERY)
 
     async def _look(self) -> bool:
         allocated = {view.uid for view in await self._service.views() if "allocation" in view.claim.get("status", {})}

@@ -60,7 +60,10 @@ class Source(Protocol):
         """Look and report until cancelled."""
 
     async def released(self) -> None:
-        """Every claim of the host was released: whatever the source holds back for this host need not wait longer."""
+        """Every claim of the host was released: whatever the source holds back for this host need not wait longer.
+
+        Said again and again while it is so.
+        """
 
 
 class SourceError(RetryableError):

@@ -36,6 +36,9 @@ PRESS = 1.0
 publisher by itself waits longer after each failure, up to a minute."""
 READ_AFTER = 0.3
 """Seconds for which reading claims lets the taints go first, at most."""
+TELL_AGAIN = 0.25
+"""Seconds between two times that sources are told that every claim is given back: one of them may begin to wait for
+that later, as an orderly shutdown after a spot notice does."""
 COMPLAIN = 5.0
 """Seconds after which devices that are not tainted are a problem."""
 
@@ -67,7 +70,7 @@ class Sequence:
 
         `publish` has the devices published anew, with the state's taint; `published` gives the slices as they are, and
         `wanted` the names of the devices that should be in them. `release` makes the record of one notice; `released`
-        is called once the kubelet has given every claim back. `evict` moves pods that the taint does not move, and
+        is called again and again while the kubelet has given every claim back. `evict` moves pods that the taint does not move, and
         `evictions` says how many. `ahead` gives what has to be done before the taints of a notice, if anything.
         `file` keeps what became of the claims over a restart.
         """
@@ -159,6 +162,7 @@ class Sequence:
         self._tasks = [
             asyncio.create_task(self._watch_taints(state), name="reclaim taints"),
             asyncio.create_task(self._watch_release(self._release), name="reclaim release"),
+            asyncio.create_task(self._let_go(self._release), name="reclaim let go"),
         ]
         if self._file is not None and state.noticed is not None:
             keep = self._keep(self._file, Kept(self._file.boot, state.noticed), self._release)
@@ -215,7 +219,6 @@ class Sequence:
                 record.tainted = max(self._tainted_at, record.seen)
 
     async def _watch_release(self, release: Release) -> None:
-        given_back = False
         kept = "kept" in self._told
         # Reading claims is many requests; the slices' own are before them.
         await self.tainted(READ_AFTER)
@@ -224,9 +227,6 @@ class Sequence:
             try:
                 while not watch.done():
                     await asyncio.wait([watch], timeout=0.1)
-                    if release.unprepared and not given_back:
-                        given_back = True
-                        await self._released()
                     if self._passed() and not kept and not watch.done():
                         kept = True
                         for record in release.records.values():
@@ -241,6 +241,13 @@ class Sequence:
             while release.complete:
                 await asyncio.sleep(EVERY)
                 release.look()
+
+    async def _let_go(self, release: Release) -> None:
+        await self.tainted(READ_AFTER)
+        while True:
+            if release.unprepared:
+                await self._released()
+            await asyncio.sleep(TELL_AGAIN)
 
     def _tell_once(self, what: What, note: str) -> None:
         """Not what an earlier run has told in the same words."""

@@ -61,6 +61,7 @@ class Reclaim:
         self._woken = asyncio.Event()
         self._turn = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
+        self._untold: set[str] = set()
         self.progress: Callable[[], Progress] = Progress
         """How far the release of claims is; set by whoever has them released."""
         self.notices = 0
@@ -119,12 +120,17 @@ class Reclaim:
         await self._change(lambda state, now: apply(dismiss(state, now) if everything else state, clear, now))
 
     async def released(self) -> None:
-        """Tell every source that each claim of the host was released."""
+        """Tell every source that each claim of the host was released; it may be told so many times."""
         for source in self._sources:
+            name = source.names[0]
             try:
                 await source.released()
             except Exception:  # one source must not keep the others waiting
-                log.exception("a source was not told that claims are released", extra={"source": source.names[0]})
+                if name not in self._untold:
+                    log.exception("a source was not told that claims are released", extra={"source": name})
+                self._untold.add(name)
+            else:
+                self._untold.discard(name)
 
     def hearing(self) -> list[Hearing]:
         """Tell how well each source is heard."""
