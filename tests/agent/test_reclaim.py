@@ -78,12 +78,14 @@ def test_a_notice_from_taint_to_release(world: World) -> None:
             assert await unprepare(driver, claim) == ""
 
     asyncio.run(scenario())
-    world.until(lambda: world.ask(Status())["claims"][0]["state"] == "unprepared")
-    world.api.set_status("resourceclaims", "default", "one", {})
+    states = {"one": "unprepared", "two": "refused"}
+    world.until(lambda: {one["name"]: one["state"] for one in world.ask(Status())["claims"]} == states)
+    for name in states:
+        world.api.set_status("resourceclaims", "default", name, {})
     world.until(lambda: world.ask(Status())["complete"])
     world.until(lambda: {"ReclaimNotice", "ClaimsReleased"} <= world.reasons())
     metrics = agent.get("/metrics")[1]
-    assert 'dra_agent_reclaim_claims{state="released"} 1.0' in metrics
+    assert 'dra_agent_reclaim_claims{state="released"} 2.0' in metrics
     assert "dra_agent_reclaim_taint_publish_duration_seconds" in metrics
     assert world.ask(Cancel())["phase"] == "cancelled"
     world.until(lambda: world.effects() == {""})

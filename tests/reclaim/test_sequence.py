@@ -19,7 +19,7 @@ from dra_agent.errors import RetryableError
 from dra_agent.inventory.device import Inventory
 from dra_agent.publish import Publisher
 from dra_agent.reclaim.notice import State
-from dra_agent.reclaim.record_file import FILE, RecordFile
+from dra_agent.reclaim.record_file import FILE, Kept, RecordFile
 from dra_agent.reclaim.refusal import RefusingPreparer
 from dra_agent.reclaim.release import Release
 from dra_agent.reclaim.sequence import TELL_AGAIN, Sequence
@@ -61,6 +61,13 @@ class World:
         uid = self.api.put("resourceclaims", claim)["metadata"]["uid"]
         self.ledger.append(Entry(uid, "ns", name))
         return self.ledger[-1]
+
+    def refuse(self, name: str, pods: tuple[str, ...] = ("pod",)) -> Entry:
+        """A claim that is allocated here, and whose prepare was refused: its pod waits on this node."""
+        entry = self.hold(name, pods=pods)
+        self.ledger.remove(entry)
+        self.sequence.refused(entry.uid, entry.namespace, entry.name)
+        return entry
 
     def unprepare(self, entry: Entry) -> None:
         self.ledger.remove(entry)
@@ -188,6 +195,110 @@ def test_each_claim_is_followed_until_another_node_can_have_it(world: World) -> 
 
     world.run(story)
     assert "2 of 2 claims released, the last" in dict(world.told)["released"]
+
+
+def test_a_notice_that_comes_while_the_agent_starts_is_told_once(world: World) -> None:
+    """Sources are heard before the devices are looked at, which may take long."""
+
+    async def before() -> None:
+        early = Reclaim(world.folder, "boot", [])
+        await early.start()
+        await early.begin("notice", deadline=None, what="early")
+        await early.stop()
+
+    async def story() -> None:
+        file = world.folder / FILE
+        await until(lambda: file.exists() and '"notice"' in file.read_text())
+
+    asyncio.run(before())
+    world.run(story)
+    world.run(story)
+    assert world.whats().count("notice") == 1
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_what_is_taken_back_while_the_agent_starts_is_over(
+    world: World, monkeypatch: pytest.MonkeyPatch, anew: bool
+) -> None:
+    async def before() -> None:
+        await world.notice()
+
+    load = RecordFile.load
+
+    def slow(self: RecordFile, noticed: datetime) -> Kept:
+        time.sleep(0.5)
+        return load(self, noticed)
+
+    async def taken_back() -> None:
+        await asyncio.sleep(0.1)
+        await world.reclaim.cancel(everything=False)
+        if anew:
+            await world.notice()
+
+    async def play() -> None:
+        async with connect(world.api.kubeconfig(world.folder / "kubeconfig")) as api:
+            task = asyncio.create_task(world._start(api))
+            await taken_back()
+            await task
+            await until(lambda: world.effects() == ({"NoExecute"} if anew else {""}))
+            names = [task.get_name() for task in asyncio.all_tasks()]
+            assert names.count("reclaim taints") + names.count("reclaim release") <= 2 * anew
+            assert names.count("reclaim let go") == anew
+            await world.reclaim.stop()
+            await world.sequence.stop()
+            await world.publisher.stop()
+
+    world.run(before)
+    monkeypatch.setattr(RecordFile, "load", slow)
+    asyncio.run(play())
+
+
+def test_a_claim_that_was_never_prepared_is_followed_too(world: World) -> None:
+    """Its pod was bound to the node just before the notice, and waits there: nobody else can have what it was given."""
+
+    async def story() -> None:
+        await world.notice()
+        refused = world.refuse("pending", pods=("waits",))
+        world.refuse("pending-too", pods=("waits-too",))
+        world.sequence.refused(refused.uid, refused.namespace, refused.name)  # the kubelet asks again
+        await until(lambda: [record.state for record in world.sequence.progress.claims] == ["refused"] * 2)
+        await until(lambda: {record.pods for record in world.sequence.progress.claims} == {("waits",), ("waits-too",)})
+        assert not world.sequence.progress.complete
+        # The kubelet has nothing of it to give back, so nothing that waits for that has to.
+        await until(lambda: world.released > 0)
+        world.deallocate(refused)
+        world.api.remove("resourceclaims", "pending-too", "ns")
+        await until(lambda: world.sequence.progress.complete)
+        assert {record.state for record in world.sequence.progress.claims} == {"released"}
+
+    world.run(story)
+    assert "2 of 2 claims released" in [note for what, note in world.told if what == "released"][-1]
+
+
+def test_who_was_refused_is_told_when_the_kubelet_asks_again(world: World) -> None:
+    async def story() -> None:
+        await world.notice()
+        world.refuse("pending")
+        await world.reclaim.cancel(everything=False)
+        world.sequence.refused("late", "ns", "late")  # an answer that was on its way
+        assert world.sequence.progress.claims == ()
+
+    world.run(story)
+    assert "1 claim was refused meanwhile: the kubelet asks again within 90 s" in dict(world.told)["cancelled"]
+
+
+def test_who_was_refused_is_known_after_a_restart(world: World) -> None:
+    async def before() -> None:
+        await world.notice()
+        world.refuse("pending")
+        file = world.folder / FILE
+        await until(lambda: file.exists() and '"refused"' in file.read_text())
+
+    async def after() -> None:
+        await until(lambda: [record.state for record in world.sequence.progress.claims] == ["refused"])
+
+    world.run(before)
+    world.run(after)
 
 
 def test_a_source_that_comes_late_learns_that_nothing_has_to_wait(world: World) -> None:
@@ -395,7 +506,10 @@ def test_new_claims_are_refused_while_a_notice_holds_and_old_ones_are_not() -> N
 
     states = [State("b")]
     preparer, known = Preparer(), {"old"}
-    refusing = RefusingPreparer(preparer, lambda: states[-1], lambda uid: uid if uid in known else None)
+    refused: list[dict[str, Any]] = []
+    refusing = RefusingPreparer(
+        preparer, lambda: states[-1], lambda uid: uid if uid in known else None, refused=refused.append
+    )
     new, old = {"metadata": {"uid": "new"}}, {"metadata": {"uid": "old"}}
     assert refusing.prepare(new) == ["device"]
     states.append(apply(State("b"), Reading("aws.rebalance", "hint", "h", "maybe"), datetime.now(UTC)))
@@ -404,6 +518,7 @@ def test_new_claims_are_refused_while_a_notice_holds_and_old_ones_are_not() -> N
     with pytest.raises(RetryableError, match="being taken"):
         refusing.prepare(new)
     assert refusing.prepare(old) == ["device"]
+    assert refused == [new]
     refusing.unprepare("new")
 
 

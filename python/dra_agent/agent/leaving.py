@@ -67,11 +67,14 @@ class Leaving:
         self._reclaim = reclaim
         self._ledger = ledger
         self._reporting = reporting
+        self._loop = asyncio.get_running_loop()
         self._whole: Callable[[], Inventory] = Inventory
         self._moving: MovingPods | None = None
         self.sequence: Sequence | None = None
         self._node: LeavingNode | None = None
         self._waiting: set[asyncio.Task[None]] = set()
+        self._early: list[tuple[str, str, str]] | None = []
+        """Claims that were refused before anybody could follow them: uid, namespace, name. None: somebody can."""
         self._untold: list[str] = []
         """Notices whose Event waits for the taints."""
 
@@ -82,12 +85,24 @@ class Leaving:
 
     def refusing(self, preparer: Preparing[PreparedDevice]) -> RefusingPreparer[PreparedDevice]:
         """Have no new claims prepared while a notice holds."""
-        return RefusingPreparer(preparer, lambda: self._reclaim.state, self._ledger.get, self._prepared)
+        return RefusingPreparer(preparer, lambda: self._reclaim.state, self._ledger.get, self._prepared, self._refused)
 
     def _prepared(self, claim: dict[str, Any]) -> None:
         """On a thread of the preparer."""
         if self._moving is not None:
             self._moving.prepared(claim)
+
+    def _refused(self, claim: dict[str, Any]) -> None:
+        """On a thread of the preparer."""
+        metadata = claim["metadata"]
+        names = (str(metadata.get("uid", "")), str(metadata.get("namespace", "")), str(metadata.get("name", "")))
+        self._loop.call_soon_threadsafe(self._follow, names)
+
+    def _follow(self, names: tuple[str, str, str]) -> None:
+        if self._early is not None:
+            self._early.append(names)
+        elif self.sequence is not None:
+            self.sequence.refused(*names)
 
     async def start(self, publisher: Publisher, claims: Claims) -> None:
         """Act on changes from now on, and go on with what an earlier run has begun."""
@@ -115,6 +130,9 @@ class Leaving:
         self._reclaim.progress = lambda: sequence.progress
         self._reclaim.on_change(sequence.changed)
         await sequence.resume(self._reclaim.state)
+        early, self._early = self._early or [], None
+        for names in early:
+            sequence.refused(*names)
         self._on_the_node(sequence)
 
     @property
@@ -122,7 +140,7 @@ class Leaving:
         """Whether no claim of a notice is prepared any more; also where there is no notice."""
         if self.sequence is None or self._reclaim.state.phase != "notice":
             return True
-        return all(record.unprepared is not None for record in self.sequence.progress.claims)
+        return all(record.given_back for record in self.sequence.progress.claims)
 
     async def stop(self) -> None:
         """Watch no more; taints and state stay."""

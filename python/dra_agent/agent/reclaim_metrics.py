@@ -47,11 +47,9 @@ class ReclaimReading(msgspec.Struct, frozen=True):
 def reading_of(reclaim: Reclaim) -> ReclaimReading:
     """Read it; safe from any thread."""
     state, progress = reclaim.state, reclaim.progress()
-    claims = dict.fromkeys(("prepared", "unprepared", "released"), 0)
+    claims = dict.fromkeys(("prepared", "refused", "unprepared", "released"), 0)
     for record in progress.claims:
-        claims[
-            "prepared" if record.unprepared is None else "unprepared" if record.released is None else "released"
-        ] += 1
+        claims[record.state] += 1
     return ReclaimReading(
         phase=state.phase,
         deadline=None if state.deadline is None else state.deadline.timestamp(),

@@ -21,6 +21,8 @@ class ClaimRecord(msgspec.Struct):
     pods_gone: datetime | None = None
     """When it was reserved for no pod any more."""
     unprepared: datetime | None = None
+    refused: datetime | None = None
+    """When its prepare was refused: it is allocated here, and nothing of it is used."""
     released: datetime | None = None
     overdue: datetime | None = None
     """When the deadline passed and it was not released."""
@@ -33,10 +35,17 @@ class ClaimRecord(msgspec.Struct):
 
     @property
     def state(self) -> str:
-        """How far it is: prepared, unprepared (given back, but still allocated here), or released."""
-        if self.unprepared is None:
-            return "prepared"
-        return "unprepared" if self.released is None else "released"
+        """How far it is: prepared, unprepared (given back), refused (both still allocated here), or released."""
+        if self.released is not None:
+            return "released"
+        if self.refused is not None:
+            return "refused"
+        return "prepared" if self.unprepared is None else "unprepared"
+
+    @property
+    def given_back(self) -> bool:
+        """Whether nothing of it is used on this host."""
+        return self.unprepared is not None or self.refused is not None
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -33,6 +33,7 @@ class KeptClaim(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     tainted: datetime | None = None
     pods_gone: datetime | None = None
     unprepared: datetime | None = None
+    refused: datetime | None = None
     released: datetime | None = None
     overdue: datetime | None = None
 

@@ -30,15 +30,17 @@ class RefusingPreparer(Preparing[_Prepared]):
         state: Callable[[], State],
         known: Callable[[str], object | None],
         prepared: Callable[[dict[str, Any]], None] = lambda claim: None,
+        refused: Callable[[dict[str, Any]], None] = lambda claim: None,
     ) -> None:
         """`known` finds what the ledger has of a claim's uid: a repeat of what is prepared is answered as ever.
 
-        `prepared` is told of each claim that was prepared; it must not wait.
+        `prepared` is told of each claim that was prepared, `refused` of each that was not; they must not wait.
         """
         self._preparer = preparer
         self._state = state
         self._known = known
         self._prepared = prepared
+        self._refused = refused
 
     def prepare(self, claim: dict[str, Any]) -> Sequence[_Prepared]:
         """Prepare a claim; RetryableError where it is a new one and the host is being taken."""
@@ -46,6 +48,7 @@ class RefusingPreparer(Preparing[_Prepared]):
         if state.phase == "notice" and self._known(str(claim["metadata"].get("uid", ""))) is None:
             cause = state.cause
             assert cause is not None
+            self._refused(claim)
             raise RetryableError(
                 f"this host is being taken ({cause.source}: {cause.what}), so no new claim is prepared on it",
                 todo="delete the pod: its successor is scheduled elsewhere",

@@ -1,7 +1,7 @@
 """Whether each claim of a doomed host was released: seen by the ledger on this side, by the API server on the other.
 
-A claim is *unprepared* when the kubelet has given it back, and *released* when its allocation on this node is gone, so
-that the scheduler can place it, or its pod's next one, elsewhere.
+A claim is *unprepared* when the kubelet has given it back, *refused* when it was never prepared, and *released* when
+its allocation on this node is gone, so that the scheduler can place it, or its pod's next one, elsewhere.
 """
 
 from __future__ import annotations
@@ -76,12 +76,17 @@ class Release:
     @property
     def unprepared(self) -> bool:
         """Whether the kubelet has given every claim back."""
-        return all(record.unprepared is not None for record in self.records.values())
+        return all(record.given_back for record in self.records.values())
 
     @property
     def complete(self) -> bool:
         """Whether every claim is free for another node."""
         return all(record.released is not None for record in self.records.values())
+
+    def refused(self, uid: str, namespace: str, name: str) -> None:
+        """Follow a claim that is allocated here, and was not prepared: its pod waits on this host."""
+        now = self._now()
+        self.records.setdefault(uid, ClaimRecord(uid, namespace, name, now, refused=now))
 
     async def watch(self) -> None:
         """Look until every claim is released."""
@@ -98,9 +103,9 @@ class Release:
         held = {claim.uid: claim for claim in self._held()}
         for uid, claim in held.items():
             record = self.records.setdefault(uid, ClaimRecord(uid, claim.namespace, claim.name, now))
-            record.unprepared = record.released = None
+            record.unprepared = record.refused = record.released = None
         for uid, record in self.records.items():
-            if uid not in held and record.unprepared is None:
+            if uid not in held and not record.given_back:
                 record.unprepared = now
                 record.looked = float("-inf")
 
@@ -131,7 +136,7 @@ class Release:
                 self._named()
         record.pods = _pods(claim)
         record.pods_gone = None if record.pods else record.pods_gone or self._now()
-        if record.unprepared is not None and _elsewhere(claim, record.uid, self._node):
+        if record.given_back and _elsewhere(claim, record.uid, self._node):
             record.released = self._now()
             record.pods = ()
 

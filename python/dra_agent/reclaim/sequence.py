@@ -20,9 +20,10 @@ from typing import Any, Literal
 import msgspec
 
 from dra_agent.reclaim.notice import State
-from dra_agent.reclaim.record import ClaimRecord, Progress
+from dra_agent.reclaim.record import Progress
 from dra_agent.reclaim.record_file import Kept, RecordFile, kept_claims
 from dra_agent.reclaim.release import EVERY, Release
+from dra_agent.reclaim.sentences import announced, summary, taken_back
 from dra_agent.reclaim.taints import carries, taint_of
 
 log = logging.getLogger(__name__)
@@ -70,9 +71,9 @@ class Sequence:
 
         `publish` has the devices published anew, with the state's taint; `published` gives the slices as they are, and
         `wanted` the names of the devices that should be in them. `release` makes the record of one notice; `released`
-        is called again and again while the kubelet has given every claim back. `evict` moves pods that the taint does not move, and
-        `evictions` says how many. `ahead` gives what has to be done before the taints of a notice, if anything.
-        `file` keeps what became of the claims over a restart.
+        is called again and again while the kubelet has given every claim back. `evict` moves pods that the taint does
+        not move, and `evictions` says how many. `ahead` gives what has to be done before the taints of a notice, if
+        anything. `file` keeps what became of the claims over a restart.
         """
         self._driver = driver
         self._publish = publish
@@ -112,7 +113,14 @@ class Sequence:
             kept = None
             if self._file is not None and state.noticed is not None:
                 kept = await asyncio.get_running_loop().run_in_executor(None, self._file.load, state.noticed)
-            self._begin(state, kept)
+            # While the file was read it may have been taken back, and even have begun anew.
+            if self._release is None and self._state.noticed == state.noticed:
+                self._begin(self._state, kept)
+
+    def refused(self, uid: str, namespace: str, name: str) -> None:
+        """A claim of this node was not prepared, for the notice."""
+        if self._release is not None:
+            self._release.refused(uid, namespace, name)
 
     async def changed(self, before: State, after: State) -> None:
         """Act on a change; returns at once."""
@@ -121,12 +129,18 @@ class Sequence:
             await self._publish_taints(before, after)
         if after.phase == before.phase:
             return
+        refused = 0
         if before.phase == "notice":
             await self.stop()
+            records = [] if self._release is None else self._release.records.values()
+            refused = sum(record.state == "refused" for record in records)
             self._release = None
-        self._say(after)
         if after.phase == "notice":
             self._begin(after)
+        elif after.phase == "hint":
+            self._tell("hint", announced(after))
+        else:
+            self._tell("cancelled", taken_back(refused))
 
     async def _publish_taints(self, before: State, after: State) -> None:
         first = self._ahead(after) if after.phase == "notice" != before.phase else None
@@ -169,6 +183,8 @@ class Sequence:
             self._tasks.append(asyncio.create_task(keep, name="reclaim keep"))
         if self._evict is not None:
             self._tasks.append(asyncio.create_task(self._evict(self._release), name="reclaim evict"))
+        if "notice" not in self._told:
+            self._tell_once("notice", announced(state))
 
     async def _watch_taints(self, state: State) -> None:
         assert state.noticed is not None
@@ -255,38 +271,12 @@ class Sequence:
             self._told[what] = note
             self._tell(what, note)
 
+    def _summary(self, release: Release) -> str:
+        return summary(release.records.values(), None if self._state is None else self._state.noticed)
+
     def _passed(self) -> bool:
         deadline = None if self._state is None else self._state.deadline
         return deadline is not None and self._now() >= deadline
-
-    def _say(self, state: State) -> None:
-        cause = state.cause
-        if cause is None:
-            self._tell("cancelled", "what was announced does not hold any more; devices can be claimed again")
-            return
-        when = "" if state.deadline is None else f" at {state.deadline.isoformat(timespec='seconds')}"
-        text = f"{cause.source}: {cause.what}"
-        if state.phase == "notice":
-            self._tell("notice", f"the host is taken{when} ({text}); claims are being released")
-        else:
-            self._tell("hint", f"the host may be taken ({text}); no new claims are allocated here")
-
-    def _summary(self, release: Release) -> str:
-        records = list(release.records.values())
-        done = [record for record in records if record.released is not None]
-        text = f"{len(done)} of {len(records)} claims released"
-        if self._state is not None and self._state.noticed is not None and done:
-            last = max(record.released for record in done if record.released is not None)
-            text += f", the last {(last - self._state.noticed).total_seconds():.1f} s after the notice"
-        kept = [_kept(record) for record in records if record.released is None]
-        return text + (f"; not released: {', '.join(kept)}" if kept else "")
-
-
-def _kept(record: ClaimRecord) -> str:
-    by = (
-        f" (reserved for {', '.join(record.pods)})" if record.pods else f" ({record.unknown})" if record.unknown else ""
-    )
-    return f"{record.namespace}/{record.name}{by}"
 
 
 def _jittered(seconds: float) -> float:

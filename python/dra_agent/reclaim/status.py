@@ -42,7 +42,7 @@ class ClaimStatus(msgspec.Struct, frozen=True):
     name: str
     uid: str
     state: str
-    """prepared, unprepared (given back, but still allocated here), or released."""
+    """prepared, unprepared (given back), refused (never prepared; both still allocated here), or released."""
     seconds: float | None
     """From the notice to the release."""
     tainted: float | None
