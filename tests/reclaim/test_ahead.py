@@ -154,7 +154,7 @@ def user(grace: int, uid: str = "u", of: dict[str, Any] | None = None, **more: A
     return Consumer("ns", f"pod-{uid}", uid, pod(grace, **more), of or claim())
 
 
-@pytest.mark.parametrize(("mode", "how"), [("auto", "evict"), ("evict", "evict"), ("delete", "delete")])
+@pytest.mark.parametrize(("mode", "how"), [("auto", "evict"), ("evict", "evict"), ("delete", "evict")])
 def test_only_who_has_a_longer_grace_than_the_host_is_asked(mode: Mode, how: str) -> None:
     pods = asked(user(600, "long"), user(28, "fits"), user(29, "nearly"), mode=mode)
     assert sorted(pods.done) == [(how, "pod-long", 28), (how, "pod-nearly", 28)]
@@ -190,6 +190,6 @@ def test_a_budget_does_not_give_a_pod_more_time_than_its_host_has() -> None:
 
 
 def test_one_that_cannot_be_moved_does_not_keep_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    pods = asked(user(600, "a"), user(600, "b"), mode="delete", pods=Pods(errors=[UnavailableError("away")]))
+    pods = asked(user(600, "a"), user(600, "b"), mode="evict", pods=Pods(errors=[UnavailableError("away")]))
     assert [name for _, name, _ in pods.done] == ["pod-b"]
     assert sum("cannot be moved" in record.message for record in caplog.records) == 1

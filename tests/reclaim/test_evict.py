@@ -15,7 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster_api.fake import FakeApi
-from dra_agent.cluster import ForbiddenError, NotFoundError, ThrottledError, UnavailableError, connect
+from dra_agent.cluster import (
+    ForbiddenError,
+    InvalidObjectError,
+    NotFoundError,
+    ThrottledError,
+    UnavailableError,
+    connect,
+)
 from dra_agent.cluster.kinds import PODS
 from dra_agent.errors import AgentError
 from dra_agent.reclaim.evictor import Evictor
@@ -148,7 +155,7 @@ def deleted(at: float, grace: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "act", "evict_first"), [("auto", "delete", True), ("delete", "delete", False), ("evict", "evict", False)]
+    ("mode", "act", "evict_first"), [("auto", "delete", True), ("delete", "delete", True), ("evict", "evict", False)]
 )
 def test_a_grace_that_is_too_long_is_not_left_to_the_taint(mode: Mode, act: str, evict_first: bool) -> None:
     decision = decide(pod(600), claim(), moment(0.1, mode=mode, deadline=30))
@@ -316,10 +323,21 @@ def test_near_the_deadline_a_pod_still_learns_that_it_is_disrupted() -> None:
     assert counted["evict", "ok"] >= 1 and not counted["delete", "ok"]
 
 
-def test_where_only_deletion_is_wanted_nothing_is_evicted() -> None:
+def test_who_is_deleted_at_once_still_learns_that_it_is_disrupted() -> None:
+    # A Job whose podFailurePolicy ignores DisruptionTarget would count it as a failure.
     pods = Pods({"p": pod(10)})
-    work(pods, until(lambda: pods.done), mode="delete", deadline=8)
-    assert {act for act, _, _ in pods.done} == {"delete"}
+    counted = work(pods, until(lambda: pods.done), mode="delete", deadline=60)
+    assert pods.done[0] == ("evict", "p", 10) and counted["evict", "ok"]
+
+
+@pytest.mark.parametrize(
+    "error", [ForbiddenError("no"), ThrottledError("budget"), UnavailableError("two"), InvalidObjectError("webhook")]
+)
+def test_what_forbids_an_eviction_does_not_hold_up_a_deletion(error: AgentError) -> None:
+    pods = Pods({"p": pod(10)}, errors=[error])
+    counted = work(pods, until(lambda: pods.done), mode="delete", deadline=60)
+    assert pods.done[0] == ("delete", "p", 10)
+    assert counted["delete", "ok"] and not counted["delete", "error"]
 
 
 def test_a_grace_that_began_is_shortened_by_deletion() -> None:
@@ -354,14 +372,93 @@ def test_a_claim_that_was_given_back_is_let_go(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_missing_right_is_said_once_and_ends_it(caplog: pytest.LogCaptureFixture) -> None:
-    pods = Pods({"p": pod()}, errors=[ForbiddenError("no")] * 50)
+    class Closed(Pods):
+        async def get(self, namespace: str, name: str) -> dict[str, Any]:
+            self.done.append(("get", name, None))
+            raise ForbiddenError("no")
+
+    pods = Closed({"p": pod()})
 
     async def story(release: Release) -> None:
         await asyncio.sleep(0.4)
 
-    counted = work(pods, story)
-    assert counted["evict", "error"] == 1
+    work(pods, story)
+    assert len(pods.done) == 1
     assert sum("stay where they are" in record.message for record in caplog.records) == 1
+
+
+class Guarded(Pods):
+    """One pod may not be moved, as an admission webhook would have it."""
+
+    async def evict(self, namespace: str, name: str, uid: str, grace: int | None = None) -> None:
+        if name == "guarded":
+            self.done.append(("refused", name, None))
+            raise ForbiddenError('admission webhook "guard" denied the request')
+        await super().evict(namespace, name, uid, grace)
+
+
+def used_by(*names: str) -> dict[str, Any]:
+    made = claim()
+    made["status"]["reservedFor"] = [{"resource": "pods", "name": name, "uid": name} for name in names]
+    return made
+
+
+def named(name: str) -> dict[str, Any]:
+    return pod() | {"metadata": {"name": name, "namespace": "ns", "uid": name}}
+
+
+def test_one_pod_that_may_not_be_moved_does_not_keep_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    pods = Guarded({"guarded": named("guarded"), "other": named("other")})
+
+    async def story(release: Release) -> None:
+        release.claims["c"] = used_by("guarded", "other")
+        await asyncio.sleep(0.7)
+
+    counted = work(pods, story)
+    assert ("evict", "other", None) in pods.done
+    asked = pods.done.count(("refused", "guarded", None))
+    assert 2 <= asked <= 5, "it is asked again, as often as others are"
+    assert counted["evict", "error"] == asked
+    assert sum("may not be moved" in record.message for record in caplog.records) == 1
+
+
+def test_an_answer_that_does_not_come_keeps_no_other_pod_waiting() -> None:
+    class Hanging(Pods):
+        async def get(self, namespace: str, name: str) -> dict[str, Any]:
+            if name == "hangs":
+                await asyncio.sleep(3600)
+            return await super().get(namespace, name)
+
+    pods = Hanging({"other": named("other")})
+
+    async def story(release: Release) -> None:
+        release.claims["c"] = used_by("hangs", "other")
+        await until(lambda: pods.done)(release)
+
+    work(pods, story)
+
+
+def test_a_pod_with_two_claims_is_asked_once_a_turn() -> None:
+    pods = Pods({"p": pod()})
+
+    async def story(release: Release) -> None:
+        release.records["d"] = ClaimRecord("d", "ns", "other", datetime.now(UTC))
+        release.claims["d"] = claim(tolerates())
+        await asyncio.sleep(0.1)
+
+    work(pods, story)
+    assert pods.done == [("evict", "p", None)], "one of its claims does not tolerate the taint"
+
+
+def test_a_pod_that_waits_for_a_claim_that_was_refused_is_moved() -> None:
+    waiting = pod(phase="Pending")
+    pods = Pods({"p": waiting})
+
+    async def story(release: Release) -> None:
+        release.records["c"].refused = datetime.now(UTC)
+        await until(lambda: pods.done)(release)
+
+    work(pods, story)
 
 
 def test_an_error_of_one_pod_is_tried_again() -> None:

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from dra_agent.cluster.errors import ConflictError, ForbiddenError, NotFoundError
 from dra_agent.errors import AgentError
 from dra_agent.reclaim.mover import Mover
 from dra_agent.reclaim.notice import State
-from dra_agent.reclaim.pods import Decision, Mode, Moment, decide
+from dra_agent.reclaim.pods import Mode, Moment, decide
 from dra_agent.reclaim.record import ClaimRecord
 from dra_agent.reclaim.release import Release
 
@@ -21,6 +23,10 @@ log = logging.getLogger(__name__)
 EVERY = 1.0
 AGAIN = 5.0
 """Seconds between two tries at one pod; a budget may allow it later (kubectl drain waits as long)."""
+
+
+TOGETHER = 8
+"""Pods that are asked about at once."""
 
 
 class Evictor:
@@ -49,27 +55,20 @@ class Evictor:
         self._now = now
         self._due: dict[str, float] = {}
         self._left: dict[str, str] = {}
+        self._refused: set[str] = set()
+        self._blind = False
+        self._slots = asyncio.Semaphore(TOGETHER)
 
     async def run(self) -> None:
-        """Look at every claim each second; ends where the right to move pods is missing."""
+        """Look at every claim each second; ends where the right to see pods is missing."""
         if self._mode == "taint":
             return
-        while True:
-            moment = self._moment()
-            if moment is None:
-                return
-            try:
-                for record in list(self._release.records.values()) if self._active() else ():
-                    claim = self._release.claims.get(record.uid)
-                    if record.unprepared is None and claim is not None:
-                        await self._look(record, claim, moment)
-            except ForbiddenError as error:
-                log.error(
-                    "pods that the taint does not move stay where they are",
-                    extra={"reason": str(error), "todo": "grant it: podEviction of the chart"},
-                )
-                return
-            await asyncio.sleep(EVERY)
+        async with asyncio.TaskGroup() as turns:
+            while not self._blind and (moment := self._moment()) is not None:
+                for uid, users in self._pods().items() if self._active() else ():
+                    self._due[uid] = float("inf")  # until this turn of it is over
+                    turns.create_task(self._turn(uid, users, moment), name="reclaim pod")
+                await asyncio.sleep(EVERY)
 
     def _moment(self) -> Moment | None:
         state = self._state()
@@ -77,32 +76,75 @@ class Evictor:
             return None
         return Moment(self._now(), state.noticed, state.deadline, self._node, self._driver, self._mode)
 
-    async def _look(self, record: ClaimRecord, claim: Mapping[str, Any], moment: Moment) -> None:
-        loop = asyncio.get_running_loop()
-        for consumer in (claim.get("status") or {}).get("reservedFor") or []:
-            name, uid = str(consumer.get("name", "")), str(consumer.get("uid", ""))
-            if consumer.get("resource") != "pods" or consumer.get("apiGroup") or loop.time() < self._due.get(uid, 0.0):
+    def _pods(self) -> dict[str, list[_Use]]:
+        """Give the pods whose turn it is, by their uids, each with the claims of this node that are reserved for it."""
+        now, found = asyncio.get_running_loop().time(), dict[str, list[_Use]]()
+        for record in self._release.records.values():
+            claim = self._release.claims.get(record.uid)
+            if record.unprepared is not None or record.released is not None or claim is None:
                 continue
-            try:
-                pod = await self._mover.pods.get(record.namespace, name)
-                if pod.get("metadata", {}).get("uid") != uid:
-                    continue
-                await self._carry_out(record, name, uid, decide(pod, claim, moment))
-            except (NotFoundError, ConflictError):
-                continue  # it is gone, or another one of that name is there
-            except ForbiddenError:
-                raise
-            except AgentError as error:
-                log.warning("a pod cannot be moved", extra={"pod": f"{record.namespace}/{name}", "reason": str(error)})
-                self._due[uid] = loop.time() + EVERY
+            for consumer in (claim.get("status") or {}).get("reservedFor") or []:
+                name, uid = str(consumer.get("name", "")), str(consumer.get("uid", ""))
+                if consumer.get("resource") == "pods" and not consumer.get("apiGroup") and now >= self._due.get(uid, 0):
+                    found.setdefault(uid, []).append(_Use(name, record, claim))
+        return found
 
-    async def _carry_out(self, record: ClaimRecord, name: str, uid: str, decision: Decision) -> None:
-        if decision.act in ("leave", "wait"):
+    async def _turn(self, uid: str, users: list[_Use], moment: Moment) -> None:
+        # A pod whose turn takes long, or fails, keeps no other one waiting.
+        pause, first = EVERY, users[0]
+        pod = f"{first.record.namespace}/{first.pod}"
+        try:
+            async with self._slots:
+                pause = await self._look(uid, users, moment)
+        except (NotFoundError, ConflictError):
+            pass  # it is gone, or another one of that name is there
+        except ForbiddenError as error:
+            pause = AGAIN
+            if uid not in self._refused:
+                # By a missing right, or by an admission policy that is about this pod.
+                todo = "grant it: podEviction of the chart; or ask who guards this pod"
+                log.error("a pod may not be moved", extra={"pod": pod, "reason": str(error), "todo": todo})
+            self._refused.add(uid)
+        except AgentError as error:
+            log.warning("a pod cannot be moved", extra={"pod": pod, "reason": str(error)})
+        except Exception:  # what is odd about one pod must not keep the others
+            pause = AGAIN
+            log.exception("a pod is not moved", extra={"pod": pod})
+        finally:
+            self._due[uid] = asyncio.get_running_loop().time() + pause
+
+    async def _look(self, uid: str, users: list[_Use], moment: Moment) -> float:
+        """Do what the least patient of its claims asks for; the seconds to the pod's next turn."""
+        name, namespace = users[0].pod, users[0].record.namespace
+        try:
+            pod = await self._mover.pods.get(namespace, name)
+        except ForbiddenError as error:
+            if not self._blind:
+                todo = "grant it: podEviction of the chart"
+                log.error(
+                    "pods that the taint does not move stay where they are", extra={"reason": str(error), "todo": todo}
+                )
+            self._blind = True
+            return AGAIN
+        if pod.get("metadata", {}).get("uid") != uid:
+            return EVERY
+        for use in users:
+            decision = decide(pod, use.claim, moment)
+            if decision.act in ("evict", "delete"):
+                moved = await self._mover.move(namespace, name, uid, decision)
+                for held in users:
+                    held.record.kept = "" if moved else f"a budget keeps {name}"
+                return AGAIN
             if decision.act == "leave" and self._left.get(uid) != decision.why:
                 self._left[uid] = decision.why
-                pod = {"pod": f"{record.namespace}/{name}", "claim": record.name, "why": decision.why}
-                log.info("the pod is left alone", extra=pod)
-            return
-        self._due[uid] = asyncio.get_running_loop().time() + AGAIN
-        moved = await self._mover.move(record.namespace, name, uid, decision)
-        record.kept = "" if moved else f"a budget keeps {name}"
+                extra = {"pod": f"{namespace}/{name}", "claim": use.record.name, "why": decision.why}
+                log.info("the pod is left alone", extra=extra)
+        return 0.0
+
+
+class _Use(msgspec.Struct, frozen=True):
+    """A pod, and a claim of this node that is reserved for it."""
+
+    pod: str
+    record: ClaimRecord
+    claim: Mapping[str, Any]

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from typing import Any, Protocol
 
-from dra_agent.cluster.errors import ThrottledError, UnavailableError
+from dra_agent.cluster.errors import ConflictError, NotFoundError, ThrottledError
 from dra_agent.errors import AgentError
 from dra_agent.reclaim.pods import Decision
 
@@ -66,8 +66,10 @@ class Mover:
     async def _evicts_now(self, namespace: str, name: str, uid: str, decision: Decision) -> bool:
         try:
             result = await self._try_evict(namespace, name, uid, decision.grace)
-        except UnavailableError:
-            result = "error"  # as with two budgets for one pod: there is no time to find out
+        except (NotFoundError, ConflictError):
+            raise
+        except AgentError:
+            result = "error"  # no right to, or two budgets for one pod: there is no time to find out
         if result != "ok":
             self._counted["evict", result] += 1
         return result == "ok"

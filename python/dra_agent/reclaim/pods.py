@@ -18,7 +18,7 @@ from dra_agent.reclaim.taints import NAME
 
 Mode = Literal["taint", "auto", "evict", "delete"]
 """taint: leave everything to Kubernetes. evict: the Eviction API, which asks PodDisruptionBudgets. delete: delete at
-once. auto: evict, and delete with the grace that is left when the deadline is near."""
+once what cannot be evicted at once. auto: evict, and delete with the grace that is left when the deadline is near."""
 
 PATIENCE = timedelta(seconds=2)
 """How long the taint has to have a pod deleted; kube-controller-manager takes less."""
@@ -93,7 +93,7 @@ def _move(pod: Mapping[str, Any], moment: Moment) -> Decision:
     late = _takes_too_long(pod, moment)
     why = "its grace period is longer than the host has" if late else "the taint did not move it"
     if moment.mode == "delete":
-        return Decision("delete", why, shortened)
+        return Decision("delete", why, shortened, evict_first=True)
     near = left is not None and left <= timedelta(seconds=own) + NEAR
     if moment.mode == "auto" and near:
         return Decision("delete", why if late else "the deadline is near", shortened, evict_first=True)
