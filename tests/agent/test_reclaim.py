@@ -282,7 +282,10 @@ def test_by_default_the_node_is_cordoned_for_claims_that_pods_name(world: World,
     assert again.end() == 0
 
 
-def test_a_pod_with_a_longer_grace_than_its_host_is_asked_before_the_taint(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("granted", [True, False])
+def test_a_pod_with_a_longer_grace_than_its_host_is_asked_before_the_taint(
+    world: World, tmp_path: Path, granted: bool
+) -> None:
     config = tmp_path / "config.toml"
     config.write_text('[reclaim]\nevict = "delete"\n')
     claim = allocate(world.api, "one")
@@ -301,11 +304,17 @@ def test_a_pod_with_a_longer_grace_than_its_host_is_asked_before_the_taint(world
     world.until(lambda: [seen for seen in world.api.requests if seen.path.endswith("/pods/p")])
     time.sleep(0.2)
     world.api.requests.clear()
+    if not granted:
+        world.api.fail(403, times=None, methods="POST", path="/eviction")
     world.ask(Begin("notice", 30.0))
     world.until(lambda: world.effects() == {"NoExecute"})
-    writes = [(seen.method, seen.path) for seen in world.api.writes()]
-    assert writes[0] == ("DELETE", "/api/v1/namespaces/default/pods/p"), writes
-    assert 20 < world.api.writes()[0].body["gracePeriodSeconds"] <= 28
+    path = "/api/v1/namespaces/default/pods/p"
+    # An eviction tells the pod that it was disrupted; where that is not granted, it is deleted all the same.
+    expected = [("POST", f"{path}/eviction"), *([] if granted else [("DELETE", path)])]
+    writes = world.api.writes()[: len(expected)]
+    assert [(seen.method, seen.path) for seen in writes] == expected
+    options = writes[0].body["deleteOptions"] if granted else writes[-1].body
+    assert 20 < options["gracePeriodSeconds"] <= 28
 
 
 def test_events_are_in_order_also_where_a_notice_is_taken_back_at_once(world: World) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from cluster.conftest import ROOT
 from cluster.kube.agent import DRIVER, Agent
-from cluster.kube.api import NODES
+from cluster.kube.api import NODES, PODS
 from cluster.kube.cluster import Cluster, running
 from cluster.kube.leaving import (
     EXITS,
@@ -110,6 +112,65 @@ def test_pods_are_evicted_where_devices_cannot_be_tainted(untainting: Cluster) -
         assert no_specs(doomed)
         ask(doomed.state_dir, Cancel())
         until(lambda: set(doomed.devices()) == offered, "the devices are on offer again")
+
+
+@pytest.mark.parametrize(
+    ("rights", "reasons"), [("podEviction=evict", ["EvictionByEvictionAPI"]), ("podEviction=delete", [])]
+)
+def test_who_is_deleted_at_once_learns_why_where_that_is_granted(
+    untainting: Cluster, rights: str, reasons: list[str]
+) -> None:
+    with agents(untainting, '[reclaim]\nevict = "delete"\n', rights, "cordon=true") as doomed:
+        with inside(untainting, f"deleted-{len(reasons)}") as namespace:
+            before = on_node_a(untainting, namespace)
+            with History(namespace) as history:
+                noticed = announce(doomed, 60)
+                all_released(doomed, 60)
+            gone = history.deleted(before)
+            assert gone.at - noticed < 10
+            conditions = gone.object["status"]["conditions"]
+            assert [one.get("reason") for one in conditions if one["type"] == "DisruptionTarget"] == reasons
+        ask(doomed.state_dir, Cancel())
+
+
+def test_a_pod_that_waits_for_its_first_prepare_is_moved_too(untainting: Cluster) -> None:
+    """It was bound to the node just before the notice, and the kubelet has not asked for its claim yet."""
+    config = '[reclaim]\nevict = "auto"\n'
+    with agents(untainting, config, *RIGHTS) as doomed, inside(untainting, "waits") as namespace:
+        namespace.template("one-gpu", request("gpu", "gpu"))
+        kubelet = doomed.node.kubelet
+        kubelet.signal(signal.SIGSTOP)
+        try:
+            kind, body = deployment(GOES, template(GOES, EXITS, 2, claims=[OF_TEMPLATE]))
+            namespace.api.create(kind, body, namespace.name)
+
+            def bound() -> bool:
+                pods = namespace.api.list(PODS, namespace.name)
+                return [pod["spec"].get("nodeName") for pod in pods] == ["node-a"]
+
+            until(bound, "the pod is bound to node-a", 30)
+            untainting.api.patch(NODES, "node-b", {"spec": {"unschedulable": None}})
+            announce(doomed, 60)
+        finally:
+            kubelet.signal(signal.SIGCONT)
+        (claim,) = all_refused(doomed)
+        assert claim["unprepared"] is None
+        assert [one["state"] for one in all_released(doomed, 60)] == ["released"]
+        run_on(namespace, GOES, "node-b")
+        ask(doomed.state_dir, Cancel())
+
+
+def all_refused(agent: Agent) -> list[dict[str, Any]]:
+    """Wait until the agent follows claims that it has refused to prepare; what it says of them."""
+    found: list[dict[str, Any]] = []
+
+    def refused() -> bool:
+        found[:] = status(agent)["claims"]
+        return bool(found)
+
+    until(refused, f"a claim of {agent.node.name} is refused", 30)
+    assert {one["state"] for one in found} <= {"refused", "released"}
+    return found
 
 
 def test_without_the_right_to_evict_it_says_so(untainting: Cluster) -> None:

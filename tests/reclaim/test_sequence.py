@@ -270,9 +270,9 @@ def test_a_claim_that_was_never_prepared_is_followed_too(world: World) -> None:
         world.api.remove("resourceclaims", "pending-too", "ns")
         await until(lambda: world.sequence.progress.complete)
         assert {record.state for record in world.sequence.progress.claims} == {"released"}
+        await until(lambda: any(what == "released" and "2 of 2 claims" in note for what, note in world.told))
 
     world.run(story)
-    assert "2 of 2 claims released" in [note for what, note in world.told if what == "released"][-1]
 
 
 def test_who_was_refused_is_told_when_the_kubelet_asks_again(world: World) -> None:
@@ -299,6 +299,26 @@ def test_who_was_refused_is_known_after_a_restart(world: World) -> None:
 
     world.run(before)
     world.run(after)
+
+
+def test_a_claim_that_nobody_frees_is_not_asked_for_all_the_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_agent.reclaim.release.SOON", 0.5)
+
+    def reads() -> int:
+        return sum(seen.path.endswith("/resourceclaims/kept") for seen in world.api.requests)
+
+    async def story() -> None:
+        entry = world.hold("kept")
+        await world.notice()
+        world.unprepare(entry)
+        await asyncio.sleep(1.5)
+        before = reads()
+        await asyncio.sleep(2.0)
+        assert reads() - before <= 2, "a look every two seconds"
+        world.deallocate(entry)
+        await until(lambda: world.sequence.progress.complete)
+
+    world.run(story)
 
 
 def test_a_source_that_comes_late_learns_that_nothing_has_to_wait(world: World) -> None:

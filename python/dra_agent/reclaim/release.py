@@ -19,6 +19,8 @@ EVERY = 0.25
 """Seconds between two looks at the ledger."""
 LOOK_AGAIN = 2.0
 """Seconds between two looks at a claim that the kubelet has not given back: its pods may have changed."""
+SOON = 10.0
+"""Seconds after which a claim that was given back is looked at as rarely: what frees it is not at work."""
 AT_MOST = 5.0
 TOGETHER = 4
 """Claims that are read at once: as many connections as the API client keeps."""
@@ -110,10 +112,12 @@ class Release:
                 record.looked = float("-inf")
 
     async def _ask(self) -> None:
-        now = asyncio.get_running_loop().time()
+        now, today = asyncio.get_running_loop().time(), self._now()
         due = []
         for record in self.records.values():
-            pause = LOOK_AGAIN if record.unprepared is None or record.unknown else EVERY
+            back = record.unprepared
+            soon = back is not None and (today - back).total_seconds() < SOON and not record.unknown
+            pause = EVERY if soon else LOOK_AGAIN
             if record.released is None and now - record.looked >= pause:
                 record.looked = now
                 due.append(record)
