@@ -112,12 +112,12 @@ def test_any_answer_is_a_reading_or_unknown(answer: Answer, make: Callable[[Answ
                 assert str(error).isprintable() and len(str(error)) < 700
                 continue
             assert answer.status in (200, 404)
-            check(readings)
+            check(readings, answer.received)
 
     asyncio.run(play())
 
 
-def check(readings: Sequence[Reading]) -> None:
+def check(readings: Sequence[Reading], received: datetime) -> None:
     """Readings can be told, merged, written, shown and ended."""
     now = datetime.now(UTC)
     told: list[Reading] = []
@@ -130,7 +130,7 @@ def check(readings: Sequence[Reading]) -> None:
     for reading in told:
         assert reading.what.isprintable() and reading.event.isprintable() and len(reading.event) <= 200
         if reading.kind == "notice" and reading.deadline is not None:
-            assert reading.deadline >= now - timedelta(seconds=60)
+            assert reading.deadline >= received - timedelta(seconds=60)
         state = apply(state, reading, now)
     kept = msgspec.json.decode(msgspec.json.encode(state), type=State)
     assert kept == state

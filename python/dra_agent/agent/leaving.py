@@ -129,7 +129,7 @@ class Leaving:
         )
         self._reclaim.progress = lambda: sequence.progress
         self._reclaim.on_change(sequence.changed)
-        await sequence.resume(self._reclaim.state)
+        await sequence.resume(self._reclaim.state, news=self._reclaim.notices > 0)
         early, self._early = self._early or [], None
         for names in early:
             sequence.refused(*names)

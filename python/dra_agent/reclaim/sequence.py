@@ -106,8 +106,11 @@ class Sequence:
         claims = tuple(msgspec.structs.replace(one) for one in records)
         return Progress(self._tainted_after, claims, self._evictions(), complete)
 
-    async def resume(self, state: State) -> None:
-        """Begin where an earlier run ended: what it told people is not told again."""
+    async def resume(self, state: State, *, news: bool = False) -> None:
+        """Begin where an earlier run ended: what it told people is not told again.
+
+        `news`: it was no earlier run that heard of the notice, but this one, while it started.
+        """
         self._state = state
         if state.phase == "notice":
             kept = None
@@ -116,6 +119,8 @@ class Sequence:
             # While the file was read it may have been taken back, and even have begun anew.
             if self._release is None and self._state.noticed == state.noticed:
                 self._begin(self._state, kept)
+                if news:
+                    self._tell("notice", announced(self._state))
 
     def refused(self, uid: str, namespace: str, name: str) -> None:
         """A claim of this node was not prepared, for the notice."""
@@ -137,6 +142,7 @@ class Sequence:
             self._release = None
         if after.phase == "notice":
             self._begin(after)
+            self._tell("notice", announced(after))
         elif after.phase == "hint":
             self._tell("hint", announced(after))
         else:
@@ -183,8 +189,6 @@ class Sequence:
             self._tasks.append(asyncio.create_task(keep, name="reclaim keep"))
         if self._evict is not None:
             self._tasks.append(asyncio.create_task(self._evict(self._release), name="reclaim evict"))
-        if "notice" not in self._told:
-            self._tell_once("notice", announced(state))
 
     async def _watch_taints(self, state: State) -> None:
         assert state.noticed is not None
