@@ -6,7 +6,7 @@ PROFILE ?= release
 SYNC   := $(VENV)/.synced
 NATIVE := $(VENV)/.native
 FAKE   := python/dra_agent/simulate/lib/libnvidia-ml.so.1
-HOOK   := python/dra_agent/setup/limits/lib/dra-agent-hook
+HOOK   := python/dra_agent/setup/lib/dra-agent-hook
 
 .DEFAULT_GOAL := help
 .PHONY: help lock build demo test test-rust test-python lint fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-again test-cluster test-cluster-again test-gpu manifests
@@ -112,4 +112,4 @@ proto: $(SYNC) ## generate the kubelet's messages anew from $(PROTO)
 	  --python_out=python --mypy_out=quiet:python $(PROTO)/*.proto
 
 clean: ## remove what was built
-	rm -rf target $(VENV) python/dra_agent/simulate/lib python/dra_agent/setup/limits/lib python/dra_agent/*.so
+	rm -rf target $(VENV) python/dra_agent/simulate/lib python/dra_agent/setup/lib python/dra_agent/*.so

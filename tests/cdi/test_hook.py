@@ -15,7 +15,7 @@ from dra_agent.cdi.model import ContainerEdits, Hook
 from dra_agent.cdi.recipes import DeviceEdits
 from dra_agent.cdi.runtime import Runtime, find, make_rootfs
 from dra_agent.inventory.device import Device
-from dra_agent.setup.limits.hook import HookProgram
+from dra_agent.setup.hook import HookProgram
 
 DRIVER = "dra-agent.internal"
 REGION = "drm/0000:03:00.0/vram0"

@@ -1,9 +1,8 @@
-"""A NIC's interface on a real cluster: moved into the pod by the container runtime, or refused where it cannot be."""
+"""A NIC's interface on a real cluster: moved into the pod, whatever its containers do, or said why it cannot be."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,6 @@ from cluster.kube.workload import Namespace, container, opaque, request
 
 HARDWARE = {"node-a": "dgx-h100", "node-b": "l40s"}
 DRIVER = "dra-agent.internal"
-AGENT_CONFIG = "net_devices = true\n"
 
 Agents = dict[str, Agent]
 
@@ -26,34 +24,47 @@ def nic(request_name: str, /, **interface: object) -> dict[str, Any]:
 
 @pytest.fixture
 def interface(agents: Agents) -> Iterator[tuple[str, str]]:
-    """A NIC of node-a and its interface: a real one of that name stands for the simulated one."""
-    features = subprocess.run([shutil.which("runc") or "runc", "features"], capture_output=True, text=True, check=False)
-    known = json.loads(features.stdout or "{}").get("linux", {}).get("netDevices", {}).get("enabled", False)
-    if not known:
-        pytest.skip("runc moves no interfaces: it takes 1.4 or later in PATH")
+    """A NIC of node-a and its interface: a real one of that name and hardware address stands for the simulated one."""
+    network = agents["node-a"].host / "sys/class/net"
+    addresses = {path.name: (path / "address").read_text().strip() for path in network.iterdir()}
     device, name = next(
         (device, attributes["ifName"]["string"])
         for device, found in sorted(agents["node-a"].devices().items())
-        if "ifName" in (attributes := found["attributes"])
+        # InfiniBand's are longer than that of any interface that can be made here.
+        if "ifName" in (attributes := found["attributes"]) and len(addresses[attributes["ifName"]["string"]]) == 17
     )
-    subprocess.run(["ip", "link", "add", name, "type", "veth", "peer", "name", "dra-peer"], check=True)
+    address = addresses[name]
+    command = ["ip", "link", "add", name, "address", address, "type", "veth", "peer", "name", "dra-peer"]
+    subprocess.run(command, check=True)
     yield device, name
     # With the pod's network the kernel has removed it, as it is a virtual one.
     for link in (name, "dra-peer"):
         subprocess.run(["ip", "link", "delete", link], check=False, capture_output=True)
 
 
-def test_the_runtime_moves_the_interface_under_its_new_name(
+def claim(namespace: Namespace, interface: tuple[str, str], **configuration: object) -> None:
+    selector = f'device.attributes["{DRIVER}"].ifName == "{interface[1]}"'
+    namespace.claim("net", request("nic", "rdma-nic", selector), config=[nic("nic", name="net1", **configuration)])
+
+
+def links(namespace: Namespace, container_name: str | None = None) -> list[str]:
+    return namespace.execute("user", "ls /sys/class/net", container_name).split()
+
+
+def pod(namespace: Namespace, *containers: dict[str, Any], **spec: Any) -> None:
+    named = [{"name": "net", "resourceClaimName": "net"}]
+    namespace.pod("user", claims=named, containers=containers, node="node-a", **spec)
+
+
+def test_the_interface_is_moved_under_its_new_name(
     agents: Agents, namespace: Namespace, interface: tuple[str, str]
 ) -> None:
     device, name = interface
-    selector = f'device.attributes["{DRIVER}"].ifName == "{name}"'
-    namespace.claim("net", request("nic", "rdma-nic", selector), config=[nic("nic", name="net1", mtu=9000)])
+    claim(namespace, interface, mtu=9000)
     namespace.pod("user", claim="net", node="node-a")
     namespace.running("user")
     assert [result["device"] for result in namespace.results("net")] == [device]
-    links = namespace.execute("user", "ls /sys/class/net").split()
-    assert "net1" in links and name not in links
+    assert "net1" in links(namespace) and name not in links(namespace)
     told = {key: value for key, value in namespace.environment("user").items() if key.endswith(("_IFNAME", "_NOTE"))}
     assert list(told.values()) == ["net1"], "nothing is said to be missing"
     mtu = agents["node-a"].host / "sys/class/net" / name / "mtu"
@@ -61,6 +72,78 @@ def test_the_runtime_moves_the_interface_under_its_new_name(
     namespace.delete_pod("user")
     namespace.gone("user")
     namespace.api.wait(lambda: mtu.read_text().strip() != "9000", "the MTU is put back with the claim's last pod")
+    assert not list((agents["node-a"].state_dir / "net").iterdir())
+
+
+def test_it_comes_with_addresses_and_routes(namespace: Namespace, interface: tuple[str, str]) -> None:
+    subprocess.run(["ip", "link", "set", "dra-peer", "up"], check=True)
+    routes = [{"destination": "203.0.113.0/24", "gateway": "192.0.2.1"}]
+    claim(namespace, interface, addresses=["192.0.2.5/24"], routes=routes)
+    namespace.pod("user", claim="net", node="node-a")
+    namespace.running("user")
+    assert "inet 192.0.2.5/24" in namespace.execute("user", "busybox ip address show dev net1")
+    assert "203.0.113.0/24 via 192.0.2.1 dev net1" in namespace.execute("user", "busybox ip route")
+
+
+def test_every_container_of_the_pod_that_names_the_claim_starts(
+    namespace: Namespace, interface: tuple[str, str]
+) -> None:
+    claim(namespace, interface)
+    first = container("first", "net", command="test -e /sys/class/net/net1")
+    pod(namespace, container("one", "net"), container("two", "net"), init_containers=[first])
+    namespace.running("user")
+    for name in ("one", "two"):
+        assert "net1" in links(namespace, name)
+
+
+def test_a_container_that_is_started_again_has_it_still(
+    agents: Agents, namespace: Namespace, interface: tuple[str, str]
+) -> None:
+    claim(namespace, interface)
+    # Ends when it is told to, and is started again in the same pod.
+    once = "rm -f /shared/end; trap 'exit 0' TERM INT; while [ ! -e /shared/end ]; do sleep 0.2 & wait $!; done"
+    shared = [{"name": "shared", "mountPath": "/shared"}]
+    main = container("main", "net", command=once, volumeMounts=shared)
+    pod(namespace, main, restartPolicy="Always", volumes=[{"name": "shared", "emptyDir": {}}])
+    namespace.running("user")
+
+    def started() -> int:
+        (status,) = namespace.get_pod("user")["status"]["containerStatuses"]
+        return int(status["restartCount"]) if status["ready"] else -1
+
+    namespace.execute("user", "touch /shared/end")
+    namespace.api.wait(lambda: started() == 1, "the container is started again", 60)
+    assert "net1" in links(namespace)
+
+    # While nobody is there who could say whether it is where it should be, it does not start, and says so.
+    agents["node-a"].end()
+    try:
+        namespace.execute("user", "touch /shared/end")
+        wanted = "dra-agent-hook: the claim's network interface cannot be moved to the container: the agent at"
+
+        def told() -> bool:
+            return any(wanted in event and "is it running?" in event for event in namespace.events("user"))
+
+        namespace.api.wait(told, "the pod says why its container does not start", 90)
+    finally:
+        agents["node-a"].start().ready()
+    namespace.api.wait(lambda: started() >= 2, "the container starts when the agent is there again", 120)
+    assert "net1" in links(namespace)
+
+
+def test_a_pod_in_the_hosts_network_is_told_that_it_cannot_have_it(
+    namespace: Namespace, interface: tuple[str, str]
+) -> None:
+    claim(namespace, interface)
+    namespace.pod("user", claim="net", node="node-a", hostNetwork=True)
+    wanted = "the container is in the host's network, where the interface is already"
+
+    def told() -> bool:
+        return any(wanted in event for event in namespace.events("user"))
+
+    namespace.api.wait(told, "the pod says why its container does not start", 60)
+    shown = json.loads(subprocess.run(["ip", "-json", "link"], check=True, capture_output=True).stdout)
+    assert interface[1] in {link["ifname"] for link in shown}
 
 
 def test_an_mtu_alone_leaves_the_interface_on_the_host(agents: Agents, namespace: Namespace) -> None:

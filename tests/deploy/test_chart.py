@@ -254,6 +254,17 @@ def test_in_the_nodes_network_an_update_does_not_wait_for_a_port(render):
     assert not [found for found in objects if found["kind"] == "NetworkPolicy"], "it would do nothing"
 
 
+def test_an_agent_that_moves_interfaces_is_in_the_nodes_network_and_sees_its_processes(render):
+    objects = render({"hostNetwork": True, "hostPID": True, "privileged": True})
+    pod = one(objects, "DaemonSet")["spec"]["template"]["spec"]
+    assert pod["hostNetwork"] is True and pod["hostPID"] is True
+    # Told where the node's routes are, it would take its own network for another one, and change nothing in it.
+    assert "DRA_AGENT_NET_ROOT" not in variables(objects)
+    assert "net" not in {volume["name"] for volume in pod["volumes"]}
+    mounts = {mount["name"]: mount for mount in container(objects)["volumeMounts"]}
+    assert "net" not in mounts and not mounts["sys"].get("readOnly"), "an MTU is written below /sys/class/net"
+
+
 def test_the_network_policy_lets_the_agent_reach_the_api_server_that_it_is_told(render):
     def ports(values):
         rule, *metadata = one(render(values), "NetworkPolicy")["spec"]["egress"]

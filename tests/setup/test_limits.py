@@ -18,7 +18,7 @@ from dra_agent.host import Host
 from dra_agent.inventory import Attribute, Capacity, Device
 from dra_agent.local.server import Server
 from dra_agent.prepare.setup import SetupDevice
-from dra_agent.setup.limits.hook import BUILT, HookProgram
+from dra_agent.setup.hook import BUILT, HookProgram
 from dra_agent.setup.limits.limiter import Ask, Limiter
 
 REGION = "drm/0000:03:00.0/vram0"
@@ -156,14 +156,14 @@ def test_a_state_that_names_no_process_is_a_failure(tree: Tree, state: Any) -> N
 
 
 @contextmanager
-def answered(limiter: Limiter) -> Iterator[None]:
+def answered(limiter: Limiter, socket: Path) -> Iterator[None]:
     """Answer hooks as the agent does."""
     loop = asyncio.new_event_loop()
 
     async def apply(line: bytes) -> bool:
         return await asyncio.to_thread(limiter.apply, line)
 
-    server = Server(limiter.socket, apply, line_limit=1 << 14)
+    server = Server(socket, apply, line_limit=1 << 14)
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
@@ -178,7 +178,7 @@ def answered(limiter: Limiter) -> Iterator[None]:
 
 def test_the_driver_is_told_by_the_agent_whom_the_hook_asks(tree: Tree) -> None:
     edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30)
-    with answered(tree.limiter):
+    with answered(tree.limiter, tree.path / "host/limits.sock"):
         for _ in range(2):
             done = tree.hook(*arguments(edits))
             assert (done.returncode, done.stderr) == (0, "")
@@ -198,15 +198,15 @@ def test_without_the_agent_no_container_starts_unlimited(tree: Tree) -> None:
 def test_what_the_driver_refuses_is_what_the_container_says(tree: Tree) -> None:
     edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30)
     tree.driver.refuses = 'no "permission"'
-    with answered(tree.limiter):
+    with answered(tree.limiter, tree.path / "host/limits.sock"):
         done = tree.hook(*arguments(edits))
-    assert done.returncode == 1 and 'cannot be limited: no "permission"' in done.stderr
+    assert done.returncode == 1 and 'cannot be limited: NVML: no "permission"' in done.stderr
 
 
 def test_a_claim_that_is_gone_has_no_limit_to_apply(tree: Tree) -> None:
     edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30)
     tree.limiter.revoke("uid-1")
-    with answered(tree.limiter):
+    with answered(tree.limiter, tree.path / "host/limits.sock"):
         done = tree.hook(*arguments(edits))
     assert done.returncode == 1 and "no such share" in done.stderr
     assert tree.driver.set_ == []

@@ -1,9 +1,10 @@
-"""A NIC's interface: what the runtime is told to move, the MTU, and everything put back; once on a real kernel."""
+"""A NIC's interface: the hook that containers get, the MTU, and everything put back; once on a real kernel."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,12 +14,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_agent.cdi.model import NetDevice
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.device import Device
 from dra_agent.prepare.config import ConfigurationError, decode
 from dra_agent.prepare.setup import API_VERSION, SetupDevice, UnsuitableError
+from dra_agent.setup import rtnetlink
 from dra_agent.setup.net import NetworkInterfaces, NicConfig
 from dra_agent.setup.net import setup as net
 
@@ -51,6 +52,7 @@ class Tree:
         folder.mkdir(parents=True)
         (folder / "mtu").write_text(f"{mtu}\n")
         (folder / "flags").write_text(f"{flags}\n")
+        (folder / "address").write_text("02:fc:00:00:00:31\n")
 
     def remove(self, address: str, name: str) -> None:
         shutil.rmtree(self.host.sysfs / "bus/pci/devices" / address / "net" / name)
@@ -60,8 +62,8 @@ class Tree:
         folder = self.host.sysfs / "class/net" / name
         return int((folder / "mtu").read_text()), bool(int((folder / "flags").read_text(), 16) & 1)
 
-    def agent(self, *, moves: bool = True) -> NetworkInterfaces:
-        return NetworkInterfaces(self.host, self.state, moves=moves, patience=0.2)
+    def agent(self) -> NetworkInterfaces:
+        return NetworkInterfaces(self.host, self.state, self.state / "host", patience=0.2)
 
 
 @pytest.fixture
@@ -70,19 +72,23 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def test_an_mtu_is_set_and_put_back(tree: Tree) -> None:
-    outcome = tree.agent(moves=False).set_up("a", given(nic()), want(mtu=9000), None)
+    outcome = tree.agent().set_up("a", given(nic()), want(mtu=9000), None)
     assert tree.shown("ens1") == (9000, True) and outcome.edits == {}
-    again = tree.agent(moves=False).set_up("a", given(nic()), want(mtu=9000), outcome.record)
+    again = tree.agent().set_up("a", given(nic()), want(mtu=9000), outcome.record)
     assert again == outcome, "an agent that starts again knows how it was"
     tree.agent().tear_down("a", ["nic-0"], outcome.record)
     assert tree.shown("ens1") == (1500, True) and list((tree.state / "net").iterdir()) == []
     tree.agent().tear_down("a", ["nic-0"], outcome.record)
 
 
-def test_the_runtime_is_told_what_to_move_also_when_it_has(tree: Tree) -> None:
+def test_containers_get_the_hook_also_when_it_has_moved_the_interface(tree: Tree) -> None:
     agent = tree.agent()
     outcome = agent.set_up("a", given(nic()), want(name="net1", mtu=9000), None)
-    assert outcome.edits["nic-0"].net_devices == (NetDevice("ens1", "net1"),)
+    (hook,) = outcome.edits["nic-0"].hooks
+    assert hook.hook_name == "createRuntime" and Path(hook.path).stat().st_mode & 0o777 == 0o755
+    about = ("--claim", "a", "--key", "nic-0", "--task", "interface")
+    assert hook.args[1:] == ("--socket", str(tree.state / "host/limits.sock"), *about)
+    assert outcome.edits["nic-0"].net_devices == ()
     assert outcome.edits["nic-0"].env == ("DRA_AGENT_DEVICE_NIC_0_IFNAME=net1",)
     tree.remove(ADDRESS, "ens1")
     moved = Device("nic-0", "nic", "mellanox", ADDRESS, {})  # as the inventory has it now
@@ -129,17 +135,24 @@ def test_what_was_begun_is_put_back(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "interface", "moves", "message"),
+    ("device", "interface", "message"),
     [
-        (nic(), {"name": "net1"}, False, "^interface.name: this node's container runtime is not said to move"),
-        (Device("nic-0", "nic", "mellanox", ADDRESS, {}, identity={"rdma": "mlx5_0"}), {}, True, "^interface: .* none"),
-        (nic(uplink="ens1"), {"mtu": 9000}, True, "^interface: the host itself needs it"),
+        (Device("nic-0", "nic", "mellanox", ADDRESS, {}, identity={"rdma": "mlx5_0"}), {}, "^interface: .* none"),
+        (nic(uplink="ens1"), {"mtu": 9000}, "^interface: the host itself needs it"),
     ],
 )
-def test_what_cannot_be(tree: Tree, device: Device, interface: dict[str, Any], moves: bool, message: str) -> None:
+def test_what_cannot_be(tree: Tree, device: Device, interface: dict[str, Any], message: str) -> None:
     with pytest.raises(PermanentError, match=message):
-        tree.agent(moves=moves).check(device, want(**interface))
-    tree.agent(moves=moves).check(nic(), want(mtu=9000))
+        tree.agent().check(device, want(**interface))
+    tree.agent().check(nic(), want(name="net1", mtu=9000))
+
+
+def test_an_agent_that_sees_no_containers_moves_nothing(tree: Tree) -> None:
+    (tree.host.proc / "self/ns").mkdir(parents=True)
+    (tree.host.proc / "self/ns/pid").symlink_to("pid:[4026532281]")  # as in a pod without hostPID
+    with pytest.raises(PermanentError, match="^interface.name: .* the agent is not in the host's process namespace"):
+        tree.agent().check(nic(), want(name="net1"))
+    tree.agent().check(nic(), want(mtu=9000))
 
 
 def test_what_it_is_not_for(tree: Tree) -> None:
@@ -147,7 +160,7 @@ def test_what_it_is_not_for(tree: Tree) -> None:
         tree.agent().check(Device("gpu-0", "gpu", "amd", ADDRESS, {}), want())
     elsewhere = Host(sysfs=tree.host.sysfs, net=Path("/run/host-net"))
     with pytest.raises(PermanentError, match="^interface: the agent has a network of its own"):
-        NetworkInterfaces(elsewhere, tree.state, moves=True).check(nic(), want(mtu=9000))
+        NetworkInterfaces(elsewhere, tree.state, tree.state).check(nic(), want(mtu=9000))
     assert tree.agent().default(nic()) is None
 
 
@@ -157,7 +170,7 @@ BAD = ["", "lo", "eth0", "all", ".", "..", "a/b", "a b", "-a", "x" * 16, "net1\n
 
 @pytest.mark.parametrize("name", [*GOOD, *BAD])
 def test_names(tree: Tree, name: object) -> None:
-    value = {"apiVersion": API_VERSION, "kind": "NicConfig", "interface": {"name": name}}
+    value = settings(name=name)
     setups: Any = {NetworkInterfaces.kind: tree.agent()}
     if name in GOOD:
         decode(value, setups, field="")
@@ -165,6 +178,54 @@ def test_names(tree: Tree, name: object) -> None:
     with pytest.raises(ConfigurationError) as caught:
         decode(value, setups, field="")
     assert caught.value.field == "interface.name"
+
+
+def settings(**interface: Any) -> dict[str, Any]:
+    return {"apiVersion": API_VERSION, "kind": "NicConfig", "interface": interface}
+
+
+@pytest.mark.parametrize(
+    ("interface", "field", "reason"),
+    [
+        ({"name": "net1", "addresses": ["10.0.0.5"]}, "interface.addresses[0]", "matching regex"),
+        ({"name": "net1", "addresses": ["10.0.0.5/24", 5]}, "interface.addresses[1]", "expected `str`"),
+        ({"name": "net1", "addresses": ["10.0.0.500/24"]}, "interface", r"addresses\[0\]: '10.0.0.500/24' does not"),
+        ({"name": "net1", "addresses": ["10.0.0.5/33"]}, "interface", r"addresses\[0\]: '10.0.0.5/33' does not"),
+        ({"name": "net1", "addresses": ["10.0.0.5/24"] * 65}, "interface.addresses", "length <= 64"),
+        ({"addresses": ["10.0.0.5/24"]}, "interface", "addresses: only for an interface that has a name"),
+        ({"routes": [{"destination": "10.1.0.0/16"}]}, "interface", "routes: only for an interface that has a name"),
+        ({"name": "net1", "routes": [{}]}, "interface.routes[0].destination", "is missing"),
+        ({"name": "net1", "routes": [{"destination": "default"}]}, "interface.routes[0].destination", "matching regex"),
+        (
+            {"name": "net1", "routes": [{"destination": "10.1.2.3/16"}]},
+            "interface.routes[0]",
+            "destination: .*host bits",
+        ),
+        (
+            {"name": "net1", "routes": [{"destination": "10.1.0.0/16", "gateway": "fd00::1"}]},
+            "interface.routes[0]",
+            "gateway: fd00::1 is not of the family",
+        ),
+        (
+            {"name": "net1", "routes": [{"destination": "10.1.0.0/16", "via": "x"}]},
+            "interface.routes[0].via",
+            "no such",
+        ),
+    ],
+)
+def test_mistakes_in_addresses_and_routes(tree: Tree, interface: dict[str, Any], field: str, reason: str) -> None:
+    setups: Any = {NetworkInterfaces.kind: tree.agent()}
+    with pytest.raises(ConfigurationError, match=reason) as caught:
+        decode(settings(**interface), setups, field="")
+    assert caught.value.field == field
+
+
+def test_addresses_and_routes_of_both_families(tree: Tree) -> None:
+    routes = [{"destination": "0.0.0.0/0", "gateway": "10.0.0.1"}, {"destination": "fd00:1::/64"}]
+    setups: Any = {NetworkInterfaces.kind: tree.agent()}
+    _, decoded = decode(settings(name="net1", addresses=["10.0.0.5/24", "fd00::5/64"], routes=routes), setups, field="")
+    assert isinstance(decoded, NicConfig) and decoded.interface.addresses == ("10.0.0.5/24", "fd00::5/64")
+    assert [route.gateway for route in decoded.interface.routes] == ["10.0.0.1", None]
 
 
 REAL = """
@@ -183,7 +244,7 @@ root = Path({root!r})
 (root / "sys/class/net").symlink_to("/sys/class/net")
 (root / "sys/bus/pci/devices" / ADDRESS / "net").symlink_to("/sys/class/net")
 ip("link", "add", "dra0", "mtu", "1400", "up", "type", "veth", "peer", "name", "dra1")
-agent = NetworkInterfaces(Host(sysfs=root / "sys"), root / "state", moves=True)
+agent = NetworkInterfaces(Host(sysfs=root / "sys"), root / "state", root)
 def shown(name):
     folder = Path("/sys/class/net") / name
     return int((folder / "mtu").read_text()), int((folder / "flags").read_text(), 16) & 1
@@ -210,3 +271,9 @@ def test_a_real_interface_is_as_it_was_afterwards(tmp_path: Path) -> None:
 
 def test_patience_fits_into_the_kubelets() -> None:
     assert net.PATIENCE < 45 / 2
+
+
+def test_a_hook_has_its_answer_before_it_gives_up() -> None:
+    source = (Path(__file__).parents[2] / "rust/hook/src/agent.rs").read_text()
+    patience = re.search(r"PATIENCE: Duration = Duration::from_secs\((\d+)\)", source)
+    assert patience and int(patience[1]) > net.PATIENCE + rtnetlink.DEADLINE

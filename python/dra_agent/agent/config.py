@@ -56,7 +56,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     claim_status: bool = True
     second_manager: Literal["refuse", "publish"] = "refuse"
     net_devices: bool = False
-    """The node's container runtime moves network interfaces as CDI 1.1.0 says: nobody can ask it."""
+    """Without effect: said, for an earlier agent, that the container runtime moves interfaces."""
     inventory: InventorySettings = InventorySettings()
     reclaim: ReclaimSettings = ReclaimSettings()
     health: HealthSettings = HealthSettings()
@@ -94,7 +94,7 @@ HELP = {
     "log_format": "text or json",
     "pod_uid": "uid of the agent's own pod, for rolling updates (default: none)",
     "device_metadata": "give containers files that describe their devices",
-    "net_devices": "the node's container runtime moves network interfaces (CDI netDevices: runc 1.4 or later)",
+    "net_devices": "without effect: interfaces are moved whatever the container runtime is",
     "claim_status": "write what is known of a claim's devices into its status",
     "second_manager": "refuse or publish devices that another driver or device plugin gives out too",
 }

@@ -93,6 +93,8 @@ class Agent:
     async def _start(self, stack: AsyncExitStack) -> None:
         config = self._config
         # Agents of a rolling update live side by side for a while; all others are alone on their state directory.
+        if config.net_devices:
+            log.warning("--net-devices is without effect: interfaces are moved whatever the container runtime is")
         shared_as = config.pod_uid if config.pod_uid and not config.standalone else None
         lock = StateLock(config.state_dir, shared=shared_as is not None)
         stack.callback(lock.close)
@@ -148,6 +150,7 @@ class Agent:
         recovered = await self._work(worker, "looking at claims of an earlier run", 300.0, preparer.recover)
         shapes.settle()  # of what was imported meanwhile
         await self._share(stack, worker, hardware, setups)
+        await self._answer_hooks(stack, setups)
         await mode.serve(MeasuredPreparer(preparer, self._pulse, record), hardware, ledger)
         watcher = Watcher(
             hardware,
@@ -205,6 +208,15 @@ class Agent:
                 sharing = Sharing(self._config, setup, report, newest=self._newest)
                 stack.push_async_callback(sharing.stop)
                 await sharing.start()
+
+    async def _answer_hooks(self, stack: AsyncExitStack, setups: tuple[VendorSetup, ...]) -> None:
+        from dra_agent.agent.hooks import Hooks
+        from dra_agent.agent.setups import hook_tasks
+        from dra_agent.setup.hook import HookProgram
+
+        hooks = Hooks(HookProgram(self._config.host_folder).socket, hook_tasks(setups))
+        stack.push_async_callback(hooks.stop)
+        await hooks.start()
 
     def _preparer(
         self, ledger: JournalLedger, hardware: Hardware, record: Metrics | None, setups: tuple[VendorSetup, ...]

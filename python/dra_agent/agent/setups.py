@@ -7,10 +7,12 @@ that commands can ask which kinds there are.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dra_agent.agent.config import Config
+from dra_agent.agent.hooks import LIMIT
 from dra_agent.agent.hosts import is_simulated
 from dra_agent.host import Host
 from dra_agent.prepare.setup import Kind, VendorSetup
@@ -35,8 +37,23 @@ def vendor_setups(config: Config, host: Host) -> tuple[VendorSetup, ...]:
         AmdPartitions(host, kernel, config.state_dir),
         _shares(config, host),
         TimeSlicing(_nvidia_smi(host), config.state_dir),
-        NetworkInterfaces(host, config.state_dir, moves=config.net_devices),
+        NetworkInterfaces(host, config.state_dir, config.host_folder),
     )
+
+
+def hook_tasks(setups: Iterable[VendorSetup]) -> dict[str, Callable[[bytes], bool]]:
+    """Give what the hooks of starting containers can ask for, by its name."""
+    from dra_agent.setup.net import NetworkInterfaces
+    from dra_agent.setup.net.mover import TASK
+    from dra_agent.setup.shares import ShareSetup
+
+    tasks: dict[str, Callable[[bytes], bool]] = {}
+    for setup in setups:
+        if isinstance(setup, ShareSetup):
+            tasks[LIMIT] = setup.limiter.apply
+        elif isinstance(setup, NetworkInterfaces):
+            tasks[TASK] = setup.mover.move
+    return tasks
 
 
 def _kernel(host: Host) -> Kernel:

@@ -18,14 +18,18 @@ _REQUEST, _DUMP = 0x1, 0x300
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _SCOPE_LINK = 253
 """Link-local and host addresses have this scope or a narrower one; nobody elsewhere can use them."""
+_PERMANENT = 0x80
+"""IFA_F_PERMANENT (linux/if_addr.h)."""
 _HEADER = struct.Struct("=IHHII")
 _ADDRESS = struct.Struct("=BBBBI")
 _ATTRIBUTE = struct.Struct("=HH")
 _TIMEOUT = 2.0
 
 
-def addresses(interface: str, hardware_address: str) -> tuple[str, ...]:
+def addresses(interface: str, hardware_address: str, *, permanent: bool = False) -> tuple[str, ...]:
     """Give an interface's addresses in CIDR notation ("192.0.2.5/24"); none where it or an answer is missing.
+
+    `permanent`: without those that end by themselves (DHCP, SLAAC).
 
     None either where the agent has a network namespace of its own: an interface of that name is another one there.
     """
@@ -33,12 +37,12 @@ def addresses(interface: str, hardware_address: str) -> tuple[str, ...]:
         return ()
     try:
         index = socket.if_nametoindex(interface)
-        return _dump(index)
+        return _dump(index, _PERMANENT if permanent else 0)
     except (OSError, struct.error, ValueError):
         return ()
 
 
-def _dump(index: int) -> tuple[str, ...]:
+def _dump(index: int, flags: int) -> tuple[str, ...]:
     found: list[str] = []
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_ROUTE) as link:
         link.settimeout(_TIMEOUT)
@@ -50,14 +54,14 @@ def _dump(index: int) -> tuple[str, ...]:
                 length, kind, *_ = _HEADER.unpack_from(data)
                 if kind in {_NLMSG_DONE, _NLMSG_ERROR} or length < _HEADER.size:
                     return tuple(found)
-                if kind == _RTM_NEWADDR and (address := _read(data[_HEADER.size : length], index)):
+                if kind == _RTM_NEWADDR and (address := _read(data[_HEADER.size : length], index, flags)):
                     found.append(address)
                 data = data[_aligned(length) :]
 
 
-def _read(message: bytes, wanted: int) -> str | None:
-    family, prefix, _, scope, index = _ADDRESS.unpack_from(message)
-    if index != wanted or scope >= _SCOPE_LINK:
+def _read(message: bytes, wanted: int, flags: int) -> str | None:
+    family, prefix, has, scope, index = _ADDRESS.unpack_from(message)
+    if index != wanted or scope >= _SCOPE_LINK or has & flags != flags:
         return None
     values: dict[int, bytes] = {}
     rest = message[_ADDRESS.size :]

@@ -1,7 +1,7 @@
 """Network interfaces: the RDMA nodes of an HCA, or for a plain interface nothing but what its variables say.
 
-Moving an interface into the container's network namespace is not done here: it takes a runtime that supports
-`netDevices` (CDI 1.1.0) or a network plugin. The note says so, rather than leaving the user to find out.
+Moving an interface into the container's network namespace is not done here: claims ask for it by their configuration,
+and else a network plugin does it. The note says so, rather than leaving the user to find out.
 """
 
 from __future__ import annotations

@@ -25,8 +25,9 @@ class DeviceEdits:
     """What a container will miss, in plain words."""
 
     def with_setup(self, edits: ContainerEdits) -> DeviceEdits:
-        """Add what a set-up of the device brings; nothing is missed of an interface that it has moved."""
-        notes = () if edits.net_devices else self.notes
+        """Add what a set-up of the device brings; nothing is missed of an interface that it names in the container."""
+        named = any(line.partition("=")[0].endswith("_IFNAME") for line in edits.env)
+        notes = () if named else self.notes
         return DeviceEdits(self.own.merged(edits), self.common, self.foreign_ids, notes)
 
 

@@ -13,14 +13,12 @@ from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.prepare.locks import NamedLocks
 from dra_agent.prepare.setup import SetupDevice
+from dra_agent.setup.hook import HookProgram
 from dra_agent.setup.limits.cgroups import check_cgroup, hierarchy
 from dra_agent.setup.limits.driver_limit import DriverLimit
 from dra_agent.setup.limits.grants import Grant, Grants
-from dra_agent.setup.limits.hook import HookProgram
 
 log = logging.getLogger(__name__)
-
-SOCKET = "limits.sock"
 
 
 class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,7 +39,6 @@ class Limiter:
         self._grants = Grants(state_dir / "limits")
         self._claims = NamedLocks()
         self._driver = driver
-        self.socket = host_folder / SOCKET
 
     def grant(self, uid: str, item: SetupDevice, enforcement: str, amount: int) -> ContainerEdits:
         """Allow a share this many bytes: gives the hook that holds each container to it."""
@@ -68,7 +65,7 @@ class Limiter:
             )
             if wanted != known:
                 self._grants.write(uid, {**grants, item.key: wanted})
-        return self._hook.edits(*where, "--socket", str(self.socket), "--claim", uid, "--key", item.key)
+        return self._hook.asks(uid, item.key, *where)
 
     def revoke(self, uid: str) -> None:
         """Forget a claim's shares: the driver forgets the limit with the cgroup."""

@@ -1,11 +1,8 @@
-"""A network interface for a container: moved in under a name by the container runtime, with an MTU, and put back after.
-
-Addresses and routes are not given: a network plugin or the program itself does that.
-"""
+"""A network interface for a container: moved in under a name, with MTU, addresses and routes, and put back after."""
 
 from __future__ import annotations
 
-from dra_agent.setup.net.parameters import Interface, NicConfig
+from dra_agent.setup.net.parameters import Interface, NicConfig, Route
 from dra_agent.setup.net.setup import NetworkInterfaces
 
-__all__ = ["Interface", "NetworkInterfaces", "NicConfig"]
+__all__ = ["Interface", "NetworkInterfaces", "NicConfig", "Route"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from dra_agent.setup.net.parameters import Interface
+
 MOST = 1 << 16
 """Bytes."""
 
 
-class Before(msgspec.Struct, frozen=True):
-    """One interface, as its claim found it; where that is damaged nobody knows it any more."""
+class Before(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One interface, as its claim found it, and where it is; where that is damaged nobody knows it any more."""
 
     uid: str
     """The claim."""
@@ -18,5 +20,13 @@ class Before(msgspec.Struct, frozen=True):
     ifname: str
     mtu: int
     up: bool
-    name: str | None
-    """What it is called in the container; None where it stays on the host."""
+    hardware_address: str = ""
+    """By which it is known in a container's network."""
+    addresses: tuple[str, ...] = ()
+    """In CIDR notation, those that somebody has given it for good."""
+    interface: Interface = Interface()
+    """What the claim asks for; without a name it stays on the host."""
+    network: str = ""
+    """The network namespace that it was moved to last, "net:[4026532281]"."""
+    complete: bool = False
+    """Whether it had there all that the claim asks for; from then on it is the container's business."""

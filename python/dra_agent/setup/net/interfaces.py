@@ -31,6 +31,20 @@ class Interfaces:
         # A virtio adapter has its interface one level further down.
         return sorted(path.name for pattern in ("net/*", "virtio*/net/*") for path in folder.glob(pattern))
 
+    def find(self, address: str, *names: str | None) -> str | None:
+        """Say what a device's interface is called now that had one of these names; None where it is not on the host.
+
+        A device can have others too (ports, representors of its virtual functions), which are never meant.
+        """
+        present = self.of(address) or []
+        known = next((name for name in names if name in present), None)
+        # The kernel gives one that comes back another name where its own was taken.
+        return present[0] if known is None and len(present) == 1 else known
+
+    def hardware_address(self, name: str) -> str:
+        """Give what it calls itself on its link ("02:fc:00:00:00:01")."""
+        return self._read(name, "address")
+
     def mtu(self, name: str) -> int:
         """Give the bytes of its largest packet."""
         return int(self._read(name, "mtu"))

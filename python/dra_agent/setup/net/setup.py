@@ -1,4 +1,4 @@
-"""The set-up: what the runtime is to move, the MTU before it does, and everything as it was when it has come back."""
+"""The set-up: an MTU, the hook that has the interface moved, and everything as it was when it has come back."""
 
 from __future__ import annotations
 
@@ -9,15 +9,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dra_agent.cdi.claim import variable
-from dra_agent.cdi.model import ContainerEdits, NetDevice
+from dra_agent.cdi.model import ContainerEdits
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
+from dra_agent.inventory.addresses import addresses
 from dra_agent.inventory.device import Device
+from dra_agent.inventory.sight import blindness
+from dra_agent.prepare.locks import NamedLocks
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
+from dra_agent.setup import rtnetlink
+from dra_agent.setup.hook import HookProgram
 from dra_agent.setup.net.before import MOST, Before
 from dra_agent.setup.net.interfaces import Interfaces
-from dra_agent.setup.net.parameters import NicConfig
+from dra_agent.setup.net.mover import TASK, Mover
+from dra_agent.setup.net.parameters import Interface, NicConfig
 from dra_agent.setup.notes import Notes
 
 log = logging.getLogger(__name__)
@@ -28,18 +36,27 @@ _LOOK = 0.05
 
 
 class NetworkInterfaces:
-    """Sets interfaces up for containers; safe to use from several threads, as a claim has its NICs for itself."""
+    """Sets interfaces up for containers; safe to use from several threads."""
 
     kind: Kind = (API_VERSION, "NicConfig")
     parameters = NicConfig
 
-    def __init__(self, host: Host, state_dir: Path, *, moves: bool, patience: float = PATIENCE) -> None:
-        """`moves`: the node's container runtime is known to move interfaces (CDI 1.1.0, `netDevices`)."""
+    def __init__(
+        self,
+        host: Host,
+        state_dir: Path,
+        host_folder: Path,
+        *,
+        patience: float = PATIENCE,
+    ) -> None:
+        """`host_folder` is known to runtimes by the same path: hook and socket lie there."""
         self._host = host
-        self._moves = moves
         self._patience = patience
+        self._hook = HookProgram(host_folder)
         self._interfaces = Interfaces(host.sysfs)
         self._kept = Notes(state_dir / "net", Before, most=MOST)
+        self._devices = NamedLocks()
+        self.mover = Mover(self._interfaces, self._kept, self._devices, patience)
 
     def default(self, device: Device) -> None:
         """Change nothing unasked."""
@@ -59,15 +76,14 @@ class NetworkInterfaces:
                 "interface: the agent has a network of its own and can change nothing of the host's",
                 todo="run it as a host service, or with hostNetwork and privileged",
             )
-        if parameters.interface.name is not None and not self._moves:
-            # A runtime that does not know it passes it over in silence, and the container would lack the interface.
+        if parameters.interface.name is not None and (blind := blindness(self._host)):
             raise PermanentError(
-                "interface.name: this node's container runtime is not said to move interfaces",
-                todo="say so with --net-devices where it does (runc 1.4 or later), or leave the name out",
+                f"interface.name: a container's network is found by a process of it, and {blind}",
+                todo="run it with systemd/net.conf, or with hostPID, hostNetwork and privileged; or leave the name out",
             )
 
     def set_up(self, uid: str, devices: Sequence[SetupDevice], parameters: NicConfig, previous: Any) -> SetupOutcome:
-        """Set what is asked for, and have the runtime move the interface; once it is moved, nothing is set any more."""
+        """Set the MTU, and have containers ask for the interface; once it is moved, nothing is set any more."""
         wanted = parameters.interface
         if wanted.name is not None and len(devices) > 1:
             names = ", ".join(item.device.name for item in devices)
@@ -78,44 +94,52 @@ class NetworkInterfaces:
         edits: dict[str, ContainerEdits] = {}
         record: dict[str, str] = {}
         for item in devices:
-            before = self._before(uid, item, wanted.name)
-            record[item.key] = before.ifname
-            present = self._interfaces.of(before.address)
-            if wanted.mtu is not None and present is not None and before.ifname in present:
-                self._set_mtu(item.device.name, before.ifname, wanted.mtu)
+            with self._devices.hold([item.device.name]):
+                before = self._before(uid, item, wanted)
+                record[item.key] = before.ifname
+                present = self._interfaces.of(before.address)
+                if wanted.mtu is not None and present is not None and before.ifname in present:
+                    self._set_mtu(item.device.name, before.ifname, wanted.mtu)
             if wanted.name is not None:
+                self._hook.install()
                 told = f"DRA_AGENT_DEVICE_{variable(item.device.name)}_IFNAME={wanted.name}"
-                moved = NetDevice(host_interface_name=before.ifname, name=wanted.name)
-                edits[item.key] = ContainerEdits(env=(told,), net_devices=(moved,))
+                asks = self._hook.asks(uid, item.key, "--task", TASK)
+                edits[item.key] = ContainerEdits(env=(told,)).merged(asks)
         return SetupOutcome(record, edits)
 
     def tear_down(self, uid: str, keys: Sequence[str], record: Any) -> None:
         """Put each interface back as it was; RetryableError while it has not come back."""
         for key in keys:
             name = key.partition("/")[0]
-            before = self._kept.read(name)
-            if before is None or before.uid != uid:
-                continue
-            self._put_back(name, before)
-            self._kept.forget(name)
+            with self._devices.hold([name]):
+                before = self._kept.read(name)
+                if before is None or before.uid != uid:
+                    continue
+                self._put_back(name, before)
+                self._kept.forget(name)
 
     def roll_back(self, uid: str, keys: Sequence[str], parameters: NicConfig) -> None:
         """The same: how an interface was is on disk before it is changed."""
         self.tear_down(uid, keys, None)
 
-    def _before(self, uid: str, item: SetupDevice, name: str | None) -> Before:
+    def _before(self, uid: str, item: SetupDevice, wanted: Interface) -> Before:
         device = item.device.name
         before = self._kept.read(device)
         if before is not None and before.uid == uid:
+            if before.interface != wanted:  # as kept by an agent that knew less of it
+                before = msgspec.structs.replace(before, interface=wanted)
+                self._kept.write(device, before)
             return before
         ifname = item.device.identity.get("ifname")
         if not ifname:
             raise RetryableError("its interface is not on the host", where=f"device {device}")
         try:
             mtu, up = self._interfaces.mtu(ifname), self._interfaces.is_up(ifname)
+            hardware = self._interfaces.hardware_address(ifname)
         except (OSError, ValueError) as error:
             raise RetryableError(f"{ifname} cannot be looked at: {error}", where=f"device {device}") from error
-        before = Before(uid, item.device.pci_address, ifname, mtu, up, name)
+        given = addresses(ifname, hardware, permanent=True) if wanted.name is not None else ()
+        before = Before(uid, item.device.pci_address, ifname, mtu, up, hardware, given, wanted)
         self._kept.write(device, before)
         return before
 
@@ -144,6 +168,10 @@ class NetworkInterfaces:
                 self._interfaces.set_mtu(before.ifname, before.mtu)
             if before.up and not self._interfaces.is_up(before.ifname):
                 self._interfaces.switch(before.ifname, on=True)
+            if before.network and before.addresses:
+                done = rtnetlink.ask(rtnetlink.Restore(before.ifname, before.addresses))
+                if done.refused:
+                    raise RetryableError(f"{before.ifname}: {done.refused}", where=f"device {device}")
         except OSError as error:
             raise RetryableError(
                 f"{now} cannot be put back as it was: {error.strerror}",
@@ -155,14 +183,11 @@ class NetworkInterfaces:
         """Wait until the interface is on the host, and say what it is called now; None where its NIC is gone."""
         until = time.monotonic() + self._patience
         while True:
-            present = self._interfaces.of(before.address)
-            if present is None:
+            if self._interfaces.of(before.address) is None:
                 return None
-            for name in (before.ifname, before.name):
-                if name in present:
-                    return name
-            if len(present) == 1:
-                return present[0]  # the kernel gave it another name, as its own was taken
+            name = self._interfaces.find(before.address, before.ifname, before.interface.name)
+            if name is not None:
+                return name
             if time.monotonic() >= until:
                 raise RetryableError(
                     f"its interface {before.ifname} has not come back from the container",

@@ -1,4 +1,4 @@
-"""The hook that container runtimes run for a share: a static program in a folder that the host knows by one path."""
+"""The hook that container runtimes run for a device: a static program in a folder that the host knows by one path."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ BUILT = Path(__file__).parent / "lib" / NAME
 """Where `make build` puts it."""
 TIMEOUT = 60
 """Seconds after which a runtime gives it up, and the container with it."""
+SOCKET = "limits.sock"
+"""Where the agent answers it. The name is that of its first task, and in specs of running containers."""
 
 
 class HookProgram:
@@ -20,6 +22,7 @@ class HookProgram:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
+        self.socket = folder / SOCKET
         self._installed = False
 
     def install(self) -> None:
@@ -43,3 +46,7 @@ class HookProgram:
         """Say what a runtime has to run before the container's process starts."""
         hook = Hook("createRuntime", str(self.path), (NAME, *arguments), timeout=TIMEOUT)
         return ContainerEdits(hooks=(hook,))
+
+    def asks(self, uid: str, key: str, *arguments: str) -> ContainerEdits:
+        """The same for a hook that asks the agent about a device, or a share, of a claim."""
+        return self.edits("--socket", str(self.socket), "--claim", uid, "--key", key, *arguments)

@@ -1,0 +1,90 @@
+"""A real agent that is killed while it moves an interface to a container: the next one ends what was begun."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.conftest import AgentProcess, Start
+from dra_agent.cli.main import main
+from setup.test_net_move import addresses, ip, links, network, pytestmark
+
+__all__ = ["pytestmark"]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NIC = "ens6np0"
+CLAIM = """\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: net, namespace: default}
+spec:
+  devices:
+    requests:
+    - name: nic
+      exactly:
+        deviceClassName: rdma-nic
+        selectors: [{cel: {expression: 'device.attributes["dra-agent.internal"].ifName == "ens6np0"'}}]
+    config:
+    - requests: [nic]
+      opaque:
+        driver: dra-agent.internal
+        parameters:
+          apiVersion: dra-agent.internal/v1
+          kind: NicConfig
+          interface: {name: net1}
+"""
+
+
+@pytest.fixture
+def claimed(start: Start, state: Path, tmp_path: Path) -> Iterator[tuple[AgentProcess, list[str]]]:
+    """An agent, and the hook's command line of a claim that it has prepared; a real interface stands for the NIC's."""
+    flags = ("--simulate", "dgx-h100", "--net-devices")
+    agent = start(*flags).ready()
+    agent.wait_for("--net-devices is without effect")
+    hardware = (state / "simulated/dgx-h100/sys/class/net" / NIC / "address").read_text().strip()
+    ip("link", "add", NIC, "address", hardware, "type", "veth", "peer", "name", "dra-killed")
+    try:
+        for name in (NIC, "dra-killed"):
+            ip("link", "set", name, "up")
+        ip("address", "add", "192.0.2.7/24", "dev", NIC)
+        file = tmp_path / "claim.yaml"
+        file.write_text(CLAIM)
+        for path in (EXAMPLES / "classes/nics.yaml", file):
+            assert main(["claim", "apply", "--state-dir", str(state), "-f", str(path)]) == 0
+        (spec,) = (tmp_path / "cdi").glob("*.json")
+        (device,) = json.loads(spec.read_text())["devices"]
+        (hook,) = device["containerEdits"]["hooks"]
+        yield agent, [hook["path"], *hook["args"][1:]]
+    finally:
+        for name in (NIC, "dra-killed"):
+            ip("link", "delete", name, check=False)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.3, 0.6])
+def test_killed_at_any_moment_of_a_move(
+    start: Start, state: Path, claimed: tuple[AgentProcess, list[str]], after: float
+) -> None:
+    agent, hook = claimed
+    with network() as pod:
+        question = json.dumps({"pid": pod})
+        with subprocess.Popen(hook, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as first:
+            assert first.stdin is not None
+            first.stdin.write(question)
+            first.stdin.close()
+            time.sleep(after)
+            agent.end(signal.SIGKILL)
+            start("--simulate", "dgx-h100").ready()
+            first.wait(60)  # it may have given up before the agent was there; the kubelet starts the container again
+        for _ in range(2):
+            done = subprocess.run(hook, input=question, capture_output=True, text=True, timeout=60, check=False)
+            assert (done.returncode, done.stderr) == (0, "")
+            found = links(pod)["net1"]
+            assert addresses(found) == ["192.0.2.7/24"] and "UP" in found["flags"]
+        (note,) = (state / "net").glob("*.json")
+        assert json.loads(note.read_text())["complete"] is True
