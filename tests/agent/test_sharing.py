@@ -87,6 +87,8 @@ def test_the_driver_limits_a_containers_cgroup_and_counts_for_it(
     (row,) = answer(capsys, "claims", "--usage", *connection, "--config", str(config), "--simulate", "hgx-h200")
     assert (row["device"], row["claim"]) == (device, "default/small-model")
     assert (row["limit"], row["used"], row["counted_by"]) == (4 << 30, 3 << 30, "driver, per cgroup")
+    assert main(["claims", "--usage", *connection, "--config", str(config), "--simulate", "hgx-h200"]) == 0
+    assert "4096Mi, each container" in capsys.readouterr().out
 
     # Nobody is there who could limit: the next container of the claim does not start, until somebody is again.
     agent.end()

@@ -189,6 +189,26 @@ def test_the_driver_is_told_by_the_agent_whom_the_hook_asks(tree: Tree) -> None:
     assert not (tree.path / "state/limits/uid-1.json").exists()
 
 
+def test_cgroups_of_containers_that_have_ended_are_forgotten(tree: Tree) -> None:
+    tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30)
+    for number in range(3):
+        name = f"{SLICE}/cri-again-{number}.scope"
+        (tree.root / name).mkdir()
+        tree.limiter.apply(msgspec.json.encode(Ask("uid-1", "gpu-a/share-1", name)))
+        if number < 2:
+            (tree.root / name).rmdir()
+    kept = json.loads((tree.path / "state/limits/uid-1.json").read_text())
+    assert kept["gpu-a/share-1"]["cgroups"] == [f"{SLICE}/cri-again-2.scope"]
+
+
+def test_a_second_container_of_a_share_is_told_of(tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
+    tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30)
+    for name, said in ((SCOPE, 0), (SCOPE, 0), (f"{SLICE}/cri-2.scope", 1)):
+        (tree.root / name).mkdir(exist_ok=True)
+        tree.limiter.apply(msgspec.json.encode(Ask("uid-1", "gpu-a/share-1", name)))
+        assert sum("each have" in record.message for record in caplog.records) == said
+
+
 def test_without_the_agent_no_container_starts_unlimited(tree: Tree) -> None:
     edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30)
     done = tree.hook(*arguments(edits))

@@ -24,8 +24,8 @@ GPU = "gpu-0000-1b-00-0"
 MIB = 1 << 20
 
 
-def held(claim: str = "default/train", consumed: str | None = "4Gi") -> Held:
-    return Held("uid-1", claim, f"{GPU}/share-1", consumed)
+def held(claim: str = "default/train", consumed: str | None = "4Gi", request: str = "gpu") -> Held:
+    return Held("uid-1", claim, f"{GPU}/share-1", consumed, (request,))
 
 
 def gpu(enforcement: str | None, vendor: str = "nvidia", **identity: str) -> Device:
@@ -48,10 +48,12 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def process(tree: Path, pid: int, claim: str, cgroup: str) -> None:
+def process(tree: Path, pid: int, claim: str, cgroup: str, request: str = "gpu") -> None:
     folder = tree / "proc" / str(pid)
     folder.mkdir(parents=True)
-    (folder / "environ").write_bytes(b"PATH=/bin\0DRA_AGENT_DEVICE_GPU_0000_1B_00_0=" + f"{claim}/gpu".encode() + b"\0")
+    (folder / "environ").write_bytes(
+        b"PATH=/bin\0DRA_AGENT_DEVICE_GPU_0000_1B_00_0=" + f"{claim}/{request}".encode() + b"\0"
+    )
     (folder / "cgroup").write_text(f"0::/{cgroup}\n")
 
 
@@ -69,7 +71,24 @@ def test_the_kernel_counts_by_the_cgroups_of_a_claims_containers(tree: Path) -> 
     process(tree, 2, "default/train", "a")
     process(tree, 3, "default/train", "b")
     process(tree, 4, "default/other", "c")
-    assert meter(tree).read(held(), gpu("dmem", "amd", dmem=region)) == Usage(4 << 30, 120, "kernel, per cgroup")
+    assert meter(tree).read(held(), gpu("dmem", "amd", dmem=region)) == Usage(
+        4 << 30, 120, "kernel, per cgroup", limit_for="container"
+    )
+
+
+def test_two_shares_of_one_gpu_in_one_claim_are_not_counted_twice(tree: Path) -> None:
+    region = "drm/0000:1b:00.0/vram0"
+    for number, (name, amount) in enumerate((("large", 100), ("small", 20))):
+        (tree / f"sys/fs/cgroup/{name}").mkdir()
+        (tree / f"sys/fs/cgroup/{name}/dmem.current").write_text(f"{region} {amount}\n")
+        process(tree, number + 1, "default/train", name, name)
+    device = gpu("dmem", "amd", dmem=region)
+    assert [meter(tree).read(held(request=name), device).used for name in ("large", "small")] == [100, 20]
+
+
+def test_what_several_processes_have_each_is_told(tree: Path) -> None:
+    usage = meter(tree).read(held(), gpu("mps"))
+    assert (usage.limit, usage.limit_for) == (4 << 30, "process")
 
 
 def test_the_driver_counts_by_the_cgroups_that_it_limits(tree: Path) -> None:
@@ -84,7 +103,9 @@ def test_the_driver_counts_by_the_cgroups_that_it_limits(tree: Path) -> None:
 
     reader = meter(tree)
     reader._driver = Driver()  # type: ignore[assignment]
-    assert reader.read(held(), gpu("nvml-cgroup", uuid="GPU-1")) == Usage(4 << 30, 41, "driver, per cgroup")
+    assert reader.read(held(), gpu("nvml-cgroup", uuid="GPU-1")) == Usage(
+        4 << 30, 41, "driver, per cgroup", limit_for="container"
+    )
 
 
 def test_where_nobody_counts_it_is_unknown(tree: Path) -> None:

@@ -42,7 +42,7 @@ def print_usage(args: argparse.Namespace) -> int:
                 row["device"],
                 row["claim"],
                 row["consumed"],
-                _shown(row["limit"], "nothing"),
+                _shown(row["limit"], "nothing") + (f", each {row['limit_for']}" if row["limit_for"] else ""),
                 _shown(row["used"], "unknown"),
                 row["counted_by"] or row["note"],
             ]
@@ -60,7 +60,16 @@ def _holdings(state_dir: Any) -> list[tuple[Held, str]]:
 
     entries, _ = read_copy(state_dir) or ([], None)
     return [
-        (Held(entry.uid, f"{entry.namespace}/{entry.name}", item.key, item.consumed_capacity.get(MEMORY)), item.device)
+        (
+            Held(
+                entry.uid,
+                f"{entry.namespace}/{entry.name}",
+                item.key,
+                item.consumed_capacity.get(MEMORY),
+                tuple(item.requests),
+            ),
+            item.device,
+        )
         for entry in entries
         if (record := read(entry)) is not None
         for item in record.devices
@@ -77,6 +86,7 @@ def _row(held: Held, name: str, device: Device | None, meter: Meter) -> dict[str
         "key": held.key,
         "consumed": held.consumed,
         "limit": usage.limit,
+        "limit_for": usage.limit_for,
         "used": usage.used,
         "counted_by": usage.counted_by,
         "note": usage.note,

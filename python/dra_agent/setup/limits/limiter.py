@@ -79,14 +79,22 @@ class Limiter:
         except msgspec.DecodeError as error:
             raise PermanentError(f"not understood: {error}", where="a request for a limit") from error
         uid = check_uid(ask.claim)
-        folder = check_cgroup(hierarchy(self._host.sysfs), ask.cgroup)
+        root = hierarchy(self._host.sysfs)
+        folder = check_cgroup(root, ask.cgroup)
         with self._claims.hold([uid]):
             grants = self._grants.read(uid) or {}
             grant = grants.get(ask.key)
             if grant is None:
                 raise PermanentError("has no such share that is to be limited", where=f"claim {uid}, {ask.key}")
             self._driver.set(grant.uuid, grant.pci_address, folder, grant.bytes)
-            cgroups = tuple(dict.fromkeys((*grant.cgroups, ask.cgroup)))
+            # A container that starts again has another cgroup each time.
+            alive = tuple(name for name in grant.cgroups if name != ask.cgroup and (root / name).is_dir())
+            cgroups = (*alive, ask.cgroup)
             self._grants.write(uid, {**grants, ask.key: msgspec.structs.replace(grant, cgroups=cgroups)})
+        if alive and ask.cgroup not in grant.cgroups:
+            log.warning(
+                "several containers of one claim each have the amount of its share",
+                extra={"claim": uid, "device": grant.device, "bytes": grant.bytes, "containers": len(cgroups)},
+            )
         log.info("memory limited", extra={"claim": uid, "device": grant.device, "bytes": grant.bytes})
         return True

@@ -34,6 +34,8 @@ class Held(msgspec.Struct, frozen=True):
     key: str
     consumed: str | None
     """Memory that the scheduler has given it of a shared device (a Quantity text)."""
+    requests: tuple[str, ...]
+    """Requests of the claim that it answers: another one may have another share of the same device."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -45,6 +47,11 @@ class Usage(msgspec.Struct, frozen=True):
     counted_by: str | None
     """None where nobody counts, or nobody could be asked."""
     note: str | None = None
+    limit_for: str | None = None
+    """Who has `limit` each: every "container" or every "process" of the claim, so that several have more together."""
+
+
+_EACH = {"nvml-cgroup": "container", "dmem": "container", "mps": "process"}
 
 
 class Meter:
@@ -71,16 +78,17 @@ class Meter:
         enforcement = offered_enforcement(device)
         limited = enforcement not in (None, "none") and held.consumed is not None
         limit = _native.quantity_value(held.consumed) if limited and held.consumed is not None else None
+        each = _EACH.get(enforcement or "") if limited else None
         try:
             if enforcement == "nvml-cgroup":
-                return Usage(limit, self._by_driver(held, device), "driver, per cgroup")
+                return Usage(limit, self._by_driver(held, device), "driver, per cgroup", limit_for=each)
             if enforcement == "dmem":
-                return Usage(limit, self._by_kernel(held, device), "kernel, per cgroup")
+                return Usage(limit, self._by_kernel(held, device), "kernel, per cgroup", limit_for=each)
             if device.vendor == "nvidia" and device.identity.get("uuid") and "parent" not in device.identity:
-                return Usage(limit, self._by_process(held, device), "driver, per process")
+                return Usage(limit, self._by_process(held, device), "driver, per process", limit_for=each)
         except (AgentError, OSError) as error:
-            return Usage(limit, None, None, str(error))
-        return Usage(limit, None, None, "nobody counts it for such a device")
+            return Usage(limit, None, None, str(error), each)
+        return Usage(limit, None, None, "nobody counts it for such a device", each)
 
     def _by_driver(self, held: Held, device: Device) -> int:
         root = hierarchy(self._host.sysfs)
@@ -107,11 +115,12 @@ class Meter:
         return sum(known) if len(known) == len(amounts) else None
 
     def _pids(self, held: Held, device: Device) -> set[int]:
-        return self._processes.get((held.claim, variable(device.name)), set())
+        name = variable(device.name)
+        return {pid for one in held.requests for pid in self._processes.get((f"{held.claim}/{one}", name), ())}
 
 
 def _processes(proc: Path) -> dict[tuple[str, str], set[int]]:
-    """Give the processes of each claim and device variable ("GPU_0000_1B_00_0")."""
+    """Give the processes of each request ("namespace/claim/request") and device variable ("GPU_0000_1B_00_0")."""
     found: dict[tuple[str, str], set[int]] = {}
     for folder in _numbered(proc):
         try:
@@ -122,7 +131,7 @@ def _processes(proc: Path) -> dict[tuple[str, str], set[int]]:
             name, _, value = entry.partition(b"=")
             if name.startswith(_DEVICE):
                 for request in value.decode(errors="replace").split(","):
-                    key = (request.rpartition("/")[0], name[len(_DEVICE) :].decode(errors="replace"))
+                    key = (request, name[len(_DEVICE) :].decode(errors="replace"))
                     found.setdefault(key, set()).add(int(folder.name))
     return found
 
