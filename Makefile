@@ -85,6 +85,7 @@ bench: build ## benchmarks, each a ratio in one run
 	$(PY) benchmarks/ledger.py
 	$(PY) benchmarks/prepare.py
 	$(PY) benchmarks/agent.py
+	$(PY) benchmarks/packing.py
 
 bench-cluster: build ## the agent beside a minimal Go driver, on a real API server
 	$(PY) benchmarks/drivers.py

@@ -1,21 +1,25 @@
 """How many claims for slices of eight H100 are placed before the first is refused: the agent's order against NVML's.
 
-Claims come in random sequences of a mix of profiles, the same for both orders, and are decided by the agent's own
-allocator on the ResourceSlices of a simulated DGX H100. "Leaving" is the share of events in which a random claim ends
-instead of a new one coming. Compare the two columns; the mixes are made up.
+Claims come in random sequences of a mix of profiles, the same for both orders, on the ResourceSlices of a simulated DGX
+H100. Most are decided by the slices' counters alone (packing_replay.py), the first of each mix by the agent's own
+allocator too: they must agree on every device. "Leaving" is the share of events in which a random claim ends instead
+of a new one coming. Orders are compared sequence by sequence; "95 %" is the half width of the confidence interval of
+the mean difference. The mixes are made up.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from packing_replay import Partition, Replay
 
 from dra_agent import simulate
 from dra_agent.allocator import allocate
@@ -65,21 +69,43 @@ CLASSES = [device_class(wanted) for wanted in (*TABLE, WHOLE)]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sequences", type=int, default=20)
+    parser.add_argument("--sequences", type=int, default=1000)
+    parser.add_argument("--checked", type=int, default=2, help="sequences of each mix that the allocator decides, too")
     parser.add_argument("--mix", choices=list(MIXES), action="append")
     args = parser.parse_args()
-    orders = {"NVML's": published(by_table), "the agent's": published(lambda device: device.order)}
+    table, agent = published(by_table), published(lambda device: device.order)
     print(f"claims placed before the first refusal, mean of {args.sequences} sequences, on 8 GPUs")
-    print(f"{'mix':48}{'leaving':>8}{'NVML order':>12}{'agent order':>12}{'more':>8}")
+    print(
+        f"{'mix':48}{'leaving':>8}{'NVML order':>12}{'agent order':>12}{'more':>8}{'95 %':>8}{'better':>8}{'worse':>7}"
+    )
     for mix in args.mix or MIXES:
         for leaving in (0.0, 0.4):
-            placed: dict[str, list[int]] = {name: [] for name in orders}
-            for seed in range(args.sequences):
-                for name, slices in orders.items():
-                    placed[name].append(sequence(slices, MIXES[mix], leaving, random.Random(seed)))
-            table, agent = (statistics.mean(placed[name]) for name in orders)
-            more = f"{(agent / table - 1) * 100:+.1f} %"
-            print(f"{mix:48}{leaving:8.0%}{table:12.1f}{agent:12.1f}{more:>8}", flush=True)
+            for slices in (table, agent):
+                check(slices, MIXES[mix], leaving, args.checked)
+            pairs = [
+                tuple(len(sequence(Counted(slices), MIXES[mix], leaving, seed)) for slices in (table, agent))
+                for seed in range(args.sequences)
+            ]
+            print(f"{mix:48}{leaving:8.0%}{compared(pairs)}", flush=True)
+
+
+def compared(pairs: Sequence[tuple[int, ...]]) -> str:
+    """Compare claims placed in NVML's order and the agent's, by sequence."""
+    table, agent = (statistics.mean(pair[which] for pair in pairs) for which in (0, 1))
+    gains = [after - before for before, after in pairs]
+    half = 1.96 * statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
+    better, worse = (sum(sign * gain > 0 for gain in gains) / len(gains) for sign in (1, -1))
+    more = f"{statistics.mean(gains) / table * 100:+.1f} %"
+    return f"{table:12.1f}{agent:12.1f}{more:>8}{half / table * 100:7.1f}%{better:8.0%}{worse:7.0%}"
+
+
+def check(slices: list[dict[str, Any]], mix: Mapping[str, int], leaving: float, sequences: int) -> None:
+    """Have the allocator decide the first sequences too; ends the run where it decides otherwise."""
+    for seed in range(sequences):
+        counted = sequence(Counted(slices), mix, leaving, seed)
+        allocated = sequence(Allocated(slices), mix, leaving, seed)
+        if counted != allocated:
+            raise SystemExit(f"sequence {seed}: counters give {counted}, the allocator {allocated}")
 
 
 def published(order: Callable[[Device], int]) -> list[dict[str, Any]]:
@@ -104,16 +130,38 @@ def by_table(device: Device) -> int:
     return 1 + TABLE.index(str(profile.value)) * 8 + start
 
 
-def sequence(slices: list[dict[str, Any]], mix: Mapping[str, int], leaving: float, chance: random.Random) -> int:
-    """Play one sequence; gives how many claims were placed."""
-    held: list[dict[str, Any]] = []
-    placed = 0
-    while placed < 400:
-        if held and chance.random() < leaving:
-            held.pop(chance.randrange(len(held)))
-            continue
-        wanted = chance.choices(list(mix), list(mix.values()))[0]
-        name = f"c{placed}"
+class Counted:
+    """Decides by counters."""
+
+    def __init__(self, slices: list[dict[str, Any]]) -> None:
+        self._replay = Replay(slices, WHOLE)
+        self._held: list[Partition] = []
+
+    def place(self, wanted: str) -> str | None:
+        """Give the device that a claim gets, None where it gets none."""
+        placed = self._replay.place(wanted)
+        if placed is None:
+            return None
+        self._held.append(placed)
+        return placed.device
+
+    def end(self, which: int) -> None:
+        """End one of the claims that are held, by its place among them."""
+        self._replay.give_back(self._held.pop(which))
+
+
+class Allocated:
+    """Decides by the agent's allocator."""
+
+    def __init__(self, slices: list[dict[str, Any]]) -> None:
+        self._slices = slices
+        self._held: list[dict[str, Any]] = []
+        self._count = 0
+
+    def place(self, wanted: str) -> str | None:
+        """Give the device that a claim gets, None where it gets none."""
+        name = f"c{self._count}"
+        self._count += 1
         request = {"name": "gpu", "exactly": {"deviceClassName": class_of(wanted)}}
         claim: dict[str, Any] = {
             "apiVersion": "resource.k8s.io/v1",
@@ -121,14 +169,35 @@ def sequence(slices: list[dict[str, Any]], mix: Mapping[str, int], leaving: floa
             "metadata": {"name": name, "namespace": "default", "uid": name},
             "spec": {"devices": {"requests": [request]}},
         }
-        answer = allocate(node="node-1", classes=CLASSES, slices=slices, claims=[claim], allocated=held)
+        answer = allocate(node="node-1", classes=CLASSES, slices=self._slices, claims=[claim], allocated=self._held)
         if answer["error"] is not None:
             raise SystemExit(f"no answer: {answer['error']}")
         if not answer["allocated"]:
-            break
-        held.append({**claim, "status": {"allocation": answer["results"][0]}})
-        placed += 1
-    return placed
+            return None
+        allocation = answer["results"][0]
+        self._held.append({**claim, "status": {"allocation": allocation}})
+        device: str = allocation["devices"]["results"][0]["device"]
+        return device
+
+    def end(self, which: int) -> None:
+        """End one of the claims that are held, by its place among them."""
+        self._held.pop(which)
+
+
+def sequence(node: Counted | Allocated, mix: Mapping[str, int], leaving: float, seed: int) -> list[str]:
+    """Play one sequence up to the first refusal; gives the devices in the order in which they were given out."""
+    chance = random.Random(seed)
+    held, placed = 0, []
+    while True:
+        if held and chance.random() < leaving:
+            node.end(chance.randrange(held))
+            held -= 1
+            continue
+        device = node.place(chance.choices(list(mix), list(mix.values()))[0])
+        if device is None:
+            return placed
+        placed.append(device)
+        held += 1
 
 
 if __name__ == "__main__":

@@ -137,6 +137,24 @@ def test_what_the_placements_allow_and_what_they_forbid(agents: Agents, namespac
     nothing_is_left(agents)
 
 
+def test_one_gpu_is_filled_before_the_next_is_opened(agents: Agents, namespace: Namespace) -> None:
+    """Nobody names a GPU: the published order alone says where a slice goes."""
+    expected = [
+        ("3g.40gb", f"{GPU}-mig-3g-40gb-4"),
+        *(("1g.10gb", f"{GPU}-mig-1g-10gb-{slice_}") for slice_ in (3, 2, 1, 0)),
+        ("1g.10gb", "gpu-0000-43-00-0-mig-1g-10gb-6"),
+    ]
+    for number, (profile, device) in enumerate(expected):
+        name = f"f{number}"
+        namespace.claim(name, request("gpu", "mig", f'device.attributes["{DRIVER}"].profile == "{profile}"'))
+        namespace.pod(name, claim=name)
+        namespace.running(name, at_most=PATIENT)
+        (result,) = namespace.results(name)
+        assert result["device"] == device
+    stop(namespace, *(f"f{number}" for number in range(len(expected))))
+    nothing_is_left(agents)
+
+
 def test_the_whole_gpu_waits_for_its_slices_and_is_taken_again_after(agents: Agents, namespace: Namespace) -> None:
     start(namespace, "slice", "1g.10gb")
     namespace.running("slice", at_most=PATIENT)
