@@ -13,7 +13,7 @@ from dra_agent.errors import AgentError, PermanentError
 from dra_agent.host import Host
 from dra_agent.inventory.addresses import addresses
 from dra_agent.prepare.ports import Ledger
-from dra_agent.publish.errors import DroppedFieldsError
+from dra_agent.publish.errors import NotTakenError
 from dra_agent.status import ClaimStatus, DeviceWatch, Events, HeldClaim, Subject, TellingPreparer
 from dra_agent.status.events import FIELDS_DROPPED, SLICES_REFUSED
 from dra_agent.status.telling import Preparing, held_claims
@@ -62,7 +62,7 @@ class Reporting:
     def not_published(self, error: AgentError) -> None:
         """Tell of what keeps slices from being published until somebody changes something."""
         node = Subject.node(self._config.node)
-        if isinstance(error, DroppedFieldsError):
+        if isinstance(error, NotTakenError):
             self.events.record(FIELDS_DROPPED, node, str(error))
         elif isinstance(error, PermanentError):
             self.events.record(SLICES_REFUSED, node, str(error))

@@ -17,9 +17,13 @@ from dra_agent.slices import Slice
 TAINTS = "DRADeviceTaints"
 COUNTERS = "DRAPartitionableDevices"
 SHARING = "DRAConsumableCapacity"
+EFFECT_NONE = "DeviceTaintEffectNone"
+"""No gate, and learned in the same way: a taint's effect that API servers know since Kubernetes 1.35. Version 1.34
+refuses it (pkg/apis/resource/validation/validation.go, validDeviceTaintEffects)."""
 
 _GATES = {
     "taints": TAINTS,
+    "effect": EFFECT_NONE,
     "sharedCounters": COUNTERS,
     "consumesCounters": COUNTERS,
     "perDeviceNodeSelection": COUNTERS,
@@ -37,6 +41,7 @@ _GATES = {
     "strings": "DRAListTypeAttributes",
     "versions": "DRAListTypeAttributes",
 }
+_EFFECT = re.compile(r"devices\[(\d+)\]\.taints\[(\d+)\]\.effect\b")
 _UNSAFE = frozenset({TAINTS, COUNTERS})
 """Without them devices would be given out that must not be: known before the first write that needs them."""
 
@@ -68,6 +73,20 @@ def dropped_fields(sent: Slice, stored: Slice) -> list[str]:
     return paths
 
 
+def refused_effects(sent: Slice, message: str) -> list[str]:
+    """Give the paths of the taints of effect None that are why the server refuses a slice, by what it says."""
+    paths = []
+    for device, taint in dict.fromkeys(_EFFECT.findall(message)):
+        try:
+            entry = sent["spec"]["devices"][int(device)]
+            effect = entry["taints"][int(taint)]["effect"]
+        except (KeyError, IndexError):
+            continue
+        if effect == "None":
+            paths.append(f"devices[{entry['name']}].taints[{taint}].effect")
+    return paths
+
+
 def _compare(sent: Any, stored: Any, path: str, paths: list[str]) -> None:
     if isinstance(sent, dict):
         if not isinstance(stored, dict):
@@ -77,6 +96,9 @@ def _compare(sent: Any, stored: Any, path: str, paths: list[str]) -> None:
         for key, value in sent.items():
             if key == "timeAdded":
                 continue  # rounded and defaulted by the server
+            if key == "taints":
+                _compare_taints(value, stored.get(key), f"{path}.{key}", paths)
+                continue
             _compare(value, stored.get(key), f"{path}.{key}" if path else key, paths)
     elif isinstance(sent, list):
         if not isinstance(stored, list) or len(stored) != len(sent):
@@ -88,6 +110,21 @@ def _compare(sent: Any, stored: Any, path: str, paths: list[str]) -> None:
             _compare(mine, theirs, f"{path}[{name}]", paths)
     elif sent != stored and sent not in (None, False, "") and not _same_quantity(sent, stored):
         paths.append(path)
+
+
+def _compare_taints(sent: list[Any], stored: Any, path: str, paths: list[str]) -> None:
+    """Where only taints of effect None are missing or changed, name those: it says nothing of taints in general."""
+    found: list[str] = []
+    _compare(sent, stored, path, found)
+    telling = {at: taint for at, taint in enumerate(sent) if taint.get("effect") == "None"}
+    if not found or not telling:
+        paths += found
+        return
+    keys = {taint.get("key") for taint in telling.values()}
+    others = [taint for taint in sent if taint.get("key") not in keys]
+    rest: list[str] = []
+    _compare(others, [taint for taint in stored or () if taint.get("key") not in keys], path, rest)
+    paths += [path] if rest else [f"{path}[{at}].effect" for at in telling]
 
 
 def _same_quantity(left: Any, right: Any) -> bool:
@@ -116,6 +153,10 @@ class Gates:
         self.off |= gates
         self.on -= gates
 
+    def forget_effect(self) -> None:
+        """Take it that effect None passes, until an answer says otherwise: this may be another server."""
+        self.off.discard(EFFECT_NONE)
+
     def doubtful(self, wanted: Slice) -> bool:
         """Whether the slice needs a gate that may be off, and would be dangerous without it."""
         return bool((used(wanted) & _UNSAFE) - self.on - self.off)
@@ -137,10 +178,11 @@ class Gates:
         )
 
     def _reduce(self, device: Device, names: set[str]) -> Device | None:
-        if TAINTS in self.off and device.taints:
-            if any(taint.effect != "None" for taint in device.taints):
+        if self.off & {TAINTS, EFFECT_NONE} and device.taints:
+            taints = tuple(taint for taint in device.taints if taint.effect != "None")
+            if taints and TAINTS in self.off:
                 return None
-            device = msgspec.structs.replace(device, taints=())
+            device = msgspec.structs.replace(device, taints=taints)
         if COUNTERS in self.off and device.consumes_counters:
             if device.identity.get("parent") in names:
                 return None
@@ -156,5 +198,8 @@ def used(slice_: Slice) -> frozenset[str]:
     spec = slice_["spec"]
     gates = {COUNTERS} if spec.get("sharedCounters") else set()
     for device in spec.get("devices") or ():
-        gates |= {_GATES[key] for key in device.keys() & _GATES.keys() if device[key]}
+        gates |= {_GATES[key] for key in device.keys() & _GATES.keys() - {"taints"} if device[key]}
+        # One of effect None keeps nobody away, so nothing is unsafe without it, and nobody has to ask first.
+        if any(taint.get("effect") != "None" for taint in device.get("taints") or ()):
+            gates.add(TAINTS)
     return frozenset(gates)

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.cluster import RESOURCE_SLICES, ApiServer
+from dra_agent.cluster import RESOURCE_SLICES, ApiServer, InvalidObjectError
 from dra_agent.inventory.device import FAMILIES, Inventory, pool_name
-from dra_agent.publish.errors import DroppedFieldsError
+from dra_agent.publish.errors import DroppedFieldsError, UntoldTaintsError
 from dra_agent.publish.following import Following
-from dra_agent.publish.gates import Gates, dropped_fields, gate_of, remedy, used
+from dra_agent.publish.gates import EFFECT_NONE, Gates, dropped_fields, gate_of, refused_effects, remedy, used
 from dra_agent.publish.ownership import Ownership
 from dra_agent.publish.published import Kept, Published
 from dra_agent.publish.reading import Tally
@@ -113,10 +113,15 @@ class Planner:
     async def _probe(self, write: Write) -> None:
         """Ask the server what it would make of a slice: no device may be published without what keeps it safe."""
         api = self._context.api
-        if write.op == "create":
-            answer = await api.create(RESOURCE_SLICES, write.slice, dry_run=True)
-        else:
-            answer = await api.replace(RESOURCE_SLICES, write.slice, dry_run=True)
+        try:
+            if write.op == "create":
+                answer = await api.create(RESOURCE_SLICES, write.slice, dry_run=True)
+            else:
+                answer = await api.replace(RESOURCE_SLICES, write.slice, dry_run=True)
+        except InvalidObjectError as error:
+            if self.refused(write.slice, error):
+                return
+            raise
         self.learn(write.slice, answer)
         self._context.gates.seen(used(write.slice))
 
@@ -127,7 +132,12 @@ class Planner:
             return False
         gates = {gate for path in missing if (gate := gate_of(path)) is not None}
         self._context.gates.learned_off(gates)
-        error = DroppedFieldsError(self._pool, missing, gates, remedy(gates))
+        others = [path for path in missing if gate_of(path) != EFFECT_NONE]
+        if not others:
+            self._leave_untold(missing)
+            return True
+        gates.discard(EFFECT_NONE)
+        error = DroppedFieldsError(self._pool, others, gates, remedy(gates))
         before = self._context.tally.gates_off.get(self._pool)
         if before is None or str(before) != str(error):
             log.error("slices are published without some fields", extra={"reason": str(error)})
@@ -135,6 +145,20 @@ class Planner:
         if "name" in answer["metadata"]:
             self._adopted[answer["metadata"]["name"]] = (sent["spec"], answer["spec"])
         return True
+
+    def refused(self, sent: Slice, error: InvalidObjectError) -> bool:
+        """Learn from a refusal; whether another plan has nothing in it that was refused."""
+        paths = refused_effects(sent, str(error))
+        if not paths:
+            return False
+        self._leave_untold(paths)
+        return True
+
+    def _leave_untold(self, paths: list[str]) -> None:
+        self._context.gates.learned_off({EFFECT_NONE})
+        error = UntoldTaintsError(self._pool, paths)
+        if self._context.tally.left_untold(error):
+            log.warning("slices are published without taints that keep nobody away", extra={"reason": str(error)})
 
     def _as_adopted(self, drawn: msgspec.Raw) -> msgspec.Raw:
         """What the server made of this very slice before is what it would make of it again."""

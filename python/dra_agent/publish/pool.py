@@ -14,6 +14,7 @@ from dra_agent.cluster import (
     RESOURCE_SLICES,
     Backoff,
     ConflictError,
+    InvalidObjectError,
     NotFoundError,
     UnavailableError,
 )
@@ -171,6 +172,10 @@ class Pool:
             context.published.deleted(write.slice)
             context.ownership.doubt()
             return False
+        except InvalidObjectError as error:
+            if self._planner.refused(write.slice, error):
+                return False
+            raise
         except (ConflictError, UnavailableError):
             self._unsure = True
             raise

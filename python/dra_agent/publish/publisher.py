@@ -53,7 +53,7 @@ class Publisher:
             {"spec.driver": driver, "spec.nodeName": node},
             self._published,
             disturbed=self._disturbed,
-            caught_up=self.devices_changed,
+            caught_up=self._caught_up,
         )
         self._context = Context(
             api=api,
@@ -113,7 +113,7 @@ class Publisher:
         """Say how it goes."""
         pools = tuple(self._pools.values())
         problems = [str(pool.error) for pool in pools if pool.error is not None]
-        problems += [str(error) for error in tuple(self._tally.gates_off.values())]
+        problems += [str(error) for error in (*self._tally.gates_off.values(), *self._tally.untold.values())]
         if self._following.error is not None:
             problems.append(str(self._following.error))
         return PublishReading(
@@ -126,6 +126,12 @@ class Publisher:
             left_out=sum(len(pool.problems) for pool in pools),
             problems=tuple(dict.fromkeys(problems)),
         )
+
+    def _caught_up(self) -> None:
+        """The first list, or one after a failure: the server may be a newer one, which takes more."""
+        self._context.gates.forget_effect()
+        self._tally.untold.clear()
+        self.devices_changed()
 
     def _meet_pools(self) -> None:
         """Every pool that has devices or slices gets a task; one that has lost both keeps it, idle."""

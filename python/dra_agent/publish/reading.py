@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from dra_agent.errors import AgentError
-from dra_agent.publish.errors import DroppedFieldsError
+from dra_agent.publish.errors import DroppedFieldsError, UntoldTaintsError
 
 
 class PublishReading(msgspec.Struct, frozen=True):
@@ -18,7 +18,7 @@ class PublishReading(msgspec.Struct, frozen=True):
     writes: dict[str, int]
     """Successful writes by operation: create, update, delete."""
     errors: dict[str, int]
-    """Failures by kind: unavailable, throttled, conflict, forbidden, invalid, dropped_fields, ..."""
+    """Failures by kind: unavailable, throttled, conflict, forbidden, invalid, dropped_fields, untold_taints, ..."""
     slices: int
     """The driver's slices of this node that are published, as far as is known."""
     pending: tuple[str, ...]
@@ -44,6 +44,8 @@ class Tally:
         self.last_write: float | None = None
         self.gates_off: dict[str, DroppedFieldsError] = {}
         """By pool: what the server does not take."""
+        self.untold: dict[str, UntoldTaintsError] = {}
+        """By pool: what the server that was there last does not take; the next one may."""
 
     def wrote(self, operation: str) -> None:
         """Count a write that was answered."""
@@ -59,6 +61,13 @@ class Tally:
         """Count a write that was taken in part, and keep it: nothing mends it but the cluster's configuration."""
         self.failed(error)
         self.gates_off[error.pool] = error
+
+    def left_untold(self, error: UntoldTaintsError) -> bool:
+        """Count a write that was not taken because of taints that keep nobody away; whether it is the first."""
+        first = not self.errors[_kind(error)]
+        self.failed(error)
+        self.untold[error.pool] = error
+        return first
 
 
 def _kind(error: AgentError) -> str:
