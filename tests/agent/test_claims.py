@@ -119,14 +119,23 @@ def test_a_hung_nvidia_library_stops_neither_claims_nor_health(
     config = tmp_path / "config.toml"
     config.write_text("[inventory]\nnvml_timeout = 0.5\n")
     agent = start("--metrics-address", "127.0.0.1:0", "--config", str(config)).ready()
+    free = metric(agent, 'dra_agent_devices{state="free"}')
     change.hang(state / "simulated" / "vm-1gpu", None)
-    time.sleep(1.5)
+    agent.wait_for(r"device is not monitored")
     assert agent.get("/healthz") == (200, "ok\n")
+    # Its taint tells, and takes it from nobody.
+    assert metric(agent, 'dra_agent_device_causes{cause="unmonitored"}') == 1
+    assert metric(agent, 'dra_agent_devices{state="free"}') == free
     begin = time.monotonic()
     assert json.loads(cli("claim", "list", "-o", "json")) == []
     assert time.monotonic() - begin < 10
-    change.clear(state / "simulated" / "vm-1gpu")
     cli("claim", "apply", "-f", "claim.yaml")
+    given = claim(cli)
+    assert (given["phase"], [entry["device"] for entry in given["devices"]]) == ("Prepared", ["gpu-0000-00-04-0"])
+    rows = [line.split() for line in cli("devices", "--config", str(config), "--simulate", "vm-1gpu").splitlines()]
+    (row,) = [row for row in rows if row[0] == "gpu-0000-00-04-0"]
+    assert "unmonitored," in row, row
+    change.clear(state / "simulated" / "vm-1gpu")
     assert agent.end() == 0
 
 

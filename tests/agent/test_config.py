@@ -61,6 +61,13 @@ def test_every_flag_is_also_a_variable_and_a_key(name: str, file: Path) -> None:
     assert configure("--config", str(file)) != Config()
 
 
+@pytest.mark.parametrize("word", ["NoExecute", "NoSchedule", "tell", "none"])
+def test_every_word_for_a_taint_is_taken_for_every_severity(file: Path, word: str) -> None:
+    file.write_text(f"[health]\nfatal = '{word}'\ndegraded = '{word}'\nunmonitored = '{word}'\n")
+    health = configure("--config", str(file)).health
+    assert (health.fatal, health.degraded, health.unmonitored) == (word, word, word)
+
+
 def test_the_inventory_section_reaches_its_struct(file: Path) -> None:
     file.write_text(
         '[inventory]\nexclude = ["true"]\n[[inventory.attributes]]\nwhen = "true"\nset = { latency = "low" }\n'
@@ -76,7 +83,15 @@ def test_the_inventory_section_reaches_its_struct(file: Path) -> None:
         ("node-nam = 'x'", r"config\.toml:1: unknown key 'node-nam'; did you mean node_name\?"),
         ("\n\nzzz = 1", r"config\.toml:3: unknown key 'zzz'; known keys: standalone, "),
         ("[inventory]\nexlude = []", r"config\.toml:2: unknown key 'exlude'; did you mean exclude\?"),
-        ("log-level = 'loud'", r"config\.toml:1: Invalid enum value 'loud' \(log_level\)"),
+        (
+            "log-level = 'loud'",
+            r"config\.toml:1: Invalid enum value 'loud' \(log_level\); it must be one of debug, info,",
+        ),
+        (
+            "[health]\nunmonitored = 'None'",
+            r"config\.toml:2: Invalid enum value 'None' .*; it must be one of NoExecute, NoSchedule, tell, none$",
+        ),
+        ("[[reclaim.node_taints]]\nkey = 'k'\nkind = 'x'", r"config\.toml:3: Invalid enum value 'x'"),
         ("standalone = 'yes'", r"config\.toml:1: Expected `bool`, got `str` \(standalone\)"),
         ("[inventory]\ninclude = 'all'", r"config\.toml:2: .*\(inventory\.include\)"),
         ("node-name = ", r"config\.toml: not TOML: Invalid value"),

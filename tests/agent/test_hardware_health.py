@@ -85,13 +85,13 @@ def test_a_lost_gpu_is_seen_with_its_xid_and_not_by_the_next_look(hardware: Hard
     until(lambda: hardware.refresh([], rescan=False) and not taints(hardware))
 
 
-def test_a_library_that_hangs_makes_devices_unknown_and_taints_nothing(hardware: Hardware, root: Path) -> None:
+def test_a_library_that_hangs_makes_devices_unknown_and_keeps_nobody_away(hardware: Hardware, root: Path) -> None:
     change.hang(root, None)
     began = time.monotonic()
     hardware.refresh([], rescan=False)
     assert not hardware.listen()
     assert time.monotonic() - began < 5
-    assert taints(hardware) == []
+    assert [(taint["key"], taint["effect"]) for taint in taints(hardware)] == [(f"{DRIVER}/unmonitored", "None")]
     rows = {row.device: row.health for row in hardware.board.rows()}
     assert rows[GPU] == "unknown"
     change.clear(root)
@@ -120,10 +120,11 @@ def test_a_report_of_a_gpu_that_is_gone_is_nobodys(hardware: Hardware) -> None:
     assert taints(hardware) == []
 
 
+@pytest.mark.parametrize(("wanted", "effect"), [("tell", "None"), ("NoSchedule", "NoSchedule")])
 @pytest.mark.parametrize("how", ["hangs", "crashes"])
-def test_a_library_that_fails_taints_as_unmonitored_where_the_operator_wants_it(root: Path, how: str) -> None:
+def test_a_library_that_fails_taints_as_unmonitored(root: Path, how: str, wanted: str, effect: str) -> None:
     host = simulate.build("vm-1gpu", root)
-    settings = msgspec.structs.replace(SETTINGS, unmonitored="NoSchedule")
+    settings = msgspec.structs.replace(SETTINGS, unmonitored=wanted)
     hardware = Hardware(
         host,
         InventorySettings(nvml_timeout=1.0),
@@ -145,7 +146,7 @@ def test_a_library_that_fails_taints_as_unmonitored_where_the_operator_wants_it(
             os.kill(pid, signal.SIGSEGV)
             until(lambda: library.pid is None)
         hardware.refresh([], rescan=False)
-    assert [(taint["key"], taint["effect"]) for taint in taints(hardware)] == [(f"{DRIVER}/unmonitored", "NoSchedule")]
+    assert [(taint["key"], taint["effect"]) for taint in taints(hardware)] == [(f"{DRIVER}/unmonitored", effect)]
     for device, known in zip(hardware.inventory.devices, before, strict=True):
         assert {**device.to_api(), "taints": []} == {**known, "taints": []}, "what is known of it stays"
     change.clear(root)

@@ -325,6 +325,13 @@ def test_without_the_gate_for_taints(bare: Site) -> None:
     assert list(bare.devices()) == [device(1).name]
 
 
+def test_without_the_gate_for_taints_one_that_keeps_nobody_away_costs_no_device(bare: Site) -> None:
+    bare.has(device(1), tainted(device(2), "unmonitored", effect="None"))
+    (problem,) = problems_of(bare)
+    assert "effect None" in problem
+    assert list(bare.devices()) == [device(1).name, device(2).name]
+
+
 def test_without_the_gate_for_partitions(bare: Site) -> None:
     bare.inventory = partitioned()
     (problem,) = problems_of(bare)

@@ -137,8 +137,23 @@ def test_effects_are_the_operators_to_choose(clock: Clock) -> None:
     found = watched.look(inventory(gpu(0, "gpu-lost", "link-down")))
     assert taints(found) == [("gpu-lost", "NoSchedule")] and "no link" in (found.devices[0].health_reason or "")
     assert taints(monitor(clock, quiet).look(inventory(gpu(health="unmonitored")))) == [("unmonitored", "NoSchedule")]
-    unmonitored = monitor(clock).look(inventory(gpu(health="unmonitored")))
+    silent = HealthSettings(unmonitored="none")
+    unmonitored = monitor(clock, silent).look(inventory(gpu(health="unmonitored")))
     assert taints(unmonitored) == [] and unmonitored.devices[0].health == "unmonitored"
+
+
+def test_a_device_that_is_not_monitored_is_told_of_and_kept_from_nobody(clock: Clock) -> None:
+    watched = monitor(clock)
+    began = watched.look(inventory(gpu(health="unmonitored")))
+    assert taints(began) == [("unmonitored", "None")] and began.devices[0].health == "unmonitored"
+    clock.now += 30
+    both = watched.look(inventory(gpu(0, "link-down")))
+    assert taints(both) == [("link-down", "NoSchedule"), ("unmonitored", "None")], "the worse one is not hidden"
+    assert both.devices[0].taints[1] == began.devices[0].taints[0], "with its time"
+    clock.now += 29
+    assert taints(watched.look(WELL)) == [("link-down", "NoSchedule"), ("unmonitored", "None")]
+    clock.now += 1
+    assert taints(watched.look(WELL)) == [("link-down", "NoSchedule")], "60 s after it was so last"
 
 
 def test_an_agent_that_starts_again_knows_what_counted_and_since_when(clock: Clock, tmp_path: Path) -> None:

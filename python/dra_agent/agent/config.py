@@ -11,7 +11,7 @@ import re
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -180,7 +180,19 @@ def _from_file(path: Path) -> Config:
         return msgspec.convert(values, Config, dec_hook=_path)
     except msgspec.ValidationError as error:
         keys = re.findall(r"\.([a-z_]+)", str(error).rpartition("`$")[2])
-        raise UsageError(_plain(error), where=_place(path, text, keys[-1] if keys else "")) from error
+        choices = _choices(keys)
+        todo = f"it must be one of {', '.join(choices)}" if choices else None
+        raise UsageError(_plain(error), where=_place(path, text, keys[-1] if keys else ""), todo=todo) from error
+
+
+def _choices(keys: list[str]) -> tuple[str, ...]:
+    """The words that a setting knows, where it is one of few; `keys` lead to it."""
+    kind: Any = Config
+    for key in keys:
+        if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+            return ()
+        kind = next((field.type for field in msgspec.structs.fields(kind) if field.name == key), None)
+    return get_args(kind) if get_origin(kind) is Literal else ()
 
 
 def _path(kind: type, value: object) -> Path:

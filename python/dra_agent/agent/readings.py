@@ -40,7 +40,7 @@ def read(
 def _info(device: Device, node: str, held: set[tuple[str, str]]) -> DeviceInfo:
     pool = pool_name(node, device.family)
     state = "prepared" if (pool, device.name) in held else "free"
-    if device.taints:
+    if any(taint.effect != "None" for taint in device.taints):
         state = "tainted"
     if device.health == "unhealthy":
         state = "unhealthy"

@@ -104,7 +104,8 @@ def _value(device: Device, name: str) -> object:
 
 
 def _state(device: Device, holders: list[str]) -> str:
-    causes = ", ".join(taint.key.partition("/")[2] for taint in device.taints)
+    names = (taint.key.partition("/")[2] for taint in device.taints)
+    causes = ", ".join(name for name in names if name != device.health)
     parts = [] if device.health == "healthy" else [f"{device.health} ({causes})" if causes else device.health]
     return ", ".join([*parts, *(f"held by {holder}" for holder in holders)]) or "ok"
 

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-TaintEffect = Literal["NoExecute", "NoSchedule", "none"]
-"""none: the cause is told, and keeps no claim away."""
+TaintEffect = Literal["NoExecute", "NoSchedule", "tell", "none"]
+"""tell: a taint whose effect is Kubernetes' None: everybody sees it, and it keeps nobody away. none: no taint."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=7 * 24 * 3600)]
 Xids = Annotated[tuple[int, ...], msgspec.Meta(max_length=256)]
 
@@ -19,7 +19,7 @@ class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """For causes that nothing survives which uses the device: its pods are evicted, to start again elsewhere."""
     degraded: TaintEffect = "NoSchedule"
     """For causes that running pods may survive: they keep the device, and nobody new gets it."""
-    unmonitored: TaintEffect = "none"
+    unmonitored: TaintEffect = "tell"
     """For devices of which nobody would hear if they failed."""
     recovery_seconds: Seconds = 60.0
     """For how long nothing must be wrong before a taint goes."""

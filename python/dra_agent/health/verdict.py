@@ -78,6 +78,6 @@ def _taint(spell: Spell, effect: TaintEffect, driver: str) -> Taint:
     since = None if spell.began is None else datetime.fromtimestamp(int(spell.began), UTC)
     return Taint(
         key=f"{driver}/{spell.cause.name}",
-        effect=effect,
+        effect="None" if effect == "tell" else effect,
         time_added=None if since is None else since.strftime("%Y-%m-%dT%H:%M:%SZ"),
     )

@@ -25,3 +25,45 @@ fn tolerates(toleration: &DeviceToleration, taint: &DeviceTaint) -> bool {
             _ => false,
         }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(taints: &[(&str, &str)]) -> Device {
+        let taint = |(key, effect): &(&str, &str)| DeviceTaint {
+            key: (*key).to_owned(),
+            effect: (*effect).to_owned(),
+            ..DeviceTaint::default()
+        };
+        Device {
+            taints: taints.iter().map(taint).collect(),
+            ..Device::default()
+        }
+    }
+
+    #[test]
+    fn a_taint_of_effect_none_keeps_nobody_away_and_hides_no_other() {
+        let told = device(&[("d/unmonitored", "None")]);
+        assert_eq!(not_tolerated(&told, &[]), None);
+        for effect in ["NoSchedule", "NoExecute"] {
+            let both = device(&[("d/unmonitored", "None"), ("d/xid-95", effect)]);
+            let key = not_tolerated(&both, &[]).map(|taint| taint.key.as_str());
+            assert_eq!(key, Some("d/xid-95"));
+        }
+    }
+
+    #[test]
+    fn whoever_tolerates_what_is_only_told_tolerates_nothing_else_by_it() {
+        let toleration = DeviceToleration {
+            key: "d/unmonitored".to_owned(),
+            operator: "Exists".to_owned(),
+            ..DeviceToleration::default()
+        };
+        let both = device(&[("d/unmonitored", "None"), ("d/gpu-lost", "NoExecute")]);
+        assert!(not_tolerated(&both, std::slice::from_ref(&toleration)).is_some());
+        let strict = device(&[("d/unmonitored", "NoSchedule")]);
+        assert!(not_tolerated(&strict, &[]).is_some());
+        assert_eq!(not_tolerated(&strict, &[toleration]), None);
+    }
+}
