@@ -43,7 +43,7 @@ build: $(NATIVE) $(FAKE) $(HOOK) ## build the extension and install the agent in
 demo: build ## the whole way on this machine, in a minute
 	@$(PY) demo/demo.py
 
-test: test-rust test-python lint ## every test that needs no cluster
+test: test-rust lint test-python ## every test that needs no cluster
 
 test-rust: ## cargo tests and clippy
 	$(CARGO) test --workspace --quiet

@@ -63,6 +63,12 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert not broken, broken
 
 
+def test_a_decision_has_a_number_of_its_own() -> None:
+    numbers = [path.name.partition("-")[0] for path in files("docs/adr/*.md")]
+    twice = sorted({number for number in numbers if numbers.count(number) > 1})
+    assert numbers and not twice, f"several decisions in docs/adr are numbered {twice}"
+
+
 def test_nothing_waits_in_a_way_that_loses_a_cancellation() -> None:
     # Python 3.11's wait_for returns instead of raising CancelledError where what it waits for comes at that moment:
     # a task that is told to stop goes on, and whoever waits for its end waits for ever (python/cpython#86296).
