@@ -174,9 +174,11 @@ class Comparison:
 @contextmanager
 def running(args: argparse.Namespace, folder: Path) -> Iterator[Comparison]:
     """Build the Go programs, start the control plane and the probe; everything is ended in any case."""
-    for name in ("go", "openssl"):
+    for name in ("go", "openssl", "unshare"):
         if shutil.which(name) is None:
-            sys.exit(f"no {name}: it is needed to build the Go driver, and to run an API server")
+            sys.exit(f"no {name}: needed to build the Go driver, run an API server and show the agent a host")
+    if os.geteuid() != 0:
+        sys.exit("not root: the agent is shown a simulated host as its /sys, in a mount namespace of its own")
     control_plane = args.binaries or binaries()
     programs = folder / "go"
     subprocess.run(
@@ -194,13 +196,12 @@ def running(args: argparse.Namespace, folder: Path) -> Iterator[Comparison]:
         # Byte code is compiled once, as pip does for what it installs; compiling at every start costs time and 15 MiB.
         compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "byte-code")}
         # Read as a real host is: building a simulated one at start takes 2 MiB that no real agent needs.
-        roots = {"DRA_AGENT_SYSFS_ROOT": str(host.sysfs), "DRA_AGENT_DEV_ROOT": str(host.dev)}
-        agent = {**roots, "LD_LIBRARY_PATH": str(folder / PROFILE / "lib"), **compiled}
+        agent = {"DRA_AGENT_DEV_ROOT": str(host.dev), "LD_LIBRARY_PATH": str(folder / PROFILE / "lib"), **compiled}
         theirs = [str(programs / "godriver"), f"--devices={DEVICES}"]
         contenders = [
             Contender(name, program, driver, f"node-of-{name}", folder / name, plane.kubeconfig(name), variables)
             for name, program, driver, variables in (
-                ("dra-agent", [str(args.agent), "run"], "dra-agent.internal", agent),
+                ("dra-agent", [*seeing(host.sysfs), str(args.agent), "run"], "dra-agent.internal", agent),
                 ("go-driver", theirs, "go.bench.internal", {}),
             )
         ]
@@ -212,6 +213,14 @@ def running(args: argparse.Namespace, folder: Path) -> Iterator[Comparison]:
         yield Comparison(plane, probe, contenders[0], contenders[1])
         for one in contenders:
             one.stop(probe)
+
+
+def seeing(sysfs: Path) -> list[str]:
+    """Run what follows with a tree as its /sys: as on a real host, the agent trusts the kernel to tell what changes.
+
+    With --sysfs-root it would look at every device each second, which is no real host's load.
+    """
+    return ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /sys && exec "$@"', str(sysfs)]
 
 
 def binaries() -> Path:

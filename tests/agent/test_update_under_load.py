@@ -101,7 +101,7 @@ def test_the_old_one_goes_under_load(
         assert all(done[device] > before[device] for device in done)
         left = {path.name for path in kubelet_dir.rglob("*.sock")}
         if number == signal.SIGTERM:
-            assert left == {"dra-new.sock", "dra-agent.internal-new-reg.sock"}
+            assert left == {"dra-new.sock", "dra-agent.internal-new-reg.sock", "hooks.sock"}
         assert specs(tmp_path) == []
         await kubelet.close()
 

@@ -178,7 +178,7 @@ def answered(limiter: Limiter, socket: Path) -> Iterator[None]:
 
 def test_the_driver_is_told_by_the_agent_whom_the_hook_asks(tree: Tree) -> None:
     edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30)
-    with answered(tree.limiter, tree.path / "host/limits.sock"):
+    with answered(tree.limiter, tree.path / "host/hooks.sock"):
         for _ in range(2):
             done = tree.hook(*arguments(edits))
             assert (done.returncode, done.stderr) == (0, "")
@@ -218,7 +218,7 @@ def test_without_the_agent_no_container_starts_unlimited(tree: Tree) -> None:
 def test_what_the_driver_refuses_is_what_the_container_says(tree: Tree) -> None:
     edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30)
     tree.driver.refuses = 'no "permission"'
-    with answered(tree.limiter, tree.path / "host/limits.sock"):
+    with answered(tree.limiter, tree.path / "host/hooks.sock"):
         done = tree.hook(*arguments(edits))
     assert done.returncode == 1 and 'cannot be limited: NVML: no "permission"' in done.stderr
 
@@ -226,7 +226,7 @@ def test_what_the_driver_refuses_is_what_the_container_says(tree: Tree) -> None:
 def test_a_claim_that_is_gone_has_no_limit_to_apply(tree: Tree) -> None:
     edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30)
     tree.limiter.revoke("uid-1")
-    with answered(tree.limiter, tree.path / "host/limits.sock"):
+    with answered(tree.limiter, tree.path / "host/hooks.sock"):
         done = tree.hook(*arguments(edits))
     assert done.returncode == 1 and "no such share" in done.stderr
     assert tree.driver.set_ == []

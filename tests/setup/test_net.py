@@ -87,7 +87,7 @@ def test_containers_get_the_hook_also_when_it_has_moved_the_interface(tree: Tree
     (hook,) = outcome.edits["nic-0"].hooks
     assert hook.hook_name == "createRuntime" and Path(hook.path).stat().st_mode & 0o777 == 0o755
     about = ("--claim", "a", "--key", "nic-0", "--task", "interface")
-    assert hook.args[1:] == ("--socket", str(tree.state / "host/limits.sock"), *about)
+    assert hook.args[1:] == ("--socket", str(tree.state / "host/hooks.sock"), *about)
     assert outcome.edits["nic-0"].net_devices == ()
     assert outcome.edits["nic-0"].env == ("DRA_AGENT_DEVICE_NIC_0_IFNAME=net1",)
     tree.remove(ADDRESS, "ens1")

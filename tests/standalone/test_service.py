@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dra_agent.errors import PermanentError, RetryableError, UsageError
+from dra_agent.errors import AgentError, PermanentError, RetryableError, UsageError
 from dra_agent.standalone.client import Client
 from dra_agent.standalone.service import StandaloneService
 from dra_agent.standalone.wire import Apply, Delete, Get, ListClaims, ListClasses, State
@@ -229,7 +229,10 @@ def asked(path: Path, request: Any) -> tuple[threading.Thread, list[Any]]:
 
     def ask() -> None:
         with Client(path) as client:
-            answers.append(client.ask(request))
+            try:
+                answers.append(client.ask(request))
+            except AgentError as error:  # of a claim that somebody deletes meanwhile
+                answers.append(error)
 
     thread = threading.Thread(target=ask)
     thread.start()

@@ -13,7 +13,7 @@ BUILT = Path(__file__).parent / "lib" / NAME
 """Where `make build` puts it."""
 TIMEOUT = 60
 """Seconds after which a runtime gives it up, and the container with it."""
-SOCKET = "limits.sock"
+SOCKET = "hooks.sock"
 """Where the agent answers it. The name is that of its first task, and in specs of running containers."""
 
 
