@@ -20,7 +20,7 @@ from dra_agent.inventory.nvidia.describe import describe_instance, describe_part
 from dra_agent.inventory.nvidia.facts import DriverFacts, GpuFacts
 from dra_agent.inventory.nvidia.library import NotThereError, Nvml
 from dra_agent.inventory.nvidia.made import Note, read_note
-from dra_agent.inventory.nvidia.mig import MigInstance, read_instances
+from dra_agent.inventory.nvidia.mig import MigInstance, read_instances, steady
 from dra_agent.inventory.nvidia.partitions import Division, GpuInstance, Partition
 from dra_agent.inventory.nvidia.profiles import MigProfile, Placement, read_profiles
 from dra_agent.inventory.settings import PartitionRule
@@ -193,13 +193,17 @@ class DividedGpus:
 
 def existing(nvml: Nvml, handle: Any, address: str, profiles: Sequence[MigProfile]) -> list[GpuInstance]:
     """List the instances of a GPU, with or without compute instances. Raises HungError, LostError and NvmlError."""
-    found = []
-    for profile in profiles:
-        for instance in instance_handles(nvml, handle, address, profile.id):
-            info = nvml.call("nvmlGpuInstanceGetInfo", instance, about=address)
-            place = Placement(info.placement.start, info.placement.size)
-            found.append(GpuInstance(info.id, profile.id, place))
-    return found
+
+    def look() -> list[GpuInstance]:
+        found = []
+        for profile in profiles:
+            for instance in instance_handles(nvml, handle, address, profile.id):
+                info = nvml.call("nvmlGpuInstanceGetInfo", instance, about=address)
+                place = Placement(info.placement.start, info.placement.size)
+                found.append(GpuInstance(info.id, profile.id, place))
+        return found
+
+    return steady(look)
 
 
 def instance_handles(nvml: Nvml, handle: Any, address: str, profile: int) -> list[Any]:

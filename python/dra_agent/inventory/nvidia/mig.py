@@ -1,19 +1,25 @@
-"""The MIG instances that exist on a GPU, as NVML and the driver's procfs tell them. It makes and destroys none."""
+"""The MIG instances that exist on a GPU, as NVML and the driver's procfs tell them. It makes and destroys none.
+
+They come and go while NVML is asked, with claims and by an administrator's hand: then it is asked for all again.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from dra_agent.host import Host
 from dra_agent.inventory.device import Problem
-from dra_agent.inventory.nvidia.library import NotThereError, Nvml, UnknownGpuError
-from dra_agent.inventory.nvidia.profiles import label
+from dra_agent.inventory.nvidia.library import NotThereError, Nvml, NvmlError, UnknownGpuError
+from dra_agent.inventory.nvidia.profiles import INVALID_ARGUMENT, label
 from dra_agent.inventory.sysfs import Files
 
+_T = TypeVar("_T")
 _MIB = 1 << 20
+_LOOKS = 3
+"""An error that is there at each of so many looks in a row is none of an instance that has just gone."""
 
 _ENGINES = {
     "multiprocessors": "multiprocessorCount",
@@ -46,6 +52,27 @@ class MigInstance:
     """Whether its GPU instance has no other compute instance: all of them share one memory (MIG user guide)."""
 
 
+class MovedError(NvmlError):
+    """Instances have changed places in NVML's list while it was read."""
+
+
+def steady(look: Callable[[], _T]) -> _T:
+    """Look again where something was gone, or MIG mode switched off, between being listed and being asked about.
+
+    To the handle of what is gone NVML answers "Invalid Argument", "Not Found" or "Not Supported", as to questions
+    that are wrong: an error that stays is raised as it is.
+    """
+    for _ in range(_LOOKS - 1):
+        try:
+            return look()
+        except (UnknownGpuError, NotThereError, MovedError):
+            continue
+        except NvmlError as error:
+            if error.code != INVALID_ARGUMENT:
+                raise
+    return look()
+
+
 def read_instances(
     nvml: Nvml, handle: Any, host: Host, address: str, minor: int | None, problems: list[Problem]
 ) -> list[MigInstance]:
@@ -54,15 +81,29 @@ def read_instances(
     def ask(name: str, *arguments: Any) -> Any:
         return nvml.call(name, *arguments, about=address)
 
-    instances = []
-    for index in range(ask("nvmlDeviceGetMaxMigDeviceCount", handle)):
-        try:
-            instance = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
-        except (UnknownGpuError, NotThereError):
-            continue
-        instances.append(_instance(ask, handle, instance, host, minor, problems))
+    def look() -> tuple[list[MigInstance], list[Problem]]:
+        seen: list[Problem] = []
+        # All are listed before one is asked about: where one goes, those behind it get other indexes, and one of them
+        # would be passed over. So the one that went is listed too, and the question about it tells that it went.
+        found = [_instance(ask, handle, listed, host, minor, seen) for listed in _listed(ask, handle)]
+        if len({instance.uuid for instance in found}) < len(found):
+            raise MovedError("NVML lists one MIG instance twice", 0)
+        return found, seen
+
+    instances, seen = steady(look)
+    problems += seen
     inside = Counter(instance.gpu_instance for instance in instances)
     return [replace(instance, alone=inside[instance.gpu_instance] == 1) for instance in instances]
+
+
+def _listed(ask: Callable[..., Any], gpu: Any) -> list[Any]:
+    found = []
+    for index in range(ask("nvmlDeviceGetMaxMigDeviceCount", gpu)):
+        try:
+            found.append(ask("nvmlDeviceGetMigDeviceHandleByIndex", gpu, index))
+        except (UnknownGpuError, NotThereError):
+            continue
+    return found
 
 
 def _instance(
@@ -75,7 +116,9 @@ def _instance(
     info = ask("nvmlGpuInstanceGetInfo", ask("nvmlDeviceGetGpuInstanceById", gpu, gpu_instance))
     attributes = ask("nvmlDeviceGetAttributes_v2", instance)
     parts: tuple[str | int, ...] = ("mig", label(profile), info.placement.start)
+    minors = capability_minors(host, minor, gpu_instance, compute_instance, problems)
     return MigInstance(
+        # Asked last: where it answers, what procfs was seen to lack is not for want of the instance.
         uuid=ask("nvmlDeviceGetUUID", instance),
         profile=profile,
         parts=(*parts, compute_instance) if compute_instance else parts,
@@ -83,7 +126,7 @@ def _instance(
         compute_instance=compute_instance,
         memory_bytes=attributes.memorySizeMB * _MIB,
         engines={name: getattr(attributes, field_) for name, field_ in _ENGINES.items()},
-        capability_minors=capability_minors(host, minor, gpu_instance, compute_instance, problems),
+        capability_minors=minors,
     )
 
 

@@ -14,7 +14,7 @@ from dra_agent.inventory.nvidia.library import NotThereError, Nvml, NvmlError
 
 _MIB = 1 << 20
 _MOST_PLACEMENTS = 32
-_INVALID_ARGUMENT = 2
+INVALID_ARGUMENT = 2
 """Of nvmlReturn_t: this library knows no profile of that number."""
 
 _ENGINES = {
@@ -92,7 +92,7 @@ def _info(ask: Callable[..., Any], handle: Any, number: int) -> Any:
     except NotThereError:
         return None
     except NvmlError as error:
-        if error.code == _INVALID_ARGUMENT:
+        if error.code == INVALID_ARGUMENT:
             return None
         raise
 

@@ -1,0 +1,216 @@
+"""MIG instances that are made and destroyed in the middle of a look, at every call that the look makes of NVML."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from dra_agent.host import Host
+from dra_agent.inventory import Collector, Inventory, InventorySettings
+from dra_agent.inventory.nvidia.library import Nvml, NvmlError, shared
+from dra_agent.inventory.nvidia.made import MadeInstance, note_path, read_note
+from dra_agent.inventory.settings import PartitionRule
+from dra_agent.simulate import build_machine, change
+from dra_agent.topology import scan
+from inventory.pair import ADDRESS, NAME, ONE_G, PAIR, TWO_G, destroy, handle, make
+
+RULES = (PartitionRule('device.attributes["dra-agent.internal"].vendor == "nvidia"', "mig"),)
+Change = Callable[[], object]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return dataclasses.replace(build_machine(PAIR, tmp_path / "host"), state=tmp_path / "state")
+
+
+@pytest.fixture
+def library(host: Host) -> Iterator[Nvml]:
+    made = shared(host.nvml_library, 10.0)
+    made.start()
+    made.call("nvmlDeviceSetMigMode", handle(made), 1, about=ADDRESS)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def collectors(host: Host) -> Iterator[Callable[..., Collector]]:
+    opened: list[Collector] = []
+
+    def open_(*rules: PartitionRule) -> Collector:
+        opened.append(Collector(host, InventorySettings(nvml_timeout=10.0, partition=rules)))
+        return opened[-1]
+
+    yield open_
+    for collector in opened:
+        collector.close()
+
+
+class Moments:
+    """Calls of NVML about the GPU, counted; at the chosen one something happens first."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        self._at: int | None = None
+        self._happens: Change | None = None
+        call = Nvml.call
+
+        def counted(nvml: Nvml, name: str, *arguments: Any, about: str = "", **more: Any) -> Any:
+            happens = self._happens
+            if about == ADDRESS and happens is not None:
+                self.names.append(name)
+                if len(self.names) - 1 == self._at:
+                    self._happens = None
+                    happens()
+            return call(nvml, name, *arguments, about=about or "the library", **more)
+
+        monkeypatch.setattr(Nvml, "call", counted)
+
+    def during(self, look: Callable[[], Inventory], at: int, happens: Change) -> Inventory:
+        """Let it happen just before the call of that number, or after the look where it makes fewer."""
+        self.names.clear()
+        self._at, self._happens = at, happens
+        found = look()
+        if self._happens is not None:
+            self._happens = None
+            happens()
+        return found
+
+    def count(self, look: Callable[[], Inventory]) -> int:
+        """Count the calls of a look that nothing disturbs."""
+        self.during(look, -1, lambda: None)
+        return len(self.names)
+
+    @property
+    def last(self) -> str:
+        """Say when it happened."""
+        return f"{len(self.names)} calls, {self.names[-1]}"
+
+
+@pytest.fixture
+def moments(monkeypatch: pytest.MonkeyPatch) -> Moments:
+    return Moments(monkeypatch)
+
+
+def own(host: Host, *instances: MadeInstance) -> None:
+    assert host.state is not None
+    path = note_path(host.state, ADDRESS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(read_note(host, ADDRESS), instances=instances)))
+
+
+def published(inventory: Inventory) -> list[Any]:
+    return [(device.health, device.health_reason, device.to_api()) for device in inventory.family("gpu")]
+
+
+def test_what_is_unprepared_or_prepared_during_a_look_changes_nothing_that_is_published(
+    host: Host, library: Nvml, collectors: Callable[..., Collector], moments: Moments
+) -> None:
+    """Every partition is there, and watched, whenever a claim's instance comes or goes."""
+    own(host, MadeInstance(f"{NAME}-mig-2g-20gb-0", TWO_G, 0, 2, ("uid/a",)), noted(5), noted(6))
+    make(library, TWO_G, 0, 2)
+    kept = [make(library, ONE_G, 6, 1)]
+    collector, topology = collectors(*RULES), scan(host)
+    before = collector.take(topology)
+    assert {device.health for device in before.family("gpu")} == {"healthy"}
+    expected = published(before), before.problems, before.excluded, before.counter_sets
+
+    def look() -> Inventory:
+        return collector.take(topology)
+
+    def unprepare() -> None:
+        destroy(library, kept.pop())
+
+    def prepare() -> None:
+        kept.append(make(library, ONE_G, 6, 1))
+
+    steps = moments.count(look)
+    assert steps > 20
+    for at in range(steps):
+        for happens in (unprepare, prepare):
+            found = moments.during(look, at, happens)
+            where = f"{happens.__name__} before the last of {moments.last}"
+            assert (published(found), found.problems, found.excluded, found.counter_sets) == expected, where
+
+
+def noted(start: int) -> MadeInstance:
+    return MadeInstance(f"{NAME}-mig-1g-10gb-{start}", ONE_G, start, 1, ("uid/b",))
+
+
+def test_mig_mode_that_is_switched_during_a_look_changes_nothing_that_is_published(
+    host: Host, library: Nvml, collectors: Callable[..., Collector], moments: Moments
+) -> None:
+    collector, topology = collectors(*RULES), scan(host)
+    expected = published(collector.take(topology))
+
+    def look() -> Inventory:
+        return collector.take(topology)
+
+    def switch(mode: int) -> Change:
+        return lambda: library.call("nvmlDeviceSetMigMode", handle(library), mode, about=ADDRESS)
+
+    for at in range(moments.count(look)):
+        for mode in (0, 1):
+            found = moments.during(look, at, switch(mode))
+            assert published(found) == expected, f"mode {mode} before the last of {moments.last}"
+
+
+def test_instances_of_an_administrator_are_told_as_before_or_as_after(
+    host: Host, library: Nvml, collectors: Callable[..., Collector], moments: Moments
+) -> None:
+    """Those behind the one that is destroyed get another index, and none of them is missed for it."""
+    first, _, _ = make(library, ONE_G, 4, 1), make(library, ONE_G, 5, 1), make(library, TWO_G, 0, 2)
+    kept = [first]
+    collector, topology = collectors(), scan(host)
+
+    def look() -> Inventory:
+        return collector.take(topology)
+
+    def go() -> None:
+        destroy(library, kept.pop())
+
+    def come() -> None:
+        kept.append(make(library, ONE_G, 4, 1))
+
+    def devices(inventory: Inventory) -> dict[str, Any]:
+        # An instance that is made anew has another UUID, and nothing else that differs.
+        return {
+            device.name: (device.health, device.capacity, device.nodes, device.identity.get("memory"))
+            for device in inventory.family("gpu")
+        }
+
+    three, steps = look(), moments.count(look)
+    go()
+    two = look()
+    come()
+    assert len(devices(three)) == len(devices(two)) + 1
+    for at in range(steps):
+        for happens in (go, come):
+            found = moments.during(look, at, happens)
+            where = f"{happens.__name__} before the last of {moments.last}"
+            assert devices(found) in (devices(three), devices(two)), where
+            assert found.problems == (), where
+
+
+def test_an_error_that_stays_is_no_instance_that_has_gone(
+    host: Host, library: Nvml, collectors: Callable[..., Collector]
+) -> None:
+    make(library, ONE_G, 6, 1)
+    own(host, noted(6))
+    collector = collectors(*RULES)
+    before = collector.take(scan(host))
+    root = host.sysfs.parent
+    change.fail(root, "nvmlGpuInstanceGetInfo", library.module.NVML_ERROR_INVALID_ARGUMENT, ADDRESS, PAIR)
+    with pytest.raises(NvmlError):
+        make(library, ONE_G, 4, 1)
+    found = collector.take(scan(host))
+    ailing = [device for device in found.family("gpu") if device.pci_address == ADDRESS]
+    assert {device.health for device in ailing} == {"unmonitored"}
+    assert any("Invalid Argument" in problem.what for problem in found.problems)
+    assert [device.name for device in found.family("gpu")] == [device.name for device in before.family("gpu")]
+    change.clear(root)
+    assert {device.health for device in collector.take(scan(host)).family("gpu")} == {"healthy"}
