@@ -146,10 +146,15 @@ class FakeApi:
         retry_after: float | str | None = None,
         body: str | None = None,
         content_type: str = "application/json",
+        when: threading.Event | None = None,
     ) -> Fault:
-        """Answer with an error. `methods` is a list with spaces, empty for all; `path` a part of path and query."""
+        """Answer with an error, after the event `when`.
+
+        `methods` is a list with spaces, empty for all; `path` a part of path and query.
+        """
         headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-        return self._fault("answer", times, methods, path, status=status, headers=headers, body=body, kind=content_type)
+        more: dict[str, Any] = {"status": status, "headers": headers, "body": body, "kind": content_type, "when": when}
+        return self._fault("answer", times, methods, path, **more)
 
     def html(self, status: int = 200, *, times: int | None = 1, methods: str = "", path: str = "") -> Fault:
         """Answer as a proxy's or a login page does."""
@@ -273,6 +278,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._break()
             return
         if fault is not None and fault.action == "answer":
+            if fault.when is not None:
+                fault.when.wait(30.0)
             self._fault(fault)
             return
         if api.tokens is not None and headers.get("authorization", "").removeprefix("Bearer ") not in api.tokens:

@@ -26,6 +26,8 @@ class Fault:
     path: str = ""
     """A part of the path with its query."""
     times: int | None = 1
+    when: threading.Event | None = None
+    """Not answered before this happens."""
 
     def matches(self, method: str, target: str) -> bool:
         return (not self.methods or method in self.methods) and self.path in target

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from typing import Any
 
 import pytest
 
 from cluster_api.fake import FakeApi
+from dra_agent.cluster import Backoff
 from dra_agent.publish import Publisher
 from publish.node import DRIVER, NODE, Node, device, devices, settled, tainted, until
 
@@ -49,6 +51,93 @@ def test_retry_after_is_honoured_even_when_devices_change(node: Node) -> None:
     node.run(story)
     first, second = node.api.writes()
     assert 1.0 <= second.time - first.time < 2.5
+
+
+@pytest.mark.parametrize("status", [503, 422])
+def test_devices_that_change_during_a_write_that_fails_are_published_at_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """What failed is what was wanted before: the taint of a notice does not wait until its pause is over."""
+    monkeypatch.setattr("dra_agent.cluster.backoff.Backoff.delay", lambda self, error=None: 600.0)
+    node.has(device(1))
+    answered = threading.Event()
+    node.api.fail(status, methods="POST", when=answered)
+
+    async def story(publisher: Publisher) -> None:
+        await until(lambda: len(node.writes()) == 1)
+        node.has(tainted(device(1), "leaving"))
+        publisher.devices_changed()
+        answered.set()
+        await until(lambda: bool(node.slices()))
+        await settled(publisher)
+        assert publisher.reading().problems == ()
+
+    node.run(story)
+    assert node.slices()[0]["spec"]["devices"][0]["taints"][0]["key"] == "x/leaving"
+
+
+def test_a_call_to_publish_the_same_again_does_not_shorten_a_pause(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_agent.cluster.backoff.Backoff.delay", lambda self, error=None: 600.0)
+    node.has(device(1))
+    answered = threading.Event()
+    node.api.fail(503, methods="POST", when=answered)
+
+    async def story(publisher: Publisher) -> None:
+        await until(lambda: len(node.writes()) == 1)
+        node.has(device(1))
+        publisher.devices_changed()
+        answered.set()
+        await until(lambda: publisher.reading().errors != {})
+        await asyncio.sleep(0.3)
+        assert len(node.writes()) == 1 and node.slices() == []
+
+    node.run(story)
+
+
+def test_retry_after_is_honoured_even_when_devices_change_before_it_is_asked_for(node: Node) -> None:
+    node.has(device(1))
+    answered = threading.Event()
+    node.api.fail(429, methods="POST", retry_after=1, when=answered)
+    asked: list[float] = []
+
+    async def story(publisher: Publisher) -> None:
+        await until(lambda: len(node.writes()) == 1)
+        node.has(tainted(device(1), "leaving"))
+        publisher.devices_changed()
+        asked.append(time.monotonic())
+        answered.set()
+        await until(lambda: bool(node.slices()))
+
+    node.run(story)
+    assert 1.0 <= node.api.writes()[1].time - asked[0] < 5.0
+
+
+def test_a_change_begins_with_short_pauses_and_once_only(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server that refused the last state for an hour may be back before that pause is over."""
+    failures: list[int] = []
+
+    def delay(backoff: Backoff, error: BaseException | None = None) -> float:
+        failures.append(backoff.failures)
+        backoff.failures += 1
+        return 0.02
+
+    monkeypatch.setattr("dra_agent.cluster.backoff.Backoff.delay", delay)
+    node.has(device(1))
+    node.api.fail(503, methods="POST", times=None)
+
+    async def story(publisher: Publisher) -> None:
+        await until(lambda: len(failures) > 4)
+        node.has(tainted(device(1), "leaving"))
+        publisher.devices_changed()
+        await until(lambda: failures.count(0) == 2)
+        begun = len(failures)
+        for _ in range(20):
+            publisher.devices_changed()
+            await asyncio.sleep(0.02)
+        await until(lambda: len(failures) > begun + 4)
+        assert failures.count(0) == 2
+
+    node.run(story)
 
 
 def test_a_creation_whose_answer_was_lost_is_not_done_twice(node: Node) -> None:

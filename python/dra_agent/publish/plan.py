@@ -53,6 +53,14 @@ class Planner:
         self.problems: tuple[str, ...] = ()
         """Devices that cannot be published."""
 
+    def wanted(self) -> Inventory:
+        """Give the devices of this moment that are to be published."""
+        return self._of_this_pool(self._context.inventory())
+
+    def fingerprint(self, wanted: Inventory) -> int:
+        """The same for all of which the same is to be published, whatever is published now."""
+        return Drawing(wanted, node=self._context.node, driver=self._context.driver).fingerprint
+
     async def plan(self) -> list[Write]:
         """Say what to write, knowing what is published, what the agent has written, and what the server drops."""
         context = self._context

@@ -19,6 +19,7 @@ from dra_agent.cluster import (
     UnavailableError,
 )
 from dra_agent.errors import AgentError, PermanentError, RetryableError
+from dra_agent.inventory.device import Inventory
 from dra_agent.publish.complaint import Complaint
 from dra_agent.publish.gates import used
 from dra_agent.publish.plan import Context, Planner
@@ -62,6 +63,10 @@ class Pool:
         self._woken = asyncio.Event()
         self._unsure = False
         """Whether a write may or may not have happened: list before the next."""
+        self._wanted: Inventory | None = None
+        """The devices as they were when the try began that is made now."""
+        self._failed_with: int | None = None
+        """Fingerprint of what could not be published last."""
         self._complaint = Complaint()
         self.error: AgentError | None = None
         self.settled = False
@@ -115,6 +120,7 @@ class Pool:
             self._due = time.monotonic() + AGAIN
             self._disturbed = False
             try:
+                self._wanted = self._planner.wanted()
                 await self._publish()
             except AgentError as error:
                 self._failed(error)
@@ -124,6 +130,7 @@ class Pool:
                 self._failed(RetryableError(f"a defect: {error!r}", where=f"pool {self.name}"))
             else:
                 self._went_well()
+            self._wanted = None
 
     async def _wait(self) -> None:
         while True:
@@ -221,6 +228,12 @@ class Pool:
 
     def _failed(self, error: AgentError) -> None:
         self._context.tally.failed(error)
+        tried = self._fingerprint(self._wanted)
+        if tried != self._failed_with:
+            # The pauses grew for other devices: a taint that is new must not wait as long as what failed for an hour.
+            self._failed_with = tried
+            self._backoff.reset()
+            self._refused.reset()
         backoff = self._refused if isinstance(error, PermanentError) else self._backoff
         delay = backoff.delay(error)
         if self._complaint.is_news(error):
@@ -232,10 +245,19 @@ class Pool:
         self._due = time.monotonic() + delay
         if getattr(error, "retry_after", None) is not None:
             self._hold = self._due
+        if self._woken.is_set() and self._fingerprint() != tried:
+            self.wake()
+
+    def _fingerprint(self, wanted: Inventory | None = None) -> int | None:
+        """Of what is wanted, or was; None where that cannot be drawn, which is told as the failure that it is."""
+        with suppress(Exception):
+            return self._planner.fingerprint(wanted or self._planner.wanted())
+        return None
 
     def _went_well(self) -> None:
         if self._complaint.is_over():
             log.info("slices are published again", extra={"pool": self.name})
         self.error, self.settled = None, not self._woken.is_set()
+        self._failed_with = None
         self._backoff.reset()
         self._refused.reset()
