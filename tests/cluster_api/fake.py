@@ -161,9 +161,17 @@ class FakeApi:
         page = "<html><body><h1>Please log in</h1></body></html>"
         return self.fail(status, times=times, methods=methods, path=path, body=page, content_type="text/html")
 
-    def hang(self, seconds: float, *, times: int | None = 1, methods: str = "", path: str = "") -> Fault:
-        """Say nothing for a while, then answer."""
-        return self._fault("hang", times, methods, path, seconds=seconds)
+    def hang(
+        self,
+        seconds: float,
+        *,
+        times: int | None = 1,
+        methods: str = "",
+        path: str = "",
+        when: threading.Event | None = None,
+    ) -> Fault:
+        """Say nothing for a while, or at most that long until the event `when`; then go on as if nothing were."""
+        return self._fault("hang", times, methods, path, seconds=seconds, when=when)
 
     def late(self, seconds: float, *, times: int | None = 1, methods: str = "", path: str = "") -> Fault:
         """Carry the request out, and answer only a while later: watches tell of it first."""
@@ -273,7 +281,7 @@ class _Handler(BaseHTTPRequestHandler):
         api.requests.append(Seen(method, parts.path, query, body, headers, time.monotonic()))
         fault = api.faults.next(method, self.path)
         if fault is not None and fault.action == "hang":
-            api._stopping.wait(fault.seconds)
+            (fault.when or api._stopping).wait(fault.seconds)
         if fault is not None and fault.action == "reset":
             self._break()
             return

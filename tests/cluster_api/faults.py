@@ -27,7 +27,7 @@ class Fault:
     """A part of the path with its query."""
     times: int | None = 1
     when: threading.Event | None = None
-    """Not answered before this happens."""
+    """Nothing is answered before this happens."""
 
     def matches(self, method: str, target: str) -> bool:
         return (not self.methods or method in self.methods) and self.path in target

@@ -174,9 +174,12 @@ def test_a_creation_that_hangs_and_happens_after_all_ends_with_one_slice(
 ) -> None:
     monkeypatch.setattr("dra_agent.cluster.http.TIMEOUT", 0.3)
     node.has(device(1))
-    node.api.hang(0.6, methods="POST")
+    happens = threading.Event()
+    node.api.hang(30.0, methods="POST", when=happens)
 
     async def story(publisher: Publisher) -> None:
+        await until(lambda: len(node.slices()) == 1)  # by the second try
+        happens.set()
         await until(lambda: len(node.slices()) == 2 or "DELETE" in node.writes())
         await until(lambda: len(node.slices()) == 1)
         await settled(publisher)
