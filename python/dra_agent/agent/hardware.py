@@ -17,6 +17,7 @@ from dra_agent.errors import AgentError
 from dra_agent.health import HealthBoard, HealthSettings, Monitor
 from dra_agent.host import Host
 from dra_agent.inventory import Ailment, Change, Collector, Device, Inventory, InventorySettings, Watch
+from dra_agent.inventory.amd_changes import ModeChanges
 from dra_agent.inventory.handover import Handovers
 from dra_agent.inventory.watch import difference
 from dra_agent.slices import desired_slices
@@ -51,7 +52,9 @@ class Hardware:
         self._keeps_slices = keeps_slices
         self._node = node
         self._driver = driver
-        collector = Collector(host, settings, driver=driver, handovers=handovers)
+        self.mode_changes = ModeChanges()
+        """For those who divide GPUs to tell of it."""
+        collector = Collector(host, settings, driver=driver, handovers=handovers, mode_changes=self.mode_changes)
         self._topology = LiveTopology(host)
         self._watch = Watch(collector, self._topology.snapshot())
         self.monitor = monitor or Monitor(HealthSettings(), driver)

@@ -190,7 +190,7 @@ class Agent:
     def _setups(self, hardware: Hardware) -> tuple[VendorSetup, ...]:
         from dra_agent.agent.setups import vendor_setups
 
-        return vendor_setups(self._config, hardware.host)
+        return vendor_setups(self._config, hardware.host, hardware.mode_changes)
 
     async def _share(
         self, stack: AsyncExitStack, worker: ThreadPoolExecutor, hardware: Hardware, setups: tuple[VendorSetup, ...]

@@ -18,11 +18,15 @@ from dra_agent.host import Host
 from dra_agent.prepare.setup import Kind, VendorSetup
 
 if TYPE_CHECKING:
+    from dra_agent.inventory.amd_changes import ModeChanges
     from dra_agent.setup.kernel import Kernel
 
 
-def vendor_setups(config: Config, host: Host) -> tuple[VendorSetup, ...]:
-    """Make every set-up for a host, with its state below the configuration's state directory."""
+def vendor_setups(config: Config, host: Host, mode_changes: ModeChanges | None = None) -> tuple[VendorSetup, ...]:
+    """Make every set-up for a host, with its state below the configuration's state directory.
+
+    `mode_changes` hears which GPUs are being divided; None: nobody looks at them meanwhile.
+    """
     from dra_agent.setup.amd import AmdPartitions
     from dra_agent.setup.mig import MigSetup
     from dra_agent.setup.net import NetworkInterfaces
@@ -34,7 +38,7 @@ def vendor_setups(config: Config, host: Host) -> tuple[VendorSetup, ...]:
     return (
         Vfio(host, kernel, config.state_dir, library=NvidiaLibrary(host.nvml_library, config.inventory.nvml_timeout)),
         MigSetup(host, config.inventory.nvml_timeout),
-        AmdPartitions(host, kernel, config.state_dir),
+        AmdPartitions(host, kernel, config.state_dir, changes=mode_changes),
         _shares(config, host),
         TimeSlicing(_nvidia_smi(host), config.state_dir),
         NetworkInterfaces(host, config.state_dir, config.host_folder),

@@ -18,7 +18,8 @@ WHOLE = "SPX"
 DIES = "dies"
 """The counter of accelerator dies (XCC): what a partition is made of."""
 
-_PARTS = {WHOLE: 1, "DPX": 2, "TPX": 3, "QPX": 4}
+PARTS = {WHOLE: 1, "DPX": 2, "TPX": 3, "QPX": 4}
+"""Partitions of a mode; CPX has as many as the GPU has dies."""
 _MEMORY = {WHOLE: (1,), "DPX": (1, 2), "TPX": (1, 3), "QPX": (1, 4)}
 """Memory partitions (NPS) with which a mode is possible; CPX with every number that divides the dies."""
 
@@ -39,7 +40,7 @@ class Modes:
         """Take the driver's list ("SPX, DPX, QPX, CPX"), the number of dies, and that of the memory mode (NPS4: 4)."""
         self.dies = dies
         names = [name.strip() for name in available.split(",")]
-        modes = [Mode(name, _PARTS.get(name, dies)) for name in names if name in _PARTS or name == "CPX"]
+        modes = [Mode(name, PARTS.get(name, dies)) for name in names if name in PARTS or name == "CPX"]
         possible = [mode for mode in modes if _is_possible(mode, dies, memory_partitions)]
         # What two names would divide alike is one mode.
         unique = {mode.partitions: mode for mode in reversed(possible)}

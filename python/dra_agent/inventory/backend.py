@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Protocol, runtime_checkable
 
 from dra_agent.host import Host
+from dra_agent.inventory.amd_changes import ModeChanges
 from dra_agent.inventory.api import CounterSet
 from dra_agent.inventory.device import Device, Exclusion, Fault, Problem
 from dra_agent.inventory.draft import is_vfio
@@ -41,7 +42,7 @@ class FaultSource(Protocol):
         ...
 
     def is_deaf(self) -> bool:
-        """Tell, once, that nothing is heard before the next look, and that a look now would mend it."""
+        """Tell, once, that nothing is heard before the next look, or too little was seen: one now may mend it."""
         ...
 
 
@@ -55,6 +56,15 @@ class Partitioning(Protocol):
 
     def counter_sets(self) -> Sequence[CounterSet]:
         """Give what the devices that were described last share."""
+        ...
+
+
+@runtime_checkable
+class ModeFollower(Protocol):
+    """A back end whose GPUs the agent itself takes down and up again, to divide them."""
+
+    def follow(self, changes: ModeChanges) -> None:
+        """Take who tells which these are; called once, before it describes anything."""
         ...
 
 

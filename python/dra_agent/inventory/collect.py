@@ -10,8 +10,18 @@ from collections.abc import Container, Sequence
 
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
+from dra_agent.inventory.amd_changes import ModeChanges
 from dra_agent.inventory.api import CounterSet
-from dra_agent.inventory.backend import Backend, FaultSource, Partitioning, Withholding, backend_of, is_usable, load
+from dra_agent.inventory.backend import (
+    Backend,
+    FaultSource,
+    ModeFollower,
+    Partitioning,
+    Withholding,
+    backend_of,
+    is_usable,
+    load,
+)
 from dra_agent.inventory.device import Device, Exclusion, Fault, Inventory, Problem
 from dra_agent.inventory.handover import Handovers
 from dra_agent.inventory.partitions import PartitionRules, consumed
@@ -38,7 +48,9 @@ class Collector:
         *,
         driver: str = DEFAULT_DRIVER,
         handovers: Handovers | None = None,
+        mode_changes: ModeChanges | None = None,
     ) -> None:
+        self._mode_changes = mode_changes or ModeChanges()
         self._host = host
         self._settings = settings or InventorySettings()
         self._driver = driver
@@ -134,6 +146,8 @@ class Collector:
                 backend = load(name, self._host, self._settings)
                 if isinstance(backend, Partitioning):
                     backend.partition_by(self._partitions)
+                if isinstance(backend, ModeFollower):
+                    backend.follow(self._mode_changes)
                 self._backends[name] = backend
             return backend.devices(functions, problems)
         except AgentError as error:

@@ -25,6 +25,10 @@ class PartitionRules:
         for compiled, _ in self._rules:
             compiled.begin()
 
+    def has_mode(self, mode: str) -> bool:
+        """Whether any rule offers partitions of this mode."""
+        return any(rule.mode == mode for _, rule in self._rules)
+
     def rule_for(self, whole: Device, mode: str) -> PartitionRule | None:
         """Give the rule by which a whole device is offered in partitions of this mode; None: it is not."""
         of_mode = [(compiled, rule) for compiled, rule in self._rules if rule.mode == mode]

@@ -69,18 +69,19 @@ class Writes:
         with self._guard:
             before = self._under_way.get(device)
             if before is not None and before[0].is_alive():
-                raise _hangs(device, before[1])
+                raise hangs(device, before[1])
             self._under_way[device] = (thread, path)
             thread.start()
         thread.join(self._deadline)
         if thread.is_alive():
-            raise _hangs(device, path)
+            raise hangs(device, path)
         with self._guard:
             if self._under_way.get(device, (None, ""))[0] is thread:
                 del self._under_way[device]
 
 
-def _hangs(device: str, path: str) -> RetryableError:
+def hangs(device: str, path: str) -> RetryableError:
+    """Say that a write about a device, to an attribute by its path, is still on the way."""
     return RetryableError(
         f"the kernel has not come back from a write to {path.rpartition('/')[2]}: its driver waits for somebody who "
         "still has the device open",

@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.inventory import Inventory, take
+from dra_agent.inventory import Collector, Inventory, take
+from dra_agent.inventory.amd_changes import ModeChanges
 from dra_agent.prepare.setup import SetupDevice, UnsuitableError
 from dra_agent.setup.amd import AmdPartitionConfig, AmdPartitions
 from dra_agent.simulate import build_machine, change
 from dra_agent.simulate.kernel import SimulatedKernel
 from dra_agent.topology import scan
+from inventory.half_made import half_made, unread, was_read
 from inventory.test_amd_modes import DIVISIBLE, machine
 
 FIRST, SECOND = "0000:11:00.0", "0000:12:00.0"
@@ -137,6 +139,58 @@ def test_a_driver_that_hangs_holds_up_one_gpu(bench: Bench) -> None:
     setup._writes._under_way[FIRST][0].join(5)
     given(setup, "uid-1", item)
     assert bench.mode() == "CPX"
+
+
+def test_a_look_in_the_midst_of_the_change_sees_what_was_there_before_it(bench: Bench) -> None:
+    changes = ModeChanges()
+    collector = Collector(bench.host, DIVISIBLE, mode_changes=changes)
+    looks = []
+
+    class Midway:
+        """The driver, when it has taken the old nodes away and made two of the new ones."""
+
+        def write(self, path: str, text: str) -> None:
+            bench.kernel.write(path, text)
+            with half_made(bench.host, FIRST, left=2):
+                looks.append(collector.take(scan(bench.host)))
+
+    before = collector.take(scan(bench.host))
+    setup = AmdPartitions(bench.host, Midway(), bench.state, changes=changes)
+    given(setup, "uid-1", *(bench.item(f"-cpx-{n}") for n in range(2)))
+    assert looks == [before], "devices, counters and problems are the same"
+    assert not changes.is_written(FIRST) and not changes.is_expected(FIRST), "the change is over"
+    assert collector.take(scan(bench.host)) == before
+    collector.close()
+
+
+def test_while_a_driver_hangs_nobody_asks_it_for_the_mode_and_each_try_says_so(bench: Bench) -> None:
+    changes = ModeChanges()
+    collector = Collector(bench.host, DIVISIBLE, mode_changes=changes)
+    before = collector.take(scan(bench.host))
+    setup = AmdPartitions(bench.host, bench.kernel, bench.state, deadline=0.3, changes=changes)
+    item = bench.item("-cpx-0")
+    change.answer_write(bench.root, FIRST, "current_compute_partition", machine=bench.machine)
+    with pytest.raises(RetryableError, match="has not come back"):
+        given(setup, "uid-1", item)
+    unread(bench.host, FIRST)
+    with pytest.raises(RetryableError, match="has not come back from a write to current_compute_partition"):
+        given(setup, "uid-1", item)
+    assert collector.take(scan(bench.host)) == before
+    assert not was_read(bench.host, FIRST), "a read of the mode waits for the driver that is changing it"
+    change.clear(bench.root)
+    setup._writes._under_way[FIRST][0].join(5)
+    given(setup, "uid-1", item)
+    assert bench.mode() == "CPX"
+    assert collector.take(scan(bench.host)) == before
+    collector.close()
+
+
+def test_a_mode_that_the_driver_refuses_is_no_change(bench: Bench) -> None:
+    changes = ModeChanges()
+    change.answer_write(bench.root, FIRST, "current_compute_partition", errno=22, machine=bench.machine)
+    with pytest.raises(PermanentError):
+        given(AmdPartitions(bench.host, bench.kernel, bench.state, changes=changes), "uid-1", bench.item("-cpx-0"))
+    assert not changes.is_written(FIRST) and not changes.is_expected(FIRST)
 
 
 def test_a_mode_that_somebody_changed_is_set_again(bench: Bench) -> None:

@@ -17,6 +17,7 @@ from dra_agent.setup.openers import check_closed
 
 SETTLED = 20.0
 """Seconds that the driver may take to make the partitions of a new mode, and udev their nodes."""
+ATTRIBUTE = "current_compute_partition"
 _LOOK = 0.05
 _PROCESSES = "class/kfd/kfd/proc"
 
@@ -33,13 +34,13 @@ class Gpu:
     @property
     def mode(self) -> str | None:
         """The mode that it is in."""
-        return self._files().text("current_compute_partition")
+        return self._files().text(ATTRIBUTE)
 
     def put_into(self, mode: str, partitions: int) -> None:
         """Divide it anew. RetryableError while anybody uses it, PermanentError where it does not have the mode."""
         why = f"it is in mode {self.mode} and cannot be put into {mode}"
         check_closed(self._host, self._nodes(), self._where, why)
-        path = f"bus/pci/devices/{self._address}/current_compute_partition"
+        path = f"bus/pci/devices/{self._address}/{ATTRIBUTE}"
         try:
             self._writes.write(self._address, path, mode)
         except OSError as error:

@@ -13,14 +13,16 @@ from typing import Any
 from dra_agent.cdi.recipes import nodes
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory.amd import MODE, PARTITION, PARTITIONS
+from dra_agent.inventory.amd_changes import ModeChanges
+from dra_agent.inventory.amd_divisible import MODE, PARTITION, PARTITIONS
 from dra_agent.inventory.device import Device
 from dra_agent.prepare.locks import NamedLocks
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
-from dra_agent.setup.amd.gpu import Gpu
+from dra_agent.setup.amd.announced import Announced
+from dra_agent.setup.amd.gpu import ATTRIBUTE, SETTLED, Gpu
 from dra_agent.setup.amd.holders import Held
 from dra_agent.setup.amd.parameters import AmdPartitionConfig
-from dra_agent.setup.kernel import Kernel, Writes
+from dra_agent.setup.kernel import Kernel, Writes, hangs
 from dra_agent.setup.notes import Notes
 
 log = logging.getLogger(__name__)
@@ -35,9 +37,19 @@ class AmdPartitions:
     kind: Kind = (API_VERSION, "AmdPartitionConfig")
     parameters = AmdPartitionConfig
 
-    def __init__(self, host: Host, kernel: Kernel, state_dir: Path, *, deadline: float = DEADLINE) -> None:
+    def __init__(
+        self,
+        host: Host,
+        kernel: Kernel,
+        state_dir: Path,
+        *,
+        deadline: float = DEADLINE,
+        changes: ModeChanges | None = None,
+    ) -> None:
+        """`changes` hears which GPUs are being divided, for those who look at them meanwhile."""
         self._host = host
-        self._writes = Writes(kernel, deadline)
+        self._changes = changes or ModeChanges()
+        self._writes = Writes(Announced(kernel, self._changes, deadline + SETTLED), deadline)
         self._holders = Notes(state_dir / "amd", Held)
         self._gpus = NamedLocks()
 
@@ -61,10 +73,14 @@ class AmdPartitions:
             address, mode = item.device.pci_address, item.device.identity[MODE]
             with self._gpus.hold([_gpu_of(item.key)]):
                 self._hold(uid, item, mode)
+                if self._changes.is_written(address):
+                    # Who asks for the mode waits for the write, too, and cannot be ended.
+                    raise hangs(address, ATTRIBUTE)
                 gpu = Gpu(self._host, address, self._writes)
                 if gpu.mode != mode:
                     before = gpu.mode
                     gpu.put_into(mode, int(item.device.identity[PARTITIONS]))
+                    self._changes.end(address)
                     log.info("GPU divided", extra={"device": address, "mode": mode, "was": before, "claim": uid})
                 paths = gpu.nodes(int(item.device.identity[PARTITION]))
             hosts = [(path, str(self._host.dev_path(path))) for path in paths]

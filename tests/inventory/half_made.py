@@ -1,0 +1,43 @@
+"""KFD in the midst of a change of the mode, as drivers/gpu/drm/amd/amdgpu/amdgpu_xcp.c leaves it to who looks then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dra_agent.host import Host
+from dra_agent.inventory.kfd import NODES, gpu_nodes
+
+MODE = "current_compute_partition"
+
+
+@contextmanager
+def half_made(host: Host, address: str, *, left: int) -> Iterator[None]:
+    """Show only so many of the nodes that a GPU has, until the end of the block."""
+    folder = host.sysfs / NODES
+    aside = host.sysfs.parent / "aside"
+    aside.mkdir(exist_ok=True)
+    hidden = [str(node.node_id) for node in gpu_nodes(host, [])[address][left:]]
+    for name in hidden:
+        (folder / name).rename(aside / name)
+    try:
+        yield
+    finally:
+        for name in hidden:
+            (aside / name).rename(folder / name)
+
+
+def mode_file(host: Host, address: str) -> Path:
+    return (host.sysfs / "bus/pci/devices" / address).resolve() / MODE
+
+
+def unread(host: Host, address: str) -> None:
+    """Make a later read of the mode show: relatime keeps the time of a file's first read."""
+    path = mode_file(host, address)
+    os.utime(path, (0, path.stat().st_mtime))
+
+
+def was_read(host: Host, address: str) -> bool:
+    return mode_file(host, address).stat().st_atime > 0
