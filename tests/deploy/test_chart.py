@@ -142,7 +142,7 @@ def test_policy_binding_and_pods_mean_the_same_account(render, values, release, 
     objects = render(values, release=release, namespace=namespace)
     account = one(objects, "DaemonSet")["spec"]["template"]["spec"]["serviceAccountName"]
     policies = several(objects, "ValidatingAdmissionPolicy")
-    assert len(policies) == 2, "slices and nodes"
+    assert len(policies) == 3, "slices, claims and nodes"
     for policy in policies.values():
         (condition,) = policy["spec"]["matchConditions"]
         assert condition["expression"] == f'request.userInfo.username == "system:serviceaccount:{namespace}:{account}"'
@@ -202,6 +202,24 @@ def test_without_claim_status_the_agent_may_write_no_claim(render):
     assert resources({"claimStatus": False}) == expected
 
 
+@pytest.mark.parametrize("driver", ["dra-agent.internal", "gpu.example.com"])
+def test_the_right_to_the_status_of_claims_is_narrowed_to_the_drivers_devices(render, driver):
+    policies = several(render({"driverName": driver}), "ValidatingAdmissionPolicy")
+    spec = policies["dra-agent-claims"]["spec"]
+    assert spec["failurePolicy"] == "Fail"
+    (rule,) = spec["matchConstraints"]["resourceRules"]
+    assert (rule["apiGroups"], rule["resources"]) == (["resource.k8s.io"], ["resourceclaims/status"])
+    assert (rule["apiVersions"], rule["operations"]) == (["*"], ["UPDATE"])
+    variables = {item["name"]: item["expression"] for item in spec["variables"]}
+    for name in ("others", "oldOthers"):
+        assert f'd.driver != "{driver}"' in variables[name]
+    assert {item["reason"] for item in spec["validations"]} == {"Forbidden"}
+    without = render({"claimStatus": False})
+    assert not [item for item in without if item["metadata"]["name"] == "dra-agent-claims"], (
+        "no right, nothing to narrow"
+    )
+
+
 def test_the_right_to_move_pods_is_given_only_where_it_is_asked_for_and_narrowed(render):
     def rights(values):
         return {
@@ -218,7 +236,7 @@ def test_the_right_to_move_pods_is_given_only_where_it_is_asked_for_and_narrowed
     objects = render({"podEviction": "delete"})
     policies = several(objects, "ValidatingAdmissionPolicy")
     bound = {item["spec"]["policyName"] for item in several(objects, "ValidatingAdmissionPolicyBinding").values()}
-    assert set(policies) == bound == {"dra-agent", "dra-agent-nodes", "dra-agent-pods"}
+    assert set(policies) == bound == {"dra-agent", "dra-agent-claims", "dra-agent-nodes", "dra-agent-pods"}
     (rule,) = policies["dra-agent-pods"]["spec"]["matchConstraints"]["resourceRules"]
     assert (rule["resources"], rule["operations"]) == (["pods"], ["DELETE"])
     (validation,) = policies["dra-agent-pods"]["spec"]["validations"]

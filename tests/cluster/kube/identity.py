@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 CHART = Path(__file__).resolve().parents[3] / "deploy" / "helm" / "dra-agent"
 RELEASE = "dra-agent"
 TEMPLATES = ("serviceaccount", "rbac", "admissionpolicy")
+WITHOUT_POLICY = "admissionPolicy.create=false"
+"""Helm does not show a template that renders to nothing."""
 HOURS = 6 * 3600
 
 
@@ -36,7 +38,8 @@ class Identity:
         self.namespace = f"dra-agent{suffix}"
         self.driver = driver
         cluster.api.create(NAMESPACES, {"metadata": {"name": self.namespace}})
-        shown = [flag for name in TEMPLATES for flag in ("--show-only", f"templates/{name}.yaml")]
+        templates = [name for name in TEMPLATES if (name, True) != ("admissionpolicy", WITHOUT_POLICY in values)]
+        shown = [flag for name in templates for flag in ("--show-only", f"templates/{name}.yaml")]
         command = [str(cluster.programs / "helm"), "template", RELEASE, str(CHART), "--namespace", self.namespace]
         command += ["--set", ",".join((f"driverName={driver}", *values)), *shown]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
