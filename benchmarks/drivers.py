@@ -196,7 +196,11 @@ def running(args: argparse.Namespace, folder: Path) -> Iterator[Comparison]:
         # Byte code is compiled once, as pip does for what it installs; compiling at every start costs time and 15 MiB.
         compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "byte-code")}
         # Read as a real host is: building a simulated one at start takes 2 MiB that no real agent needs.
-        agent = {"DRA_AGENT_DEV_ROOT": str(host.dev), "LD_LIBRARY_PATH": str(folder / PROFILE / "lib"), **compiled}
+        routes = folder / "routes"
+        routes.mkdir()
+        (routes / "route").write_text("Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n")
+        roots = {"DRA_AGENT_DEV_ROOT": str(host.dev), "DRA_AGENT_NET_ROOT": str(routes)}
+        agent = {**roots, "LD_LIBRARY_PATH": str(folder / PROFILE / "lib"), **compiled}
         theirs = [str(programs / "godriver"), f"--devices={DEVICES}"]
         contenders = [
             Contender(name, program, driver, f"node-of-{name}", folder / name, plane.kubeconfig(name), variables)

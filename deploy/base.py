@@ -1,7 +1,7 @@
 """`make manifests`: writes the kustomize base from the chart's default values, so that there is one truth.
 
-The chart's classes are written first: copies of examples/classes, because Helm reads nothing outside of a chart, and links
-are lost where a checkout or an archive knows none.
+The chart's classes are written first: copies of examples/classes, because Helm reads nothing outside of a chart, and
+links are lost where a checkout or an archive knows none.
 What a person wrote there stays: the kustomization and the namespace. Everything else is the chart's, less the two
 labels that say that Helm manages it.
 """

@@ -12,6 +12,7 @@ import pytest
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import links
+from dra_agent.inventory.device import Problem
 from dra_agent.inventory.sysfs import Files
 from dra_agent.inventory.uplink import Uplinks, carriers, strangers
 
@@ -49,6 +50,19 @@ def test_an_agent_with_a_network_of_its_own_reads_the_hosts_routes_where_it_is_t
     assert Uplinks(host).interfaces([]) == {"eth9"}
     there = Host(sysfs=host.sysfs, dev=host.dev, proc=host.proc, net=host.proc.parent / "net")
     assert Uplinks(there).interfaces([]) == {"eno1"}
+
+
+def test_routes_that_are_not_where_they_were_said_to_be_let_no_interface_be_claimed(host: Host, write: Write) -> None:
+    write("sys/class/net/eno1/address", "02:00:00:00:00:01")
+    there = Host(sysfs=host.sysfs, dev=host.dev, proc=host.proc, net=host.proc.parent / "nowhere")
+    problems: list[Problem] = []
+    assert Uplinks(there).interfaces(problems) == {
+        *(path.name for path in (host.sysfs / "class/net").iterdir()),
+        "eno1",
+    }
+    assert "none can be claimed" in problems[0].what and problems[0].where == str(there.net)
+    write("nowhere/route", HEADER)
+    assert Uplinks(there).interfaces([]) == frozenset(), "a host without a default route needs none of them"
 
 
 def test_interfaces_of_another_network_namespace_are_strangers(host: Host, write: Write) -> None:

@@ -37,6 +37,18 @@ class Uplinks:
         routes = Files(self._host.net or self._host.proc / "net", problems)
         ipv4, ipv6 = routes.text("route"), routes.text("ipv6_route")
         names = net.names()
+        # Whoever says where the routes are is to be right: nothing there is no host without a default route.
+        if self._host.net is not None and ipv4 is None and ipv6 is None:
+            problems.append(
+                Problem(
+                    str(self._host.net),
+                    "neither route nor ipv6_route is there, so nobody knows which interfaces the host needs, and none"
+                    " can be claimed",
+                    "name the host's /proc/1/net (--net-root)",
+                    severity="warning",
+                )
+            )
+            return frozenset(names)
         # /proc/net and netlink are those of the agent's own network namespace, sysfs is that of whoever mounted it.
         if self._is_real and (strange := strangers(net, names)):
             problems.append(
