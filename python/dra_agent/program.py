@@ -52,10 +52,10 @@ class Program:
         self._hung_at: float | None = None
         self._lock = threading.Lock()
 
-    def run(self, arguments: Sequence[str], given: bytes | None = None) -> Finished:
+    def run(self, arguments: Sequence[str], given: bytes | None = None, files: Sequence[int] = ()) -> Finished:
         """Run it, whatever it exits with; RetryableError where it cannot be run, hangs, or hung a moment ago.
 
-        `given` is what it reads from its standard input.
+        `given` is what it reads from its standard input; `files` are descriptors that it inherits.
         """
         with self._lock:
             if self._hung_at is not None and time.monotonic() - self._hung_at < BACK_OFF:
@@ -69,6 +69,7 @@ class Program:
                 stderr=subprocess.PIPE,
                 start_new_session=True,
                 env=self._environment,
+                pass_fds=files,
             )
         except OSError as error:
             raise self.error(f"cannot be run: {error.strerror}") from error

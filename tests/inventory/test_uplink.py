@@ -118,12 +118,15 @@ def test_a_process_that_fails_or_hangs_is_one_clear_error(monkeypatch: pytest.Mo
         monkeypatch.setattr(sys, "executable", executable)
         with pytest.raises(RetryableError, match=message):
             links.ask()
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=b"no json"))
-    with pytest.raises(RetryableError, match="failed"):
+    monkeypatch.setattr(sys, "executable", "/bin/echo")
+    with pytest.raises(RetryableError, match="failed: JSON is malformed"):
         links.ask()
     monkeypatch.undo()
     with pytest.raises(RetryableError, match=r"within 0.001 s"):
         links.ask(deadline=0.001)
+    with pytest.raises(RetryableError, match="is left alone"):
+        links.ask(deadline=0.001)
+    links.ask()
 
 
 def test_the_answer_is_plain_json() -> None:

@@ -17,7 +17,7 @@ from dra_agent.inventory.kfd import KfdNode
 from dra_agent.topology.model import Device as Function
 
 SETTLE = 3.0
-"""Seconds for which a GPU that somebody else divides may look half made; the driver takes one or two of them."""
+"""Seconds for which a GPU that somebody else divides may look half made: chosen, not measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,17 @@
 """Network links and default routes of the running kernel over rtnetlink, read by a process of its own.
 
-pyroute2 costs more memory than the rest of the agent, so it lives as long as one question: `python -m
-dra_agent.inventory.links` prints the answer as JSON. Simulated hosts have no netlink; they are read from their files.
+`python -m dra_agent.inventory.links` prints the answer as JSON. Simulated hosts have no netlink; they are read from
+their files.
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
 import msgspec
 
-from dra_agent.errors import RetryableError
+from dra_agent import netlink
 
 DEADLINE = 10.0
 """Seconds for the whole process; a loaded host takes one to start it."""
@@ -38,18 +37,8 @@ class LinkFacts(msgspec.Struct, frozen=True):
 
 def ask(deadline: float = DEADLINE) -> LinkFacts:
     """Run the process and give its answer; RetryableError where it fails or does not end in time."""
-    command = [sys.executable, "-m", "dra_agent.inventory.links"]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=deadline, check=True)
-        return msgspec.json.decode(done.stdout, type=LinkFacts)
-    except subprocess.TimeoutExpired:
-        what = f"rtnetlink did not answer within {deadline:g} s"
-    except subprocess.CalledProcessError as error:
-        last = error.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {error.returncode}"]
-        what = f"reading the links over rtnetlink failed: {last[0]}"
-    except (OSError, msgspec.MsgspecError) as error:
-        what = f"reading the links over rtnetlink failed: {error}"
-    raise RetryableError(what, where="rtnetlink", todo="network interfaces are read from sysfs until it works")
+    todo = "network interfaces are read from sysfs until it works"
+    return netlink.ask("dra_agent.inventory.links", LinkFacts, deadline, todo=todo)
 
 
 def read() -> LinkFacts:

@@ -1,8 +1,8 @@
 """Interfaces between network namespaces, over rtnetlink, by a process of its own that lives as long as one request.
 
-A process, because pyroute2 costs more memory than the rest of the agent and setns(2) is about a whole thread; and a
-driver that hangs in it hangs nobody else. `python -m dra_agent.setup.rtnetlink` reads a request from its standard
-input and prints the answer, both as JSON; the container's network namespace is a file that it inherits.
+setns(2) is about a whole thread, which is one more reason for a process. `python -m dra_agent.setup.rtnetlink` reads a
+request from its standard input and prints the answer, both as JSON; the container's network namespace is a file that
+it inherits.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from dra_agent.errors import RetryableError
+from dra_agent import netlink
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
@@ -73,19 +72,9 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True):
 def ask(request: Move | Restore, deadline: float = DEADLINE) -> Done:
     """Run the process and give its answer; RetryableError where it fails or does not end in time."""
     files = (request.network,) if isinstance(request, Move) else ()
-    command = [sys.executable, "-m", "dra_agent.setup.rtnetlink"]
+    todo = "see the kernel's log (dmesg); it is tried again"
     data = msgspec.json.encode(request)
-    try:
-        done = subprocess.run(command, input=data, capture_output=True, timeout=deadline, check=True, pass_fds=files)
-        return msgspec.json.decode(done.stdout, type=Done)
-    except subprocess.TimeoutExpired:
-        what = f"the kernel did not answer within {deadline:g} s"
-    except subprocess.CalledProcessError as error:
-        last = error.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {error.returncode}"]
-        what = f"speaking to the kernel failed: {last[0]}"
-    except (OSError, msgspec.MsgspecError) as error:
-        what = f"speaking to the kernel failed: {error}"
-    raise RetryableError(what, where="rtnetlink", todo="see the kernel's log (dmesg); it is tried again")
+    return netlink.ask("dra_agent.setup.rtnetlink", Done, deadline, todo=todo, given=data, files=files)
 
 
 def move(request: Move) -> Done:
