@@ -69,6 +69,10 @@ def exist(agent: Agent) -> list[int]:
     return sorted(one.profile for gpu in divided.values() for one in gpu.gpu_instances if one.compute_instances)
 
 
+def in_mig_mode(agent: Agent) -> set[str]:
+    return {uuid for uuid, gpu in mig.read(agent.host).items() if gpu.mode}
+
+
 def nothing_is_left(agents: Agents) -> None:
     divided = mig.read(agents["node-a"].host)
     assert not [one for gpu in divided.values() for one in gpu.gpu_instances]
@@ -158,13 +162,14 @@ def test_one_gpu_is_filled_before_the_next_is_opened(agents: Agents, namespace: 
 def test_the_whole_gpu_waits_for_its_slices_and_is_taken_again_after(agents: Agents, namespace: Namespace) -> None:
     start(namespace, "slice", "1g.10gb")
     namespace.running("slice", at_most=PATIENT)
+    before = in_mig_mode(agents["node-a"])
     start(namespace, "whole", None)
     waits(namespace, "whole")
     stop(namespace, "slice")
     namespace.running("whole", at_most=PATIENT)
     assert place(namespace, "whole") == GPU
-    divided = mig.read(agents["node-a"].host)
-    assert not any(gpu.mode for gpu in divided.values())
+    after = in_mig_mode(agents["node-a"])
+    assert after < before and len(before - after) == 1, "it alone is a whole again; others stay as tests left them"
     start(namespace, "slice-again", "1g.10gb")
     waits(namespace, "slice-again")
     stop(namespace, "whole")
