@@ -134,4 +134,14 @@ async def settled(publisher: Publisher, seconds: float = 15.0) -> None:
     await until(lambda: publisher.reading().behind == 0.0 and not publisher.reading().pending, seconds)
 
 
+async def quiet(node: Node, publisher: Publisher) -> None:
+    """Wait until nothing more is written."""
+    await settled(publisher)
+    node.forget()
+    for _ in range(3):
+        publisher.devices_changed()
+        await asyncio.sleep(0.1)
+    assert node.writes() == []
+
+
 __all__ = ["DRIVER", "NODE", "Node", "Published", "device", "devices", "partitioned", "settled", "tainted", "until"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -12,7 +11,7 @@ from dra_agent.inventory.api import Capacity, RequestPolicy
 from dra_agent.inventory.device import Inventory
 from dra_agent.publish import Publisher
 from dra_agent.publish.gates import dropped_fields, gate_of
-from publish.node import NODE, Node, device, partitioned, settled, tainted, until
+from publish.node import NODE, Node, device, partitioned, quiet, settled, tainted, until
 
 
 def no(*fields: str) -> Any:
@@ -28,16 +27,6 @@ def no(*fields: str) -> Any:
                         amount.pop(field, None)
 
     return drop
-
-
-async def quiet(node: Node, publisher: Publisher) -> None:
-    """Wait until nothing more is written."""
-    await settled(publisher)
-    node.forget()
-    for _ in range(3):
-        publisher.devices_changed()
-        await asyncio.sleep(0.1)
-    assert node.writes() == []
 
 
 def test_without_taints_a_device_that_must_not_be_allocated_is_left_out(node: Node) -> None:

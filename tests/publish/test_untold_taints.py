@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
@@ -14,7 +13,7 @@ from dra_agent.inventory.api import Taint
 from dra_agent.inventory.device import Device
 from dra_agent.publish import Publisher
 from dra_agent.publish.gates import dropped_fields, refused_effects
-from publish.node import DRIVER, Node, device, devices, settled, until
+from publish.node import DRIVER, Node, device, devices, quiet, settled, until
 
 BEGAN = "2026-01-31T12:00:00Z"
 UNMONITORED = Taint(f"{DRIVER}/unmonitored", "None", time_added=BEGAN)
@@ -63,16 +62,6 @@ def taking(*, none: bool) -> Any:
                 entry["taints"] = kept
 
     return drop
-
-
-async def quiet(node: Node, publisher: Publisher) -> None:
-    """Wait until nothing more is written, nor asked."""
-    await settled(publisher)
-    node.forget()
-    for _ in range(3):
-        publisher.devices_changed()
-        await asyncio.sleep(0.1)
-    assert node.writes() == []
 
 
 def test_a_device_that_is_not_monitored_for_a_while_is_written_twice(node: Node) -> None:
