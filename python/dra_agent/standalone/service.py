@@ -24,6 +24,7 @@ from dra_agent.standalone.crew import Crew
 from dra_agent.standalone.ports import Allocate, Object, Preparer
 from dra_agent.standalone.queue import CLAIM, CLASS, ClaimQueue
 from dra_agent.standalone.store import Store
+from dra_agent.standalone.validation import Validator
 from dra_agent.standalone.wire import (
     LINE_LIMIT,
     SOCKET,
@@ -64,7 +65,7 @@ class StandaloneService:
         self._node = node
         self._driver = driver
         self._slices = slices
-        self._validate = validate
+        self._validator = Validator(validate)
         self._wake = asyncio.Event()
         self._crew = Crew(self._wake.set)
         self.queue = ClaimQueue(
@@ -95,6 +96,7 @@ class StandaloneService:
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
+        self._validator.stop()
         self._worker.shutdown(wait=True)
         await self._crew.stop()
         self.store.close()
@@ -169,8 +171,7 @@ class StandaloneService:
                 return await self._work(self._state)
 
     async def _apply(self, request: Apply) -> list[Applied]:
-        problems = [problem for value in request.objects for problem in self._validate(value)]
-        if problems:
+        if problems := await self._validator.problems(request.objects):
             raise PermanentError("\n".join(problems))
         applied = await self._work(lambda: self.queue.apply(request.objects))
         seen = await self._work(lambda: [self._with_view(done) for done in applied])

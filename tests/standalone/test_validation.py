@@ -1,0 +1,74 @@
+"""Validation that takes long: other requests are answered, and its own ends at a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_agent.errors import RetryableError
+from dra_agent.standalone.client import Client
+from dra_agent.standalone.service import StandaloneService
+from dra_agent.standalone.validation import Validator
+from dra_agent.standalone.wire import Apply, ListClaims
+
+LIMIT_S = 60.0
+
+
+def test_other_requests_are_answered_while_an_object_is_validated(
+    tmp_path: Path, preparer: Any, devices: Any, claim: Any
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def validate(value: dict[str, Any]) -> list[str]:
+        began.set()
+        return [] if go_on.wait(LIMIT_S) else ["nothing else was answered meanwhile"]
+
+    async def scenario() -> None:
+        service = StandaloneService(
+            tmp_path,
+            node="n",
+            driver="d",
+            slices=list,
+            preparer=preparer,
+            allocate=devices.allocate,
+            validate=validate,
+        )
+        await service.start()
+        loop = asyncio.get_running_loop()
+
+        def ask(request: Any) -> Any:
+            with Client(service.socket) as client:
+                return client.ask(request)
+
+        with ThreadPoolExecutor(2) as clients:
+            try:
+                applied = loop.run_in_executor(clients, ask, Apply([claim("a")]))
+                await loop.run_in_executor(None, began.wait, LIMIT_S)
+                assert await loop.run_in_executor(clients, ask, ListClaims()) == []
+                go_on.set()
+                assert [done["action"] for done in await applied] == ["created"]
+            finally:
+                go_on.set()
+        await service.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 2 * LIMIT_S))
+
+
+def test_a_validation_that_does_not_end_is_given_up_at_its_deadline() -> None:
+    go_on = threading.Event()
+
+    async def scenario() -> None:
+        validator = Validator(lambda value: [str(go_on.wait(LIMIT_S))], timeout=0.01)
+        try:
+            with pytest.raises(RetryableError, match="could not be validated within"):
+                await validator.problems([{}])
+        finally:
+            go_on.set()
+            validator.stop()
+
+    asyncio.run(scenario())
