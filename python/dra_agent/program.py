@@ -63,7 +63,9 @@ class Program:
             self._hung_at = None
         try:
             process = subprocess.Popen(
-                [str(self.path), *arguments],
+                # Neither a vendor's tool nor a module of the agent's reads anything of the caller's directory.
+                [str(self.path.absolute()), *arguments],
+                cwd="/",
                 stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -1,6 +1,6 @@
 """Network links and default routes of the running kernel over rtnetlink, read by a process of its own.
 
-`python -m dra_agent.inventory.links` prints the answer as JSON. Simulated hosts have no netlink; they are read from
+As a child of the agent, this module prints the answer as JSON. Simulated hosts have no netlink; they are read from
 their files.
 """
 

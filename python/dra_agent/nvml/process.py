@@ -6,11 +6,9 @@ takes long delays only its own lane.
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -20,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from dra_agent import child
 from dra_agent.errors import RetryableError
 from dra_agent.nvml.values import Codec, targets
 
@@ -89,16 +88,15 @@ class LibraryProcess:
         self._up = threading.Event()
         ours, theirs = socket.socketpair()
         self._socket = ours
-        # -P: the working directory of an agent is no place to import from.
-        command = [sys.executable, "-P", "-m", "dra_agent.nvml.child"]
+        library = str(path.absolute()) if path is not None else ""
         with theirs:
             self._process = subprocess.Popen(
-                [*command, str(theirs.fileno()), str(generation), str(path or "")],
+                child.command("dra_agent.nvml.child", str(theirs.fileno()), str(generation), library),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                # An installed agent is found by what its launcher put on the path, which a new interpreter lacks.
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=child.environment(),
+                cwd=child.WORKING_DIRECTORY,
             )
         self._reader = threading.Thread(target=self._read, name="NVML answers", daemon=True)
         self._reader.start()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import json
-import sys
 from pathlib import Path
 from typing import Literal
 
+from dra_agent.child import isolated_script
 from dra_agent.simulate.tree import replace_file
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -19,7 +19,7 @@ Action = Literal["fail", "hang", "crash", "ignore"]
 def install(folder: Path) -> None:
     """Write the program into a host's folder, for the interpreter that runs this."""
     # Isolated: nothing of whoever starts it, and no packages, which would only take time.
-    text = f"#!{sys.executable} -IS\n".encode() + Path(__file__).with_name("mps_control.py").read_bytes()
+    text = isolated_script(Path(__file__).with_name("mps_control.py").read_text()).encode()
     path = folder / CONTROL
     if not path.exists() or path.read_bytes() != text:
         replace_file(path, text)

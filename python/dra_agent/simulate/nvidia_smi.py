@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from dra_agent import child
 from dra_agent.simulate import nvml
 from dra_agent.simulate.tree import replace_file
 
@@ -37,8 +38,7 @@ class _ExitError(Exception):
 def install(root: Path) -> Path:
     """Put the tool into a host; gives where it lies."""
     path = root / TOOL
-    code = "import sys; from dra_agent.simulate.nvidia_smi import main; sys.exit(main())"
-    script = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c {shlex.quote(code)} {shlex.quote(str(root))} "$@"\n'
+    script = child.script("dra_agent.simulate.nvidia_smi_tool", str(root.absolute()))
     if not path.exists() or path.read_text() != script:
         path.parent.mkdir(exist_ok=True)
         replace_file(path, script.encode())

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from dra_agent.child import Child
 from dra_agent.errors import RetryableError
 from dra_agent.program import Finished, Program
 from dra_agent.setup.mps.place import Place
@@ -41,7 +41,7 @@ class Control:
             "CUDA_VISIBLE_DEVICES": uuid,
         }
         self._tool = Program(program, deadline, todo=_TODO, environment=environment)
-        self._launcher = Program(Path(sys.executable), deadline, todo=_TODO, environment=environment)
+        self._launcher = Child("dra_agent.setup.mps.launch", deadline, todo=_TODO, environment=environment)
 
     def answers(self) -> bool:
         """Tell whether a daemon is there; RetryableError where that is not known, as from one that hangs."""
@@ -51,8 +51,7 @@ class Control:
         """Start the daemon; RetryableError where it does not come up."""
         shm = str(self._place.shm) if self._own_shm else "-"
         log = str(self._place.log / "start.log")
-        launch = ["-m", "dra_agent.setup.mps.launch", shm, log, str(self._path), "-d"]
-        done = self._launcher.run(launch)
+        done = self._launcher.run([shm, log, str(self._path.absolute()), "-d"])
         if done.status != 0:
             raise self._tool.error(f"does not start: {done.last_words} (exit status {done.status})")
         if not self.answers():

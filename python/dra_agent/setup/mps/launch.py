@@ -1,6 +1,6 @@
 """Becomes the MPS control program, with the GPU's own /dev/shm in a mount namespace of its own.
 
-Run as `python -m dra_agent.setup.mps.launch SHM LOG PROGRAM [ARGUMENT...]`; SHM of "-" leaves /dev/shm as it is. What
+A child of the agent, with the arguments SHM LOG PROGRAM [ARGUMENT...]; SHM of "-" leaves /dev/shm as it is. What
 the program says goes to LOG: a daemon keeps its outputs, and who waits for the end of a pipe would wait for its end.
 """
 

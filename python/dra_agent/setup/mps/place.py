@@ -28,7 +28,7 @@ class Place:
     @classmethod
     def of(cls, state_dir: Path, dev: Path, device: str) -> Place:
         """Give a device's place; its name is a DNS label. PermanentError where no socket fits below it."""
-        folder = state_dir / "mps" / device
+        folder = state_dir.absolute() / "mps" / device
         if len(str(folder / "pipe" / _LONGEST_PIPE).encode()) > _PIPE_LIMIT:
             raise PermanentError(
                 f"the pipes of MPS would have paths longer than {_PIPE_LIMIT} bytes",
@@ -36,7 +36,7 @@ class Place:
                 todo="choose a shorter --state-dir",
             )
         # In memory where the host has a place for that: what is shared must not be written to a disk.
-        memory = dev / "shm"
+        memory = dev.absolute() / "shm"
         return cls(folder, memory / f"dra-agent-{device}" if memory.is_dir() else folder / "shm")
 
     @property

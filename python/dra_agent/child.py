@@ -1,0 +1,83 @@
+"""The agent's own child processes: the one way to start a Python module of this package in a process of its own.
+
+A child runs with the agent's permissions, so it imports only from where the agent itself imports:
+
+- `-P` and the working directory `/`: nothing of the directory in which a user called the command;
+- `-s` and no variable `PYTHON*` of the caller: no site packages of a user, no path and no start-up file of a caller;
+- `PYTHONPATH` set to the agent's own absolute `sys.path`: the launcher that `make install` writes adds the library's
+  folder to `sys.path`, and a new interpreter does not know it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dra_agent.program import Finished, Program
+
+WORKING_DIRECTORY = "/"
+_OPTIONS = ("-P", "-s", "-m")
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """Return the command line that runs a module; to be started with `environment()` in `WORKING_DIRECTORY`.
+
+    Paths among the arguments must be absolute.
+    """
+    return [sys.executable, *_OPTIONS, module, *arguments]
+
+
+def environment(added: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of a child: the agent's without the interpreter's variables, and what is `added`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return {**kept, **(added or {}), "PYTHONPATH": _import_path()}
+
+
+def script(module: str, *arguments: str) -> str:
+    """Return a shell script that runs a module with these arguments and its own; for tools of simulated hosts."""
+    words = ["env", "-i", f"PYTHONPATH={_import_path()}", *command(module, *arguments)]
+    return f'#!/bin/sh\ncd {WORKING_DIRECTORY} && exec {shlex.join(words)} "$@"\n'
+
+
+def isolated_script(source: str) -> str:
+    """Return a program file that runs `source` with the standard library only, and nothing of its caller."""
+    return f"#!{sys.executable} -IS\n{source}"
+
+
+class Child(Program):
+    """A module of this package as a program with a deadline; safe to use from several threads."""
+
+    def __init__(
+        self, module: str, deadline: float, *, todo: str | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`deadline` is in seconds; `todo` goes with every error; `environment` is added to that of a child."""
+        super().__init__(Path(sys.executable), deadline, todo=todo)
+        self._environment = _environment(environment)
+        self._first = [*_OPTIONS, module]
+
+    def run(self, arguments: Sequence[str], given: bytes | None = None, files: Sequence[int] = ()) -> Finished:
+        """Run it as `Program.run` does."""
+        return super().run([*self._first, *arguments], given, files)
+
+
+def shared(module: str, deadline: float) -> Child:
+    """Return the one `Child` of a module and deadline: one that hung is left alone for a while, by every caller."""
+    return _shared(sys.executable, module, deadline)
+
+
+@functools.cache
+def _shared(executable: str, module: str, deadline: float) -> Child:
+    del executable  # a key of the cache
+    return Child(module, deadline)
+
+
+_environment = environment
+
+
+def _import_path() -> str:
+    """Return the absolute entries of `sys.path`: "" and relative ones stand for the caller's directory."""
+    return os.pathsep.join(entry for entry in sys.path if Path(entry).is_absolute())

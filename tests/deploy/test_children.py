@@ -1,0 +1,139 @@
+"""The agent's own child processes, started by an installed agent in a directory that another user prepared."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = ("dra_agent/__init__", "os", "json", "sitecustomize", "usercustomize", "msgspec", "runpy")
+DEADLINE_S = 120
+"""Generous: several interpreters start one after the other, on a machine that may be busy."""
+
+ASKS_THE_KERNEL = """
+from dra_agent.inventory.links import ask
+print(ask(60).default_routes is not None)
+"""
+MOVES_AN_INTERFACE = """
+from dra_agent.setup.rtnetlink import Restore, ask
+print(ask(Restore("no-such-link0", ()), 60).state)
+"""
+STARTS_MPS = """
+import sys
+from pathlib import Path
+from dra_agent.setup.mps.control import Control
+from dra_agent.setup.mps.place import Place
+place = Place(Path(sys.argv[1], "gpu"), Path(sys.argv[1], "shm"))
+place.make()
+Control(Path("/bin/true"), place, "GPU-1", own_shm=False, proc=Path("/proc"), deadline=60).start()
+print("started")
+"""
+LOADS_NVML = """
+import sys
+from pathlib import Path
+import pynvml
+import dra_agent
+from dra_agent.nvml.process import LibraryProcess
+library = Path(dra_agent.__file__).parent / "simulate/lib/libnvidia-ml.so.1"
+made = LibraryProcess(pynvml, library, 1)
+print("pid", made.pid > 0)
+made.close()
+"""
+SIMULATES_A_TOOL = """
+import subprocess, sys
+from pathlib import Path
+from dra_agent.simulate.nvidia_smi import install
+Path(sys.argv[1]).mkdir(exist_ok=True)
+done = subprocess.run([install(Path(sys.argv[1])), "-L"], capture_output=True, text=True)
+print(done.returncode, done.stderr)
+assert "Traceback" not in done.stderr and "No module" not in done.stderr, done.stderr
+"""
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command of an agent that is installed below a prefix."""
+    prefix = tmp_path_factory.mktemp("prefix")
+    folders = [f"--{name}={prefix / name}" for name in ("sysconfdir", "unitdir", "tmpfilesdir")]
+    command = [sys.executable, ROOT / "deploy/install.py", "--destdir", "/", "--prefix", prefix, *folders]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    return prefix / "bin/dra-agent"
+
+
+class Hostile:
+    """A directory whose modules say that they were run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.marker = folder / "was-run"
+        for name in MODULES:
+            path = folder / f"{name}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"open({str(self.marker)!r}, 'a').write(__name__ + '\\n')\n")
+        user = folder / "home/.local/lib" / f"python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+        user.mkdir(parents=True)
+        (user / "evil.pth").write_text(f"import builtins; builtins.open({str(self.marker)!r}, 'a').write('pth')\n")
+
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": f"{self.folder}{os.pathsep}",
+            "PYTHONUSERBASE": str(self.folder / "home/.local"),
+            "HOME": str(self.folder / "home"),
+        }
+
+    def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+
+    def was_run(self) -> list[str]:
+        return self.marker.read_text().split() if self.marker.exists() else []
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Hostile:
+    return Hostile(tmp_path / "hostile")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (ASKS_THE_KERNEL, "True"),
+        (MOVES_AN_INTERFACE, "away"),
+        (STARTS_MPS, "started"),
+        (LOADS_NVML, "pid True"),
+        (SIMULATES_A_TOOL, ""),
+    ],
+    ids=["rtnetlink facts", "interface moves", "MPS launcher", "NVML", "simulated nvidia-smi"],
+)
+def test_a_child_of_an_installed_agent_runs_no_code_of_the_current_directory(
+    launcher: Path, hostile: Hostile, tmp_path: Path, program: str, expected: str
+) -> None:
+    head = launcher.read_text().partition("from dra_agent")[0]
+    script = tmp_path / "program"
+    script.write_text(head + program)
+    script.chmod(0o755)
+    done = hostile.run(script, str(tmp_path / "work"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(expected), (done.stdout, done.stderr)
+    assert hostile.was_run() == []
+
+
+@pytest.mark.timeout(300)
+def test_the_installed_command_runs_no_code_of_the_current_directory(launcher: Path, hostile: Hostile) -> None:
+    done = hostile.run(launcher, "devices", "-o", "json")
+    assert "No module named" not in done.stdout + done.stderr
+    assert done.returncode in (0, 1), done.stderr
+    assert hostile.was_run() == []
