@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,19 @@ def test_a_file_that_cannot_be_read_is_named(file: Path) -> None:
     file.write_bytes(b"\xff")
     with pytest.raises(UsageError, match=r"config\.toml: not UTF-8 text \(byte 0\)"):
         configure("--config", str(file))
+
+
+def test_only_a_regular_file_of_a_bounded_size_is_read(file: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    file.write_text("# " + "x" * (1 << 20))
+    for path, reason in (
+        (tmp_path / "fifo", "Is a FIFO, not a regular file"),
+        (Path("/dev/zero"), "Is a device, not a regular file"),
+        (tmp_path, "Is a directory, not a regular file"),
+        (file, "Larger than 1 MiB"),
+    ):
+        with pytest.raises(UsageError, match=f"{path}: cannot be read: {reason}"):
+            load(argparse.Namespace(config=path), {})
 
 
 @pytest.mark.parametrize(

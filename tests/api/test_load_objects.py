@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -139,9 +140,23 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         load_objects(tmp_path / "binary")
 
 
+def test_only_regular_files_of_a_bounded_size_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(PermanentError, match="fifo: cannot be read: Is a FIFO, not a regular file"):
+        load_objects(tmp_path / "fifo")
+    with pytest.raises(PermanentError, match="cannot be read: Is a device, not a regular file"):
+        load_objects("/dev/zero")
+    (tmp_path / "claim.yaml").write_text(CLAIM)
+    with pytest.raises(PermanentError, match=r"claim\.yaml: cannot be read: Larger than 10 bytes"):
+        load_objects(tmp_path / "claim.yaml", max_bytes=10)
+
+
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(CLAIM))
     assert load_objects("-")[0].file == "standard input"
+    monkeypatch.setattr("sys.stdin", io.StringIO(CLAIM))
+    with pytest.raises(PermanentError, match="standard input: cannot be read: Larger than 10 bytes"):
+        load_objects("-", max_bytes=10)
 
 
 def test_a_mistake_in_an_expression_is_found_before_anything_runs() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,12 @@ def test_what_is_no_kubeconfig_says_so(tmp_path: Path, text: str) -> None:
 def test_a_kubeconfig_that_is_not_there_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         find_access(tmp_path / "none", {})
+
+
+def test_a_kubeconfig_that_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(UsageError, match="fifo: the kubeconfig cannot be read: Is a FIFO"):
+        find_access(tmp_path / "fifo", {})
 
 
 def test_the_pod_knows_its_cluster(tmp_path: Path) -> None:

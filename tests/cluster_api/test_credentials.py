@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -282,3 +283,20 @@ def test_a_token_that_is_none_is_refused_and_not_shown(node: FakeApi, tmp_path: 
 
     asyncio.run(main())
     assert not node.requests
+
+
+@pytest.mark.parametrize("name", ["client-certificate", "client-key", "certificate-authority", "tokenFile"])
+def test_a_fifo_in_place_of_a_file_of_the_kubeconfig_is_not_waited_for(
+    secure: FakeApi, authority: Authority, tmp_path: Path, name: str
+) -> None:
+    for file in ("agent.crt", "agent.key"):
+        (tmp_path / file).write_bytes(authority.certificate.read_bytes())
+    user = {"client-certificate": "agent.crt", "client-key": "agent.key"}
+    os.mkfifo(tmp_path / "fifo")
+    if name == "certificate-authority":
+        authority.certificate.unlink()
+        os.mkfifo(authority.certificate)
+    else:
+        user[name] = "fifo"
+    with pytest.raises(UnavailableError, match="FIFO"):
+        connect(secure_config(secure, tmp_path / "kubeconfig", authority, **user))

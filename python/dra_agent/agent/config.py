@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
+from dra_agent import user_file
 from dra_agent.errors import UsageError
 from dra_agent.health.settings import HealthSettings
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
@@ -22,6 +23,7 @@ from dra_agent.reclaim.settings import ReclaimSettings
 
 PREFIX = "DRA_AGENT_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
+MAX_FILE_BYTES = 1 << 20
 
 # RFC 1123 subdomain, and 63 bytes at most, as the API demands of a driver's name.
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -159,7 +161,7 @@ def _from_file(path: Path) -> Config:
     import tomllib  # only where there is a file: the import list is the memory budget
 
     try:
-        text = path.read_text()
+        text = user_file.read(path, MAX_FILE_BYTES).decode()
         values = tomllib.loads(text)
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error

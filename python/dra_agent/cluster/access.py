@@ -12,9 +12,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from dra_agent import user_file
 from dra_agent.errors import UsageError
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+MAX_FILE_BYTES = 16 << 20
+"""Bound of a kubeconfig, and of each file that it names: certificates may be embedded."""
 _EXEC_EXTENSION = "client.authentication.k8s.io/exec"
 
 
@@ -164,8 +167,8 @@ def service_account(environ: Mapping[str, str], directory: Path = SERVICE_ACCOUN
 
 def _own_namespace(directory: Path) -> str:
     try:
-        return (directory / "namespace").read_text().strip() or "default"
-    except OSError:
+        return user_file.read(directory / "namespace", MAX_FILE_BYTES).decode().strip() or "default"
+    except (OSError, UnicodeDecodeError):
         return "default"
 
 
@@ -175,7 +178,7 @@ def read_kubeconfig(path: Path) -> Access:
 
     where = str(path)
     try:
-        document = yaml.safe_load(path.read_bytes())
+        document = yaml.safe_load(user_file.read(path, MAX_FILE_BYTES))
         config = msgspec.convert(document, _Kubeconfig)
     except OSError as error:
         raise UsageError(f"the kubeconfig cannot be read: {error.strerror}", where=where) from error

@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from dra_agent.cluster.access import Access
+from dra_agent import user_file
+from dra_agent.cluster.access import MAX_FILE_BYTES, Access
 from dra_agent.cluster.errors import UnavailableError
 from dra_agent.cluster.exec_credentials import ExecCredentials, run_command
 from dra_agent.cluster.tls import tls_context
@@ -46,7 +47,7 @@ class Credentials:
         token = access.token
         if access.token_file is not None:
             try:
-                token = access.token_file.read_text(encoding="ascii").strip()
+                token = user_file.read(access.token_file, MAX_FILE_BYTES).decode("ascii").strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise UnavailableError(f"the token cannot be read: {error}", where=str(access.token_file)) from error
         _check(token, str(access.token_file or access.source))

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.cluster.access import Access, ExecCommand, Pem
+from dra_agent import user_file
+from dra_agent.cluster.access import MAX_FILE_BYTES, Access, ExecCommand, Pem
 from dra_agent.cluster.errors import UnavailableError
 
 TIMEOUT = 30.0
@@ -104,7 +105,7 @@ def _cluster(command: ExecCommand, access: Access) -> dict[str, Any]:
         data = access.authority.data
         if data is None and access.authority.path is not None:
             try:
-                data = access.authority.path.read_bytes()
+                data = user_file.read(access.authority.path, MAX_FILE_BYTES)
             except OSError as error:
                 reason = f"the certificate of the cluster's authority cannot be read: {error.strerror}"
                 raise UnavailableError(reason, where=str(access.authority.path)) from error

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import ssl
 
-from dra_agent.cluster.access import Access, Pem
+from dra_agent import user_file, whole_file
+from dra_agent.cluster.access import MAX_FILE_BYTES, Access, Pem
 from dra_agent.cluster.errors import UnavailableError
 
 
@@ -18,10 +19,13 @@ def tls_context(access: Access, certificate: Pem | None = None, key: Pem | None 
         return None
     authority = access.authority
     try:
-        context = ssl.create_default_context(
-            cafile=None if authority is None or authority.path is None else str(authority.path),
-            cadata=None if authority is None or authority.data is None else _text(authority.data),
-        )
+        if authority is None:
+            context = ssl.create_default_context()
+        elif authority.data is not None:
+            context = ssl.create_default_context(cadata=_text(authority.data))
+        else:
+            with _File(authority) as path:
+                context = ssl.create_default_context(cafile=path)
     except (ssl.SSLError, OSError) as error:
         raise UnavailableError(
             f"the certificate of the cluster's authority cannot be used: {error.strerror or error}",
@@ -32,13 +36,13 @@ def tls_context(access: Access, certificate: Pem | None = None, key: Pem | None 
         context.verify_mode = ssl.CERT_NONE
     certificate, key = certificate or access.certificate, key or access.key
     if certificate is not None and key is not None:
-        with _File(certificate) as certificate_path, _File(key) as key_path:
-            try:
+        try:
+            with _File(certificate) as certificate_path, _File(key) as key_path:
                 context.load_cert_chain(certificate_path, key_path, password="")  # never ask a terminal
-            except (ssl.SSLError, OSError) as error:
-                raise UnavailableError(
-                    f"the client certificate cannot be used: {error.strerror or error}", where=access.source
-                ) from error
+        except (ssl.SSLError, OSError) as error:
+            raise UnavailableError(
+                f"the client certificate cannot be used: {error.strerror or error}", where=access.source
+            ) from error
     return context
 
 
@@ -47,17 +51,19 @@ def _text(data: bytes) -> str:
 
 
 class _File:
-    """OpenSSL reads keys from files only: one that is data becomes a file in memory for as long as it is read."""
+    """A file in memory, as OpenSSL reads keys from files only, and a FIFO or a device at a path would block it."""
 
     def __init__(self, pem: Pem) -> None:
         self._pem = pem
         self._handle: int | None = None
 
     def __enter__(self) -> str:
-        if self._pem.data is None:
-            return str(self._pem.path)
+        data = self._pem.data
+        if data is None:
+            assert self._pem.path is not None
+            data = user_file.read(self._pem.path, MAX_FILE_BYTES)
         self._handle = os.memfd_create("pem", os.MFD_CLOEXEC)
-        os.write(self._handle, self._pem.data)
+        whole_file.write_all(self._handle, data)
         return f"/proc/self/fd/{self._handle}"
 
     def __exit__(self, *_: object) -> None:

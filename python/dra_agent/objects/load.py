@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +9,13 @@ from typing import Any
 
 import msgspec
 
-from dra_agent import _native
+from dra_agent import _native, user_file
 from dra_agent.errors import UsageError
 from dra_agent.objects.document import Document, read_documents
 
 STANDARD_INPUT = "-"
+MAX_FILE_BYTES = 256 << 20
+"""Bound of a file of objects: what `kubectl get resourceslices -o json` prints of 5,000 nodes is below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,10 @@ class LoadedObject:
         ]
 
 
-def load_objects(path: Path | str, *, strict: bool = True) -> list[LoadedObject]:
-    """The objects of a file, or of standard input where the path is `-`.
+def load_objects(path: Path | str, *, strict: bool = True, max_bytes: int = MAX_FILE_BYTES) -> list[LoadedObject]:
+    """The objects of a regular file or a pipe of the caller, or of standard input where the path is `-`.
+
+    More than `max_bytes` are refused.
 
     `strict` demands resource.k8s.io/v1 objects without an unknown field or a broken limit; what a cluster printed
     is read with strict=False, so that fields of a newer cluster are passed over.
@@ -64,7 +67,8 @@ def load_objects(path: Path | str, *, strict: bool = True) -> list[LoadedObject]
     given = str(path) == STANDARD_INPUT
     file = "standard input" if given else str(path)
     try:
-        text = sys.stdin.read() if given else Path(path).read_bytes().decode()
+        data = user_file.read_standard_input(max_bytes) if given else user_file.read(path, max_bytes)
+        text = data.decode()
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}", where=file) from error
     except UnicodeDecodeError as error:
