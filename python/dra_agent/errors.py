@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dra_agent.printable import printable
+
 
 class AgentError(Exception):
     """Base of every error that reaches a user: what was wrong, where, and what to do about it."""
@@ -17,7 +19,8 @@ class AgentError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text}; {self.todo}" if self.todo else text
+        # It goes to terminals, logs, Events, the kubelet and the API server; what it quotes is anybody's.
+        return printable(f"{text}; {self.todo}" if self.todo else text)
 
 
 class RetryableError(AgentError):

@@ -13,6 +13,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+from dra_agent.printable import json_printable, printable
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 # sd-daemon(3): a line that begins with <N> has that priority in the journal.
 _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
@@ -51,12 +53,12 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Write one event; a traceback, which only a defect has, goes below it."""
         extra = "".join(f" {name}={_text(value)}" for name, value in fields(record).items())
-        message = record.getMessage().replace("\n", "\\n")
+        message = printable(record.getMessage(), line=True)
         if self._journal:
             line = f"<{_PRIORITY.get(record.levelno, 6)}>{message}{extra}"
         else:
             line = f"{_time(record)} {record.levelname.lower()} {message}{extra}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return f"{line}\n{printable(self.formatException(record.exc_info))}" if record.exc_info else line
 
 
 class JsonFormatter(logging.Formatter):
@@ -73,7 +75,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
-        return json.dumps(event, ensure_ascii=False, default=str)
+        return json_printable(json.dumps(event, ensure_ascii=False, default=str))
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -83,4 +85,4 @@ def _time(record: logging.LogRecord) -> str:
 def _text(value: Any) -> str:
     many = isinstance(value, list | tuple | set | frozenset)
     text = ",".join(str(item) for item in value) if many else str(value)
-    return json.dumps(text, ensure_ascii=False) if text == "" or _QUOTED.search(text) else text
+    return printable(json.dumps(text, ensure_ascii=False) if text == "" or _QUOTED.search(text) else text, line=True)

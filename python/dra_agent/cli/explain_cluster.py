@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from dra_agent.printable import printable
+
 SHOWN = 20
 """Nodes that are listed one by one; of more, those with equal reasons are counted."""
 
@@ -58,17 +60,17 @@ def _print(answer: dict[str, Any], *, everything: bool, node: str | None) -> Non
     from dra_agent.explain.pending import closest
 
     what = "pod" if "pod" in answer else "claim"
-    print(f"{what} {answer[what]}: {answer['summary']}")
+    print(printable(f"{what} {answer[what]}: {answer['summary']}", line=True))
     for note in answer["notes"]:
-        print(f"note: {note}")
+        print(printable(f"note: {note}", line=True))
     for pod in answer["pods"]:
         print(_pod(pod))
     if what == "pod":
         for claim in answer["claims"]:
             name = f"{claim['name']} ({claim['claim']})" if claim["claim"] else claim["name"]
-            print(f"claim {name}: {'; '.join(claim['problems']) or claim['summary']}")
+            print(printable(f"claim {name}: {'; '.join(claim['problems']) or claim['summary']}", line=True))
     for event in answer["events"]:
-        print(f"event {event}")
+        print(printable(f"event {event}", line=True))
     if answer["nodes"]:
         _print_nodes(answer["nodes"])
     chosen = closest(answer["nodes"])
@@ -91,7 +93,7 @@ def _pod(pod: dict[str, Any]) -> str:
         text += f", being deleted since {pod['deleting']}"
     if pod["scheduler"]:
         text += f"; scheduler: {pod['scheduler']}"
-    return "\n".join([text, *(f"  container waits: {reason}" for reason in pod["waiting"])])
+    return "\n".join([text, *(printable(f"  container waits: {reason}", line=True) for reason in pod["waiting"])])
 
 
 def _print_nodes(nodes: list[dict[str, Any]]) -> None:

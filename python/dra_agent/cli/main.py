@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from dra_agent import __version__
+from dra_agent.cli.terminal import guarded
 from dra_agent.errors import AgentError
 
 COMMANDS = {
@@ -35,7 +36,11 @@ DEBUG = "DRA_AGENT_DEBUG"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the result is the exit code: 0 done, 1 the answer is no, 2 wrong use."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    with guarded():
+        return _main(list(sys.argv[1:] if argv is None else argv))
+
+
+def _main(arguments: list[str]) -> int:
     try:
         return _run(arguments)
     except AgentError as error:
@@ -77,5 +82,5 @@ def _run(arguments: list[str]) -> int:
 
 
 def _complain(message: str) -> None:
-    for line in message.splitlines() or [""]:
+    for line in message.split("\n"):
         print(f"dra-agent: {line}", file=sys.stderr)

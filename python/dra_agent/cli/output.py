@@ -8,6 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from dra_agent.cli.terminal import console
+from dra_agent.printable import is_printable, json_printable, printable
+
 FORMATS = ("table", "json", "yaml")
 
 
@@ -21,19 +24,21 @@ def emit(value: Any, output: str) -> None:
     import msgspec
 
     if output == "json":
-        text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+        text = json_printable(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
     else:
         import yaml
 
         plain = msgspec.json.decode(msgspec.json.encode(value))
         text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120).rstrip("\n")
+        if not is_printable(text):
+            # In ASCII every string with such a character is quoted and escaped, and reads as the same value.
+            text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=False, width=120).rstrip("\n")
     print(text)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
     """Print rows under upper-case headings; None becomes a dash. Cells are plain text, never markup."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -43,9 +48,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     for column in columns:
         drawn.add_column(column.upper(), overflow="fold")
     for row in rows:
-        drawn.add_row(*(Text("-" if cell is None or cell == "" else str(cell)) for cell in row))
+        drawn.add_row(*(Text("-" if cell is None or cell == "" else printable(str(cell))) for cell in row))
     # Into a file or a pipe nothing is folded: whoever reads it there cuts columns by himself.
-    Console(width=None if sys.stdout.isatty() else 400, highlight=False, soft_wrap=False).print(drawn)
+    console(width=None if sys.stdout.isatty() else 400).print(drawn, soft_wrap=False)
 
 
 @contextmanager
@@ -54,7 +59,5 @@ def progress(doing: str) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    from rich.console import Console
-
-    with Console(stderr=True).status(doing):
+    with console(stderr=True).status(printable(doing)):
         yield

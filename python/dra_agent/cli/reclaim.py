@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from dra_agent.cli import terminal
 from dra_agent.cli.output import add_output_flag
+from dra_agent.printable import printable
 
 WATCH = 0.5
 """Seconds between two looks of `status --watch`."""
@@ -74,10 +76,9 @@ def _watch(status: dict[str, Any], ask: Callable[[], dict[str, Any]]) -> dict[st
 
     A terminal gets a bar; a file or pipe gets a line for each change.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    console = Console(stderr=True)
+    console = terminal.console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -94,7 +95,7 @@ def _watch(status: dict[str, Any], ask: Callable[[], dict[str, Any]]) -> dict[st
             total, kept = len(status["claims"]), _kept(status)
             waits = _waits(kept)
             rest = ", ".join(part for part in ("" if left is None else f"{left:.0f} s left", waits) if part)
-            bar.update(task, total=total, completed=total - len(kept), rest=rest)
+            bar.update(task, total=total, completed=total - len(kept), rest=printable(rest))
             line = f"{total - len(kept)} of {total} claims released" + (f", {waits}" if waits else "")
             if not console.is_terminal and line != said:
                 said = line

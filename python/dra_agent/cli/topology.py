@@ -74,13 +74,11 @@ def _title(config: Config) -> str:
 
 
 def _print_tree(topology: Topology, holders: Holders | None) -> None:
-    from rich.console import Console
-
+    from dra_agent.cli.terminal import console
     from dra_agent.topology import tree
 
     # A pipe has no width: whoever reads it decides where lines end.
-    console = Console(width=None if sys.stdout.isatty() else 1000)
-    console.print(tree.draw(topology, holders=holders), highlight=False)
+    console(width=None if sys.stdout.isatty() else 1000).print(tree.draw(topology, holders=holders), highlight=False)
     sys.stdout.flush()
     for problem in topology.problems:
         print(f"problem: {problem}", file=sys.stderr)

@@ -23,6 +23,7 @@ from dra_agent.cluster import (
     Kind,
 )
 from dra_agent.errors import AgentError, RetryableError
+from dra_agent.printable import printable
 from dra_agent.status.right import AGAIN, Right
 
 log = logging.getLogger(__name__)
@@ -284,7 +285,7 @@ class Events:
             "action": series.reason.action,
             "reason": series.reason.name,
             "regarding": regarding,
-            "note": _cut(series.note),
+            "note": _cut(printable(series.note)),
             "type": series.reason.type,
         }
         if count > 1:

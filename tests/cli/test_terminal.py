@@ -1,0 +1,226 @@
+"""What a claim's author, a container or a device can make the administrator's terminal do: nothing."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dra_agent.agent.logs import JsonFormatter, TextFormatter
+from dra_agent.cli.main import COMMANDS, main
+from dra_agent.cli.output import emit, progress, table
+from dra_agent.errors import AgentError, PermanentError, UsageError
+from dra_agent.printable import printable
+
+ROOT = Path(__file__).resolve().parents[2]
+AGENT = Path(sys.executable).with_name("dra-agent")
+LINK = "\x1b]8;;https://evil.example/\x1b\\click\x1b]8;;\x1b\\"
+TITLE = "\x1b]0;owned\x07"
+HOSTILE = f"a{LINK}{TITLE}\x1b[2J\x1b[1;1Hb\x9b31mc\u202edcba\u2066e\rf\x7f\x08g\udc80h\u2028i\U000e0041"
+"""OSC 8, OSC 0, CSI, C1, bidirectional controls, carriage return, DEL, backspace, a lone surrogate, tags."""
+RAW = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]"
+)
+DEADLINE_S = 60
+
+
+def assert_harmless(text: str) -> None:
+    found = RAW.search(text)
+    assert found is None, f"{found!r} in {text!r}"
+
+
+def test_what_is_not_printable_is_shown() -> None:
+    assert printable("\x1b[31mred\x9b\u202e") == "\\x1b[31mred\\x9b\\u202e"
+    assert (
+        printable("two\nlines\tand\u00a0a wide\u3000space: ä, 設備, 🙂")
+        == "two\nlines\tand\u00a0a wide\u3000space: ä, 設備, 🙂"
+    )
+    assert printable("two\nlines", line=True) == "two\\nlines"
+    assert printable("x" * 100, longest=10) == "xxxxxxx..."
+    assert_harmless(printable(HOSTILE))
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_no_command_prints_control_characters(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module(f"dra_agent.cli.{command}")
+
+    def run(args: argparse.Namespace) -> int:
+        print(HOSTILE)
+        print(HOSTILE, file=sys.stderr)
+        sys.stdout.write(HOSTILE)
+        table(("name", HOSTILE), [(HOSTILE, "x")], title=HOSTILE)
+        with progress(HOSTILE):
+            pass
+        for output in ("json", "yaml"):
+            emit({HOSTILE.replace("\udc80", ""): [HOSTILE.replace("\udc80", "")]}, output)
+        return 0
+
+    monkeypatch.setattr(module, "add_arguments", lambda parser: None)
+    monkeypatch.setattr(module, "run", run)
+    assert main([command]) == 0
+    captured = capsys.readouterr()
+    assert "\\x1b]8;;https://evil.example/" in captured.out
+    assert_harmless(captured.out)
+    assert_harmless(captured.err)
+
+
+@pytest.mark.parametrize("error", [PermanentError, UsageError, ValueError])
+def test_no_error_prints_control_characters(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module("dra_agent.cli.devices")
+
+    def run(args: argparse.Namespace) -> int:
+        if issubclass(error, AgentError):
+            raise error(HOSTILE, where=HOSTILE, todo=HOSTILE)
+        raise error(HOSTILE)
+
+    monkeypatch.setattr(module, "run", run)
+    assert main(["devices"]) in (1, 2)
+    captured = capsys.readouterr()
+    assert "\\x1b[2J" in captured.err
+    assert_harmless(captured.err)
+
+
+def test_an_error_is_printable_wherever_it_is_shown() -> None:
+    assert_harmless(str(PermanentError(HOSTILE, where=HOSTILE, todo=HOSTILE)))
+
+
+def test_colours_of_tables_reach_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = importlib.import_module("dra_agent.cli.devices")
+
+    def run(args: argparse.Namespace) -> int:
+        table(("name",), [(LINK,)])
+        return 0
+
+    monkeypatch.setattr(module, "run", run)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert main(["devices"]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b[1mNAME" in shown
+    assert "\x1b]" not in shown and "\\x1b]8" in shown
+
+
+@pytest.mark.parametrize("output", ["json", "yaml"])
+def test_programs_read_the_same_values(output: str, capsys: pytest.CaptureFixture[str]) -> None:
+    value = {
+        "name": HOSTILE.replace("\udc80", ""),
+        "plain": "ä\u00a0設備\u3000\nnext",
+        "tags": ["\U000e0041", "\u202e"],
+    }
+    emit(value, output)
+    text = capsys.readouterr().out
+    assert_harmless(text)
+    assert (json.loads(text) if output == "json" else yaml.safe_load(text)) == value
+
+
+@pytest.mark.parametrize("journal", [False, True])
+def test_a_log_for_people_has_no_control_characters_and_no_forged_line(journal: bool) -> None:
+    record = logging.makeLogRecord(
+        {"msg": f"{HOSTILE}\n<0>forged", "levelno": logging.INFO, "levelname": "INFO", "claim": f"{HOSTILE}\nforged"}
+    )
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    text = TextFormatter(journal=journal).format(record)
+    assert_harmless(text)
+    assert not any(line.startswith(("forged", "<0>")) for line in text.splitlines())
+
+
+def test_a_log_for_programs_keeps_the_value() -> None:
+    text = JsonFormatter().format(logging.makeLogRecord({"msg": HOSTILE.replace("\udc80", ""), "claim": "\x9b\u202e"}))
+    assert_harmless(text)
+    assert json.loads(text)["message"] == HOSTILE.replace("\udc80", "")
+    assert json.loads(text)["claim"] == "\x9b\u202e"
+
+
+def claim(expression: str) -> str:
+    return json.dumps(
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"name": "c", "namespace": "default", "labels": {"x": HOSTILE.replace("\udc80", "")}},
+            "spec": {
+                "devices": {
+                    "requests": [
+                        {
+                            "name": "gpu",
+                            "exactly": {
+                                "deviceClassName": HOSTILE.replace("\udc80", ""),
+                                "selectors": [{"cel": {"expression": expression}}],
+                            },
+                        }
+                    ]
+                }
+            },
+        }
+    )
+
+
+def test_a_claim_with_escape_sequences_is_explained_harmlessly(tmp_path: Path) -> None:
+    hostile = HOSTILE.replace("\udc80", "")
+    (tmp_path / "claim.json").write_text(claim(f'device.driver == "{LINK}"'))
+    (tmp_path / "slices.json").write_text(
+        json.dumps(
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceSlice",
+                "metadata": {"name": "s"},
+                "spec": {
+                    "driver": "dra-agent.internal",
+                    "nodeName": "node",
+                    "pool": {"name": f"node/{hostile}", "generation": 1, "resourceSliceCount": 1},
+                    "devices": [{"name": "gpu-0", "attributes": {"type": {"string": hostile}}}],
+                },
+            }
+        )
+    )
+    for arguments in (
+        ("explain", "-f", "claim.json", "--slices", "slices.json", "--all-devices"),
+        ("config", "check", "-f", "claim.json"),
+        ("claim", "apply", "-f", "claim.json"),
+        ("explain", "claim", f"no{TITLE}such"),
+        ("cdi", "list", "--cdi-dir", str(tmp_path)),
+        ("devices", "--simulate", LINK),
+        ("topology", "--sysfs-root", str(tmp_path / TITLE)),
+        ("simulate", "create", f"x{TITLE}", str(tmp_path / "root")),
+        ("run", "--config", f"no{TITLE}such"),
+        (LINK,),
+    ):
+        done = subprocess.run(
+            [AGENT, *arguments],
+            capture_output=True,
+            cwd=tmp_path,
+            timeout=DEADLINE_S,
+            env={**os.environ, "DRA_AGENT_STATE_DIR": str(tmp_path / "state")},
+        )
+        assert done.returncode in (0, 1, 2), (arguments, done)
+        assert_harmless((done.stdout + done.stderr).decode())
+
+
+def test_nothing_prints_past_the_border() -> None:
+    border = ROOT / "python/dra_agent/cli/terminal.py"
+    for path in sorted((ROOT / "python/dra_agent/cli").glob("*.py")):
+        if path == border:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Name) and node.id == "Console":
+                raise AssertionError(f"{path.name}:{node.lineno}: a console comes from dra_agent.cli.terminal")
+            if isinstance(node, ast.Attribute) and node.attr in ("__stdout__", "__stderr__", "raw", "buffer"):
+                raise AssertionError(f"{path.name}:{node.lineno}: {node.attr} goes around the border")
