@@ -9,7 +9,7 @@ FAKE   := python/dra_agent/simulate/lib/libnvidia-ml.so.1
 HOOK   := python/dra_agent/setup/lib/dra-agent-hook
 
 .DEFAULT_GOAL := help
-.PHONY: help lock build demo test test-rust test-python lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-again test-cluster test-cluster-again test-gpu manifests
+.PHONY: help lock build demo test test-rust test-python lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-again test-cluster test-cluster-again test-gpu faults manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -74,6 +74,9 @@ CLUSTER_TESTS := -o cache_dir=.pytest_cache/cluster tests/cluster tests/deploy
 
 test-cluster: build ## scenarios on a real two-node cluster; needs root, Go and the packages of docs/test-cluster.md
 	$(PY) -m pytest -n 2 --dist loadfile $(CLUSTER_TESTS) $(ARGS)
+
+faults: build ## every state-writing call of the agent fails once, in every way (about two hours; ARGS='--every 20': a sample)
+	PYTHONPATH=tests $(PY) -m faults.campaign $(ARGS)
 
 test-gpu: build ## the agent's look at this machine's NVIDIA GPUs beside nvidia-smi's; changes no setting
 	DRA_AGENT_TEST_GPU=1 $(PY) -m pytest -n 0 -rs tests/gpu $(ARGS)

@@ -6,13 +6,15 @@ What an error means is the caller's to say: everything here raises OSError as it
 from __future__ import annotations
 
 import errno
-import itertools
+import fcntl
 import os
+import re
 import stat
 from contextlib import suppress
 from pathlib import Path
 
-_COUNTER = itertools.count()
+_TEMPORARY = re.compile(r"\..+\.([0-9a-f]{16}|[0-9]+-[0-9]+)\.tmp", re.DOTALL)
+"""Version 0.1 put the process id and a number where there are random digits now."""
 
 
 def put(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
@@ -21,26 +23,65 @@ def put(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = False) ->
     `mode` holds whatever the umask is. `durable`: it survives a power cut once this returns. Without, a power cut may
     take it: for what is found or written again.
 
-    The temporary file lies in the same folder, hidden, under a name of this process and call, and ends with neither
-    `.json` nor `.yaml`: container runtimes read every such file of a CDI directory, dot files too.
+    The temporary file lies in the same folder, hidden, under a name of this call alone, and ends with neither
+    `.json` nor `.yaml`: container runtimes read every such file of a CDI directory, dot files too. It is locked while
+    it is written, so that `remove_leftovers` of another process does not take it for a leftover.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{next(_COUNTER)}.tmp")
+    # Random: in a container every agent has the same process id, and a leftover of the last one may still be there.
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        handle = _open_locked(temporary, mode)
         try:
             os.fchmod(handle, mode)
             write_all(handle, data)
             if durable:
                 os.fsync(handle)
+            temporary.rename(path)
         finally:
             os.close(handle)
-        temporary.rename(path)
     except OSError:
         with suppress(OSError):
             temporary.unlink()
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def _open_locked(temporary: Path, mode: int) -> int:
+    while True:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return handle
+        os.close(handle)  # removed as a leftover between the two calls
+
+
+def remove_leftovers(folder: Path, prefix: str = ".") -> list[Path]:
+    """Remove temporary files whose writer has ended, and return their paths; errors leave a file where it is.
+
+    `prefix`: how their names begin. Links are not followed. Files that a living process writes are locked, and stay.
+    """
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 - names only: no Path per file of a crowded directory
+    except OSError:
+        return []
+    found = [folder / name for name in names if name.startswith(prefix) and _TEMPORARY.fullmatch(name)]
+    return [path for path in found if _remove_unlocked(path)]
+
+
+def _remove_unlocked(path: Path) -> bool:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
 def read(path: Path, most: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import threading
 from pathlib import Path
@@ -109,3 +110,36 @@ def test_damaged_files_are_kept_under_names_of_their_own(tmp_path: Path) -> None
         assert aside.read_bytes() == str(number).encode()
     assert not path.exists()
     assert not whole_file.remove(path)
+
+
+def test_leftovers_of_a_dead_writer_are_removed_and_those_of_a_living_one_are_not(tmp_path: Path) -> None:
+    left, being_written = tmp_path / ".a.json.12-0.tmp", tmp_path / ".b.json.13-1.tmp"
+    others = [tmp_path / name for name in (".a.json", "a.json.12-0.tmp", ".a.tmp", ".a.json.12-0.tmp.bak", "data")]
+    for path in (left, being_written, *others):
+        path.touch()
+    (tmp_path / ".link.1-1.tmp").symlink_to(tmp_path / "data")
+    with being_written.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert whole_file.remove_leftovers(tmp_path) == [left]
+        assert being_written.exists()
+    assert whole_file.remove_leftovers(tmp_path) == [being_written]
+    assert all(path.exists() for path in others)
+    assert whole_file.remove_leftovers(tmp_path / "not there") == []
+
+
+def test_writers_and_a_remover_of_leftovers_do_not_disturb_each_other(tmp_path: Path) -> None:
+    done = threading.Event()
+
+    def remove() -> None:
+        while not done.is_set():
+            whole_file.remove_leftovers(tmp_path)
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    try:
+        for number in range(2000):
+            whole_file.put(tmp_path / "file", str(number).encode())
+            assert (tmp_path / "file").read_bytes() == str(number).encode()
+    finally:
+        done.set()
+        remover.join()

@@ -275,5 +275,5 @@ def test_patience_fits_into_the_kubelets() -> None:
 
 def test_a_hook_has_its_answer_before_it_gives_up() -> None:
     source = (Path(__file__).parents[2] / "rust/hook/src/agent.rs").read_text()
-    patience = re.search(r"PATIENCE: Duration = Duration::from_secs\((\d+)\)", source)
+    patience = re.search(r"exchange: Duration::from_secs\((\d+)\)", source)
     assert patience and int(patience[1]) > net.PATIENCE + rtnetlink.DEADLINE

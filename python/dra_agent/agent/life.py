@@ -21,7 +21,7 @@ from dra_agent.agent.hardware import Hardware, boot_id
 from dra_agent.agent.heap import give_back
 from dra_agent.agent.hosts import agent_host
 from dra_agent.agent.instances import Instances
-from dra_agent.agent.lock import StateLock
+from dra_agent.agent.lock import StateLock, remove_leftovers
 from dra_agent.agent.measured import MeasuredPreparer
 from dra_agent.agent.mode import Mode, OnThread
 from dra_agent.agent.notify import READY, STOPPING, WATCHDOG, Notifier
@@ -119,6 +119,7 @@ class Agent:
         mode.follow(reclaiming.reclaim)
         stack.push_async_callback(reclaiming.stop)
         await reclaiming.start()
+        await self._work(worker, "removing temporary files", 60.0, lambda: remove_leftovers(config.state_dir))
         ledger = self._ledger = await self._work(
             worker,
             "opening the ledger",

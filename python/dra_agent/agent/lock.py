@@ -6,12 +6,29 @@ It is flock(2): it ends with the process, however that ends.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 
+from dra_agent import whole_file
 from dra_agent.errors import PermanentError, RetryableError
 
+log = logging.getLogger(__name__)
+
 _NAME = "agent.lock"
+
+
+def remove_leftovers(state_dir: Path) -> None:
+    """Remove temporary files that agents which were killed left in a state directory and its folders."""
+    with suppress(OSError):
+        folders = [path for path in state_dir.iterdir() if path.is_dir() and not path.is_symlink()]
+        for folder in (state_dir, *folders):
+            if removed := whole_file.remove_leftovers(folder):
+                log.info(
+                    "temporary files of an agent that was killed are removed",
+                    extra={"folder": str(folder), "files": len(removed)},
+                )
 
 
 class StateLock:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import stat
-from contextlib import suppress
 from pathlib import Path
 
 from dra_agent import whole_file
@@ -95,15 +94,8 @@ class SpecDirectory:
         return {uid: self.path / name for uid, name in sorted(found, key=lambda pair: pair[1]) if uid is not None}
 
     def remove_leftovers(self) -> list[Path]:
-        """Remove temporary files that a killed agent left; only for the one agent that owns the directory."""
-        removed = []
-        for name in self._names():
-            if name.startswith(self._prefix) and name.endswith(".tmp"):
-                path = self.path / name
-                with suppress(OSError):
-                    path.unlink()
-                    removed.append(path)
-        return removed
+        """Remove temporary files of this driver's specs that a killed agent left, and return their paths."""
+        return whole_file.remove_leftovers(self.path, self._prefix)
 
     def _names(self) -> list[str]:
         try:
