@@ -95,6 +95,20 @@ class Ledger:
     def compact(self) -> None: ...
     def close(self) -> None: ...
 
+# --- signals ---
+
+class SignalListener:
+    """Receives signals on a thread below Python, from its creation to the end of the process."""
+
+    def __init__(self, stop: list[int], other: list[int]) -> None:
+        """Until `set_grace`, a `stop` signal ends the process at once, with status 0. OSError where it fails."""
+
+    def set_grace(self, seconds: float | None) -> None:
+        """Leave the process this long to end after a stop signal; None lifts the limit, also for an earlier signal."""
+
+    def fileno(self) -> int:
+        """Return a non-blocking socket from which each signal is read as one byte, its number."""
+
 # --- allocator ---
 
 def allocate(question: bytes) -> bytes: ...

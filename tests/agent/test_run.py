@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
@@ -25,23 +23,6 @@ def dra_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "dra_agent", *arguments], capture_output=True, text=True, timeout=30, env=variables
     )
-
-
-def test_one_that_is_told_to_stop_while_it_starts_stops(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "config.toml")  # reading it takes for ever
-    command = [sys.executable, "-m", "dra_agent", "run", "--config", str(tmp_path / "config.toml")]
-    with subprocess.Popen(command) as agent:
-        while not _handles(agent.pid, signal.SIGTERM):
-            assert agent.poll() is None
-            time.sleep(0.01)
-        agent.send_signal(signal.SIGTERM)
-        # Not -SIGTERM: as the first process of a container it would not have ended at all.
-        assert agent.wait(20) == 0
-
-
-def _handles(pid: int, number: int) -> bool:
-    (caught,) = re.findall(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())
-    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def test_it_starts_serves_and_stops_on_sigterm(start: Start, state: Path) -> None:

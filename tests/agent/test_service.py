@@ -151,3 +151,7 @@ def test_a_second_install_keeps_the_configuration(installed: Path) -> None:
     assert done.returncode == 0
     assert "kept" in done.stdout
     assert "# mine" in config.read_text()
+
+
+def test_a_reload_is_the_signal_that_the_agent_handles() -> None:
+    assert "\nExecReload=/bin/kill -HUP $MAINPID\n" in UNIT.read_text()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ from dra_agent.agent.mode import Mode, OnThread
 from dra_agent.agent.notify import READY, STOPPING, WATCHDOG, Notifier
 from dra_agent.agent.pulse import BEAT, Pulse
 from dra_agent.agent.reclaiming import Reclaiming
+from dra_agent.agent.signals import Signals, run_unless
 from dra_agent.agent.watching import Watcher
 from dra_agent.errors import AgentError
 from dra_agent.health import Monitor, Record
@@ -53,9 +53,12 @@ _T = TypeVar("_T")
 class Agent:
     """One agent from start to stop."""
 
-    def __init__(self, config: Config, notifier: Notifier | None = None) -> None:
+    def __init__(self, config: Config, signals: Signals, reload: Callable[[], None]) -> None:
+        """`reload` is called on SIGHUP, and must return at once."""
         self._config = config
-        self._notifier = notifier or Notifier()
+        self._signals = signals
+        self._reload = reload
+        self._notifier = Notifier()
         self._pulse = Pulse()
         self._stop = asyncio.Event()
         self._at_once = False
@@ -66,6 +69,7 @@ class Agent:
         self._reclaiming: Reclaiming | None = None
         self._newest: Callable[[], bool] = lambda: True
         self._not_ready = "starting"
+        self._abandoned: list[str] = []
         self._born = time.monotonic()
 
     async def run(self) -> None:
@@ -73,13 +77,15 @@ class Agent:
 
         While a notice holds and claims have to be given back, it goes on until they are; a second signal ends it.
         """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._told_to_stop)
         async with AsyncExitStack() as stack:
+            stack.enter_context(self._signals.attach(self._told_to_stop, self._reload))
             stack.callback(self._notifier.send, "STATUS=stopped")
-            await self._start(stack)
-            await self._live()
+            started = await run_unless(self._stop, self._needed, self._start(stack), poll_s=LINGER)
+            if started:
+                await self._live()
+            else:
+                log.warning("stopped during the start")
+                self._abandoned.append("the start")
             self._not_ready = "stopping"
             self._notifier.send(STOPPING)
             log.info("stopping; prepared claims stay prepared")
@@ -88,7 +94,7 @@ class Agent:
     @property
     def stuck(self) -> list[str]:
         """What still runs on a worker thread and may never end: a library that hangs."""
-        return self._pulse.busy() + (self._mode.stuck if self._mode is not None else [])
+        return self._abandoned + self._pulse.busy() + (self._mode.stuck if self._mode is not None else [])
 
     async def _start(self, stack: AsyncExitStack) -> None:
         config = self._config
@@ -263,6 +269,7 @@ class Agent:
         gc.collect()
         gc.freeze()
         self._not_ready = ""
+        self._signals.trust()
         devices = len(self._hardware.inventory.devices)
         self._tell(READY)
         log.info(
@@ -315,6 +322,7 @@ class Agent:
             return False
         if not self._lingering:
             self._lingering = True
+            self._signals.trust()
             log.warning("told to stop, but the host is being taken: claims have to be given back first")
         if left is not None:
             self._notifier.send(f"EXTEND_TIMEOUT_USEC={int(EXTEND * 1e6)}", "STATUS=giving claims back")

@@ -31,6 +31,7 @@ COMMANDS = {
     "doctor": "find what is wrong on this host, and how to mend it",
     "simulate": "build a simulated host and change it while an agent runs on it",
 }
+SERVICES = ("run", "webhook")
 DEBUG = "DRA_AGENT_DEBUG"
 
 
@@ -66,6 +67,11 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"dra-agent {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
+    if chosen in SERVICES:
+        # Before what takes time: the first process of a container cannot be stopped until it handles signals.
+        from dra_agent.agent import signals
+
+        signals.install()
     module = None
     for name, summary in COMMANDS.items():
         subparser = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")

@@ -12,37 +12,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser)
 
 
-def _end(number: int, frame: object) -> None:
-    raise SystemExit(0)
-
-
 def run(args: argparse.Namespace) -> int:
     """Run until SIGTERM or SIGINT."""
-    import signal
-
-    # The first process of a container ignores SIGTERM until somebody handles it: one that is told to stop while it
-    # still starts would be waited for until it is killed.
-    signal.signal(signal.SIGTERM, _end)
     import asyncio
     import logging
     import os
 
-    from dra_agent.agent import logs
+    from dra_agent.agent import logs, signals
     from dra_agent.agent.config import load
 
+    received = signals.install()
     config = load(args)
     logs.set_up(config.log_level, config.log_format)
     from dra_agent.agent.life import Agent
+    from dra_agent.agent.reload import Reload
 
     async def live() -> list[str]:
-        agent = Agent(config)
+        agent = Agent(config, received, Reload(config, lambda: load(args)))
         await agent.run()
         return agent.stuck
 
     stuck = asyncio.run(live())
     if stuck:
         # The interpreter would wait for the thread for ever. Everything of ours is closed and on disk.
-        logging.getLogger(__name__).warning("stopped without waiting for what hangs", extra={"work": stuck})
+        logging.getLogger(__name__).warning("stopped without waiting for what still runs", extra={"work": stuck})
         logging.shutdown()
         os._exit(0)
     return 0

@@ -27,13 +27,16 @@ def run(args: argparse.Namespace) -> int:
     """Answer until SIGTERM or SIGINT."""
     import asyncio
 
-    from dra_agent.agent import logs
+    from dra_agent.agent import logs, signals
     from dra_agent.agent.config import listen_address, load
+    from dra_agent.agent.reload import Reload
     from dra_agent.agent.webhooks import serve
 
+    received = signals.install()
     config = load(args)
     logs.set_up(config.log_level, config.log_format)
     address = listen_address(args.listen, "--listen")
     metrics = listen_address(config.metrics_address) if config.metrics_address else None
-    asyncio.run(serve(address, args.tls_cert, args.tls_key, config.driver_name, metrics))
+    reload = Reload(config, lambda: load(args))
+    asyncio.run(serve(address, args.tls_cert, args.tls_key, config.driver_name, metrics, received, reload))
     return 0

@@ -6,6 +6,7 @@ mod allocator;
 mod api;
 mod cel;
 mod ledger;
+mod signals;
 mod slices;
 mod topology;
 
@@ -18,5 +19,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     cel::register(module)?;
     slices::register(module)?;
     allocator::register(module)?;
-    ledger::register(module)
+    ledger::register(module)?;
+    signals::register(module)
 }

@@ -1,0 +1,99 @@
+"""Signals of a service: SIGTERM and SIGINT stop it, SIGHUP reloads, SIGUSR1 and SIGUSR2 do nothing.
+
+Python runs a signal handler between two bytecodes of the main thread. Where that thread is about to enter a system call
+that blocks, or is in one that is resumed, the handler never runs. So a thread of the native module receives signals
+from the first moment on, and ends the process by itself where the event loop does not. This also works for the first
+process of a container, for which the kernel ignores default actions (pid_namespaces(7)).
+
+1. Until the event loop runs (`attach`), a stop signal ends the process at once, with exit code 0.
+2. While the service starts, it has START_STOP_S to end: a step of the start may block the event loop.
+3. Once it runs (`trust`), it ends by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from dra_agent import _native
+
+log = logging.getLogger(__name__)
+
+START_STOP_S = 10.0
+"""Seconds between a stop signal that arrives during the start and the end of the process, whatever blocks."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+OTHER_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+_installed: Signals | None = None
+
+
+class Signals:
+    """The signals of this process; there is one, see `install`."""
+
+    def __init__(self) -> None:
+        # Python's own handler would raise KeyboardInterrupt wherever the main thread is.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        self._listener = _native.SignalListener(list(map(int, STOP_SIGNALS)), list(map(int, OTHER_SIGNALS)))
+
+    @contextmanager
+    def attach(self, stop: Callable[[], None], reload: Callable[[], None]) -> Iterator[None]:
+        """Call `stop` and `reload` from the running event loop; stop signals leave START_STOP_S from now on."""
+        loop = asyncio.get_running_loop()
+        descriptor = self._listener.fileno()
+
+        def received() -> None:
+            with suppress(BlockingIOError):
+                for number in os.read(descriptor, 64):
+                    if number in STOP_SIGNALS:
+                        stop()
+                    elif number == signal.SIGHUP:
+                        reload()
+                    else:
+                        log.warning("signal ignored", extra={"signal": signal.Signals(number).name})
+
+        loop.add_reader(descriptor, received)
+        self._listener.set_grace(START_STOP_S)
+        try:
+            yield
+        finally:
+            loop.remove_reader(descriptor)
+
+    def trust(self) -> None:
+        """Let the event loop alone decide when the process ends after a stop signal."""
+        self._listener.set_grace(None)
+
+
+def install() -> Signals:
+    """Receive the signals of this process, from the first call to its end. Call it on the main thread."""
+    global _installed
+    if _installed is None:
+        _installed = Signals()
+    return _installed
+
+
+async def run_unless(
+    stopped: asyncio.Event, needed: Callable[[], bool], start: Coroutine[Any, Any, None], *, poll_s: float
+) -> bool:
+    """Run `start`, and cancel it once `stopped` is set and it is not `needed`; whether it came to its end.
+
+    Raises what `start` raises.
+    """
+    starting = asyncio.create_task(start, name="start")
+    waiting = asyncio.create_task(stopped.wait(), name="stop")
+    try:
+        await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        while not starting.done() and needed():
+            await asyncio.wait({starting}, timeout=poll_s)
+    finally:
+        waiting.cancel()
+        starting.cancel()
+        await asyncio.wait({starting})
+    if starting.cancelled():
+        return False
+    starting.result()
+    return True

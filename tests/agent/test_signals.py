@@ -1,0 +1,167 @@
+"""Stop signals end an agent in every moment of its start, and no signal that is sent by mistake ends it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.conftest import Start
+
+PATIENCE_S = 60.0
+START = """\
+import ctypes, sys, threading, time
+from pathlib import Path
+from dra_agent.agent import config, life, signals
+from dra_agent.cli.main import main
+
+def block(*args, **kwargs):
+    print("blocked", flush=True)
+    # A C function that keeps the interpreter's lock: no bytecode runs, so no handler of Python runs either.
+    while True:
+        ctypes.PyDLL(None).sleep(600)
+
+def hang(*args, **kwargs):
+    print("blocked", flush=True)
+    threading.Event().wait()
+
+{patch}
+sys.exit(main(["run", "--standalone", "--simulate", "vm-1gpu", "--state-dir", sys.argv[1], "--cdi-dir", sys.argv[1]]))
+"""
+BEFORE_THE_LOOP = "config.load = block"
+IN_THE_LOOP = "signals.START_STOP_S = 0.5; life.StateLock = block"
+ON_A_THREAD = "life.Hardware = hang"
+
+Run = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """Start an agent with a patch; it is returned when it blocks, and killed in the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(patch: str, *prefix: str) -> subprocess.Popen[str]:
+        command = [*prefix, sys.executable, "-c", START.format(patch=patch), str(tmp_path / "s")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "blocked\n"
+        return process
+
+    yield run
+    for process in started:
+        with process:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_ends_an_agent_that_blocks_before_its_event_loop(run: Run, number: signal.Signals) -> None:
+    agent = run(BEFORE_THE_LOOP)
+    agent.send_signal(number)
+    assert agent.communicate(timeout=PATIENCE_S) == ("", "")
+    assert agent.returncode == 0
+
+
+def test_a_stop_signal_ends_an_agent_whose_start_blocks_the_event_loop(run: Run) -> None:
+    agent = run(IN_THE_LOOP)
+    agent.send_signal(signal.SIGTERM)
+    _, said = agent.communicate(timeout=PATIENCE_S)
+    assert agent.returncode == 0
+    assert said == "dra-agent: not stopped within 0.5 s of SIGTERM: the process ends without cleaning up\n"
+
+
+def test_a_stop_signal_ends_a_start_that_waits_for_the_hardware(run: Run) -> None:
+    agent = run(ON_A_THREAD)
+    agent.send_signal(signal.SIGTERM)
+    _, said = agent.communicate(timeout=PATIENCE_S)
+    assert agent.returncode == 0
+    assert "stopped during the start" in said and "info stopped\n" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("patch", [BEFORE_THE_LOOP, IN_THE_LOOP, ON_A_THREAD])
+def test_the_first_process_of_a_container_stops_too(run: Run, patch: str) -> None:
+    unshare = shutil.which("unshare")
+    if os.geteuid() != 0 or unshare is None:
+        pytest.skip("only root can make a PID namespace, with unshare(1)")
+    outside = run(f"import os; assert os.getpid() == 1; {patch}", unshare, "--pid", "--fork", "--kill-child")
+    (inside,) = Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text().split()
+    os.kill(int(inside), signal.SIGTERM)
+    outside.communicate(timeout=PATIENCE_S)
+    assert outside.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_signals_without_a_meaning_are_ignored_with_a_line(start: Start, number: signal.Signals) -> None:
+    agent = start().ready()
+    agent.process.send_signal(number)
+    agent.wait_for(f"warning signal ignored signal={number.name}")
+    assert agent.end() == 0
+
+
+def test_sighup_applies_the_log_level_and_names_what_needs_a_restart(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("")
+    agent = start("--config", str(file)).ready()
+    file.write_text('log_level = "debug"\nsecond_manager = "publish"\n[health]\nrecovery_seconds = 7.0\n')
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for("info configuration reloaded applied=log_level\n")
+    agent.wait_for("warning settings changed that need a restart of the agent settings=second_manager,health\n")
+    file.write_text('log_level = "error"\nlog_format = "json"\nsecond_manager = "refuse"\n')
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for('"configuration reloaded", "applied": ."log_level", "log_format"')
+    assert agent.end() == 0
+    assert "stopping" not in agent.said(), "the level is error now"
+
+
+def test_sighup_during_the_start_is_a_reload_too(run: Run) -> None:
+    agent = run(ON_A_THREAD)
+    agent.send_signal(signal.SIGHUP)
+    assert agent.stderr is not None
+    while "configuration reloaded" not in (line := agent.stderr.readline()):
+        assert line, "the agent ended"
+    agent.send_signal(signal.SIGTERM)
+    agent.communicate(timeout=PATIENCE_S)
+    assert agent.returncode == 0
+
+
+def test_sighup_with_an_invalid_file_keeps_the_configuration(start: Start, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("")
+    agent = start("--config", str(file), "--node-name", "node-b").ready()
+    for text, reason in (("log_level = 7\n", r":1: .*log_level"), ("[", "not TOML"), (None, "No such file")):
+        file.unlink() if text is None else file.write_text(text)
+        agent.process.send_signal(signal.SIGHUP)
+        agent.wait_for(f"error configuration not reloaded, the present one stays reason=.*{reason}")
+    file.write_text('log_level = "debug"\n')
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for("info configuration reloaded applied=log_level")
+    said = agent.said()
+    assert agent.end() == 0
+    assert len(re.findall("not reloaded", said)) == 3 and "Traceback" not in said
+
+
+def test_a_reader_of_the_log_that_goes_away_does_not_end_the_agent(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dra_agent", "run", "--standalone", "--simulate", "vm-1gpu"]
+    command += ["--state-dir", str(tmp_path / "s"), "--cdi-dir", str(tmp_path / "cdi"), "--log-level", "debug"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as agent:
+        try:
+            assert agent.stderr is not None
+            while "info ready" not in agent.stderr.readline():
+                assert agent.poll() is None
+            agent.stderr.close()
+            for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGPIPE):
+                agent.send_signal(number)
+            listing = [sys.executable, "-m", "dra_agent", "claim", "list", "--state-dir", str(tmp_path / "s")]
+            assert subprocess.run(listing, capture_output=True, timeout=PATIENCE_S, check=False).returncode == 0
+            agent.send_signal(signal.SIGTERM)
+            assert agent.wait(PATIENCE_S) == 0
+        finally:
+            agent.kill()
