@@ -17,16 +17,18 @@ from agent.conftest import Start
 
 PATIENCE_S = 60.0
 START = """\
-import ctypes, sys, threading, time
+import ctypes, signal, sys, threading, time
 from pathlib import Path
 from dra_agent.agent import config, life, signals
 from dra_agent.cli.main import main
 
 def block(*args, **kwargs):
+    # As in a system call that was entered just after the signal: another thread takes it, and this one is not woken.
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
     print("blocked", flush=True)
-    # A C function that keeps the interpreter's lock: no bytecode runs, so no handler of Python runs either.
-    while True:
-        ctypes.PyDLL(None).sleep(600)
+    # It keeps the interpreter's lock, too: no bytecode runs.
+    ctypes.PyDLL(None).sleep(600)
 
 def hang(*args, **kwargs):
     print("blocked", flush=True)
