@@ -72,8 +72,8 @@ class StandaloneMode:
 
     @property
     def stuck(self) -> list[str]:
-        """What hangs is the preparer's, and watched over there."""
-        return []
+        """What a stop did not wait for; what hangs in the preparer is also watched over there."""
+        return self._service.stuck if self._service is not None else []
 
     @property
     def leaving(self) -> bool:

@@ -84,7 +84,7 @@ class LeavingAlone:
     async def _give_up(self) -> None:
         why = _why(self._reclaim.state)
         await self._service.suspend(why, give_up=False)
-        held = [view for view in await self._service.views() if "allocation" in view.claim.get("status", {})]
+        held = await self._service.held()
         now = datetime.now(UTC)
         self._records = {view.uid: ClaimRecord(view.uid, view.namespace, view.name, now) for view in held}
         variables = [self._variables(view) for view in held]
@@ -102,7 +102,7 @@ class LeavingAlone:
             await asyncio.sleep(EVERY)
 
     async def _look(self) -> bool:
-        allocated = {view.uid for view in await self._service.views() if "allocation" in view.claim.get("status", {})}
+        allocated = {view.uid for view in await self._service.held()}
         now = datetime.now(UTC)
         for uid, record in self._records.items():
             if uid not in allocated and record.released is None:

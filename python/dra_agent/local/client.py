@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.errors import RetryableError
+from dra_agent.errors import RetryableError, UsageError
 from dra_agent.local.lines import Answer, raise_failure
 
 CONNECT_TIMEOUT = 5.0
@@ -45,19 +45,27 @@ class Connection:
         self._lines.close()
         self._socket.close()
 
-    def ask(self, request: msgspec.Struct, *, timeout: float) -> Any:
-        """Send one request and give its result within `timeout` seconds; raises what the agent raised."""
+    def ask(self, request: msgspec.Struct, *, timeout: float, line_limit: int | None = None) -> Any:
+        """Send one request and give its result within `timeout` seconds; raises what the agent raised.
+
+        Raises UsageError, and sends nothing, for a request of more than `line_limit` bytes.
+        """
+        line = msgspec.json.encode(request) + b"\n"
+        if line_limit is not None and len(line) > line_limit:
+            raise UsageError(
+                f"the request has {len(line)} bytes, {line_limit} at most", todo="apply its objects in several requests"
+            )
         self._socket.settimeout(timeout)
         try:
-            self._socket.sendall(msgspec.json.encode(request) + b"\n")
-            line = self._lines.readline()
+            self._socket.sendall(line)
+            answered = self._lines.readline()
         except TimeoutError as error:
             raise RetryableError("the agent did not answer in time", where=str(self._path)) from error
         except OSError as error:
             raise RetryableError(f"the connection broke: {error.strerror}", where=str(self._path)) from error
-        if not line:
+        if not answered:
             raise RetryableError("the agent went away before it answered", where=str(self._path), todo="ask again")
-        answer = msgspec.json.decode(line, type=Answer)
+        answer = msgspec.json.decode(answered, type=Answer)
         if answer.failure is not None:
             raise_failure(answer.failure)
         return answer.result

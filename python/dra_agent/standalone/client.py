@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dra_agent.local.client import Connection
-from dra_agent.standalone.wire import Request
+from dra_agent.standalone.wire import LINE_LIMIT, Request
 
 ANSWER_TIMEOUT = 60.0
 """Seconds beyond what a request itself asks the agent to wait."""
@@ -35,4 +35,5 @@ class Client:
 
     def ask(self, request: Request) -> Any:
         """Send one request and give its result; raises what the agent raised."""
-        return self._connection.ask(request, timeout=ANSWER_TIMEOUT + getattr(request, "wait", 0.0))
+        timeout = ANSWER_TIMEOUT + getattr(request, "wait", 0.0)
+        return self._connection.ask(request, timeout=timeout, line_limit=LINE_LIMIT)

@@ -8,31 +8,33 @@ from __future__ import annotations
 
 import logging
 import threading
-import uuid
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
 
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.standalone.backoff import Backoff
-from dra_agent.standalone.claim import DEFAULT_NAMESPACE, Applied, ClaimView, HeldDevice, Phase, key_of
+from dra_agent.standalone.claim import DEFAULT_NAMESPACE, Applied, ClaimView, HeldDevice, key_of
+from dra_agent.standalone.index import CLASS, FAILED, ClaimIndex, Known
+from dra_agent.standalone.intake import now, take_in
 from dra_agent.standalone.ports import Allocate, Object, Preparer
 from dra_agent.standalone.restore import claim_of
 from dra_agent.standalone.store import Store
+from dra_agent.standalone.view import phase_of
+from dra_agent.standalone.waiting import Refusal
 from dra_agent.standalone.work import Run, Work, at_once
 
 log = logging.getLogger(__name__)
 
-CLASS = "DeviceClass"
-CLAIM = "ResourceClaim"
-FAILED = "dra-agent.internal/failed"
-"""Annotation: why a claim can never be prepared as it is. It holds no device until it is applied anew."""
+FITS_LATER = "waits for devices that other claims hold"
+FITS_NEVER = "no devices of this host can satisfy it, even if nothing else were claimed"
 
 
 class ClaimQueue:
-    """Claims from apply to release. Safe for threads; one step runs at a time.
+    """Claims from apply to release. Safe for threads; steps come one after another, on one thread.
 
-    Whatever may take long, which is preparing and releasing, is given away by `run`, at most one job for each claim: a
-    device that hangs holds up its own claim. A step after each job's end goes on with what that has changed.
+    Whatever may take long is done without the lock, so that requests are answered meanwhile: the allocator is asked by
+    the step itself, preparing and releasing is given away by `run`, at most one job for each claim. A device that hangs
+    holds up its own claim. A step after each job's end goes on with what that has changed.
     """
 
     def __init__(
@@ -51,25 +53,27 @@ class ClaimQueue:
         self._slices = slices
         self._allocate = allocate
         self._preparer = preparer
+        self._clock = clock
         self._lock = threading.RLock()
+        self._claims = ClaimIndex(store)
         self._prepared: dict[str, tuple[HeldDevice, ...]] = {}
         self._messages: dict[str, str] = {}
-        self._never: set[str] = set()
         self._retries = Backoff(clock)
         self._work = Work(run)
+        self._devices_changed = False
         self._suspended = ""
         """Why nothing is allocated or prepared; empty while it is."""
         self._giving_up = False
+        self._stopped = False
 
     def restore(self, entries: Iterable[Object], driver: str) -> list[str]:
         """Take in the claims that the ledger has and the store has not; the result names them."""
         with self._lock:
-            known = {stored.value["metadata"]["uid"] for stored in self._store.list(CLAIM)}
             restored = []
             for entry in entries:
-                if entry["uid"] not in known:
+                if self._claims.of_uid(entry["uid"]) is None:
                     claim = claim_of(entry, driver)
-                    self._put(claim)
+                    self._claims.put([claim])
                     restored.append("/".join(key_of(claim)))
                     log.warning("claim restored from the ledger", extra={"claim": entry["uid"]})
             return restored
@@ -77,47 +81,92 @@ class ClaimQueue:
     def apply(self, values: list[Object]) -> list[Applied]:
         """Take in DeviceClasses and ResourceClaims, all or none; raises AgentError for what cannot be taken."""
         with self._lock:
-            for value in values:
-                self._check(value)
-            return [
-                self._apply_class(value) if value["kind"] == CLASS else self._apply_claim(value) for value in values
-            ]
+            return take_in(values, self._store, self._claims)
 
     def delete(self, namespace: str, name: str) -> str:
-        """Begin to release a claim, and give its uid; `step` ends it. PermanentError if there is none of that name."""
+        """Begin to release a claim, and give its uid; `step` ends it. PermanentError if there is none of that name.
+
+        A claim that only waits is gone when this returns.
+        """
         with self._lock:
-            claim = self._claim(namespace, name)
-            if "deletionTimestamp" not in claim["metadata"]:
-                claim["metadata"]["deletionTimestamp"] = _now()
-                self._put(claim)
+            known = self._known(namespace, name)
+            uid = known.uid
+            if uid in self._claims.waiting and self._work.is_free(uid):
+                self._forget(known)
+            elif uid not in self._claims.deleting:
+                claim = self._claims.read(known)
+                claim["metadata"]["deletionTimestamp"] = now()
+                self._claims.put([claim])
                 # However long a prepare that fails would have waited for its next try.
-                self._retries.done(claim["metadata"]["uid"])
-            return str(claim["metadata"]["uid"])
+                self._retries.done(uid)
+            return uid
 
     def delete_class(self, name: str) -> None:
         """Forget a DeviceClass; claims that are allocated keep their devices."""
         with self._lock:
             if not self._store.delete(CLASS, "", name):
                 raise PermanentError(f"there is no DeviceClass {name}")
+            self._claims.waiting.class_changed(name)
 
-    def step(self) -> float | None:
-        """Bring every claim as far as it gets; the result is the seconds after which another try is worth it."""
+    def devices_changed(self) -> None:
+        """Try every waiting claim again at the next `step`. Takes no lock: for the event loop."""
+        self._devices_changed = True
+
+    def step(self, *, budget_s: float | None = None) -> float | None:
+        """Bring every claim as far as it gets; the result is the seconds after which another try is worth it.
+
+        After `budget_s` seconds the rest is left to the next step, and the result is 0.
+        """
+        until = None if budget_s is None else self._clock() + budget_s
         with self._lock:
-            for claim in self._claims():
-                if "deletionTimestamp" in claim["metadata"]:
-                    self._release(claim)
-                elif "allocation" in claim.get("status", {}):
-                    if not self._suspended:
-                        self._prepare(claim)
-                    elif self._giving_up:
-                        self._give_up(claim)
-            for claim in self._claims():
-                if _waits(claim):
-                    if self._suspended:
-                        self._messages[claim["metadata"]["uid"]] = self._suspended
-                    else:
-                        self._try_allocate(claim)
+            if self._devices_changed:
+                self._devices_changed = False
+                self._claims.waiting.devices_changed()
+            for uid in [*self._claims.deleting]:
+                self._release(self._claims.deleting[uid])
+            for uid, claim in [*self._claims.held.items()]:
+                if uid in self._claims.deleting:
+                    continue
+                if not self._suspended:
+                    self._prepare(uid, claim)
+                elif self._giving_up:
+                    self._give_up(uid, claim)
+        while not self._suspended and not self._stopped:
+            if until is not None and self._clock() >= until:
+                with self._lock:
+                    if self._claims.waiting.next() is not None:
+                        return 0.0
+                break
+            if not self._try_next():
+                break
+        with self._lock:
             return self._retries.next_in(besides=self._work.under_way)
+
+    def stop(self) -> None:
+        """End a step that is under way as soon as its allocation is answered; nothing of it is kept."""
+        self._stopped = True
+
+    def is_tried(self, uids: Iterable[str]) -> bool:
+        """Whether these claims have been tried since the last change that matters to them, or are gone."""
+        with self._lock:
+            waiting = self._claims.waiting
+            return bool(self._suspended) or all(uid not in waiting or waiting.refusal(uid) is not None for uid in uids)
+
+    def is_settled(self, uids: Iterable[str]) -> bool:
+        """Whether nothing is done or about to be done to these claims: ready, refused, or to be tried later."""
+        with self._lock:
+            return self.is_tried(uids) and all(map(self._rests, uids))
+
+    def _rests(self, uid: str) -> bool:
+        if not self._work.is_free(uid):
+            return False
+        if uid in self._claims.deleting:
+            return not self._retries.due(uid)
+        if uid in self._claims.held:
+            if self._suspended:
+                return not self._giving_up or not self._retries.due(uid)
+            return uid in self._prepared or not self._retries.due(uid)
+        return True
 
     def suspend(self, why: str, *, give_up: bool) -> None:
         """Allocate and prepare nothing until `resume`; with `give_up` also release what is allocated, at `step`.
@@ -132,16 +181,34 @@ class ClaimQueue:
         with self._lock:
             self._suspended, self._giving_up = "", False
             self._messages.clear()
+            self._claims.waiting.devices_changed()
 
     def view(self, namespace: str, name: str) -> ClaimView:
         """Show one claim; raises PermanentError if there is none."""
         with self._lock:
-            return self._view(self._claim(namespace, name))
+            return self._view(self._claims.read(self._known(namespace, name)), self._claims.waiting.untried())
 
-    def views(self) -> list[ClaimView]:
-        """Show every claim, oldest first."""
+    def views(self, keys: Iterable[tuple[str, str]] | None = None) -> list[ClaimView]:
+        """Show every claim, oldest first, or those of namespaces and names that are there."""
         with self._lock:
-            return [self._view(stored.value) for stored in self._store.list(CLAIM)]
+            untried = self._claims.waiting.untried()
+            if keys is None:
+                return [self._view(claim, untried) for claim in self._claims.all()]
+            found = (self._claims.find(*key) for key in keys)
+            return [self._view(self._claims.read(known), untried) for known in found if known is not None]
+
+    def held_views(self) -> list[ClaimView]:
+        """Show the claims that hold devices, oldest first."""
+        with self._lock:
+            known = (self._claims.of_uid(uid) for uid in self._claims.held)
+            oldest_first = sorted((one for one in known if one is not None), key=lambda one: one.position)
+            return self.views(one.key for one in oldest_first)
+
+    def uid_of(self, namespace: str, name: str) -> str | None:
+        """Give the uid of a claim; None if there is none of that name."""
+        with self._lock:
+            known = self._claims.find(namespace, name)
+            return None if known is None else known.uid
 
     def classes(self) -> list[Object]:
         """Give every DeviceClass."""
@@ -149,70 +216,50 @@ class ClaimQueue:
 
     def allocated(self) -> list[Object]:
         """Give every claim that holds devices."""
-        return [stored.value for stored in self._store.list(CLAIM) if "allocation" in stored.value.get("status", {})]
+        with self._lock:
+            return [*self._claims.held.values()]
 
-    def _check(self, value: Object) -> None:
-        if value["kind"] not in (CLASS, CLAIM):
-            raise PermanentError(
-                f"{value['kind']} is nothing that the agent keeps", todo=f"apply {CLASS} and {CLAIM} objects"
-            )
-        namespace, name = key_of(value)
-        known = self._store.get(CLAIM, namespace, name) if value["kind"] == CLAIM else None
-        if known is None:
-            return
-        if "deletionTimestamp" in known["metadata"]:
-            raise RetryableError(f"claim {namespace}/{name} is being deleted", todo="apply it again once it is gone")
-        if known["spec"] != value.get("spec"):
-            raise PermanentError(
-                f"claim {namespace}/{name}: spec cannot be changed once it is applied",
-                todo=f"delete it first: dra-agent claim delete {name} -n {namespace}",
-            )
+    def _try_next(self) -> bool:
+        """Try the oldest claim that needs it; False where none does."""
+        with self._lock:
+            found = self._claims.waiting.next()
+            if found is None or self._suspended:
+                return False
+            uid, group = found
+            version, fits_empty_host = group.version, group.fits_empty_host
+            known = self._claims.of_uid(uid)
+            assert known is not None, "what waits is known"
+            claim, allocated = self._claims.read(known), self.allocated()
+        answer = self._ask(claim, allocated)
+        if answer["allocated"]:
+            self._take(known, answer["results"][0])
+            return True
+        if fits_empty_host is None:
+            fits_empty_host = self._ask(claim, [])["allocated"]
+        message = str(answer["error"]) if answer.get("error") else FITS_LATER if fits_empty_host else FITS_NEVER
+        with self._lock:
+            refusal = Refusal(message, "/".join(known.key), fits_empty_host)
+            self._claims.waiting.refuse(group, version, refusal)
+        return True
 
-    def _apply_class(self, value: Object) -> Applied:
-        name = value["metadata"]["name"]
-        known = self._store.get(CLASS, "", name)
-        if known is not None and known["spec"] == value.get("spec"):
-            return Applied(CLASS, name, "unchanged")
-        self._store.put(CLASS, "", name, _stamped(value, known))
-        return Applied(CLASS, name, "created" if known is None else "configured")
-
-    def _apply_claim(self, value: Object) -> Applied:
-        namespace, name = key_of(value)
-        known = self._store.get(CLAIM, namespace, name)
-        if known is None:
-            fresh = _stamped({**value, "metadata": {**value["metadata"], "namespace": namespace}}, None)
-            fresh.pop("status", None)
-            self._put(fresh)
-            return Applied(CLAIM, name, "created", namespace)
-        if known["metadata"].get("annotations", {}).pop(FAILED, None) is not None:
-            self._put(known)
-            return Applied(CLAIM, name, "configured", namespace)
-        return Applied(CLAIM, name, "unchanged", namespace)
-
-    def _try_allocate(self, claim: Object) -> None:
-        uid = claim["metadata"]["uid"]
-        answer = self._ask(claim, self.allocated())
-        if not answer["allocated"]:
-            fits = self._ask(claim, [])
-            self._never.discard(uid)
-            if not fits["allocated"]:
-                self._never.add(uid)
-            self._messages[uid] = _reason(answer, fits)
-            return
-        self._never.discard(uid)
-        self._messages.pop(uid, None)
-        claim["status"] = {"allocation": answer["results"][0]}
-        self._put(claim)
-        log.info("claim allocated", extra={"claim": uid, "devices": _devices(claim)})
-        self._prepare(claim)
+    def _take(self, known: Known, allocation: Object) -> None:
+        """Keep an allocation, unless the claim has gone meanwhile or nothing may be allocated any more."""
+        with self._lock:
+            if known.uid not in self._claims.waiting or self._suspended or self._stopped:
+                return
+            claim = self._claims.read(known)
+            claim["status"] = {"allocation": allocation}
+            self._claims.put([claim])
+            self._messages.pop(known.uid, None)
+            log.info("claim allocated", extra={"claim": known.uid, "devices": _devices(claim)})
+            self._prepare(known.uid, claim)
 
     def _ask(self, claim: Object, allocated: list[Object]) -> Object:
         return self._allocate(
             node=self._node, classes=self.classes(), slices=self._slices(), claims=[claim], allocated=allocated
         )
 
-    def _prepare(self, claim: Object) -> None:
-        uid = claim["metadata"]["uid"]
+    def _prepare(self, uid: str, claim: Object) -> None:
         if uid not in self._prepared and self._work.is_free(uid) and self._retries.due(uid):
             self._work.begin(uid, lambda: self._tried(uid, "prepare", lambda: self._prepare_now(claim)))
 
@@ -239,32 +286,34 @@ class ClaimQueue:
         log.error("claim can never be prepared", extra={"claim": uid, "error": why})
         self._preparer.unprepare(uid)
         with self._lock:
-            known = self._claim(*key_of(claim))
-            known.pop("status", None)
-            known["metadata"].setdefault("annotations", {})[FAILED] = why
-            self._put(known)
+            kept = self._claims.read(self._known(*key_of(claim)))
+            kept.pop("status", None)
+            kept["metadata"].setdefault("annotations", {})[FAILED] = why
+            self._claims.put([kept])
+            self._claims.waiting.released()
             self._retries.done(uid)
             self._messages.pop(uid, None)
 
-    def _release(self, claim: Object) -> None:
-        uid = claim["metadata"]["uid"]
+    def _release(self, known: Known) -> None:
+        uid = known.uid
         if self._work.is_free(uid) and self._retries.due(uid):
-            self._work.begin(uid, lambda: self._tried(uid, "release", lambda: self._release_now(claim)))
+            self._work.begin(uid, lambda: self._tried(uid, "release", lambda: self._release_now(known)))
 
-    def _release_now(self, claim: Object) -> None:
-        uid = claim["metadata"]["uid"]
-        self._preparer.unprepare(uid)
+    def _release_now(self, known: Known) -> None:
+        self._preparer.unprepare(known.uid)
         with self._lock:
-            self._store.delete(CLAIM, *key_of(claim))
-            for known in (self._prepared, self._messages):
-                known.pop(uid, None)
-            self._never.discard(uid)
-            self._retries.done(uid)
-        log.info("claim released", extra={"claim": uid})
+            self._forget(known)
+            self._claims.waiting.released()
+        log.info("claim released", extra={"claim": known.uid})
 
-    def _give_up(self, claim: Object) -> None:
+    def _forget(self, known: Known) -> None:
+        self._claims.delete(known)
+        for kept in (self._prepared, self._messages):
+            kept.pop(known.uid, None)
+        self._retries.done(known.uid)
+
+    def _give_up(self, uid: str, claim: Object) -> None:
         """Release the devices of a claim, and let it wait for others."""
-        uid = claim["metadata"]["uid"]
         if self._work.is_free(uid) and self._retries.due(uid):
             self._work.begin(uid, lambda: self._tried(uid, "release", lambda: self._give_up_now(claim)))
 
@@ -274,9 +323,10 @@ class ClaimQueue:
         with self._lock:
             # What is unprepared but still allocated is prepared or given up again; the other order could lose it.
             self._prepared.pop(uid, None)
-            known = self._claim(*key_of(claim))
-            known.pop("status", None)
-            self._put(known)
+            kept = self._claims.read(self._known(*key_of(claim)))
+            kept.pop("status", None)
+            self._claims.put([kept])
+            self._claims.waiting.released()
             self._retries.done(uid)
         log.info("claim given up, it waits again", extra={"claim": uid})
 
@@ -292,73 +342,47 @@ class ClaimQueue:
                 self._messages[uid] = f"{error}; next try in {wait:.0f} s"
             log.warning(f"{what} failed, will be tried again", extra={"claim": uid, "error": str(error), "in": wait})
 
-    def _claims(self) -> list[Object]:
-        return [stored.value for stored in self._store.list(CLAIM)]
-
-    def _claim(self, namespace: str, name: str) -> Object:
-        claim = self._store.get(CLAIM, namespace, name)
-        if claim is None:
+    def _known(self, namespace: str, name: str) -> Known:
+        known = self._claims.find(namespace, name)
+        if known is None:
             raise PermanentError(f"there is no claim {name} in namespace {namespace}")
-        return claim
+        return known
 
-    def _put(self, claim: Object) -> None:
-        self._store.put(CLAIM, *key_of(claim), claim)
-
-    def _view(self, claim: Object) -> ClaimView:
+    def _view(self, claim: Object, untried: list[int]) -> ClaimView:
         metadata = claim["metadata"]
         uid = metadata["uid"]
         devices = self._prepared.get(uid, ())
-        failed = metadata.get("annotations", {}).get(FAILED)
+        message, fits_empty_host = self._explained(uid, untried)
         return ClaimView(
             namespace=metadata.get("namespace", DEFAULT_NAMESPACE),
             name=metadata["name"],
             uid=uid,
-            phase=_phase(claim, uid in self._prepared),
-            message=failed or self._messages.get(uid, ""),
+            phase=phase_of(claim, uid in self._prepared),
+            message=metadata.get("annotations", {}).get(FAILED) or message,
             created=metadata["creationTimestamp"],
             devices=devices,
             cdi_device_ids=tuple(cdi_id for device in devices for cdi_id in device.cdi_device_ids),
-            fits_empty_host=uid not in self._never,
+            fits_empty_host=fits_empty_host,
             claim=claim,
         )
 
-
-def _waits(claim: Object) -> bool:
-    metadata = claim["metadata"]
-    return (
-        "deletionTimestamp" not in metadata
-        and "allocation" not in claim.get("status", {})
-        and FAILED not in metadata.get("annotations", {})
-    )
-
-
-def _phase(claim: Object, prepared: bool) -> Phase:
-    if "deletionTimestamp" in claim["metadata"]:
-        return "Deleting"
-    if FAILED in claim["metadata"].get("annotations", {}):
-        return "Failed"
-    if "allocation" not in claim.get("status", {}):
-        return "Pending"
-    return "Prepared" if prepared else "Allocated"
-
-
-def _reason(answer: Object, empty: Object) -> str:
-    if answer.get("error"):
-        return str(answer["error"])
-    if empty["allocated"]:
-        return "waits for devices that other claims hold"
-    return "no devices of this host can satisfy it, even if nothing else were claimed"
+    def _explained(self, uid: str, untried: list[int]) -> tuple[str, bool]:
+        """Say why a claim is not prepared, and whether it would fit on an empty host as far as that is known."""
+        waiting = self._claims.waiting
+        if uid not in waiting:
+            if uid in self._messages or uid in self._prepared or uid not in self._claims.held:
+                return self._messages.get(uid, ""), True
+            return self._suspended or "is being prepared", True
+        refusal = waiting.refusal(uid)
+        fits_empty_host = refusal is None or refusal.fits_empty_host
+        if self._suspended:
+            return self._suspended, fits_empty_host
+        known = self._claims.of_uid(uid)
+        if refusal is not None and known is not None:
+            return refusal.message.replace(f"claim {refusal.named}", "claim " + "/".join(known.key)), fits_empty_host
+        before = bisect_left(untried, 0 if known is None else known.position)
+        return f"is not tried yet: {before} claims are before it", fits_empty_host
 
 
 def _devices(claim: Object) -> list[str]:
     return [f"{r['pool']}/{r['device']}" for r in claim["status"]["allocation"]["devices"].get("results", [])]
-
-
-def _stamped(value: Object, known: Object | None) -> Object:
-    before = known["metadata"] if known else {"uid": str(uuid.uuid4()), "creationTimestamp": _now()}
-    kept = {key: before[key] for key in ("uid", "creationTimestamp")}
-    return {**value, "metadata": {**value["metadata"], **kept}}
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

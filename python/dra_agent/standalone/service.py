@@ -12,17 +12,19 @@ import logging
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from dra_agent.errors import PermanentError
+from dra_agent.errors import PermanentError, UsageError
 from dra_agent.local.server import Server
 from dra_agent.standalone.claim import DEFAULT_NAMESPACE, Applied, ClaimView
 from dra_agent.standalone.crew import Crew
+from dra_agent.standalone.index import CLAIM, CLASS
 from dra_agent.standalone.ports import Allocate, Object, Preparer
-from dra_agent.standalone.queue import CLAIM, CLASS, ClaimQueue
+from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.store import Store
 from dra_agent.standalone.validation import Validator
 from dra_agent.standalone.wire import (
@@ -42,6 +44,15 @@ log = logging.getLogger(__name__)
 LONGEST_WAIT = 3600.0
 START = 5.0
 """Seconds that claims get to be brought back before the agent listens; one that hangs goes on meanwhile."""
+STEP_BUDGET_S = 0.2
+"""After that a step leaves the rest to the next one, so that other work of the queue comes between."""
+FIRST_TRY_S = 5.0
+"""How long an answer waits for the first try of its claims: with thousands before them that takes longer."""
+ANSWER_AFTER_S = 45.0
+"""How long an answer waits for its claims to be prepared or released; the command line waits a minute for it."""
+STOP_AFTER_S = 5.0
+"""How long a stop waits for what is under way. What hangs is continued at the next start."""
+MAX_OBJECTS_PER_APPLY = 25_000
 _T = TypeVar("_T")
 
 
@@ -79,11 +90,22 @@ class StandaloneService:
         )
         self._server = Server(self.socket, self._handle, line_limit=LINE_LIMIT)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="claims")
+        self._stepper = ThreadPoolExecutor(1, thread_name_prefix="allocate")
+        self._stuck: list[str] = []
         self._moved = asyncio.Condition()
+        self._steps = 0
         self._loop_task: asyncio.Task[None] | None = None
 
+    @property
+    def stuck(self) -> list[str]:
+        """What a stop did not wait for."""
+        return self._stuck
+
     async def start(self) -> None:
-        """Bring the claims that are there back to where they were, then listen."""
+        """Bring the claims that are there back to where they were, then listen.
+
+        Claims that wait are tried once the agent listens, so many as there may be.
+        """
         self._crew.start()
         await self._step()
         await self._crew.done(at_most=START)
@@ -93,16 +115,26 @@ class StandaloneService:
     async def stop(self) -> None:
         """Stop; prepared claims stay prepared."""
         await self._server.stop()
+        self.queue.stop()
         if self._loop_task is not None:
             self._loop_task.cancel()
             await asyncio.gather(self._loop_task, return_exceptions=True)
         self._validator.stop()
-        self._worker.shutdown(wait=True)
-        await self._crew.stop()
+        ends = {
+            "allocating claims": _shut_down(self._stepper),
+            "answering requests": _shut_down(self._worker),
+            "preparing or releasing claims": self._crew.stop(),
+        }
+        tasks = {asyncio.create_task(end, name=what) for what, end in ends.items()}
+        _, under_way = await asyncio.wait(tasks, timeout=STOP_AFTER_S)
+        self._stuck = sorted(task.get_name() for task in under_way)
+        for task in under_way:
+            task.cancel()
         self.store.close()
 
     def devices_changed(self) -> None:
         """Have waiting claims tried again: a device came, went, or changed. Call it on the event loop."""
+        self.queue.devices_changed()
         self._wake.set()
 
     async def suspend(self, why: str, *, give_up: bool) -> None:
@@ -119,6 +151,10 @@ class StandaloneService:
     async def views(self) -> list[ClaimView]:
         """Show every claim, oldest first."""
         return await self._work(self.queue.views)
+
+    async def held(self) -> list[ClaimView]:
+        """Show the claims that hold devices, oldest first."""
+        return await self._work(self.queue.held_views)
 
     async def resume(self) -> None:
         """Allocate and prepare again, in the old order."""
@@ -139,17 +175,27 @@ class StandaloneService:
                 retry = 5.0
 
     async def _step(self) -> float | None:
-        retry = await self._work(self.queue.step)
+        step = partial(self.queue.step, budget_s=STEP_BUDGET_S)
+        retry = await asyncio.get_running_loop().run_in_executor(self._stepper, step)
         async with self._moved:
+            self._steps += 1
             self._moved.notify_all()
         return retry
 
-    async def _step_for_request(self, uids: Collection[str]) -> None:
-        """Bring claims along, and wait for what is done to these; others' devices keep no request waiting."""
-        retry = await self._step()
-        if await self._crew.done(uids) or retry is not None:
-            # Who tries again waits for as long as was left at its own last step.
-            self._wake.set()
+    async def _settle(self, uids: Collection[str]) -> None:
+        """Wait until these claims were brought along, for a bounded time; others' devices keep no request waiting."""
+        self._wake.set()
+        now = asyncio.get_running_loop().time
+        try_until, until = now() + min(FIRST_TRY_S, ANSWER_AFTER_S), now() + ANSWER_AFTER_S
+        while True:
+            seen = self._steps
+            if await self._work(lambda: self.queue.is_settled(uids)):
+                return
+            tried = await self._work(lambda: self.queue.is_tried(uids))
+            left = (until if tried else try_until) - now()
+            if left <= 0:
+                return
+            await self._moves(seen, left)
 
     async def _work(self, call: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
@@ -171,26 +217,29 @@ class StandaloneService:
                 return await self._work(self._state)
 
     async def _apply(self, request: Apply) -> list[Applied]:
+        if len(request.objects) > MAX_OBJECTS_PER_APPLY:
+            raise UsageError(
+                f"{len(request.objects)} objects in one request, {MAX_OBJECTS_PER_APPLY} at most",
+                todo="apply them in several",
+            )
         if problems := await self._validator.problems(request.objects):
             raise PermanentError("\n".join(problems))
         applied = await self._work(lambda: self.queue.apply(request.objects))
-        seen = await self._work(lambda: [self._with_view(done) for done in applied])
-        await self._step_for_request({done.claim.uid for done in seen if done.claim is not None})
-        return await self._work(lambda: [self._with_view(done) for done in applied])
-
-    def _with_view(self, done: Applied) -> Applied:
-        if done.kind != CLAIM:
-            return done
-        return msgspec.structs.replace(done, claim=self.queue.view(done.namespace, done.name))
+        claims = [(done.namespace, done.name) for done in applied if done.kind == CLAIM]
+        uids = await self._work(lambda: {uid for key in claims if (uid := self.queue.uid_of(*key)) is not None})
+        await self._settle(uids)
+        views = {(view.namespace, view.name): view for view in await self._work(lambda: self.queue.views(claims))}
+        return [msgspec.structs.replace(done, claim=views.get((done.namespace, done.name))) for done in applied]
 
     async def _get(self, namespace: str, name: str, wait: float) -> Any:
         deadline = asyncio.get_running_loop().time() + wait
         while True:
+            seen = self._steps
             view = await self._work(lambda: self.queue.view(namespace, name))
             left = deadline - asyncio.get_running_loop().time()
             if view.phase in ("Prepared", "Failed") or left <= 0:
                 return view
-            await self._moves(left)
+            await self._moves(seen, left)
 
     async def _delete(self, request: Delete) -> bool:
         if request.kind == CLASS:
@@ -198,22 +247,23 @@ class StandaloneService:
             return True
         namespace = request.namespace or DEFAULT_NAMESPACE
         uid = await self._work(lambda: self.queue.delete(namespace, request.name))
-        await self._step_for_request({uid})
+        await self._settle({uid})
         deadline = asyncio.get_running_loop().time() + min(request.wait, LONGEST_WAIT)
-        while self.store.get(CLAIM, namespace, request.name) is not None:
+        while True:
+            seen = self._steps
+            if await self._work(lambda: self.queue.uid_of(namespace, request.name)) != uid:
+                return True
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
                 return False
-            await self._moves(left)
-        return True
+            await self._moves(seen, left)
 
-    async def _moves(self, at_most: float) -> None:
+    async def _moves(self, seen: int, at_most: float) -> None:
+        """Wait for a step that ends after `seen` steps had ended."""
         async with self._moved:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(at_most):
-                    await self._moved.wait()
-            except TimeoutError:
-                return
+                    await self._moved.wait_for(lambda: self._steps != seen)
 
     def _state(self) -> Object:
         return {
@@ -223,3 +273,7 @@ class StandaloneService:
             "slices": self._slices(),
             "allocated": self.queue.allocated(),
         }
+
+
+async def _shut_down(pool: ThreadPoolExecutor) -> None:
+    await asyncio.to_thread(pool.shutdown, wait=True, cancel_futures=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,12 @@ CREATE TABLE IF NOT EXISTS objects (
     UNIQUE (kind, namespace, name)
 )
 """
+_PUT = (
+    "INSERT INTO objects (kind, namespace, name, body) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (kind, namespace, name) DO UPDATE SET body = excluded.body"
+)
+ROWS_AT_A_TIME = 500
+"""Objects that are read while the lock is held; writers come between."""
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -60,12 +66,13 @@ class Store:
 
     def put(self, kind: str, namespace: str, name: str, value: dict[str, Any]) -> None:
         """Keep an object; one that was there before keeps its place in the order."""
+        self.put_all([(kind, namespace, name, value)])
+
+    def put_all(self, objects: Iterable[tuple[str, str, str, dict[str, Any]]]) -> None:
+        """Keep objects, each as kind, namespace, name and value, in this order: all of them or none."""
+        rows = [(kind, namespace, name, msgspec.json.encode(value)) for kind, namespace, name, value in objects]
         with self._writing() as connection:
-            connection.execute(
-                "INSERT INTO objects (kind, namespace, name, body) VALUES (?, ?, ?, ?) "
-                "ON CONFLICT (kind, namespace, name) DO UPDATE SET body = excluded.body",
-                (kind, namespace, name, msgspec.json.encode(value)),
-            )
+            connection.executemany(_PUT, rows)
 
     def delete(self, kind: str, namespace: str, name: str) -> bool:
         """Forget an object; False if it was not there."""
@@ -86,11 +93,21 @@ class Store:
 
     def list(self, kind: str) -> list[Stored]:
         """Give every object of a kind in the order in which they came."""
-        with self._lock:
-            rows = self._connection.execute(
-                "SELECT position, body FROM objects WHERE kind = ? ORDER BY position", (kind,)
-            ).fetchall()
-        return [Stored(position, msgspec.json.decode(body)) for position, body in rows]
+        return list(self.each(kind))
+
+    def each(self, kind: str) -> Iterator[Stored]:
+        """Give every object of a kind, in the order in which they came, and hold few of them in memory."""
+        last = -1
+        while True:
+            with self._lock:
+                rows = self._connection.execute(
+                    "SELECT position, body FROM objects WHERE kind = ? AND position > ? ORDER BY position LIMIT ?",
+                    (kind, last, ROWS_AT_A_TIME),
+                ).fetchall()
+            for last, body in rows:
+                yield Stored(last, msgspec.json.decode(body))
+            if len(rows) < ROWS_AT_A_TIME:
+                return
 
     def close(self) -> None:
         """Close the file."""

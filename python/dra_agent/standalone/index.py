@@ -1,0 +1,108 @@
+"""The claims of the store with an index in memory: what a step has to act on is found without reading them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from dra_agent.standalone.claim import key_of
+from dra_agent.standalone.ports import Object
+from dra_agent.standalone.store import Store
+from dra_agent.standalone.waiting import WaitingClaims, digest_of
+
+CLAIM = "ResourceClaim"
+CLASS = "DeviceClass"
+FAILED = "dra-agent.internal/failed"
+"""Annotation: why a claim can never be prepared as it is. It holds no device until it is applied anew."""
+
+
+@dataclass(slots=True)
+class Known:
+    """One claim of the store."""
+
+    uid: str
+    namespace: str
+    name: str
+    position: int
+    digest: bytes
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+        return self.namespace, self.name
+
+
+class ClaimIndex:
+    """Every claim is in the store, and one of `waiting`, `held` and `deleting` says what is to be done with it.
+
+    Not safe for threads: the queue holds its lock.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._by_key: dict[tuple[str, str], Known] = {}
+        self._by_uid: dict[str, Known] = {}
+        self._last = 0
+        self.waiting = WaitingClaims()
+        self.held: dict[str, Object] = {}
+        """Claims with an allocation, whole, by uid: bounded by the devices of the host."""
+        self.deleting: dict[str, Known] = {}
+        for stored in store.each(CLAIM):
+            self._take_in(stored.value, stored.position)
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def find(self, namespace: str, name: str) -> Known | None:
+        """Find a claim by its name."""
+        return self._by_key.get((namespace, name))
+
+    def of_uid(self, uid: str) -> Known | None:
+        """Find a claim by its uid."""
+        return self._by_uid.get(uid)
+
+    def read(self, known: Known) -> Object:
+        """Read a whole claim."""
+        value = self._store.get(CLAIM, *known.key)
+        assert value is not None, "the index and the store have the same claims"
+        return value
+
+    def all(self) -> Iterator[Object]:
+        """Read every claim, oldest first."""
+        return (stored.value for stored in self._store.each(CLAIM))
+
+    def put(self, claims: Iterable[Object]) -> None:
+        """Keep claims, all or none."""
+        claims = list(claims)
+        self._store.put_all([(CLAIM, *key_of(claim), claim) for claim in claims])
+        for claim in claims:
+            known = self.find(*key_of(claim))
+            if known is None:
+                self._last += 1
+            self._take_in(claim, self._last if known is None else known.position)
+
+    def delete(self, known: Known) -> None:
+        """Forget a claim."""
+        self._store.delete(CLAIM, *known.key)
+        self._leave(known.uid)
+        del self._by_key[known.key], self._by_uid[known.uid]
+
+    def _take_in(self, claim: Object, position: int) -> None:
+        namespace, name = key_of(claim)
+        metadata = claim["metadata"]
+        uid = metadata["uid"]
+        self._leave(uid)
+        known = Known(uid, namespace, name, position, digest_of(claim.get("spec")))
+        self._by_key[known.key] = self._by_uid[uid] = known
+        self._last = max(self._last, position)
+        if "deletionTimestamp" in metadata:
+            self.deleting[uid] = known
+        if "allocation" in claim.get("status", {}):
+            self.held[uid] = claim
+        elif uid not in self.deleting and FAILED not in metadata.get("annotations", {}):
+            self.waiting.add(uid, position, known.digest, claim["spec"])
+
+    def _leave(self, uid: str) -> None:
+        self.waiting.discard(uid)
+        self.held.pop(uid, None)
+        self.deleting.pop(uid, None)

@@ -1,0 +1,106 @@
+"""What is applied: checked as a whole, then kept as a whole. A claim's spec never changes once it is kept."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.standalone.claim import Applied, key_of
+from dra_agent.standalone.index import CLAIM, CLASS, FAILED, ClaimIndex
+from dra_agent.standalone.ports import Object
+from dra_agent.standalone.store import Store
+from dra_agent.standalone.waiting import digest_of
+
+MAX_CLAIMS = 50_000
+"""Claims that are kept: some 40 MiB of index, and a few seconds of a start."""
+
+
+def take_in(values: list[Object], store: Store, claims: ClaimIndex) -> list[Applied]:
+    """Keep DeviceClasses and ResourceClaims, all or none, and say of each what became of it.
+
+    Raises:
+        PermanentError: A kind that is not kept, a spec that differs from the kept one, too many claims.
+        RetryableError: A claim of that name is being deleted, or the store cannot be written.
+    """
+    _check(values, claims)
+    changed = [_changed(value, claims) for value in values if value["kind"] == CLAIM]
+    applied = [_class(value, store, claims) if value["kind"] == CLASS else _claim(value, claims) for value in values]
+    claims.put(claim for claim in changed if claim is not None)
+    return applied
+
+
+def now() -> str:
+    """Return the time as the API writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _check(values: list[Object], claims: ClaimIndex) -> None:
+    seen: set[tuple[str, str]] = set()
+    for value in values:
+        if value["kind"] not in (CLASS, CLAIM):
+            raise PermanentError(
+                f"{value['kind']} is nothing that the agent keeps", todo=f"apply {CLASS} and {CLAIM} objects"
+            )
+        if value["kind"] == CLASS:
+            continue
+        key = namespace, name = key_of(value)
+        if key in seen:
+            raise PermanentError(f"claim {namespace}/{name} is there twice", todo="leave one of them out")
+        seen.add(key)
+        known = claims.find(namespace, name)
+        if known is None:
+            continue
+        if known.uid in claims.deleting:
+            raise RetryableError(f"claim {namespace}/{name} is being deleted", todo="apply it again once it is gone")
+        spec = value.get("spec")
+        if known.digest != digest_of(spec) and claims.read(known)["spec"] != spec:
+            raise PermanentError(
+                f"claim {namespace}/{name}: spec cannot be changed once it is applied",
+                todo=f"delete it first: dra-agent claim delete {name} -n {namespace}",
+            )
+    count = len(claims) + sum(claims.find(*key) is None for key in seen)
+    if count > MAX_CLAIMS:
+        raise PermanentError(
+            f"{count} claims would be kept, {MAX_CLAIMS} at most",
+            todo="delete those that are not needed any more, see `dra-agent claim list`",
+        )
+
+
+def _class(value: Object, store: Store, claims: ClaimIndex) -> Applied:
+    name = value["metadata"]["name"]
+    known = store.get(CLASS, "", name)
+    if known is not None and known["spec"] == value.get("spec"):
+        return Applied(CLASS, name, "unchanged")
+    store.put(CLASS, "", name, _stamped(value, known))
+    claims.waiting.class_changed(name)
+    return Applied(CLASS, name, "created" if known is None else "configured")
+
+
+def _claim(value: Object, claims: ClaimIndex) -> Applied:
+    namespace, name = key_of(value)
+    known = claims.find(namespace, name)
+    if known is None:
+        return Applied(CLAIM, name, "created", namespace)
+    unchanged = known.uid in claims.waiting or known.uid in claims.held
+    return Applied(CLAIM, name, "unchanged" if unchanged else "configured", namespace)
+
+
+def _changed(value: Object, claims: ClaimIndex) -> Object | None:
+    """Give the claim as it is to be kept; None where it is kept like that already."""
+    namespace, name = key_of(value)
+    known = claims.find(namespace, name)
+    if known is None:
+        fresh = _stamped({**value, "metadata": {**value["metadata"], "namespace": namespace}}, None)
+        fresh.pop("status", None)
+        return fresh
+    if known.uid in claims.waiting or known.uid in claims.held:
+        return None
+    claim = claims.read(known)
+    return None if claim["metadata"].get("annotations", {}).pop(FAILED, None) is None else claim
+
+
+def _stamped(value: Object, known: Object | None) -> Object:
+    before = known["metadata"] if known else {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
+    kept = {key: before[key] for key in ("uid", "creationTimestamp")}
+    return {**value, "metadata": {**value["metadata"], **kept}}

@@ -1,0 +1,306 @@
+"""Thousands of claims that wait: what is tried again after which change, and what answers meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_agent.errors import PermanentError, UsageError
+from dra_agent.standalone import intake
+from dra_agent.standalone import queue as queue_module
+from dra_agent.standalone import service as service_module
+from dra_agent.standalone.client import Client
+from dra_agent.standalone.queue import ClaimQueue
+from dra_agent.standalone.service import StandaloneService
+from dra_agent.standalone.store import Store
+from dra_agent.standalone.wire import LINE_LIMIT, Apply, Delete, Get, ListClaims
+
+CLASS = {"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}
+DEADLINE_S = 60.0
+
+
+class Counted:
+    """An allocator that counts its questions, and may be held up."""
+
+    def __init__(self, allocate: Callable[..., Any]) -> None:
+        self._allocate = allocate
+        self.asked: list[str] = []
+        self.before: Callable[[], None] = lambda: None
+
+    def __call__(self, **question: Any) -> Any:
+        self.asked.append(question["claims"][0]["metadata"]["name"])
+        self.before()
+        return self._allocate(**question)
+
+
+@pytest.fixture
+def allocate(devices: Any) -> Counted:
+    return Counted(devices.allocate)
+
+
+@pytest.fixture
+def counted(tmp_path: Path, preparer: Any, allocate: Counted, clock: Any) -> Iterator[ClaimQueue]:
+    store = Store(tmp_path)
+    queue = ClaimQueue(store, node="n", slices=list, allocate=allocate, preparer=preparer, clock=clock)
+    queue.apply([CLASS])
+    yield queue
+    store.close()
+
+
+def phases(queue: ClaimQueue) -> dict[str, str]:
+    return {view.name: view.phase for view in queue.views()}
+
+
+def test_claims_that_ask_for_the_same_are_tried_once(counted: ClaimQueue, allocate: Counted, claim: Any) -> None:
+    counted.apply([claim(f"c{number:04}") for number in range(2000)])
+    counted.step()
+    assert len(allocate.asked) <= 4, "two that fit, one that does not, and the same on an empty host"
+    assert [view.phase for view in counted.views()[:3]] == ["Prepared", "Prepared", "Pending"]
+    assert counted.views()[1999].message == "waits for devices that other claims hold"
+
+
+def test_nothing_is_tried_again_while_nothing_changed(counted: ClaimQueue, allocate: Counted, claim: Any) -> None:
+    counted.apply([claim(f"c{count}", count) for count in range(1, 40)])
+    counted.step()
+    asked = len(allocate.asked)
+    counted.step()
+    counted.apply([claim("more", 50)])
+    counted.step()
+    assert set(allocate.asked[asked:]) == {"more"}
+
+
+def test_a_release_tries_those_again_that_wait_for_devices(counted: ClaimQueue, allocate: Counted, claim: Any) -> None:
+    counted.apply([claim("holder", 2), claim("huge", 3), claim("small")])
+    counted.step()
+    del allocate.asked[:]
+    counted.delete("default", "holder")
+    counted.step()
+    assert allocate.asked == ["small"]
+    assert phases(counted) == {"huge": "Pending", "small": "Prepared"}
+
+
+def test_a_class_tries_those_again_that_name_it(counted: ClaimQueue, allocate: Counted, claim: Any) -> None:
+    counted.apply([claim("one", class_name="one"), claim("two", class_name="two"), claim("huge", 3)])
+    counted.step()
+    del allocate.asked[:]
+    counted.apply([{"kind": "DeviceClass", "metadata": {"name": "two"}, "spec": {}}])
+    counted.step()
+    assert allocate.asked == ["two"]
+    assert phases(counted)["two"] == "Prepared"
+
+
+def test_a_device_tries_all_again(counted: ClaimQueue, devices: Any, claim: Any) -> None:
+    counted.apply([claim("big", 3), claim("huge", 9)])
+    counted.step()
+    devices.names.append("gpu-2")
+    counted.devices_changed()
+    counted.step()
+    assert phases(counted) == {"big": "Prepared", "huge": "Pending"}
+
+
+def test_a_step_ends_when_its_time_is_up_and_says_that_more_is_to_be_done(
+    counted: ClaimQueue, allocate: Counted, clock: Any, claim: Any
+) -> None:
+    def takes_a_second() -> None:
+        clock.now += 1
+
+    allocate.before = takes_a_second
+    counted.apply([claim(f"c{count}", count) for count in range(3, 9)])
+    assert counted.step(budget_s=3.0) == 0.0
+    untried = [view for view in counted.views() if "not tried yet" in view.message]
+    assert 0 < len(untried) < 6
+    assert "claims are before it" in untried[-1].message
+    while counted.step(budget_s=3.0) == 0.0:
+        pass
+    assert {view.message for view in counted.views()} == {queue_module.FITS_NEVER}
+
+
+def test_an_error_names_the_claim_that_it_is_shown_for(
+    counted: ClaimQueue, allocate: Counted, claim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*, claims: list[Any], **_: Any) -> Any:
+        return {"allocated": False, "results": [], "error": f"claim default/{claims[0]['metadata']['name']}, request r"}
+
+    monkeypatch.setattr(allocate, "_allocate", refuse)
+    counted.apply([claim("first"), claim("second")])
+    counted.step()
+    messages = [view.message for view in counted.views()]
+    assert messages == ["claim default/first, request r", "claim default/second, request r"]
+
+
+def test_a_claim_that_waits_is_gone_at_once(counted: ClaimQueue, claim: Any, preparer: Any) -> None:
+    counted.apply([claim("holder", 2), claim("waits")])
+    counted.step()
+    counted.delete("default", "waits")
+    assert list(phases(counted)) == ["holder"]
+    counted.delete("default", "holder")
+    counted.step()
+    assert phases(counted) == {} and preparer.prepared == {}
+
+
+def test_a_claim_that_is_there_twice_is_refused_with_all_the_others(counted: ClaimQueue, claim: Any) -> None:
+    with pytest.raises(PermanentError, match="claim default/a is there twice"):
+        counted.apply([claim("b"), claim("a"), claim("a", 2)])
+    assert phases(counted) == {}
+
+
+def test_more_claims_than_can_be_kept_are_refused(
+    counted: ClaimQueue, claim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "MAX_CLAIMS", 3)
+    counted.apply([claim("a"), claim("b")])
+    with pytest.raises(PermanentError, match="4 claims .* 3 at most; delete"):
+        counted.apply([claim("c"), claim("d")])
+    assert [done.action for done in counted.apply([claim("a"), claim("c")])] == ["unchanged", "created"]
+
+
+class Running:
+    """A service on an event loop in a thread of its own."""
+
+    def __init__(self, directory: Path, preparer: Any, allocate: Callable[..., Any]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+        async def make() -> StandaloneService:
+            service = StandaloneService(
+                directory,
+                node="n",
+                driver="d",
+                slices=list,
+                preparer=preparer,
+                allocate=allocate,
+                validate=lambda value: [],
+            )
+            await service.start()
+            return service
+
+        self.service = asyncio.run_coroutine_threadsafe(make(), self._loop).result(DEADLINE_S)
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.service.stop(), self._loop).result(DEADLINE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(DEADLINE_S)
+        self._loop.close()
+
+
+@contextmanager
+def running(directory: Path, preparer: Any, allocate: Callable[..., Any]) -> Iterator[StandaloneService]:
+    agent = Running(directory, preparer, allocate)
+    try:
+        yield agent.service
+    finally:
+        agent.stop()
+
+
+def test_requests_are_answered_while_a_claim_is_being_tried(
+    tmp_path: Path, preparer: Any, allocate: Counted, claim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "ANSWER_AFTER_S", 0.2)
+    tried, go_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        tried.set()
+        assert go_on.wait(DEADLINE_S)
+
+    with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
+        client.ask(Apply([CLASS]))
+        allocate.before = hang
+        try:
+            (first,) = client.ask(Apply([claim("first")]))
+            assert tried.wait(DEADLINE_S)
+            assert first["claim"]["phase"] == "Pending" and "not tried yet" in first["claim"]["message"]
+            (second,) = client.ask(Apply([claim("second", 2)]))
+            assert second["action"] == "created" and "not tried yet" in second["claim"]["message"]
+            assert [view["name"] for view in client.ask(ListClaims())] == ["first", "second"]
+            assert client.ask(Delete("ResourceClaim", "second")) is True
+        finally:
+            go_on.set()
+        assert client.ask(Get("default", "first", DEADLINE_S))["phase"] == "Prepared"
+
+
+def test_an_agent_stops_while_an_allocation_goes_on(
+    tmp_path: Path, preparer: Any, allocate: Counted, claim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "ANSWER_AFTER_S", 0.1)
+    monkeypatch.setattr(service_module, "STOP_AFTER_S", 0.1)
+    tried, go_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        tried.set()
+        assert go_on.wait(DEADLINE_S)
+
+    agent = Running(tmp_path, preparer, allocate)
+    try:
+        with Client(agent.service.socket) as client:
+            client.ask(Apply([CLASS]))
+            allocate.before = hang
+            client.ask(Apply([claim("first")]))
+        assert tried.wait(DEADLINE_S)
+        agent.stop()
+        assert agent.service.stuck == ["allocating claims"]
+    finally:
+        go_on.set()
+    with running(tmp_path, preparer, Counted(allocate._allocate)) as service, Client(service.socket) as client:
+        assert client.ask(Get("default", "first", DEADLINE_S))["phase"] == "Prepared"
+
+
+def test_twenty_thousand_claims_are_taken_in_answered_for_and_there_after_a_restart(
+    tmp_path: Path, preparer: Any, allocate: Counted, claim: Any
+) -> None:
+    many = [claim(f"c{number:05}", 3 + number) for number in range(20_000)]
+    with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
+        client.ask(Apply([CLASS]))
+        assert len(client.ask(Apply(many))) == 20_000
+        assert client.ask(Get("default", "c19999"))["phase"] == "Pending"
+    with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
+        assert client.ask(Get("default", "c00000"))["phase"] == "Pending"
+        assert client.ask(Delete("ResourceClaim", "c19999")) is True
+
+
+def test_a_request_has_a_limit_of_objects(
+    tmp_path: Path, preparer: Any, allocate: Counted, claim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "MAX_OBJECTS_PER_APPLY", 2)
+    with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
+        with pytest.raises(UsageError, match="3 objects in one request, 2 at most; apply them in several"):
+            client.ask(Apply([CLASS, claim("a"), claim("b")]))
+        assert client.ask(ListClaims()) == []
+
+
+def test_a_request_that_is_too_long_is_refused_before_it_is_sent(
+    tmp_path: Path, preparer: Any, allocate: Counted, claim: Any
+) -> None:
+    with running(tmp_path, preparer, allocate) as service, Client(service.socket) as client:
+        with pytest.raises(UsageError, match=f"bytes, {LINE_LIMIT} at most; apply its objects in several"):
+            client.ask(Apply([claim("a" * LINE_LIMIT)]))
+        assert client.ask(ListClaims()) == []
+
+
+def test_a_prepare_that_hangs_keeps_no_request_waiting(
+    tmp_path: Path, preparer: Any, allocate: Counted, claim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_module, "ANSWER_AFTER_S", 0.2)
+    go_on = threading.Event()
+    prepare = preparer.prepare
+
+    def hang(value: Any) -> Any:
+        assert go_on.wait(DEADLINE_S)
+        return prepare(value)
+
+    monkeypatch.setattr(preparer, "prepare", hang)
+    with running(tmp_path, preparer, allocate) as service, ThreadPoolExecutor(1) as pool:
+        try:
+            with Client(service.socket) as client:
+                client.ask(Apply([CLASS]))
+                (applied,) = pool.submit(client.ask, Apply([claim("a")])).result(DEADLINE_S)
+                assert (applied["claim"]["phase"], applied["claim"]["message"]) == ("Allocated", "is being prepared")
+        finally:
+            go_on.set()
