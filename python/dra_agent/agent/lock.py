@@ -5,6 +5,7 @@ It is flock(2): it ends with the process, however that ends.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -41,8 +42,8 @@ class StateLock:
         """
         path = state_dir / _NAME
         try:
-            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            _make_directory(state_dir)
+            self._handle = _open(path)
         except OSError as error:
             raise RetryableError(
                 f"the state directory cannot be used: {error.strerror}",
@@ -59,15 +60,42 @@ class StateLock:
             raise PermanentError(
                 f"another agent{f' (pid {holder})' if holder.isdigit() else ''} runs on this state directory",
                 where=str(state_dir),
-                todo="stop it, or give this one another --state-dir"
-                + ("; only agents that all have --pod-uid share one" if shared else ""),
+                todo="stop it: of the agents of one host, one at a time serves a driver"
+                + ("; only agents that all have --pod-uid share a state directory" if shared else ""),
             ) from None
         try:
             os.ftruncate(self._handle, 0)
             os.write(self._handle, f"{os.getpid()}\n".encode())
         except OSError:
-            pass  # a full disk: the lock holds all the same, a second agent just cannot name this one
+            pass  # a full or read-only disk: the lock holds all the same, a second agent just cannot name this one
 
     def close(self) -> None:
         """Let the next agent have it."""
         os.close(self._handle)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+    # Claims that are prepared can be read, and answered. flock(2) needs no write permission.
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS)) from None
+
+
+def _make_directory(path: Path) -> None:
+    """Create it with its parents; a new name is durable once the directory that it is in is synced."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        parent = os.open(folder.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))

@@ -2,9 +2,9 @@
 
 use std::fmt::Debug;
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
@@ -13,10 +13,12 @@ use rustix::fs::{FlockOperation, flock};
 const NOTE: usize = 512;
 
 pub trait Disk: Debug + Send + Sync {
-    /// Creates `dir` and its parents, readable by its owner alone. An existing one is fine.
-    fn create_dir(&self, dir: &Path) -> io::Result<()>;
+    /// Creates `dir`, readable by its owner alone; false if it exists, `NotFound` if its parent does not.
+    fn create_dir(&self, dir: &Path) -> io::Result<bool>;
     fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
+    /// At most the first `length` bytes of a regular file; empty for anything else.
+    fn read_start(&self, path: &Path, length: usize) -> io::Result<Vec<u8>>;
     /// Creates `path` empty, whatever was there.
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -28,9 +30,9 @@ pub trait Disk: Debug + Send + Sync {
     /// Opens `path`, which is there, for writing.
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
     /// Takes the lock `path` for as long as the result lives, alone or with others that share it; `WouldBlock` if
-    /// another excludes that.
+    /// another excludes that. On a read-only file system an existing lock file can be locked.
     fn lock(&self, path: &Path, shared: bool) -> io::Result<Box<dyn Debug + Send + Sync>>;
-    /// The turnstile at `path`, closed.
+    /// The turnstile at `path`, closed. On a read-only file system its files must exist, and a note cannot be written.
     fn turnstile(&self, path: &Path) -> io::Result<Box<dyn Turnstile>>;
 }
 
@@ -58,8 +60,13 @@ pub trait DiskFile: Debug + Send {
 pub struct FileSystem;
 
 impl Disk for FileSystem {
-    fn create_dir(&self, dir: &Path) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(dir)
+    fn create_dir(&self, dir: &Path) -> io::Result<bool> {
+        match DirBuilder::new().mode(0o700).create(dir) {
+            Ok(()) => Ok(true),
+            // A read-only file system may refuse before it says that the name exists.
+            Err(_) if dir.is_dir() => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
@@ -74,6 +81,17 @@ impl Disk for FileSystem {
 
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
         std::fs::read(path)
+    }
+
+    fn read_start(&self, path: &Path, length: usize) -> io::Result<Vec<u8>> {
+        let mut start = Vec::new();
+        // Checked before it is opened: opening a FIFO would wait for a writer.
+        if path.symlink_metadata()?.is_file() {
+            File::open(path)?
+                .take(length as u64)
+                .read_to_end(&mut start)?;
+        }
+        Ok(start)
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
@@ -108,7 +126,7 @@ impl Disk for FileSystem {
     }
 
     fn lock(&self, path: &Path, shared: bool) -> io::Result<Box<dyn Debug + Send + Sync>> {
-        let file = lock_file(path)?;
+        let (file, _) = lock_file(path)?;
         flock(
             &file,
             if shared {
@@ -117,35 +135,50 @@ impl Disk for FileSystem {
                 FlockOperation::NonBlockingLockExclusive
             },
         )?;
-        file.set_len(0)?;
-        // For the message that a second process prints. A full disk must not keep the first one from running.
-        let _ = file.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0);
+        // For the message that a second process prints. A full or read-only disk must not keep the first one from
+        // running.
+        let _ = file
+            .set_len(0)
+            .and_then(|()| file.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0));
         Ok(Box::new(file))
     }
 
     fn turnstile(&self, path: &Path) -> io::Result<Box<dyn Turnstile>> {
+        let (inside, writable) = lock_file(path)?;
         Ok(Box::new(FileTurnstile {
-            inside: lock_file(path)?,
-            next: lock_file(&path.with_extension("next"))?,
+            inside,
+            path: path.to_owned(),
+            writable,
+            next: lock_file(&path.with_extension("next"))?.0,
             is_next: AtomicBool::new(false),
         }))
     }
 }
 
-fn lock_file(path: &Path) -> io::Result<File> {
-    OpenOptions::new()
+/// The file, and whether it can be written: flock(2) needs no more than a file that can be read.
+fn lock_file(path: &Path) -> io::Result<(File, bool)> {
+    let opened = OpenOptions::new()
         .read(true)
         .write(true)
         .create(true)
         .truncate(false)
         .mode(0o600)
-        .open(path)
+        .open(path);
+    match opened {
+        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+            Ok((File::open(path)?, false))
+        }
+        opened => Ok((opened?, true)),
+    }
 }
 
 /// Two locks: who waits for the first holds the second, so that whoever has just left cannot go in again before them.
 #[derive(Debug)]
 struct FileTurnstile {
     inside: File,
+    path: PathBuf,
+    /// Whether `inside` was opened for writing.
+    writable: bool,
     next: File,
     is_next: AtomicBool,
 }
@@ -192,7 +225,14 @@ impl Turnstile for FileTurnstile {
     }
 
     fn write_note(&self, note: &[u8]) -> io::Result<()> {
-        self.inside.write_all_at(note, 0)
+        if self.writable {
+            return self.inside.write_all_at(note, 0);
+        }
+        // The file system was read-only when the file was opened, and may be writable by now.
+        OpenOptions::new()
+            .write(true)
+            .open(&self.path)?
+            .write_all_at(note, 0)
     }
 }
 

@@ -23,7 +23,7 @@ pub enum Error {
     },
 
     /// Another process has the same ledger open.
-    #[error("the ledger in {} is in use by another process{}; stop it or choose another state directory", dir.display(), by(holder))]
+    #[error("the ledger in {} is in use by another process{}; stop that process", dir.display(), by(holder))]
     Locked { dir: PathBuf, holder: Option<u32> },
 
     /// Another process has its turn, and does not give it back.
@@ -33,6 +33,10 @@ pub enum Error {
         holder: String,
         waited: Duration,
     },
+
+    /// A newer version wrote this. Nothing was changed: the devices of claims that are recorded there stay held.
+    #[error("{} cannot be read by this version: {found}; run the version that wrote it", path.display())]
+    Unsupported { path: PathBuf, found: String },
 
     /// The caller asked for something that makes no sense in any state.
     #[error("{0}")]
@@ -62,6 +66,10 @@ impl Error {
             kind: error.kind(),
             message: error.to_string(),
         }
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        matches!(self, Self::Io { kind, .. } if *kind == io::ErrorKind::ReadOnlyFilesystem)
     }
 }
 

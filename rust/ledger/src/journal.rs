@@ -8,7 +8,7 @@ use crate::record::{Body, Mark, Record};
 use crate::state::State;
 
 pub(crate) const SNAPSHOT: &str = "snapshot";
-const SNAPSHOT_PART: &str = "snapshot.part";
+pub(crate) const SNAPSHOT_PART: &str = "snapshot.part";
 
 /// Bytes that a new journal sets aside. Writing into blocks that the file already owns spares each fdatasync the file
 /// system's own journal, and lets claims be released for a while after the disk is full.

@@ -14,6 +14,7 @@ use crate::turn::{Since, Turn};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::io;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,7 +22,7 @@ use std::time::Duration;
 
 /// Below the state directory, so that the files of the ledger are never mixed up with others.
 const FOLDER: &str = "ledger";
-const LOCK: &str = "lock";
+pub(crate) const LOCK: &str = "lock";
 
 /// Thread-safe; a process has one. Several processes may have the same one open if all of them share it.
 #[derive(Debug)]
@@ -60,7 +61,18 @@ struct Books {
     obsolete: Vec<(String, bool)>,
     report: Report,
     /// Of a shared ledger: whether this process may change it now.
-    in_turn: bool,
+    place: Place,
+}
+
+/// Where this process stands in the turns on a shared ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Outside,
+    /// A thread is taking the turn or giving it back.
+    Passing,
+    Inside,
+    /// Inside, on a file system that was read-only: others are not told yet, so nothing may be changed.
+    Undeclared,
 }
 
 #[derive(Debug)]
@@ -78,8 +90,9 @@ impl Ledger {
     /// Opens the ledger below `state_dir`, making it if it is not there.
     ///
     /// # Errors
-    /// `Locked` if another process has it; `Io` if it cannot be read. Damage is no error: see [`Ledger::report`]. A disk
-    /// that can be read and not written opens, reports `not_writable`, and refuses every change until it can.
+    /// `Locked` if another process has it; `Io` if it cannot be read; `Unsupported` if a newer version wrote it. Damage
+    /// is no error: see [`Ledger::report`]. A disk that can be read and not written opens, reports `not_writable`, and
+    /// refuses every change until it can.
     pub fn open(state_dir: &Path, boot_id: &str) -> Result<Self> {
         Self::open_on(Arc::new(FileSystem), state_dir, boot_id)
     }
@@ -114,10 +127,14 @@ impl Ledger {
         share: Option<(&str, Duration)>,
     ) -> Result<Self> {
         let dir = state_dir.join(FOLDER);
-        disk.create_dir(&dir)
-            .map_err(|e| Error::io("create", &dir, &e))?;
-        disk.sync_dir(state_dir)
-            .map_err(|e| Error::io("sync", state_dir, &e))?;
+        make_dir(disk.as_ref(), &dir)?;
+        match disk
+            .sync_dir(state_dir)
+            .map_err(|e| Error::io("sync", state_dir, &e))
+        {
+            Err(error) if !error.is_read_only() => return Err(error),
+            _ => {}
+        }
         let lock = turns::take_lock(disk.as_ref(), &dir, share.is_some())?;
         let turn = share
             .map(|(label, _)| Turn::new(disk.as_ref(), &dir, label))
@@ -156,19 +173,25 @@ impl Ledger {
 
     fn read_all(&self, turn: Option<&Turn>) -> Result<()> {
         let found = recover(self.disk.as_ref(), &self.dir, &self.boot_id)?;
-        turn.map_or(Ok(()), Turn::begin)?;
+        let read_only = turn.map_or(Ok(None), turns::declare)?;
         let unwritten = Error::Usage("the ledger is being opened".into());
         *self.books() = Books::new(found, JournalState::Broken(unwritten));
-        self.write_anew();
+        match read_only {
+            None => self.write_anew(),
+            Some(error) => self.books().report.not_writable = Some(error.to_string()),
+        }
         Ok(())
     }
 
     /// What was read may be in the page cache only, after a crash between write and fdatasync or a failed fdatasync
     /// whose error an earlier process took with it. Only writing all of it again makes it certain.
     fn write_anew(&self) {
-        if let Err(error) = self.mend() {
-            self.books().report.not_writable = Some(error.to_string());
-        }
+        let _replacing = self
+            .replacing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        // A failure stands in the report.
+        let _ = self.replace_files(self.books());
     }
 
     /// What was found at opening, and whether the ledger can be written now.
@@ -179,6 +202,26 @@ impl Ledger {
     fn books(&self) -> MutexGuard<'_, Books> {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Creates `dir` and its parents. A name is durable once the directory that it is in was synced.
+fn make_dir(disk: &dyn Disk, dir: &Path) -> Result<()> {
+    let parent = match dir.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let created = match disk.create_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && dir.parent().is_some() => {
+            make_dir(disk, parent)?;
+            disk.create_dir(dir)
+        }
+        created => created,
+    };
+    if created.map_err(|e| Error::io("create", dir, &e))? {
+        disk.sync_dir(parent)
+            .map_err(|e| Error::io("sync", parent, &e))?;
+    }
+    Ok(())
 }
 
 // === Reading ===
@@ -230,7 +273,7 @@ impl Books {
             lost_starts: BTreeMap::new(),
             obsolete: found.files,
             report: found.report,
-            in_turn: false,
+            place: Place::Outside,
         }
     }
 
@@ -322,8 +365,7 @@ impl Ledger {
     /// # Errors
     /// `Io`, after which the claim holds what it held.
     pub fn release(&self, uid: &str) -> Result<bool> {
-        self.may_change()?;
-        let mut books = self.books();
+        let mut books = self.admitted(self.books())?;
         if books.staged.get(uid).is_none() {
             if books.lost_starts.contains_key(uid) {
                 // Its failed record may be on disk, and is certain to be ignored only after the repair.

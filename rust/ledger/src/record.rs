@@ -9,6 +9,8 @@ use serde_json::{Map, Value, json};
 
 use crate::entry::Entry;
 
+/// The format that this version reads and writes.
+const FORMAT: u64 = 1;
 /// "LLLLLLLL CCCCCCCC ".
 const FRAME: usize = 18;
 /// Far above any claim; keeps one absurd payload from filling the disk.
@@ -25,6 +27,10 @@ pub(crate) enum Body {
     /// First line of a file; in a snapshot also the last. `seq` is then the newest record that the snapshot includes.
     Mark {
         kind: Mark,
+    },
+    /// A mark of a file of another format; what it is, for people.
+    Unsupported {
+        found: String,
     },
     /// The whole state of one claim, so that a lost earlier record does not matter.
     Claim(Box<Entry>),
@@ -74,8 +80,9 @@ impl Record {
 
     fn fields(&self) -> Map<String, Value> {
         let mut fields = match &self.body {
-            Body::Mark { kind } => object(json!({"kind": kind.name(), "format": 1,
+            Body::Mark { kind } => object(json!({"kind": kind.name(), "format": FORMAT,
                 "written_by": concat!("dra-agent ", env!("CARGO_PKG_VERSION"))})),
+            Body::Unsupported { .. } => Map::new(),
             Body::Claim(entry) => {
                 let mut fields = serde_json::to_value(entry).map(object).unwrap_or_default();
                 fields.insert("kind".into(), "claim".into());
@@ -188,6 +195,11 @@ fn parse(json: &[u8]) -> Option<Record> {
         Body::Foreign { kind, key, fields }
     };
     let body = match kind.as_str() {
+        "journal" | "snapshot" | "end" if fields.get("format") != Some(&FORMAT.into()) => {
+            Body::Unsupported {
+                found: format_of(&fields),
+            }
+        }
         "journal" => Body::Mark {
             kind: Mark::Journal,
         },
@@ -213,6 +225,29 @@ fn parse(json: &[u8]) -> Option<Record> {
         _ => foreign(fields, kind),
     };
     Some(Record { seq, body })
+}
+
+fn format_of(fields: &Map<String, Value>) -> String {
+    let format = fields.get("format").map_or_else(
+        || "it names no format".to_owned(),
+        |format| format!("it is of format {format}"),
+    );
+    let writer = fields.get("written_by").and_then(Value::as_str);
+    writer.map_or_else(
+        || format.clone(),
+        |writer| format!("{format}, written by {}", writer.escape_default()),
+    )
+}
+
+/// Whether a file begins as a file of records does, in any format that keeps the frame of a line.
+pub(crate) fn begins_like_records(start: &[u8]) -> bool {
+    start.get(..=FRAME).is_some_and(|start| {
+        hex(&start[..8]).is_some()
+            && start[8] == b' '
+            && hex(&start[9..17]).is_some()
+            && start[17] == b' '
+            && start[FRAME] == b'{'
+    })
 }
 
 /// The uid of a claim that a damaged stretch of a file seems to speak of: a hint for people, nothing is decided by it.

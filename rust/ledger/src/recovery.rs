@@ -11,9 +11,11 @@ use serde::Serialize;
 use crate::disk::Disk;
 use crate::entry::Phase;
 use crate::error::{Error, Result};
-use crate::journal::{SNAPSHOT, journal_name, journal_number};
-use crate::record::{Body, Mark, Record, scan, uid_hint};
+use crate::journal::{SNAPSHOT, SNAPSHOT_PART, journal_name, journal_number};
+use crate::ledger::LOCK;
+use crate::record::{Body, Mark, Record, begins_like_records, scan, uid_hint};
 use crate::state::State;
+use crate::turn::{TURN, TURN_NEXT};
 
 /// What was found when the ledger was opened.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -69,6 +71,7 @@ pub(crate) struct Recovered {
 
 pub(crate) fn recover(disk: &dyn Disk, dir: &Path, boot_id: &str) -> Result<Recovered> {
     let names = disk.list(dir).map_err(|e| Error::io("list", dir, &e))?;
+    check_names(disk, dir, &names)?;
     let mut numbers: Vec<u64> = names
         .iter()
         .filter_map(|name| journal_number(name).filter(|n| journal_name(*n) == *name))
@@ -91,6 +94,41 @@ pub(crate) fn recover(disk: &dyn Disk, dir: &Path, boot_id: &str) -> Result<Reco
     Ok(found)
 }
 
+/// Enough of a file to see whether records begin there.
+const START: usize = 32;
+
+/// Refuses files in which another version may keep claims: what this one cannot read must not count as empty. Files that
+/// are plainly something else are left alone.
+fn check_names(disk: &dyn Disk, dir: &Path, names: &[String]) -> Result<()> {
+    for name in names.iter().filter(|name| !is_known(name)) {
+        let path = dir.join(name);
+        let numbered = name
+            .strip_prefix("journal-")
+            .is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
+        let named_so = !numbered && (name.starts_with("journal") || name.starts_with(SNAPSHOT));
+        let has_records = || {
+            disk.read_start(&path, START)
+                .is_ok_and(|start| begins_like_records(&start))
+        };
+        if named_so || has_records() {
+            return Err(Error::Unsupported {
+                path,
+                found: "its name is not one of format 1".into(),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn is_known(name: &str) -> bool {
+    let set_aside = name.rsplit_once(".corrupt-").is_some_and(|(_, number)| {
+        !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+    });
+    set_aside
+        || [SNAPSHOT, SNAPSHOT_PART, LOCK, TURN, TURN_NEXT].contains(&name)
+        || journal_number(name).is_some_and(|number| journal_name(number) == name)
+}
+
 /// Damage after the last sound record of a journal: torn if nothing was written after it, in any file.
 struct Tail {
     file: String,
@@ -104,6 +142,7 @@ impl Recovered {
             return Ok(0);
         };
         let scanned = scan(&bytes);
+        check_format(&dir.join(SNAPSHOT), &scanned.records)?;
         let mut included = 0;
         for record in &scanned.records {
             match record.body {
@@ -134,6 +173,7 @@ impl Recovered {
             return Ok(None);
         };
         let scanned = scan(&bytes);
+        check_format(&dir.join(&name), &scanned.records)?;
         self.last_end = scanned.sound_until as u64;
         for record in &scanned.records {
             if matches!(record.body, Body::Mark { .. }) || record.seq <= included {
@@ -226,6 +266,19 @@ impl Recovered {
             damage.uid = damage.uid.take().filter(|uid| !held.contains(uid));
         }
     }
+}
+
+fn check_format(path: &Path, records: &[Record]) -> Result<()> {
+    let found = records.iter().find_map(|record| match &record.body {
+        Body::Unsupported { found } => Some(found),
+        _ => None,
+    });
+    found.map_or(Ok(()), |found| {
+        Err(Error::Unsupported {
+            path: path.to_owned(),
+            found: found.clone(),
+        })
+    })
 }
 
 /// A file that exists and cannot be read is an error: an agent that went on without it would hand its devices out again.

@@ -104,7 +104,7 @@ impl State {
 
     pub(crate) fn apply(&mut self, record: &Record) {
         match &record.body {
-            Body::Mark { .. } => {}
+            Body::Mark { .. } | Body::Unsupported { .. } => {}
             Body::Claim(entry) => self.put(record.seq, Arc::new(entry.as_ref().clone())),
             Body::Release { uid } => self.take(uid),
             Body::Foreign { kind, key, fields } => {

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::disk::{Disk, Turnstile};
 use crate::error::{Error, Result};
 
-const TURN: &str = "turn";
+pub(crate) const TURN: &str = "turn";
+/// Beside it: who stands next.
+pub(crate) const TURN_NEXT: &str = "turn.next";
 /// Every note is as long, so that a shorter one leaves nothing of a longer one behind.
 const LENGTH: usize = 160;
 const LABEL: usize = 64;
@@ -67,7 +69,7 @@ impl Turn {
     pub(crate) fn enter(&self, wait: Duration) -> Result<(Since, u64)> {
         let began = Instant::now();
         let mut pause = POLL.0;
-        while !self.gate.try_enter().map_err(|e| self.error("lock", &e))? {
+        while !self.try_enter()? {
             let waited = began.elapsed();
             if waited >= wait {
                 let holder = self.holder();
@@ -86,6 +88,13 @@ impl Turn {
             self.error("read", &e)
         })?;
         Ok(self.since(&note))
+    }
+
+    fn try_enter(&self) -> Result<bool> {
+        self.gate.try_enter().map_err(|error| {
+            self.gate.leave();
+            self.error("lock", &error)
+        })
     }
 
     fn since(&self, note: &[u8]) -> (Since, u64) {

@@ -4,11 +4,12 @@
 
 mod faulty;
 mod model;
+mod watched;
 
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use faulty::{FaultyDisk, Plan};
 use model::{Call, Model, apply, call, claim, dice};
 use proptest::prelude::*;
 use serde_json::json;
+use watched::Paused;
 
 const SOON: Duration = Duration::from_millis(20);
 const LATER: Duration = Duration::from_secs(10);
@@ -128,6 +130,62 @@ fn a_turn_that_is_not_given_back_is_waited_for_and_its_holder_named() {
         }
         a.give_turn().unwrap();
         waiting.join().unwrap().unwrap();
+    });
+}
+
+/// flock(2) does not keep two threads of one process apart: both use the same open file.
+#[test]
+fn two_threads_of_a_process_never_both_have_the_turn() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ledger, other) = (share_dir(dir.path(), "a"), share_dir(dir.path(), "b"));
+    for _ in 0..10 {
+        other.take_turn(LATER).unwrap();
+        let turns: Vec<Result<Since, Error>> = thread::scope(|scope| {
+            let both = [(); 2].map(|()| scope.spawn(|| ledger.take_turn(LATER)));
+            while !other.turn_wanted() {
+                thread::yield_now();
+            }
+            thread::sleep(SOON);
+            other.give_turn().unwrap();
+            both.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        assert_eq!(turns.iter().filter(|turn| turn.is_ok()).count(), 1);
+        assert!(
+            turns
+                .iter()
+                .any(|turn| matches!(turn, Err(Error::Usage(_))))
+        );
+        ledger.give_turn().unwrap();
+    }
+}
+
+#[test]
+fn a_turn_ends_after_a_compaction_that_is_running() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Arc::new(Paused::new("snapshot"));
+    let ledger = Ledger::open_shared(disk.clone(), dir.path(), "boot", "a", LATER).unwrap();
+    let other = share_dir(dir.path(), "b");
+    ledger.take_turn(LATER).unwrap();
+    complete(&ledger, 0, 0).unwrap();
+    disk.pause(true);
+    thread::scope(|scope| {
+        let compaction = scope.spawn(|| ledger.compact());
+        disk.wait_until_paused();
+        let (sender, ended) = mpsc::channel();
+        let ledger = &ledger;
+        scope.spawn(move || sender.send(ledger.give_turn()).unwrap());
+        let early = ended.recv_timeout(SOON * 10);
+        let entered = other.take_turn(SOON);
+        disk.pause(false);
+        assert!(
+            early.is_err(),
+            "the turn was given while files were being replaced"
+        );
+        assert!(matches!(entered, Err(Error::Busy { .. })), "{entered:?}");
+        ended.recv().unwrap().unwrap();
+        compaction.join().unwrap().unwrap();
+        assert_eq!(other.take_turn(LATER).unwrap(), Since::Turns);
+        assert_eq!(other.get("u0").unwrap().state, Phase::Completed);
     });
 }
 

@@ -33,7 +33,7 @@ create_exception!(
     dra_agent._native,
     LedgerUsageError,
     LedgerError,
-    "The call makes no sense: no claim of that uid, or not an entry, or another process has the ledger."
+    "The call makes no sense: no claim of that uid, or not an entry, or another process or a newer version has the ledger."
 );
 
 /// Who holds what; every method may be called from any thread and lets others run while it waits for the disk.
@@ -186,7 +186,9 @@ fn raised(error: Error) -> PyErr {
     match error {
         Error::Held(_) => LedgerConflictError::new_err(text),
         Error::Io { .. } | Error::Busy { .. } => LedgerIoError::new_err(text),
-        Error::Locked { .. } | Error::Usage(_) => LedgerUsageError::new_err(text),
+        Error::Locked { .. } | Error::Unsupported { .. } | Error::Usage(_) => {
+            LedgerUsageError::new_err(text)
+        }
     }
 }
 

@@ -35,6 +35,8 @@ impl Ledger {
         books.waiting -= 1;
         if books.waiting == 0 {
             books.failed.clear();
+            // For who gives the turn back.
+            self.flushed.notify_all();
         }
         let compact = matches!(&books.journal, JournalState::Ready(j) if j.end >= books.compact_at.max(COMPACT_NOW));
         drop(books);
@@ -70,9 +72,8 @@ impl Ledger {
 
     /// The books, once they can be written: after a failure everything is put into new files first.
     pub(super) fn writable(&self) -> Result<MutexGuard<'_, Books>> {
-        self.may_change()?;
         loop {
-            let books = self.books();
+            let books = self.admitted(self.books())?;
             if !matches!(books.journal, JournalState::Broken(_)) {
                 return Ok(books);
             }
@@ -86,7 +87,11 @@ impl Ledger {
             .replacing
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let mut books = self.books();
+        self.replace_files(self.admitted(self.books())?)
+    }
+
+    /// Writes everything into new files after a failure; the caller holds `replacing`.
+    pub(super) fn replace_files(&self, mut books: MutexGuard<'_, Books>) -> Result<()> {
         if !matches!(books.journal, JournalState::Broken(_)) {
             return Ok(());
         }
@@ -156,8 +161,11 @@ impl Ledger {
     /// # Errors
     /// `Io`, which loses nothing: the old files stay in force.
     pub fn compact(&self) -> Result<()> {
-        self.may_change()?;
-        if matches!(self.books().journal, JournalState::Broken(_)) {
+        let broken = matches!(
+            self.admitted(self.books())?.journal,
+            JournalState::Broken(_)
+        );
+        if broken {
             return self.mend();
         }
         let _replacing = self
@@ -165,7 +173,8 @@ impl Ledger {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let number = {
-            let mut books = self.books();
+            // Once more: the turn may have been given back while this waited.
+            let mut books = self.admitted(self.books())?;
             books.last_journal += 1;
             // Should it fail, the next try comes after as much again.
             if let JournalState::Ready(journal) = &books.journal {

@@ -27,6 +27,8 @@ struct Inner {
     next: Inode,
     operations: u64,
     plan: Option<Plan>,
+    /// Whether the file system is mounted read-only.
+    read_only: bool,
     locked: Option<bool>,
     sharers: usize,
     /// The turnstile: who is inside, and who stands next.
@@ -105,6 +107,11 @@ impl FaultyDisk {
         inner.plan = plan;
     }
 
+    /// Mounts the file system read-only, or writable again.
+    pub fn remount(&self, read_only: bool) {
+        self.inner().read_only = read_only;
+    }
+
     pub fn operations(&self) -> u64 {
         self.inner().operations
     }
@@ -175,6 +182,9 @@ fn put(content: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
 impl Inner {
     fn step(&mut self) -> io::Result<()> {
         self.operations += 1;
+        if self.read_only {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
         match self.plan {
             Some(plan)
                 if self.operations == plan.also
@@ -195,8 +205,8 @@ impl Inner {
 }
 
 impl Disk for FaultyDisk {
-    fn create_dir(&self, _: &Path) -> io::Result<()> {
-        Ok(())
+    fn create_dir(&self, _: &Path) -> io::Result<bool> {
+        Ok(false)
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
@@ -216,6 +226,12 @@ impl Disk for FaultyDisk {
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
         let inner = self.inner();
         Ok(inner.files[&inner.inode(path)?].visible.clone())
+    }
+
+    fn read_start(&self, path: &Path, length: usize) -> io::Result<Vec<u8>> {
+        let mut start = self.read(path)?;
+        start.truncate(length);
+        Ok(start)
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
@@ -264,7 +280,11 @@ impl Disk for FaultyDisk {
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        let inode = self.inner().inode(path)?;
+        let inner = self.inner();
+        let inode = inner.inode(path)?;
+        if inner.read_only {
+            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
+        }
         Ok(Box::new(Handle {
             disk: self.clone(),
             inode,

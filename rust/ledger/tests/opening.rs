@@ -1,0 +1,299 @@
+//! Opening a ledger where it is not writable, where a newer version wrote it, and where its directory is new.
+
+#![allow(clippy::unwrap_used)]
+
+mod faulty;
+mod watched;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dra_ledger::{Entry, Error, FileSystem, Ledger, Phase};
+use faulty::FaultyDisk;
+use serde_json::json;
+use watched::{Synced, Watched};
+
+const STATE: &str = "/state";
+const WAIT: Duration = Duration::from_secs(10);
+
+fn claim(uid: &str, device: &str) -> Entry {
+    serde_json::from_value(json!({
+        "uid": uid, "namespace": "team", "name": uid,
+        "devices": [{"pool": "node/gpu", "device": device, "request": "gpu"}],
+    }))
+    .unwrap()
+}
+
+fn prepare(ledger: &Ledger, uid: &str, device: &str) -> Result<(), Error> {
+    ledger.start(claim(uid, device), false)?;
+    ledger.complete(uid, json!(null))
+}
+
+fn line(json: &str) -> String {
+    let crc = crc32fast::hash(json.as_bytes());
+    format!("{:08x} {crc:08x} {json}\n", json.len())
+}
+
+// === Read-only ===
+
+fn refuses_changes(ledger: &Ledger) {
+    for refused in [
+        prepare(ledger, "new", "gpu-1"),
+        ledger.release("held").map(|_| ()),
+    ] {
+        let told = refused.unwrap_err();
+        assert!(matches!(told, Error::Io { .. }), "{told}");
+        assert!(
+            told.to_string().contains("make that file system writable"),
+            "{told}"
+        );
+    }
+    assert_eq!(ledger.get("held").unwrap().state, Phase::Completed);
+    assert_eq!(ledger.holders("node/gpu", "gpu-0").len(), 1);
+    assert!(ledger.report().not_writable.is_some());
+}
+
+#[test]
+fn on_a_read_only_disk_it_opens_knows_its_claims_and_refuses_changes() {
+    let disk = FaultyDisk::default();
+    let open = || Ledger::open_on(Arc::new(disk.clone()), Path::new(STATE), "boot");
+    prepare(&open().unwrap(), "held", "gpu-0").unwrap();
+    disk.remount(true);
+    let ledger = open().unwrap();
+    refuses_changes(&ledger);
+    disk.remount(false);
+    assert!(ledger.release("held").unwrap());
+    assert!(ledger.report().not_writable.is_none());
+}
+
+#[test]
+fn a_shared_ledger_on_a_read_only_disk_has_turns_that_change_nothing() {
+    let disk = FaultyDisk::default();
+    let open = |label| {
+        Ledger::open_shared(
+            Arc::new(disk.clone()),
+            Path::new(STATE),
+            "boot",
+            label,
+            WAIT,
+        )
+    };
+    let writer = open("writer").unwrap();
+    writer.take_turn(WAIT).unwrap();
+    prepare(&writer, "held", "gpu-0").unwrap();
+    writer.give_turn().unwrap();
+    disk.remount(true);
+    let reader = open("reader").unwrap();
+    for ledger in [&writer, &reader, &writer] {
+        ledger.take_turn(WAIT).unwrap();
+        refuses_changes_in_turn(ledger);
+        ledger.give_turn().unwrap();
+    }
+    reader.take_turn(WAIT).unwrap();
+    disk.remount(false);
+    prepare(&reader, "new", "gpu-1").unwrap();
+    reader.give_turn().unwrap();
+    writer.take_turn(WAIT).unwrap();
+    assert_eq!(writer.get("new").unwrap().state, Phase::Completed);
+    assert!(writer.release("held").unwrap());
+}
+
+fn refuses_changes_in_turn(ledger: &Ledger) {
+    let refused = ledger.start(claim("new", "gpu-1"), true).unwrap_err();
+    assert!(matches!(refused, Error::Io { .. }), "{refused}");
+    assert!(matches!(ledger.release("held"), Err(Error::Io { .. })));
+    assert_eq!(ledger.get("held").unwrap().state, Phase::Completed);
+}
+
+/// Runs the test of this name again, alone, in a mount namespace of its own where `DRA_LEDGER_STATE` is read-only.
+/// Skipped where mounting is not permitted.
+#[test]
+fn a_file_system_that_was_remounted_read_only_can_be_read() {
+    if let Some(state) = std::env::var_os("DRA_LEDGER_STATE") {
+        let state = Path::new(&state);
+        if !state.join("ledger/turn").exists() {
+            let ledger = Ledger::open(state, "boot").unwrap();
+            refuses_changes(&ledger);
+            assert!(matches!(
+                Ledger::open(state, "boot"),
+                Err(Error::Locked { .. })
+            ));
+            return;
+        }
+        let shared = Ledger::open_shared(Arc::new(FileSystem), state, "boot", "a", WAIT).unwrap();
+        shared.take_turn(WAIT).unwrap();
+        assert!(matches!(shared.release("held"), Err(Error::Io { .. })));
+        assert_eq!(shared.entries().len(), 1);
+        shared.give_turn().unwrap();
+        assert!(matches!(
+            Ledger::open(state, "boot"),
+            Err(Error::Locked { .. })
+        ));
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for shared in [false, true] {
+        let state = dir.path().join(shared.to_string());
+        if shared {
+            drop(Ledger::open_shared(Arc::new(FileSystem), &state, "boot", "a", WAIT).unwrap());
+        }
+        prepare(&Ledger::open(&state, "boot").unwrap(), "held", "gpu-0").unwrap();
+        let mount = |then: &str| {
+            let script =
+                format!("mount --bind \"$S\" \"$S\" && mount -o remount,bind,ro \"$S\" && {then}");
+            Command::new("unshare")
+                .args(["-m", "sh", "-c", &script])
+                .env("S", &state)
+                .env("T", std::env::current_exe().unwrap())
+                .env("DRA_LEDGER_STATE", &state)
+                .output()
+        };
+        if !mount("true").is_ok_and(|done| done.status.success()) {
+            eprintln!("skipped: mounting is not permitted here");
+            return;
+        }
+        let name = "a_file_system_that_was_remounted_read_only_can_be_read";
+        let done = mount(&format!("exec \"$T\" --exact {name} --nocapture")).unwrap();
+        assert!(done.status.success(), "shared {shared}: {done:?}");
+    }
+}
+
+// === Formats ===
+
+#[test]
+fn a_format_that_is_not_known_is_refused_and_nothing_is_touched() {
+    let claim = line(
+        r#"{"kind":"claim","seq":1,"uid":"u","state":"completed","devices":[{"pool":"p","device":"d"}]}"#,
+    );
+    let newer = [
+        (
+            "snapshot",
+            [
+                line(r#"{"kind":"snapshot","format":2,"seq":1,"written_by":"dra-agent 9.1"}"#),
+                claim.clone(),
+                line(r#"{"kind":"end","format":2,"seq":1,"written_by":"dra-agent 9.1"}"#),
+            ]
+            .concat(),
+        ),
+        (
+            "journal-00000003",
+            [
+                line(r#"{"kind":"journal","format":2,"seq":0,"written_by":"dra-agent 9.1"}"#),
+                claim,
+            ]
+            .concat(),
+        ),
+        ("journal-00000003", line(r#"{"kind":"journal","seq":0}"#)),
+        (
+            "journal-00000003",
+            line(r#"{"kind":"journal","format":"1","seq":0}"#),
+        ),
+    ];
+    for (name, contents) in newer {
+        let dir = tempfile::tempdir().unwrap();
+        let ledger = dir.path().join("ledger");
+        fs::create_dir(&ledger).unwrap();
+        fs::write(ledger.join(name), &contents).unwrap();
+        let refused = Ledger::open(dir.path(), "boot").unwrap_err();
+        assert!(matches!(refused, Error::Unsupported { .. }), "{refused:?}");
+        let told = refused.to_string();
+        assert!(told.contains(name) && told.contains("format"), "{told}");
+        if contents.contains("9.1") {
+            assert!(
+                told.contains("format 2") && told.contains("dra-agent 9.1"),
+                "{told}"
+            );
+        }
+        let refused = Ledger::open_shared(Arc::new(FileSystem), dir.path(), "boot", "a", WAIT);
+        assert!(matches!(refused, Err(Error::Unsupported { .. })));
+        assert_eq!(fs::read_to_string(ledger.join(name)).unwrap(), contents);
+    }
+}
+
+#[test]
+fn a_newer_format_that_comes_between_two_turns_ends_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let open =
+        |label| Ledger::open_shared(Arc::new(FileSystem), dir.path(), "boot", label, WAIT).unwrap();
+    let (older, newer) = (open("older"), open("newer"));
+    newer.take_turn(WAIT).unwrap();
+    prepare(&newer, "held", "gpu-0").unwrap();
+    newer.give_turn().unwrap();
+    fs::write(dir.path().join("ledger/journal.v2-00000001"), b"\x02binary").unwrap();
+    for _ in 0..2 {
+        assert!(matches!(
+            older.take_turn(WAIT),
+            Err(Error::Unsupported { .. })
+        ));
+        assert!(matches!(
+            older.start(claim("new", "gpu-0"), true),
+            Err(Error::Usage(_))
+        ));
+    }
+    fs::remove_file(dir.path().join("ledger/journal.v2-00000001")).unwrap();
+    older.take_turn(WAIT).unwrap();
+    assert!(matches!(
+        older.start(claim("new", "gpu-0"), true),
+        Err(Error::Held(_))
+    ));
+}
+
+#[test]
+fn a_ledger_file_of_another_name_is_refused() {
+    let record = line(r#"{"kind":"claim","seq":1,"uid":"u","state":"completed","devices":[]}"#);
+    let names = [
+        ("journal.v2-00000001", "anything"),
+        ("journal-v2-00000001", ""),
+        ("snapshot.v2", "anything"),
+        ("snapshot2", "anything"),
+        ("claims", record.as_str()),
+        ("journal-1", record.as_str()),
+    ];
+    for (name, contents) in names {
+        let disk = FaultyDisk::default();
+        disk.plant(&format!("/state/ledger/{name}"), contents.as_bytes());
+        let refused =
+            Ledger::open_on(Arc::new(disk.clone()), Path::new(STATE), "boot").unwrap_err();
+        assert!(
+            matches!(refused, Error::Unsupported { .. }),
+            "{name}: {refused:?}"
+        );
+        assert!(refused.to_string().contains(name), "{refused}");
+        assert_eq!(
+            disk.contents(&format!("/state/ledger/{name}")),
+            contents.as_bytes()
+        );
+    }
+}
+
+// === Directories ===
+
+#[test]
+fn every_directory_that_is_created_is_durable() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Arc::new(Watched(Synced::default()));
+    let state = dir.path().join("var/lib/agent");
+    drop(Ledger::open_on(disk.clone(), &state, "boot").unwrap());
+    let synced = disk.0.0.lock().unwrap().clone();
+    for parent in [
+        "",
+        "var",
+        "var/lib",
+        "var/lib/agent",
+        "var/lib/agent/ledger",
+    ] {
+        let parent = if parent.is_empty() {
+            dir.path().to_owned()
+        } else {
+            dir.path().join(parent)
+        };
+        assert!(
+            synced.contains(&parent),
+            "{} in {synced:?}",
+            parent.display()
+        );
+    }
+}

@@ -1,0 +1,133 @@
+//! The operating system's files with a hook: one that records which directories were synced, and one that pauses.
+
+#![allow(clippy::unwrap_used, dead_code, unreachable_pub)]
+
+use std::fmt::Debug;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex};
+
+use dra_ledger::{Disk, DiskFile, FileSystem, Turnstile};
+
+/// Called before a rename and before a sync of a directory.
+pub trait Hook: Debug + Send + Sync {
+    fn renaming(&self, _to: &Path) {}
+    fn syncing(&self, _dir: &Path) {}
+}
+
+#[derive(Debug)]
+pub struct Watched<H>(pub H);
+
+impl<H: Hook> Disk for Watched<H> {
+    fn create_dir(&self, dir: &Path) -> io::Result<bool> {
+        FileSystem.create_dir(dir)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        FileSystem.list(dir)
+    }
+
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        FileSystem.read(path)
+    }
+
+    fn read_start(&self, path: &Path, length: usize) -> io::Result<Vec<u8>> {
+        FileSystem.read_start(path, length)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        FileSystem.create(path)
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.0.renaming(to);
+        FileSystem.rename(from, to)
+    }
+
+    fn link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        FileSystem.link(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        FileSystem.remove(path)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        self.0.syncing(dir);
+        FileSystem.sync_dir(dir)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        FileSystem.open(path)
+    }
+
+    fn lock(&self, path: &Path, shared: bool) -> io::Result<Box<dyn Debug + Send + Sync>> {
+        FileSystem.lock(path, shared)
+    }
+
+    fn turnstile(&self, path: &Path) -> io::Result<Box<dyn Turnstile>> {
+        FileSystem.turnstile(path)
+    }
+}
+
+/// Directories that were synced, in order.
+#[derive(Debug, Default)]
+pub struct Synced(pub Mutex<Vec<PathBuf>>);
+
+impl Hook for Synced {
+    fn syncing(&self, dir: &Path) {
+        self.0.lock().unwrap().push(dir.to_owned());
+    }
+}
+
+/// Renames to one name wait while paused.
+#[derive(Debug)]
+pub struct PausedRename {
+    name: &'static str,
+    /// Whether renames are to wait, and whether one does.
+    state: Mutex<(bool, bool)>,
+    changed: Condvar,
+}
+
+pub type Paused = Watched<PausedRename>;
+
+impl Paused {
+    pub fn new(name: &'static str) -> Self {
+        Self(PausedRename {
+            name,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    pub fn pause(&self, paused: bool) {
+        self.0.state.lock().unwrap().0 = paused;
+        self.0.changed.notify_all();
+    }
+
+    pub fn wait_until_paused(&self) {
+        let state = self.0.state.lock().unwrap();
+        drop(
+            self.0
+                .changed
+                .wait_while(state, |(_, waits)| !*waits)
+                .unwrap(),
+        );
+    }
+}
+
+impl Hook for PausedRename {
+    fn renaming(&self, to: &Path) {
+        let mut state = self.state.lock().unwrap();
+        if !state.0 || !to.ends_with(self.name) {
+            return;
+        }
+        state.1 = true;
+        self.changed.notify_all();
+        let mut state = self
+            .changed
+            .wait_while(state, |(paused, _)| *paused)
+            .unwrap();
+        state.1 = false;
+    }
+}
