@@ -93,6 +93,11 @@ def test_the_inventory_section_reaches_its_struct(file: Path) -> None:
             r"config\.toml:2: Invalid enum value 'None' .*; it must be one of NoExecute, NoSchedule, tell, none$",
         ),
         ("[[reclaim.node_taints]]\nkey = 'k'\nkind = 'x'", r"config\.toml:3: Invalid enum value 'x'"),
+        ("[reclaim.aws]\nrebalence = 'hint'", r"config\.toml:2: unknown key 'rebalence'; did you mean rebalance\?"),
+        (
+            "[reclaim.aws]\nrebalance = 'always'",
+            r"config\.toml:2: Invalid enum value 'always' .*; it must be one of ignore, hint, notice$",
+        ),
         ("standalone = 'yes'", r"config\.toml:1: Expected `bool`, got `str` \(standalone\)"),
         ("[inventory]\ninclude = 'all'", r"config\.toml:2: .*\(inventory\.include\)"),
         ("node-name = ", r"config\.toml: not TOML: Invalid value"),

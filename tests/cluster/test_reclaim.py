@@ -34,7 +34,7 @@ def aws() -> Iterator[FakeAws]:
 def doomed(start_agent: StartAgent, cluster: Cluster, aws: FakeAws, tmp_path: Path) -> Agent:
     """The agent of node-a, on a spot host of AWS; node-b has an agent too, and is cordoned at first."""
     config = tmp_path / "config.toml"
-    config.write_text(f'[reclaim]\ncloud = "aws"\nendpoint = "{aws.endpoint}"\n')
+    config.write_text(f'[reclaim]\ncloud = "aws"\nendpoint = "{aws.endpoint}"\n[reclaim.aws]\nrebalance = "hint"\n')
     start_agent("node-b", "l40s")
     agent = start_agent("node-a", "l40s", "--config", str(config))
     cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": True}})

@@ -54,7 +54,7 @@ def azure(answer: Answer) -> list[Look]:
 
 
 def gcp(answer: Answer) -> list[Look]:
-    source = Gcp(NOWHERE, preemption=LEAD, maintenance=LEAD)
+    source = Gcp(NOWHERE, preemption=LEAD, maintenance=LEAD, lead=LEAD)
     for value in source._values.values():
         value._service = Service(answer)  # type: ignore[assignment]
     return [value.look for value in source._values.values()]

@@ -6,20 +6,24 @@ import asyncio
 import logging
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 
 from dra_agent.reclaim.picture import Picture
 from dra_agent.reclaim.reading import Reading
+from dra_agent.reclaim.settings import AwsSignals
 from dra_agent.reclaim.signals.aws import Aws
 from reclaim.listening import Listener, listen, quick
 from reclaim.metadata.aws import FakeAws
 
 LEAD = timedelta(seconds=300)
+SIGNALS = AwsSignals(rebalance="hint")
+BOOTED = datetime.now(UTC) - timedelta(days=2)
 SPOT = "/latest/meta-data/spot/instance-action"
 
 
-def source(aws: FakeAws) -> Aws:
-    return Aws(aws.endpoint, lead=LEAD, pace=quick)
+def source(aws: FakeAws, booted: datetime | None = None, signals: AwsSignals | None = None) -> Aws:
+    return Aws(aws.endpoint, lead=LEAD, signals=signals or SIGNALS, pace=quick, booted=booted or BOOTED)
 
 
 def at(seconds: float) -> str:
@@ -33,10 +37,10 @@ def left(deadline: datetime | None) -> float:
 
 def test_nothing_announced_is_heard_from_every_voice(aws: FakeAws) -> None:
     async def story(listener: Listener) -> None:
-        await listener.until(lambda: set(listener.seen_) == set(Aws.names))
+        await listener.until(lambda: set(listener.seen_) == set(source(aws).names))
 
     heard = listen(source(aws), story)
-    assert not heard.failures and all(heard.now(name) == () for name in Aws.names)
+    assert not heard.failures and all(heard.now(name) == () for name in source(aws).names)
     assert aws.count("/latest/api/token", "PUT") == 1
 
 
@@ -173,7 +177,7 @@ def test_a_service_whose_clock_is_wrong_is_set_right_by_its_own_date(aws: FakeAw
 
 
 def test_a_deadline_that_has_passed_leaves_no_time(aws: FakeAws) -> None:
-    aws.set(spot={"action": "terminate", "time": "2020-01-01T00:00:00Z"})
+    aws.set(spot={"action": "terminate", "time": at(-3600)})
 
     async def story(listener: Listener) -> None:
         await listener.until(lambda: listener.now("aws.spot"))
@@ -189,7 +193,7 @@ def test_by_a_clock_that_is_wrong_what_is_said_again_is_the_same(
     aws.skew = 10.0
     aws.set(spot={"action": "terminate", "time": at(10 - 60)}, rebalance={"noticeTime": at(10 - 90)})
     told: list[Reading] = []
-    picture = Picture(Aws.names, told.append)
+    picture = Picture(source(aws).names, told.append)
 
     async def play() -> None:
         task = asyncio.create_task(source(aws).run(picture))
@@ -218,7 +222,55 @@ def test_a_deadline_years_ahead_is_the_usual_one(aws: FakeAws) -> None:
     assert 110 < left(reading.deadline) <= 120 and "too far away" in reading.doubt
 
 
-def test_a_rebalance_recommendation_is_a_hint(aws: FakeAws) -> None:
+def test_what_was_announced_for_before_the_boot_has_happened(aws: FakeAws) -> None:
+    """A stopped spot instance that was started again, and a reboot that the service goes on listing as active."""
+    aws.set(spot={"action": "stop", "time": at(-3600)}, maintenance=[event(-3600)])
+
+    async def story(listener: Listener) -> None:
+        await listener.until(lambda: {"aws.spot", "aws.maintenance"} <= set(listener.seen_), 30.0)
+
+    rebooted = listen(source(aws, booted=datetime.now(UTC) - timedelta(minutes=30)), story)
+    assert rebooted.now("aws.spot") == () == rebooted.now("aws.maintenance")
+    assert len(listen(source(aws), story).notices()) >= 2
+
+
+def test_a_rebalance_recommendation_is_ignored_by_default_and_not_asked_for(aws: FakeAws) -> None:
+    aws.set(rebalance={"noticeTime": "2026-10-27T08:22:00Z"})
+
+    async def story(listener: Listener) -> None:
+        await listener.until(lambda: len(listener.seen_.get("aws.maintenance", ())) > 2, 30.0)
+
+    heard = listen(Aws(aws.endpoint, lead=LEAD, pace=quick), story)
+    assert heard.now("aws.rebalance") is None
+    assert aws.count("/latest/meta-data/events/recommendations/rebalance") == 0
+
+
+@pytest.mark.parametrize(
+    ("signal", "treatment", "kind"),
+    [
+        ("spot", "hint", "hint"),
+        ("autoscaling", "hint", "hint"),
+        ("rebalance", "notice", "notice"),
+        ("maintenance", "hint", "hint"),
+        ("maintenance", "notice", "notice"),
+    ],
+)
+def test_what_a_signal_counts_as_is_configured(aws: FakeAws, signal: str, treatment: str, kind: str) -> None:
+    aws.set(
+        spot={"action": "stop", "time": at(60)},
+        autoscaling="Terminated",
+        rebalance={"noticeTime": at(0)},
+        maintenance=[event(60)],
+    )
+
+    async def story(listener: Listener) -> None:
+        await listener.until(lambda: listener.now(f"aws.{signal}"), 30.0)
+
+    heard = listen(source(aws, signals=msgspec.convert({signal: treatment}, AwsSignals)), story)
+    assert [one.kind for one in heard.now(f"aws.{signal}") or ()] == [kind]
+
+
+def test_a_rebalance_recommendation_is_a_hint_where_it_counts(aws: FakeAws) -> None:
     aws.set(rebalance={"noticeTime": "2026-10-27T08:22:00Z"})
 
     async def story(listener: Listener) -> None:

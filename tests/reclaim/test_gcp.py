@@ -8,8 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from dra_agent.clock import STEADY
+from dra_agent.reclaim.reading import Reading
+from dra_agent.reclaim.settings import GcpSignals
 from dra_agent.reclaim.signals.gcp import Gcp
 from dra_agent.reclaim.signals.polling import Pace
+from fake_clock import FakeTime
 from reclaim.listening import Listener, listen, quick
 from reclaim.metadata.gcp import FakeGcp
 
@@ -17,7 +21,18 @@ PREEMPTED = "/computeMetadata/v1/instance/preempted"
 
 
 def source(gcp: FakeGcp, pace: type[Pace] | None = None) -> Gcp:
-    return Gcp(gcp.endpoint, preemption=timedelta(seconds=30), maintenance=timedelta(seconds=60), pace=pace or quick)
+    return Gcp(
+        gcp.endpoint,
+        preemption=timedelta(seconds=30),
+        maintenance=timedelta(seconds=60),
+        lead=timedelta(seconds=300),
+        pace=pace or quick,
+    )
+
+
+def gpu_host(gcp: FakeGcp) -> Gcp:
+    hour = timedelta(hours=1)
+    return Gcp(gcp.endpoint, preemption=hour, maintenance=hour, lead=timedelta(seconds=300), pace=quick)
 
 
 def left(deadline: datetime | None) -> float:
@@ -96,6 +111,66 @@ def test_host_maintenance_counts_where_it_ends_the_instance(gcp: FakeGcp, event:
 
     readings = listen(source(gcp), story).now("gcp.maintenance") or ()
     assert [reading.kind for reading in readings] == ([kind] if kind else [])
+
+
+def test_maintenance_is_a_hint_until_it_is_near(gcp: FakeGcp, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instances with GPUs are told an hour before."""
+    gcp.set(maintenance="TERMINATE_ON_HOST_MAINTENANCE", no_etag=True)
+    time = FakeTime()
+    monkeypatch.setattr("dra_agent.reclaim.signals.http.STEADY", time.clock())
+
+    async def story(listener: Listener) -> None:
+        async def look() -> None:
+            looks = len(listener.seen_.get("gcp.maintenance", ()))
+            await listener.until(lambda: len(listener.seen_.get("gcp.maintenance", ())) > looks + 1, 30.0)
+
+        await look()
+        time.pass_(3290.0)
+        await look()
+        assert not listener.notices()
+        time.pass_(20.0)
+        await listener.until(listener.notices, 30.0)
+
+    heard = listen(gpu_host(gcp), story)
+    (hint,) = heard.seen_["gcp.maintenance"][0]
+    (notice,) = heard.now("gcp.maintenance") or ()
+    assert (hint.kind, notice.kind) == ("hint", "notice") and hint.deadline == notice.deadline
+
+    async def restarted(listener: Listener) -> None:
+        await listener.until(listener.notices, 30.0)
+
+    source = gpu_host(gcp)
+    source.recall([hint])
+    (again,) = listen(source, restarted).now("gcp.maintenance") or ()
+    assert again.deadline == hint.deadline, "the hour began with the first look, not with the agent's restart"
+
+
+def test_a_question_does_not_wait_past_the_moment_at_which_a_hint_becomes_a_notice(gcp: FakeGcp) -> None:
+    gcp.set(maintenance="TERMINATE_ON_HOST_MAINTENANCE")
+    source = gpu_host(gcp)
+    end = STEADY.now() + timedelta(seconds=300 + 10)
+    source.recall([Reading("gcp.maintenance", "hint", "TERMINATE_ON_HOST_MAINTENANCE", "", end)])
+
+    async def story(listener: Listener) -> None:
+        await listener.until(lambda: any("maintenance-event?wait" in one.path for one in gcp.asked), 30.0)
+
+    listen(source, story)
+    (asked,) = [one.path for one in gcp.asked if "maintenance-event?wait" in one.path]
+    assert 1 <= int(asked.rpartition("timeout_sec=")[2]) <= 10
+
+
+def test_what_a_value_counts_as_is_configured(gcp: FakeGcp) -> None:
+    gcp.set(preempted="TRUE", maintenance="TERMINATE_ON_HOST_MAINTENANCE")
+    soon = timedelta(seconds=30)
+    signals = GcpSignals(preempted="hint", maintenance="ignore")
+    source = Gcp(gcp.endpoint, preemption=soon, maintenance=soon, lead=soon, signals=signals, pace=quick)
+
+    async def story(listener: Listener) -> None:
+        await listener.until(lambda: listener.now("gcp.preempted"), 30.0)
+
+    heard = listen(source, story)
+    assert [one.kind for one in heard.now("gcp.preempted") or ()] == ["hint"] and source.names == ("gcp.preempted",)
+    assert heard.now("gcp.maintenance") is None and gcp.count("/computeMetadata/v1/instance/maintenance-event") == 0
 
 
 def test_maintenance_that_is_called_off_is_no_longer_said(gcp: FakeGcp) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from dra_agent.reclaim.reading import Source
 from dra_agent.reclaim.service import Reclaim
+from dra_agent.reclaim.settings import AwsSignals
 from dra_agent.reclaim.signals.aws import Aws
 from dra_agent.reclaim.signals.azure import Azure
 from dra_agent.reclaim.signals.gcp import Gcp
@@ -35,9 +36,9 @@ NOTICES = {
 }
 """What would be a notice, if it came as it should."""
 CLOUDS: dict[str, tuple[type[FakeService], Callable[[str], Source]]] = {
-    "aws": (FakeAws, lambda endpoint: Aws(endpoint, lead=LEAD)),
+    "aws": (FakeAws, lambda endpoint: Aws(endpoint, lead=LEAD, signals=AwsSignals(rebalance="hint"))),
     "azure": (FakeAzure, lambda endpoint: Azure(endpoint, vm="vmss_0", lead=LEAD, acknowledge=True)),
-    "gcp": (FakeGcp, lambda endpoint: Gcp(endpoint, preemption=LEAD, maintenance=LEAD)),
+    "gcp": (FakeGcp, lambda endpoint: Gcp(endpoint, preemption=LEAD, maintenance=LEAD, lead=LEAD)),
 }
 VOICES = {
     "aws": ("aws.spot", "aws.rebalance", "aws.autoscaling", "aws.maintenance"),

@@ -284,6 +284,48 @@ def test_sources_that_disagree_are_logged_once_and_the_earliest_counts(
     assert len(notices) == 2 and len(disagreements) <= 1
 
 
+def test_what_was_acted_on_before_a_reboot_of_the_host_is_not_acted_on_again(tmp_path: Path) -> None:
+    """The services go on naming an event after the reboot that it announced."""
+
+    def word() -> Reading:
+        return Reading("puppet", "notice", "TRUE", "w", once="word")
+
+    def named() -> Reading:
+        return Reading("puppet", "notice", "id-1", "w", once="id")
+
+    async def boot(name: str, story: Callable[[Reclaim, Puppet], Awaitable[None]]) -> None:
+        puppet = Puppet()
+        reclaim = Reclaim(tmp_path, name, [puppet])
+        await reclaim.start()
+        await until(lambda: puppet.watch)
+        await story(reclaim, puppet)
+        await reclaim.stop()
+
+    async def first(reclaim: Reclaim, puppet: Puppet) -> None:
+        puppet.say(word(), named())
+        await until(lambda: len(reclaim.state.held) == 2)
+
+    async def second(reclaim: Reclaim, puppet: Puppet) -> None:
+        puppet.say(word(), named())
+        puppet.say(word(), named(), Reading("puppet", "hint", "other", "w"))
+        await until(lambda: reclaim.state.held)
+        assert reclaim.state.phase == "hint" and reclaim.notices == 0
+
+    async def third(reclaim: Reclaim, puppet: Puppet) -> None:
+        puppet.say(named())  # the word is free again, by the first good look
+        await until(lambda: all(past.once == "id" for past in reclaim.state.past))
+        puppet.say(word(), named())
+        await until(lambda: reclaim.state.phase == "notice")
+        assert [held.reading.event for held in reclaim.state.held] == ["TRUE"]
+
+    async def story() -> None:
+        await boot("boot-1", first)
+        await boot("boot-2", second)
+        await boot("boot-3", third)
+
+    play(story)
+
+
 async def asked(folder: Path, request: Request) -> Any:
     return await asyncio.to_thread(ask, folder, request)
 

@@ -178,6 +178,10 @@ def _from_file(path: Path) -> Config:
     for section, struct in sections:
         if isinstance(values.get(section), dict):
             values[section] = _spelled(values[section], struct, path, text)
+            for field in msgspec.structs.fields(struct):
+                nested = values[section].get(field.name)
+                if isinstance(nested, dict) and isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+                    values[section][field.name] = _spelled(nested, field.type, path, text)
     try:
         return msgspec.convert(values, Config, dec_hook=_path)
     except msgspec.ValidationError as error:

@@ -17,6 +17,11 @@ Phase = Literal["none", "hint", "notice", "cancelled"]
 GRACE = timedelta(seconds=60)
 """How long after its deadline a lasting notice, of which its source is silent, still holds: nobody is that late."""
 MOST_DISMISSED = 64
+MAX_PAST_EVENTS = 64
+MAX_PAST_AGE_S = 90 * 86400.0
+"""A service lists an event that is over for hours or days."""
+RESCHEDULED = timedelta(minutes=10)
+"""An event that was acted on and now begins later by more than this is a new one."""
 
 
 class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,6 +31,21 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     since: datetime
     silent: datetime | None = None
     """Since when its source, which cannot take it back, does not name it any more."""
+
+
+class PastEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An event that was acted on or declared void: it does not count again after a boot of the host."""
+
+    source: str
+    event: str
+    boot: str
+    """In which it was acted on."""
+    at: float
+    """When, in Unix time: other boots have no other common clock."""
+    once: Literal["id", "word"] = "id"
+    """See Reading."""
+    deadline: datetime | None = None
+    """The last that was known."""
 
 
 class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,6 +59,8 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """When the last hint or notice ended, if none holds now."""
     dismissed: tuple[tuple[str, str], ...] = ()
     """Sources and events that an operator has declared void."""
+    past: tuple[PastEvent, ...] = ()
+    """The newest last."""
 
     @property
     def phase(self) -> Phase:
@@ -67,8 +89,10 @@ def apply(state: State, reading: Reading, now: datetime) -> State:
     key = (reading.source, reading.event)
     if reading.kind == "clear":
         return _clear(state, key, now)
-    if key in state.dismissed:
+    if key in state.dismissed or is_past(state, reading):
         return state
+    if reading.kind == "notice":
+        state = _remember(state, reading, now)
     known = next((held for held in state.held if _key(held) == key), None)
     if known is None:
         return _with(state, (*state.held, Held(reading, now)), now)
@@ -76,6 +100,31 @@ def apply(state: State, reading: Reading, now: datetime) -> State:
     if merged == known:
         return state
     return _with(state, tuple(merged if held is known else held for held in state.held), now)
+
+
+def is_past(state: State, reading: Reading) -> bool:
+    """Whether the event was acted on in an earlier boot of the host, and is not announced for a later time now."""
+    for past in state.past:
+        if (past.source, past.event) == (reading.source, reading.event) and past.boot != state.boot:
+            later = (
+                not reading.doubt
+                and reading.deadline is not None
+                and past.deadline is not None
+                and reading.deadline > past.deadline + RESCHEDULED
+            )
+            return past.once == "word" or not later
+    return False
+
+
+def next_boot(state: State, boot: str, booted: datetime, unix_now: float) -> State:
+    """The state with which a boot of the host begins, after the boot that `state` is of: only what is past is kept."""
+    for held in state.held:
+        reading = held.reading
+        # A hint whose time came and went with the boot: the service may go on listing it as begun.
+        if reading.kind == "hint" and reading.deadline is not None and reading.deadline <= booted:
+            state = _remember(state, reading, booted)
+    kept = tuple(past for past in state.past if unix_now - past.at <= MAX_PAST_AGE_S)
+    return State(boot, past=kept[-MAX_PAST_EVENTS:])
 
 
 def expire(state: State, now: datetime) -> State:
@@ -90,6 +139,8 @@ def next_expiry(state: State) -> datetime | None:
 
 def dismiss(state: State, now: datetime) -> State:
     """Declare everything that holds void, by an operator's word: the same events of the same sources count no more."""
+    for held in state.held:
+        state = _remember(state, held.reading, now)
     dismissed = (*state.dismissed, *(_key(held) for held in state.held))[-MOST_DISMISSED:]
     return _with(msgspec.structs.replace(state, dismissed=dismissed), (), now)
 
@@ -103,6 +154,10 @@ def _clear(state: State, key: tuple[str, str], now: datetime) -> State:
     if key in state.dismissed:
         # Taken back by its source: should the source say it once more, it is something new.
         state = msgspec.structs.replace(state, dismissed=tuple(one for one in state.dismissed if one != key))
+    if any((past.source, past.event, past.once) == (*key, "word") for past in state.past):
+        # The word is free for the next event of its kind.
+        past = tuple(one for one in state.past if (one.source, one.event) != key)
+        state = msgspec.structs.replace(state, past=past)
     kept = []
     for held in state.held:
         if _key(held) != key:
@@ -120,6 +175,18 @@ def _with(state: State, held: tuple[Held, ...], now: datetime) -> State:
     noticed = (state.noticed or now) if any(one.reading.kind == "notice" for one in held) else None
     ended = None if held else (now if state.held else state.ended)
     return msgspec.structs.replace(state, held=held, noticed=noticed, ended=ended)
+
+
+def _remember(state: State, reading: Reading, now: datetime) -> State:
+    if not reading.once:
+        return state
+    key = (reading.source, reading.event)
+    known = next((one for one in state.past if (one.source, one.event) == key), None)
+    if known is not None and (known.boot, known.deadline) == (state.boot, reading.deadline):
+        return state
+    event = PastEvent(*key, state.boot, now.timestamp(), reading.once, reading.deadline)
+    others = tuple(one for one in state.past if (one.source, one.event) != key)
+    return msgspec.structs.replace(state, past=(*others, event)[-MAX_PAST_EVENTS:])
 
 
 def _safest(known: Reading, said: Reading) -> Reading:

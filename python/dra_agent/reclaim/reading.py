@@ -8,11 +8,12 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
 from dra_agent.errors import RetryableError
+from dra_agent.reclaim.settings import Treatment
 
 Kind = Literal["hint", "notice", "clear"]
 """hint: the host may be taken. notice: it will be, and soon. clear: what was said before no longer holds."""
@@ -37,6 +38,18 @@ class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """The source cannot take it back: silence about it means nothing before its deadline."""
     doubt: str = ""
     """Why the deadline is not the one that was announced, if it is not."""
+    once: Literal["", "id", "word"] = ""
+    """The event happens once and a boot of the host can be its end, so that it is remembered across boots. id: `event`
+    names this one event. word: `event` names the next one of its kind too, once the source has reported none."""
+
+
+def treated(reading: Reading | None, treatment: Treatment) -> Reading | None:
+    """The reading as the configuration has it count: not at all, as a hint at most, or as it is."""
+    if reading is None or treatment == "ignore":
+        return None
+    if treatment == "hint" and reading.kind == "notice":
+        return msgspec.structs.replace(reading, kind="hint", lasting=False)
+    return reading
 
 
 class Watch(Protocol):
@@ -64,6 +77,14 @@ class Source(Protocol):
 
         Said again and again while it is so.
         """
+
+
+@runtime_checkable
+class RecallingSource(Protocol):
+    """A source that counts from when something was first seen, over a restart of the agent."""
+
+    def recall(self, readings: Sequence[Reading]) -> None:
+        """What an earlier run of the agent was told in this boot; called before `run`."""
 
 
 class SourceError(RetryableError):

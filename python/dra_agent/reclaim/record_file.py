@@ -14,7 +14,9 @@ from pathlib import Path
 import msgspec
 
 from dra_agent import whole_file
+from dra_agent.clock import STEADY, STEP, SteadyClock
 from dra_agent.reclaim.record import ClaimRecord
+from dra_agent.reclaim.stored_times import by_clock_of
 
 log = logging.getLogger(__name__)
 
@@ -58,15 +60,20 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     kept: Kept
+    booted: datetime | None = None
+    """When the host booted, by the clock of who wrote this."""
 
 
 class RecordFile:
     """The file of one state directory, in one boot of the host. Both calls wait for the disk."""
 
-    def __init__(self, directory: Path, boot: str, *, newest: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, directory: Path, boot: str, *, newest: Callable[[], bool] = lambda: True, clock: SteadyClock = STEADY
+    ) -> None:
         """`newest`: whether this is the agent that writes, of several that share the directory for a while."""
         self._path = directory / FILE
         self._newest = newest
+        self._clock = clock
         self.boot = boot
         self._complained = False
 
@@ -86,16 +93,19 @@ class RecordFile:
                 aside = whole_file.set_aside(self._path)
             log.error("what became of claims was damaged", extra={"reason": str(error), "aside": aside.name})
             return fresh
-        kept = found.kept
-        same = found.version == _VERSION and (kept.boot, kept.noticed) == (self.boot, noticed)
-        return kept if same else fresh
+        if found.version != _VERSION or found.kept.boot != self.boot:
+            return fresh
+        kept: Kept = by_clock_of(found.kept, found.booted, self._clock.booted)
+        # Moved times may differ by what reading two clocks takes.
+        same = abs(kept.noticed - noticed) < STEP
+        return msgspec.structs.replace(kept, noticed=noticed) if same else fresh
 
     def save(self, kept: Kept) -> None:
         """Put it on disk; a disk that refuses is complained about once."""
         if not self._newest():
             return
         try:
-            whole_file.put(self._path, msgspec.json.encode(_File(_VERSION, kept)), durable=True)
+            whole_file.put(self._path, msgspec.json.encode(_File(_VERSION, kept, self._clock.booted)), durable=True)
             self._complained = False
         except OSError as error:
             if not self._complained:

@@ -11,13 +11,14 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
+from dra_agent.clock import STEADY, SteadyClock
 from dra_agent.errors import AgentError
-from dra_agent.reclaim.notice import State, apply, dismiss, expire, keep_sources, next_expiry
+from dra_agent.reclaim.notice import State, apply, dismiss, expire, is_past, keep_sources, next_expiry
 from dra_agent.reclaim.picture import Hearing, Picture
-from dra_agent.reclaim.reading import Reading, Source
+from dra_agent.reclaim.reading import Reading, RecallingSource, Source
 from dra_agent.reclaim.record import Progress
 from dra_agent.reclaim.store import StateFile
 
@@ -45,15 +46,17 @@ class Reclaim:
         sources: Sequence[Source],
         *,
         newest: Callable[[], bool] = lambda: True,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: SteadyClock = STEADY,
+        now: Callable[[], datetime] | None = None,
     ) -> None:
         """Read what an earlier run of this boot was told; `state_dir` must exist.
 
         `newest`: whether this is the agent that keeps the state, where several share a directory for a while.
+        `now`: in place of the clock's.
         """
-        self._file = StateFile(state_dir)
+        self._file = StateFile(state_dir, clock)
         self._newest = newest
-        self._now = now
+        self._now = now or clock.now
         self._sources = list(sources)
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="reclaim")
         self._listeners: list[Changed] = []
@@ -70,7 +73,14 @@ class Reclaim:
         """Notices that ended."""
         self.state = self._file.load(boot)
         known = [held.reading for held in self.state.held if held.reading.source != OPERATOR]
+        for source in sources:
+            if isinstance(source, RecallingSource):
+                source.recall([reading for reading in known if reading.source in source.names])
         names = [name for source in sources for name in source.names]
+        # A word that is over is free again once its source reports another: the first good look must say so.
+        words = [Reading(past.source, "hint", past.event, "") for past in self.state.past if past.once == "word"]
+        held = {(reading.source, reading.event) for reading in known}
+        known += [word for word in words if word.source in names and (word.source, word.event) not in held]
         self._picture = Picture(names, self._take, known=known)
 
     def on_change(self, listener: Changed) -> None:
@@ -166,6 +176,11 @@ class Reclaim:
 
             def step(state: State, now: datetime, readings: list[Reading] = readings) -> State:
                 for reading in readings:
+                    if reading.kind != "clear" and is_past(state, reading):
+                        log.info(
+                            "an event from before the host's boot is ignored",
+                            extra={"source": reading.source, "event": reading.event, "what": reading.what},
+                        )
                     state = apply(state, reading, now)
                 return expire(state, now)
 

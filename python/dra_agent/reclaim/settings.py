@@ -40,6 +40,39 @@ AUTOSCALERS = (
 """Hints all of them: whoever sets such a taint drains the node by itself."""
 
 
+Treatment = Literal["ignore", "hint", "notice"]
+"""What a signal counts as, at most: planned maintenance with `notice` is a hint until it is near."""
+
+
+class AwsSignals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The section `[reclaim.aws]`."""
+
+    spot: Treatment = "notice"
+    autoscaling: Treatment = "notice"
+    rebalance: Treatment = "ignore"
+    """A recommendation names a risk and no time; AWS's own termination handler ignores it by default as well."""
+    maintenance: Treatment = "notice"
+
+
+class GcpSignals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The section `[reclaim.gcp]`."""
+
+    preempted: Treatment = "notice"
+    maintenance: Treatment = "notice"
+
+
+class AzureSignals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The section `[reclaim.azure]`, by the type of a scheduled event."""
+
+    preempt: Treatment = "notice"
+    terminate: Treatment = "notice"
+    reboot: Treatment = "notice"
+    redeploy: Treatment = "notice"
+    freeze: Treatment = "hint"
+    other: Treatment = "hint"
+    """Types that this version does not know."""
+
+
 class ReclaimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The section `[reclaim]`."""
 
@@ -52,6 +85,11 @@ class ReclaimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dbus_address: str = "unix:path=/run/dbus/system_bus_socket"
     file: Path | None = None
     """A file whose being there is a notice."""
+    shutdown: Treatment = "notice"
+    """What an orderly shutdown, of which logind reports, counts as."""
+    aws: AwsSignals = AwsSignals()
+    gcp: GcpSignals = GcpSignals()
+    azure: AzureSignals = AzureSignals()
     node_taints: tuple[NodeTaint, ...] = AUTOSCALERS
     lead_seconds: _Seconds = 300.0
     """Maintenance that is announced long before is a hint until this long before it begins, and then a notice."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
 from dra_agent import whole_file
+from dra_agent.clock import STEADY, SteadyClock
 from dra_agent.errors import RetryableError
-from dra_agent.reclaim.notice import State
+from dra_agent.reclaim.notice import State, next_boot
+from dra_agent.reclaim.stored_times import by_clock_of
 
 log = logging.getLogger(__name__)
 
@@ -22,18 +25,21 @@ _MOST = 4 * 1024 * 1024
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     state: State
+    booted: datetime | None = None
+    """When the host booted, by the clock of who wrote this."""
 
 
 class StateFile:
     """The file of one state directory, which must exist."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, clock: SteadyClock = STEADY) -> None:
         self.path = directory / FILE
+        self._clock = clock
         self.problem: str | None = None
         """What was wrong with the file that `load` found."""
 
     def load(self, boot: str) -> State:
-        """Give the state of this boot: what was kept, or a fresh one after a restart of the host.
+        """Give the state of this boot: what was kept, or after a restart of the host only which events are over.
 
         A file that says nothing usable is set aside, and `problem` says so.
         """
@@ -57,13 +63,14 @@ class StateFile:
         if kept.state.boot != boot:
             if kept.state.held:
                 log.info("the host was restarted: what was announced for it before is over")
-            return fresh
-        return kept.state
+            return next_boot(kept.state, boot, self._clock.booted, self._clock.to_wall(self._clock.now()).timestamp())
+        state: State = by_clock_of(kept.state, kept.booted, self._clock.booted)
+        return state
 
     def save(self, state: State) -> None:
         """Put the state on disk; it is there when this returns. RetryableError where it cannot be."""
         try:
-            whole_file.put(self.path, msgspec.json.encode(_File(_VERSION, state)), durable=True)
+            whole_file.put(self.path, msgspec.json.encode(_File(_VERSION, state, self._clock.booted)), durable=True)
         except OSError as error:
             raise RetryableError(
                 f"cannot be written: {error.strerror}", where=str(self.path), todo="check free space and permissions"

@@ -15,10 +15,12 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.reclaim.reading import Reading, SourceError, Watch, printable
+from dra_agent.clock import STEADY
+from dra_agent.reclaim.reading import Reading, SourceError, Watch, printable, treated
+from dra_agent.reclaim.settings import AwsSignals
 from dra_agent.reclaim.signals.http import Answer, MetadataService
 from dra_agent.reclaim.signals.polling import Look, Pace, keep_looking
-from dra_agent.reclaim.signals.times import believable, parse_time
+from dra_agent.reclaim.signals.times import believable, by_our_clock, parse_time
 
 TOKEN_SECONDS = 21600
 """What is asked for: the most that the service gives."""
@@ -127,14 +129,30 @@ class Session:
 class Aws:
     """The source."""
 
-    names = ("aws.spot", "aws.autoscaling", "aws.rebalance", "aws.maintenance")
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        lead: timedelta,
+        signals: AwsSignals = AwsSignals(),  # noqa: B008  (frozen)
+        pace: Callable[[float], Pace] = Pace,
+        booted: datetime = STEADY.booted,
+    ) -> None:
+        """`lead`: how long before maintenance begins its announcement turns from a hint into a notice.
 
-    def __init__(self, endpoint: str, *, lead: timedelta, pace: Callable[[float], Pace] = Pace) -> None:
-        """`lead`: how long before maintenance begins its announcement turns from a hint into a notice."""
+        `booted`: when the host booted; what was announced for an earlier time has happened.
+        """
         MetadataService(endpoint)  # UsageError where it is none
+        self._signals = signals
+        self._booted = booted
         self._session = Session(lambda: MetadataService(endpoint))
         self._lead = lead
         self._pace = pace
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The signals that are not ignored; the paths of others are not requested."""
+        return tuple(f"aws.{name}" for name in AwsSignals.__struct_fields__ if getattr(self._signals, name) != "ignore")
 
     async def run(self, watch: Watch) -> None:
         """Ask each path at its own pace."""
@@ -147,7 +165,8 @@ class Aws:
         try:
             async with asyncio.TaskGroup() as group:
                 for name, look, every in looks:
-                    group.create_task(keep_looking(name, look, self._pace(every), watch))
+                    if name in self.names:
+                        group.create_task(keep_looking(name, look, self._pace(every), watch))
         finally:
             self._session.close()
 
@@ -167,11 +186,13 @@ class Aws:
         if action.action == "hibernate":
             deadline, doubt = now, ""
         else:
-            deadline, doubt = believable(
-                _time(action.time), ahead=answer.ahead, now=now, usual=SPOT_WARNING, most=SPOT_MOST
-            )
+            announced = _time(action.time)
+            if self._is_over(announced, answer):
+                return ()
+            deadline, doubt = believable(announced, ahead=answer.ahead, now=now, usual=SPOT_WARNING, most=SPOT_MOST)
         what = f"spot interruption: {action.action}"
-        return (Reading("aws.spot", "notice", "instance-action", what, deadline, lasting=True, doubt=doubt),)
+        reading = Reading("aws.spot", "notice", "instance-action", what, deadline, lasting=True, doubt=doubt)
+        return _only(treated(reading, self._signals.spot))
 
     async def rebalance(self) -> Sequence[Reading]:
         """The recommendation to move on: the instance is at elevated risk."""
@@ -180,7 +201,8 @@ class Aws:
             return ()
         # By the service's own clock: what names the event must not change with ours.
         noticed = _time(_decode(answer, _Rebalance).noticeTime)
-        return (Reading("aws.rebalance", "hint", noticed.isoformat(), "rebalance recommendation"),)
+        kind = self._signals.rebalance
+        return _only(treated(Reading("aws.rebalance", "notice", noticed.isoformat(), "rebalance recommendation"), kind))
 
     async def autoscaling(self) -> Sequence[Reading]:
         """What the Auto Scaling group is about to do with the instance."""
@@ -192,14 +214,16 @@ class Aws:
             return ()
         if state not in _LEAVING:
             raise SourceError(f"target-lifecycle-state {printable(state)!r} is not known")
-        return (Reading("aws.autoscaling", "notice", "target-lifecycle-state", f"Auto Scaling: {state}"),)
+        reading = Reading("aws.autoscaling", "notice", "target-lifecycle-state", f"Auto Scaling: {state}")
+        return _only(treated(reading, self._signals.autoscaling))
 
     async def maintenance(self) -> Sequence[Reading]:
         """Scheduled events: a hint, and a notice once they are near."""
         answer = await self._session.get(f"{_DATA}/events/maintenance/scheduled")
         if answer is None:
             return ()
-        readings = (self._event(answer, event) for event in _decode(answer, list[_Event], many=True))
+        kind = self._signals.maintenance
+        readings = (treated(self._event(answer, event), kind) for event in _decode(answer, list[_Event], many=True))
         return tuple(reading for reading in readings if reading is not None)
 
     def _event(self, answer: Answer, event: _Event) -> Reading | None:
@@ -207,11 +231,21 @@ class Aws:
             return None
         now = answer.received
         announced = _time(event.not_before)
+        if self._is_over(announced, answer):
+            return None
         begins, doubt = believable(announced, ahead=answer.ahead, now=now, usual=self._lead, most=EVENT_MOST)
         near = event.code in _STOPS and not doubt.endswith("to be true") and begins - now <= self._lead
         name = printable(event.event_id or event.code)
         what = f"scheduled {printable(event.code)}"
-        return Reading("aws.maintenance", "notice" if near else "hint", name, what, begins, doubt=doubt)
+        return Reading("aws.maintenance", "notice" if near else "hint", name, what, begins, doubt=doubt, once="id")
+
+    def _is_over(self, announced: datetime, answer: Answer) -> bool:
+        """Whether the host has booted since: the service goes on listing an event after the reboot it announced."""
+        return by_our_clock(announced, answer.ahead) < self._booted
+
+
+def _only(reading: Reading | None) -> Sequence[Reading]:
+    return () if reading is None else (reading,)
 
 
 def _decode(answer: Answer, kind: Any, *, many: bool = False) -> Any:

@@ -14,17 +14,21 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.reclaim.reading import Reading, SourceError, Watch, printable
+from dra_agent.clock import STEADY
+from dra_agent.reclaim.reading import Reading, SourceError, Watch, printable, treated
+from dra_agent.reclaim.settings import AzureSignals, Treatment
 from dra_agent.reclaim.signals.http import Answer, MetadataService
 from dra_agent.reclaim.signals.polling import Pace, keep_looking
-from dra_agent.reclaim.signals.times import believable, parse_time
+from dra_agent.reclaim.signals.times import believable, by_our_clock, parse_time
 
 log = logging.getLogger(__name__)
 
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 VM_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 FIRST = 125.0
-"""Seconds for the very first answer: it switches the service on, which takes up to two minutes."""
+"""Seconds for the first list of events: asking for it switches the service on, which takes up to two minutes."""
+FRESH_BOOT = timedelta(minutes=15)
+"""How long after a boot a reboot that is listed as started is the one that the host comes from."""
 AT_MOST = 5.0
 EVERY = 1.0
 _HEADERS = {"Metadata": "true"}
@@ -60,9 +64,17 @@ class Azure:
         vm: str,
         lead: timedelta,
         acknowledge: bool,
+        signals: AzureSignals = AzureSignals(),  # noqa: B008  (frozen)
         pace: Callable[[float], Pace] = Pace,
+        booted: datetime = STEADY.booted,
     ) -> None:
-        """`vm`: the VM's name, empty to ask for it. `acknowledge`: tell Azure that users' events need not wait."""
+        """`vm`: the VM's name, empty to ask for it. `acknowledge`: tell Azure that users' events need not wait.
+
+        `booted`: when the host booted; what was announced for an earlier time has happened.
+        """
+        self._signals = signals
+        self._booted = booted
+        self._scheduled: set[str] = set()
         self._service = MetadataService(endpoint)
         self._vm = vm
         self._lead = lead
@@ -84,7 +96,8 @@ class Azure:
         """The events that name this VM."""
         if not self._vm:
             self._vm = await self._name()
-        answer = await self._ask(EVENTS)
+        answer = await self._ask(EVENTS, AT_MOST if self._answered else FIRST)
+        self._answered = True
         document = answer.json(_Document)
         try:
             # What is odd about an event for others is none of this host's business.
@@ -95,7 +108,10 @@ class Azure:
         present = {event.event_id for event in self._ours}
         self._approved &= present
         self._began = {event: at for event, at in self._began.items() if event in present}
-        return [self._reading(answer, event) for event in self._ours]
+        self._scheduled &= present
+        self._scheduled |= {event.event_id for event in self._ours if event.event_status == "Scheduled"}
+        readings = (treated(self._reading(answer, event), self._treatment(event)) for event in self._ours)
+        return [reading for reading in readings if reading is not None]
 
     async def released(self) -> None:
         """Approve what a user asked for and what touches no other VM; an approval cannot be taken back."""
@@ -127,21 +143,24 @@ class Azure:
             log.info("event acknowledged: every claim is released", extra=what)
 
     async def _name(self) -> str:
-        answer = await self._ask(VM_NAME)
+        answer = await self._ask(VM_NAME, AT_MOST)
         name = answer.text().strip()
         if not name or len(name) > 256 or printable(name) != name or "<" in name:
             raise SourceError("the VM's name that it gives is none")
         return name
 
-    async def _ask(self, target: str) -> Answer:
-        at_most = AT_MOST if self._answered else FIRST
+    async def _ask(self, target: str, at_most: float) -> Answer:
         answer = await self._service.ask(target, headers=_HEADERS, at_most=at_most)
         if answer.status != 200:
             raise answer.refusal()
-        self._answered = True
         return answer
 
-    def _reading(self, answer: Answer, event: _Event) -> Reading:
+    def _treatment(self, event: _Event) -> Treatment:
+        name = event.event_type.lower()
+        treatment: Treatment = getattr(self._signals, name if name in AzureSignals.__struct_fields__ else "other")
+        return treatment
+
+    def _reading(self, answer: Answer, event: _Event) -> Reading | None:
         now, started = answer.received, event.event_status == "Started"
         warning = _ENDS.get(event.event_type) or _STOPS.get(event.event_type)
         begins, doubt = None, ""
@@ -150,11 +169,17 @@ class Azure:
             begins = self._began.setdefault(event.event_id, now)
         elif event.not_before.strip():
             announced, usual = _time(event.not_before), warning or self._lead
+            if by_our_clock(announced, answer.ahead) < self._booted:
+                return None
             begins, doubt = believable(announced, ahead=answer.ahead, now=now, usual=usual, most=_MOST)
         elif warning is not None:
             begins = self._began.setdefault(event.event_id, now) + warning
         near = started or (begins is not None and not doubt.endswith("to be true") and begins - now <= self._lead)
-        notice = event.event_type in _ENDS or (event.event_type in _STOPS and near)
+        # Started has no NotBefore. A reboot that nobody saw coming, on a host that has just booted, is over.
+        over = started and event.event_id not in self._scheduled and now - self._booted < FRESH_BOOT
+        stops = event.event_type in _STOPS and not over
+        asked_for = event.event_type not in _STOPS and self._treatment(event) == "notice"
+        notice = event.event_type in _ENDS or ((stops or asked_for) and near)
         what = f"{printable(event.event_type)} ({printable(event.event_status).lower()})"
         return Reading(
             "azure",
@@ -163,6 +188,7 @@ class Azure:
             what,
             begins,
             doubt=doubt,
+            once="id",
         )
 
 

@@ -42,23 +42,38 @@ def choose(settings: ReclaimSettings, host: Host) -> list[Source]:
         case "aws":
             from dra_agent.reclaim.signals.aws import Aws
 
-            sources.append(Aws(settings.endpoint, lead=lead))
+            sources.append(Aws(settings.endpoint, lead=lead, signals=settings.aws))
         case "gcp":
             from dra_agent.reclaim.signals.gcp import Gcp
 
             preemption = timedelta(seconds=settings.gcp_preemption_seconds)
             maintenance = timedelta(seconds=settings.gcp_maintenance_seconds)
-            sources.append(Gcp(settings.endpoint, preemption=preemption, maintenance=maintenance))
+            sources.append(
+                Gcp(
+                    settings.endpoint,
+                    preemption=preemption,
+                    maintenance=maintenance,
+                    lead=lead,
+                    signals=settings.gcp,
+                )
+            )
         case "azure":
             from dra_agent.reclaim.signals.azure import Azure
 
             sources.append(
-                Azure(settings.endpoint, vm=settings.azure_vm_name, lead=lead, acknowledge=settings.azure_acknowledge)
+                Azure(
+                    settings.endpoint,
+                    vm=settings.azure_vm_name,
+                    lead=lead,
+                    acknowledge=settings.azure_acknowledge,
+                    signals=settings.azure,
+                )
             )
-    if settings.logind == "on" or (settings.logind == "auto" and _has_bus(settings, host)):
+    heard = settings.logind == "on" or (settings.logind == "auto" and _has_bus(settings, host))
+    if heard and settings.shutdown != "ignore":
         from dra_agent.reclaim.signals.logind import Logind
 
-        sources.append(Logind(settings.dbus_address))
+        sources.append(Logind(settings.dbus_address, treatment=settings.shutdown))
     if settings.file is not None:
         from dra_agent.reclaim.signals.file import File
 

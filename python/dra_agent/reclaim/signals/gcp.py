@@ -7,11 +7,14 @@ instances", "Monitor and plan for a host maintenance event".
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-from dra_agent.reclaim.reading import Kind, Reading, SourceError, Watch, printable
+from dra_agent.clock import STEADY
+from dra_agent.reclaim.reading import Kind, Reading, SourceError, Watch, printable, treated
+from dra_agent.reclaim.settings import GcpSignals, Treatment
 from dra_agent.reclaim.signals.http import Answer, MetadataService
 from dra_agent.reclaim.signals.polling import Look, Pace, keep_looking
 
@@ -33,9 +36,23 @@ class Value:
     """
 
     def __init__(
-        self, endpoint: str, path: str, words: dict[str, tuple[Kind, str, timedelta] | None], name: str
+        self,
+        endpoint: str,
+        path: str,
+        words: dict[str, tuple[str, timedelta] | None],
+        name: str,
+        *,
+        treatment: Treatment = "notice",
+        lead: timedelta | None = None,
     ) -> None:
-        """`words`: what each value means, as kind, text and time to the end; None for "nothing"."""
+        """`words`: what each value means, as text and time to the end; None for "nothing".
+
+        `lead`: how long before the end a hint becomes a notice; None: it is a notice at once.
+        """
+        self._treatment = treatment
+        self._lead = lead
+        self._known: dict[str, datetime] = {}
+        self._turns: datetime | None = None
         self._service = MetadataService(endpoint)
         self._path = path
         self._words = words
@@ -48,8 +65,9 @@ class Value:
         """Ask for the value at first, then for its next change; an unchanged value is an answer too."""
         headers = {"Metadata-Flavor": "Google"}
         if self._etag:
-            query = f"?wait_for_change=true&last_etag={self._etag}&timeout_sec={WAIT}"
-            answer = await self._asked(_ROOT + self._path + query, headers, WAIT + _LATE)
+            wait = self._wait()
+            query = f"?wait_for_change=true&last_etag={self._etag}&timeout_sec={wait}"
+            answer = await self._asked(_ROOT + self._path + query, headers, wait + _LATE)
         else:
             answer = await self._asked(_ROOT + self._path, headers, FIRST)
         word = answer.text().strip().upper()
@@ -59,14 +77,36 @@ class Value:
         # Without an etag the question cannot wait without missing an edge, so the value is asked for again and again.
         self._etag = etag if _ETAG.fullmatch(etag) and not set(etag) & set("&#%+") else ""
         if word != self._word:
-            self._word, self._since = word, answer.received
+            self._word, self._since = word, self._known.pop(word, answer.received)
         meaning = self._words[word]
+        self._turns = None
         if meaning is None:
+            self._known.clear()
             return ()
-        kind, what, left = meaning
+        what, left = meaning
         assert self._since is not None
-        deadline = self._since + left if kind == "notice" else None
-        return (Reading(self._name, kind, word, what, deadline, lasting=self._name == "gcp.preempted"),)
+        deadline = self._since + left
+        near = self._lead is None or deadline - answer.received <= self._lead
+        if self._lead is not None and not near:
+            self._turns = deadline - self._lead
+        lasting = near and self._name == "gcp.preempted"
+        kind: Kind = "notice" if near else "hint"
+        reading = treated(
+            Reading(self._name, kind, word, what, deadline, lasting=lasting, once="word"), self._treatment
+        )
+        return () if reading is None else (reading,)
+
+    def recall(self, reading: Reading) -> None:
+        """Count the time to the end from when an earlier run of the agent first saw the word."""
+        meaning = self._words.get(reading.event)
+        if reading.source == self._name and meaning is not None and reading.deadline is not None:
+            self._known[reading.event] = reading.deadline - meaning[1]
+
+    def _wait(self) -> int:
+        """Seconds for which a question waits: not past the moment at which the hint becomes a notice."""
+        if self._turns is None:
+            return WAIT
+        return min(WAIT, max(1, math.ceil((self._turns - STEADY.now()).total_seconds())))
 
     def close(self) -> None:
         """Hang up."""
@@ -90,24 +130,28 @@ class Value:
 class Gcp:
     """The source."""
 
-    names = ("gcp.preempted", "gcp.maintenance")
-
     def __init__(
         self,
         endpoint: str,
         *,
         preemption: timedelta,
         maintenance: timedelta,
+        lead: timedelta,
+        signals: GcpSignals = GcpSignals(),  # noqa: B008  (frozen)
         pace: Callable[[float], Pace] = Pace,
     ) -> None:
-        """`preemption` and `maintenance`: from the word to the end of the instance."""
+        """`preemption` and `maintenance`: from the word to the end of the instance.
+
+        `lead`: how long before the end announced maintenance turns from a hint into a notice.
+        """
         self._pace = pace
-        self._values = {
+        values = {
             "gcp.preempted": Value(
                 endpoint,
                 "/preempted",
-                {"FALSE": None, "TRUE": ("notice", "the instance is preempted", preemption)},
+                {"FALSE": None, "TRUE": ("the instance is preempted", preemption)},
                 "gcp.preempted",
+                treatment=signals.preempted,
             ),
             # An instance that migrates goes on where it is: its claims have nothing to fear.
             "gcp.maintenance": Value(
@@ -116,11 +160,26 @@ class Gcp:
                 {
                     "NONE": None,
                     "MIGRATE_ON_HOST_MAINTENANCE": None,
-                    "TERMINATE_ON_HOST_MAINTENANCE": ("notice", "host maintenance ends the instance", maintenance),
+                    "TERMINATE_ON_HOST_MAINTENANCE": ("host maintenance ends the instance", maintenance),
                 },
                 "gcp.maintenance",
+                treatment=signals.maintenance,
+                lead=lead,
             ),
         }
+        ignored = {f"gcp.{name}" for name in GcpSignals.__struct_fields__ if getattr(signals, name) == "ignore"}
+        self._values = {name: value for name, value in values.items() if name not in ignored}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The signals that are not ignored; the values of others are not requested."""
+        return tuple(self._values)
+
+    def recall(self, readings: Sequence[Reading]) -> None:
+        """What an earlier run of the agent was told in this boot."""
+        for reading in readings:
+            for value in self._values.values():
+                value.recall(reading)
 
     async def run(self, watch: Watch) -> None:
         """Keep one question waiting for each value, on a connection of its own."""

@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
 import h11
 import msgspec
 
+from dra_agent.clock import STEADY
 from dra_agent.cluster.connection import ClosedError, Connection
 from dra_agent.errors import UsageError
 from dra_agent.reclaim.reading import SourceError, printable
@@ -54,11 +55,11 @@ class Answer:
 
     @property
     def ahead(self) -> timedelta | None:
-        """How far the service's clock is ahead of ours, from its Date header; None where it does not say."""
+        """How far the service's clock is ahead of ours, from its Date header; without one, the wall clock's offset."""
         try:
             return parse_time(self.headers["date"]) - self.received
         except (KeyError, ValueError, OverflowError):
-            return None
+            return STEADY.offset
 
     def refusal(self) -> SourceError:
         """Say of an answer that is none what its status says."""
@@ -151,4 +152,4 @@ class MetadataService:
                 raise SourceError(f"the answer is longer than {MOST_BODY} bytes", where=self._name)
         if not connection.reusable:
             self.close()
-        return Answer(status, names, bytes(received), datetime.now(UTC))
+        return Answer(status, names, bytes(received), STEADY.now())

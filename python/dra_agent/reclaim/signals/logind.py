@@ -10,10 +10,12 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from dra_agent.reclaim.reading import Reading, SourceError, Watch
+from dra_agent.clock import STEADY
+from dra_agent.reclaim.reading import Reading, SourceError, Watch, treated
+from dra_agent.reclaim.settings import Treatment
 from dra_agent.reclaim.signals.dbus import Bus
 from dra_agent.reclaim.signals.polling import Pace
 
@@ -41,11 +43,13 @@ class Logind:
         address: str,
         *,
         pace: Callable[[float], Pace] = Pace,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        treatment: Treatment = "notice",
+        now: Callable[[], datetime] = STEADY.now,
     ) -> None:
         self._address = address
         self._pace = pace(EVERY)
         self._now = now
+        self._treatment = treatment
         self._lock: int | None = None
         self._shutdown: datetime | None = None
 
@@ -107,7 +111,10 @@ class Logind:
         if self._shutdown is None:
             delay = timedelta(microseconds=await _property(bus, "InhibitDelayMaxUSec", int))
             self._shutdown = self._now() + min(delay, _LONGEST)
-        watch.seen("logind", [Reading("logind", "notice", "shutdown", "the host shuts down", self._shutdown)])
+        reading = treated(
+            Reading("logind", "notice", "shutdown", "the host shuts down", self._shutdown), self._treatment
+        )
+        watch.seen("logind", () if reading is None else (reading,))
 
     def _let_go(self) -> None:
         lock, self._lock = self._lock, None
