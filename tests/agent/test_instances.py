@@ -11,8 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from dra_agent.agent.instances import FORGOTTEN, Instances
+from dra_agent.agent.instances import FORGOTTEN, Instances, Standing
 from dra_agent.agent.lock import StateLock
 from dra_agent.errors import PermanentError, RetryableError, UsageError
 
@@ -97,3 +99,76 @@ def test_only_agents_that_all_share_live_together(tmp_path: Path, first: bool, s
     with pytest.raises(PermanentError):
         StateLock(tmp_path)
     other.close()
+
+
+def leaders(*instances: Instances) -> list[int]:
+    return [at for at, one in enumerate(instances) if one.is_leader()]
+
+
+def test_the_one_that_can_write_leads_until_a_newer_one_can(tmp_path: Path) -> None:
+    old = Instances(tmp_path, "old")
+    assert old.is_leader(), "alone it leads before it has shown anything"
+    old.report(Standing.ABLE)
+    new = Instances(tmp_path, "new")
+    assert leaders(old, new) == [0] and new.newest() and new.has_able_elder()
+    new.report(Standing.ABLE)
+    assert leaders(old, new) == [1]
+    new.report(Standing.UNABLE)
+    assert leaders(old, new) == [0], "what it could once does not count"
+    old.report(Standing.UNABLE)
+    assert leaders(old, new) == [1] and not new.has_able_elder(), "the newest tries where none can"
+
+
+def test_one_that_stops_leads_only_where_no_other_lives(tmp_path: Path) -> None:
+    old, new = Instances(tmp_path, "old"), Instances(tmp_path, "new")
+    old.report(Standing.ABLE)
+    old.report(Standing.STOPPING)
+    assert leaders(old, new) == [1]
+    new.close()
+    assert old.is_leader()
+
+
+def test_a_container_that_restarts_has_to_show_again_that_it_can_write(tmp_path: Path) -> None:
+    old, new = Instances(tmp_path, "old"), Instances(tmp_path, "new")
+    for one in (old, new):
+        one.report(Standing.ABLE)
+    new.close()
+    again = Instances(tmp_path, "new")
+    assert leaders(old, again) == [0]
+
+
+def test_a_version_that_reports_nothing_leads_as_soon_as_it_lives(tmp_path: Path) -> None:
+    old = Instances(tmp_path, "old")
+    old.report(Standing.ABLE)
+    other = Instances(tmp_path, "other")
+    (path,) = (tmp_path / "instances").glob("*-other")
+    os.truncate(path, 0)
+    assert not old.is_leader()
+    other.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["start", "die", *Standing])), min_size=1, max_size=25)
+)
+def test_exactly_one_leads_and_it_can_write_where_any_can(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, str | Standing]]
+) -> None:
+    folder = tmp_path_factory.mktemp("state")
+    living: dict[int, Instances] = {}
+    reported: dict[int, Standing] = {}
+    try:
+        for who, what in steps:
+            if what == "start" and who not in living:
+                living[who], reported[who] = Instances(folder, f"pod-{who}"), Standing.UNABLE
+            elif what == "die" and who in living:
+                living.pop(who).close()
+            elif isinstance(what, Standing) and who in living:
+                living[who].report(what)
+                reported[who] = what
+            if living:
+                (leader,) = [who for who, one in living.items() if one.is_leader()]
+                assert reported[leader] is max(reported[other] for other in living)
+    finally:
+        for one in living.values():
+            one.close()

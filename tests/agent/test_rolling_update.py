@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from agent.conftest import AgentProcess, Start
-from agent.test_kubernetes import allocate, kubernetes, prepare, specs, unprepare
+from agent.test_kubernetes import DRIVER, allocate, kubernetes, prepare, specs, unprepare
 from cluster_api.fake import FakeApi
+from dra_agent.reclaim import client
+from dra_agent.reclaim.wire import Cancel
+from dra_agent.reclaim.wire import Start as Begin
 from plugin.fake_kubelet import Driver, FakeKubelet
 
 __all__ = ["kubernetes"]
@@ -54,6 +60,67 @@ def test_each_takes_over_the_claims_of_the_other(
             assert "Traceback" not in agent.said()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+KEY = f"{DRIVER}/reclaim"
+
+
+def tainted(api: FakeApi) -> bool:
+    """Whether every published device has the taint of a notice."""
+    devices = [device for one in api.objects("resourceslices") for device in one["spec"].get("devices", [])]
+    return bool(devices) and all(any(t["key"] == KEY for t in device.get("taints", [])) for device in devices)
+
+
+def taint_writers(api: FakeApi) -> set[str]:
+    return {
+        seen.headers["authorization"].removeprefix("Bearer ")
+        for seen in api.writes()
+        if "resourceslices" in seen.path and KEY in json.dumps(seen.body)
+    }
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("who", ["a source", "an operator"])
+def test_a_new_agent_that_is_refused_leaves_the_old_one_in_the_lead(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, tmp_path: Path, state: Path, who: str
+) -> None:
+    fake_api.put("nodes", {"metadata": {"name": "node-a"}})
+    fake_api.tokens = {"old"}
+    notice, token = tmp_path / "notice", tmp_path / "token"
+    token.write_text("refused")
+    config = tmp_path / "config.toml"
+    config.write_text(f'[reclaim]\nfile = "{notice}"\ncloud = "none"\nlogind = "off"\n')
+    credentials = {"old": {"token": "old"}, "new": {"tokenFile": str(token)}}
+    files = {name: fake_api.kubeconfig(tmp_path / name, **user) for name, user in credentials.items()}
+    old = kubernetes("--pod-uid", OLD, "--config", str(config), "--kubeconfig", str(files["old"])).ready()
+    fake_api.wait(lambda: bool(fake_api.objects("resourceslices")), 60)
+    new = kubernetes("--pod-uid", NEW, "--config", str(config), "--kubeconfig", str(files["new"])).ready()
+    new.wait_for("slices cannot be followed")
+    assert "slices cannot be published" in new.get("/readyz")[1], "the update must not go on"
+
+    if who == "a source":
+        notice.touch()
+    else:
+        client.ask(state, Begin("notice", 60.0, "a test"))
+    fake_api.wait(lambda: tainted(fake_api), 60)
+    assert taint_writers(fake_api) == {"old"}
+
+    fake_api.tokens = {"old", "new"}
+    token.write_text("new")
+    new.wait_for("this agent leads now", 90)
+    old.wait_for("another agent leads now", 60)
+    if who == "a source":
+        notice.unlink()
+    else:
+        client.ask(state, Cancel())
+    fake_api.wait(lambda: not tainted(fake_api), 60)
+    assert taint_writers(fake_api) == {"old"}
+
+    fake_api.tokens = {"old"}  # refused later, as where its account was deleted
+    notice.touch()
+    fake_api.wait(lambda: tainted(fake_api), 60)
+    for agent in (old, new):
+        assert "Traceback" not in agent.said()
 
 
 def test_an_agent_that_does_not_share_keeps_others_out(kubernetes: Callable[..., AgentProcess], start: Start) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.agent.config import Config
 from dra_agent.agent.guard import Guard
 from dra_agent.agent.hardware import Hardware
+from dra_agent.agent.leadership import Leadership
 from dra_agent.agent.leaving import Leaving
 from dra_agent.agent.measured import MeasuredPreparer
 from dra_agent.agent.mode import OnThread
@@ -17,7 +17,6 @@ from dra_agent.agent.publish_metrics import PublishMetrics
 from dra_agent.agent.reporting import Reporting
 from dra_agent.cluster.kinds import RESOURCE_CLAIMS
 from dra_agent.cluster.server import ApiServer, connect
-from dra_agent.errors import AgentError
 from dra_agent.plugin.kubelet_plugin import KubeletPlugin
 from dra_agent.plugin.registration import Registered
 from dra_agent.plugin.sockets import socket_paths
@@ -27,8 +26,6 @@ from dra_agent.reclaim.service import Reclaim
 
 if TYPE_CHECKING:
     from dra_agent.agent.metrics import Metrics
-
-log = logging.getLogger(__name__)
 
 CONNECT = 30.0
 """Seconds that reading credentials takes at most; nothing is asked of the server then."""
@@ -43,16 +40,16 @@ class KubernetesMode:
         work: OnThread,
         metrics: Metrics | None,
         *,
-        newest: Callable[[], bool],
+        leadership: Leadership,
         told: Callable[[], None],
     ) -> None:
-        """`newest` says whether this agent is the one that publishes; `told` is called when `status` has changed.
+        """`leadership` says whether this agent is the one that publishes; `told` is called when `status` has changed.
 
         Raises UsageError where no socket fits below the kubelet's directory.
         """
         self._config = config
         self._work = work
-        self._newest = newest
+        self._leadership = leadership
         self._told = told
         self._metrics = metrics
         self._api: asyncio.Future[ApiServer] = asyncio.get_running_loop().create_future()
@@ -92,7 +89,7 @@ class KubernetesMode:
         self._reporting.start(hardware, ledger)
         assert self._reclaim is not None
         leaving = self._leaving = Leaving(
-            self._config, api, self._reclaim, ledger, self._reporting, newest=self._may_write
+            self._config, api, self._reclaim, ledger, self._reporting, is_leader=self._leadership.is_leader
         )
         self._guard = Guard(
             self._config, api, hardware, self._reporting.events, changed=self._published_devices_changed
@@ -102,12 +99,13 @@ class KubernetesMode:
             node=self._config.node,
             driver=self._config.driver_name,
             inventory=leaving.inventory(self._guard.inventory),
-            may_write=self._may_write,
+            peers=self._leadership,
             failed=self._reporting.not_published,
         )
         if self._metrics is not None:
             self._metrics.add(PublishMetrics(self._publisher.reading, api.requests))
             self._metrics.add(self._reporting.metrics())
+        self._leadership.watch(self._leader_changed)
         self._publishing = asyncio.create_task(self._publish(self._guard, self._publisher), name="publish")
         self._plugin.serve(self._reporting.telling(leaving.refusing(preparer)), hardware.board)
         await leaving.start(self._publisher, _Claims(self._api))
@@ -129,8 +127,14 @@ class KubernetesMode:
     @property
     def ills(self) -> list[str]:
         """Why the kubelet cannot ask, and why nobody learns of the devices: an update must not go on with either."""
-        refused = self._publisher.refused if self._publisher is not None else None
-        return [*self._plugin.ills, *([f"slices cannot be published: {refused}"] if refused is not None else [])]
+        ills = list(self._plugin.ills)
+        if self._publisher is None:
+            return ills
+        if (refused := self._publisher.refused) is not None:
+            ills.append(f"slices cannot be published: {refused}")
+        elif (reason := self._publisher.standby_reason) is not None:
+            ills.append(f"an older agent of this node still publishes, this one cannot yet: {reason}")
+        return ills
 
     @property
     def stuck(self) -> list[str]:
@@ -139,8 +143,8 @@ class KubernetesMode:
 
     @property
     def leaving(self) -> bool:
-        """Whether the kubelet has still to give claims back; of several agents only the newest waits for it."""
-        return self._leaving is not None and self._may_write() and not self._leaving.given_back
+        """Whether the kubelet has still to give claims back; of several agents only the leader waits for it."""
+        return self._leaving is not None and self._leadership.is_leader() and not self._leaving.given_back
 
     async def close(self) -> None:
         """Stop serving, then close connections."""
@@ -151,6 +155,7 @@ class KubernetesMode:
             await asyncio.gather(self._publishing, return_exceptions=True)
         if self._guard is not None:
             await self._guard.stop()
+        self._leadership.resign()
         if self._publisher is not None:
             await self._publisher.stop()
         await self._plugin.close()
@@ -173,12 +178,9 @@ class KubernetesMode:
         if self._publisher is not None:
             self._publisher.devices_changed()
 
-    def _may_write(self) -> bool:
-        try:
-            return self._newest()
-        except AgentError as error:
-            log.warning("nothing is published while the newest agent is not known", extra={"reason": str(error)})
-            return False
+    def _leader_changed(self, leads: bool) -> None:
+        if leads:
+            self._published_devices_changed()
 
 
 class _Claims:

@@ -58,11 +58,11 @@ class Leaving:
         ledger: JournalLedger,
         reporting: Reporting,
         *,
-        newest: Callable[[], bool],
+        is_leader: Callable[[], bool],
     ) -> None:
-        """`newest`: whether this is the agent that acts, of several in a rolling update."""
+        """`is_leader`: whether this is the agent that acts, of several in a rolling update."""
         self._api = api
-        self._newest = newest
+        self._is_leader = is_leader
         self._config = config
         self._reclaim = reclaim
         self._ledger = ledger
@@ -110,7 +110,7 @@ class Leaving:
             from dra_agent.agent.leaving_pods import MovingPods
 
             self._moving = MovingPods(
-                self._config, self._api, self._reclaim, self._ledger.entries, claims, active=self._newest
+                self._config, self._api, self._reclaim, self._ledger.entries, claims, active=self._is_leader
             )
             self._moving.start()
         moving = self._moving
@@ -124,7 +124,7 @@ class Leaving:
             tell=self._tell,
             evict=None if moving is None else moving.evict,
             evictions=dict if moving is None else moving.counts,
-            file=RecordFile(self._config.state_dir, self._reclaim.state.boot, newest=self._newest),
+            file=RecordFile(self._config.state_dir, self._reclaim.state.boot, newest=self._is_leader),
             ahead=_nobody if moving is None else moving.ahead,
         )
         self._reclaim.progress = lambda: sequence.progress
@@ -157,7 +157,7 @@ class Leaving:
         from dra_agent.agent.leaving_node import LeavingNode
 
         node = self._node = LeavingNode(
-            self._config, self._api, active=self._newest, first=lambda: sequence.tainted(AFTER_TAINTS)
+            self._config, self._api, active=self._is_leader, first=lambda: sequence.tainted(AFTER_TAINTS)
         )
         self._reclaim.on_change(node.changed)
         node.start(self._reclaim.state)
@@ -187,7 +187,7 @@ class Leaving:
             self._record("notice", note)
 
     def _record(self, what: What, note: str) -> None:
-        if self._newest():
+        if self._is_leader():
             self._reporting.events.record(_REASONS[what], Subject.node(self._config.node), note)
 
     async def _after_taints(self, sequence: Sequence) -> None:

@@ -20,6 +20,7 @@ from dra_agent.agent.hardware import Hardware, boot_id
 from dra_agent.agent.heap import give_back
 from dra_agent.agent.hosts import agent_host
 from dra_agent.agent.instances import Instances
+from dra_agent.agent.leadership import Leadership
 from dra_agent.agent.lock import StateLock, remove_leftovers
 from dra_agent.agent.measured import MeasuredPreparer
 from dra_agent.agent.mode import Mode, OnThread
@@ -68,6 +69,9 @@ class Agent:
         self._mode: Mode | None = None
         self._reclaiming: Reclaiming | None = None
         self._newest: Callable[[], bool] = lambda: True
+        """Whether no younger agent lives: the one that does local work."""
+        self._leadership = Leadership(None)
+        """Which agent writes to the API server."""
         self._not_ready = "starting"
         self._abandoned: list[str] = []
         self._born = time.monotonic()
@@ -108,6 +112,7 @@ class Agent:
             instances = Instances(config.state_dir, shared_as)
             stack.callback(instances.close)
             self._newest = instances.newest
+            self._leadership = Leadership(instances)
         worker = ThreadPoolExecutor(1, thread_name_prefix="hardware")
         # Not waited for: a library that hangs must not keep the agent from stopping.
         stack.callback(worker.shutdown, wait=False, cancel_futures=True)
@@ -258,7 +263,7 @@ class Agent:
         else:
             from dra_agent.agent.kubernetes import KubernetesMode
 
-            mode = KubernetesMode(self._config, work, record, newest=self._newest, told=self._tell)
+            mode = KubernetesMode(self._config, work, record, leadership=self._leadership, told=self._tell)
         self._mode = mode
         stack.push_async_callback(mode.close)
         return mode

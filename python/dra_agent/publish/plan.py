@@ -13,6 +13,7 @@ import msgspec
 
 from dra_agent.cluster import RESOURCE_SLICES, ApiServer, InvalidObjectError
 from dra_agent.inventory.device import FAMILIES, Inventory, pool_name
+from dra_agent.publish.access import WriteAccess
 from dra_agent.publish.errors import DroppedFieldsError, UntoldTaintsError
 from dra_agent.publish.following import Following
 from dra_agent.publish.gates import EFFECT_NONE, Gates, dropped_fields, gate_of, refused_effects, remedy, used
@@ -37,6 +38,8 @@ class Context(msgspec.Struct, frozen=True):
     ownership: Ownership
     gates: Gates
     tally: Tally
+    access: WriteAccess | None = None
+    """None where no other agent shares the node."""
 
 
 class Planner:

@@ -193,6 +193,8 @@ class Pool:
             self._unsure = True
             raise UnavailableError("the answer to a write is no ResourceSlice", where=f"pool {self.name}")
         context.tally.wrote(write.op)
+        if context.access is not None:
+            context.access.succeeded()
         extra = {"op": write.op, "slice": name or write.slice["metadata"].get("generateName"), "reason": write.reason}
         if answer is None:
             log.info("slice written", extra=extra)
@@ -228,6 +230,8 @@ class Pool:
 
     def _failed(self, error: AgentError) -> None:
         self._context.tally.failed(error)
+        if self._context.access is not None:
+            self._context.access.failed(error)
         tried = self._fingerprint(self._wanted)
         if tried != self._failed_with:
             # The pauses grew for other devices: a taint that is new must not wait as long as what failed for an hour.

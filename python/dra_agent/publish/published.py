@@ -8,6 +8,7 @@ Slices are kept as JSON: as Python values they take eight times the memory, and 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -72,6 +73,10 @@ class Published:
     def kept(self, pool: str) -> list[Kept]:
         """The slices of one pool, whatever their generation."""
         return [found for found in self._slices.values() if found.pool == pool]
+
+    def all(self) -> Iterable[Kept]:
+        """Return the slices of every pool."""
+        return self._slices.values()
 
     def slices(self, pool: str) -> list[Slice]:
         """The same as JSON values, made for each call."""

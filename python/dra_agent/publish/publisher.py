@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dra_agent.cluster import ApiServer, ForbiddenError, UnauthorizedError
 from dra_agent.errors import AgentError
 from dra_agent.inventory.device import FAMILIES, Inventory, pool_name
+from dra_agent.publish.access import Peers, WriteAccess
 from dra_agent.publish.following import Following
 from dra_agent.publish.gates import Gates
 from dra_agent.publish.ownership import Ownership
@@ -35,13 +36,14 @@ class Publisher:
         driver: str,
         inventory: Callable[[], Inventory],
         may_write: Callable[[], bool] = lambda: True,
+        peers: Peers | None = None,
         failed: Callable[[AgentError], None] = lambda error: None,
     ) -> None:
         """`inventory` gives the devices of this moment; `may_write` says whether this instance is the one that writes.
 
-        Of several agents of one driver on one node (during a rolling update) only the newest writes. What `may_write`
-        says is asked before every write and, while it is no, each second. `failed` hears of every failure, and must not
-        wait.
+        Of several agents of one driver on one node (during a rolling update) only one writes: `peers` says which, and
+        is kept informed of whether this one can. `may_write` and `peers` are asked before every write and, while the
+        answer is no, each second. `failed` hears of every failure, and must not wait.
         """
         self._node = node
         self._inventory = inventory
@@ -55,17 +57,30 @@ class Publisher:
             disturbed=self._disturbed,
             caught_up=self._caught_up,
         )
+        self._peers = peers
+        self._access: WriteAccess | None = None
+        if peers is not None:
+            self._access = WriteAccess(
+                api,
+                node=node,
+                driver=driver,
+                peers=peers,
+                following=self._following,
+                published=self._published,
+                ownership=self._ownership,
+            )
         self._context = Context(
             api=api,
             node=node,
             driver=driver,
             inventory=inventory,
-            may_write=may_write,
+            may_write=may_write if peers is None else lambda: may_write() and peers.is_leader(),
             published=self._published,
             following=self._following,
             ownership=self._ownership,
             gates=Gates(),
             tally=self._tally,
+            access=self._access,
         )
         self._pools: dict[str, Pool] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -75,6 +90,8 @@ class Publisher:
         """Begin; returns at once. Slices are written when what is published is known."""
         self._running = True
         self._tasks.append(asyncio.create_task(self._following.run(), name="publish follow"))
+        if self._access is not None:
+            self._tasks.append(asyncio.create_task(self._access.run(), name="publish access"))
         self.devices_changed()
 
     async def stop(self) -> None:
@@ -109,6 +126,13 @@ class Publisher:
         errors = [self._following.error, *(pool.error for pool in tuple(self._pools.values()))]
         return next((error for error in errors if isinstance(error, ForbiddenError | UnauthorizedError)), None)
 
+    @property
+    def standby_reason(self) -> str | None:
+        """Why an older agent of the node writes and this one does not yet; None where that is not so."""
+        if self._access is None or self._peers is None or self._access.able or not self._peers.has_able_elder():
+            return None
+        return str(self._access.reason or "the slices are not listed yet")
+
     def reading(self) -> PublishReading:
         """Say how it goes."""
         pools = tuple(self._pools.values())
@@ -131,6 +155,8 @@ class Publisher:
         """The first list, or one after a failure: the server may be a newer one, which takes more."""
         self._context.gates.forget_effect()
         self._tally.untold.clear()
+        if self._access is not None:
+            self._access.wake()
         self.devices_changed()
 
     def _meet_pools(self) -> None:

@@ -1,0 +1,66 @@
+"""Which of the agents on one state directory writes to the API server, as the parts of this one ask for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from dra_agent.agent.instances import Instances, Standing
+from dra_agent.errors import RetryableError
+
+log = logging.getLogger(__name__)
+
+
+class Leadership:
+    """See dra_agent.publish.access.Peers. An agent that shares its state directory with no other always leads."""
+
+    def __init__(self, instances: Instances | None) -> None:
+        self._instances = instances
+        self._leads = True
+        self._known = True
+        self._standing = Standing.UNABLE
+
+    def is_leader(self) -> bool:
+        """Return whether this agent writes; what was known last where the disk does not answer."""
+        if self._instances is None:
+            return True
+        try:
+            self._leads = self._instances.is_leader()
+        except RetryableError as error:
+            # Two that write the same for a while do less harm than none.
+            if self._known:
+                log.warning("it is not known which agent leads", extra={"reason": str(error), "leads": self._leads})
+            self._known = False
+        else:
+            self._known = True
+        return self._leads
+
+    def has_able_elder(self) -> bool:
+        """Return whether an older agent lives that can write; False where the disk does not answer."""
+        try:
+            return self._instances is not None and self._instances.has_able_elder()
+        except RetryableError:
+            return False
+
+    def report_able(self, able: bool) -> None:
+        """Publish to the other agents whether this one can write."""
+        if self._standing is not Standing.STOPPING:
+            self._report(Standing.ABLE if able else Standing.UNABLE)
+
+    def resign(self) -> None:
+        """Let another agent lead from now on, where one lives."""
+        self._report(Standing.STOPPING)
+
+    def watch(self, changed: Callable[[bool], None]) -> None:
+        """Call `changed` on the running loop whenever another agent becomes the leader, or this one does."""
+        if self._instances is not None:
+            self._instances.watch(changed)
+
+    def _report(self, standing: Standing) -> None:
+        self._standing = standing
+        if self._instances is None:
+            return
+        try:
+            self._instances.report(standing)
+        except RetryableError as error:
+            log.error("other agents of this node do not learn whether this one can write", extra={"reason": str(error)})

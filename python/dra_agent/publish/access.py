@@ -1,0 +1,192 @@
+"""Whether this agent can write slices at present: what it shows before it takes over from another agent of its node.
+
+During a rolling update two agents live on one node, and one of them leads: it writes. An agent that lives but is
+refused by the API server, or cannot reach it, must not keep the other one from writing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from dra_agent.cluster import (
+    RESOURCE_SLICES,
+    ApiServer,
+    Backoff,
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    ThrottledError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from dra_agent.errors import AgentError
+from dra_agent.inventory.device import pool_name
+from dra_agent.publish.following import Following
+from dra_agent.publish.ownership import Ownership
+from dra_agent.publish.published import Published
+from dra_agent.slices import Slice
+
+log = logging.getLogger(__name__)
+
+LOST_AFTER_S = 10.0
+"""How long the API server may be out of reach before leadership goes to an older agent that can reach it."""
+CHECK_INTERVAL_S = 0.5
+"""Between two checks of local state; nothing is sent while it stays the same."""
+
+
+class Peers(Protocol):
+    """The agents of this node that share one state directory; agent.leadership has the one implementation.
+
+    It is a protocol because the publisher lies below the agent that composes it.
+    """
+
+    def is_leader(self) -> bool:
+        """Return whether this agent is the one that writes."""
+        ...
+
+    def has_able_elder(self) -> bool:
+        """Return whether an older agent lives that can write."""
+        ...
+
+    def report_able(self, able: bool) -> None:
+        """Publish to the others whether this agent can write."""
+        ...
+
+
+class WriteAccess:
+    """Keeps the report to the peers current while `run` runs. Everything belongs on the event loop."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        *,
+        node: str,
+        driver: str,
+        peers: Peers,
+        following: Following,
+        published: Published,
+        ownership: Ownership,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._api = api
+        self._node = node
+        self._driver = driver
+        self._peers = peers
+        self._following = following
+        self._published = published
+        self._ownership = ownership
+        self._clock = clock
+        self._backoff = Backoff(first=1.0, longest=60.0)
+        self._probe_at = float("-inf")
+        self._refused = False
+        """Whether only an answer to a write can show that the next one is accepted."""
+        self._failing_since: float | None = None
+        """When writes began to find no API server."""
+        self._woken = asyncio.Event()
+        self.able = False
+        """What was reported last."""
+        self.reason: AgentError | None = None
+        """Why this agent cannot write, as far as is known."""
+
+    def wake(self) -> None:
+        """Check at once: the list or the watch has succeeded."""
+        self._woken.set()
+
+    def succeeded(self) -> None:
+        """A write was accepted."""
+        self._failing_since = None
+        self._backoff.reset()
+        self._refused = False
+        self._set_able()
+
+    def failed(self, error: AgentError) -> None:
+        """A write, or what has to be read for it, has failed."""
+        if isinstance(error, ForbiddenError | UnauthorizedError):
+            self._lose(error)
+        elif isinstance(error, UnavailableError) and not isinstance(error, ThrottledError):
+            if self._failing_since is None:
+                self._failing_since = self._clock()
+            self.reason = error
+
+    async def run(self) -> None:
+        """Check until it is cancelled."""
+        while True:
+            try:
+                await self._check()
+            except Exception:  # a defect here must not leave the node without a leader
+                log.exception("whether slices can be written is not known")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_INTERVAL_S):
+                    await self._woken.wait()
+            self._woken.clear()
+
+    async def _check(self) -> None:
+        error = self._following.error
+        if isinstance(error, ForbiddenError | UnauthorizedError):
+            # The probe comes only after a list that succeeds.
+            self._set_unable(error)
+            return
+        if self._following.behind > LOST_AFTER_S:
+            self._set_unable(error or UnavailableError("the slices are not followed"))
+            return
+        if self._failing_since is not None and self._clock() - self._failing_since > LOST_AFTER_S:
+            self._failing_since = None
+            self._lose(self.reason or UnavailableError("writes are not answered"))
+            return
+        if not self.able and error is None and self._published.complete and self._clock() >= self._probe_at:
+            await self._take_over()
+
+    async def _take_over(self) -> None:
+        try:
+            # An agent without an older one leads already: its writes show whether they are accepted.
+            if self._refused or self._peers.has_able_elder():
+                await self._probe()
+        except AgentError as error:
+            self._set_unable(error)
+            self._probe_at = self._clock() + self._backoff.delay(error)
+            return
+        self._refused = False
+        self._set_able()
+
+    async def _probe(self) -> None:
+        """Send a write as a dry run. Raises the errors of dra_agent.cluster where it is not accepted."""
+        await self._ownership.reference()
+        known = next(iter(self._published.all()), None)
+        try:
+            if known is None:
+                await self._api.create(RESOURCE_SLICES, self._empty_slice(), dry_run=True)
+            else:
+                await self._api.replace(RESOURCE_SLICES, known.decoded(), dry_run=True)
+        except (ConflictError, NotFoundError):
+            pass  # permitted, and changed by the leader meanwhile
+
+    def _empty_slice(self) -> Slice:
+        pool = {"name": pool_name(self._node, "gpu"), "generation": 1, "resourceSliceCount": 1}
+        return {
+            "metadata": {"generateName": f"{self._node}-"},
+            "spec": {"driver": self._driver, "nodeName": self._node, "pool": pool, "devices": []},
+        }
+
+    def _lose(self, error: AgentError) -> None:
+        self._refused = True
+        self._probe_at = self._clock() + self._backoff.delay(error)
+        self._set_unable(error)
+
+    def _set_able(self) -> None:
+        self.reason = None
+        if not self.able:
+            self.able = True
+            self._peers.report_able(True)
+            log.info("slices can be written")
+
+    def _set_unable(self, error: AgentError) -> None:
+        self.reason = error
+        if self.able:
+            self.able = False
+            self._peers.report_able(False)
+            log.warning("slices cannot be written; another agent leads, if one can", extra={"reason": str(error)})

@@ -1,0 +1,142 @@
+"""What an agent shows before it leads, and when it gives leadership back, against a fake API server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from cluster_api.fake import FakeApi
+from dra_agent.cluster import connect
+from dra_agent.publish import Publisher, access
+from publish.node import DRIVER, NODE, Node, devices, until
+
+LONG = 60.0
+
+
+class Peers:
+    """Another agent of the node, played by the test."""
+
+    def __init__(self) -> None:
+        self.elder = True
+        self.reports: list[bool] = []
+
+    def is_leader(self) -> bool:
+        return not self.elder or self.reports[-1:] == [True]
+
+    def has_able_elder(self) -> bool:
+        return self.elder
+
+    def report_able(self, able: bool) -> None:
+        self.reports.append(able)
+
+
+def run(node: Node, peers: Peers, story: Callable[[Publisher], Awaitable[Any]]) -> None:
+    async def main() -> None:
+        async with connect(node.kubeconfig) as api:
+            publisher = Publisher(api, node=NODE, driver=DRIVER, inventory=lambda: node.inventory, peers=peers)
+            await publisher.start()
+            try:
+                await story(publisher)
+            finally:
+                await publisher.stop()
+
+    asyncio.run(main())
+
+
+def dry_runs(api: FakeApi) -> list[str]:
+    return [seen.method for seen in api.requests if "dryRun" in seen.query]
+
+
+def test_an_agent_leads_only_after_a_write_was_permitted(node: Node, fake_api: FakeApi) -> None:
+    node.has(*devices(2))
+    fault = fake_api.fail(403, times=None, methods="POST PUT", path="dryRun=All")
+    peers = Peers()
+
+    async def story(publisher: Publisher) -> None:
+        await until(lambda: len(dry_runs(fake_api)) >= 2, LONG)
+        assert peers.reports == [] and node.writes() == []
+        assert "a fault of status 403" in (publisher.standby_reason or "")
+        fake_api.faults.lift(fault)
+        await until(lambda: peers.reports == [True], LONG)
+        await until(lambda: len(node.names()) == 2, LONG)
+        assert publisher.standby_reason is None
+
+    run(node, peers, story)
+
+
+def test_without_an_older_agent_no_permission_is_asked_for(node: Node, fake_api: FakeApi) -> None:
+    node.has(*devices(2))
+    peers = Peers()
+    peers.elder = False
+
+    async def story(publisher: Publisher) -> None:
+        await until(lambda: peers.reports == [True] and len(node.names()) == 2, LONG)
+
+    run(node, peers, story)
+    assert dry_runs(fake_api) == []
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_write_that_is_refused_gives_leadership_back_until_one_is_permitted(
+    node: Node, fake_api: FakeApi, status: int
+) -> None:
+    node.has(*devices(1))
+    peers = Peers()
+
+    async def story(publisher: Publisher) -> None:
+        await until(lambda: len(node.names()) == 1, LONG)
+        fault = fake_api.fail(status, times=None, methods="POST PUT")
+        node.has(*devices(2))
+        publisher.devices_changed()
+        await until(lambda: peers.reports == [True, False], LONG)
+        assert publisher.standby_reason is not None
+        fake_api.faults.lift(fault)
+        await until(lambda: peers.reports == [True, False, True], LONG)
+        publisher.devices_changed()
+        await until(lambda: len(node.names()) == 2, LONG)
+
+    run(node, peers, story)
+
+
+def test_a_server_out_of_reach_gives_leadership_back(
+    node: Node, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "LOST_AFTER_S", 0.2)
+    node.has(*devices(1))
+    peers = Peers()
+
+    async def story(publisher: Publisher) -> None:
+        await until(lambda: len(node.names()) == 1, LONG)
+        fake_api.stop()
+        await until(lambda: peers.reports == [True, False], LONG)
+        fake_api.start()
+        await until(lambda: peers.reports == [True, False, True], LONG)
+
+    run(node, peers, story)
+
+
+def test_a_list_that_is_refused_gives_leadership_back(node: Node, fake_api: FakeApi) -> None:
+    node.has(*devices(1))
+    peers = Peers()
+
+    async def story(publisher: Publisher) -> None:
+        await until(lambda: len(node.names()) == 1, LONG)
+        fake_api.fail(401, times=None, methods="GET", path="resourceslices")
+        fake_api.compact()
+        fake_api.end_watches()
+        await until(lambda: peers.reports == [True, False], LONG)
+
+    run(node, peers, story)
+
+
+def test_an_empty_node_asks_with_a_slice_without_devices(node: Node, fake_api: FakeApi) -> None:
+    peers = Peers()
+
+    async def story(publisher: Publisher) -> None:
+        await until(lambda: peers.reports == [True], LONG)
+
+    run(node, peers, story)
+    assert dry_runs(fake_api) == ["POST"] and node.slices() == []
