@@ -17,6 +17,7 @@ CHART_VALUES = ("podEviction=evict",)
 POLICIES = Kind("admissionregistration.k8s.io/v1", "validatingadmissionpolicies", namespaced=False)
 NOT_ITS_NODE = "an agent may change its own node only"
 CONDITION = f"{DRIVER}/ReclaimNotice"
+CORDON = "node.kubernetes.io/unschedulable"
 
 
 @pytest.fixture
@@ -71,12 +72,22 @@ def test_the_own_node_is_closed_and_opened_and_no_other(cluster: Cluster, own: A
         {"metadata": {"finalizers": ["example.com/x"]}},
         {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "y"}]}},
         {"spec": {"taints": [{"key": "x", "effect": "NoSchedule"}]}},
+        # It would evict every pod of the node that does not tolerate it.
+        {"spec": {"taints": [{"key": CORDON, "effect": "NoExecute"}]}},
+        {"spec": {"taints": [{"key": CORDON, "effect": "NoExecute"}, {"key": CORDON, "effect": "NoSchedule"}]}},
+        {"spec": {"taints": [{"key": CORDON, "effect": "PreferNoSchedule"}]}},
         {"spec": {"providerID": "x://y"}},
     ],
-    ids=lambda change: next(iter(next(iter(change.values())))),
+    ids=str,
 )
 def test_nothing_else_of_the_own_node_is_changed(own: Api, change: dict[str, Any]) -> None:
     assert "whether it takes new pods" in refusal(lambda: own.patch(NODES, "node-a", change))
+
+
+def test_the_taint_of_a_closed_node_is_the_agents_to_add_and_remove(cluster: Cluster, own: Api) -> None:
+    kept = [one for one in cluster.api.get(NODES, "node-a")["spec"].get("taints", []) if one["key"] != CORDON]
+    for taints in ([*kept, {"key": CORDON, "effect": "NoSchedule"}], kept):
+        assert refusal(lambda taints=taints: own.patch(NODES, "node-a", {"spec": {"taints": taints}})) == ""
 
 
 def says(*types: str) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def tokens(cluster: Cluster) -> dict[str, Api]:
         }
         return str(cluster.api.call("POST", path, body)["status"]["token"])
 
+    in_force(cluster, cluster.api.as_user(identity.token("node-a")))
     node = cluster.api.get(NODES, "node-a")["metadata"]
     to_node = {"apiVersion": "v1", "kind": "Node", "name": node["name"], "uid": node["uid"]}
     return {
@@ -45,8 +46,23 @@ def tokens(cluster: Cluster) -> dict[str, Api]:
     }
 
 
-def a_slice(name: str, **spec: Any) -> dict[str, Any]:
-    pool = {"name": f"test/{name}", "generation": 1, "resourceSliceCount": 1}
+def in_force(cluster: Cluster, agent: Api) -> None:
+    """Wait until the API server has compiled the policies: until then it does not ask them."""
+    foreign = a_slice("test-in-force", nodeName="node-b")
+
+    def refused() -> bool:
+        if refusal(lambda: agent.create(SLICES, foreign)):
+            return True
+        cluster.api.delete(SLICES, "test-in-force")
+        return False
+
+    cluster.api.wait(refused, "the policy about slices is in force", 60)
+
+
+def a_slice(name: str, pool_name: str = "", **spec: Any) -> dict[str, Any]:
+    """A slice in a pool of its node, unless a pool is named."""
+    pool_name = pool_name or f"{spec.get('nodeName', 'node-a')}/{name}"
+    pool = {"name": pool_name, "generation": 1, "resourceSliceCount": 1}
     return {
         "metadata": {"name": name},
         "spec": {"driver": DRIVER, "pool": pool, "devices": [{"name": "gpu-0"}], **spec},

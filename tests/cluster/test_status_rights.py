@@ -24,7 +24,7 @@ GATES = {"DRAResourceClaimGranularStatusAuthorization": False}
 OTHER = "other.example.com"
 MOST = 32
 """Devices of a claim, and so entries of status.devices: AllocationResultsMaxSize of resource.k8s.io."""
-THEIRS = f"entries of driver {DRIVER} in status.devices, and of no other"
+THEIRS = f"entries of driver {DRIVER} and its own node's pools in status.devices, and no others"
 # Not a pod: kube-controller-manager forgets pods that are not there.
 CONSUMER = {"apiGroup": "example.com", "resource": "trainings", "name": "x", "uid": "y"}
 POLICIES = Kind("admissionregistration.k8s.io/v1", "validatingadmissionpolicies", namespaced=False)
@@ -187,6 +187,25 @@ def test_no_entry_is_written_in_another_drivers_name(own: Api, inside: Namespace
     inside.api.patch(CLAIMS, "held", {"status": {"devices": [first]}}, inside.name, subresource="status")
     for entries in ([first, second], [second]):
         assert THEIRS in refusal(lambda entries=entries: write(own, inside, "held", {"devices": entries}))
+
+
+def test_entries_of_another_nodes_agent_stay_as_they_are(own: Api, inside: Namespace) -> None:
+    """The same driver and device name, in the pool of another node: another device."""
+    held(inside, "held", others=0, own=2)
+    claim = inside.get_claim("held")
+    claim["status"]["allocation"]["devices"]["results"][1]["pool"] = "node-b/gpu"
+    claim["status"]["allocation"]["devices"]["results"][1]["device"] = "gpu-0"
+    # An allocation does not change: a second claim has it from the beginning.
+    inside.claim("shared", request("gpu", "gpu"))
+    shared = inside.get_claim("shared")
+    theirs = {**entry(DRIVER, 0), "pool": "node-b/gpu"}
+    shared["status"] = {**claim["status"], "devices": [theirs]}
+    inside.api.replace(CLAIMS, shared, subresource="status")
+    assert refusal(lambda: write(own, inside, "shared", {"devices": [theirs, entry(DRIVER, 0)]})) == ""
+    lie = {**theirs, "data": {"uuid": "GPU-666"}}
+    for entries in ([lie, entry(DRIVER, 0)], [entry(DRIVER, 0)], []):
+        assert THEIRS in refusal(lambda entries=entries: write(own, inside, "shared", {"devices": entries}))
+    assert theirs in entries_of(inside, "shared")
 
 
 def test_the_largest_status_is_judged_within_the_servers_budget(own: Api, inside: Namespace) -> None:
