@@ -60,6 +60,8 @@ class FakeApi:
         """Seconds."""
         self.longest_watch = 3600.0
         """Seconds after which a watch ends whatever the client asked for."""
+        self.connections = 0
+        """How many were opened."""
         self._context = context
         self._server: _Server | None = None
         self._port = 0
@@ -91,12 +93,15 @@ class FakeApi:
 
     def kubeconfig(self, path: Path, **user: Any) -> Path:
         """Write a kubeconfig for it. `user` are fields of the user, such as token."""
+        cluster: Object = {"server": self.url}
+        if self._context is None:
+            cluster["insecure-skip-tls-verify"] = True  # a token over plain HTTP on loopback
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "fake",
             "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "agent"}}],
-            "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
+            "clusters": [{"name": "fake", "cluster": cluster}],
             "users": [{"name": "agent", "user": user}],
         }
         path.write_text(json.dumps(config))
@@ -228,6 +233,7 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self._connections.add(request)
+        self.api.connections += 1
         super().process_request(request, client_address)
 
     def finish_request(self, request: Any, client_address: Any) -> None:

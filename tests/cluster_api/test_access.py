@@ -143,3 +143,44 @@ def test_a_kubeconfig_that_cannot_be_read_does_not_show_what_is_in_it(tmp_path: 
     with pytest.raises(UsageError, match="not allowed here, line 4") as caught:
         find_access(path, {})
     assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "user",
+    [
+        {"token": "t"},
+        {"tokenFile": "token"},
+        {"username": "u", "password": "p"},
+        {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "login"}},
+    ],
+    ids=lambda user: next(iter(user)),
+)
+@pytest.mark.parametrize(
+    ("server", "insecure", "refused"),
+    [
+        ("http://10.0.0.1:8080", False, True),
+        ("http://10.0.0.1:8080", True, True),
+        ("http://localhost.example:8080", True, True),
+        ("http://127.0.0.1:8080", False, True),
+        ("http://127.0.0.1:8080", True, False),
+        ("http://[::1]:8080", True, False),
+        ("http://localhost:8080", True, False),
+        ("https://10.0.0.1:6443", False, False),
+    ],
+)
+def test_no_credentials_go_over_plain_http_but_to_loopback_where_that_is_asked_for(
+    tmp_path: Path, user: dict[str, Any], server: str, insecure: bool, refused: bool
+) -> None:
+    cluster = {"server": server, "insecure-skip-tls-verify": insecure}
+    path = kubeconfig(tmp_path / "kubeconfig", user=user, cluster=cluster)
+    if not refused:
+        assert find_access(path, {}).server == server
+        return
+    with pytest.raises(UsageError, match="unencrypted") as caught:
+        find_access(path, {})
+    assert str(path) in str(caught.value) and "https://" in str(caught.value)
+
+
+def test_a_server_without_credentials_may_be_asked_over_plain_http(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "kubeconfig", user={}, cluster={"server": "http://10.0.0.1:8001"})
+    assert find_access(path, {}).server == "http://10.0.0.1:8001"

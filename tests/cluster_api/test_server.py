@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from dra_agent.cluster import (
     UnavailableError,
     connect,
 )
+from dra_agent.cluster.slots import MAX_REQUESTS, MAX_REQUESTS_OF_A_RESOURCE, RequestSlots
 from dra_agent.errors import AgentError
 
 Story = Callable[[ApiServer], Awaitable[Any]]
@@ -333,3 +335,78 @@ def test_a_request_that_runs_fails_when_the_client_is_closed(fake_api: FakeApi, 
             await asyncio.wait_for(waiting, 2)
 
     ask(story)
+
+
+def test_a_burst_opens_few_connections_and_reuses_them(fake_api: FakeApi, ask: Any) -> None:
+    fake_api.put("nodes", {"metadata": {"name": "n1"}})
+
+    async def story(api: ApiServer) -> None:
+        for _ in range(2):
+            await asyncio.gather(*(api.get(NODES, "n1", timeout=60) for _ in range(100)))
+
+    ask(story)
+    assert len(fake_api.requests) == 200
+    assert fake_api.connections <= MAX_REQUESTS
+
+
+def test_waiting_for_a_connection_counts_against_the_deadline_and_is_said(fake_api: FakeApi, ask: Any) -> None:
+    fake_api.put("nodes", {"metadata": {"name": "n1"}})
+    answer = threading.Event()
+    fake_api.hang(60, times=None, when=answer)
+
+    async def story(api: ApiServer) -> None:
+        busy = [asyncio.create_task(api.get(NODES, "n1", timeout=60)) for _ in range(MAX_REQUESTS_OF_A_RESOURCE)]
+        while len(fake_api.requests) < MAX_REQUESTS_OF_A_RESOURCE:
+            await asyncio.sleep(0.01)
+        with pytest.raises(UnavailableError, match=r"no answer in 0\.1 s: waited for a free connection: 6 of nodes"):
+            await api.get(NODES, "n1", timeout=0.1)
+        answer.set()
+        await asyncio.gather(*busy)
+        await asyncio.gather(*(api.get(NODES, "n1", timeout=60) for _ in range(20)))
+
+    ask(story)
+
+
+def test_reads_that_hang_keep_no_write_of_another_resource_waiting(fake_api: FakeApi, ask: Any) -> None:
+    answer = threading.Event()
+    fake_api.hang(60, times=None, path="/resourceclaims/", when=answer)
+    made = {"metadata": {"name": "s"}, "spec": {"nodeName": "n1", "driver": "d", "pool": {"name": "p"}}}
+
+    async def story(api: ApiServer) -> None:
+        reads = [asyncio.create_task(api.get(RESOURCE_CLAIMS, "c", "default", timeout=60)) for _ in range(50)]
+        while len(fake_api.requests) < MAX_REQUESTS_OF_A_RESOURCE:
+            await asyncio.sleep(0.01)
+        await api.create(RESOURCE_SLICES, made)
+        answer.set()
+        assert {type(error) for error in await asyncio.gather(*reads, return_exceptions=True)} == {NotFoundError}
+
+    ask(story)
+
+
+def test_slots_are_given_in_the_order_of_asking_and_none_is_lost() -> None:
+    order: list[int] = []
+
+    async def main() -> None:
+        slots = RequestSlots(total=2, of_a_resource=1)
+
+        async def one(number: int, resource: str) -> None:
+            await slots.acquire(resource)
+            try:
+                order.append(number)
+                await asyncio.sleep(0)
+            finally:
+                slots.release(resource)
+
+        tasks = [asyncio.create_task(one(n, "a" if n % 3 else "b")) for n in range(30)]
+        await asyncio.sleep(0)
+        for number in range(6, 30, 5):
+            tasks[number].cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert slots.waiting == 0
+        for resource in ("a", "b"):
+            await slots.acquire(resource)
+
+    asyncio.run(main())
+    for resource in (0, 1):
+        taken = [number for number in order if bool(number % 3) == bool(resource)]
+        assert taken == sorted(taken) and len(taken) > 5

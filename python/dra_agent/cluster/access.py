@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -213,6 +214,8 @@ def _access(path: Path, cluster: _Cluster, user: _User, namespace: str) -> Acces
     parts = urlsplit(cluster.server)
     if parts.scheme not in ("https", "http") or not parts.hostname:
         raise UsageError(f"{cluster.server!r} is no address of an API server", where=where)
+    if parts.scheme == "http":
+        _check_plain_http(cluster, user, parts.hostname, where)
     certificate = _pem(path, user.client_certificate, user.client_certificate_data, "client-certificate")
     key = _pem(path, user.client_key, user.client_key_data, "client-key")
     if (certificate is None) != (key is None):
@@ -233,6 +236,26 @@ def _access(path: Path, cluster: _Cluster, user: _User, namespace: str) -> Acces
         basic=(user.username, user.password) if user.username and user.password else None,
         namespace=namespace or "default",
     )
+
+
+def _check_plain_http(cluster: _Cluster, user: _User, host: str, where: str) -> None:
+    """Refuse to send credentials where others on the network can read them."""
+    if not (user.token or user.token_file or user.exec or user.password):
+        return
+    if cluster.insecure_skip_tls_verify and _is_loopback(host):
+        return
+    raise UsageError(
+        f"the user's credentials would be sent unencrypted to {cluster.server}",
+        where=where,
+        todo="use https://; on loopback only, set insecure-skip-tls-verify: true in the cluster entry",
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _command(path: Path, run: _Exec, cluster: _Cluster) -> ExecCommand:

@@ -15,9 +15,10 @@ import msgspec
 from dra_agent.cluster.connection import ClosedError, Connection, open_connection
 from dra_agent.cluster.credentials import Credentials
 from dra_agent.cluster.errors import InvalidObjectError, UnavailableError, refusal, retry_after, status_message
+from dra_agent.cluster.slots import MAX_REQUESTS, RequestSlots
 
 TIMEOUT = 15.0
-"""Seconds for a request, from first byte to last, where the caller does not say."""
+"""Seconds for a request, from waiting for a connection to the last byte, where the caller does not say."""
 LARGEST = 256 << 20
 """Bytes of an answer; more is no answer to anything that the agent asks."""
 _IDLE = 4
@@ -38,15 +39,26 @@ class Request(NamedTuple):
     body: Any = None
     content_type: str = "application/json"
 
+    @property
+    def resource(self) -> str:
+        """The plural in the path, such as `resourceclaims`."""
+        parts = self.path.split("/")
+        rest = parts[3:] if parts[1] == "api" else parts[4:]
+        return rest[2] if rest[0] == "namespaces" and len(rest) > 2 else rest[0]
+
 
 class Http:
-    """Sends requests. Connections are opened when they are needed and kept for the next request."""
+    """Sends requests. Connections are opened when they are needed and kept for the next request.
+
+    At most `slots.MAX_REQUESTS` requests run at once; each watch has a connection besides.
+    """
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
         self._closed = False
+        self._slots = RequestSlots()
         self.requests: dict[str, int] = {}
         """How many were sent, by method; a try that is repeated counts twice."""
 
@@ -56,15 +68,25 @@ class Http:
         return self._credentials.access.server
 
     async def json(self, request: Request, *, timeout: float | None = None) -> dict[str, Any]:
-        """Send a request and give the object that is its answer. The errors are those of `cluster.errors`."""
+        """Send a request and give the object that is its answer. The errors are those of `cluster.errors`.
+
+        `timeout` bounds all of it, the wait for a free connection included.
+        """
         limit = TIMEOUT if timeout is None else timeout
         where = self._where(request)
+        resource, running = request.resource, False
         try:
             async with asyncio.timeout(limit):
+                await self._slots.acquire(resource)
+                running = True
                 async with self._answered(request) as connection:
                     data = await _whole(connection, where)
         except TimeoutError as error:
-            raise UnavailableError(f"no answer in {limit:g} s", where=where) from error
+            what = "" if running else f": waited for {self._slots.describe()}"
+            raise UnavailableError(f"no answer in {limit:g} s{what}", where=where) from error
+        finally:
+            if running:
+                self._slots.release(resource)
         return _object(data, where)
 
     @asynccontextmanager
@@ -178,7 +200,8 @@ class Http:
 
     def _keep(self, connection: Connection) -> None:
         self._busy.discard(connection)
-        if connection.reusable and not self._closed and len(self._idle) < _IDLE:
+        kept = MAX_REQUESTS if self._slots.waiting else _IDLE
+        if connection.reusable and not self._closed and len(self._idle) < kept:
             self._idle.append(connection)
         else:
             connection.close()
