@@ -42,6 +42,10 @@ class SteadyClock:
         """The present moment, aware, in UTC."""
         return self.booted + timedelta(seconds=self._elapsed())
 
+    def unix(self) -> float:
+        """The present moment as Unix time of this clock, for durations."""
+        return self.now().timestamp()
+
     @property
     def offset(self) -> timedelta:
         """By how much the wall clock is ahead of this one; zero unless it was stepped."""
@@ -51,6 +55,10 @@ class SteadyClock:
     def to_wall(self, moment: datetime) -> datetime:
         """A time of this clock as the wall clock has it."""
         return _moved(moment, self.offset)
+
+    def wall_unix(self, moment: float | None) -> float | None:
+        """Unix time of this clock as the wall clock has it."""
+        return None if moment is None else moment + self.offset.total_seconds()
 
     def from_wall(self, moment: datetime) -> datetime:
         """A time of the wall clock by this clock."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import pytest
 
-from dra_agent.health import HealthSettings, Monitor, Record, judged
+from dra_agent.clock import STEADY
+from dra_agent.health import HealthBoard, HealthSettings, Monitor, Record, judged
 from dra_agent.inventory import Inventory
+from fake_clock import FakeTime
 from health.conftest import DRIVER, Clock, gpu, inventory, taints, xid
 
 WELL = inventory(gpu())
@@ -168,6 +171,34 @@ def test_an_agent_that_starts_again_knows_what_counted_and_since_when(clock: Clo
     assert taints(again.look(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoExecute")], "the XID has passed"
     after_reboot = Monitor(SETTINGS, DRIVER, Record(tmp_path, "next boot"), clock)
     assert after_reboot.look(WELL) == WELL
+
+
+@pytest.mark.parametrize("step", [-8 * 3600.0, 8 * 3600.0])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_step_of_the_wall_clock_prolongs_nothing_and_ends_nothing_early(
+    tmp_path: Path, step: float, restarted: bool
+) -> None:
+    time = FakeTime()
+
+    def start() -> Monitor:
+        clock = time.clock()
+        return Monitor(SETTINGS, DRIVER, Record(tmp_path, "boot", clock), clock.unix)
+
+    watched = start()
+    watched.look(WELL)
+    watched.hear([xid(63)], WELL)
+    time.step_wall(step)
+    if restarted:
+        watched = start()
+    time.pass_(299.0)
+    assert taints(watched.look(WELL)) == [("xid-63", "NoSchedule")]
+    time.pass_(1.0)
+    assert watched.look(WELL) == WELL
+
+
+def test_the_clocks_of_health_are_those_that_do_not_step() -> None:
+    for part in (Monitor, HealthBoard):
+        assert inspect.signature(part).parameters["clock"].default == STEADY.unix
 
 
 def test_what_was_there_at_the_first_look_has_no_time_of_its_own(clock: Clock) -> None:

@@ -23,6 +23,7 @@ from dra_agent.reclaim.signals.aws import Aws
 from dra_agent.reclaim.signals.azure import Azure
 from dra_agent.reclaim.trigger import Trigger
 from dra_agent.reclaim.wire import SOCKET, Cancel, Request, Start, Status
+from fake_clock import FakeTime
 from reclaim.listening import quick
 from reclaim.metadata.aws import FakeAws
 from reclaim.metadata.azure import FakeAzure
@@ -251,6 +252,44 @@ def test_a_lasting_notice_of_a_silent_source_runs_out_by_itself(
         await asyncio.sleep(0.1)
         assert reclaim.state.phase == "notice"
         await until(lambda: reclaim.state.phase == "cancelled")
+        await reclaim.stop()
+
+    play(story)
+
+
+@pytest.mark.parametrize("step", [-8 * 3600.0, 8 * 3600.0])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_step_of_the_wall_clock_neither_prolongs_a_notice_nor_ends_it_early(
+    tmp_path: Path, step: float, restarted: bool
+) -> None:
+    time = FakeTime()
+
+    async def story() -> None:
+        puppet = Puppet()
+        reclaim = Reclaim(tmp_path, "b", [puppet], clock=(clock := time.clock()))
+        await reclaim.start()
+        await until(lambda: puppet.watch)
+        lasting = Reading("puppet", "notice", "e", "w", clock.now() + timedelta(seconds=120), lasting=True)
+        puppet.say(lasting)
+        await until(lambda: reclaim.state.phase == "notice")
+        puppet.say()  # silent from now on: it ends 60 s after its deadline
+        await until(lambda: reclaim.state.held[0].silent)
+        time.step_wall(step)
+        if restarted:
+            await reclaim.stop()
+            puppet = Puppet()
+            reclaim = Reclaim(tmp_path, "b", [puppet], clock=(clock := time.clock()))
+            await reclaim.start()
+            await until(lambda: puppet.watch)
+        assert reclaim.state.deadline is not None
+        assert (reclaim.state.deadline - clock.now()).total_seconds() == pytest.approx(120, abs=1)
+        time.pass_(175.0)
+        puppet.say(Reading("puppet", "hint", "woken", "w"))
+        await until(lambda: len(reclaim.state.held) == 2)
+        assert reclaim.state.phase == "notice"
+        time.pass_(10.0)
+        puppet.say(Reading("puppet", "hint", "again", "w"))
+        await until(lambda: reclaim.state.phase == "hint")
         await reclaim.stop()
 
     play(story)

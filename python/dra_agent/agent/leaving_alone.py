@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from datetime import UTC, datetime
 from typing import Any
 
 from dra_agent.agent.config import Config
 from dra_agent.agent.reclaiming import seconds_left
+from dra_agent.clock import STEADY
 from dra_agent.reclaim.hook import run_hooks
 from dra_agent.reclaim.notice import State
 from dra_agent.reclaim.record import ClaimRecord, Progress
@@ -85,7 +85,7 @@ class LeavingAlone:
         why = _why(self._reclaim.state)
         await self._service.suspend(why, give_up=False)
         held = await self._service.held()
-        now = datetime.now(UTC)
+        now = STEADY.now()
         self._records = {view.uid: ClaimRecord(view.uid, view.namespace, view.name, now) for view in held}
         variables = [self._variables(view) for view in held]
         failures = await run_hooks(self._settings.hook, variables, self._time_for_hooks())
@@ -103,7 +103,7 @@ class LeavingAlone:
 
     async def _look(self) -> bool:
         allocated = {view.uid for view in await self._service.held()}
-        now = datetime.now(UTC)
+        now = STEADY.now()
         for uid, record in self._records.items():
             if uid not in allocated and record.released is None:
                 record.unprepared = record.released = now
@@ -122,7 +122,9 @@ class LeavingAlone:
             "DRA_AGENT_CLAIM_NAMESPACE": view.namespace,
             "DRA_AGENT_CLAIM_DEVICES": " ".join(view.cdi_device_ids),
             "DRA_AGENT_RECLAIM_SOURCE": "" if cause is None else cause.source,
-            "DRA_AGENT_RECLAIM_DEADLINE": "" if deadline is None else deadline.isoformat(timespec="seconds"),
+            "DRA_AGENT_RECLAIM_DEADLINE": ""
+            if deadline is None
+            else STEADY.to_wall(deadline).isoformat(timespec="seconds"),
         }
 
 

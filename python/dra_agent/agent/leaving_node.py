@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from dra_agent.agent.config import Config
+from dra_agent.clock import STEADY
 from dra_agent.cluster.backoff import Backoff
 from dra_agent.cluster.errors import ForbiddenError
 from dra_agent.cluster.kinds import NODES
@@ -139,4 +140,4 @@ def closed_by(node: Mapping[str, Any], manager: str) -> bool:
 
 
 def _now() -> datetime:
-    return datetime.now(UTC)
+    return STEADY.now()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dra_agent.clock import STEADY
 from dra_agent.reclaim.service import Reclaim
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def reading_of(reclaim: Reclaim) -> ReclaimReading:
         claims[record.state] += 1
     return ReclaimReading(
         phase=state.phase,
-        deadline=None if state.deadline is None else state.deadline.timestamp(),
+        deadline=None if state.deadline is None else STEADY.to_wall(state.deadline).timestamp(),
         notices=reclaim.notices,
         cancelled=reclaim.cancelled,
         tainted_after=progress.tainted_after,
@@ -60,7 +61,8 @@ def reading_of(reclaim: Reclaim) -> ReclaimReading:
         claims=claims if state.phase == "notice" else {},
         overdue=sum(record.overdue is not None for record in progress.claims),
         sources=tuple(
-            SourceReading(one.source, one.up is True, one.last_good, one.failures) for one in reclaim.hearing()
+            SourceReading(one.source, one.up is True, STEADY.wall_unix(one.last_good), one.failures)
+            for one in reclaim.hearing()
         ),
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from dra_agent.agent.config import Config
+from dra_agent.clock import STEADY
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.reclaim.notice import State
@@ -100,7 +100,7 @@ class Reclaiming:
 def seconds_left(reclaim: Reclaim) -> float | None:
     """Until shortly before the host is taken; None where nobody knows when."""
     deadline = reclaim.state.deadline
-    return None if deadline is None else (deadline - datetime.now(UTC)).total_seconds() - MARGIN
+    return None if deadline is None else (deadline - STEADY.now()).total_seconds() - MARGIN
 
 
 def _of_operator(state: State) -> Reading | None:

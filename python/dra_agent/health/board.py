@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
 
+from dra_agent.clock import STEADY
 from dra_agent.inventory.device import Inventory, pool_name
 
 log = logging.getLogger(__name__)
@@ -28,13 +28,14 @@ class Row(msgspec.Struct, frozen=True):
     device: str
     health: Told
     seen: float
+    """Unix time by the wall clock: the kubelet shows it."""
     message: str
 
 
 class HealthBoard:
     """One host's board; safe to use from several threads."""
 
-    def __init__(self, node: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, node: str, clock: Callable[[], float] = STEADY.unix) -> None:
         self._node = node
         self._clock = clock
         self._lock = threading.Lock()
@@ -58,10 +59,13 @@ class HealthBoard:
         for changed in watchers:
             changed()
 
+    def _wall(self, seen: float) -> float:
+        return seen + STEADY.offset.total_seconds()
+
     def rows(self) -> Sequence[Row]:
         """Give all devices as they were seen last; never waits. After a minute without a look nothing is known."""
-        inventory, seen = self._inventory, self._seen
-        age = self._clock() - seen
+        inventory, looked = self._inventory, self._seen
+        age, seen = self._clock() - looked, self._wall(looked)
         if age > STALE:
             message = f"nobody could look at it for {age:.0f} s"
             return [

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
 import msgspec
 
+from dra_agent.clock import STEADY
 from dra_agent.health import causes
 from dra_agent.health.causes import Cause
 from dra_agent.health.counts import Counts
@@ -40,7 +40,7 @@ class Monitor:
         settings: HealthSettings,
         driver: str,
         record: Record | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = STEADY.unix,
     ) -> None:
         self._settings = settings
         self._driver = driver

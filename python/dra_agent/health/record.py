@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from dra_agent import whole_file
+from dra_agent.clock import STEADY, STEP, SteadyClock
 from dra_agent.health.spells import Spell
 
 log = logging.getLogger(__name__)
@@ -21,12 +22,15 @@ _NAME = "health.json"
 class _Contents(msgspec.Struct):
     boot_id: str
     spells: list[Spell] = []
+    booted: float | None = None
+    """When the host booted, by the clock of who wrote this: Unix time."""
 
 
 class Record:
     """The file of one state directory."""
 
-    def __init__(self, state_dir: Path, boot_id: str) -> None:
+    def __init__(self, state_dir: Path, boot_id: str, clock: SteadyClock = STEADY) -> None:
+        self._booted = clock.booted.timestamp()
         self._path = state_dir / _NAME
         self._boot_id = boot_id
         self._failed = False
@@ -40,12 +44,20 @@ class Record:
         except (OSError, msgspec.DecodeError) as error:
             log.warning("what was wrong with devices is not known any more", extra={"reason": str(error)})
             return []
-        return contents.spells if contents.boot_id == self._boot_id else []
+        if contents.boot_id != self._boot_id:
+            return []
+        # The clocks of two processes differ by the steps of the wall clock between their starts.
+        by = 0.0 if contents.booted is None else self._booted - contents.booted
+        if abs(by) >= STEP.total_seconds():
+            for spell in contents.spells:
+                spell.last += by
+                spell.began = None if spell.began is None else spell.began + by
+        return contents.spells
 
     def write(self, spells: list[Spell]) -> None:
         """Replace it; a disk that refuses is told once."""
         try:
-            whole_file.put(self._path, msgspec.json.encode(_Contents(self._boot_id, spells)), mode=0o644)
+            whole_file.put(self._path, msgspec.json.encode(_Contents(self._boot_id, spells, self._booted)), mode=0o644)
             self._failed = False
         except OSError as error:
             if not self._failed:

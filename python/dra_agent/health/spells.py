@@ -1,7 +1,8 @@
 """How long a cause counts: from the first sign of it until it has stayed away for long enough.
 
 A cause that comes back while it still counts changes nothing, and one that comes back soon after counts for longer each
-time; so a device that flaps is tainted once, and not written again and again. Times are Unix time, in seconds.
+time; so a device that flaps is tainted once, and not written again and again. Times are Unix time, in
+seconds, by a clock that wall clock steps do not change (clock.py).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from dra_agent.clock import STEADY
 from dra_agent.health import causes
 from dra_agent.health.causes import Severity
 from dra_agent.health.settings import HealthSettings, TaintEffect
@@ -75,7 +76,7 @@ def _effect(spell: Spell, settings: HealthSettings) -> TaintEffect:
 
 def _taint(spell: Spell, effect: TaintEffect, driver: str) -> Taint:
     assert effect != "none"
-    since = None if spell.began is None else datetime.fromtimestamp(int(spell.began), UTC)
+    since = None if spell.began is None else STEADY.to_wall(datetime.fromtimestamp(int(spell.began), UTC))
     return Taint(
         key=f"{driver}/{spell.cause.name}",
         effect="None" if effect == "tell" else effect,

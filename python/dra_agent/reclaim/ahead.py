@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
+from dra_agent.clock import STEADY
 from dra_agent.cluster.errors import NotFoundError
 from dra_agent.errors import AgentError
 from dra_agent.reclaim.consumers import Consumer
@@ -36,7 +37,7 @@ class Ahead:
         node: str,
         driver: str,
         active: Callable[[], bool] = lambda: True,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        now: Callable[[], datetime] = STEADY.now,
     ) -> None:
         """`consumers` gives the pods that are known; nothing is done where it is not `active`."""
         self._consumers = consumers

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from dra_agent.clock import STEADY
 from dra_agent.reclaim.notice import State
 
 _LONGEST = 1024
@@ -26,7 +27,9 @@ def condition_of(state: State, driver: str, now: datetime) -> dict[str, Any]:
     cause = state.cause
     if state.phase == "notice" and cause is not None:
         when = (
-            "soon" if state.deadline is None else f"at {state.deadline.astimezone(UTC).isoformat(timespec='seconds')}"
+            "soon"
+            if state.deadline is None
+            else f"at {STEADY.to_wall(state.deadline).astimezone(UTC).isoformat(timespec='seconds')}"
         )
         text = f"the host is taken {when} ({cause.source}: {cause.what})"
         return _condition(driver, "True", _reason(cause.source), text, state.noticed or now)
@@ -42,7 +45,7 @@ def says_notice(node: Mapping[str, Any], driver: str) -> bool:
 
 
 def _condition(driver: str, status: str, reason: str, message: str, since: datetime) -> dict[str, Any]:
-    stamp = since.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    stamp = STEADY.to_wall(since).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "type": condition_type(driver),
         "status": status,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
+from dra_agent.clock import STEADY
 from dra_agent.cluster.errors import ConflictError, ForbiddenError, NotFoundError
 from dra_agent.errors import AgentError
 from dra_agent.reclaim.mover import Mover
@@ -42,7 +43,7 @@ class Evictor:
         node: str,
         driver: str,
         active: Callable[[], bool] = lambda: True,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        now: Callable[[], datetime] = STEADY.now,
     ) -> None:
         """Nothing is done while it is not `active`."""
         self._mover = mover

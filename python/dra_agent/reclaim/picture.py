@@ -6,12 +6,12 @@ It also keeps how well each source is heard. A source that cannot be heard keeps
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 
 import msgspec
 
+from dra_agent.clock import STEADY
 from dra_agent.reclaim.reading import Reading
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Hearing(msgspec.Struct):
     up: bool | None = None
     """None: not heard of yet."""
     last_good: float | None = None
-    """Unix time of the last good look."""
+    """When the last good look was, by the clock of the process, as Unix time."""
     failures: int = 0
     why: str = ""
     readings: int = 0
@@ -48,7 +48,7 @@ class Picture:
         tell: Callable[[Reading], None],
         *,
         known: Iterable[Reading] = (),
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = STEADY.unix,
     ) -> None:
         """`known` is what an earlier run was told: a source's first good look clears what it no longer names."""
         self._tell = tell

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from dra_agent.clock import STEADY
 from dra_agent.reclaim.taints import NAME
 
 Mode = Literal["taint", "auto", "evict", "delete"]
@@ -166,5 +167,5 @@ def _grace(pod: Mapping[str, Any]) -> int:
 
 def _time(text: object) -> datetime | None:
     with contextlib.suppress(ValueError, TypeError):
-        return datetime.fromisoformat(str(text)).astimezone(UTC)
+        return STEADY.from_wall(datetime.fromisoformat(str(text)).astimezone(UTC))
     return None

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Protocol
 
+from dra_agent.clock import STEADY
 from dra_agent.cluster.errors import NotFoundError
 from dra_agent.errors import AgentError
 from dra_agent.reclaim.record import ClaimRecord
@@ -59,7 +60,7 @@ class Release:
         *,
         node: str,
         named: Callable[[], None] = lambda: None,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        now: Callable[[], datetime] = STEADY.now,
     ) -> None:
         """`held` gives the claims of the ledger; `node` names the pools that are this node's ("node/gpu").
 

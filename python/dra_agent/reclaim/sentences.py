@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime
 
+from dra_agent.clock import STEADY
 from dra_agent.reclaim.notice import State
 from dra_agent.reclaim.record import ClaimRecord
 
@@ -15,7 +16,7 @@ def announced(state: State) -> str:
     text = "" if cause is None else f"{cause.source}: {cause.what}"
     if state.phase != "notice":
         return f"the host may be taken ({text}); no new claims are allocated here"
-    when = "" if state.deadline is None else f" at {state.deadline.isoformat(timespec='seconds')}"
+    when = "" if state.deadline is None else f" at {STEADY.to_wall(state.deadline).isoformat(timespec='seconds')}"
     return f"the host is taken{when} ({text}); claims are being released"
 
 

@@ -14,11 +14,12 @@ import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
 
+from dra_agent.clock import STEADY
 from dra_agent.reclaim.notice import State
 from dra_agent.reclaim.record import Progress
 from dra_agent.reclaim.record_file import Kept, RecordFile, kept_claims
@@ -65,7 +66,7 @@ class Sequence:
         evictions: Callable[[], dict[tuple[str, str], int]] = dict,
         ahead: Callable[[State], Coroutine[Any, Any, None] | None] = lambda state: None,
         file: RecordFile | None = None,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        now: Callable[[], datetime] = STEADY.now,
     ) -> None:
         """Be told how to act.
 

@@ -31,6 +31,9 @@ seen) is not waited for: a notice comes again after a crash of the agent, its ti
 SAVE_AT_MOST = 0.5
 """Seconds after which the disk is not waited for even by who has asked for the change."""
 
+CHECK_S = 30.0
+"""Seconds between two checks of what is to expire, at most."""
+
 Changed = Callable[[State, State], Awaitable[None]]
 """Called with the state before and after, one change at a time; it starts what takes long, and returns."""
 Step = Callable[[State, datetime], State]
@@ -167,7 +170,8 @@ class Reclaim:
     async def _run(self) -> None:
         while True:
             expiry = next_expiry(self.state)
-            left = None if expiry is None else max(0.1, (expiry - self._now()).total_seconds())
+            # Timers of the loop stand still while the host is suspended.
+            left = None if expiry is None else min(CHECK_S, max(0.1, (expiry - self._now()).total_seconds()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._woken.wait()

@@ -6,6 +6,7 @@ from datetime import datetime
 
 import msgspec
 
+from dra_agent.clock import STEADY
 from dra_agent.reclaim.notice import Phase, State
 from dra_agent.reclaim.picture import Hearing
 from dra_agent.reclaim.record import ClaimRecord, Progress
@@ -77,8 +78,8 @@ def status_of(state: State, hearing: list[Hearing], progress: Progress, now: dat
     """Put it together as of `now`."""
     return ReclaimStatus(
         phase=state.phase,
-        noticed=state.noticed,
-        deadline=state.deadline,
+        noticed=_wall(state.noticed),
+        deadline=_wall(state.deadline),
         seconds_left=None if state.deadline is None else round((state.deadline - now).total_seconds(), 1),
         tainted_after=progress.tainted_after,
         complete=progress.complete,
@@ -89,10 +90,10 @@ def status_of(state: State, hearing: list[Hearing], progress: Progress, now: dat
                 kind=held.reading.kind,
                 event=held.reading.event,
                 what=held.reading.what,
-                deadline=held.reading.deadline,
-                since=held.since,
+                deadline=_wall(held.reading.deadline),
+                since=STEADY.to_wall(held.since),
                 doubt=held.reading.doubt,
-                silent_since=held.silent,
+                silent_since=_wall(held.silent),
             )
             for held in state.held
         ),
@@ -109,6 +110,10 @@ def status_of(state: State, hearing: list[Hearing], progress: Progress, now: dat
             for one in hearing
         ),
     )
+
+
+def _wall(moment: datetime | None) -> datetime | None:
+    return None if moment is None else STEADY.to_wall(moment)
 
 
 def _claim(record: ClaimRecord, noticed: datetime | None) -> ClaimStatus:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from dra_agent.clock import STEADY
 from dra_agent.inventory.api import Taint
 from dra_agent.inventory.device import Inventory
 from dra_agent.reclaim.notice import State
@@ -52,4 +53,4 @@ def carries(device: dict[str, object], taint: Taint | None, driver: str) -> bool
 
 
 def _whole(time: datetime) -> str:
-    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return STEADY.to_wall(time).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from dra_agent.clock import STEADY
 from dra_agent.local.server import Server
 from dra_agent.reclaim.reading import printable
 from dra_agent.reclaim.service import Reclaim
@@ -17,9 +18,7 @@ from dra_agent.reclaim.wire import LINE_LIMIT, Cancel, Start, Status, decode_req
 class Trigger:
     """Listens from `start` to `stop`."""
 
-    def __init__(
-        self, path: Path, reclaim: Reclaim, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    ) -> None:
+    def __init__(self, path: Path, reclaim: Reclaim, *, now: Callable[[], datetime] = STEADY.now) -> None:
         self._reclaim = reclaim
         self._now = now
         self._server = Server(path, self._do, line_limit=LINE_LIMIT)

@@ -10,9 +10,10 @@ import asyncio
 import logging
 from collections import OrderedDict
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
+from dra_agent.clock import STEADY
 from dra_agent.cluster import (
     EVENTS,
     NODES,
@@ -168,7 +169,7 @@ class Events:
 
     def _record(self, reason: Reason, subject: Subject, note: str) -> None:
         key = (reason, subject, note)
-        now = datetime.now(UTC)
+        now = STEADY.now()
         known = self._series.get(key)
         if known is not None and (now - known.last).total_seconds() < FORGET:
             known.last = now
@@ -300,4 +301,4 @@ def _cut(note: str) -> str:
 
 
 def _micro(time: datetime) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return STEADY.to_wall(time).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

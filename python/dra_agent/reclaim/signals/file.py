@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from dra_agent.clock import STEADY
 from dra_agent.reclaim.reading import Reading, SourceError, Watch, printable
 from dra_agent.reclaim.signals.polling import Pace, keep_looking
 from dra_agent.reclaim.signals.times import believable, parse_time
@@ -42,7 +43,7 @@ class File:
         path: Path,
         *,
         pace: Callable[[float], Pace] = Pace,
-        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        now: Callable[[], datetime] = STEADY.now,
     ) -> None:
         self._path = path
         self._pace = pace
@@ -68,7 +69,7 @@ class File:
         what = printable(words.what) or f"{self._path} is there"
         if announced is None:
             return (Reading("file", words.kind, printable(words.event), what),)
-        deadline, doubt = believable(announced, now=self._now(), usual=_USUAL, most=_FURTHEST)
+        deadline, doubt = believable(announced, ahead=STEADY.offset, now=self._now(), usual=_USUAL, most=_FURTHEST)
         return (Reading("file", words.kind, printable(words.event), what, deadline, doubt=doubt),)
 
     def _read(self) -> bytes | None:

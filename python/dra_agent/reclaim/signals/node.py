@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
+from dra_agent.clock import STEADY
 from dra_agent.cluster.errors import GoneError
 from dra_agent.cluster.kinds import NODES
 from dra_agent.cluster.server import ApiServer
@@ -101,10 +102,10 @@ def _rule(taint: Any, rules: Sequence[NodeTaint]) -> NodeTaint | None:
 
 def _added(taint: dict[str, Any], name: str, first_seen: dict[str, datetime]) -> datetime:
     added = taint.get("timeAdded")
-    now = datetime.now(UTC)
+    now = STEADY.now()
     if isinstance(added, str):
         try:
-            return min(parse_time(added), now)
+            return min(STEADY.from_wall(parse_time(added)), now)
         except (ValueError, OverflowError):
             pass
     return first_seen.setdefault(name, now)

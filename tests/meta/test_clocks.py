@@ -1,0 +1,61 @@
+"""Durations are not measured by the wall clock, which can step. Modules that need it are listed with a reason."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import dra_agent
+
+PACKAGE = Path(dra_agent.__file__).parent
+
+WALL_TIME = {
+    "clock.py": "the one place where wall time and time since boot meet",
+    "agent/instances.py": "age of a file: modification times are wall time",
+    "agent/metrics.py": "age of a file: modification times are wall time",
+    "plugin/socket_file.py": "age of a file: modification times are wall time",
+    "plugin/registration.py": "a moment that people are shown",
+    "publish/reading.py": "a moment that is exported as a metric",
+    "cluster/errors.py": "Retry-After can be a date",
+    "cluster/exec_credentials.py": "credentials expire at a moment of the wall clock",
+    "standalone/intake.py": "creationTimestamp of an object",
+    "standalone/restore.py": "creationTimestamp of an object",
+    "status/claim_status.py": "lastTransitionTime of a condition",
+}
+_FORBIDDEN = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today")}
+
+
+def wall_clock_uses(tree: ast.AST) -> list[int]:
+    """Lines in which the wall clock is read, or handed on to be read."""
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            owner = node.value
+            name = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
+            if (name, node.attr) in _FORBIDDEN:
+                lines.append(node.lineno)
+        elif isinstance(node, ast.ImportFrom) and node.module == "time":
+            lines += [node.lineno for one in node.names if one.name in ("time", "time_ns")]
+    return lines
+
+
+def test_the_wall_clock_is_read_only_where_wall_time_is_needed() -> None:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if "_pb2" not in path.name and (lines := wall_clock_uses(ast.parse(path.read_text()))):
+            found[str(path.relative_to(PACKAGE))] = lines
+    unexpected = {path: lines for path, lines in found.items() if path not in WALL_TIME}
+    assert not unexpected, f"measure durations by dra_agent.clock, or give the reason in WALL_TIME: {unexpected}"
+
+
+def test_every_way_of_reading_the_wall_clock_is_found() -> None:
+    for source in (
+        "import time; time.time()",
+        "import time; clock = time.time",
+        "from time import time",
+        "from datetime import datetime, UTC; datetime.now(UTC)",
+        "import datetime; datetime.datetime.now()",
+        "import time; time.time_ns()",
+    ):
+        assert wall_clock_uses(ast.parse(source)), source
+    assert not wall_clock_uses(ast.parse("import time; time.monotonic(); time.clock_gettime(time.CLOCK_BOOTTIME)"))
