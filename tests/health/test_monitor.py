@@ -31,7 +31,7 @@ def test_a_lost_gpu_is_tainted_at_once_and_free_a_while_after_it_is_back(clock: 
     watched = monitor(clock)
     clock.now += 10.7
     lost = watched.look(inventory(gpu(0, "gpu-lost")))
-    assert taints(lost) == [("gpu-lost", "NoExecute")]
+    assert taints(lost) == [("gpu-lost", "NoSchedule")]
     assert times(lost) == ["2027-01-15T08:00:10Z"]
     assert lost.devices[0].health == "unhealthy" and lost.devices[0].health_reason == "the GPU is lost"
     clock.now += 1000
@@ -42,6 +42,47 @@ def test_a_lost_gpu_is_tainted_at_once_and_free_a_while_after_it_is_back(clock: 
     clock.now += 1
     assert watched.due()
     assert watched.look(WELL) == WELL
+
+
+def test_a_gpu_that_is_lost_on_a_single_look_evicts_nothing(clock: Clock) -> None:
+    watched = monitor(clock)
+    assert taints(watched.look(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoSchedule")]
+    assert not watched.look_due()
+    clock.now += 4.9
+    assert taints(watched.look(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoSchedule")], "too soon after it"
+    clock.now += 0.1
+    assert watched.look_due(), "nobody waits for the next ordinary look"
+    assert taints(watched.look(WELL)) == [("gpu-lost", "NoSchedule")]
+    clock.now += 60
+    assert not watched.look_due()
+    assert watched.look(WELL) == WELL
+    # What has been away is to be confirmed again.
+    assert taints(watched.look(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoSchedule")]
+
+
+def test_a_lost_gpu_evicts_once_a_second_look_shows_it(clock: Clock, tmp_path: Path) -> None:
+    watched = monitor(clock, record=Record(tmp_path, "boot"))
+    began = times(watched.look(inventory(gpu(0, "gpu-lost"))))
+    # A library that does not answer in between neither confirms it nor denies it.
+    clock.now += 5
+    assert taints(watched.look(inventory(gpu(health="unmonitored"))))[0] == ("gpu-lost", "NoSchedule")
+    lost = watched.look(inventory(gpu(0, "gpu-lost")))
+    assert taints(lost)[0] == ("gpu-lost", "NoExecute") and times(lost)[:1] == began
+    assert not watched.look_due()
+    restarted = Monitor(SETTINGS, DRIVER, Record(tmp_path, "boot"), clock)
+    assert taints(restarted.look(inventory(gpu(0, "gpu-lost"))))[0] == ("gpu-lost", "NoExecute")
+
+
+@pytest.mark.parametrize("xid_first", [True, False])
+def test_the_drivers_own_report_confirms_a_lost_gpu(clock: Clock, xid_first: bool) -> None:
+    watched, lost = monitor(clock), inventory(gpu(0, "gpu-lost"))
+    if xid_first:
+        watched.hear([xid(79)], WELL)
+    watched.look(lost)
+    if not xid_first:
+        watched.hear([xid(79)], lost)
+    found = taints(watched.look(lost))
+    assert sorted(found) == [("gpu-lost", "NoExecute"), ("xid-79", "NoExecute")]
 
 
 def test_an_xid_counts_for_a_while_after_the_last_one(clock: Clock) -> None:
@@ -226,6 +267,8 @@ def test_a_record_that_cannot_be_written_is_said_once(
 
 def test_nothing_is_written_while_nothing_happens(clock: Clock, tmp_path: Path) -> None:
     watched = monitor(clock, record=Record(tmp_path, "boot"))
+    watched.look(inventory(gpu(0, "gpu-lost")))
+    clock.now += 15
     watched.look(inventory(gpu(0, "gpu-lost")))
     written = (tmp_path / "health.json").stat().st_mtime_ns
     for _ in range(20):

@@ -68,6 +68,8 @@ def test_operators_say_what_counts_and_for_what(clock: Clock) -> None:
 
 def test_a_library_that_is_silent_ends_nothing(monitor: Monitor, clock: Clock) -> None:
     monitor.look(inventory(gpu(0, "gpu-lost")))
+    clock.now += 5
+    monitor.look(inventory(gpu(0, "gpu-lost")))
     silent = inventory(gpu(0, health="unmonitored"))
     for _ in range(10):
         clock.now += 60

@@ -110,6 +110,9 @@ class Hardware:
         if not faults and self._watch.is_deaf():
             # What happens before a library is started again is told to nobody: not a moment longer than it takes.
             return self.refresh([], rescan=False)
+        if self.monitor.look_due():
+            self.monitor.hear(faults, self._watch.inventory)
+            return self.refresh([], rescan=False)
         if not faults and not self.monitor.due():
             return Change()
         change = self._judge(self.monitor.hear(faults, self._watch.inventory), looked=False)

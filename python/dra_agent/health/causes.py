@@ -30,6 +30,8 @@ class Cause(msgspec.Struct, frozen=True):
     name: str
     severity: Severity
     message: str
+    confirmed: bool = True
+    """False: one look showed it, which evicts nothing (confirmation.py)."""
 
 
 UNMONITORED = "unmonitored"

@@ -11,6 +11,7 @@ import msgspec
 from dra_agent.clock import STEADY
 from dra_agent.health import causes
 from dra_agent.health.causes import Cause
+from dra_agent.health.confirmation import Confirmation
 from dra_agent.health.counts import Counts
 from dra_agent.health.record import Record
 from dra_agent.health.settings import HealthSettings
@@ -52,6 +53,7 @@ class Monitor:
                 # Nobody looked while no agent ran: it is as if it had been seen just now.
                 spell.last = clock()
         self._spells = Spells(settings, known)
+        self._confirmation = Confirmation()
         self._uncorrected, self._corrected = Counts(), Counts()
         self._known: set[str] = {spell.device for spell in known}
         self._looked = False
@@ -68,10 +70,12 @@ class Monitor:
         now = self._clock()
         changed = False
         for device in inventory.devices:
-            shown = causes.of_device(device)
-            before = {spell.cause.name for spell in self._spells.of(device.name)}
+            spells = self._spells.of(device.name)
+            before = {spell.cause.name for spell in spells}
             # A library that does not answer says nothing of what was wrong before.
             blind = device.health == "unmonitored"
+            counting = [spell.cause for spell in spells]
+            shown = self._confirmation.weigh(device.name, causes.of_device(device), counting, now, blind=blind)
             if self._spells.see(device.name, shown, now, first=not self._looked, blind=blind):
                 changed = True
                 self._begun(device.name, [cause for cause in shown if cause.name not in before])
@@ -79,6 +83,7 @@ class Monitor:
         here = {device.name for device in inventory.devices}
         for gone in {spell.device for spell in self._spells} - here:
             self._spells.see(gone, [], now)
+            self._confirmation.forget([gone])
         self._looked = True
         return self._kept(inventory, now, changed=changed)
 
@@ -100,6 +105,10 @@ class Monitor:
     def due(self) -> bool:
         """Tell whether something has stayed away for long enough to end."""
         return self._spells.due(self._clock())
+
+    def look_due(self) -> bool:
+        """Tell whether a look is wanted now, to confirm what evicts pods."""
+        return self._confirmation.due(self._clock())
 
     def spells(self, device: str) -> list[Spell]:
         """Give what counts for a device, the most severe first."""

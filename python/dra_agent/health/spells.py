@@ -103,7 +103,7 @@ class Spells:
             return True
         if happened or spell.away:
             self.suppressed += 1
-        worse = cause.severity > spell.cause.severity
+        worse = (cause.severity, cause.confirmed) > (spell.cause.severity, spell.cause.confirmed)
         # What was seen and happened too ends with what is seen; the words are those of the first time.
         spell.happened = spell.happened and happened
         spell.last, spell.away = max(spell.last, now), False

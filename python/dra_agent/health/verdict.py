@@ -71,7 +71,8 @@ def _effect(spell: Spell, settings: HealthSettings) -> TaintEffect:
         Severity.DEGRADED: settings.degraded,
         Severity.NOTICE: settings.unmonitored,
     }
-    return by_severity[spell.cause.severity]
+    effect = by_severity[spell.cause.severity]
+    return "NoSchedule" if effect == "NoExecute" and not spell.cause.confirmed else effect
 
 
 def _taint(spell: Spell, effect: TaintEffect, driver: str) -> Taint:
