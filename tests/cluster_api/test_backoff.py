@@ -28,3 +28,11 @@ def test_what_the_server_asks_for_is_the_least(asked: float, least: float, most:
 
 def test_two_agents_do_not_come_back_together() -> None:
     assert len({Backoff(first=10).delay() for _ in range(20)}) > 15
+
+
+@given(st.lists(st.floats(0, 0.999), min_size=1, max_size=50))
+def test_lists_are_spread_from_nothing_to_the_whole_step(draws: list[float]) -> None:
+    numbers = iter(draws)
+    backoff = Backoff(first=5, longest=30, spread=1.0, jitter=lambda: next(numbers))
+    for count, draw in enumerate(draws):
+        assert backoff.delay() == pytest.approx(min(30, 5 * 2.0 ** min(count, 10)) * draw)

@@ -118,7 +118,7 @@ class Node:
         self.api.requests.clear()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     """Wait on the loop; AssertionError in the end."""
     try:
         async with asyncio.timeout(seconds):
@@ -128,7 +128,7 @@ async def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
         raise AssertionError("waited in vain") from None
 
 
-async def settled(publisher: Publisher, seconds: float = 15.0) -> None:
+async def settled(publisher: Publisher, seconds: float = 60.0) -> None:
     """Wait until what is published is what should be."""
     await asyncio.sleep(0.05)
     await until(lambda: publisher.reading().behind == 0.0 and not publisher.reading().pending, seconds)

@@ -9,7 +9,7 @@ import pytest
 
 from dra_agent.inventory.api import Capacity, RequestPolicy
 from dra_agent.inventory.device import Inventory
-from dra_agent.publish import Publisher
+from dra_agent.publish import Publisher, gates
 from dra_agent.publish.gates import dropped_fields, gate_of
 from publish.node import NODE, Node, device, partitioned, quiet, settled, tainted, until
 
@@ -44,6 +44,58 @@ def test_without_taints_a_device_that_must_not_be_allocated_is_left_out(node: No
         node.has(device(1), device(2))
         publisher.devices_changed()
         await until(lambda: len(node.names()) == 2)
+
+    node.run(story)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("upgrade", ["breaks the watch", "keeps the watch"])
+def test_a_gate_that_an_upgrade_has_turned_on_is_used_without_a_restart(
+    node: Node, monkeypatch: pytest.MonkeyPatch, upgrade: str
+) -> None:
+    node.api.drop_fields(no("taints"))
+    node.has(device(1), device(2))
+
+    def evicted() -> list[bool]:
+        found = [entry for one in node.slices() for entry in one["spec"].get("devices", ())]
+        return [any(taint["effect"] == "NoExecute" for taint in entry.get("taints", ())) for entry in found]
+
+    async def story(publisher: Publisher) -> None:
+        await until(lambda: len(node.names()) == 2)
+        node.has(device(1), tainted(device(2), "sick"))
+        publisher.devices_changed()
+        await until(lambda: node.names() == ["gpu-0000-01-00-0"])
+        await settled(publisher)
+        node.api.drop_fields(None)
+        if upgrade == "breaks the watch":
+            node.api.stop()
+            await until(lambda: publisher.reading().behind > 0)
+            node.api.start()
+        else:
+            monkeypatch.setattr(gates, "OFF_FOR_S", 0.0)
+        await until(lambda: publisher.reading().behind == 0)
+        node.has(*(tainted(device(number), "reclaim", effect="NoExecute") for number in (1, 2)))
+        publisher.devices_changed()
+        await until(lambda: evicted() == [True, True])
+        await settled(publisher)
+        assert publisher.reading().problems == ()
+
+    node.run(story)
+
+
+def test_a_gate_that_stays_off_is_asked_for_with_a_dry_run_only(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.api.drop_fields(no("taints", "allowMultipleAllocations", "requestPolicy"))
+    node.has(device(1, allow_multiple_allocations=True), tainted(device(2), "sick"))
+
+    async def story(publisher: Publisher) -> None:
+        await until(lambda: node.names() == ["gpu-0000-01-00-0"])
+        await settled(publisher)
+        node.forget()
+        monkeypatch.setattr(gates, "OFF_FOR_S", 0.0)
+        publisher.devices_changed()
+        await until(lambda: any("dryRun" in seen.query for seen in node.api.requests))
+        await settled(publisher)
+        assert node.writes() == [] and node.names() == ["gpu-0000-01-00-0"]
 
     node.run(story)
 

@@ -27,7 +27,7 @@ from dra_agent.cluster.kinds import (
     RESOURCE_SLICES,
     Kind,
 )
-from dra_agent.cluster.server import ApiServer, Object, ObjectList, WatchEvent, connect
+from dra_agent.cluster.server import ApiServer, Object, ObjectList, WatchCursor, WatchEvent, connect
 
 __all__ = [
     "ApiServer",
@@ -51,6 +51,7 @@ __all__ = [
     "ThrottledError",
     "UnauthorizedError",
     "UnavailableError",
+    "WatchCursor",
     "WatchEvent",
     "connect",
 ]

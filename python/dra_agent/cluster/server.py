@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -44,6 +44,13 @@ class WatchEvent(NamedTuple):
 
     type: str
     object: Object
+
+
+class WatchCursor:
+    """Where a watch stands; the caller keeps it, so that a watch that breaks goes on there without a list."""
+
+    def __init__(self, resource_version: str) -> None:
+        self.resource_version = resource_version
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
@@ -125,14 +132,17 @@ class ApiServer:
         *,
         namespace: str | None = None,
         fields: Mapping[str, str] | None = None,
-        resource_version: str,
+        resource_version: str | WatchCursor,
+        opened: Callable[[], None] = lambda: None,
     ) -> AsyncGenerator[WatchEvent]:
         """Give every change after `resource_version`, without end.
 
         The server ends a watch now and then; it is begun again where it was, without a gap. GoneError where that is
-        too long ago (list again then); UnavailableError where the connection breaks.
+        too long ago (list again then); UnavailableError where the connection breaks. A WatchCursor is moved along, so
+        that another watch can go on after such an error. `opened` is called when the server has accepted the watch.
         """
         empty = 0
+        cursor = resource_version if isinstance(resource_version, WatchCursor) else WatchCursor(resource_version)
         while True:
             began, came = time.monotonic(), False
             seconds = random.randint(*WATCH)  # noqa: S311  # spreads load, guards nothing
@@ -140,18 +150,19 @@ class ApiServer:
                 **_selectors(fields, None),
                 "watch": "true",
                 "allowWatchBookmarks": "true",
-                "resourceVersion": resource_version,
+                "resourceVersion": cursor.resource_version,
                 "timeoutSeconds": str(seconds),
             }
             request = Request("GET", kind.path(namespace), params)
             async with self._http.stream(request, idle=seconds + WATCH_GRACE) as lines:
+                opened()
                 async for line in lines:
                     came = True
                     event = self._event(line, request)
                     metadata = event.object.get("metadata")
                     version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
                     if isinstance(version, str) and version:
-                        resource_version = version
+                        cursor.resource_version = version
                     if event.type != "BOOKMARK":
                         yield event
             empty = 0 if came or time.monotonic() - began >= 1.0 else empty + 1

@@ -63,7 +63,7 @@ class Neighbours:
         self._devices = devices
         self._changed = changed
         self._every = every
-        self._backoff = Backoff(first=1.0, longest=every)
+        self._backoff = Backoff.for_lists(longest=every)
         self._seen: Seen | None = None
         self._failure: str | None = None
         self._task: asyncio.Task[None] | None = None

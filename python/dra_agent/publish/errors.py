@@ -29,7 +29,7 @@ class DroppedFieldsError(NotTakenError):
             pool,
             fields,
             f"the API server drops {{fields}}; {instead}",
-            f"enable {named} in kube-apiserver and kube-scheduler, then restart the agent",
+            f"enable {named} in kube-apiserver and kube-scheduler; the agent asks again by itself",
         )
 
 

@@ -8,7 +8,16 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 
-from dra_agent.cluster import RESOURCE_SLICES, ApiServer, Backoff, GoneError, NotFoundError
+from dra_agent.cluster import (
+    RESOURCE_SLICES,
+    ApiServer,
+    Backoff,
+    GoneError,
+    NotFoundError,
+    UnauthorizedError,
+    UnavailableError,
+    WatchCursor,
+)
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.publish.complaint import Complaint
 from dra_agent.publish.published import Published, Touched
@@ -17,6 +26,8 @@ log = logging.getLogger(__name__)
 
 STEADY = 30.0
 """Seconds that a watch has to stand for the next failure to count as the first."""
+RESUME_FOR_S = 300.0
+"""How long after a break a watch is resumed where it was. Later the server has forgotten it (etcd keeps 5 minutes)."""
 
 
 class Following:
@@ -33,14 +44,19 @@ class Following:
     ) -> None:
         """`disturbed` is called with the slices that are not as they were known.
 
-        `caught_up` is called after the first list, and after each list that follows a failure.
+        `caught_up` is called after the first list, and when a watch stands again after a failure.
         """
         self._api = api
         self._fields = fields
         self._published = published
         self._disturbed = disturbed
         self._caught_up = caught_up
-        self._backoff = Backoff(first=0.5, longest=15.0)
+        self._backoff = Backoff.for_lists()
+        self._cursor: WatchCursor | None = None
+        """Where the watch goes on; None: only a list says what there is."""
+        self._listed = False
+        """Whether the watch that was begun last followed a list."""
+        self._opened_at: float | None = None
         self._listing = asyncio.Lock()
         self._broken_since: float | None = time.monotonic()
         self._complaint = Complaint()
@@ -53,31 +69,18 @@ class Following:
         return 0.0 if self._broken_since is None else time.monotonic() - self._broken_since
 
     async def run(self) -> None:
-        """List, watch, and begin again when the watch breaks."""
+        """List and watch; where the watch breaks, go on where it was, or list again where the server has forgotten."""
         while True:
-            stood = time.monotonic()
             try:
-                version = await self.refresh()
-                if self.error is not None:
-                    self.error = None
-                    self._caught_up()
-                if self._complaint.is_over():
-                    log.info("slices are followed again", extra={"seconds": round(self.behind, 1)})
-                stood = time.monotonic()
-                await self._watch(version)
+                if self._cursor is None:
+                    self._cursor = WatchCursor(await self.refresh())
+                    self._listed = True
+                await self._watch(self._cursor)
+            except AgentError as error:
+                await self._pause(error)
             except Exception as caught:
-                error = caught
-                if not isinstance(error, AgentError):
-                    log.exception("slices cannot be followed because of a defect")
-                    error = RetryableError(f"a defect: {caught!r}")
-                if self._broken_since is None:
-                    self._broken_since = time.monotonic()
-                if time.monotonic() - stood > STEADY:
-                    self._backoff.reset()
-                delay = self._backoff.delay(error)
-                if not isinstance(error, GoneError):
-                    self._note(error)
-                await asyncio.sleep(delay)
+                log.exception("slices cannot be followed because of a defect")
+                await self._pause(RetryableError(f"a defect: {caught!r}"))
 
     async def refresh(self) -> str:
         """List once; give the version from which to watch. Whoever lost an answer calls this before writing again."""
@@ -91,13 +94,43 @@ class Following:
             self._disturbed(touched)
         return found.resource_version
 
-    async def _watch(self, version: str) -> None:
-        self._broken_since = None
-        watch = self._api.watch(RESOURCE_SLICES, fields=self._fields, resource_version=version)
+    async def _watch(self, cursor: WatchCursor) -> None:
+        watch = self._api.watch(
+            RESOURCE_SLICES, fields=self._fields, resource_version=cursor, opened=self._watch_opened
+        )
         async with aclosing(watch):
             async for event in watch:
                 if touched := self._published.changed(event):
                     self._disturbed(touched)
+
+    def _watch_opened(self) -> None:
+        self._opened_at = time.monotonic()
+        if self._complaint.is_over():
+            log.info("slices are followed again", extra={"seconds": round(self.behind, 1)})
+        self._broken_since = None
+        if self.error is not None:
+            self.error = None
+            self._caught_up()
+
+    async def _pause(self, error: AgentError) -> None:
+        now = time.monotonic()
+        opened_at, self._opened_at = self._opened_at, None
+        if self._broken_since is None:
+            self._broken_since = now
+        if opened_at is not None and now - opened_at > STEADY:
+            self._backoff.reset()
+        # One that was resumed after a pause, and is too old, has been spread by that pause already.
+        spread = self._backoff.failures > 0 and not self._listed
+        self._listed = False
+        resumable = isinstance(error, UnavailableError | UnauthorizedError)
+        if not resumable or now - self._broken_since > RESUME_FOR_S:
+            self._cursor = None
+        if isinstance(error, GoneError):
+            if spread:
+                return
+        else:
+            self._note(error)
+        await asyncio.sleep(self._backoff.delay(error))
 
     def _note(self, error: AgentError) -> None:
         if isinstance(error, NotFoundError):

@@ -6,6 +6,8 @@ Gates and fields: k8s.io/kubernetes/pkg/registry/resource/resourceslice/strategy
 from __future__ import annotations
 
 import re
+import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -137,12 +139,19 @@ def _same_quantity(left: Any, right: Any) -> bool:
         return False
 
 
+OFF_FOR_S = 1800.0
+"""How long a gate is taken to be off without asking again: a control plane can be upgraded without breaking a watch."""
+
+
 class Gates:
     """What is known of the API server's gates. It is learned from answers: a driver cannot ask."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.on: set[str] = set()
         self.off: set[str] = set()
+        self._clock = clock
+        self._learned: dict[str, float] = {}
+        """When each gate was last found to be off; kept after it was forgotten."""
 
     def seen(self, stored: frozenset[str]) -> None:
         """Learn from what is stored (`used`): it passes."""
@@ -152,14 +161,24 @@ class Gates:
         """Learn that these fields do not pass."""
         self.off |= gates
         self.on -= gates
+        self._learned.update(dict.fromkeys(gates, self._clock()))
 
-    def forget_effect(self) -> None:
-        """Take it that effect None passes, until an answer says otherwise: this may be another server."""
-        self.off.discard(EFFECT_NONE)
+    def forget_off(self) -> None:
+        """Take it that everything passes until an answer says otherwise: this may be another server.
+
+        What was found to be off is asked for with a dry run before it is written again, so that nothing is lost.
+        """
+        self.off.clear()
+
+    def forget_old(self) -> None:
+        """Forget what was found to be off too long ago, as far as a dry run asks for it."""
+        now = self._clock()
+        self.off -= {gate for gate in self.off - {EFFECT_NONE} if now - self._learned[gate] > OFF_FOR_S}
 
     def doubtful(self, wanted: Slice) -> bool:
-        """Whether the slice needs a gate that may be off, and would be dangerous without it."""
-        return bool((used(wanted) & _UNSAFE) - self.on - self.off)
+        """Whether the slice needs a gate that may be off: one that was, or one that is dangerous to do without."""
+        asked = _UNSAFE | (self._learned.keys() - {EFFECT_NONE})
+        return bool((used(wanted) & asked) - self.on - self.off)
 
     def reduce(self, inventory: Inventory) -> Inventory:
         """Leave out what cannot be said to this server, in a way that gives out nothing that must not be.

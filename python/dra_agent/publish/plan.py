@@ -66,6 +66,10 @@ class Planner:
 
     async def plan(self) -> list[Write]:
         """Say what to write, knowing what is published, what the agent has written, and what the server drops."""
+        self._context.gates.forget_old()
+        return await self._plan()
+
+    async def _plan(self) -> list[Write]:
         context = self._context
         owner = await context.ownership.reference()
         published = context.published.kept(self._pool)
@@ -98,7 +102,7 @@ class Planner:
         complete = [self._complete(write, by_name, owner) for write in writes]
         if any(write.op != "delete" and context.gates.doubtful(write.slice) for write in complete):
             await self._probe(next(w for w in complete if w.op != "delete" and context.gates.doubtful(w.slice)))
-            return await self.plan()
+            return await self._plan()
         return complete
 
     def _of_this_pool(self, inventory: Inventory) -> Inventory:

@@ -261,6 +261,10 @@ class Pool:
     def _went_well(self) -> None:
         if self._complaint.is_over():
             log.info("slices are published again", extra={"pool": self.name})
+        dropped = self._context.tally.gates_off.get(self.name)
+        if dropped is not None and dropped.gates and not set(dropped.gates) & self._context.gates.off:
+            del self._context.tally.gates_off[self.name]
+            log.info("the API server takes all fields again", extra={"pool": self.name, "gates": dropped.gates})
         self.error, self.settled = None, not self._woken.is_set()
         self._failed_with = None
         self._backoff.reset()

@@ -153,7 +153,7 @@ class Publisher:
 
     def _caught_up(self) -> None:
         """The first list, or one after a failure: the server may be a newer one, which takes more."""
-        self._context.gates.forget_effect()
+        self._context.gates.forget_off()
         self._tally.untold.clear()
         if self._access is not None:
             self._access.wake()
