@@ -6,6 +6,7 @@ A vendor's tool can hang within its driver, where even SIGKILL does not end it: 
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import subprocess
 import threading
@@ -19,6 +20,10 @@ from dra_agent.errors import RetryableError
 
 BACK_OFF = 30.0
 """Seconds for which a tool that hung is not run again: it costs one deadline, and not one per device and call."""
+
+MAX_OUTPUT_BYTES = 16 << 20
+"""Of one program, output and errors together; facts about ten thousand links are 2 MiB."""
+_CHUNK_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +81,71 @@ class Program:
         except OSError as error:
             raise self.error(f"cannot be run: {error.strerror}") from error
         try:
-            output, errors = process.communicate(given, timeout=self._deadline)
+            output, errors = _communicate(process, given, time.monotonic() + self._deadline)
         except subprocess.TimeoutExpired:
             _abandon(process)
             with self._lock:
                 self._hung_at = time.monotonic()
             raise self.error(f"did not answer within {self._deadline:g} s") from None
+        except OverflowError:
+            _abandon(process)
+            raise self.error(f"wrote more than {MAX_OUTPUT_BYTES >> 20} MiB") from None
         return Finished(process.returncode, output, errors.decode(errors="replace"))
 
     def error(self, what: str) -> RetryableError:
         """Say what is wrong with the tool, and where it is."""
         return RetryableError(what, where=str(self.path), todo=self._todo)
+
+
+def _communicate(process: subprocess.Popen[bytes], given: bytes | None, end: float) -> tuple[bytes, bytes]:
+    """Exchange input and outputs until the process has ended; `end` is monotonic time.
+
+    Raises TimeoutExpired, and OverflowError where it writes more than MAX_OUTPUT_BYTES: some tools pass on what a
+    container answers.
+    """
+    written: dict[int, list[bytes]] = {}
+    size = 0
+    rest = memoryview(given or b"")
+    with selectors.DefaultSelector() as selector:
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                written[stream.fileno()] = []
+                selector.register(stream, selectors.EVENT_READ)
+        if process.stdin is not None:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+        while selector.get_map():
+            for key, _ in selector.select(_left(process, end)):
+                if key.fileobj is process.stdin:
+                    try:
+                        rest = rest[os.write(key.fd, rest[:_CHUNK_BYTES]) :]
+                    except BrokenPipeError:
+                        rest = rest[:0]
+                    if not rest:
+                        selector.unregister(key.fileobj)
+                        process.stdin.close()
+                    continue
+                part = os.read(key.fd, _CHUNK_BYTES)
+                if not part:
+                    selector.unregister(key.fileobj)
+                    continue
+                size += len(part)
+                if size > MAX_OUTPUT_BYTES:
+                    raise OverflowError
+                written[key.fd].append(part)
+    process.wait(_left(process, end))
+    outputs = [b"".join(parts) for parts in written.values()]
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+    return outputs[0], outputs[1]
+
+
+def _left(process: subprocess.Popen[bytes], end: float) -> float:
+    left = end - time.monotonic()
+    if left <= 0:
+        raise subprocess.TimeoutExpired(process.args, 0)
+    return left
 
 
 def _abandon(process: subprocess.Popen[bytes]) -> None:

@@ -11,9 +11,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
+from dra_agent import whole_file
 from dra_agent.child import Child
 from dra_agent.errors import RetryableError
 from dra_agent.program import Finished, Program
+from dra_agent.setup.mps.launch import stat_of
 from dra_agent.setup.mps.place import Place
 
 DEADLINE = 10.0
@@ -21,7 +25,19 @@ DEADLINE = 10.0
 _ENDING = 10.0
 """Seconds that a daemon may take to quit before it is killed; its clients have ended by then."""
 _TODO = "see the logs of MPS beside its pipes"
-_PIDFILE = "nvidia-cuda-mps-control.pid"
+_MAX_SERVERS = 64
+"""Servers of one daemon that are told of a limit. It has one for each user; the answer can be a container's."""
+_MAX_RECORD_BYTES = 4096
+_STARTED = 21
+"""Position in /proc/PID/stat, from 0."""
+
+
+class Daemon(msgspec.Struct, frozen=True):
+    """A running daemon, as the launcher reported it; kept below the state directory, where no container writes."""
+
+    pid: int
+    started: int
+    """Clock ticks since boot: tells it from another process that has its number."""
 
 
 class Control:
@@ -54,6 +70,7 @@ class Control:
         done = self._launcher.run([shm, log, str(self._path.absolute()), "-d"])
         if done.status != 0:
             raise self._tool.error(f"does not start: {done.last_words} (exit status {done.status})")
+        self._record(done.output)
         if not self.answers():
             raise self._tool.error("was started and does not answer")
 
@@ -61,23 +78,37 @@ class Control:
         """Set what a client may have that asks for no limit, or for a higher one."""
         self._told(f"set_default_device_pinned_mem_limit 0 {memory_mib}M")
         servers = self._ask("get_server_list").output.decode(errors="replace").split()
-        for server in servers:
+        for server in servers[:_MAX_SERVERS]:
             # The default is for servers to come. One that ended meanwhile refuses, and is not missed.
-            if server.isdecimal():
+            if server.isascii() and server.isdecimal():
                 self._ask(f"set_device_pinned_mem_limit {server} 0 {memory_mib}M")
 
     def quit(self) -> None:
         """End the daemon and its servers; nothing to end is success."""
-        pid = self._pid()
+        daemon = self._daemon()
         with suppress(RetryableError):
             self._ask("quit")
-        end = time.monotonic() + _ENDING
-        while pid is not None and self._is_daemon(pid):
-            if time.monotonic() > end:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-                return
-            time.sleep(0.02)
+        if daemon is not None:
+            self._wait(daemon)
+        whole_file.remove(self._place.record)
+
+    def _wait(self, daemon: Daemon) -> None:
+        """Wait until a daemon has ended, and kill one that does not."""
+        try:
+            handle = os.pidfd_open(daemon.pid)
+        except OSError:
+            return
+        try:
+            end = time.monotonic() + _ENDING
+            while self._is_running(daemon):
+                if time.monotonic() > end:
+                    # By the handle, which is of the process that was just seen to be the daemon.
+                    with suppress(OSError):
+                        signal.pidfd_send_signal(handle, signal.SIGKILL)
+                    return
+                time.sleep(0.02)
+        finally:
+            os.close(handle)
 
     def _told(self, command: str) -> None:
         done = self._ask(command)
@@ -87,19 +118,27 @@ class Control:
     def _ask(self, command: str) -> Finished:
         return self._tool.run([], given=f"{command}\n".encode())
 
-    def _pid(self) -> int | None:
+    def _record(self, reported: bytes) -> None:
+        """Keep which process the daemon is; one that reports nothing cannot be killed later, only told to quit."""
         try:
-            text = (self._place.pipe / _PIDFILE).read_text().strip()
-        except (OSError, UnicodeDecodeError):
-            return None
-        return int(text) if text.isdecimal() and int(text) > 1 else None
+            daemon = msgspec.json.decode(reported, type=Daemon)
+        except msgspec.DecodeError:
+            return
+        try:
+            whole_file.put(self._place.record, msgspec.json.encode(daemon), durable=True)
+        except OSError as error:
+            raise RetryableError(f"cannot be written: {error.strerror}", where=str(self._place.record)) from error
 
-    def _is_daemon(self, pid: int) -> bool:
-        """Tell whether a process is this GPU's daemon: the number in an old file may be anybody's by now."""
+    def _daemon(self) -> Daemon | None:
         try:
-            folder = self._proc / str(pid)
-            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-            environment = (folder / "environ").read_bytes().split(b"\0")
-        except (OSError, IndexError):
+            return msgspec.json.decode(whole_file.read(self._place.record, _MAX_RECORD_BYTES), type=Daemon)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _is_running(self, daemon: Daemon) -> bool:
+        """Return whether it is there still: another process may have its number by now."""
+        try:
+            fields = stat_of(daemon.pid, self._proc)
+            return fields is not None and fields[2] != "Z" and int(fields[_STARTED]) == daemon.started
+        except (OSError, IndexError, ValueError):
             return False
-        return state != "Z" and f"CUDA_MPS_PIPE_DIRECTORY={self._place.pipe}".encode() in environment

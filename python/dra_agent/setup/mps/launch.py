@@ -1,48 +1,108 @@
-"""Becomes the MPS control program, with the GPU's own /dev/shm in a mount namespace of its own.
+"""Starts the MPS control program, with the GPU's own /dev/shm in a mount namespace of its own, and reports its daemon.
 
-A child of the agent, with the arguments SHM LOG PROGRAM [ARGUMENT...]; SHM of "-" leaves /dev/shm as it is. What
-the program says goes to LOG: a daemon keeps its outputs, and who waits for the end of a pipe would wait for its end.
+A child of the agent, with the arguments SHM LOG PROGRAM [ARGUMENT...]; SHM of "-" leaves /dev/shm as it is. What the
+program writes goes to LOG: a daemon keeps its outputs, and who waits for the end of a pipe would wait for its end.
+
+The answer is one line of JSON, `{"pid": 4711, "started": 12345}`: the process that the program left behind, and when it
+started, in clock ticks since boot (field 22 of /proc/PID/stat, proc(5)). The daemon's own pidfile lies among the pipes,
+where containers can write.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import sys
+from pathlib import Path
 
 _CLONE_NEWNS = 0x00020000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
+_PR_SET_CHILD_SUBREAPER = 36
+_PPID, _STARTED = 3, 21
+"""Positions in /proc/PID/stat, from 0."""
 
 
-def main(shm: str, log: str, program: str, *arguments: str) -> None:
-    """Replace this process; raises OSError where that cannot be."""
+def main(shm: str, log: str, program: str, *arguments: str) -> int:
+    """Run the program and report its daemon; gives its exit status, and raises OSError where it cannot be run."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    # What the program leaves behind becomes a child of this process, and is found as that.
+    _made(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "adopting the daemon")
     if shm != "-":
-        _mount(shm)
+        _mount(libc, shm)
     # Readable by root only: MPS logs command lines and users.
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    # The usual one, which the program expects: the agent's keeps everybody else out, clients too.
-    os.umask(0o022)
-    os.execv(program, [program, *arguments])  # noqa: S606 - no shell is meant
+    child = os.fork()
+    if child == 0:
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        # The usual one, which the program expects: the agent's keeps everybody else out, clients too.
+        os.umask(0o022)
+        try:
+            os.execv(program, [program, *arguments])  # noqa: S606 - no shell is meant
+        except OSError as error:
+            os.write(2, f"{program}: {error.strerror}\n".encode())
+            os._exit(127)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == 0:
+        for pid, started in _children():
+            print(json.dumps({"pid": pid, "started": started}))
+            break
+    else:
+        print(_last_line(log), file=sys.stderr)
+    return status if status >= 0 else 128 - status
 
 
-def _mount(shm: str) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
+def _children() -> list[tuple[int, int]]:
+    """Give the processes whose parent is this one, the oldest first."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            fields = stat_of(int(entry.name))
+        except (OSError, IndexError):
+            continue
+        if fields is not None and int(fields[_PPID]) == os.getpid() and fields[2] != "Z":
+            found.append((int(entry.name), int(fields[_STARTED])))
+    return sorted(found, key=lambda one: one[1])
 
-    def made(result: int, what: str) -> None:
-        if result != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, f"{what}: {os.strerror(number)}")
 
-    made(libc.unshare(_CLONE_NEWNS), "a mount namespace of its own")
+def stat_of(pid: int, proc: Path = Path("/proc")) -> list[str] | None:
+    """Give the fields of /proc/PID/stat from 0, the name in the second left empty; None where there is no such process.
+
+    Never reads `environ` or `cmdline`: they wait for a lock that the process itself can keep.
+    """
+    try:
+        text = (proc / str(pid) / "stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return [str(pid), "", *text.rpartition(")")[2].split()]
+
+
+def _last_line(log: str) -> str:
+    """Give the last line of the program's log, which says why it does not start."""
+    with Path(log).open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no message"
+
+
+def _mount(libc: ctypes.CDLL, shm: str) -> None:
+    _made(libc.unshare(_CLONE_NEWNS), "a mount namespace of its own")
     # What is mounted here must not be seen by anybody else.
-    made(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "making mounts private")
-    made(libc.mount(os.fsencode(shm), b"/dev/shm", None, _MS_BIND, None), "mounting /dev/shm")
+    _made(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "making mounts private")
+    _made(libc.mount(os.fsencode(shm), b"/dev/shm", None, _MS_BIND, None), "mounting /dev/shm")
+
+
+def _made(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
 if __name__ == "__main__":
     try:
-        main(*sys.argv[1:])
+        sys.exit(main(*sys.argv[1:]))
     except OSError as error:
         sys.exit(f"{error.strerror or error}")

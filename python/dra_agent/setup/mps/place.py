@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
+import errno
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dra_agent.cdi.model import ContainerEdits, Mount
 from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.program import Program
+from dra_agent.setup.mps import folders
 
 PIPES_IN_CONTAINER = "/tmp/nvidia-mps"  # noqa: S108 - where CUDA looks unless told otherwise
+SHARED_MEMORY = "dra-agent"
+"""Folder of the agent in /dev/shm."""
+_RM = Path("/bin/rm")
+_REMOVAL_S = 5.0
+_FOREIGN = (errno.EPERM, errno.ENOTDIR, errno.ELOOP)
 _OPTIONS = ("rw", "nosuid", "nodev", "rbind", "rprivate")
 _PIPE_LIMIT = 107
 """Bytes of a socket's path (unix(7)); the daemon makes "control_privileged" among its pipes."""
@@ -37,7 +45,12 @@ class Place:
             )
         # In memory where the host has a place for that: what is shared must not be written to a disk.
         memory = dev.absolute() / "shm"
-        return cls(folder, memory / f"dra-agent-{device}" if memory.is_dir() else folder / "shm")
+        return cls(folder, memory / SHARED_MEMORY / device if memory.is_dir() else folder / "shm")
+
+    @property
+    def record(self) -> Path:
+        """Where the agent keeps which process the daemon is; no container sees this folder."""
+        return self.folder / "daemon.json"
 
     @property
     def pipe(self) -> Path:
@@ -50,30 +63,40 @@ class Place:
         return self.folder / "log"
 
     def make(self) -> None:
-        """Make the folders; RetryableError where the disk refuses."""
+        """Make the folders; RetryableError where the disk refuses, or where a folder is another user's."""
+        # Clients, and the server that works for them, are whoever a container runs as; the umask is the agent's.
+        state = (self.folder.parent.name, 0o711), (self.folder.name, 0o711)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.log.mkdir(mode=0o700, exist_ok=True)
-            # Clients, and the server that works for them, are whoever a container runs as; the umask is the agent's.
-            for path, mode in (
-                (self.folder.parent, 0o711),
-                (self.folder, 0o711),
-                (self.pipe, 0o755),
-                (self.shm, 0o1777),
-            ):
-                path.mkdir(exist_ok=True)
-                if path.is_symlink() or not path.is_dir():
-                    raise NotADirectoryError(20, "is no directory", str(path))
-                path.chmod(mode)
+            base = self.folder.parent.parent
+            base.mkdir(parents=True, exist_ok=True)
+            folders.make(base, *state, ("log", 0o700))
+            folders.make(base, *state, ("pipe", 0o755))
+            if self.shm.parent == self.folder:
+                folders.make(base, *state, (self.shm.name, 0o1777))
+            else:
+                # Everybody may write /dev/shm, and nobody but the agent what lies below this folder.
+                parent = self.shm.parent
+                folders.make(parent.parent, (parent.name, 0o755), (self.shm.name, 0o1777))
         except OSError as error:
+            todo = "remove it, or have its owner do so" if error.errno in _FOREIGN else "see to its disk"
             raise RetryableError(
-                f"cannot be made: {error.strerror}", where=str(error.filename or self.folder), todo="see to its disk"
+                f"cannot be made: {error.strerror}", where=str(error.filename or self.folder), todo=todo
             ) from error
 
     def remove(self) -> None:
-        """Remove everything but the logs, which people may want to read."""
-        shutil.rmtree(self.pipe, ignore_errors=True)
-        shutil.rmtree(self.shm, ignore_errors=True)
+        """Remove everything but the logs, which people may want to read.
+
+        It is out of the way when this returns. A container can have left more, and deeper, than can be removed at once:
+        what is still there after a few seconds goes when this is called the next time.
+        """
+        for folder in (self.pipe, self.shm):
+            with suppress(OSError):
+                folders.remove(folder.parent, folder.name)
+            left = [str(path) for path in folders.left_over(folder.parent, folder.name)]
+            if left:
+                # A process of its own: of a million files, or a thousand levels, the agent keeps nothing.
+                with suppress(RetryableError):
+                    Program(_RM, _REMOVAL_S).run(["-rf", "--one-file-system", "--", *left])
 
     def edits(self, memory_mib: int, percentage: int | None) -> ContainerEdits:
         """Say what a container needs to be a client with these limits.
