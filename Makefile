@@ -9,7 +9,7 @@ FAKE   := python/dra_agent/simulate/lib/libnvidia-ml.so.1
 HOOK   := python/dra_agent/setup/lib/dra-agent-hook
 
 .DEFAULT_GOAL := help
-.PHONY: help lock build demo test test-rust test-python lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-again test-cluster test-cluster-again test-gpu faults manifests
+.PHONY: help lock build demo test test-rust test-python lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-gpu faults manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -43,7 +43,16 @@ build: $(NATIVE) $(FAKE) $(HOOK) ## build the extension and install the agent in
 demo: build ## the whole way on this machine, in a minute
 	@$(PY) demo/demo.py
 
-test: test-rust lint test-python ## every test that needs no cluster
+# Every part runs, also where one before it fails, and the last lines name the parts that failed.
+TEST_PARTS := test-rust lint test-python
+test: build ## every test that needs no cluster
+	@failed=; for part in $(TEST_PARTS); do \
+	  echo "== make $$part"; $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; \
+	done; echo; \
+	if [ -n "$$failed" ]; then \
+	  echo "make test: FAILED:$$failed. What failed is above, below '== make PART'; each part can be run alone."; exit 1; \
+	fi; \
+	echo "make test: passed: $(TEST_PARTS)"
 
 test-rust: ## cargo tests and clippy
 	$(CARGO) test --locked --workspace --quiet
@@ -52,9 +61,6 @@ test-rust: ## cargo tests and clippy
 
 test-python: build ## pytest
 	$(PY) -m pytest -n 2
-
-test-again: build ## the tests of `make test-python` that failed last, one after the other
-	$(PY) -m pytest -n 0 --last-failed --last-failed-no-failures none $(ARGS)
 
 lint: build ## ruff, mypy --strict, import rules, licenses and sources of crates
 	$(VENV)/bin/ruff check python tests benchmarks deploy demo
@@ -69,20 +75,14 @@ audit: $(SYNC) ## known vulnerabilities of crates and Python packages; asks the 
 	@target/audit/bin/pip install --quiet --disable-pip-version-check 'pip-audit==2.10.1'
 	target/audit/bin/pip-audit --requirement requirements.lock --require-hashes --disable-pip
 
-# What failed last is remembered apart: pytest runs everything where all that it remembers is not among what is asked for.
-CLUSTER_TESTS := -o cache_dir=.pytest_cache/cluster tests/cluster tests/deploy
-
 test-cluster: build ## scenarios on a real two-node cluster; needs root, Go and the packages of docs/test-cluster.md
-	$(PY) -m pytest -n 2 --dist loadfile $(CLUSTER_TESTS) $(ARGS)
+	$(PY) -m pytest -n 2 --dist loadfile tests/cluster tests/deploy $(ARGS)
 
 faults: build ## every state-writing call of the agent fails once, in every way (about two hours; ARGS='--every 20': a sample)
 	PYTHONPATH=tests $(PY) -m faults.campaign $(ARGS)
 
 test-gpu: build ## the agent's look at this machine's NVIDIA GPUs beside nvidia-smi's; changes no setting
 	DRA_AGENT_TEST_GPU=1 $(PY) -m pytest -n 0 -rs tests/gpu $(ARGS)
-
-test-cluster-again: ## the scenarios that failed last, one after the other
-	$(PY) -m pytest -n 0 --last-failed --last-failed-no-failures none $(CLUSTER_TESTS) $(ARGS)
 
 cluster: build ## leave a two-node cluster running, with the agent and simulated hardware on both nodes
 	@PYTHONPATH=tests $(PY) -m cluster.kube up

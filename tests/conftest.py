@@ -11,8 +11,24 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from cluster_api.fixture import fake_api
+from leftovers import (
+    nothing_left_behind,
+    pytest_configure,
+    pytest_fixture_setup,
+    pytest_runtest_protocol,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+)
 
-__all__ = ["fake_api"]
+__all__ = [
+    "fake_api",
+    "nothing_left_behind",
+    "pytest_configure",
+    "pytest_fixture_setup",
+    "pytest_runtest_protocol",
+    "pytest_sessionfinish",
+    "pytest_terminal_summary",
+]
 
 RECORDED = Path(__file__).resolve().parents[2] / "shared" / "fixtures"
 

@@ -72,7 +72,6 @@ def metric(agent: AgentProcess, name: str) -> float:
     return float(next(line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(name + " ")))
 
 
-@pytest.mark.timeout(180)
 def test_a_prepared_claim_outlives_a_killed_agent_and_a_stopped_one(
     start: Start, cli: Callable[..., str], tmp_path: Path
 ) -> None:

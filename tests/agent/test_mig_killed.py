@@ -174,7 +174,6 @@ def node(start: Start, state: Path, tmp_path: Path) -> Node:
     return Node(start, state, tmp_path)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("when", STEPS)
 def test_killed_in_each_step_of_making_a_partition(node: Node, when: When) -> None:
     for number, function in enumerate(MAKING):
@@ -191,7 +190,6 @@ def test_killed_in_each_step_of_making_a_partition(node: Node, when: When) -> No
     node.nothing_is_left()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("when", STEPS)
 def test_killed_in_each_step_of_destroying_a_partition(node: Node, when: When) -> None:
     assert node.apply("stays", of_profile("3g.40gb")) == ""
@@ -210,7 +208,6 @@ def test_killed_in_each_step_of_destroying_a_partition(node: Node, when: When) -
     assert not mig.read(node.host)[node.uuid].mode
 
 
-@pytest.mark.timeout(300)
 def test_killed_again_while_a_claim_stands(node: Node) -> None:
     """Killed while it makes a partition, and killed again while the next one goes on with it."""
     node.killed(lambda: node.apply("first", of_profile("1g.10gb")), MAKING[1], "after")
@@ -223,7 +220,6 @@ def test_killed_again_while_a_claim_stands(node: Node) -> None:
     node.nothing_is_left()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("function", [MAKING[2], DESTROYING[1]])
 def test_a_library_that_crashes_in_a_step_takes_no_claim_along(node: Node, function: str) -> None:
     change.kill(node.host, function, ADDRESS, whom="library")

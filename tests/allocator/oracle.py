@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 SOURCE = Path(__file__).resolve().parents[1] / "oracle" / "allocator"
-
-
-def build(directory: Path) -> Path:
-    """Build the oracle; FileNotFoundError where Go is missing, CalledProcessError where it does not build."""
-    go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
-    if go is None:
-        raise FileNotFoundError("go is not installed")
-    binary = directory / "allocator-oracle"
-    environment = {**os.environ, "GOFLAGS": "-mod=readonly", "CGO_ENABLED": "0"}
-    subprocess.run(
-        [go, "build", "-p", "2", "-o", str(binary), "."],
-        cwd=SOURCE,
-        env=environment,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return binary
 
 
 def ask(binary: Path, questions: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from dra_agent import _native
+from oracle import go
 
 HERE = Path(__file__).parent
 
@@ -24,15 +24,8 @@ def test_quantities_from_python() -> None:
         _native.quantity_value("80 GB")
 
 
-@pytest.mark.skipif(shutil.which("go") is None, reason="Go is not installed")
-@pytest.mark.timeout(300)
 def test_the_golden_values_are_what_kubernetes_says(tmp_path: Path) -> None:
-    oracle = tmp_path / "oracle"
-    build = subprocess.run(
-        ["go", "build", "-o", oracle, "."], cwd=HERE / "oracle", capture_output=True, text=True, check=False
-    )
-    if build.returncode:
-        pytest.skip(f"the Go modules cannot be had: {build.stderr[-200:]}")
+    oracle = go.build(HERE / "oracle", tmp_path / "oracle")
     golden = (HERE / "golden/quantities.jsonl").read_text()
     texts = "".join(json.loads(line)["text"] + "\n" for line in golden.splitlines())
     said = subprocess.run([oracle], input=texts, capture_output=True, text=True, check=True).stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from dra_agent.host import Host
+from oracle import go
 
 ROOT = Path(__file__).resolve().parents[2]
 ORACLE = ROOT / "tests" / "oracle" / "cdi"
@@ -43,18 +43,8 @@ def schema() -> dict[str, Any]:
 @pytest.fixture(scope="session", params=list(LIBRARIES))
 def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ask:
     """Ask one version of the official library: `oracle(dirs, inject=[[id, ...], ...])`."""
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("Go is not installed, so the official CDI library cannot be asked")
-    modfile = LIBRARIES[request.param]
-    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"}
-    download = subprocess.run(
-        [go, "mod", "download", f"-modfile={modfile}"], cwd=ORACLE, env=environment, capture_output=True, text=True
-    )
-    if download.returncode:
-        pytest.skip(f"the official CDI library cannot be downloaded: {download.stderr.strip()}")
-    program = tmp_path_factory.mktemp("oracle") / f"cdi-{request.param}"
-    subprocess.run([go, "build", f"-modfile={modfile}", "-o", program, "."], cwd=ORACLE, env=environment, check=True)
+    modules = f"-modfile={LIBRARIES[request.param]}"
+    program = go.build(ORACLE, tmp_path_factory.mktemp("oracle") / f"cdi-{request.param}", modules)
 
     def ask(dirs: Sequence[Path], inject: Sequence[Sequence[str]] = ()) -> dict[str, Any]:
         question = json.dumps({"dirs": [str(path) for path in dirs], "inject": [list(ids) for ids in inject]})

@@ -29,7 +29,6 @@ def test_each_example_fits_the_schema_and_our_own_validation(name: str, schema: 
     assert load_file(EXAMPLES / name).refused == ()
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_official_library_loads_and_injects_each_example(name: str, oracle: Any, tmp_path: Path) -> None:
     text = (EXAMPLES / name).read_text()

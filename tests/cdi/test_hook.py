@@ -77,7 +77,6 @@ def test_a_container_is_limited_before_it_starts_or_does_not_start(tmp_path: Pat
     assert not limit.exists()
 
 
-@pytest.mark.timeout(300)
 def test_the_official_library_hands_the_hook_on_as_it_is(oracle: Any, tmp_path: Path, hooks: ContainerEdits) -> None:
     cdi = tmp_path / "cdi"
     cdi.mkdir()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from dra_agent.cdi.metadata import DescribedClaim, DescribedRequest
 from dra_agent.cdi.metadata_files import MetadataDirectory
 from dra_agent.inventory import Device, pool_name, take
 from dra_agent.topology import scan
+from oracle import go
 
 SOURCE = Path(__file__).resolve().parents[1] / "oracle" / "metadata"
 DRIVER = "dra-agent.internal"
@@ -24,18 +23,7 @@ DRIVER = "dra-agent.internal"
 @pytest.fixture(scope="session")
 def upstream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The oracle's program."""
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("Go is not installed, so upstream's reader cannot be asked")
-    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"}
-    download = subprocess.run(
-        [go, "mod", "download"], cwd=SOURCE, env=environment, capture_output=True, text=True, check=False
-    )
-    if download.returncode:
-        pytest.skip(f"upstream's reader cannot be downloaded: {download.stderr.strip()}")
-    program = tmp_path_factory.mktemp("oracle") / "metadata-oracle"
-    subprocess.run([go, "build", "-p", "2", "-o", program, "."], cwd=SOURCE, env=environment, check=True)
-    return program
+    return go.build(SOURCE, tmp_path_factory.mktemp("oracle") / "metadata")
 
 
 def read(upstream: Path, *files: Path) -> list[dict[str, Any]]:
@@ -50,7 +38,6 @@ def describe(directory: MetadataDirectory, uid: str, devices: list[Device], pod_
     return directory.file(uid, "gpu")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("profile", simulate.profiles())
 def test_upstream_reads_what_every_device_is(upstream: Path, profile: str, tmp_path: Path) -> None:
     host = simulate.build(profile, tmp_path / "root")

@@ -14,8 +14,6 @@ from dra_agent.cdi.registry import decode, load
 from dra_agent.errors import PermanentError
 
 # Building the official library takes a while where nothing of it was built before.
-pytestmark = pytest.mark.timeout(300)
-
 ENV = {"env": ["A=1"]}
 
 

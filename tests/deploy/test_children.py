@@ -106,7 +106,6 @@ def hostile(tmp_path: Path) -> Hostile:
     return Hostile(tmp_path / "hostile")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("program", "expected"),
     [
@@ -131,7 +130,6 @@ def test_a_child_of_an_installed_agent_runs_no_code_of_the_current_directory(
     assert hostile.was_run() == []
 
 
-@pytest.mark.timeout(300)
 def test_the_installed_command_runs_no_code_of_the_current_directory(launcher: Path, hostile: Hostile) -> None:
     done = hostile.run(launcher, "devices", "-o", "json")
     assert "No module named" not in done.stdout + done.stderr

@@ -74,7 +74,6 @@ def test_three_dots_stand_for_lines_or_characters(expected: str, printed: str, s
     assert bool(re.fullmatch(pattern(expected), printed)) == same
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_says_what_its_commands_print(page: Path, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")

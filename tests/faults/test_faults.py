@@ -13,7 +13,6 @@ from faults.node import BrokenPromiseError, Node
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("cc") is None, reason="the interposer is compiled by the system's C compiler"),
-    pytest.mark.timeout(900),
 ]
 
 BY_NAME = {fault.name: fault for fault in FAULTS}

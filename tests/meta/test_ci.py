@@ -1,84 +1,50 @@
-"""What fails once is tried again and named; what is no failed test, or fails twice, is red."""
+"""`make test` runs every part, passes or fails at the first try, and names what failed in its last lines."""
 
 from __future__ import annotations
 
-import os
+import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MAKEFILE = """\
-whole: before first
-before:
-	@true
-first:
-\t{python} -m pytest {tests}
-again:
-\t@echo again >> tries
-\t{python} -m pytest --last-failed --last-failed-no-failures none {tests}
-"""
-GOOD = "def test_good(): pass\n"
-ONCE = """
-from pathlib import Path
-def test_once():
-    seen = Path("seen")
-    before = seen.exists()
-    seen.touch()
-    assert before
-"""
-ALWAYS = "def test_always(): assert False\n"
-CRASH = ALWAYS + "def test_crash():\n    import os\n    os._exit(3)\n"
-ENDS = ALWAYS + "def test_ends():\n    import pytest\n    pytest.exit('enough')\n"
-BROKEN = "import nothing_of_this_name\n"
 
 
-@pytest.mark.parametrize(
-    ("source", "good", "tries", "says"),
-    [
-        (GOOD, True, 0, "1 passed"),
-        (GOOD + ONCE, True, 1, "GOOD ONLY AT THE SECOND TRY:\ntest_it.py::test_once\n"),
-        (ONCE + ALWAYS, False, 1, "FAILED AT FIRST, and tried once more, alone:\ntest_it.py::test_once\n"),
-        (CRASH, False, 0, "no failed test"),
-        (ENDS, False, 0, "no failed test"),
-        (BROKEN, False, 0, "no failed test"),
-    ],
-    ids=["good", "once", "always", "crash", "ends early", "broken"],
-)
-def test_only_tests_that_failed_get_a_second_try(
-    tmp_path: Path, source: str, good: bool, tries: int, says: str
-) -> None:
-    (tmp_path / "Makefile").write_text(MAKEFILE.format(python=sys.executable, tests="test_it.py"))
-    (tmp_path / "test_it.py").write_text(source)
-    ran = subprocess.run(
-        [ROOT / ".ci" / "twice", "whole", "first", "again", ".pytest_cache"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (ran.returncode == 0) == good, ran.stdout
-    tried = tmp_path / "tries"
-    assert (len(tried.read_text().splitlines()) if tried.exists() else 0) == tries, ran.stdout
-    assert says in ran.stdout
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The Makefile, with parts that do nothing but say their name; one fails if a file of its name is there."""
+    makefile = (ROOT / "Makefile").read_text()
+    target = re.search(r"^TEST_PARTS := .*\n(?:test: .*\n(?:\t.*\n)+)", makefile, re.MULTILINE)
+    assert target is not None
+    parts = "\n".join(f"{part}:\n\t@echo ran {part}; test ! -e fails-{part}" for part in _parts())
+    (tmp_path / "Makefile").write_text(f"{target[0]}\nbuild:\n{parts}\n")
+    return tmp_path
 
 
-def test_what_failed_in_an_earlier_run_does_not_stand_for_a_build_that_fails(tmp_path: Path) -> None:
-    (tmp_path / "Makefile").write_text("whole: before first\nbefore:\n\tfalse\nfirst:\n\ttrue\nagain:\n\ttrue\n")
-    remembered = tmp_path / ".pytest_cache" / "v" / "cache" / "lastfailed"
-    remembered.parent.mkdir(parents=True)
-    remembered.write_text('{"test_it.py::test_old": true}')
-    command = [ROOT / ".ci" / "twice", "whole", "first", "again", ".pytest_cache"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.returncode != 0 and "no failed test" in ran.stdout
+def _parts() -> list[str]:
+    (line,) = re.findall(r"^TEST_PARTS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return line.split()
 
 
-def test_make_test_runs_before_a_change_lands_and_ends_with_what_is_tried_again() -> None:
-    makefile, run = (ROOT / "Makefile").read_text(), (ROOT / ".ci" / "run").read_text()
-    assert ".ci/twice test test-python test-again " in run
-    (parts,) = (line for line in makefile.splitlines() if line.startswith("test: "))
-    # A second try of the last part says nothing of parts behind it, which would not have run.
-    assert parts.partition("##")[0].split()[-1] == "test-python"
+def test_all_parts_run_and_pass(checkout: Path) -> None:
+    done = subprocess.run(["make", "test"], cwd=checkout, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "make test: passed: test-rust lint test-python"
+    assert [line for line in done.stdout.splitlines() if line.startswith("ran ")] == [f"ran {p}" for p in _parts()]
+
+
+def test_a_part_that_fails_is_named_in_the_end_and_the_others_run(checkout: Path) -> None:
+    for part in ("test-rust", "lint"):
+        (checkout / f"fails-{part}").touch()
+    done = subprocess.run(["make", "test"], cwd=checkout, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stdout.splitlines()[-1].startswith("make test: FAILED: test-rust lint. ")
+    assert "ran test-python" in done.stdout
+
+
+def test_nothing_is_tried_twice_before_a_change_lands() -> None:
+    run = (ROOT / ".ci" / "run").read_text()
+    assert "make test\n" in run and "make test-cluster\n" in run
+    for again in (".ci/twice", "-again", "last-failed", "reruns"):
+        assert again not in run and again not in (ROOT / "Makefile").read_text()

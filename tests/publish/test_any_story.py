@@ -120,7 +120,6 @@ async def at_the_end(node: Node, publisher: Publisher, after: list[Device], stor
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(before=some_devices, story=st.lists(step, max_size=12), after=some_devices)
-@pytest.mark.timeout(600)
 def test_the_end_is_what_should_be_and_then_it_is_quiet(
     monkeypatch: pytest.MonkeyPatch, before: list[Drawn], story: list[tuple[Any, ...]], after: list[Drawn]
 ) -> None:

@@ -1,0 +1,49 @@
+"""Waiting for what happens in another thread, process or task: the one way to wait in tests.
+
+A test waits for an event, never for time to pass. Deadlines only end a test that would never end, so they are far
+longer than what any machine needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+DEADLINE_S = float(os.environ.get("DRA_AGENT_TEST_DEADLINE_S", "60"))
+"""Seconds after which an event counts as one that never comes. Also right for subprocess timeouts and joins."""
+POLL_INTERVAL_S = 0.01
+
+_T = TypeVar("_T")
+Explain = Callable[[], object] | str
+
+
+def eventually(condition: Callable[[], _T], explain: Explain = "", *, within: float = DEADLINE_S) -> _T:
+    """Wait until the condition returns something true, and return that.
+
+    AssertionError after `within` seconds, with the last value and what `explain` is or returns (a log, for example).
+    """
+    end = time.monotonic() + within
+    while not (value := condition()):
+        if time.monotonic() > end:
+            _give_up(value, explain, within)
+        time.sleep(POLL_INTERVAL_S)
+    return value
+
+
+async def eventually_async(condition: Callable[[], _T], explain: Explain = "", *, within: float = DEADLINE_S) -> _T:
+    """Wait as `eventually` while other tasks of the event loop run."""
+    end = time.monotonic() + within
+    while not (value := condition()):
+        if time.monotonic() > end:
+            _give_up(value, explain, within)
+        await asyncio.sleep(POLL_INTERVAL_S)
+    return value
+
+
+def _give_up(value: object, explain: Explain, within: float) -> None:
+    __tracebackhide__ = True
+    context = explain if isinstance(explain, str) else str(explain())
+    raise AssertionError(f"not within {within:.0f} s; the last value is {value!r}{context and chr(10) + context}")

@@ -1,0 +1,151 @@
+"""What a test leaves behind fails that test, and no other one: processes, threads, open files and sockets.
+
+Without this, Python's ResourceWarning for a process or socket of one test is raised while another one runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import uuid
+import warnings
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventually import DEADLINE_S, POLL_INTERVAL_S
+
+SESSION = "DRA_AGENT_TEST_SESSION"
+_processes: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
+_wide_fixtures = 0
+_start = subprocess.Popen.__init__
+
+
+def _noted(process: subprocess.Popen[Any], *args: Any, **kwargs: Any) -> None:
+    _start(process, *args, **kwargs)
+    if not _wide_fixtures:
+        _processes.add(process)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Mark this run: processes inherit the mark, and are found by it in the end."""
+    subprocess.Popen.__init__ = _noted  # type: ignore[method-assign]
+    if not hasattr(config, "workerinput"):
+        os.environ[SESSION] = uuid.uuid4().hex
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+    """What a fixture of a module or session starts outlives a test."""
+    global _wide_fixtures
+    wide = fixturedef.scope != "function"
+    _wide_fixtures += wide
+    try:
+        return (yield)
+    finally:
+        _wide_fixtures -= wide
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Run first and last of a test's own fixtures."""
+    descriptors, threads = _descriptors(), set(threading.enumerate())
+    yield
+    left = [f"process {process.pid} ({process.args})" for process in list(_processes) if _ended_by_force(process)]
+    left += [f"thread {thread.name}" for thread in _running_since(threads)]
+    if _descriptors() > descriptors:
+        gc.collect()  # here and now Python's warning about a file or socket is about this test
+    assert not left, f"still running after the test: {'; '.join(left)}"
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def _ended_by_force(process: subprocess.Popen[Any]) -> bool:
+    _processes.discard(process)
+    if process.returncode is not None:
+        return False
+    running = process.poll() is None
+    if running:
+        process.kill()
+        process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+    return running
+
+
+def _running_since(before: set[threading.Thread]) -> list[threading.Thread]:
+    """Threads that keep a process from ending. A pool that was shut down needs a moment."""
+    mine = [thread for thread in threading.enumerate() if thread not in before and not thread.daemon]
+    for thread in mine:
+        thread.join(POLL_INTERVAL_S)
+    return [thread for thread in mine if thread.is_alive() and not _joined(thread)]
+
+
+def _joined(thread: threading.Thread) -> bool:
+    thread.join(DEADLINE_S / 10)
+    return not thread.is_alive()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A failed test's frames keep what it had open; their end is no failure of the next test."""
+    failed = item.session.testsfailed
+    result = yield
+    if item.session.testsfailed > failed:
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            if hasattr(sys, name):
+                delattr(sys, name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            gc.collect()
+    return result
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """Find processes that daemonized themselves; they carry the name of the test that started them."""
+    result = yield
+    if hasattr(session.config, "workerinput"):
+        return result
+    left = _of_this_run()
+    session.config.stash[_LEFT] = left
+    if left and session.exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    return result
+
+
+_LEFT = pytest.StashKey[list[str]]()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name what was left behind by the whole run."""
+    for line in config.stash.get(_LEFT, []):
+        terminalreporter.write_line(f"FAILED: left running: {line}", red=True)
+
+
+def _of_this_run() -> list[str]:
+    mark = f"{SESSION}={os.environ[SESSION]}".encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        try:
+            environment = (folder / "environ").read_bytes().split(b"\0")
+            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:
+            continue
+        if mark in environment:
+            tests = [
+                word.partition(b"=")[2].decode() for word in environment if word.startswith(b"PYTEST_CURRENT_TEST=")
+            ]
+            found.append(f"process {folder.name} ({command}), started by {tests[0] if tests else 'a fixture'}")
+    return found

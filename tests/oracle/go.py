@@ -1,0 +1,42 @@
+"""Builds Kubernetes' own Go code, with which answers are compared."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REQUIRED = "DRA_AGENT_TEST_ORACLES"
+"""`required`: a test that cannot ask its oracle fails instead of being skipped."""
+TRIES = 3
+"""Downloads of Go modules; a proxy that does not answer once may answer the next time."""
+
+
+def build(source: Path, program: Path, *flags: str) -> Path:
+    """Build a program, or have the test skipped where there is no Go or its modules cannot be downloaded."""
+    go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    if go is None:
+        _skip("Go is not installed")
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"}
+    for _ in range(TRIES):
+        download = _run([go, "mod", "download", *flags], source, environment)
+        if download.returncode == 0:
+            break
+    else:
+        _skip(f"the Go modules of tests/oracle/{source.name} cannot be downloaded: {download.stderr.strip()[-300:]}")
+    built = _run([go, "build", "-p", "2", *flags, "-o", str(program), "."], source, environment)
+    assert built.returncode == 0, f"tests/oracle/{source.name} does not build:\n{built.stderr}"
+    return program
+
+
+def _run(command: list[str], source: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, check=False)
+
+
+def _skip(reason: str) -> None:
+    if os.environ.get(REQUIRED) == "required":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
