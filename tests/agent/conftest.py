@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-LONGEST_START = 30.0
+from eventually import eventually
 
 
 @dataclass
@@ -29,16 +28,17 @@ class AgentProcess:
     def said(self) -> str:
         return self.log.read_text()
 
-    def wait_for(self, pattern: str, at_most: float = LONGEST_START) -> re.Match[str]:
+    def wait_for(self, pattern: str) -> re.Match[str]:
         """Wait until the log has the pattern; fail with the log where it never does."""
-        end = time.monotonic() + at_most
-        while True:
-            found = re.search(pattern, self.said())
-            if found:
-                return found
-            assert self.process.poll() is None, f"the agent ended ({self.process.returncode}):\n{self.said()}"
-            assert time.monotonic() < end, f"no {pattern!r} in:\n{self.said()}"
-            time.sleep(0.02)
+
+        def found() -> re.Match[str] | None:
+            match = re.search(pattern, self.said())
+            assert match or self.process.poll() is None, f"the agent ended ({self.process.returncode}):\n{self.said()}"
+            return match
+
+        match = eventually(found, lambda: f"no {pattern!r} in:\n{self.said()}")
+        assert match is not None
+        return match
 
     def ready(self) -> AgentProcess:
         self.wait_for(r"info ready")
@@ -46,12 +46,12 @@ class AgentProcess:
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
     def get(self, path: str) -> tuple[int, str]:
         port = self.wait_for(r"port=(\d+)")[1]
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -87,4 +87,4 @@ def start(tmp_path: Path, state: Path) -> Iterator[Start]:
     for agent in agents:
         if agent.process.poll() is None:
             agent.process.kill()
-        agent.process.wait(10)
+        agent.process.wait(60)

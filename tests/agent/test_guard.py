@@ -18,6 +18,7 @@ from agent.conftest import AgentProcess, Start
 from cluster_api.fake import FakeApi
 from dra_agent.agent.guard import _note
 from dra_agent.neighbours import Remembered, Verdict, recall, remember
+from eventually import eventually
 from plugin.fake_kubelet import FakeKubelet
 
 DRIVER = "dra-agent.internal"
@@ -63,10 +64,7 @@ def published(api: FakeApi) -> set[str]:
 
 def settled(api: FakeApi, agent: AgentProcess, expected: Callable[[set[str]], bool]) -> set[str]:
     """Wait until what is published is as expected, and stays so."""
-    end = time.monotonic() + 30
-    while not expected(published(api)):
-        assert time.monotonic() < end, agent.said()
-        time.sleep(0.05)
+    eventually(lambda: expected(published(api)), agent.said)
     time.sleep(0.5)
     assert expected(published(api)), agent.said()
     return published(api)

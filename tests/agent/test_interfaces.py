@@ -82,7 +82,7 @@ def test_killed_at_any_moment_of_a_move(
             start("--simulate", "dgx-h100").ready()
             first.wait(60)  # it may have given up before the agent was there; the kubelet starts the container again
         for _ in range(2):
-            done = subprocess.run(hook, input=question, capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run(hook, input=question, capture_output=True, text=True, timeout=120, check=False)
             assert (done.returncode, done.stderr) == (0, "")
             found = links(pod)["net1"]
             assert addresses(found) == ["192.0.2.7/24"] and "UP" in found["flags"]

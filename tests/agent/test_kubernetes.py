@@ -203,9 +203,10 @@ def test_the_api_server_may_be_away_and_wrong(
             fake_api.fail(403, times=None, path="resourceclaims", body='{"kind":"Status","message":"no"}')
             began = time.monotonic()
             assert (
-                "default/resourceclaims/one: no; grant this identity the right" in (await prepare(driver, claim)).error
+                "default/resourceclaims/one: no; grant this identity the right"
+                in (await prepare(driver, claim, timeout=100.0)).error
             )
-            assert time.monotonic() - began < 5, "what cannot get better is not waited for"
+            assert time.monotonic() - began < 50, "what cannot get better is not waited for"
             fake_api.stop()
             assert "cannot be read" in (await prepare(driver, claim, timeout=3.0)).error
             assert await unprepare(driver, claim) == ""
@@ -258,6 +259,6 @@ def test_devices_of_other_drivers_are_theirs(
 
 def test_a_kubeconfig_that_is_none_ends_the_start(kubernetes: Callable[..., AgentProcess], tmp_path: Path) -> None:
     agent = kubernetes("--kubeconfig", str(tmp_path / "absent"))
-    assert agent.process.wait(20) in (1, 2)
+    assert agent.process.wait(60) in (1, 2)
     assert str(tmp_path / "absent") in agent.said()
     assert "Traceback" not in agent.said()

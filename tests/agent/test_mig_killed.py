@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +18,7 @@ import pytest
 
 from dra_agent import simulate
 from dra_agent.simulate import change, mig, nvml
+from eventually import eventually
 
 from .conftest import AgentProcess, Start
 
@@ -122,7 +122,7 @@ class Node:
         """Act on an agent that is killed in a call, and start the next one."""
         change.kill(self.host, function, ADDRESS, whom="agent", when=when)
         act()
-        assert self.agent.process.wait(30) == -signal.SIGKILL, self.agent.said()
+        assert self.agent.process.wait(60) == -signal.SIGKILL, self.agent.said()
         # What is ordered once has happened; a call that came too late to meet it is not to meet it later.
         assert [fault.times for fault in nvml.read(self.host / "lib").faults] == [0]
         change.clear(self.host)
@@ -130,12 +130,12 @@ class Node:
 
     def gone(self, name: str) -> None:
         """Give a claim back, whatever is known of that already."""
-        end = time.monotonic() + 40
-        while True:
+
+        def gone() -> bool:
             self.cli("claim", "delete", "-n", "team", name)
-            if name not in [claim["name"] for claim in json.loads(self._run("claim", "list", "-o", "json").stdout)]:
-                return
-            assert time.monotonic() < end, self.agent.said()
+            return name not in [one["name"] for one in json.loads(self._run("claim", "list", "-o", "json").stdout)]
+
+        eventually(gone, self.agent.said)
 
     def stands(self) -> dict[str, tuple[int, int]]:
         """Say what exists of the GPU: first memory slice and size by UUID, having seen that all places agree on it."""
@@ -155,10 +155,7 @@ class Node:
         return {one.compute_instances[0].uuid: (one.start, one.size) for one in instances}
 
     def nothing_is_left(self) -> None:
-        end = time.monotonic() + 20
-        while self.stands():
-            assert time.monotonic() < end, self.agent.said()
-            time.sleep(0.05)
+        eventually(lambda: not self.stands(), self.agent.said)
         assert list((self._folder / "cdi").glob("*.json")) == []
         assert list((self._state / "mig").glob("*.json")) == []
 
@@ -166,7 +163,7 @@ class Node:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
         variables["DRA_AGENT_STATE_DIR"] = str(self._state)
         command = [sys.executable, "-m", "dra_agent", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, check=False)
 
 
 @pytest.fixture

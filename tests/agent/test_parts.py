@@ -136,7 +136,7 @@ def server() -> Iterator[tuple[HttpServer, list[str]]]:
 
 
 def ask(server: HttpServer, path: str, method: str = "GET", headers: dict[str, str] | None = None) -> tuple[int, str]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
     try:
         connection.request(method, path, headers=headers or {})
         answer = connection.getresponse()

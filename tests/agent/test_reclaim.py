@@ -18,6 +18,7 @@ from cluster_api.fake import FakeApi
 from dra_agent.reclaim import client
 from dra_agent.reclaim.wire import Cancel, Request, Status
 from dra_agent.reclaim.wire import Start as Begin
+from eventually import eventually
 
 KEY = f"{DRIVER}/reclaim"
 
@@ -45,11 +46,8 @@ class World:
         found = [[taint["effect"] for taint in device.get("taints", []) if taint["key"] == KEY] for device in devices]
         return {effect for effects in found for effect in effects or [""]}
 
-    def until(self, what: Callable[[], object], at_most: float = 15.0) -> None:
-        end = time.monotonic() + at_most
-        while not what():
-            assert time.monotonic() < end, "waited in vain"
-            time.sleep(0.02)
+    def until(self, what: Callable[[], object]) -> None:
+        eventually(what, self.agent.said)
 
     def reasons(self) -> set[str]:
         return {event["reason"] for event in self.api.objects("events")}
@@ -111,7 +109,7 @@ def test_told_to_stop_it_goes_on_until_the_kubelet_has_given_claims_back(world: 
                 assert await unprepare(driver, claim) == ""
 
         asyncio.run(scenario())
-        assert agent.process.wait(20) == 0
+        assert agent.process.wait(60) == 0
 
 
 def test_a_second_signal_ends_the_waiting(world: World) -> None:
@@ -141,7 +139,7 @@ def test_at_the_deadline_nothing_is_waited_for(world: World) -> None:
     world.ask(Begin("notice", 3.0))
     began = time.monotonic()
     assert agent.end() == 0
-    assert 0.5 < time.monotonic() - began < 15
+    assert 0.5 < time.monotonic() - began < 50
     assert "claims have to be given back first" in agent.said()
 
 
@@ -245,7 +243,7 @@ def test_taints_come_before_the_condition_however_long_it_takes(world: World) ->
     world.until(lambda: world.effects() == {""})
     world.api.hang(3.0, methods="PATCH", path="/nodes/")
     world.ask(Begin("notice", 60.0))
-    world.until(lambda: world.effects() == {"NoExecute"}, 2.5)
+    world.until(lambda: world.effects() == {"NoExecute"})
     world.until(lambda: condition(world).get("status") == "True")
     paths = [seen.path for seen in world.api.writes()]
     first = next(number for number, path in enumerate(paths) if "/nodes/" in path)

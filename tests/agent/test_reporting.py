@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cluster_api.fake import FakeApi
+from eventually import eventually
 from plugin.fake_kubelet import FakeKubelet
 
 from .conftest import AgentProcess, Start
@@ -59,14 +60,6 @@ def call(kubelet_dir: Path, method: str, *claims: tuple[str, str, str]) -> dict[
     return asyncio.run(main())
 
 
-def wait_for(found: Callable[[], Any], seconds: float = 15.0) -> Any:
-    end = time.monotonic() + seconds
-    while not (value := found()):
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.05)
-    return value
-
-
 def gpu(tmp_path: Path) -> str:
     from dra_agent import simulate
     from dra_agent.inventory import take
@@ -90,10 +83,10 @@ def test_claims_say_what_they_hold_and_events_what_was_refused(
     def status(name: str) -> Any:
         return fake_api.store.get("resourceclaims", "team-a", name)["status"].get("devices")
 
-    (entry,) = wait_for(lambda: status(winner[1]))
+    (entry,) = eventually(lambda: status(winner[1]))
     assert entry["device"] == device and entry["conditions"][0]["status"] == "True"
     assert entry["data"]["uuid"].startswith("GPU-") and entry["data"]["productName"]
-    (event,) = wait_for(lambda: fake_api.objects("events"))
+    (event,) = eventually(lambda: fake_api.objects("events"))
     assert event["reason"] == "DeviceHeld" and event["regarding"]["uid"] == loser[2]
     assert f"team-a/{winner[1]}" in event["note"]
     assert not status(loser[1])
@@ -105,7 +98,7 @@ def test_claims_say_what_they_hold_and_events_what_was_refused(
     name = "resourceclaimtemplates/my-gpu" if winner is first else "resourceclaims/second"
     assert f"/var/run/kubernetes.io/dra-device-attributes/{name}/gpu/{DRIVER}-metadata.json" in spec.read_text()
 
-    wait_for(lambda: "dra_agent_events_written_total 1.0" in process.get("/metrics")[1])
+    eventually(lambda: "dra_agent_events_written_total 1.0" in process.get("/metrics")[1])
     metrics = process.get("/metrics")[1]
     assert "dra_agent_claim_status_writes_total 1.0" in metrics and "dra_agent_claim_status_waiting 0.0" in metrics
     assert "dra_agent_events_lost_total 0.0" in metrics
@@ -115,7 +108,7 @@ def test_claims_say_what_they_hold_and_events_what_was_refused(
     assert process.end() == 0
     process = agent("--device-metadata")
     reads = [seen for seen in fake_api.requests if not seen.write and winner[1] in seen.path]
-    wait_for(lambda: len([s for s in fake_api.requests if not s.write and winner[1] in s.path]) > len(reads))
+    eventually(lambda: len([s for s in fake_api.requests if not s.write and winner[1] in s.path]) > len(reads))
     assert fake_api.store.get("resourceclaims", "team-a", winner[1]) == before
 
     assert not call(kubelet_dir, "unprepare", winner)[winner[2]].error
@@ -142,7 +135,7 @@ def test_what_keeps_slices_from_being_published_is_told_at_the_node(
     fake_api.put("nodes", {"metadata": {"name": "node-a"}})
     fake_api.fail(403, methods="POST", path="/resourceslices", times=None)
     process = agent()
-    (event,) = wait_for(lambda: fake_api.objects("events"))
+    (event,) = eventually(lambda: fake_api.objects("events"))
     assert event["reason"] == "SlicesRefused" and event["regarding"]["name"] == "node-a"
     assert process.end() == 0
 
@@ -156,6 +149,6 @@ def test_dropped_fields_are_told_at_the_node(fake_api: FakeApi, agent: Callable[
 
     fake_api.drop_fields(drop)
     process = agent()
-    found = wait_for(lambda: fake_api.objects("events"))
+    found = eventually(lambda: fake_api.objects("events"))
     assert {event["reason"] for event in found} == {"FieldsDropped"} and "productName" in found[0]["note"]
     assert process.end() == 0

@@ -14,6 +14,7 @@ from dra_agent.agent.watching import Watcher
 from dra_agent.errors import PermanentError
 from dra_agent.inventory import Change
 from dra_agent.topology import Received, Uevent
+from eventually import eventually_async
 
 EVENT = Uevent("add", "/devices/pci0000:00/0000:00:04.0", "pci")
 
@@ -88,20 +89,12 @@ def live(monkeypatch: pytest.MonkeyPatch, story: Story, *, follows_kernel: bool 
     asyncio.run(run())
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("never happened")
-
-
 def test_a_burst_of_events_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(kernel: Kernel, hardware: Hardware, changes: list[int]) -> None:
         hardware.answer = Change(added=("gpu-0",))
         for _ in range(5):
             kernel.announce(Received((EVENT, EVENT), lost=False))
-        await until(lambda: bool(changes))
+        await eventually_async(lambda: bool(changes))
         assert hardware.looks == [(10, False)]
 
     live(monkeypatch, story)
@@ -113,7 +106,7 @@ def test_what_was_lost_or_not_understood_is_healed_by_a_scan(
 ) -> None:
     async def story(kernel: Kernel, hardware: Hardware, changes: list[int]) -> None:
         kernel.announce(received)
-        await until(lambda: bool(hardware.looks))
+        await eventually_async(lambda: bool(hardware.looks))
         assert hardware.looks == [(0, True)]
         assert changes == []
 
@@ -125,10 +118,10 @@ def test_a_look_that_fails_does_not_end_the_watch(monkeypatch: pytest.MonkeyPatc
     async def story(kernel: Kernel, hardware: Hardware, changes: list[int]) -> None:
         hardware.answer = error
         kernel.announce(Received((EVENT,), lost=False))
-        await until(lambda: len(hardware.looks) == 1)
+        await eventually_async(lambda: len(hardware.looks) == 1)
         hardware.answer = Change(removed=("gpu-0",))
         kernel.announce(Received((EVENT,), lost=False))
-        await until(lambda: bool(changes))
+        await eventually_async(lambda: bool(changes))
 
     live(monkeypatch, story)
 
@@ -138,7 +131,7 @@ def test_health_is_looked_at_without_an_event_and_everything_now_and_then(monkey
     monkeypatch.setattr(watching, "RESCAN", 0.1)
 
     async def story(kernel: Kernel, hardware: Hardware, changes: list[int]) -> None:
-        await until(lambda: any(rescan for _, rescan in hardware.looks))
+        await eventually_async(lambda: any(rescan for _, rescan in hardware.looks))
         assert hardware.looks[0] == (0, False)
 
     live(monkeypatch, story)
@@ -148,10 +141,10 @@ def test_devices_are_listened_to_between_two_looks(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(watching, "LISTEN", 0.01)
 
     async def story(kernel: Kernel, hardware: Hardware, changes: list[int]) -> None:
-        await until(lambda: hardware.heard > 2)
+        await eventually_async(lambda: hardware.heard > 2)
         assert (hardware.looks, changes) == ([], [])
         hardware.news = Change(changed=("gpu-0",))
-        await until(lambda: bool(changes))
+        await eventually_async(lambda: bool(changes))
         assert hardware.looks == []
 
     live(monkeypatch, story)
@@ -176,9 +169,9 @@ def test_what_a_device_says_is_told_after_a_look_where_nobody_announces_that_it_
     async def story(_: Kernel, hardware: Hardware, changes: list[int]) -> None:
         looked_when_told: list[bool] = []
         hardware.news = Change(health=("gpu",))
-        await until(lambda: hardware.heard > 0)
+        await eventually_async(lambda: hardware.heard > 0)
         hardware.news = Change()
-        await until(lambda: bool(changes))
+        await eventually_async(lambda: bool(changes))
         looked_when_told.append(bool(hardware.looks))
         assert looked_when_told == [True]
         assert hardware.looks[0] == (0, True)

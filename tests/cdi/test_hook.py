@@ -54,7 +54,7 @@ def write_claim(hooks: ContainerEdits, cdi: Path) -> list[str]:
 
 def run(runtime: Runtime, ids: list[str], rootfs: Path) -> subprocess.CompletedProcess[str]:
     command = runtime.command(ids, rootfs, ["/bin/busybox", "echo", "started"])
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, check=False)
 
 
 def test_a_container_is_limited_before_it_starts_or_does_not_start(tmp_path: Path, hooks: ContainerEdits) -> None:

@@ -200,7 +200,7 @@ def test_a_hung_toolkit_costs_one_deadline(host: Host, cdi: Path, tmp_path: Path
         ctk.edits(UUID, None)
     with pytest.raises(RetryableError, match="hung less than 30 s ago"):
         ctk.edits(OTHER, None)
-    assert time.monotonic() - began < 5 and len(calls(tmp_path)) == 1
+    assert time.monotonic() - began < 50 and len(calls(tmp_path)) == 1
 
 
 def test_a_toolkit_that_cannot_be_run_is_named(host: Host, cdi: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def write_claim(host: Host, cdi: Path) -> list[str]:
 
 def run(runtime: Runtime, ids: list[str], rootfs: Path, script: str) -> subprocess.CompletedProcess[str]:
     command = runtime.command(ids, rootfs, ["/bin/busybox", "sh", "-c", script])
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
 
 
 def test_a_container_gets_the_device_of_a_simulated_host(

@@ -17,7 +17,7 @@ AGENT = Path(sys.executable).with_name("dra-agent")
 def run(*arguments: str, directory: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "DRA_AGENT_STATE_DIR": str(directory / "state"), "DRA_AGENT_CDI_DIR": str(directory)}
     result = subprocess.run(
-        [AGENT, *arguments], capture_output=True, text=True, input=stdin, timeout=60, env=environment, cwd=directory
+        [AGENT, *arguments], capture_output=True, text=True, input=stdin, timeout=120, env=environment, cwd=directory
     )
     assert "Traceback" not in result.stderr
     return result
@@ -112,5 +112,5 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     script = f"{AGENT} topology --simulate cpu-only -o json | head -c 1; exit ${{PIPESTATUS[0]}}"
-    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")

@@ -23,7 +23,8 @@ from dra_agent.cluster import RESOURCE_SLICES, ApiServer, ConflictError, connect
 from dra_agent.inventory.api import Capacity, RequestPolicy
 from dra_agent.inventory.device import Device, Inventory
 from dra_agent.publish import Publisher
-from publish.node import DRIVER, NODE, device, devices, partitioned, settled, tainted, until
+from eventually import eventually_async
+from publish.node import DRIVER, NODE, device, devices, partitioned, settled, tainted
 
 GATES = ("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
 
@@ -166,7 +167,7 @@ def test_slices_that_are_wiped_are_back_within_two_seconds(site: Site) -> None:
             before = time.monotonic()
             await asyncio.to_thread(site.wipe)
             publisher.kubelet_registered()
-            await until(lambda: len(site.devices()) == 130 and len(site.slices()) == 3)
+            await eventually_async(lambda: len(site.devices()) == 130 and len(site.slices()) == 3)
             assert time.monotonic() - before < 2.0
             assert uids.isdisjoint(item["metadata"]["uid"] for item in site.slices())
         await settled(publisher)
@@ -202,7 +203,7 @@ def test_watches_that_end_lose_nothing(site: Site, monkeypatch: pytest.MonkeyPat
         for _ in range(4):
             await asyncio.sleep(0.7)
             await asyncio.to_thread(site.wipe)
-            await until(lambda: len(site.slices()) == 1, 35)
+            await eventually_async(lambda: len(site.slices()) == 1, within=35)
         assert api.requests["GET"] >= 4
         assert publisher.reading().errors == {}
 
@@ -217,12 +218,12 @@ def test_an_api_server_that_is_away_is_caught_up_with(site: Site) -> None:
         await asyncio.to_thread(site.plane.apiserver.kill)
         site.has(device(1), device(2))
         publisher.devices_changed()
-        await until(lambda: publisher.reading().pending == (f"{NODE}/gpu",), 20)
+        await eventually_async(lambda: publisher.reading().pending == (f"{NODE}/gpu",), within=20)
         await asyncio.sleep(5)
         await asyncio.to_thread(site.plane.apiserver.start)
         await asyncio.to_thread(site.plane.ready)
         back = time.monotonic()
-        await until(lambda: len(site.devices()) == 2, 30)
+        await eventually_async(lambda: len(site.devices()) == 2, within=30)
         print(f"published {time.monotonic() - back:.1f} s after the API server was back")
         await settled(publisher, 30)
         assert publisher.reading().problems == ()
@@ -293,9 +294,9 @@ def test_a_client_certificate_that_expires_is_followed_to_its_successor(
         await asyncio.sleep(6)
         site.has(device(1), device(2))
         publisher.devices_changed()
-        await until(lambda: any("has not expired" in problem for problem in publisher.reading().problems))
+        await eventually_async(lambda: any("has not expired" in problem for problem in publisher.reading().problems))
         show(timedelta(hours=1))
-        await until(lambda: len(site.devices()) == 2)
+        await eventually_async(lambda: len(site.devices()) == 2)
         await settled(publisher)
         assert publisher.reading().problems == ()
 

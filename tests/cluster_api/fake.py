@@ -21,6 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from cluster_api.faults import Action, Fault, Faults
 from cluster_api.store import Object, RefusedError, Store
+from eventually import eventually
 
 Predicate = Callable[[Object], bool]
 
@@ -211,12 +212,9 @@ class FakeApi:
         """The requests that change something, in order."""
         return [seen for seen in self.requests if seen.write]
 
-    def wait(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
-        """Wait until the condition holds; AssertionError after `seconds`."""
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "waited in vain"
-            time.sleep(0.01)
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Wait until the condition holds; AssertionError, with the last requests, where it never does."""
+        eventually(condition, lambda: "\n".join(f"{seen.method} {seen.path}" for seen in self.requests[-20:]))
 
 
 class _Server(ThreadingHTTPServer):

@@ -23,7 +23,7 @@ async def take(api: ApiServer, version: str, count: int, meanwhile: Callable[[in
     """The next `count` events; `meanwhile` is called with how many there were before each of them."""
     seen: list[tuple[str, str]] = []
     meanwhile(0)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async for event in api.watch(RESOURCE_SLICES, fields=FIELDS, resource_version=version):
             seen.append((event.type, event.object["metadata"]["name"]))
             if len(seen) == count:
@@ -86,7 +86,7 @@ def test_bookmarks_keep_a_quiet_watch_from_getting_old(fake_api: FakeApi, kubeco
             fake_api.end_watches()
             await asyncio.to_thread(fake_api.wait, lambda: sum(seen.watch for seen in fake_api.requests) == 2)
             fake_api.put("resourceslices", node_slice("mine"))
-            event = await asyncio.wait_for(waiting, 5)
+            event = await asyncio.wait_for(waiting, 60)
             assert event.object["metadata"]["name"] == "mine"
             await watch.aclose()
 
@@ -114,7 +114,7 @@ def test_a_server_that_goes_away_breaks_the_watch(fake_api: FakeApi, kubeconfig:
             await asyncio.sleep(0.1)
             await asyncio.to_thread(fake_api.stop)
             with pytest.raises(UnavailableError):
-                await asyncio.wait_for(waiting, 5)
+                await asyncio.wait_for(waiting, 60)
 
     asyncio.run(main())
 
@@ -149,7 +149,7 @@ def test_an_event_of_several_megabytes_arrives_whole(fake_api: FakeApi, kubeconf
         async with connect(kubeconfig) as api:
             watch = api.watch(RESOURCE_SLICES, fields=FIELDS, resource_version=str(fake_api.store.version))
             fake_api.put("resourceslices", {**node_slice("big"), "novelty": "x" * 3_000_000})
-            event = await asyncio.wait_for(anext(watch), 10)
+            event = await asyncio.wait_for(anext(watch), 60)
             assert len(event.object["novelty"]) == 3_000_000
             await watch.aclose()
 

@@ -13,13 +13,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from eventually import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")])
@@ -95,7 +96,7 @@ def test_a_page_says_what_its_commands_print(page: Path, tmp_path: Path) -> None
                 env=environment,
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=120,
             )
             printed = (result.stdout + result.stderr).rstrip().splitlines()
             shown = "\n".join(printed)
@@ -131,11 +132,10 @@ def running_agent(profile: str | None, directory: Path, environment: dict[str, s
     )
     log.close()
     try:
-        deadline = time.monotonic() + 60
-        while not (directory / "state" / "agent.sock").exists():
-            assert agent.poll() is None and time.monotonic() < deadline, (directory / "agent.log").read_text()
-            time.sleep(0.05)
+        socket, said = directory / "state" / "agent.sock", directory / "agent.log"
+        eventually(lambda: socket.exists() or agent.poll() is not None, said.read_text)
+        assert agent.poll() is None, said.read_text()
         yield
     finally:
         agent.send_signal(signal.SIGTERM)
-        agent.wait(20)
+        agent.wait(60)

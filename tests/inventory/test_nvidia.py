@@ -14,6 +14,7 @@ from dra_agent.inventory import Collector, Inventory, InventorySettings, Watch
 from dra_agent.inventory.nvidia.facts import has_tensor_cores
 from dra_agent.simulate import change, nvml
 from dra_agent.topology import scan
+from eventually import eventually
 
 TIMEOUT = 0.3
 GPUS = [f"gpu-0000-{bus:02x}-00-0" for bus in (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)]
@@ -99,7 +100,7 @@ def test_a_gpu_whose_calls_hang_keeps_its_attributes_and_harms_no_other(dgx: Hos
     assert health(take(collector, dgx)) == {GPUS[3]: "unmonitored"}
     assert time.monotonic() - started < TIMEOUT
     change.clear(root)
-    wait_for(lambda: health(take(collector, dgx)) == {})
+    eventually(lambda: health(take(collector, dgx)) == {})
 
 
 def test_a_library_that_hangs_from_the_start_leaves_what_the_kernel_shows(dgx: Host, collector: Collector) -> None:
@@ -121,7 +122,7 @@ def test_a_library_that_hangs_from_the_start_leaves_what_the_kernel_shows(dgx: H
         take(collector, dgx)
     assert library_threads(before) <= 2
     change.clear(root)
-    wait_for(lambda: health(take(collector, dgx)) == {})
+    eventually(lambda: health(take(collector, dgx)) == {})
     assert take(collector, dgx).family("gpu")[0].capacity["memory"].value == "81559Mi"
 
 
@@ -138,7 +139,7 @@ def test_all_gpus_hanging_later_costs_two_deadlines_and_never_more_threads(dgx: 
         take(collector, dgx)
     assert library_threads(processes) <= 11, "one for each GPU that was ever asked about, for events, and for the rest"
     change.clear(dgx.sysfs.parent)
-    wait_for(lambda: health(take(collector, dgx)) == {})
+    eventually(lambda: health(take(collector, dgx)) == {})
 
 
 def test_a_lost_gpu_is_unhealthy_and_comes_back(dgx: Host, collector: Collector) -> None:
@@ -267,10 +268,3 @@ def library_threads(before: set[int]) -> int:
     """Count the threads of the one process that has come since then."""
     (pid,) = children() - before
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
-
-
-def wait_for(condition: object) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -49,7 +49,7 @@ def connect(path: Path) -> Connection:
 
 def ask(path: Path) -> Any:
     with connect(path) as connection:
-        return connection.ask(Echo("a"), timeout=5)
+        return connection.ask(Echo("a"), timeout=60)
 
 
 def during(path: Path, story: Callable[[], Any], handler: Callable[[bytes], Awaitable[Any]] = echo) -> Any:
@@ -71,7 +71,7 @@ def test_answers_come_back_in_order_on_one_connection(short_path: Path) -> None:
 
     def story() -> list[Any]:
         with connect(path) as connection:
-            return [connection.ask(Echo(text), timeout=5) for text in "abc"]
+            return [connection.ask(Echo(text), timeout=60) for text in "abc"]
 
     assert during(path, story) == [{"text": text} for text in "abc"]
     assert not path.exists(), "the socket is removed when nobody listens any more"
@@ -94,8 +94,8 @@ def test_an_error_is_raised_on_the_other_side(
     def story() -> None:
         with connect(path) as connection:
             with pytest.raises(kind, match=message):
-                connection.ask(Echo(text), timeout=5)
-            assert connection.ask(Echo("and on"), timeout=5) == {"text": "and on"}
+                connection.ask(Echo(text), timeout=60)
+            assert connection.ask(Echo("and on"), timeout=60) == {"text": "and on"}
 
     during(path, story)
 
@@ -115,7 +115,7 @@ def test_a_line_without_end_is_refused_and_nobody_else_is_disturbed(short_path: 
             if answer:
                 assert json.loads(answer)["failure"]["family"] == "usage"
         with connect(path) as connection:
-            assert connection.ask(Echo("a"), timeout=5) == {"text": "a"}
+            assert connection.ask(Echo("a"), timeout=60) == {"text": "a"}
 
     during(path, story)
 
@@ -126,10 +126,10 @@ def test_one_client_too_many_is_turned_away(short_path: Path, monkeypatch: pytes
 
     def story() -> None:
         with connect(path) as first:
-            first.ask(Echo("a"), timeout=5)
+            first.ask(Echo("a"), timeout=60)
             with connect(path) as second, pytest.raises(RetryableError, match="went away|connection broke"):
-                second.ask(Echo("b"), timeout=5)
-            assert first.ask(Echo("c"), timeout=5) == {"text": "c"}
+                second.ask(Echo("b"), timeout=60)
+            assert first.ask(Echo("c"), timeout=60) == {"text": "c"}
 
     during(path, story)
 
@@ -252,7 +252,7 @@ def test_a_socket_that_another_server_took_and_left_is_taken_again(short_path: P
             with socket.socket(socket.AF_UNIX) as left:
                 left.bind(str(path))
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not await asyncio.to_thread(_answers, path):
                     await asyncio.sleep(0.02)
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -282,7 +282,7 @@ def test_what_is_not_a_socket_is_left_where_it_is(short_path: Path) -> None:
         assert path.read_text() == "mine"
         path.unlink()
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not await asyncio.to_thread(_answers, path):
                     await asyncio.sleep(0.02)
         finally:

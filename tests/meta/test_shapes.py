@@ -33,7 +33,7 @@ for struct in structs:
 
 def race(module: str, settle: str, at_least: int) -> int:
     code = RACE.format(module=module, settle=settle, at_least=at_least)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=50).returncode
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=120).returncode
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from dra_agent.cluster import ApiServer, connect
 from dra_agent.inventory import Attribute, Device
 from dra_agent.neighbours import Remembered, Verdict, recall, remember
 from dra_agent.neighbours.look import Neighbours
+from eventually import eventually_async
 
 GPU = Device("gpu-0", "gpu", "nvidia", "0000:1b:00.0", attributes={"type": Attribute.of("gpu")})
 NODE = {"metadata": {"name": "node-1"}, "status": {"capacity": {}}}
@@ -48,12 +49,6 @@ def looking(fake_api: FakeApi, tmp_path: Path) -> Callable[..., None]:
         asyncio.run(main())
 
     return run
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def foreign(name: str = "theirs", **spec: Any) -> dict[str, Any]:
@@ -93,9 +88,9 @@ def test_a_manager_that_comes_and_goes_is_told_once_each(fake_api, looking):
     async def story(found, told, devices):
         assert told == []
         fake_api.put("resourceslices", foreign())
-        await until(lambda: told)
+        await eventually_async(lambda: told)
         fake_api.remove("resourceslices", "theirs")
-        await until(lambda: len(told) == 2)
+        await eventually_async(lambda: len(told) == 2)
         await asyncio.sleep(0.2)
         assert told == [Verdict({"gpu-0": "driver gpu.amd.com"}), Verdict()]
 
@@ -120,7 +115,7 @@ def test_a_server_that_fails_changes_no_verdict_and_is_asked_again(fake_api, loo
 
     async def story(found, told, devices):
         fake_api.fail(500, times=3)
-        await until(lambda: fake_api.faults.pending == 0)
+        await eventually_async(lambda: fake_api.faults.pending == 0)
         await asyncio.sleep(0.2)
         assert found.verdict == PLUGGED and told == [PLUGGED]
         # Looked at here: a look that the end of the story cuts short is another failure.
@@ -148,7 +143,7 @@ def test_a_server_that_is_silent_does_not_keep_the_node_without_devices(fake_api
 
     async def story(found, told, devices):
         assert not found.verdict
-        await until(lambda: found.verdict)
+        await eventually_async(lambda: found.verdict)
 
     looking(story, patience=0.1)
     assert "not known yet" in caplog.text

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 import dra_agent
 from dra_agent.nvml.process import EndedError, HungError, LibraryProcess, MissingError, RefusedError, StaleError
 from dra_agent.simulate import change, nvml
+from eventually import eventually
 
 ONE, OTHER = "one", "other"
 PACKAGE = Path(dra_agent.__file__).parent
@@ -41,13 +42,6 @@ def handle(process: LibraryProcess, bus: bytes = BUS) -> Any:
     return process.call("handles", 10, "nvmlDeviceGetHandleByPciBusId", bus)
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, "never happened"
-        time.sleep(0.01)
-
-
 def test_answers_and_refusals_come_back(process: LibraryProcess) -> None:
     gpu = handle(process)
     assert process.call(ONE, 10, "nvmlDeviceGetUUID", gpu).startswith("GPU-")
@@ -67,25 +61,25 @@ def test_a_call_that_hangs_keeps_its_lane_and_no_other(process: LibraryProcess, 
     with pytest.raises(HungError, match=r"did not answer within 0.2 s \(nvmlDeviceGetUUID\)"):
         process.call(ONE, 0.2, "nvmlDeviceGetUUID", gpu)
     assert process.is_stuck(ONE) and not process.is_stuck(OTHER) and process.stuck_for() >= 0.2
-    assert process.call(OTHER, 5, "nvmlDeviceGetName", gpu)
+    assert process.call(OTHER, 60, "nvmlDeviceGetName", gpu)
     with pytest.raises(HungError, match="an earlier call to NVML about"):
-        process.call(ONE, 5, "nvmlDeviceGetUUID", gpu)
-    assert time.monotonic() - started < 4
+        process.call(ONE, 60, "nvmlDeviceGetUUID", gpu)
+    assert time.monotonic() - started < 40, "the second call to the lane is refused, not waited for"
     change.clear(root)
-    until(lambda: not process.is_stuck(ONE))
+    eventually(lambda: not process.is_stuck(ONE))
     assert process.call(ONE, 5, "nvmlDeviceGetUUID", gpu) and process.stuck_for() == 0
 
 
 def test_a_slow_gpu_delays_no_other(process: LibraryProcess, root: Path) -> None:
     gpu = handle(process)
-    change.delay(root, "nvmlDeviceGetUUID", 1500)
-    slow = threading.Thread(target=process.call, args=(ONE, 30, "nvmlDeviceGetUUID", gpu))
+    change.hang(root, "nvmlDeviceGetUUID")
+    slow = threading.Thread(target=process.call, args=(ONE, 60, "nvmlDeviceGetUUID", gpu))
     slow.start()
-    until(lambda: process.busy)
-    started = time.monotonic()
+    eventually(lambda: process.busy)
     for _ in range(5):
-        process.call(OTHER, 5, "nvmlDeviceGetName", gpu)
-    assert slow.is_alive() and time.monotonic() - started < 1.4
+        process.call(OTHER, 60, "nvmlDeviceGetName", gpu)
+    assert slow.is_alive()
+    change.clear(root)
     slow.join()
 
 
@@ -96,7 +90,7 @@ def test_who_waits_for_a_slow_call_of_its_lane_waits_no_longer_than_its_deadline
     change.delay(root, "nvmlDeviceGetUUID", 3000)
     slow = threading.Thread(target=process.call, args=(ONE, 30, "nvmlDeviceGetUUID", gpu))
     slow.start()
-    until(lambda: process.busy)
+    eventually(lambda: process.busy)
     with pytest.raises(HungError, match="did not come to nvmlDeviceGetName"):
         process.call(ONE, 0.1, "nvmlDeviceGetName", gpu)
     assert not process.is_stuck(ONE), "the call before it is in time"
@@ -109,7 +103,7 @@ def test_a_call_that_had_to_wait_for_its_turn_has_its_whole_time(process: Librar
     change.delay(root, "nvmlDeviceGetUUID", 1500)
     first = threading.Thread(target=process.call, args=(ONE, 30, "nvmlDeviceGetUUID", gpu))
     first.start()
-    until(lambda: process.busy)
+    eventually(lambda: process.busy)
     # 1.5 s until it is its turn, and 1.5 s for itself.
     assert process.call(ONE, 2.5, "nvmlDeviceGetUUID", gpu)
     assert not process.is_stuck(ONE)
@@ -132,9 +126,9 @@ def test_a_process_that_dies_ends_its_calls_and_nothing_else(
 
     waiting = threading.Thread(target=ask)
     waiting.start()
-    until(lambda: process.busy)
+    eventually(lambda: process.busy)
     os.kill(process.pid, number)
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()
     assert [str(error) for error in failed] == [f"NVML's process was ended by {number.name} (in nvmlDeviceGetUUID)"]
     with pytest.raises(EndedError, match=number.name):
@@ -161,7 +155,7 @@ def test_closing_ends_it_although_a_call_hangs(process: LibraryProcess, root: Pa
         process.call(ONE, 0.1, "nvmlDeviceGetUUID", gpu)
     started = time.monotonic()
     process.close()
-    assert process.ended and time.monotonic() - started < 2
+    assert process.ended and time.monotonic() - started < 20
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
 
@@ -181,7 +175,7 @@ def test_it_outlives_no_agent(library: Path) -> None:
         "made = LibraryProcess(pynvml, pathlib.Path(sys.argv[1]), 1);"
         "print(made.pid, flush=True); os.kill(os.getpid(), 9)"
     )
-    run = subprocess.run([sys.executable, "-c", code, str(library)], capture_output=True, text=True, timeout=30)
+    run = subprocess.run([sys.executable, "-c", code, str(library)], capture_output=True, text=True, timeout=120)
     pid = int(run.stdout)
 
     def is_gone() -> bool:
@@ -190,7 +184,7 @@ def test_it_outlives_no_agent(library: Path) -> None:
         except FileNotFoundError:
             return True
 
-    until(is_gone)
+    eventually(is_gone)
 
 
 def test_signals_for_the_agent_do_not_end_it(process: LibraryProcess) -> None:
@@ -217,6 +211,6 @@ def test_starts_for_an_agent_that_only_its_launcher_can_find(library: Path) -> N
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr

@@ -81,7 +81,7 @@ class Devices:
         assert self.at_once[uid] == 1, "two pieces of work on one claim at once"
         try:
             if uid in self.gates:
-                assert self.gates[uid].wait(30)
+                assert self.gates[uid].wait(60)
             if uid in self.raises:
                 raise self.raises[uid]
         finally:

@@ -21,6 +21,7 @@ from dra_agent.prepare import ledger as ledgers
 from dra_agent.prepare import turns
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.prepare.ports import DeviceHeldError
+from eventually import DEADLINE_S
 from prepare.world import World, claim, partition
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -123,7 +124,7 @@ class Agents:
                 process.stdin.flush()
         except (OSError, ValueError):  # dead, or closed because it is dead
             return None
-        return answer.get(timeout=60)
+        return answer.get(timeout=120)
 
     def kill(self, slot: int) -> None:
         with self.lock:
@@ -142,15 +143,20 @@ class Agents:
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.close()
-            process.wait(timeout=60)
+            process.wait(timeout=120)
 
 
 def test_two_agents_under_load_and_sigkill_have_one_truth(tmp_path: Path) -> None:
     agents = Agents(tmp_path)
     held: dict[str, str] = {}  # device: uid, as the kubelet was answered
     guards = {f"gpu-{number}": threading.Lock() for number in range(6)}
-    over = time.monotonic() + 8
+    least = time.monotonic() + 4
     answers = dict.fromkeys(("prepared", "released", "refused", "died"), 0)
+
+    def enough() -> bool:
+        """Whether everything happened several times, however long that takes on a busy machine."""
+        now = time.monotonic()
+        return now > least and (now > least + 10 * DEADLINE_S or (agents.kills >= 5 and min(answers.values()) > 5))
 
     def insist(chance: random.Random, *words: str) -> str:
         while True:
@@ -163,7 +169,7 @@ def test_two_agents_under_load_and_sigkill_have_one_truth(tmp_path: Path) -> Non
     def kubelet(number: int) -> None:
         chance = random.Random(number)
         for turn in range(1 << 30):
-            if time.monotonic() > over:
+            if enough():
                 return
             device = chance.choice(sorted(guards))
             with guards[device]:
@@ -188,14 +194,16 @@ def test_two_agents_under_load_and_sigkill_have_one_truth(tmp_path: Path) -> Non
 
     def killer() -> None:
         chance = random.Random(99)
-        while time.monotonic() < over:
+        while not enough():
             time.sleep(chance.uniform(0.2, 0.6))
             agents.kill(chance.randrange(2))
 
-    with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(killer), *(pool.submit(kubelet, number) for number in range(3))]:
-            done.result()
-    agents.stop()
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(killer), *(pool.submit(kubelet, number) for number in range(3))]:
+                done.result()
+    finally:
+        agents.stop()
     assert agents.kills >= 5 and min(answers.values()) > 5, (agents.kills, answers)
     with JournalLedger(tmp_path / "state", "boot-1") as ledger:
         entries = ledger.entries()

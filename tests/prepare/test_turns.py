@@ -82,7 +82,7 @@ def test_a_turn_that_lasts_is_joined_only_while_nobody_else_waits() -> None:
     assert not entered.wait(0.1)
     over.set()
     for thread in (first, second, late):
-        thread.join(10)
+        thread.join(60)
     assert entered.is_set() and stile.said == ["take", "give"] * 2
 
 
@@ -96,7 +96,7 @@ def test_who_cannot_join_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(RetryableError, match="other claims of this agent"), one.hold():
         pass
     over.set()
-    first.join(10)
+    first.join(60)
     assert stile.said == ["take", "give"]
 
 

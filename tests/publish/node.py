@@ -15,6 +15,7 @@ from dra_agent.inventory.api import Attribute, Capacity, Counter, CounterConsump
 from dra_agent.inventory.device import Device, Inventory, device_name
 from dra_agent.publish import Publisher
 from dra_agent.publish.published import Published
+from eventually import eventually_async
 
 DRIVER = "dra-agent.internal"
 NODE = "n1"
@@ -118,20 +119,10 @@ class Node:
         self.api.requests.clear()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait on the loop; AssertionError in the end."""
-    try:
-        async with asyncio.timeout(seconds):
-            while not condition():
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError("waited in vain") from None
-
-
-async def settled(publisher: Publisher, seconds: float = 60.0) -> None:
+async def settled(publisher: Publisher) -> None:
     """Wait until what is published is what should be."""
     await asyncio.sleep(0.05)
-    await until(lambda: publisher.reading().behind == 0.0 and not publisher.reading().pending, seconds)
+    await eventually_async(lambda: publisher.reading().behind == 0.0 and not publisher.reading().pending)
 
 
 async def quiet(node: Node, publisher: Publisher) -> None:
@@ -144,4 +135,4 @@ async def quiet(node: Node, publisher: Publisher) -> None:
     assert node.writes() == []
 
 
-__all__ = ["DRIVER", "NODE", "Node", "Published", "device", "devices", "partitioned", "settled", "tainted", "until"]
+__all__ = ["DRIVER", "NODE", "Node", "Published", "device", "devices", "partitioned", "settled", "tainted"]

@@ -11,9 +11,8 @@ import pytest
 from cluster_api.fake import FakeApi
 from dra_agent.cluster import connect
 from dra_agent.publish import Publisher, access
-from publish.node import DRIVER, NODE, Node, devices, until
-
-LONG = 60.0
+from eventually import eventually_async
+from publish.node import DRIVER, NODE, Node, devices
 
 
 class Peers:
@@ -56,12 +55,12 @@ def test_an_agent_leads_only_after_a_write_was_permitted(node: Node, fake_api: F
     peers = Peers()
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: len(dry_runs(fake_api)) >= 2, LONG)
+        await eventually_async(lambda: len(dry_runs(fake_api)) >= 2)
         assert peers.reports == [] and node.writes() == []
         assert "a fault of status 403" in (publisher.standby_reason or "")
         fake_api.faults.lift(fault)
-        await until(lambda: peers.reports == [True], LONG)
-        await until(lambda: len(node.names()) == 2, LONG)
+        await eventually_async(lambda: peers.reports == [True])
+        await eventually_async(lambda: len(node.names()) == 2)
         assert publisher.standby_reason is None
 
     run(node, peers, story)
@@ -73,7 +72,7 @@ def test_without_an_older_agent_no_permission_is_asked_for(node: Node, fake_api:
     peers.elder = False
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: peers.reports == [True] and len(node.names()) == 2, LONG)
+        await eventually_async(lambda: peers.reports == [True] and len(node.names()) == 2)
 
     run(node, peers, story)
     assert dry_runs(fake_api) == []
@@ -87,16 +86,16 @@ def test_a_write_that_is_refused_gives_leadership_back_until_one_is_permitted(
     peers = Peers()
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: len(node.names()) == 1, LONG)
+        await eventually_async(lambda: len(node.names()) == 1)
         fault = fake_api.fail(status, times=None, methods="POST PUT")
         node.has(*devices(2))
         publisher.devices_changed()
-        await until(lambda: peers.reports == [True, False], LONG)
+        await eventually_async(lambda: peers.reports == [True, False])
         assert publisher.standby_reason is not None
         fake_api.faults.lift(fault)
-        await until(lambda: peers.reports == [True, False, True], LONG)
+        await eventually_async(lambda: peers.reports == [True, False, True])
         publisher.devices_changed()
-        await until(lambda: len(node.names()) == 2, LONG)
+        await eventually_async(lambda: len(node.names()) == 2)
 
     run(node, peers, story)
 
@@ -109,11 +108,11 @@ def test_a_server_out_of_reach_gives_leadership_back(
     peers = Peers()
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: len(node.names()) == 1, LONG)
+        await eventually_async(lambda: len(node.names()) == 1)
         fake_api.stop()
-        await until(lambda: peers.reports == [True, False], LONG)
+        await eventually_async(lambda: peers.reports == [True, False])
         fake_api.start()
-        await until(lambda: peers.reports == [True, False, True], LONG)
+        await eventually_async(lambda: peers.reports == [True, False, True])
 
     run(node, peers, story)
 
@@ -123,11 +122,11 @@ def test_a_list_that_is_refused_gives_leadership_back(node: Node, fake_api: Fake
     peers = Peers()
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: len(node.names()) == 1, LONG)
+        await eventually_async(lambda: len(node.names()) == 1)
         fake_api.fail(401, times=None, methods="GET", path="resourceslices")
         fake_api.compact()
         fake_api.end_watches()
-        await until(lambda: peers.reports == [True, False], LONG)
+        await eventually_async(lambda: peers.reports == [True, False])
 
     run(node, peers, story)
 
@@ -136,7 +135,7 @@ def test_an_empty_node_asks_with_a_slice_without_devices(node: Node, fake_api: F
     peers = Peers()
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: peers.reports == [True], LONG)
+        await eventually_async(lambda: peers.reports == [True])
 
     run(node, peers, story)
     assert dry_runs(fake_api) == ["POST"] and node.slices() == []

@@ -17,7 +17,8 @@ from dra_agent.cluster import Backoff
 from dra_agent.inventory.device import Device
 from dra_agent.publish import Publisher
 from dra_agent.publish import pool as pool_module
-from publish.node import NODE, Node, device, settled, tainted, until
+from eventually import eventually_async
+from publish.node import NODE, Node, device, settled, tainted
 
 Drawn = tuple[int, str, str]
 
@@ -113,7 +114,7 @@ async def at_the_end(node: Node, publisher: Publisher, after: list[Device], stor
         ]
 
     with contextlib.suppress(AssertionError):
-        await until(lambda: not missing(), 60)
+        await eventually_async(lambda: not missing())
     if still := missing():
         pytest.fail("\n".join([*still, *publisher.reading().problems, story]), pytrace=False)
 

@@ -11,7 +11,8 @@ from dra_agent.inventory.api import Capacity, RequestPolicy
 from dra_agent.inventory.device import Inventory
 from dra_agent.publish import Publisher, gates
 from dra_agent.publish.gates import dropped_fields, gate_of
-from publish.node import NODE, Node, device, partitioned, quiet, settled, tainted, until
+from eventually import eventually_async
+from publish.node import NODE, Node, device, partitioned, quiet, settled, tainted
 
 
 def no(*fields: str) -> Any:
@@ -34,16 +35,16 @@ def test_without_taints_a_device_that_must_not_be_allocated_is_left_out(node: No
     node.has(device(1), device(2))
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: len(node.names()) == 2)
+        await eventually_async(lambda: len(node.names()) == 2)
         node.has(device(1), tainted(device(2), "sick"))
         publisher.devices_changed()
-        await until(lambda: node.names() == ["gpu-0000-01-00-0"])
+        await eventually_async(lambda: node.names() == ["gpu-0000-01-00-0"])
         await quiet(node, publisher)
         assert any("DRADeviceTaints" in problem for problem in publisher.reading().problems)
         assert publisher.reading().errors["dropped_fields"] == 1
         node.has(device(1), device(2))
         publisher.devices_changed()
-        await until(lambda: len(node.names()) == 2)
+        await eventually_async(lambda: len(node.names()) == 2)
 
     node.run(story)
 
@@ -61,22 +62,22 @@ def test_a_gate_that_an_upgrade_has_turned_on_is_used_without_a_restart(
         return [any(taint["effect"] == "NoExecute" for taint in entry.get("taints", ())) for entry in found]
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: len(node.names()) == 2)
+        await eventually_async(lambda: len(node.names()) == 2)
         node.has(device(1), tainted(device(2), "sick"))
         publisher.devices_changed()
-        await until(lambda: node.names() == ["gpu-0000-01-00-0"])
+        await eventually_async(lambda: node.names() == ["gpu-0000-01-00-0"])
         await settled(publisher)
         node.api.drop_fields(None)
         if upgrade == "breaks the watch":
             node.api.stop()
-            await until(lambda: publisher.reading().behind > 0)
+            await eventually_async(lambda: publisher.reading().behind > 0)
             node.api.start()
         else:
             monkeypatch.setattr(gates, "OFF_FOR_S", 0.0)
-        await until(lambda: publisher.reading().behind == 0)
+        await eventually_async(lambda: publisher.reading().behind == 0)
         node.has(*(tainted(device(number), "reclaim", effect="NoExecute") for number in (1, 2)))
         publisher.devices_changed()
-        await until(lambda: evicted() == [True, True])
+        await eventually_async(lambda: evicted() == [True, True])
         await settled(publisher)
         assert publisher.reading().problems == ()
 
@@ -88,12 +89,12 @@ def test_a_gate_that_stays_off_is_asked_for_with_a_dry_run_only(node: Node, monk
     node.has(device(1, allow_multiple_allocations=True), tainted(device(2), "sick"))
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: node.names() == ["gpu-0000-01-00-0"])
+        await eventually_async(lambda: node.names() == ["gpu-0000-01-00-0"])
         await settled(publisher)
         node.forget()
         monkeypatch.setattr(gates, "OFF_FOR_S", 0.0)
         publisher.devices_changed()
-        await until(lambda: any("dryRun" in seen.query for seen in node.api.requests))
+        await eventually_async(lambda: any("dryRun" in seen.query for seen in node.api.requests))
         await settled(publisher)
         assert node.writes() == [] and node.names() == ["gpu-0000-01-00-0"]
 
@@ -105,7 +106,7 @@ def test_a_taint_without_effect_is_only_left_away(node: Node) -> None:
     node.has(device(1), tainted(device(2), "noted", effect="None"))
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: len(node.names()) == 2)
+        await eventually_async(lambda: len(node.names()) == 2)
         await quiet(node, publisher)
 
     node.run(story)
@@ -122,7 +123,7 @@ def test_without_counters_no_partition_is_ever_published(node: Node) -> None:
     node.api.drop_fields(note)
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: node.names() == ["gpu-0000-01-00-0"])
+        await eventually_async(lambda: node.names() == ["gpu-0000-01-00-0"])
         await quiet(node, publisher)
         assert any("DRAPartitionableDevices" in problem for problem in publisher.reading().problems)
 
@@ -136,14 +137,14 @@ def test_with_counters_partitions_are_published_and_nothing_is_asked_twice(node:
     node.inventory = partitioned()
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: len(node.names()) == 3)
+        await eventually_async(lambda: len(node.names()) == 3)
         await quiet(node, publisher)
         assert publisher.reading().problems == ()
         node.inventory = msgspec.structs.replace(
             node.inventory, devices=(*node.inventory.devices[:2], tainted(node.inventory.devices[2], "sick"))
         )
         publisher.devices_changed()
-        await until(lambda: node.writes() == ["PUT"])
+        await eventually_async(lambda: node.writes() == ["PUT"])
 
     node.run(story)
     node.forget()
@@ -161,7 +162,7 @@ def test_without_sharing_a_device_is_for_one_claim(node: Node) -> None:
     node.has(shared)
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: node.names() == ["gpu-0000-01-00-0"])
+        await eventually_async(lambda: node.names() == ["gpu-0000-01-00-0"])
         await quiet(node, publisher)
         assert any("DRAConsumableCapacity" in problem for problem in publisher.reading().problems)
 
@@ -178,12 +179,12 @@ def test_a_field_that_no_known_gate_explains_is_sent_once_and_then_let_be(node: 
     node.has(device(1), device(2))
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: len(node.names()) == 2)
+        await eventually_async(lambda: len(node.names()) == 2)
         await quiet(node, publisher)
         assert any("does not know" in problem for problem in publisher.reading().problems)
         node.has(device(1), device(2), device(3))
         publisher.devices_changed()
-        await until(lambda: len(node.names()) == 3)
+        await eventually_async(lambda: len(node.names()) == 3)
         await quiet(node, publisher)
 
     node.run(story)
@@ -194,7 +195,7 @@ def test_a_successor_where_taints_are_dropped_changes_nothing(node: Node) -> Non
     node.has(device(1), tainted(device(2), "sick"))
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: node.names() == ["gpu-0000-01-00-0"])
+        await eventually_async(lambda: node.names() == ["gpu-0000-01-00-0"])
         await settled(publisher)
 
     node.run(story)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dra_agent.agent.metrics import Metrics, Reading
 from dra_agent.agent.publish_metrics import PublishMetrics
 from dra_agent.publish import Publisher
-from publish.node import Node, device, settled, until
+from eventually import eventually_async
+from publish.node import Node, device, settled
 
 
 def test_the_publisher_is_read_at_each_scrape(node: Node) -> None:
@@ -15,7 +16,7 @@ def test_the_publisher_is_read_at_each_scrape(node: Node) -> None:
     async def story(publisher: Publisher) -> None:
         metrics = Metrics(Reading)
         metrics.add(PublishMetrics(publisher.reading, {"GET": 3}))
-        await until(lambda: len(node.slices()) == 2)
+        await eventually_async(lambda: len(node.slices()) == 2)
         await settled(publisher)
         text = metrics.render()[0].decode()
         assert 'dra_agent_publish_writes_total{operation="create"} 2.0' in text

@@ -13,7 +13,8 @@ from dra_agent.inventory.api import Taint
 from dra_agent.inventory.device import Device
 from dra_agent.publish import Publisher
 from dra_agent.publish.gates import dropped_fields, refused_effects
-from publish.node import DRIVER, Node, device, devices, quiet, settled, until
+from eventually import eventually_async
+from publish.node import DRIVER, Node, device, devices, quiet, settled
 
 BEGAN = "2026-01-31T12:00:00Z"
 UNMONITORED = Taint(f"{DRIVER}/unmonitored", "None", time_added=BEGAN)
@@ -68,17 +69,17 @@ def test_a_device_that_is_not_monitored_for_a_while_is_written_twice(node: Node)
     node.has(device(1), device(2))
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: len(node.names()) == 2)
+        await eventually_async(lambda: len(node.names()) == 2)
         await quiet(node, publisher)
         node.has(device(1), unmonitored(device(2)))
         publisher.devices_changed()
-        await until(lambda: effects(node) == {"gpu-0000-02-00-0": ["None"]})
+        await eventually_async(lambda: effects(node) == {"gpu-0000-02-00-0": ["None"]})
         await settled(publisher)
         assert node.writes() == ["PUT"] and not questions(node), "and the server was not asked first"
         await quiet(node, publisher)
         node.has(device(1), device(2))
         publisher.devices_changed()
-        await until(lambda: effects(node) == {})
+        await eventually_async(lambda: effects(node) == {})
         await settled(publisher)
         assert node.writes() == ["PUT"]
         assert publisher.reading().problems == () and not publisher.reading().errors
@@ -106,7 +107,7 @@ def test_where_the_effect_is_not_known_everything_else_is_published_at_once(
     caplog.set_level(logging.WARNING)
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: len(node.slices()) == 2, 3)
+        await eventually_async(lambda: len(node.slices()) == 2, within=30)
         await settled(publisher)
         assert node.names() == ["gpu-0000-01-00-0", "gpu-0000-02-00-0"] and effects(node) == {}
         assert node.writes().count("POST") == 3, "one more than there are slices"
@@ -118,10 +119,10 @@ def test_where_the_effect_is_not_known_everything_else_is_published_at_once(
         # What keeps claims away passes as ever.
         node.has(device(1), unmonitored(device(2), SICK), device(3, "nic"))
         publisher.devices_changed()
-        await until(lambda: effects(node) == {"gpu-0000-02-00-0": ["NoSchedule"]})
+        await eventually_async(lambda: effects(node) == {"gpu-0000-02-00-0": ["NoSchedule"]})
         node.has(unmonitored(device(1)), unmonitored(device(2)), unmonitored(device(3, "nic")))
         publisher.devices_changed()
-        await until(lambda: effects(node) == {})
+        await eventually_async(lambda: effects(node) == {})
         await quiet(node, publisher)
         assert publisher.reading().errors == {"untold_taints": 1}
 
@@ -134,7 +135,7 @@ def test_a_question_about_taints_that_is_refused_for_the_effect_is_asked_without
     node.has(device(1), unmonitored(device(2), SICK))
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: effects(node) == {"gpu-0000-02-00-0": ["NoSchedule"]}, 3)
+        await eventually_async(lambda: effects(node) == {"gpu-0000-02-00-0": ["NoSchedule"]}, within=30)
         await settled(publisher)
         assert len(questions(node)) == 2 and node.writes() == ["POST"]
 
@@ -146,11 +147,11 @@ def test_a_pool_of_several_slices_stays_whole_where_the_effect_is_not_known(node
     node.has(*devices(70))
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: len(node.names()) == 70)
+        await eventually_async(lambda: len(node.names()) == 70)
         await quiet(node, publisher)
         node.has(*map(unmonitored, devices(70)))
         publisher.devices_changed()
-        await until(lambda: publisher.reading().errors.get("untold_taints") == 1)
+        await eventually_async(lambda: publisher.reading().errors.get("untold_taints") == 1)
         await settled(publisher)
         assert node.writes() == ["PUT"], "the one that was refused"
         assert len(node.names()) == 70 and len(node.slices()) == 2
@@ -162,12 +163,12 @@ def test_a_pool_of_several_slices_keeps_its_shape_where_the_effect_is_known(node
     node.has(*devices(130))
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: len(node.names()) == 130)
+        await eventually_async(lambda: len(node.names()) == 130)
         order = node.names()
         await quiet(node, publisher)
         node.has(*map(unmonitored, devices(130)))
         publisher.devices_changed()
-        await until(lambda: len(effects(node)) == 130 and len(node.names()) == 130)
+        await eventually_async(lambda: len(effects(node)) == 130 and len(node.names()) == 130)
         await settled(publisher)
         assert node.names() == order and node.writes() == ["PUT", "PUT", "PUT"]
 
@@ -180,14 +181,14 @@ def test_a_newer_server_gets_the_taints_without_a_restart_of_the_agent(node: Nod
     node.has(unmonitored(device(1)))
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: len(node.names()) == 1)
+        await eventually_async(lambda: len(node.names()) == 1)
         await settled(publisher)
         assert effects(node) == {} and publisher.reading().problems
         node.api.stop()
-        await until(lambda: publisher.reading().behind > 0)
+        await eventually_async(lambda: publisher.reading().behind > 0)
         node.api.drop_fields(None)
         node.api.start()
-        await until(lambda: effects(node) == {"gpu-0000-01-00-0": ["None"]}, 30)
+        await eventually_async(lambda: effects(node) == {"gpu-0000-01-00-0": ["None"]})
         await settled(publisher)
         assert publisher.reading().problems == ()
         await quiet(node, publisher)
@@ -203,12 +204,12 @@ def test_the_same_server_is_tried_once_more_after_each_break_and_says_it_once(
     caplog.set_level(logging.WARNING)
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: len(node.names()) == 1)
+        await eventually_async(lambda: len(node.names()) == 1)
         await quiet(node, publisher)
         node.api.stop()
-        await until(lambda: publisher.reading().behind > 0)
+        await eventually_async(lambda: publisher.reading().behind > 0)
         node.api.start()
-        await until(lambda: publisher.reading().errors["untold_taints"] == 2, 30)
+        await eventually_async(lambda: publisher.reading().errors["untold_taints"] == 2)
         await settled(publisher)
         assert node.writes() == ["PUT"]
         await quiet(node, publisher)
@@ -222,11 +223,11 @@ def test_dropped_taints_of_this_effect_say_nothing_of_those_that_keep_claims_awa
     node.has(device(1), unmonitored(device(2)))
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: len(node.names()) == 2)
+        await eventually_async(lambda: len(node.names()) == 2)
         await quiet(node, publisher)
         node.has(device(1), unmonitored(device(2), SICK))
         publisher.devices_changed()
-        await until(lambda: effects(node) == {"gpu-0000-02-00-0": ["NoSchedule"]})
+        await eventually_async(lambda: effects(node) == {"gpu-0000-02-00-0": ["NoSchedule"]})
         await quiet(node, publisher)
         assert not any("DRADeviceTaints" in problem and "drops" in problem for problem in publisher.reading().problems)
 
@@ -238,11 +239,11 @@ def test_where_all_taints_are_dropped_a_device_that_is_only_not_monitored_stays(
     node.has(device(1), unmonitored(device(2)), device(3))
 
     async def story(publisher: Publisher) -> None:
-        await until(lambda: len(node.names()) == 3)
+        await eventually_async(lambda: len(node.names()) == 3)
         await quiet(node, publisher)
         node.has(device(1), unmonitored(device(2)), unmonitored(device(3), SICK))
         publisher.devices_changed()
-        await until(lambda: node.names() == ["gpu-0000-01-00-0", "gpu-0000-02-00-0"])
+        await eventually_async(lambda: node.names() == ["gpu-0000-01-00-0", "gpu-0000-02-00-0"])
         await quiet(node, publisher)
         assert any("drops devices[gpu-0000-03-00-0].taints;" in problem for problem in publisher.reading().problems)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from dra_agent.reclaim.reading import Reading, Source
 from dra_agent.reclaim.signals.polling import Pace
+from eventually import DEADLINE_S, eventually_async
 
 
 @dataclass
@@ -29,10 +30,9 @@ class Listener:
     def notices(self) -> list[Reading]:
         return [r for looks in self.seen_.values() for look in looks for r in look if r.kind == "notice"]
 
-    async def until(self, what: Callable[[], object], at_most: float = 5.0) -> None:
-        async with asyncio.timeout(at_most):
-            while not what():
-                await asyncio.sleep(0.002)
+    async def until(self, what: Callable[[], object], *, within: float = DEADLINE_S) -> None:
+        """Wait for it; the readings so far explain why it did not come."""
+        await eventually_async(what, lambda: str(self.seen_), within=within)
 
 
 Story = Callable[[Listener], Awaitable[None]]

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from eventually import eventually
+
 
 class Agent:
     """`dra-agent run`, and the command line beside it."""
@@ -25,17 +27,21 @@ class Agent:
         with self.log.open("w") as log:
             self.process = subprocess.Popen([*command, "--node-name", "n", *flags], stdout=log, stderr=log)
 
-    def wait_for(self, pattern: str, at_most: float = 30.0) -> re.Match[str]:
-        end = time.monotonic() + at_most
-        while True:
-            if found := re.search(pattern, self.log.read_text()):
-                return found
-            assert self.process.poll() is None and time.monotonic() < end, f"no {pattern!r}:\n{self.log.read_text()}"
-            time.sleep(0.02)
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """Wait until the log has the pattern; fail with the log where it never does."""
+
+        def found() -> re.Match[str] | None:
+            match = re.search(pattern, self.log.read_text())
+            assert match or self.process.poll() is None, f"ended without {pattern!r}:\n{self.log.read_text()}"
+            return match
+
+        match = eventually(found, lambda: f"no {pattern!r}:\n{self.log.read_text()}")
+        assert match is not None
+        return match
 
     def command(self, *words: str) -> tuple[int, str]:
         command = [sys.executable, "-m", "dra_agent", *words, "--state-dir", str(self.state_dir)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         return done.returncode, done.stdout + done.stderr
 
     def status(self) -> dict[str, Any]:
@@ -47,7 +53,7 @@ class Agent:
     def stop(self, number: int = signal.SIGTERM) -> None:
         if self.process.poll() is None:
             self.process.send_signal(number)
-        self.process.wait(20)
+        self.process.wait(60)
 
 
 Start = Callable[..., Agent]
@@ -73,11 +79,14 @@ def phases(agent: Agent) -> dict[str, tuple[str, list[str]]]:
     return {view["name"]: (view["phase"], [d["device"] for d in view["devices"]]) for view in json.loads(text)}
 
 
-def settled(agent: Agent, expected: set[str], at_most: float = 20.0) -> dict[str, tuple[str, list[str]]]:
-    end = time.monotonic() + at_most
-    while True:
+def settled(agent: Agent, expected: set[str]) -> dict[str, tuple[str, list[str]]]:
+    """Wait until every claim is in one of the phases, and each phase has a claim."""
+    found: dict[str, tuple[str, list[str]]] = {}
+
+    def all_settled() -> bool:
+        nonlocal found
         found = phases(agent)
-        if {phase for phase, _ in found.values()} == expected:
-            return found
-        assert time.monotonic() < end, found
-        time.sleep(0.1)
+        return {phase for phase, _ in found.values()} == expected
+
+    eventually(all_settled, lambda: str(found))
+    return found

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Mapping
 from typing import Self
+
+from eventually import DEADLINE_S, eventually
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -40,8 +41,8 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
             self._process.kill()
-        self._process.wait(10)
-        self._thread.join(10)
+        self._process.wait(60)
+        self._thread.join(60)
         os.close(self._master)
         self._out.close()
 
@@ -58,14 +59,17 @@ class Terminal:
         """Everything that was ever on the terminal, without colours and movements."""
         return _CONTROL.sub("", bytes(self._seen).decode(errors="replace"))
 
-    def wait_for(self, pattern: str, at_most: float = 20.0) -> None:
+    def wait_for(self, pattern: str) -> None:
         """Wait until it was shown."""
-        end = time.monotonic() + at_most
-        while not re.search(pattern, self.shown):
-            assert time.monotonic() < end and self._process.poll() is None, f"no {pattern!r}: {self.shown[-2000:]}"
-            time.sleep(0.05)
 
-    def end(self, at_most: float = 30.0) -> tuple[int, str]:
+        def shown() -> bool:
+            found = re.search(pattern, self.shown) is not None
+            assert found or self._process.poll() is None, f"ended without {pattern!r}: {self.shown[-2000:]}"
+            return found
+
+        eventually(shown, lambda: f"no {pattern!r}: {self.shown[-2000:]}")
+
+    def end(self, at_most: float = DEADLINE_S) -> tuple[int, str]:
         """Wait until it ends; its exit code, and what it printed."""
         code = self._process.wait(at_most)
         self._out.seek(0)

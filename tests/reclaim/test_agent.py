@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from eventually import eventually
 from reclaim.metadata.aws import FakeAws
 from reclaim.running import Agent, Start, phases, settled
 
@@ -22,7 +23,7 @@ def test_a_notice_of_a_cloud_reaches_the_agent_and_survives_its_death(start: Sta
     assert agent.status()["phase"] == "none"
     when = (datetime.now(UTC) + timedelta(seconds=120)).strftime("%Y-%m-%dT%H:%M:%SZ")
     aws.set(spot={"action": "terminate", "time": when})
-    agent.wait_for("reclaim: notice", 5.0)
+    agent.wait_for("reclaim: notice")
     before = agent.status()
     assert before["events"][0]["source"] == "aws.spot" and 100 < before["seconds_left"] < 120
     agent.stop(signal.SIGKILL)
@@ -60,7 +61,7 @@ def test_metrics_tell_how_well_sources_are_heard(start: Start, aws: FakeAws) -> 
     aws.set(autoscaling="Terminated")
     agent.wait_for("reclaim: notice")
     port = agent.wait_for(r"port=(\d+)")[1]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
         text = answer.read().decode()
     assert 'dra_agent_reclaim_source_up{source="aws.spot"} 1.0' in text
     assert 'dra_agent_reclaim_phase{phase="notice"} 1.0' in text and "dra_agent_reclaim_notices_total 1.0" in text
@@ -81,7 +82,7 @@ def test_metrics_tell_how_well_sources_are_heard(start: Start, aws: FakeAws) -> 
 )
 def test_a_mistake_in_the_section_ends_the_start(tmp_path: Path, config: str, complaint: str) -> None:
     agent = Agent(tmp_path, config)
-    assert agent.process.wait(30) == 2
+    assert agent.process.wait(60) == 2
     assert complaint in agent.log.read_text() and "Traceback" not in agent.log.read_text()
 
 
@@ -126,10 +127,7 @@ def test_without_kubernetes_claims_are_given_up_and_come_back(
     assert {phase for phase, _ in phases(again).values()} == {"Pending"}
     assert again.command("reclaim", "cancel")[0] == 0
     settled(again, {"Pending", "Prepared"})
-    end = time.monotonic() + 10
-    while phases(again) != before and time.monotonic() < end:
-        time.sleep(0.1)
-    assert phases(again) == before
+    eventually(lambda: phases(again) == before, lambda: str(phases(again)))
 
 
 def test_at_the_next_boot_claims_are_allocated_again(start: Start, tmp_path: Path, claims: Path) -> None:
@@ -164,7 +162,7 @@ def test_told_to_stop_it_releases_claims_first(start: Start, tmp_path: Path, cla
     agent.command("claim", "apply", "-f", str(claims))
     agent.command("reclaim", "start", "--in", "30")
     agent.process.send_signal(signal.SIGTERM)
-    assert agent.process.wait(20) == 0
+    assert agent.process.wait(60) == 0
     said = agent.log.read_text()
     assert "claims have to be given back first" in said and "every claim is released" in said
 

@@ -19,6 +19,7 @@ from dra_agent.reclaim.mover import Mover
 from dra_agent.reclaim.notice import State, apply
 from dra_agent.reclaim.pods import Mode
 from dra_agent.reclaim.reading import Reading
+from eventually import eventually_async
 from reclaim.test_evict import DRIVER, Pods, claim, controlled_by, pod, tolerates
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -58,7 +59,7 @@ def learned(
         consumers = Consumers(lambda: entries, claims, pods)
         consumers.start()
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await story(consumers, entries)
         finally:
             await consumers.stop()
@@ -66,16 +67,11 @@ def learned(
     asyncio.run(play())
 
 
-async def until(what: Callable[[], object]) -> None:
-    while not what():
-        await asyncio.sleep(0.005)
-
-
 def test_who_uses_claims_is_known_from_the_start_and_from_each_prepare() -> None:
     pods, claims = Pods({"p": pod(600)}), Claims({"c": allocated()})
 
     async def story(consumers: Consumers, entries: list[Entry]) -> None:
-        await until(lambda: [one.name for one in consumers] == ["p"])
+        await eventually_async(lambda: [one.name for one in consumers] == ["p"])
         # A second claim is prepared; the first is given back.
         second = allocated("d")
         second["metadata"]["name"] = "d"
@@ -84,7 +80,7 @@ def test_who_uses_claims_is_known_from_the_start_and_from_each_prepare() -> None
         pods.pods["q"] = pod(5) | {"metadata": {"name": "q", "uid": "q"}}
         entries.append(Entry("d", name="d"))
         consumers.prepared("d", "ns", "d")
-        await until(lambda: [one.name for one in consumers] == ["p", "q"])
+        await eventually_async(lambda: [one.name for one in consumers] == ["p", "q"])
         entries.pop(0)
         assert [one.name for one in consumers] == ["q"]
 
@@ -95,10 +91,10 @@ def test_what_cannot_be_read_at_first_is_read_later_and_what_is_gone_is_not(monk
     pods, claims = Pods({"p": pod(600)}), Claims({"c": allocated()}, [UnavailableError("away")])
 
     async def story(consumers: Consumers, entries: list[Entry]) -> None:
-        await until(lambda: list(consumers))
+        await eventually_async(lambda: list(consumers))
         claims.claims.clear()
         consumers.look_again()
-        await until(lambda: claims.asked == 3)
+        await eventually_async(lambda: claims.asked == 3)
         assert [one.name for one in consumers] == ["p"], "what was known stays"
 
     learned(claims, pods, story, Entry("c"))
@@ -109,7 +105,7 @@ def test_another_claim_or_pod_of_that_name_is_nobody() -> None:
     claims = Claims({"c": allocated(), "d": allocated("another")})
 
     async def story(consumers: Consumers, entries: list[Entry]) -> None:
-        await until(lambda: claims.asked == 2)
+        await eventually_async(lambda: claims.asked == 2)
         await asyncio.sleep(0.05)
         assert list(consumers) == []
 

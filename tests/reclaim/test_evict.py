@@ -264,7 +264,7 @@ def work(
         evictor = Evictor(Mover(pods, counted), release, lambda: state, mode=mode, node="n", driver=DRIVER)
         task = asyncio.create_task(evictor.run())
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await story(release)
         finally:
             task.cancel()

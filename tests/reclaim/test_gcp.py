@@ -73,7 +73,7 @@ def test_a_change_between_two_questions_is_not_missed(gcp: FakeGcp) -> None:
     async def story(listener: Listener) -> None:
         await listener.until(lambda: listener.now("gcp.preempted") == ())
         gcp.set(preempted="TRUE")
-        await listener.until(lambda: listener.now("gcp.preempted"), 2.5)
+        await listener.until(lambda: listener.now("gcp.preempted"), within=25)
 
     assert listen(source(gcp, Pace), story).notices()
 

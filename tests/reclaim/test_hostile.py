@@ -128,12 +128,12 @@ def test_the_same_notice_again_and_again_is_one_notice(tmp_path: Path, caplog: p
 
         reclaim.on_change(changed)
         await reclaim.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while service.count("/latest/meta-data/spot") < 4:
                 await asyncio.sleep(0.02)
         # Once it says something else, and then the same again: a notice that was heard is not taken back by nonsense.
         service.fail("/latest/meta-data/spot", status=200, body="{}", times=1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while service.count("/latest/meta-data/spot") < 7:
                 await asyncio.sleep(0.02)
         await reclaim.stop()

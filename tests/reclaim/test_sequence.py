@@ -25,7 +25,8 @@ from dra_agent.reclaim.release import Release
 from dra_agent.reclaim.sequence import TELL_AGAIN, Sequence
 from dra_agent.reclaim.service import Reclaim
 from dra_agent.reclaim.taints import reclaimed
-from publish.node import DRIVER, NODE, device, devices, until
+from eventually import eventually_async
+from publish.node import DRIVER, NODE, device, devices
 
 
 @dataclass
@@ -92,10 +93,10 @@ class World:
         asyncio.run(self._run(story))
 
     async def _run(self, story: Callable[[], Awaitable[None]]) -> None:
-        async with asyncio.timeout(30), connect(self.api.kubeconfig(self.folder / "kubeconfig")) as api:
+        async with asyncio.timeout(60), connect(self.api.kubeconfig(self.folder / "kubeconfig")) as api:
             await self._start(api)
             try:
-                await until(lambda: len(self.api.objects("resourceslices")) == 2)
+                await eventually_async(lambda: len(self.api.objects("resourceslices")) == 2)
                 await story()
             finally:
                 await self.reclaim.stop()
@@ -150,11 +151,11 @@ def world(fake_api: FakeApi, tmp_path: Path) -> World:
 def test_a_hint_keeps_new_claims_away_and_a_notice_moves_pods_away(world: World) -> None:
     async def story() -> None:
         await world.reclaim.begin("hint", deadline=None, what="maybe")
-        await until(lambda: world.effects() == {"NoSchedule"})
+        await eventually_async(lambda: world.effects() == {"NoSchedule"})
         await world.notice()
-        await until(lambda: world.effects() == {"NoExecute"})
+        await eventually_async(lambda: world.effects() == {"NoExecute"})
         await world.reclaim.cancel(everything=False)
-        await until(lambda: world.effects() == {""})
+        await eventually_async(lambda: world.effects() == {""})
 
     world.run(story)
     assert [what for what in world.whats() if what != "released"] == ["hint", "notice", "cancelled"]
@@ -168,7 +169,7 @@ def test_every_slice_is_written_once_and_soon(world: World) -> None:
         world.api.requests.clear()
         began = time.monotonic()
         await world.notice()
-        await until(lambda: world.sequence.progress.tainted_after is not None)
+        await eventually_async(lambda: world.sequence.progress.tainted_after is not None)
         took = time.monotonic() - began
 
     world.run(story)
@@ -181,20 +182,20 @@ def test_each_claim_is_followed_until_another_node_can_have_it(world: World) -> 
     async def story() -> None:
         first, second = world.hold("first"), world.hold("second")
         await world.notice()
-        await until(lambda: len(world.sequence.progress.claims) == 2)
+        await eventually_async(lambda: len(world.sequence.progress.claims) == 2)
         assert world.released == 0
         world.unprepare(first)
         world.deallocate(first)
-        await until(lambda: sum(r.released is not None for r in world.sequence.progress.claims) == 1)
+        await eventually_async(lambda: sum(r.released is not None for r in world.sequence.progress.claims) == 1)
         assert world.released == 0 and "released" not in world.whats()
         world.unprepare(second)
-        await until(lambda: world.released >= 1)
+        await eventually_async(lambda: world.released >= 1)
         # Given back by the kubelet, but still allocated here: nobody else can have it.
         await asyncio.sleep(0.4)
         assert "released" not in world.whats()
         assert not world.sequence.progress.complete
         world.api.remove("resourceclaims", "second", "ns")
-        await until(lambda: "released" in world.whats())
+        await eventually_async(lambda: "released" in world.whats())
         assert world.sequence.progress.complete
 
     world.run(story)
@@ -205,7 +206,7 @@ def test_a_notice_that_comes_while_the_agent_starts_is_told_once(world: World) -
     """Sources are heard before the devices are looked at, which may take long."""
 
     async def story() -> None:
-        await until(lambda: world.effects() == {"NoExecute"})
+        await eventually_async(lambda: world.effects() == {"NoExecute"})
 
     world.early = True
     world.run(story)
@@ -238,7 +239,7 @@ def test_what_is_taken_back_while_the_agent_starts_is_over(
             task = asyncio.create_task(world._start(api))
             await taken_back()
             await task
-            await until(lambda: world.effects() == ({"NoExecute"} if anew else {""}))
+            await eventually_async(lambda: world.effects() == ({"NoExecute"} if anew else {""}))
             names = [task.get_name() for task in asyncio.all_tasks()]
             assert names.count("reclaim taints") + names.count("reclaim release") <= 2 * anew
             assert names.count("reclaim let go") == anew
@@ -259,16 +260,18 @@ def test_a_claim_that_was_never_prepared_is_followed_too(world: World) -> None:
         refused = world.refuse("pending", pods=("waits",))
         world.refuse("pending-too", pods=("waits-too",))
         world.sequence.refused(refused.uid, refused.namespace, refused.name)  # the kubelet asks again
-        await until(lambda: [record.state for record in world.sequence.progress.claims] == ["refused"] * 2)
-        await until(lambda: {record.pods for record in world.sequence.progress.claims} == {("waits",), ("waits-too",)})
+        await eventually_async(lambda: [record.state for record in world.sequence.progress.claims] == ["refused"] * 2)
+        await eventually_async(
+            lambda: {record.pods for record in world.sequence.progress.claims} == {("waits",), ("waits-too",)}
+        )
         assert not world.sequence.progress.complete
         # The kubelet has nothing of it to give back, so nothing that waits for that has to.
-        await until(lambda: world.released > 0)
+        await eventually_async(lambda: world.released > 0)
         world.deallocate(refused)
         world.api.remove("resourceclaims", "pending-too", "ns")
-        await until(lambda: world.sequence.progress.complete)
+        await eventually_async(lambda: world.sequence.progress.complete)
         assert {record.state for record in world.sequence.progress.claims} == {"released"}
-        await until(lambda: any(what == "released" and "2 of 2 claims" in note for what, note in world.told))
+        await eventually_async(lambda: any(what == "released" and "2 of 2 claims" in note for what, note in world.told))
 
     world.run(story)
 
@@ -290,10 +293,10 @@ def test_who_was_refused_is_known_after_a_restart(world: World) -> None:
         await world.notice()
         world.refuse("pending")
         file = world.folder / FILE
-        await until(lambda: file.exists() and '"refused"' in file.read_text())
+        await eventually_async(lambda: file.exists() and '"refused"' in file.read_text())
 
     async def after() -> None:
-        await until(lambda: [record.state for record in world.sequence.progress.claims] == ["refused"])
+        await eventually_async(lambda: [record.state for record in world.sequence.progress.claims] == ["refused"])
 
     world.run(before)
     world.run(after)
@@ -314,7 +317,7 @@ def test_a_claim_that_nobody_frees_is_not_asked_for_all_the_time(world: World, m
         await asyncio.sleep(2.0)
         assert reads() - before <= 2, "a look every two seconds"
         world.deallocate(entry)
-        await until(lambda: world.sequence.progress.complete)
+        await eventually_async(lambda: world.sequence.progress.complete)
 
     world.run(story)
 
@@ -327,16 +330,16 @@ def test_a_source_that_comes_late_learns_that_nothing_has_to_wait(world: World) 
         await world.notice()
         world.unprepare(entry)
         world.deallocate(entry)
-        await until(lambda: world.sequence.progress.complete and world.released)
+        await eventually_async(lambda: world.sequence.progress.complete and world.released)
         before = world.released
-        await until(lambda: world.released > before)
+        await eventually_async(lambda: world.released > before)
         late = world.hold("late")
-        await until(lambda: not world.sequence.progress.complete)
+        await eventually_async(lambda: not world.sequence.progress.complete)
         before = world.released
         await asyncio.sleep(2 * TELL_AGAIN)
         assert world.released == before, "a claim is held again: whoever waits has to wait"
         world.unprepare(late)
-        await until(lambda: world.released > before)
+        await eventually_async(lambda: world.released > before)
 
     world.run(story)
 
@@ -352,7 +355,7 @@ def test_a_claim_that_was_allocated_elsewhere_or_made_anew_is_released(world: Wo
         world.api.remove("resourceclaims", "renewed", "ns")
         world.hold("renewed")
         world.ledger.clear()
-        await until(lambda: "released" in world.whats())
+        await eventually_async(lambda: "released" in world.whats())
 
     world.run(story)
 
@@ -361,7 +364,7 @@ def test_at_the_deadline_people_are_told_who_keeps_a_claim(world: World) -> None
     async def story() -> None:
         world.hold("stuck", pods=("stubborn-0", "stubborn-1"))
         await world.notice(1.0)
-        await until(lambda: "kept" in world.whats())
+        await eventually_async(lambda: "kept" in world.whats())
 
     world.run(story)
     assert "ns/stuck (reserved for stubborn-0, stubborn-1)" in dict(world.told)["kept"]
@@ -370,7 +373,7 @@ def test_at_the_deadline_people_are_told_who_keeps_a_claim(world: World) -> None
 def test_a_notice_on_a_node_without_claims_is_done_at_once(world: World) -> None:
     async def story() -> None:
         await world.notice()
-        await until(lambda: "released" in world.whats())
+        await eventually_async(lambda: "released" in world.whats())
 
     world.run(story)
     assert world.released >= 1 and dict(world.told)["released"] == "0 of 0 claims released"
@@ -379,14 +382,14 @@ def test_a_notice_on_a_node_without_claims_is_done_at_once(world: World) -> None
 def test_a_claim_whose_prepare_ends_after_the_notice_is_followed_too(world: World) -> None:
     async def story() -> None:
         await world.notice()
-        await until(lambda: world.sequence.progress.complete and "released" in world.whats())
+        await eventually_async(lambda: world.sequence.progress.complete and "released" in world.whats())
         late = world.hold("late")
-        await until(lambda: [record.name for record in world.sequence.progress.claims] == ["late"])
+        await eventually_async(lambda: [record.name for record in world.sequence.progress.claims] == ["late"])
         assert not world.sequence.progress.complete
         world.unprepare(late)
         world.deallocate(late)
-        await until(lambda: world.sequence.progress.complete)
-        await until(lambda: world.whats().count("released") == 2)
+        await eventually_async(lambda: world.sequence.progress.complete)
+        await eventually_async(lambda: world.whats().count("released") == 2)
 
     world.run(story)
     assert "1 of 1 claims released" in world.told[-1][1]
@@ -400,10 +403,10 @@ def test_an_api_server_that_is_away_is_tried_until_it_is_there(world: World) -> 
         world.api.fail(503, times=6)
         world.api.reset(times=3)
         await world.notice()
-        await until(lambda: world.effects() == {"NoExecute"})
+        await eventually_async(lambda: world.effects() == {"NoExecute"})
         world.unprepare(entry)
         world.deallocate(entry)
-        await until(lambda: "released" in world.whats())
+        await eventually_async(lambda: "released" in world.whats())
 
     world.run(story)
 
@@ -421,8 +424,8 @@ def test_a_notice_does_not_wait_for_the_publishers_patience(world: World, monkey
         tries = len(world.api.writes())
         assert 2 <= tries <= 16, "two slices, tried every 50 to 100 ms"
         world.api.faults.lift(away)
-        await until(lambda: world.effects() == {"NoExecute"}, 5.0)
-        await until(lambda: world.sequence.progress.tainted_after is not None)
+        await eventually_async(lambda: world.effects() == {"NoExecute"}, within=29)  # the publisher alone waits 30 s
+        await eventually_async(lambda: world.sequence.progress.tainted_after is not None)
         world.api.requests.clear()
         await asyncio.sleep(0.3)
         assert not world.api.writes()
@@ -436,7 +439,7 @@ def test_a_restart_in_the_middle_goes_on_with_the_same_time(world: World) -> Non
     async def first() -> None:
         world.hold("first")
         await world.notice()
-        await until(lambda: world.effects() == {"NoExecute"})
+        await eventually_async(lambda: world.effects() == {"NoExecute"})
         before.update(world.taints())
 
     world.run(first)
@@ -445,14 +448,14 @@ def test_a_restart_in_the_middle_goes_on_with_the_same_time(world: World) -> Non
 
     async def second() -> None:
         assert world.reclaim.state.phase == "notice"
-        await until(lambda: world.sequence.progress.tainted_after is not None)
-        await until(lambda: len(world.sequence.progress.claims) == 1)
+        await eventually_async(lambda: world.sequence.progress.tainted_after is not None)
+        await eventually_async(lambda: len(world.sequence.progress.claims) == 1)
         await asyncio.sleep(0.2)
         assert world.taints() == before and world.told == []
         entry = world.ledger[0]
         world.unprepare(entry)
         world.deallocate(entry)
-        await until(lambda: "released" in world.whats())
+        await eventually_async(lambda: "released" in world.whats())
 
     world.run(second)
     # Not one write: the slices already say what they should.
@@ -496,11 +499,11 @@ def test_devices_that_are_not_on_offer_need_no_taint_for_it_to_be_done(
         entry = world.hold("first")
         await world.notice()
         # The publisher takes back what it may not taint.
-        await until(lambda: not world.taints())
+        await eventually_async(lambda: not world.taints())
         assert not world.sequence.progress.complete
         world.unprepare(entry)
         world.deallocate(entry)
-        await until(lambda: world.sequence.progress.complete)
+        await eventually_async(lambda: world.sequence.progress.complete)
         assert world.sequence.progress.tainted_after is None
 
     world.run(story)
@@ -557,8 +560,8 @@ def test_who_has_to_be_asked_before_the_taint_is_but_does_not_hold_it_up(world: 
         await world.notice()
         order.append("published")
         took = time.monotonic() - began
-        await until(lambda: world.effects() == {"NoExecute"})
-        await until(lambda: "gone" in order)
+        await eventually_async(lambda: world.effects() == {"NoExecute"})
+        await eventually_async(lambda: "gone" in order)
 
     world.run(story)
     assert order == (["asked", "gone", "published"] if seconds == 0 else ["asked", "published", "gone"])
@@ -571,12 +574,12 @@ def test_what_was_released_before_a_restart_is_told_after_it(world: World) -> No
     async def first() -> None:
         gone, stays = world.hold("gone"), world.hold("stays")
         await world.notice()
-        await until(lambda: world.sequence.progress.tainted_after is not None)
+        await eventually_async(lambda: world.sequence.progress.tainted_after is not None)
         world.unprepare(gone)
         world.deallocate(gone)
-        await until(lambda: [r.name for r in world.sequence.progress.claims if r.released] == ["gone"])
+        await eventually_async(lambda: [r.name for r in world.sequence.progress.claims if r.released] == ["gone"])
         file = world.folder / FILE
-        await until(lambda: file.exists() and b'"released"' in file.read_bytes())
+        await eventually_async(lambda: file.exists() and b'"released"' in file.read_bytes())
         progress = world.sequence.progress
         before.update(tainted=progress.tainted_after, records={r.name: r for r in progress.claims})
         assert stays.uid in file.read_text()
@@ -585,13 +588,13 @@ def test_what_was_released_before_a_restart_is_told_after_it(world: World) -> No
     world.told.clear()
 
     async def second() -> None:
-        await until(lambda: world.sequence.progress.tainted_after is not None)
+        await eventually_async(lambda: world.sequence.progress.tainted_after is not None)
         # Not since when this run has found them tainted.
         assert world.sequence.progress.tainted_after == before["tainted"]
         (entry,) = world.ledger
         world.unprepare(entry)
         world.deallocate(entry)
-        await until(lambda: world.sequence.progress.complete and "released" in world.whats())
+        await eventually_async(lambda: world.sequence.progress.complete and "released" in world.whats())
         after = {record.name: record for record in world.sequence.progress.claims}
         was = before["records"]["gone"]
         now = after["gone"]
@@ -604,14 +607,14 @@ def test_what_was_released_before_a_restart_is_told_after_it(world: World) -> No
         )
         assert after["stays"].tainted is not None and after["stays"].pods_gone is not None
         file = world.folder / FILE
-        await until(lambda: b"2 of 2" in file.read_bytes())
+        await eventually_async(lambda: b"2 of 2" in file.read_bytes())
 
     world.run(second)
     assert "2 of 2 claims released" in dict(world.told)["released"]
     world.told.clear()
 
     async def third() -> None:
-        await until(lambda: world.sequence.progress.complete)
+        await eventually_async(lambda: world.sequence.progress.complete)
         await asyncio.sleep(0.5)
 
     world.run(third)
@@ -622,14 +625,14 @@ def test_who_was_too_late_is_known_after_a_restart(world: World) -> None:
     async def first() -> None:
         world.hold("stuck", pods=("stubborn",))
         await world.notice(1.0)
-        await until(lambda: "kept" in world.whats())
-        await until(lambda: b'"overdue"' in (world.folder / FILE).read_bytes())
+        await eventually_async(lambda: "kept" in world.whats())
+        await eventually_async(lambda: b'"overdue"' in (world.folder / FILE).read_bytes())
 
     world.run(first)
     world.told.clear()
 
     async def second() -> None:
-        await until(lambda: world.sequence.progress.tainted_after is not None)
+        await eventually_async(lambda: world.sequence.progress.tainted_after is not None)
         await asyncio.sleep(0.5)
         (record,) = world.sequence.progress.claims
         assert record.overdue is not None and record.state == "prepared"
@@ -644,11 +647,11 @@ def test_another_notice_begins_with_nothing(world: World) -> None:
         await world.notice()
         world.unprepare(entry)
         world.deallocate(entry)
-        await until(lambda: "released" in world.whats())
-        await until(lambda: (world.folder / FILE).exists())
+        await eventually_async(lambda: "released" in world.whats())
+        await eventually_async(lambda: (world.folder / FILE).exists())
         await world.reclaim.cancel(everything=False)
         await world.notice()
-        await until(lambda: world.whats().count("released") == 2)
+        await eventually_async(lambda: world.whats().count("released") == 2)
         assert world.sequence.progress.claims == ()
 
     world.run(story)
@@ -659,14 +662,14 @@ def test_a_damaged_file_of_records_costs_nothing_but_itself(world: World, text: 
     async def first() -> None:
         world.hold("first")
         await world.notice()
-        await until(lambda: (world.folder / FILE).exists())
+        await eventually_async(lambda: (world.folder / FILE).exists())
 
     world.run(first)
     (world.folder / FILE).write_text(text)
 
     async def second() -> None:
-        await until(lambda: [record.name for record in world.sequence.progress.claims] == ["first"])
-        await until(lambda: world.sequence.progress.tainted_after is not None)
+        await eventually_async(lambda: [record.name for record in world.sequence.progress.claims] == ["first"])
+        await eventually_async(lambda: world.sequence.progress.tainted_after is not None)
 
     world.run(second)
     assert (world.folder / f"{FILE}.corrupt-1").exists()
@@ -683,11 +686,11 @@ def test_a_disk_that_is_full_keeps_nobody_from_leaving(
     async def story() -> None:
         entry = world.hold("first")
         await world.notice()
-        await until(lambda: world.effects() == {"NoExecute"})
+        await eventually_async(lambda: world.effects() == {"NoExecute"})
         await asyncio.sleep(0.6)
         world.unprepare(entry)
         world.deallocate(entry)
-        await until(lambda: "released" in world.whats())
+        await eventually_async(lambda: "released" in world.whats())
 
     world.run(story)
     assert sum("what became of claims is not kept" in record.message for record in caplog.records) == 1

@@ -23,6 +23,7 @@ from dra_agent.reclaim.signals.aws import Aws
 from dra_agent.reclaim.signals.azure import Azure
 from dra_agent.reclaim.trigger import Trigger
 from dra_agent.reclaim.wire import SOCKET, Cancel, Request, Start, Status
+from eventually import eventually_async
 from fake_clock import FakeTime
 from reclaim.listening import quick
 from reclaim.metadata.aws import FakeAws
@@ -58,15 +59,10 @@ class Puppet:
 
 def play(story: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await story()
 
     asyncio.run(bounded())
-
-
-async def until(what: Callable[[], object]) -> None:
-    while not what():
-        await asyncio.sleep(0.002)
 
 
 def test_a_notice_is_on_disk_before_anybody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,11 +78,11 @@ def test_a_notice_is_on_disk_before_anybody_is_told(tmp_path: Path, monkeypatch:
 
         reclaim.on_change(told)
         await reclaim.start()
-        await until(lambda: puppet.watch)
+        await eventually_async(lambda: puppet.watch)
         puppet.say(puppet.notice())
-        await until(lambda: kept)
+        await eventually_async(lambda: kept)
         puppet.say()
-        await until(lambda: len(kept) == 2)
+        await eventually_async(lambda: len(kept) == 2)
         await reclaim.stop()
         assert [(before, after) for before, after, _ in kept] == [("none", "notice"), ("notice", "cancelled")]
         assert kept[0][2]["held"][0]["reading"]["event"] == "e" and kept[1][2]["held"] == []
@@ -100,23 +96,23 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
         puppet = Puppet()
         first = Reclaim(tmp_path, "b", [puppet])
         await first.start()
-        await until(lambda: puppet.watch)
+        await eventually_async(lambda: puppet.watch)
         puppet.say(puppet.notice())
-        await until(lambda: first.state.phase == "notice")
+        await eventually_async(lambda: first.state.phase == "notice")
         await first.stop()
 
         again = Puppet()
         second = Reclaim(tmp_path, "b", [again])
         assert second.state == first.state
         await second.start()
-        await until(lambda: again.watch)
+        await eventually_async(lambda: again.watch)
         assert again.watch is not None
         again.watch.failed("puppet", "not yet there")
         await asyncio.sleep(0.02)
         assert second.state.phase == "notice"
         # It was taken back while the agent was away: the first good look says so.
         again.say()
-        await until(lambda: second.state.phase == "cancelled")
+        await eventually_async(lambda: second.state.phase == "cancelled")
         await second.stop()
         assert Reclaim(tmp_path, "another boot", [again]).state == State("another boot")
 
@@ -128,10 +124,10 @@ def test_a_source_that_is_no_longer_there_is_believed_no_longer(tmp_path: Path) 
         puppet = Puppet()
         reclaim = Reclaim(tmp_path, "b", [puppet])
         await reclaim.start()
-        await until(lambda: puppet.watch)
+        await eventually_async(lambda: puppet.watch)
         puppet.say(puppet.notice())
         await reclaim.begin("notice", deadline=None, what="mine")
-        await until(lambda: len(reclaim.state.held) == 2)
+        await eventually_async(lambda: len(reclaim.state.held) == 2)
         await reclaim.stop()
         left = Reclaim(tmp_path, "b", [])
         await left.start()
@@ -224,9 +220,9 @@ def test_one_listener_and_one_source_that_fail_take_nobody_with_them(tmp_path: P
         reclaim.on_change(fails)
         reclaim.on_change(works)
         await reclaim.start()
-        await until(lambda: puppet.watch)
+        await eventually_async(lambda: puppet.watch)
         puppet.say(puppet.notice())
-        await until(lambda: told == ["notice"])
+        await eventually_async(lambda: told == ["notice"])
         await reclaim.released()
         assert puppet.released_ == 1
         hearing = {one.source: one for one in reclaim.hearing()}
@@ -245,13 +241,13 @@ def test_a_lasting_notice_of_a_silent_source_runs_out_by_itself(
         puppet = Puppet()
         reclaim = Reclaim(tmp_path, "b", [puppet])
         await reclaim.start()
-        await until(lambda: puppet.watch)
+        await eventually_async(lambda: puppet.watch)
         puppet.say(puppet.notice(0.3, lasting=True))
-        await until(lambda: reclaim.state.phase == "notice")
+        await eventually_async(lambda: reclaim.state.phase == "notice")
         puppet.say()
         await asyncio.sleep(0.1)
         assert reclaim.state.phase == "notice"
-        await until(lambda: reclaim.state.phase == "cancelled")
+        await eventually_async(lambda: reclaim.state.phase == "cancelled")
         await reclaim.stop()
 
     play(story)
@@ -268,28 +264,28 @@ def test_a_step_of_the_wall_clock_neither_prolongs_a_notice_nor_ends_it_early(
         puppet = Puppet()
         reclaim = Reclaim(tmp_path, "b", [puppet], clock=(clock := time.clock()))
         await reclaim.start()
-        await until(lambda: puppet.watch)
+        await eventually_async(lambda: puppet.watch)
         lasting = Reading("puppet", "notice", "e", "w", clock.now() + timedelta(seconds=120), lasting=True)
         puppet.say(lasting)
-        await until(lambda: reclaim.state.phase == "notice")
+        await eventually_async(lambda: reclaim.state.phase == "notice")
         puppet.say()  # silent from now on: it ends 60 s after its deadline
-        await until(lambda: reclaim.state.held[0].silent)
+        await eventually_async(lambda: reclaim.state.held[0].silent)
         time.step_wall(step)
         if restarted:
             await reclaim.stop()
             puppet = Puppet()
             reclaim = Reclaim(tmp_path, "b", [puppet], clock=(clock := time.clock()))
             await reclaim.start()
-            await until(lambda: puppet.watch)
+            await eventually_async(lambda: puppet.watch)
         assert reclaim.state.deadline is not None
         assert (reclaim.state.deadline - clock.now()).total_seconds() == pytest.approx(120, abs=1)
         time.pass_(175.0)
         puppet.say(Reading("puppet", "hint", "woken", "w"))
-        await until(lambda: len(reclaim.state.held) == 2)
+        await eventually_async(lambda: len(reclaim.state.held) == 2)
         assert reclaim.state.phase == "notice"
         time.pass_(10.0)
         puppet.say(Reading("puppet", "hint", "again", "w"))
-        await until(lambda: reclaim.state.phase == "hint")
+        await eventually_async(lambda: reclaim.state.phase == "hint")
         await reclaim.stop()
 
     play(story)
@@ -312,7 +308,7 @@ def test_sources_that_disagree_are_logged_once_and_the_earliest_counts(
         ]
         reclaim = Reclaim(tmp_path, "b", sources)
         await reclaim.start()
-        await until(lambda: len(reclaim.state.held) == 2)
+        await eventually_async(lambda: len(reclaim.state.held) == 2)
         await asyncio.sleep(0.2)
         await reclaim.stop()
         assert reclaim.state.cause is not None and reclaim.state.cause.source == "aws.spot"
@@ -336,25 +332,25 @@ def test_what_was_acted_on_before_a_reboot_of_the_host_is_not_acted_on_again(tmp
         puppet = Puppet()
         reclaim = Reclaim(tmp_path, name, [puppet])
         await reclaim.start()
-        await until(lambda: puppet.watch)
+        await eventually_async(lambda: puppet.watch)
         await story(reclaim, puppet)
         await reclaim.stop()
 
     async def first(reclaim: Reclaim, puppet: Puppet) -> None:
         puppet.say(word(), named())
-        await until(lambda: len(reclaim.state.held) == 2)
+        await eventually_async(lambda: len(reclaim.state.held) == 2)
 
     async def second(reclaim: Reclaim, puppet: Puppet) -> None:
         puppet.say(word(), named())
         puppet.say(word(), named(), Reading("puppet", "hint", "other", "w"))
-        await until(lambda: reclaim.state.held)
+        await eventually_async(lambda: reclaim.state.held)
         assert reclaim.state.phase == "hint" and reclaim.notices == 0
 
     async def third(reclaim: Reclaim, puppet: Puppet) -> None:
         puppet.say(named())  # the word is free again, by the first good look
-        await until(lambda: all(past.once == "id" for past in reclaim.state.past))
+        await eventually_async(lambda: all(past.once == "id" for past in reclaim.state.past))
         puppet.say(word(), named())
-        await until(lambda: reclaim.state.phase == "notice")
+        await eventually_async(lambda: reclaim.state.phase == "notice")
         assert [held.reading.event for held in reclaim.state.held] == ["TRUE"]
 
     async def story() -> None:
@@ -376,7 +372,7 @@ def with_trigger(tmp_path: Path, story: Callable[[Reclaim, Puppet], Awaitable[No
         trigger = Trigger(tmp_path / SOCKET, reclaim)
         await reclaim.start()
         await trigger.start()
-        await until(lambda: puppet.watch)
+        await eventually_async(lambda: puppet.watch)
         try:
             await story(reclaim, puppet)
         finally:
@@ -407,7 +403,7 @@ def test_a_cancel_leaves_what_others_say_unless_it_is_for_all(tmp_path: Path) ->
     async def story(reclaim: Reclaim, puppet: Puppet) -> None:
         said = puppet.notice()
         puppet.say(said)
-        await until(lambda: reclaim.state.phase == "notice")
+        await eventually_async(lambda: reclaim.state.phase == "notice")
         await asked(tmp_path, Start())
         assert (await asked(tmp_path, Cancel()))["phase"] == "notice"
         assert (await asked(tmp_path, Cancel(everything=True)))["phase"] == "cancelled"

@@ -77,7 +77,7 @@ def test_a_shutdown_waits_for_the_claims_and_they_come_back_in_their_order(
     logind.shut_down()
     settled(agent, {"Pending"})
     agent.process.send_signal(signal.SIGTERM)
-    assert agent.process.wait(20) == 0
+    assert agent.process.wait(60) == 0
     state = tmp_path / "s" / "reclaim.json"
     kept = json.loads(state.read_text())
     kept["state"]["boot"] = "an earlier boot"

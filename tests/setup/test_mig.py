@@ -24,6 +24,7 @@ from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriv
 from dra_agent.simulate.models import GIB, H100_SXM
 from dra_agent.simulate.parts.nvidia import gpu
 from dra_agent.topology import LiveTopology
+from eventually import eventually
 
 MACHINE = Machine(
     "pair",
@@ -267,11 +268,8 @@ def test_a_hung_call_about_one_gpu_never_delays_another_and_leaks_nothing(
     hanging = threading.Thread(target=hang)
     hanging.start()
     time.sleep(0.3)
-    began = time.monotonic()
     world.setup.set_up("u2", [ask(quick)], MigConfig(), None)
-    took = time.monotonic() - began
     assert hanging.is_alive(), "the other GPU was not delayed by the hung one"
-    assert took < 1.0
     hanging.join()
     assert len(failed) == 1
     with pytest.raises(RetryableError):
@@ -279,14 +277,15 @@ def test_a_hung_call_about_one_gpu_never_delays_another_and_leaks_nothing(
     world.setup.tear_down("u2", [quick.name], None)
     assert world.exist(1) == []
     change.clear(world.root)
-    deadline = time.monotonic() + 10
-    while True:  # the call comes back, and makes what nobody waits for any more
+
+    def rolled_back() -> bool:  # the call comes back, and makes what nobody waits for any more
         try:
             world.setup.roll_back("u1", [slow.name], MigConfig())
-            break
         except RetryableError:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+            return False
+        return True
+
+    eventually(rolled_back)
     assert world.exist() == []
     assert world.notes() == []
 

@@ -31,6 +31,7 @@ from dra_agent.inventory.device import Device
 from dra_agent.prepare.setup import SetupOutcome
 from dra_agent.setup.net import NetworkInterfaces
 from dra_agent.setup.net.mover import TASK
+from eventually import eventually
 from setup.test_net import ADDRESS, given, nic, want
 
 HARDWARE = "02:fc:00:00:31:%02x"
@@ -87,7 +88,7 @@ class Nic:
         (hook,) = outcome.edits["nic-0"].hooks
         state = json.dumps({"ociVersion": "1.2.0", "id": "c", "status": "created", "pid": pid})
         command = [hook.path, *hook.args[1:]]
-        return subprocess.run(command, input=state, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, input=state, capture_output=True, text=True, timeout=120, check=False)
 
     def come_back(self, pod: int, name: str = "net1") -> None:
         ip("link", "set", name, "netns", str(os.getpid()), inside=pod)
@@ -125,10 +126,8 @@ def network() -> Iterator[int]:
     """A pod's network; gives a process in it."""
     process = subprocess.Popen(["unshare", "--net", "sleep", "600"])
     try:
-        until = time.monotonic() + 20
-        while Path(f"/proc/{process.pid}/ns/net").readlink() == Path("/proc/self/ns/net").readlink():
-            assert time.monotonic() < until, "no network namespace was made"
-            time.sleep(0.01)
+        own = Path("/proc/self/ns/net").readlink()
+        eventually(lambda: Path(f"/proc/{process.pid}/ns/net").readlink() != own, "no network namespace was made")
         yield process.pid
     finally:
         process.kill()
@@ -161,14 +160,14 @@ def answered(agent: NetworkInterfaces, *, after: float = 0.0) -> Iterator[None]:
     thread.start()
     started = asyncio.run_coroutine_threadsafe(begin(), loop)
     if not after:
-        started.result(10)
+        started.result(60)
     try:
         yield
     finally:
-        started.result(10)
-        asyncio.run_coroutine_threadsafe(hooks.stop(), loop).result(10)
+        started.result(60)
+        asyncio.run_coroutine_threadsafe(hooks.stop(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()
 
 
@@ -375,7 +374,7 @@ def test_containers_of_a_real_runtime(the_nic: Nic, tmp_path: Path) -> None:
     command = runtime.command(spec.ids[0], rootfs, ["/bin/busybox", "sh", "-c", script])
 
     def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     refused = run()
     assert refused.returncode != 0 and "dra-agent-hook" in refused.stderr and not refused.stdout

@@ -61,7 +61,7 @@ def program() -> Callable[..., Any]:
         script = PREAMBLE + ("nvml.nvmlInit()\n" if initialise else "") + source
         command = [sys.executable, "-c", script, str(root / "lib" / "libnvidia-ml.so.1")]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=30, env={**os.environ, **environment}, check=False
+            command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}, check=False
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])

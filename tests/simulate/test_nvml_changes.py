@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 
 from dra_agent.errors import UsageError
 from dra_agent.simulate import build, change, nvml
+from eventually import eventually
 
 Program = Callable[..., Any]
 
@@ -23,7 +23,7 @@ mark = pathlib.Path({mark!r})
 def ready():
     mark.touch()
 def until(condition):
-    deadline = time.monotonic() + 25
+    deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
 """
@@ -36,9 +36,7 @@ def beside(program: Program, root: Path, source: str, act: Callable[[], None]) -
     result: list[Any] = []
     thread = threading.Thread(target=lambda: result.append(program(root, WAITS.format(mark=str(mark)) + source)))
     thread.start()
-    deadline = time.monotonic() + 20
-    while not mark.exists() and thread.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: mark.exists() or not thread.is_alive())
     act()
     thread.join()
     return result[0]
@@ -108,7 +106,7 @@ others = [nvml.nvmlDeviceGetMemoryInfo(fine).total > 0, nvml.nvmlDeviceGetMinorN
 thread.join(0.2)
 still = thread.is_alive()
 ready()
-thread.join(10)
+thread.join(60)
 tell([others, still, len(answers)])"""
     told = beside(program, dgx, source, lambda: change.clear(dgx) and None)
     assert told == [[True, 3], True, 1]

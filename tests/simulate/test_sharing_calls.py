@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from dra_agent.simulate import build_machine, change, mig, nvml
 from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
 from dra_agent.simulate.models import GIB, H100_SXM
 from dra_agent.simulate.parts.nvidia import gpu
+from eventually import eventually
 
 Program = Callable[..., Any]
 
@@ -113,7 +113,7 @@ tell([[event.eventData, event.gpuInstanceId, event.computeInstanceId] for event 
     ready = host / "ready"
 
     def raise_them() -> None:
-        until(ready.exists)
+        eventually(ready.exists)
         change.xid(host, "0", 13, PAIR)
         change.xid(host, "0", 48, PAIR, gpu_instance=9)
         change.xid(host, "0", 94, PAIR, gpu_instance=9, compute_instance=1)
@@ -167,7 +167,7 @@ import pathlib, subprocess, sys, time
 subprocess.run([sys.executable, "-c", {inner!r}])
 time.sleep(5)
 pathlib.Path({str(survived)!r}).touch()"""
-    assert subprocess.run([sys.executable, "-c", agent], timeout=30, check=False).returncode == -signal.SIGKILL
+    assert subprocess.run([sys.executable, "-c", agent], timeout=120, check=False).returncode == -signal.SIGKILL
     assert not survived.exists()
 
 
@@ -176,7 +176,7 @@ def test_from_the_command_line(tmp_path: Path) -> None:
 
     def simulate(*arguments: str) -> str:
         command = [sys.executable, "-m", "dra_agent", "simulate", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
         return done.stdout
 
     simulate("build", "vm-1gpu", str(root))
@@ -204,10 +204,4 @@ def script(host: Path, source: str) -> str:
 
 
 def run(host: Path, source: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([sys.executable, "-c", script(host, source)], timeout=30, check=False, env=dict(os.environ))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    return subprocess.run([sys.executable, "-c", script(host, source)], timeout=120, check=False, env=dict(os.environ))

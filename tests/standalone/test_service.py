@@ -40,7 +40,7 @@ class Running:
             await service.start()
             return service
 
-        self.service = asyncio.run_coroutine_threadsafe(make(), self._loop).result(10)
+        self.service = asyncio.run_coroutine_threadsafe(make(), self._loop).result(60)
         self.path = self.service.socket
 
     def devices_changed(self) -> None:
@@ -50,9 +50,9 @@ class Running:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.service.stop(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.service.stop(), self._loop).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
 
@@ -87,7 +87,7 @@ def test_waiting_ends_when_a_device_comes(agent: Running, claim: Any, devices: A
         thread.start()
         devices.names.append("gpu-2")
         agent.devices_changed()
-        thread.join(10)
+        thread.join(60)
     assert answers[0]["phase"] == "Prepared"
 
 
@@ -251,7 +251,7 @@ def test_a_device_that_hangs_holds_up_its_own_claim_only(
             agent.path,
             Apply([claim("stuck")]) if what == "prepare" else Delete("ResourceClaim", "stuck", "default", 50.0),
         )
-        assert preparer.began.wait(20)
+        assert preparer.began.wait(60)
         # All of these are answered while it hangs: nobody lets go before they are.
         assert client.ask(Apply([claim("other")]))[0]["claim"]["phase"] == "Prepared"
         assert client.ask(Get("default", "stuck"))["phase"] == {"prepare": "Allocated", "release": "Deleting"}[what]
@@ -260,7 +260,7 @@ def test_a_device_that_hangs_holds_up_its_own_claim_only(
         assert (third["phase"], third["message"]) == ("Pending", "waits for devices that other claims hold")
         assert not answers
         hanging.set()
-        thread.join(30)
+        thread.join(60)
         assert answers == [True] or answers[0][0]["claim"]["phase"] == "Prepared"
         if what == "prepare":
             assert client.ask(Delete("ResourceClaim", "stuck", "default", 30.0)) is True
@@ -272,7 +272,7 @@ def test_a_claim_that_is_deleted_while_it_is_prepared_is_released_once_that_is_o
 ) -> None:
     preparer.hangs = True
     applying, _ = asked(agent.path, Apply([claim("stuck")]))
-    assert preparer.began.wait(20)
+    assert preparer.began.wait(60)
     deleting, gone = asked(agent.path, Delete("ResourceClaim", "stuck", "default", 50.0))
     with Client(agent.path) as client:
         until = threading.Event()
@@ -280,8 +280,8 @@ def test_a_claim_that_is_deleted_while_it_is_prepared_is_released_once_that_is_o
             until.wait(0.01)
         preparer.hangs = False
         hanging.set()
-        deleting.join(30)
-        applying.join(30)
+        deleting.join(60)
+        applying.join(60)
         assert gone == [True] and client.ask(ListClaims()) == []
     assert preparer.prepared == {}
 
@@ -309,13 +309,13 @@ def test_claims_are_given_up_also_where_one_is_still_being_prepared(
 ) -> None:
     preparer.hangs = True
     applying, _ = asked(agent.path, Apply([claim("stuck"), claim("other")]))
-    assert preparer.began.wait(20)
+    assert preparer.began.wait(60)
     suspended = agent.call(agent.service.suspend("the host is taken", give_up=True))
     with Client(agent.path) as client:
         assert client.ask(Get("default", "stuck"))["phase"] == "Allocated", "what is being prepared is not given up yet"
         assert not suspended.done()
         hanging.set()
-        suspended.result(30)
-        applying.join(30)
+        suspended.result(60)
+        applying.join(60)
         assert {view["phase"] for view in client.ask(ListClaims())} == {"Pending"}
     assert preparer.prepared == {}

@@ -83,10 +83,3 @@ def ask(fake_api: FakeApi, tmp_path: Path) -> Callable[[Story], Any]:
         return asyncio.run(main())
 
     return run
-
-
-async def until(fulfilled: Callable[[], Any], seconds: float = 10.0) -> None:
-    """Wait until something holds; fails where it never does."""
-    async with asyncio.timeout(seconds):
-        while not fulfilled():
-            await asyncio.sleep(0.01)

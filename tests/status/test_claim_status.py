@@ -16,7 +16,8 @@ from cluster_api.fake import FakeApi
 from dra_agent.cluster import ApiServer
 from dra_agent.status import ClaimStatus, Condition, HeldClaim
 from dra_agent.status.device_status import DeviceKey
-from status.conftest import DRIVER, POOL, Host, claim, result, until
+from eventually import eventually_async
+from status.conftest import DRIVER, POOL, Host, claim, result
 
 
 def held(name: str, *devices: str, uid: str | None = None) -> HeldClaim:
@@ -50,7 +51,7 @@ def test_a_prepared_claim_says_what_its_devices_are(fake_api: FakeApi, ask: Any,
             status.prepared(
                 HeldClaim("uid-a", "team-a", "a", (DeviceKey(POOL, "gpu-0"), DeviceKey(POOL, "gpu-1", "share-1")))
             )
-            await until(lambda: entries(fake_api, "a"))
+            await eventually_async(lambda: entries(fake_api, "a"))
 
     ask(story)
     first, second = entries(fake_api, "a")
@@ -87,7 +88,7 @@ def test_a_nic_says_its_interface_and_addresses(fake_api: FakeApi, ask: Any, hos
     async def story(api: ApiServer) -> None:
         one = HeldClaim("uid-a", "team-a", "a", (DeviceKey("node-1/nic", "nic-0"),))
         async with telling(api, host, one, addresses=addresses):
-            await until(lambda: entries(fake_api, "a"))
+            await eventually_async(lambda: entries(fake_api, "a"))
 
     ask(story)
     assert asked == [("eth2", "b8:ce:f6:00:00:01")]
@@ -106,10 +107,10 @@ def test_entries_of_others_are_never_touched(fake_api: FakeApi, ask: Any, host: 
 
     async def story(api: ApiServer) -> None:
         async with telling(api, host, held("a", "gpu-0")) as status:
-            await until(lambda: len(entries(fake_api, "a")) == 2)
+            await eventually_async(lambda: len(entries(fake_api, "a")) == 2)
             host.change("gpu-0", health="unhealthy", health_reason="XID 79")
             status.changed()
-            await until(lambda: entries(fake_api, "a")[1]["conditions"][0]["status"] == "False")
+            await eventually_async(lambda: entries(fake_api, "a")[1]["conditions"][0]["status"] == "False")
 
     ask(story)
     assert entries(fake_api, "a")[0] == theirs
@@ -123,7 +124,7 @@ def test_what_is_said_already_is_not_written_again_after_a_restart(fake_api: Fak
 
     async def told(api: ApiServer) -> None:
         async with telling(api, host, held("a", "gpu-0")) as status:
-            await until(lambda: entries(fake_api, "a") and not status.waiting)
+            await eventually_async(lambda: entries(fake_api, "a") and not status.waiting)
             await asyncio.sleep(0.05)
 
     ask(told)
@@ -144,7 +145,7 @@ def test_health_changes_the_condition_and_its_time(fake_api: FakeApi, ask: Any, 
                 host.change("gpu-0", health=health, health_reason="XID 79" if health == "unhealthy" else None)
                 status.changed()
                 wanted = "False" if health == "unhealthy" else "True"
-                await until(
+                await eventually_async(
                     lambda wanted=wanted: (
                         entries(fake_api, "a") and entries(fake_api, "a")[0]["conditions"][0]["status"] == wanted
                     )
@@ -153,7 +154,7 @@ def test_health_changes_the_condition_and_its_time(fake_api: FakeApi, ask: Any, 
                 await asyncio.sleep(1.0)  # times have whole seconds
             del host.devices["gpu-1"]
             status.changed()
-            await until(lambda: entries(fake_api, "a")[1]["conditions"][0]["reason"] == "DeviceGone")
+            await eventually_async(lambda: entries(fake_api, "a")[1]["conditions"][0]["reason"] == "DeviceGone")
         return seen
 
     before, during, after = ask(story)
@@ -171,7 +172,7 @@ def test_a_judge_can_say_more_than_the_inventory(fake_api: FakeApi, ask: Any, ho
             return Condition("Unknown", "VendorLibraryHangs", f"{pool}/{name}")
 
         async with telling(api, host, held("a", "gpu-0"), judge=judge):
-            await until(lambda: entries(fake_api, "a"))
+            await eventually_async(lambda: entries(fake_api, "a"))
 
     ask(story)
     assert entries(fake_api, "a")[0]["conditions"][0]["reason"] == "VendorLibraryHangs"
@@ -189,8 +190,8 @@ def test_a_claim_that_is_not_held_any_more_is_let_be(fake_api: FakeApi, ask: Any
 
     async def story(api: ApiServer) -> int:
         async with telling(api, host, held("a", "gpu-0")) as status:
-            await until(lambda: fake_api.requests)
-            await until(lambda: not status.waiting)
+            await eventually_async(lambda: fake_api.requests)
+            await eventually_async(lambda: not status.waiting)
             await asyncio.sleep(0.2)
             return len(fake_api.requests)
 
@@ -222,7 +223,7 @@ def test_a_server_that_fails_is_asked_again_later(fake_api: FakeApi, ask: Any, h
 
     async def story(api: ApiServer) -> None:
         async with telling(api, host, held("a", "gpu-0"), held("b", "gpu-1")):
-            await until(lambda: entries(fake_api, "a") and entries(fake_api, "b"), 30)
+            await eventually_async(lambda: entries(fake_api, "a") and entries(fake_api, "b"))
 
     ask(story)
     assert fake_api.faults.pending == 0
@@ -245,12 +246,12 @@ def test_a_missing_right_is_said_once_and_not_asked_for_in_a_loop(
 
     async def story(api: ApiServer) -> None:
         async with telling(api, host, held("a", "gpu-0"), held("b", "gpu-0"), again=0.5) as status:
-            await until(lambda: status.problem)
+            await eventually_async(lambda: status.problem)
             await asyncio.sleep(0.2)
             assert len(writes(fake_api)) == 1
-            await until(lambda: len(writes(fake_api)) == 2)
+            await eventually_async(lambda: len(writes(fake_api)) == 2)
             fake_api.faults.lift(refusal)
-            await until(lambda: entries(fake_api, "a") and entries(fake_api, "b"))
+            await eventually_async(lambda: entries(fake_api, "a") and entries(fake_api, "b"))
             assert status.problem == ""
 
     with caplog.at_level(logging.INFO, "dra_agent.status"):
@@ -269,7 +270,7 @@ def test_an_old_api_server_that_drops_the_field_is_named(
 
     async def story(api: ApiServer) -> None:
         async with telling(api, host, held("a", "gpu-0")):
-            await until(lambda: writes(fake_api))
+            await eventually_async(lambda: writes(fake_api))
             await asyncio.sleep(0.3)
 
     with caplog.at_level(logging.WARNING, "dra_agent.status"):
@@ -289,7 +290,7 @@ def test_a_bug_with_one_claim_does_not_end_telling(fake_api: FakeApi, ask: Any, 
 
     async def story(api: ApiServer) -> None:
         async with telling(api, host, held("a", "gpu-0"), held("b", "gpu-1"), judge=judge):
-            await until(lambda: entries(fake_api, "b"))
+            await eventually_async(lambda: entries(fake_api, "b"))
 
     ask(story)
     assert entries(fake_api, "a") == []

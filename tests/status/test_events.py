@@ -18,7 +18,8 @@ from cluster_api.fake import FakeApi
 from dra_agent.cluster import ApiServer
 from dra_agent.status import Events, Subject, events
 from dra_agent.status.events import DEVICE_HELD, PREPARE_FAILED, SECOND_MANAGER
-from status.conftest import DRIVER, until
+from eventually import eventually_async
+from status.conftest import DRIVER
 
 CLAIM = Subject.claim("team-a", "training", "uid-1")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "events.md"
@@ -43,7 +44,7 @@ def test_an_event_has_what_the_api_demands(fake_api: FakeApi, ask: Any) -> None:
         async with recording(api) as recorder:
             recorder.record(PREPARE_FAILED, CLAIM, "config[0]: unknown kind")
             recorder.record(SECOND_MANAGER, Subject.node("node-1"), "nvidia.com/gpu is there too")
-            await until(lambda: len(written(fake_api)) == 2)
+            await eventually_async(lambda: len(written(fake_api)) == 2)
 
     ask(story)
     claim, node = written(fake_api)
@@ -78,13 +79,13 @@ def test_the_same_again_is_counted_and_not_written_each_time(fake_api: FakeApi, 
             for _ in range(50):
                 recorder.record(DEVICE_HELD, CLAIM, "gpu-0 is held")
                 await asyncio.sleep(0)
-            await until(lambda: written(fake_api))
+            await eventually_async(lambda: written(fake_api))
             for _ in range(50):
                 recorder.record(DEVICE_HELD, CLAIM, "gpu-0 is held")
                 await asyncio.sleep(0)
-            await until(lambda: written(fake_api)[0].get("series", {}).get("count") == 100)
+            await eventually_async(lambda: written(fake_api)[0].get("series", {}).get("count") == 100)
             recorder.record(DEVICE_HELD, CLAIM, "gpu-1 is held")
-            await until(lambda: len(written(fake_api)) == 2)
+            await eventually_async(lambda: len(written(fake_api)) == 2)
 
     ask(story)
     first, second = written(fake_api)
@@ -98,10 +99,10 @@ def test_an_event_that_the_server_forgot_is_made_anew(fake_api: FakeApi, ask: An
     async def story(api: ApiServer) -> None:
         async with recording(api, repeat=0.0) as recorder:
             recorder.record(DEVICE_HELD, CLAIM, "gpu-0 is held")
-            await until(lambda: written(fake_api))
+            await eventually_async(lambda: written(fake_api))
             fake_api.wipe("events")
             recorder.record(DEVICE_HELD, CLAIM, "gpu-0 is held")
-            await until(lambda: written(fake_api))
+            await eventually_async(lambda: written(fake_api))
 
     ask(story)
     (event,) = written(fake_api)
@@ -115,7 +116,9 @@ def test_only_the_series_changes_from_write_to_write(fake_api: FakeApi, ask: Any
         async with recording(api, repeat=0.0) as recorder:
             for count in range(1, 4):
                 recorder.record(DEVICE_HELD, CLAIM, "gpu-0 is held")
-                await until(lambda count=count: len([seen for seen in fake_api.requests if seen.write]) == count)
+                await eventually_async(
+                    lambda count=count: len([seen for seen in fake_api.requests if seen.write]) == count
+                )
 
     ask(story)
     bodies = [dict(seen.body) for seen in fake_api.requests]
@@ -130,7 +133,7 @@ def test_a_storm_is_slowed_down_and_what_is_too_much_is_lost_with_a_word(
         async with recording(api, burst=5, every=60.0) as recorder:
             for number in range(1000):
                 recorder.record(PREPARE_FAILED, Subject.claim("team-a", f"c{number}", f"uid-{number}"), "no")
-            await until(lambda: len(written(fake_api)) == 5)
+            await eventually_async(lambda: len(written(fake_api)) == 5)
             await asyncio.sleep(0.3)
 
     with caplog.at_level(logging.WARNING, "dra_agent.status"):
@@ -168,7 +171,7 @@ def test_a_server_that_fails_is_asked_again_and_a_lost_answer_makes_no_second_ev
     async def story(api: ApiServer) -> None:
         async with recording(api) as recorder:
             recorder.record(PREPARE_FAILED, CLAIM, "x")
-            await until(lambda: len([seen for seen in fake_api.requests if seen.write]) == 3, 30)
+            await eventually_async(lambda: len([seen for seen in fake_api.requests if seen.write]) == 3)
             await asyncio.sleep(0.1)
 
     ask(story)
@@ -181,7 +184,7 @@ def test_what_cannot_be_written_is_in_the_log(fake_api: FakeApi, ask: Any, caplo
     async def story(api: ApiServer) -> None:
         async with recording(api) as recorder:
             recorder.record(PREPARE_FAILED, CLAIM, "the note")
-            await until(lambda: "Event not written" in caplog.text)
+            await eventually_async(lambda: "Event not written" in caplog.text)
 
     with caplog.at_level(logging.WARNING, "dra_agent.status"):
         ask(story)
@@ -195,7 +198,7 @@ def test_a_missing_right_is_said_once(fake_api: FakeApi, ask: Any, caplog: pytes
         async with recording(api) as recorder:
             for number in range(10):
                 recorder.record(PREPARE_FAILED, CLAIM, f"{number}")
-            await until(lambda: "Events are lost" in caplog.text)
+            await eventually_async(lambda: "Events are lost" in caplog.text)
             recorder.record(PREPARE_FAILED, CLAIM, "later")
             await asyncio.sleep(0.2)
 
@@ -216,7 +219,7 @@ def test_a_namespace_that_is_being_deleted_is_no_missing_right(
         async with recording(api) as recorder:
             recorder.record(PREPARE_FAILED, CLAIM, "x")
             recorder.record(SECOND_MANAGER, Subject.node("node-1"), "y")
-            await until(lambda: written(fake_api))
+            await eventually_async(lambda: written(fake_api))
 
     ask(story)
     assert "Events are not written" not in caplog.text
@@ -226,7 +229,7 @@ def test_long_notes_and_names_fit_the_api(fake_api: FakeApi, ask: Any) -> None:
     async def story(api: ApiServer) -> None:
         async with recording(api) as recorder:
             recorder.record(PREPARE_FAILED, Subject.claim("team-a", "c" * 253, "u"), "ü" * 2000)
-            await until(lambda: written(fake_api))
+            await eventually_async(lambda: written(fake_api))
 
     ask(story)
     (event,) = written(fake_api)

@@ -17,7 +17,7 @@ AGENT = Path(sys.executable).with_name("dra-agent")
 
 def run(*arguments: str | Path, state: Path) -> subprocess.CompletedProcess[str]:
     command = [AGENT, "topology", "--state-dir", state, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert "Traceback" not in done.stderr
     return done
 

@@ -21,6 +21,7 @@ import pytest
 from dra_agent.errors import UsageError
 from dra_agent.webhook import server
 from dra_agent.webhook.certificate import Certificate
+from eventually import eventually
 from webhook.keys import Secret
 from webhook.test_admission import asked, entry, parameters, thing
 
@@ -47,23 +48,22 @@ class Running:
         self.metrics_port = int(self.said("/metrics port=").rpartition("port=")[2].split()[0])
 
     def said(self, what: str) -> str:
-        until = time.monotonic() + 40
-        while time.monotonic() < until and self.process.poll() is None:
-            for line in self.log.read_text().splitlines():
-                if what in line:
-                    return line
-            time.sleep(0.05)
-        pytest.fail(f"it never said {what!r}: {self.log.read_text()}")
+        def lines() -> list[str]:
+            found = [line for line in self.log.read_text().splitlines() if what in line]
+            assert found or self.process.poll() is None, f"it ended without {what!r}: {self.log.read_text()}"
+            return found
+
+        return eventually(lines, lambda: f"it never said {what!r}: {self.log.read_text()}")[0]
 
     def metric(self, name: str) -> float:
         """The value of one series, labels included in its name; what is not there is -1."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=120) as answer:
             lines = answer.read().decode().splitlines()
         return next((float(line.rpartition(" ")[2]) for line in lines if line.rpartition(" ")[0] == name), -1.0)
 
     def connect(self, context: ssl.SSLContext | None = None) -> http.client.HTTPSConnection:
         trusted = context or self.secret.trusted()
-        return http.client.HTTPSConnection("127.0.0.1", self.port, context=trusted, timeout=20)
+        return http.client.HTTPSConnection("127.0.0.1", self.port, context=trusted, timeout=120)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def test_it_ends_at_once_though_clients_are_connected(running: Running) -> None:
         assert post(connection, RIGHT)[0] == 200
     running.process.send_signal(signal.SIGTERM)
     began = time.monotonic()
-    assert running.process.wait(20) == 0 and time.monotonic() - began < 10
+    assert running.process.wait(60) == 0 and time.monotonic() - began < 50
     assert "Traceback" not in running.log.read_text()
     for connection in connections:
         connection.close()
@@ -266,7 +266,7 @@ def test_a_defect_is_an_answer_and_counted(secret: Secret, caplog: pytest.LogCap
     async def story() -> tuple[int, bytes]:
         webhook = server.Webhook(("127.0.0.1", 0), Certificate(secret.certificate, secret.key), judge, Counted())
         await webhook.start()
-        connection = http.client.HTTPSConnection("127.0.0.1", webhook.port, context=secret.trusted(), timeout=20)
+        connection = http.client.HTTPSConnection("127.0.0.1", webhook.port, context=secret.trusted(), timeout=120)
         answer = await asyncio.to_thread(post, connection, RIGHT)
         connection.close()
         await webhook.close()

@@ -136,7 +136,7 @@ def test_a_driver_that_hangs_holds_up_one_gpu(bench: Bench) -> None:
         given(setup, "uid-1", item)
     assert len(given(bench.setup(), "uid-2", bench.item("-cpx-0", SECOND))) == 1
     change.clear(bench.root)
-    setup._writes._under_way[FIRST][0].join(5)
+    setup._writes._under_way[FIRST][0].join(60)
     given(setup, "uid-1", item)
     assert bench.mode() == "CPX"
 
@@ -178,7 +178,7 @@ def test_while_a_driver_hangs_nobody_asks_it_for_the_mode_and_each_try_says_so(b
     assert collector.take(scan(bench.host)) == before
     assert not was_read(bench.host, FIRST), "a read of the mode waits for the driver that is changing it"
     change.clear(bench.root)
-    setup._writes._under_way[FIRST][0].join(5)
+    setup._writes._under_way[FIRST][0].join(60)
     given(setup, "uid-1", item)
     assert bench.mode() == "CPX"
     assert collector.take(scan(bench.host)) == before

@@ -279,7 +279,7 @@ def test_a_driver_that_never_lets_go_holds_up_one_device_for_a_while(bench: Benc
     patient.set_up("uid-2", [nic], AUTO, None)
     assert bench.driver(NIC) == "vfio-pci"
     change.clear(bench.folder / "host")
-    vfio._binding._writes._under_way[FPGA][0].join(5)
+    vfio._binding._writes._under_way[FPGA][0].join(60)
     assert bench.driver(FPGA) is None, "what hung has happened"
     vfio.roll_back("uid-1", [fpga.key], AUTO)
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
