@@ -57,7 +57,7 @@ def test_the_agent_gets_no_more_than_it_needs(render):
     assert pod["hostNetwork"] is False and "hostPID" not in pod and "hostIPC" not in pod
     mounts = {mount["name"]: mount for mount in agent["volumeMounts"]}
     writable = {name for name, mount in mounts.items() if not mount.get("readOnly")}
-    assert writable == {"tmp", "plugin", "registry", "cdi", "state"}
+    assert writable == {"tmp", "plugin", "registry", "cdi", "state", "run"}
     for name in ("sys", "dev"):
         assert mounts[name]["recursiveReadOnly"] == "IfPossible", "cgroups and debugfs lie below"
     paths = {volume["name"]: volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}

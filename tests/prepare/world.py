@@ -19,6 +19,7 @@ from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.device import Device, DeviceNode
 from dra_agent.prepare import Preparer
+from dra_agent.prepare.ownership import Ownership
 from dra_agent.prepare.ports import DeviceHeldError, Entry, HeldDevice
 from dra_agent.prepare.setup import SetupDevice, SetupOutcome, UnsuitableError, VendorSetup
 
@@ -244,7 +245,11 @@ class World:
             name = f"gpu-{index}"
             self.devices[name] = Device(name, "gpu", "amd", f"0000:{index:02x}:00.0", attributes={}, nodes=nodes)
         self.ledger = MemoryLedger(self.points, {})
+        self.ownership: Ownership | None = None
         self.start()
+
+    def lookup(self, pool: str, name: str) -> Device | None:
+        return self.devices.get(name) if pool == POOL else None
 
     def start(self) -> None:
         self.specs = CrashingDirectory(self.cdi, DRIVER)
@@ -258,10 +263,11 @@ class World:
             DRIVER,
             self.ledger,
             self.specs,
-            lambda pool, name: self.devices.get(name) if pool == POOL else None,
+            self.lookup,
             recipes=Recipes(self.host, directories=[self.cdi]),
             setups=setups,
             metadata=self.metadata,
+            ownership=self.ownership,
         )
 
     def crash_and_restart(self) -> None:

@@ -16,12 +16,15 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from dra_agent import user_file
+from dra_agent.agent.claim_settings import ClaimSettings
 from dra_agent.errors import UsageError
 from dra_agent.health.settings import HealthSettings
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
 from dra_agent.reclaim.settings import ReclaimSettings
 
 PREFIX = "DRA_AGENT_"
+SIMULATED_CDI = "cdi"
+"""Below the state directory: where a simulated host's CDI specs are written unless a directory is named."""
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 MAX_FILE_BYTES = 1 << 20
 
@@ -43,6 +46,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kubelet_dir: Path = Path("/var/lib/kubelet")
     cdi_dir: Path = Path("/var/run/cdi")
     state_dir: Path = Path("/var/lib/dra-agent")
+    run_dir: Path = Path("/run/dra-agent")
+    """The same for all agents of a host; emptied by a reboot."""
     sysfs_root: Path = Path("/sys")
     dev_root: Path = Path("/dev")
     net_root: Path | None = None
@@ -62,6 +67,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     inventory: InventorySettings = InventorySettings()
     reclaim: ReclaimSettings = ReclaimSettings()
     health: HealthSettings = HealthSettings()
+    claims: ClaimSettings = ClaimSettings()
 
     @property
     def node(self) -> str:
@@ -87,6 +93,7 @@ HELP = {
     "kubelet_dir": "the kubelet's root directory",
     "cdi_dir": "where CDI specs are written",
     "state_dir": "where claims and the ledger are kept",
+    "run_dir": "where the agents of one host record which of them owns a device (the same for all of them)",
     "sysfs_root": "stands for /sys",
     "dev_root": "stands for /dev",
     "net_root": "stands for /proc/net of the host, for an agent with a network of its own",
@@ -125,6 +132,7 @@ def load(args: argparse.Namespace, environment: Mapping[str, str] | None = None)
     variables = os.environ if environment is None else environment
     file = getattr(args, "config", None) or variables.get(CONFIG_VARIABLE)
     config = _from_file(Path(file)) if file else Config()
+    given = config.cdi_dir != Config().cdi_dir
     for name in HELP:
         flag = "--" + name.replace("_", "-")
         variable = PREFIX + name.upper()
@@ -132,6 +140,12 @@ def load(args: argparse.Namespace, environment: Mapping[str, str] | None = None)
             config = _with(config, name, getattr(args, name), flag)
         elif variables.get(variable, "") != "":
             config = _with(config, name, variables[variable], variable)
+        else:
+            continue
+        given = given or name == "cdi_dir"
+    if config.simulate is not None and not given:
+        # Container runtimes read the usual directory: what stands there must be of devices that exist.
+        config = msgspec.structs.replace(config, cdi_dir=config.state_dir / SIMULATED_CDI)
     _check_name(config.driver_name, _DRIVER_LIMIT, "--driver-name")
     _check_name(config.node, _NODE_LIMIT, "--node-name")
     if config.metrics_address:
@@ -174,6 +188,7 @@ def _from_file(path: Path) -> Config:
         ("inventory", InventorySettings),
         ("reclaim", ReclaimSettings),
         ("health", HealthSettings),
+        ("claims", ClaimSettings),
     )
     for section, struct in sections:
         if isinstance(values.get(section), dict):

@@ -23,6 +23,8 @@ from dra_agent.plugin.sockets import socket_paths
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.publish import Publisher
 from dra_agent.reclaim.service import Reclaim
+from dra_agent.status.gone_claims import GoneClaims
+from dra_agent.status.release_socket import ReleaseSocket
 
 if TYPE_CHECKING:
     from dra_agent.agent.metrics import Metrics
@@ -59,6 +61,8 @@ class KubernetesMode:
         self._reporting: Reporting | None = None
         self._reclaim: Reclaim | None = None
         self._leaving: Leaving | None = None
+        self._gone: GoneClaims | None = None
+        self._release_socket: ReleaseSocket | None = None
         self._plugin = KubeletPlugin(
             socket_paths(config.kubelet_dir, config.driver_name, config.pod_uid),
             config.driver_name,
@@ -107,7 +111,21 @@ class KubernetesMode:
             self._metrics.add(self._reporting.metrics())
         self._leadership.watch(self._leader_changed)
         self._publishing = asyncio.create_task(self._publish(self._guard, self._publisher), name="publish")
-        self._plugin.serve(self._reporting.telling(leaving.refusing(preparer)), hardware.board)
+        gone = self._gone = GoneClaims(
+            api,
+            ledger,
+            hardware.host,
+            hardware.lookup,
+            self._reporting.events,
+            driver=self._config.driver_name,
+            confirm_after_s=self._config.claims.release_gone_after,
+            active=self._leadership.is_leader,
+        )
+        reporting = self._reporting.telling(gone.wrap(leaving.refusing(preparer)))
+        self._plugin.serve(reporting, hardware.board)
+        gone.start(reporting.unprepare)
+        self._release_socket = ReleaseSocket(self._config.state_dir, gone)
+        await self._release_socket.start()
         await leaving.start(self._publisher, _Claims(self._api))
 
     def devices_changed(self) -> None:
@@ -148,6 +166,10 @@ class KubernetesMode:
 
     async def close(self) -> None:
         """Stop serving, then close connections."""
+        if self._release_socket is not None:
+            await self._release_socket.stop()
+        if self._gone is not None:
+            await self._gone.stop()
         if self._leaving is not None:
             await self._leaving.stop()
         if self._publishing is not None:

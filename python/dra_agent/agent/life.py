@@ -15,7 +15,8 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, TypeVar
 
 from dra_agent import __version__, shapes
-from dra_agent.agent.config import Config, listen_address
+from dra_agent.agent import one_owner
+from dra_agent.agent.config import SIMULATED_CDI, Config, listen_address
 from dra_agent.agent.hardware import Hardware, boot_id
 from dra_agent.agent.heap import give_back
 from dra_agent.agent.hosts import agent_host
@@ -35,6 +36,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.handover import Handovers
 from dra_agent.prepare import Preparer, RecoveryReport
 from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.prepare.ownership import Ownership
 from dra_agent.prepare.setup import VendorSetup
 
 if TYPE_CHECKING:
@@ -105,9 +107,15 @@ class Agent:
         # Agents of a rolling update live side by side for a while; all others are alone on their state directory.
         if config.net_devices:
             log.warning("--net-devices is without effect: interfaces are moved whatever the container runtime is")
+        if config.simulate is not None and config.cdi_dir == config.state_dir / SIMULATED_CDI:
+            log.info(
+                "the devices are simulated: CDI specs are kept away from container runtimes",
+                extra={"cdi_dir": str(config.cdi_dir)},
+            )
         shared_as = config.pod_uid if config.pod_uid and not config.standalone else None
         lock = StateLock(config.state_dir, shared=shared_as is not None)
         stack.callback(lock.close)
+        ownership = one_owner.join(config, stack.callback)
         if shared_as is not None:
             instances = Instances(config.state_dir, shared_as)
             stack.callback(instances.close)
@@ -158,7 +166,11 @@ class Agent:
         )
         stack.callback(hardware.close)
         setups = self._setups(hardware)
-        preparer = self._preparer(ledger, hardware, record, setups)
+        preparer = self._preparer(ledger, hardware, record, setups, ownership)
+        for problem in await self._work(
+            worker, "comparing owners of devices", 60.0, lambda: ownership.reconcile(ledger, hardware.lookup)
+        ):
+            log.error("another agent of this host has a device of a prepared claim", extra={"problem": problem})
         recovered = await self._work(worker, "looking at claims of an earlier run", 300.0, preparer.recover)
         shapes.settle()  # of what was imported meanwhile
         await self._share(stack, worker, hardware, setups)
@@ -231,7 +243,12 @@ class Agent:
         await hooks.start()
 
     def _preparer(
-        self, ledger: JournalLedger, hardware: Hardware, record: Metrics | None, setups: tuple[VendorSetup, ...]
+        self,
+        ledger: JournalLedger,
+        hardware: Hardware,
+        record: Metrics | None,
+        setups: tuple[VendorSetup, ...],
+        ownership: Ownership,
     ) -> Preparer:
         from dra_agent.cdi.directory import SpecDirectory
         from dra_agent.cdi.metadata_files import MetadataDirectory
@@ -251,6 +268,7 @@ class Agent:
             recipes=recipes,
             setups=setups,
             metadata=metadata,
+            ownership=ownership,
             took=took,
         )
 

@@ -10,6 +10,11 @@ from dra_agent.cli.output import add_output_flag
 if TYPE_CHECKING:
     from dra_agent.cluster import ApiServer, Object
 
+RELEASE = """\
+Undo what the agent of this node prepared for a claim, and free its devices. Refused while the claim exists in the API
+server, while a process has one of the devices open, or while the agent cannot see all processes of the host; --force
+releases it all the same. In Kubernetes mode; without Kubernetes use `dra-agent claim delete`."""
+RELEASE_CODES = "Exit 0: released. 1: not released, and the message says why."
 EPILOG = """\
 On a node the claims are those that are prepared there. With --kubeconfig, or in a pod of the cluster, the API server is
 asked which pods they are reserved for. --all-nodes asks the API server for all claims that are allocated anywhere.
@@ -29,6 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--namespace", help="only claims of this namespace")
     add_connection_flags(parser, cluster=True)
     add_output_flag(parser)
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=False)
+    release = verbs.add_parser(
+        "release", help="release a prepared claim that no longer exists", description=RELEASE, epilog=RELEASE_CODES
+    )
+    release.add_argument("claim", metavar="UID|NAMESPACE/NAME", help="as the command without a verb lists it")
+    release.add_argument("--force", action="store_true", help="even if the claim exists, or a process uses its devices")
+    add_connection_flags(release)
+    add_output_flag(release)
+    for action in release._actions:
+        if action.option_strings and action.dest not in ("help", "force"):
+            action.default = argparse.SUPPRESS
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent.agent.config import load
     from dra_agent.standalone.wire import SOCKET
 
+    if args.verb == "release":
+        return _release(args)
     if args.usage:
         from dra_agent.cli.usage import print_usage
 
@@ -46,6 +64,27 @@ def run(args: argparse.Namespace) -> int:
     if (config.state_dir / SOCKET).exists() or not (config.state_dir / "ledger").exists():
         return _print_standalone(args)
     return _print_node(args)
+
+
+def _release(args: argparse.Namespace) -> int:
+    from dra_agent.agent.config import load
+    from dra_agent.cli.output import emit
+    from dra_agent.errors import UsageError
+    from dra_agent.printable import printable
+    from dra_agent.standalone.wire import SOCKET
+    from dra_agent.status.release_socket import Release, ask
+
+    state_dir = load(args).state_dir
+    if (state_dir / SOCKET).exists():
+        raise UsageError("the agent here runs without Kubernetes", todo="use `dra-agent claim delete NAME`")
+    done = ask(state_dir, Release(args.claim, args.force))
+    if args.output != "table":
+        emit(done, args.output)
+        return 0
+    exists = {True: "still exists", False: "no longer exists", None: "is not known to exist"}[done["exists"]]
+    print(printable(f"{done['namespace']}/{done['name']} (uid {done['uid']}) {exists} in the API server"))
+    print(printable(f"released {', '.join(done['devices'])}"))
+    return 0
 
 
 def _print_standalone(args: argparse.Namespace) -> int:

@@ -28,6 +28,7 @@ from dra_agent.prepare import record as records
 from dra_agent.prepare.allocation import Allocation
 from dra_agent.prepare.describe import Description, describe
 from dra_agent.prepare.locks import NamedLocks
+from dra_agent.prepare.ownership import NoOwnership, Ownership
 from dra_agent.prepare.plan import plan
 from dra_agent.prepare.ports import Entry, Ledger, Lookup
 from dra_agent.prepare.record import ClaimRecord, DeviceRecord
@@ -59,6 +60,7 @@ class Preparer:
         recipes: Recipes,
         setups: Iterable[VendorSetup] = (),
         metadata: MetadataDirectory | None = None,
+        ownership: Ownership | None = None,
         took: Took = lambda phase, seconds: None,
     ) -> None:
         """`took` is told how long the parts of preparing took: lock, ledger, setup, cdi."""
@@ -69,6 +71,7 @@ class Preparer:
         self._recipes = recipes
         self._setups: Mapping[Kind, VendorSetup] = {setup.kind: setup for setup in setups}
         self._metadata = metadata
+        self._ownership = ownership or NoOwnership()
         self._took = took
         # Two sets of locks, always taken in this order: a claim's own, then those of its devices.
         self._claims = NamedLocks()
@@ -144,7 +147,14 @@ class Preparer:
         return self._ledger.turn(self._recover)
 
     def _recover(self) -> RecoveryReport:
-        report = recover(self._ledger, self._specs, self._undo, self._rebuild, self._metadata)
+        report = recover(
+            self._ledger,
+            self._specs,
+            self._undo,
+            self._rebuild,
+            self._metadata,
+            foreign=self._ownership.foreign_claims(),
+        )
         return msgspec.structs.replace(report, problems=(*report.problems, *self._forget_others()))
 
     def _forget_others(self) -> list[str]:
@@ -178,6 +188,9 @@ class Preparer:
         with self._timed("ledger"):
             self._ledger.start(entry, durable=bool(steps))
         try:
+            self._ownership.acquire(
+                entry.uid, [devices[item.pool, item.device] for item in allocation.devices if not item.admin_access]
+            )
             if spec is None:
                 with self._timed("setup"):
                     record, edits = run(allocation.uid, steps, record)
@@ -242,6 +255,7 @@ class Preparer:
 
     def _undo(self, entry: Entry) -> None:
         undo(entry, self._ledger, self._specs, self._setups, self._metadata)
+        self._ownership.release(entry.uid)
 
     def _try_to_undo(self, entry: Entry) -> None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
@@ -23,10 +23,12 @@ def recover(
     undo: Callable[[Entry], None],
     rebuild: Callable[[Entry], tuple[ClaimSpec, bool]],
     metadata: MetadataDirectory | None = None,
+    foreign: Collection[str] = (),
 ) -> RecoveryReport:
     """Undo begun claims, check prepared ones and remove specs of claims that hold nothing; one claim at a time.
 
-    A claim that cannot be mended keeps its devices and is reported. The kubelet asks again for what was undone.
+    Specs of `foreign` claims, which another agent of this host prepared, are left alone. A claim
+    that cannot be mended keeps its devices and is reported. The kubelet asks again for what was undone.
     """
 
     def mend(entry: Entry) -> bool | None:
@@ -41,7 +43,8 @@ def recover(
     removed: list[str] = []
     problems = list(report.problems)
     try:
-        removed.extend(uid for uid in specs.claims() if uid not in known and specs.delete(uid))
+        others = known.union(foreign)
+        removed.extend(uid for uid in specs.claims() if uid not in others and specs.delete(uid))
         specs.remove_leftovers()
         if metadata is not None:
             metadata.keep_only(known)

@@ -60,6 +60,7 @@ DEVICE_LOST = Reason("DeviceLost", "Watching")
 DEVICE_UNHEALTHY = Reason("DeviceUnhealthy", "Watching")
 DEVICE_HEALTHY = Reason("DeviceHealthy", "Watching", "Normal")
 SECOND_MANAGER = Reason("SecondManager", "Publishing")
+CLAIM_GONE = Reason("ClaimGone", "Releasing")
 SLICES_REFUSED = Reason("SlicesRefused", "Publishing")
 FIELDS_DROPPED = Reason("FieldsDropped", "Publishing")
 RECLAIM_HINT = Reason("ReclaimHint", "Reclaiming", "Normal")
@@ -81,6 +82,7 @@ REASONS = (
     RECLAIM_CANCELLED,
     CLAIMS_RELEASED,
     CLAIMS_NOT_RELEASED,
+    CLAIM_GONE,
 )
 
 
@@ -133,7 +135,7 @@ class Events:
     ) -> None:
         self._api = api
         self._driver = driver
-        self._node = node
+        self.node = node
         self._burst = burst
         self._every = every
         self._repeat = repeat
@@ -282,7 +284,7 @@ class Events:
             "metadata": {"name": subject.name[: _NAME_LIMIT - len(suffix)].rstrip(".-") + suffix},
             "eventTime": _micro(series.first),
             "reportingController": self._driver,
-            "reportingInstance": self._node[:_INSTANCE_LIMIT],
+            "reportingInstance": self.node[:_INSTANCE_LIMIT],
             "action": series.reason.action,
             "reason": series.reason.name,
             "regarding": regarding,

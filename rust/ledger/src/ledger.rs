@@ -14,7 +14,6 @@ use crate::turn::{Since, Turn};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::io;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -61,18 +60,7 @@ struct Books {
     obsolete: Vec<(String, bool)>,
     report: Report,
     /// Of a shared ledger: whether this process may change it now.
-    place: Place,
-}
-
-/// Where this process stands in the turns on a shared ledger.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    Outside,
-    /// A thread is taking the turn or giving it back.
-    Passing,
-    Inside,
-    /// Inside, on a file system that was read-only: others are not told yet, so nothing may be changed.
-    Undeclared,
+    place: turns::Place,
 }
 
 #[derive(Debug)]
@@ -127,7 +115,7 @@ impl Ledger {
         share: Option<(&str, Duration)>,
     ) -> Result<Self> {
         let dir = state_dir.join(FOLDER);
-        make_dir(disk.as_ref(), &dir)?;
+        durability::make_dir(disk.as_ref(), &dir)?;
         match disk
             .sync_dir(state_dir)
             .map_err(|e| Error::io("sync", state_dir, &e))
@@ -204,26 +192,6 @@ impl Ledger {
     }
 }
 
-/// Creates `dir` and its parents. A name is durable once the directory that it is in was synced.
-fn make_dir(disk: &dyn Disk, dir: &Path) -> Result<()> {
-    let parent = match dir.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let created = match disk.create_dir(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound && dir.parent().is_some() => {
-            make_dir(disk, parent)?;
-            disk.create_dir(dir)
-        }
-        created => created,
-    };
-    if created.map_err(|e| Error::io("create", dir, &e))? {
-        disk.sync_dir(parent)
-            .map_err(|e| Error::io("sync", parent, &e))?;
-    }
-    Ok(())
-}
-
 // === Reading ===
 
 impl Ledger {
@@ -273,7 +241,7 @@ impl Books {
             lost_starts: BTreeMap::new(),
             obsolete: found.files,
             report: found.report,
-            place: Place::Outside,
+            place: turns::Place::Outside,
         }
     }
 

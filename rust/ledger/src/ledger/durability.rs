@@ -1,12 +1,15 @@
 //! How records reach the disk: shared syncs, new files after a failure, compaction. What they mean is the parent's.
 
 use super::{Books, JournalState, Ledger};
+use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::journal::{
     COMPACT_NOW, COMPACT_SOON, Journal, SNAPSHOT, journal_name, journal_number, write_snapshot,
 };
 use crate::record::{Body, Record};
 use crate::state::State;
+use std::io;
+use std::path::Path;
 use std::sync::{MutexGuard, PoisonError};
 
 impl Ledger {
@@ -262,4 +265,24 @@ pub(super) fn free_name(names: &[String], name: &str) -> String {
         }
         number += 1;
     }
+}
+
+/// Creates `dir` and its parents. A name is durable once the directory that it is in was synced.
+pub(super) fn make_dir(disk: &dyn Disk, dir: &Path) -> Result<()> {
+    let parent = match dir.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let created = match disk.create_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && dir.parent().is_some() => {
+            make_dir(disk, parent)?;
+            disk.create_dir(dir)
+        }
+        created => created,
+    };
+    if created.map_err(|e| Error::io("create", dir, &e))? {
+        disk.sync_dir(parent)
+            .map_err(|e| Error::io("sync", parent, &e))?;
+    }
+    Ok(())
 }

@@ -6,12 +6,23 @@ use std::path::Path;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::{Books, JournalState, LOCK, Ledger, Place};
+use super::{Books, JournalState, LOCK, Ledger};
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::journal::Journal;
 use crate::recovery::recover;
 use crate::turn::{Since, Turn};
+
+/// Where this process stands in the turns on a shared ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Outside,
+    /// A thread is taking the turn or giving it back.
+    Passing,
+    Inside,
+    /// Inside, on a file system that was read-only: others are not told yet, so nothing may be changed.
+    Undeclared,
+}
 
 impl Ledger {
     /// Waits at most `wait` for this process's turn and reads what others recorded meanwhile; says whether they did.

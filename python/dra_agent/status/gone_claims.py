@@ -1,0 +1,306 @@
+"""Prepared claims that no longer exist: the ledger is compared with the API server, and they are released.
+
+The kubelet unprepares what it remembers. After `kubeadm reset`, or with a lost `dra_manager_state`, it remembers
+nothing, and the ledger would hold the devices until the node is reinstalled. A claim counts as gone when the API server
+says so by name, or has another claim of that name, in two checks that are `confirm_after_s` apart. Any other answer
+means nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from dra_agent.clock import boottime
+from dra_agent.cluster import RESOURCE_CLAIMS, ApiServer, NotFoundError
+from dra_agent.errors import AgentError, PermanentError
+from dra_agent.host import Host
+from dra_agent.inventory.device import Device
+from dra_agent.prepare.ports import DeviceHeldError, Entry, Ledger, Lookup
+from dra_agent.setup.openers import check_closed, nodes_of
+from dra_agent.status.events import CLAIM_GONE, Events, Subject
+
+log = logging.getLogger(__name__)
+
+CONFIRM_AFTER_S = 180.0
+"""Between the two checks of one claim."""
+START_SPREAD_S = 60.0
+"""The first check of every claim comes within this after a start: agents of many nodes start together."""
+PERIOD_S = 1200.0
+"""Between two checks while nothing is suspected, each of one claim; half to one and a half times this."""
+RETRY_S = 60.0
+"""Between two tries to release a claim that is gone."""
+GET_TIMEOUT_S = 10.0
+
+
+class ClaimPreparer(Protocol):
+    """Two implementations: the preparer that reports, and this module's own."""
+
+    def prepare(self, claim: dict[str, Any]) -> Sequence[Any]:
+        """Prepare a claim."""
+        ...
+
+    def unprepare(self, uid: str) -> object:
+        """Release a claim."""
+        ...
+
+
+class GoneClaims:
+    """Checks from `start` to `stop`; `wrap` makes it notice claims that are in the way."""
+
+    def __init__(
+        self,
+        api: ApiServer,
+        ledger: Ledger,
+        host: Host,
+        lookup: Lookup,
+        events: Events,
+        *,
+        driver: str,
+        confirm_after_s: float = CONFIRM_AFTER_S,
+        active: Callable[[], bool] = lambda: True,
+        now: Callable[[], float] = boottime,
+        spread: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        """`confirm_after_s`: 0 never releases on its own. `active`: whether this agent is the one that does so."""
+        self._api = api
+        self._ledger = ledger
+        self._host = host
+        self._lookup = lookup
+        self._events = events
+        self._driver = driver
+        self._confirm_after_s = confirm_after_s
+        self._active = active
+        self._now = now
+        self._spread = spread
+        self._unprepare: Callable[[str], object] | None = None
+        self._gone_since: dict[str, float] = {}
+        """When the first check found a claim gone, by its UID."""
+        self._due: dict[str, float] = {}
+        self._turn = 0
+        self._reported: dict[str, str] = {}
+        self._wake = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def wrap(self, preparer: ClaimPreparer) -> ClaimPreparer:
+        """Return a preparer that has the holder checked where a device is held, and names the way out in the error."""
+        return _Watching(preparer, self)
+
+    def start(self, unprepare: Callable[[str], object]) -> None:
+        """Begin to check, on the running loop; `unprepare` releases a claim, and is called on a thread."""
+        self._unprepare = unprepare
+        self._loop = asyncio.get_running_loop()
+        if self._confirm_after_s > 0:
+            self._task = asyncio.create_task(self._run(), name="gone claims")
+
+    async def stop(self) -> None:
+        """Stop checking."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def holders(self, claim: dict[str, Any]) -> list[Entry]:
+        """Return the entries that hold a device that the claim was allocated."""
+        results = ((claim.get("status") or {}).get("allocation") or {}).get("devices", {}).get("results") or ()
+        wanted = {(one.get("pool"), one.get("device")) for one in results if one.get("driver") == self._driver}
+        own = claim.get("metadata", {}).get("uid")
+        return [
+            entry
+            for entry in self._ledger.entries()
+            if entry.uid != own and any((held.pool, held.device) in wanted for held in entry.devices)
+        ]
+
+    def suspect(self, uids: Sequence[str]) -> None:
+        """Check these claims at once, unless that is under way; callable from any thread."""
+
+        def add() -> None:
+            for uid in uids:
+                if uid not in self._gone_since:
+                    self._due[uid] = self._now()
+            self._wake.set()
+
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(add)
+
+    async def release(self, name: str, *, force: bool) -> dict[str, Any]:
+        """Unprepare a claim because a person says so, by its UID or NAMESPACE/NAME; return what was done.
+
+        PermanentError where the ledger has no such claim, or has several, or the claim still exists and `force` is not
+        given; RetryableError where a process has a device open, or that cannot be known, and `force` is not given.
+        """
+        entry = self._named(name)
+        gone = await self._is_gone(entry)
+        if not force:
+            if gone is False:
+                raise PermanentError(
+                    "still exists in the API server",
+                    where=_where(entry),
+                    todo="delete its pod: the kubelet then releases it; --force releases it while the pod may run",
+                )
+            await asyncio.to_thread(self._check_unused, entry)
+        await self._do_release(entry)
+        log.warning("claim released by an operator", extra={"claim": entry.uid, "forced": force})
+        return {
+            "uid": entry.uid,
+            "namespace": entry.namespace,
+            "name": entry.name,
+            "devices": [device.device for device in entry.devices if device.request],
+            "exists": None if gone is None else not gone,
+            "forced": force,
+        }
+
+    def _named(self, name: str) -> Entry:
+        namespace, slash, short = name.partition("/")
+        found = [
+            entry
+            for entry in self._ledger.entries()
+            if ((entry.namespace, entry.name) == (namespace, short) if slash else entry.uid == name)
+        ]
+        if len(found) == 1:
+            return found[0]
+        raise PermanentError(
+            f"{len(found)} prepared claims have this name" if found else "no claim of this name is prepared here",
+            where=name,
+            todo="name it by its UID; `dra-agent claims` lists them",
+        )
+
+    async def _run(self) -> None:
+        first = self._now() + self._spread(0.0, START_SPREAD_S)
+        self._due |= dict.fromkeys((entry.uid for entry in self._ledger.entries()), first)
+        next_round = first + self._spread(0.5, 1.5) * PERIOD_S
+        while True:
+            wait = min([next_round, *self._due.values()]) - self._now()
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(max(0.0, wait)):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            try:
+                if self._now() >= next_round:
+                    next_round = self._now() + self._spread(0.5, 1.5) * PERIOD_S
+                    self._choose_one()
+                await self._check_due()
+            except Exception:  # a defect here must not end the comparison
+                log.exception("prepared claims are not compared with the API server this time")
+                self._due = {uid: self._now() + RETRY_S for uid in self._due}
+
+    def _choose_one(self) -> None:
+        entries = self._ledger.entries()
+        if entries:
+            self._turn += 1
+            self._due.setdefault(entries[self._turn % len(entries)].uid, self._now())
+
+    async def _check_due(self) -> None:
+        entries = {entry.uid: entry for entry in self._ledger.entries()}
+        for uid in [uid for uid, due in self._due.items() if due <= self._now()]:
+            self._due.pop(uid, None)
+            entry = entries.get(uid)
+            if entry is None or not self._active():
+                self._gone_since.pop(uid, None)
+                continue
+            await self._check(entry)
+
+    async def _check(self, entry: Entry) -> None:
+        gone = await self._is_gone(entry)
+        if gone is False:
+            self._gone_since.pop(entry.uid, None)
+            return
+        since = self._gone_since.get(entry.uid)
+        if gone is None:
+            # Nothing is known. A claim that was gone is asked for again; one that is not suspected is left alone.
+            if since is not None:
+                self._due[entry.uid] = self._now() + RETRY_S
+            return
+        if since is None:
+            self._gone_since[entry.uid] = self._now()
+            self._due[entry.uid] = self._now() + self._confirm_after_s
+            log.warning(
+                "prepared claim does not exist in the API server; it is checked once more",
+                extra={"claim": entry.uid, "claim_name": f"{entry.namespace}/{entry.name}"},
+            )
+            return
+        if (left := since + self._confirm_after_s - self._now()) > 0:
+            self._due[entry.uid] = self._now() + left
+            return
+        try:
+            await asyncio.to_thread(self._check_unused, entry)
+            await self._do_release(entry)
+        except AgentError as error:
+            self._due[entry.uid] = self._now() + RETRY_S
+            if self._reported.get(entry.uid) != str(error):
+                self._reported[entry.uid] = str(error)
+                log.warning(
+                    "claim that does not exist cannot be released; `dra-agent claims release` does it by hand",
+                    extra={"claim": entry.uid, "reason": str(error)},
+                )
+            return
+        self._reported.pop(entry.uid, None)
+        devices = ", ".join(device.device for device in entry.devices if device.request)
+        message = f"claim {entry.namespace}/{entry.name} (uid {entry.uid}) no longer exists: released {devices}"
+        log.warning("claim that does not exist was released", extra={"claim": entry.uid, "devices": devices})
+        self._events.record(CLAIM_GONE, Subject.node(self._events.node), message)
+
+    async def _do_release(self, entry: Entry) -> None:
+        assert self._unprepare is not None
+        await asyncio.to_thread(self._unprepare, entry.uid)
+        self._gone_since.pop(entry.uid, None)
+
+    async def _is_gone(self, entry: Entry) -> bool | None:
+        """Whether the API server has no such claim; None where it did not say."""
+        try:
+            claim = await self._api.get(RESOURCE_CLAIMS, entry.name, entry.namespace, timeout=GET_TIMEOUT_S)
+        except NotFoundError as error:
+            # A server that does not serve the API (yet) answers 404 too, and names no object.
+            return True if f'"{entry.name}" not found' in error.what else None
+        except AgentError:
+            return None
+        uid = claim.get("metadata", {}).get("uid")
+        return uid != entry.uid if isinstance(uid, str) and uid else None
+
+    def _check_unused(self, entry: Entry) -> None:
+        """Raise RetryableError where a process has a device of the claim open, or that cannot be known."""
+        devices: list[Device] = []
+        for held in entry.devices:
+            device = self._lookup(held.pool, held.device)
+            if device is not None and not held.admin_access:
+                devices.append(device)
+        for address, minor in {(one.pci_address, one.identity.get("minor")) for one in devices}:
+            nodes = nodes_of(self._host, address, minor)
+            check_closed(self._host, nodes, _where(entry), f"a device of it ({address}) may be in use")
+
+
+class _Watching:
+    """A preparer that has holders checked."""
+
+    def __init__(self, preparer: ClaimPreparer, gone: GoneClaims) -> None:
+        self._preparer = preparer
+        self._gone = gone
+
+    def prepare(self, claim: dict[str, Any]) -> Sequence[Any]:
+        """Prepare a claim; see GoneClaims.wrap."""
+        try:
+            return self._preparer.prepare(claim)
+        except DeviceHeldError as error:
+            holders = self._gone.holders(claim)
+            if not holders:
+                raise
+            self._gone.suspect([entry.uid for entry in holders])
+            raise DeviceHeldError(
+                error.what,
+                where=error.where,
+                todo="if that claim no longer exists, the agent releases it by itself within minutes, or at once: "
+                f"`dra-agent claims release {holders[0].uid}` on this node",
+            ) from error
+
+    def unprepare(self, uid: str) -> object:
+        """Release a claim."""
+        return self._preparer.unprepare(uid)
+
+
+def _where(entry: Entry) -> str:
+    return f"claim {entry.namespace}/{entry.name} ({entry.uid})"

@@ -1,0 +1,60 @@
+"""`claims.sock` in the state directory: how a person has a prepared claim released in Kubernetes mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dra_agent.errors import UsageError
+from dra_agent.local.client import Connection
+from dra_agent.local.server import Server
+from dra_agent.status.gone_claims import GoneClaims
+
+SOCKET = "claims.sock"
+LINE_LIMIT = 4096
+"""Bytes of one request."""
+ANSWER_TIMEOUT_S = 120.0
+"""Vendor set-ups are undone before the answer."""
+
+
+class Release(msgspec.Struct, tag_field="op", tag="release", forbid_unknown_fields=True):
+    """Release one claim."""
+
+    claim: str
+    """UID, or NAMESPACE/NAME."""
+    force: bool = False
+
+
+class ReleaseSocket:
+    """Listens from `start` to `stop`."""
+
+    def __init__(self, state_dir: Path, claims: GoneClaims) -> None:
+        self._claims = claims
+        self._server = Server(state_dir / SOCKET, self._do, line_limit=LINE_LIMIT)
+
+    async def start(self) -> None:
+        """Listen; raises as dra_agent.local's server does."""
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        await self._server.stop()
+
+    async def _do(self, line: bytes) -> Any:
+        try:
+            request = msgspec.json.decode(line, type=Release)
+        except msgspec.MsgspecError as error:
+            raise UsageError(f"not a request: {error}") from error
+        return await self._claims.release(request.claim, force=request.force)
+
+
+def ask(state_dir: Path, request: Release) -> Any:
+    """Ask the agent of a state directory; raises what the agent raised, RetryableError where none answers."""
+    with Connection(
+        state_dir / SOCKET,
+        nobody="no agent is running here",
+        todo="start it, or name its directory with --state-dir",
+    ) as connection:
+        return connection.ask(request, timeout=ANSWER_TIMEOUT_S)

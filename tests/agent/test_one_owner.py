@@ -1,0 +1,65 @@
+"""Agents of one host that have different state directories: what the second one is told, and what it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.conftest import AgentProcess
+from dra_agent import simulate
+
+
+@pytest.fixture
+def start_real(tmp_path: Path) -> Iterator[Callable[..., AgentProcess]]:
+    """Start agents on one sysfs tree that none of them takes for a simulated host."""
+    host = simulate.build("cpu-only", tmp_path / "host")
+    agents: list[AgentProcess] = []
+
+    def start(state: str, *flags: str) -> AgentProcess:
+        log = tmp_path / f"log-{len(agents)}"
+        command = [sys.executable, "-m", "dra_agent", "run", "--standalone", "--state-dir", str(tmp_path / state)]
+        command += ["--sysfs-root", str(host.sysfs), "--dev-root", str(host.dev), "--node-name", "node-a"]
+        command += ["--cdi-dir", str(tmp_path / "cdi"), "--run-dir", str(tmp_path / "run"), *flags]
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
+        with log.open("w") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=file, text=True, env=variables)
+        agents.append(AgentProcess(process, log))
+        return agents[-1]
+
+    yield start
+    for agent in agents:
+        if agent.process.poll() is None:
+            agent.process.kill()
+        agent.process.wait(30)
+
+
+def test_a_second_agent_for_the_same_devices_is_refused_and_told_of_the_first(
+    start_real: Callable[..., AgentProcess], tmp_path: Path
+) -> None:
+    first = start_real("one").ready()
+    second = start_real("two")
+    assert second.process.wait(60) == 1
+    told = second.said()
+    assert str(tmp_path / "one") in told and f"pid {first.process.pid}" in told
+    assert "--state-dir" not in told
+    other_driver = start_real("three", "--driver-name", "other.example.com").ready()
+    assert other_driver.end(signal.SIGTERM) == 0
+    first.process.kill()
+    first.process.wait(30)
+    start_real("two").ready()
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "run", tmp_path / "run" / "hosts")} == {0o755}
+
+
+def test_one_state_directory_refuses_a_second_agent_without_naming_another_directory(
+    start_real: Callable[..., AgentProcess],
+) -> None:
+    first = start_real("one").ready()
+    second = start_real("one")
+    assert second.process.wait(60) == 1
+    assert f"pid {first.process.pid}" in second.said() and "--state-dir" not in second.said()
