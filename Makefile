@@ -9,7 +9,7 @@ FAKE   := python/dra_agent/simulate/lib/libnvidia-ml.so.1
 HOOK   := python/dra_agent/setup/lib/dra-agent-hook
 
 .DEFAULT_GOAL := help
-.PHONY: help lock build demo test test-rust test-python lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-gpu faults manifests
+.PHONY: help lock build demo test test-rust test-python lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-gpu faults soak manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -80,6 +80,10 @@ test-cluster: build ## scenarios on a real two-node cluster; needs root, Go and 
 
 faults: build ## every state-writing call of the agent fails once, in every way (about two hours; ARGS='--every 20': a sample)
 	PYTHONPATH=tests $(PY) -m faults.campaign $(ARGS)
+
+MINUTES ?= 0
+soak: build ## 100,000 claims with faults and restarts among them: nothing grows (about half an hour; MINUTES=10: as many as fit)
+	PYTHONPATH=tests $(PY) -m soak.soak --minutes $(MINUTES) $(ARGS)
 
 test-gpu: build ## the agent's look at this machine's NVIDIA GPUs beside nvidia-smi's; changes no setting
 	DRA_AGENT_TEST_GPU=1 $(PY) -m pytest -n 0 -rs tests/gpu $(ARGS)

@@ -1,0 +1,370 @@
+"""Many claims, prepared and unprepared, with faults and restarts among them: nothing grows, and nothing is left over.
+
+    make soak                        # 100,000 pairs
+    make soak MINUTES=10             # as many as that takes
+    make soak ARGS='--pairs 5000'
+
+A real agent in Kubernetes mode on a simulated host, a kubelet over its sockets, an API server of real HTTP. One agent
+does nine tenths of the pairs, and its memory is measured over them; the rest goes through agents that are killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+
+from cluster_api.fake import FakeApi
+from dra_agent import simulate
+from dra_agent.simulate import change
+from plugin.fake_kubelet import Driver, FakeKubelet
+
+PROFILE = "dgx-h100"
+DRIVER = "dra-agent.internal"
+GPUS = [f"gpu-0000-{bus}-00-0" for bus in ("1b", "43", "52", "61", "9d", "c3", "d1", "df")]
+UNSTEADY = GPUS[-1]
+"""Is pulled out and put back while the others are used."""
+CONCURRENCY = 4
+WARM_UP = 2000
+"""Pairs before memory is measured first."""
+DISTURB_EVERY = 250
+"""Pairs between two disturbances."""
+KINDS = ("unplug", "xid", "server error", "throttled", "reset", "late", "watches end", "history lost")
+DEADLINE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What the agent's processes have; memory in KiB, shared pages counted once."""
+
+    pss: int
+    descriptors: int
+    threads: int
+    processes: int
+
+
+class SoakError(AssertionError):
+    """Something grew, was left over, or was not answered."""
+
+
+class Soak:
+    """The machine: host, API server, kubelet, and the agent of the moment."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.state, self.cdi = folder, folder / "state", folder / "cdi"
+        self.host = self.state / "simulated" / PROFILE
+        simulate.build(PROFILE, self.host)
+        self.cdi.mkdir()
+        self.api = FakeApi()
+        self.api.start()
+        self.api.put("nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}})
+        self.kubelet = FakeKubelet(folder / "k")
+        self._credentials = self.api.kubeconfig(folder / "kubeconfig")
+        self._random = random.Random(seed)
+        self._names = itertools.count()
+        self._unplugged = False
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.lives = 0
+        self.refused: Counter[str] = Counter()
+        self.disturbed: Counter[str] = Counter()
+
+    async def close(self) -> None:
+        await self.kubelet.close()
+        if self.agent is not None and self.agent.poll() is None:
+            self.agent.kill()
+            self.agent.wait()
+        self.api.stop()
+
+    def log(self) -> str:
+        return (self.folder / f"log-{self.lives}").read_text(errors="replace")
+
+    async def start(self) -> Driver:
+        """Start an agent, and wait until the kubelet knows it and it is ready."""
+        self.lives += 1
+        command = [sys.executable, "-m", "dra_agent", "run", "--no-standalone", "--node-name", "node-a"]
+        command += ["--simulate", PROFILE, "--state-dir", self.state, "--cdi-dir", self.cdi, "--log-level", "warning"]
+        command += ["--kubelet-dir", self.kubelet.directory, "--kubeconfig", self._credentials]
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
+        with (self.folder / f"log-{self.lives}").open("wb") as log:
+            self.agent = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
+        return await self.kubelet.driver(DEADLINE_S)
+
+    async def end(self, number: signal.Signals) -> None:
+        """End the agent by a signal, and have the kubelet forget its sockets."""
+        assert self.agent is not None
+        self.agent.send_signal(number)
+        await asyncio.to_thread(self.agent.wait, DEADLINE_S)
+        for driver in self.kubelet.drivers.values():
+            await driver.channel.close()
+        self.kubelet.drivers.clear()
+        self.kubelet.seen.clear()
+
+    async def pairs(self, driver: Driver, count: int, until: Callable[[], bool] = lambda: False) -> int:
+        """Prepare and unprepare that many claims, several side by side; return how many it were."""
+        numbers = iter(range(count))
+        done = 0
+
+        async def one_after_another(devices: list[str]) -> None:
+            nonlocal done
+            for number in numbers:
+                if until():
+                    return
+                if number % DISTURB_EVERY == DISTURB_EVERY - 1:
+                    self.disturb()
+                await self.pair(driver, self._random.choice(devices))
+                done += 1
+
+        steady = GPUS[:-1]
+        groups = [steady[index::CONCURRENCY] for index in range(CONCURRENCY)]
+        await asyncio.gather(*(one_after_another(group) for group in groups))
+        return done
+
+    async def pair(self, driver: Driver, device: str) -> None:
+        """One claim from its allocation to its release, with what the kubelet does about errors: ask again."""
+        claim = self.allocate(device)
+        await self.until_done(driver, "prepare", claim)
+        if self._random.random() < 0.1:
+            await self.until_done(driver, "prepare", claim)
+        await self.until_done(driver, "unprepare", claim)
+        self.api.remove("resourceclaims", claim[1], claim[0])
+
+    def allocate(self, device: str) -> tuple[str, str, str]:
+        """Put an allocated claim into the API server; (namespace, name, uid)."""
+        name, uid = f"claim-{next(self._names)}", str(uuid.uuid4())
+        result = {"request": "gpu", "driver": DRIVER, "pool": "node-a/gpu", "device": device}
+        claim = {"metadata": {"namespace": "default", "name": name, "uid": uid}, "spec": {"devices": {}}}
+        status = {"allocation": {"devices": {"results": [result]}}}
+        meta = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim"}
+        made = self.api.put("resourceclaims", {**meta, **claim, "status": status})
+        return "default", name, made["metadata"]["uid"]
+
+    async def until_done(self, driver: Driver, method: str, claim: tuple[str, str, str]) -> Any:
+        """Call until the agent has done it."""
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            answer = (await driver.call(method, [claim])).claims[claim[2]]
+            if not answer.error:
+                return answer
+            self.refused[answer.error.partition(":")[0][:60]] += 1
+            if time.monotonic() > end:
+                raise SoakError(f"{method} of {claim[1]} is not done after {DEADLINE_S:.0f} s: {answer.error}")
+            await asyncio.sleep(0.05)
+
+    def disturb(self, kind: str = "") -> None:
+        """Let something happen that happens to nodes every day; one of KINDS, or any."""
+        kind = kind or self._random.choice(KINDS)
+        self.disturbed[kind] += 1
+        match kind:
+            case "unplug":
+                address = UNSTEADY.removeprefix("gpu-").replace("-", ":", 2).replace("-", ".")
+                (change.replug if self._unplugged else change.unplug)(self.host, address)
+                self._unplugged = not self._unplugged
+            case "xid":
+                change.xid(self.host, "0", 13)  # the application's own fault: reported, and harmless
+            case "server error":
+                self.api.fail(500, times=3)
+            case "throttled":
+                self.api.fail(429, times=2, retry_after=1)
+            case "reset":
+                self.api.reset(times=3)
+            case "late":
+                self.api.late(0.5, times=2)
+            case "watches end":
+                self.api.end_watches()
+            case "history lost":
+                self.api.compact()
+                self.api.end_watches()
+
+    async def calm(self) -> None:
+        """End every disturbance, and wait until the agent has nothing more to do."""
+        self.api.faults.clear()
+        if self._unplugged:
+            address = UNSTEADY.removeprefix("gpu-").replace("-", ":", 2).replace("-", ".")
+            change.replug(self.host, address)
+            self._unplugged = False
+        self.api.compact()
+        self.api.requests.clear()
+        end = time.monotonic() + DEADLINE_S
+        while self.devices() != set(GPUS):
+            if time.monotonic() > end:
+                raise SoakError(f"not published: {sorted(set(GPUS) - self.devices())}")
+            await asyncio.sleep(0.1)
+
+    def devices(self) -> set[str]:
+        """GPUs in the slices of the API server."""
+        slices = self.api.objects("resourceslices")
+        named = {device["name"] for one in slices for device in one["spec"].get("devices", ())}
+        return {name for name in named if name.startswith("gpu-")}
+
+    def usage(self) -> Usage:
+        """What the agent and its children have now."""
+        assert self.agent is not None
+        pids = [self.agent.pid, *_children(self.agent.pid)]
+        return Usage(
+            pss=sum(_pss(pid) for pid in pids),
+            descriptors=_count(Path(f"/proc/{self.agent.pid}/fd")),
+            threads=_count(Path(f"/proc/{self.agent.pid}/task")),
+            processes=len(pids),
+        )
+
+    async def settled_usage(self, seconds: float) -> Usage:
+        """The least of several readings: what is in work for a moment does not count."""
+        readings = []
+        end = time.monotonic() + seconds
+        while not readings or time.monotonic() < end:
+            readings.append(self.usage())
+            await asyncio.sleep(0.5)
+        return Usage(*(min(column) for column in zip(*(vars(one).values() for one in readings), strict=True)))
+
+    def files(self) -> set[str]:
+        """Every file of the agent's, but for numbers in the names of journals."""
+        found = {str(path.relative_to(self.folder)) for root in (self.state, self.cdi) for path in root.rglob("*")}
+        return {name.rstrip("0123456789") for name in found if "simulated" not in name}
+
+    def slices(self) -> int:
+        return len(self.api.objects("resourceslices"))
+
+
+def _count(folder: Path) -> int:
+    return sum(1 for _ in folder.iterdir())
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def _pss(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1])
+    return 0
+
+
+async def soak(one: Soak, pairs: int, *, warm_up: int, quiet_s: float, restarts: int, until: Callable[[], bool]) -> str:
+    """Run it; return the report. Raises SoakError where something is left over; growth is the caller's to judge."""
+    driver = await one.start()
+    await one.pairs(driver, warm_up, until)
+    for kind in KINDS:
+        one.disturb(kind)  # what the agent keeps of each, it keeps from now on
+    await one.calm()
+    before, files, slices = await one.settled_usage(quiet_s), one.files(), one.slices()
+    began = time.monotonic()
+    done = await one.pairs(driver, pairs, until)
+    seconds = time.monotonic() - began
+    await one.calm()
+    after = await one.settled_usage(quiet_s)
+    _check(one, before, after, files, slices)
+    for number in range(restarts):
+        held = one.allocate(one._random.choice(GPUS[:-1]))
+        await one.until_done(driver, "prepare", held)
+        work = asyncio.create_task(_until_it_dies(one, driver))
+        await asyncio.sleep(one._random.uniform(0.05, 0.5))
+        await one.end(signal.SIGKILL if number % 2 == 0 else signal.SIGTERM)
+        unanswered = await work
+        driver = await one.start()
+        for claim in (held, *unanswered):
+            await one.until_done(driver, "prepare" if claim == held else "unprepare", claim)
+        await one.until_done(driver, "unprepare", held)
+    await one.calm()
+    if left := one.files() - files:
+        raise SoakError(f"files are left after {restarts} restarts: {sorted(left)}")
+    if "Traceback" in one.log():
+        raise SoakError(f"a traceback in the log:\n{one.log()}")
+    first, last = before.pss / 1024, after.pss / 1024
+    return (
+        f"{done} pairs in {seconds:.0f} s ({seconds / max(done, 1) * 1000:.2f} ms each, {CONCURRENCY} side by side)\n"
+        f"memory {first:.2f} MiB after {warm_up} pairs, {last:.2f} at the end: {last - first:+.2f} MiB\n"
+        f"descriptors {before.descriptors} and {after.descriptors}, threads {before.threads} and {after.threads}\n"
+        f"{restarts} restarts; disturbances: {dict(one.disturbed)}\n"
+        f"calls that were answered with an error and repeated: {dict(one.refused.most_common(6))}"
+    )
+
+
+def _check(one: Soak, before: Usage, after: Usage, files: set[str], slices: int) -> None:
+    if after.descriptors > before.descriptors + 2:
+        raise SoakError(f"descriptors: {before.descriptors} before, {after.descriptors} after")
+    if after.threads > max(before.threads, 40):
+        raise SoakError(f"threads: {before.threads} before, {after.threads} after")
+    if after.processes > before.processes:
+        raise SoakError(f"processes: {before.processes} before, {after.processes} after")
+    if left := one.files() - files:
+        raise SoakError(f"files are left: {sorted(left)}")
+    if one.slices() != slices:
+        raise SoakError(f"slices: {slices} before, {one.slices()} after")
+
+
+async def _until_it_dies(one: Soak, driver: Driver) -> list[tuple[str, str, str]]:
+    """Claims in work when the agent goes away; their fate is not known to the kubelet."""
+    unanswered: list[tuple[str, str, str]] = []
+
+    async def work(device: str) -> None:
+        while True:
+            claim = one.allocate(device)
+            try:
+                await driver.call("prepare", [claim])
+                released = await driver.call("unprepare", [claim])
+            except (grpc.aio.AioRpcError, asyncio.CancelledError):  # cancelled: the channel was closed
+                unanswered.append(claim)
+                return
+            if released.claims[claim[2]].error:
+                unanswered.append(claim)
+
+    # Not the device of the claim that is held meanwhile.
+    await asyncio.gather(*(work(device) for device in GPUS[:-1]))
+    return unanswered
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=100_000)
+    parser.add_argument("--minutes", type=float, default=0.0, help="stop after that time")
+    parser.add_argument("--restarts", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--most-growth", type=float, default=1.0, metavar="MIB", help="more than that is a failure")
+    args = parser.parse_args()
+    end = time.monotonic() + args.minutes * 60 if args.minutes else float("inf")
+
+    async def run() -> str:
+        with tempfile.TemporaryDirectory(prefix="dra-soak-") as folder:
+            one = Soak(Path(folder), args.seed)
+            try:
+                return await soak(
+                    one,
+                    args.pairs,
+                    warm_up=WARM_UP,
+                    quiet_s=10.0,
+                    restarts=args.restarts,
+                    until=lambda: time.monotonic() > end,
+                )
+            except Exception:
+                print("\n".join(one.log().splitlines()[-40:]), file=sys.stderr)
+                raise
+            finally:
+                await one.close()
+
+    report = asyncio.run(run())
+    print(report)
+    grown = float(report.split(" at the end: ")[1].split()[0])
+    return 0 if grown < args.most_growth else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
