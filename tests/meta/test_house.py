@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LONGEST = 400
 NO_IDEA = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 
 
@@ -23,12 +22,6 @@ def files(*patterns: str) -> list[Path]:
 def sources() -> list[Path]:
     listed = files("python/*.py", "rust/*.rs", "benchmarks/*", "demo/*")
     return [path for path in listed if path.is_file() and "tests" not in path.relative_to(ROOT).parts]
-
-
-def test_a_file_holds_one_idea() -> None:
-    long = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in sources()}
-    too_long = {name: count for name, count in long.items() if count > LONGEST}
-    assert not too_long, f"split by idea what is longer than {LONGEST} lines: {too_long}"
 
 
 def test_a_file_is_named_after_its_idea() -> None:
