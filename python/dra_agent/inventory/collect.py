@@ -57,6 +57,7 @@ class Collector:
         self._rules = Rules(self._settings, driver)
         self._partitions = PartitionRules(self._settings.partition, driver)
         self._shares = Shares(self._settings.share, driver)
+        self._handovers = handovers
         self._passthrough = Passthrough(host, self._settings.passthrough, driver, handovers)
         self._backends: dict[str, Backend] = {}
 
@@ -69,6 +70,8 @@ class Collector:
         self._partitions.begin()
         for name, functions in self._by_backend(topology, handed_over, problems).items():
             found += self._devices(name, functions, problems)
+        if self._handovers is not None:
+            found = self._handovers.moved.apply(found, {one.pci_address: one.net for one in topology.devices})
         found = self._passthrough.apply(found, topology.by_address, problems, excluded)
         devices = self._without_uplinks(found, excluded)
         # The order of the topology, which is that of the addresses; partitions of one address keep theirs.

@@ -15,6 +15,7 @@ import msgspec
 from dra_agent import whole_file
 from dra_agent.errors import RetryableError
 from dra_agent.inventory.device import Device
+from dra_agent.inventory.moved import MovedInterfaces
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Handovers:
 
     def __init__(self, state_dir: Path) -> None:
         self.folder = state_dir / "vfio"
+        self.moved = MovedInterfaces(state_dir)
 
     def all(self) -> dict[str, Handover]:
         """Give them by address; RetryableError where the folder cannot be read.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dra_agent.inventory.api import Attribute
 from dra_agent.setup.net.parameters import Interface
 
 MOST = 1 << 16
@@ -24,6 +25,8 @@ class Before(msgspec.Struct, frozen=True, omit_defaults=True):
     """By which it is known in a container's network."""
     addresses: tuple[str, ...] = ()
     """In CIDR notation, those that somebody has given it for good."""
+    described: dict[str, Attribute] = {}
+    """The attributes that the device has of it, as published: inventory/moved.py shows them while it is away."""
     interface: Interface = Interface()
     """What the claim asks for; without a name it stays on the host."""
     network: str = ""

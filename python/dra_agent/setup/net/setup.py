@@ -17,6 +17,7 @@ from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.addresses import addresses
 from dra_agent.inventory.device import Device
+from dra_agent.inventory.moved import INTERFACE_ATTRIBUTES
 from dra_agent.inventory.sight import blindness
 from dra_agent.prepare.locks import NamedLocks
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
@@ -139,7 +140,9 @@ class NetworkInterfaces:
         except (OSError, ValueError) as error:
             raise RetryableError(f"{ifname} cannot be looked at: {error}", where=f"device {device}") from error
         given = addresses(ifname, hardware, permanent=True) if wanted.name is not None else ()
-        before = Before(uid, item.device.pci_address, ifname, mtu, up, hardware, given, wanted)
+        attributes = item.device.attributes
+        described = {name: attributes[name] for name in INTERFACE_ATTRIBUTES if name in attributes}
+        before = Before(uid, item.device.pci_address, ifname, mtu, up, hardware, given, described, wanted)
         self._kept.write(device, before)
         return before
 

@@ -1,0 +1,87 @@
+"""NICs whose interface a claim has changed or moved into a container: their description stays as it was published.
+
+An interface in another network namespace is not in the host's sysfs. What it was is in the note that the set-up of
+NICs writes before it changes anything (`net/` in the state directory), so a restart of the agent changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from dra_agent import whole_file
+from dra_agent.inventory.api import Attribute
+from dra_agent.inventory.device import Device
+
+log = logging.getLogger(__name__)
+
+INTERFACE_ATTRIBUTES = ("ifName", "mac", "mtu", "linkType", "linkSpeed", "state")
+"""What a NIC has of its interface."""
+CHANGED_BY_CLAIMS = ("mtu",)
+"""What a claim may change of an interface that stays on the host."""
+_MAX_BYTES = 1 << 16
+
+
+class _Interface(msgspec.Struct, frozen=True):
+    name: str | None = None
+
+
+class _Note(msgspec.Struct, frozen=True):
+    """What is read of a note; the set-up owns its other fields."""
+
+    address: str
+    ifname: str
+    described: dict[str, Attribute] = {}
+    interface: _Interface = _Interface()
+
+
+class MovedInterfaces:
+    """The notes of one state directory, read only."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._folder = state_dir / "net"
+        self._complained: set[str] = set()
+
+    def apply(self, devices: Iterable[Device], interfaces: Mapping[str, tuple[str, ...]]) -> list[Device]:
+        """Give the devices as they were published before their claims changed them.
+
+        `interfaces`: what the host has now, by PCI address.
+        """
+        notes = self._notes()
+        if not notes:
+            return list(devices)
+        return [_kept(device, notes.get(device.pci_address), interfaces) for device in devices]
+
+    def _notes(self) -> dict[str, _Note]:
+        try:
+            paths = sorted(self._folder.glob("*.json"))
+        except OSError:  # commands of users may not look into it; they see the interfaces that are there
+            return {}
+        notes = {}
+        for path in paths:
+            try:
+                note = msgspec.json.decode(whole_file.read(path, _MAX_BYTES), type=_Note)
+            except (FileNotFoundError, PermissionError):
+                continue
+            except (OSError, ValueError) as error:  # the set-up that owns the file sets a damaged one aside
+                if path.name not in self._complained:
+                    self._complained.add(path.name)
+                    log.warning("what an interface was is not known", extra={"file": str(path), "reason": str(error)})
+                continue
+            if note.described:
+                notes[note.address] = note
+        return notes
+
+
+def _kept(device: Device, note: _Note | None, interfaces: Mapping[str, tuple[str, ...]]) -> Device:
+    if note is None or device.family != "nic":
+        return device
+    moved = note.interface.name is not None and note.ifname not in interfaces.get(device.pci_address, ())
+    names = INTERFACE_ATTRIBUTES if moved else CHANGED_BY_CLAIMS
+    live = {name: value for name, value in device.attributes.items() if name not in names}
+    kept = {name: value for name, value in note.described.items() if name in names}
+    identity = {**device.identity, "ifname": note.ifname} if moved else device.identity
+    return msgspec.structs.replace(device, attributes={**live, **kept}, identity=identity)
