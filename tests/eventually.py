@@ -7,9 +7,10 @@ longer than what any machine needs.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 DEADLINE_S = float(os.environ.get("DRA_AGENT_TEST_DEADLINE_S", "60"))
@@ -33,14 +34,19 @@ def eventually(condition: Callable[[], _T], explain: Explain = "", *, within: fl
     return value
 
 
-async def eventually_async(condition: Callable[[], _T], explain: Explain = "", *, within: float = DEADLINE_S) -> _T:
-    """Wait as `eventually` while other tasks of the event loop run."""
+async def eventually_async(
+    condition: Callable[[], _T | Awaitable[_T]], explain: Explain = "", *, within: float = DEADLINE_S
+) -> _T:
+    """Wait as `eventually` while other tasks of the event loop run; the condition may be a coroutine function."""
     end = time.monotonic() + within
-    while not (value := condition()):
+    while True:
+        found = condition()
+        value: _T = await found if inspect.isawaitable(found) else found  # type: ignore[assignment]
+        if value:
+            return value
         if time.monotonic() > end:
             _give_up(value, explain, within)
         await asyncio.sleep(POLL_INTERVAL_S)
-    return value
 
 
 def _give_up(value: object, explain: Explain, within: float) -> None:

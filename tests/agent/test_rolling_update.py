@@ -16,6 +16,7 @@ from cluster_api.fake import FakeApi
 from dra_agent.reclaim import client
 from dra_agent.reclaim.wire import Cancel
 from dra_agent.reclaim.wire import Start as Begin
+from eventually import eventually_async
 from plugin.fake_kubelet import Driver, FakeKubelet
 
 __all__ = ["kubernetes"]
@@ -26,10 +27,12 @@ OLD, NEW = "11111111-0000-4000-8000-000000000001", "22222222-0000-4000-8000-0000
 async def another(kubelet: FakeKubelet) -> Driver:
     """The instance that the kubelet did not know yet."""
     known = set(kubelet.drivers)
-    while not (new := set(kubelet.drivers) - known):
+
+    async def new() -> set[Path]:
         await kubelet.look()
-        await asyncio.sleep(0.02)
-    return kubelet.drivers[new.pop()]
+        return set(kubelet.drivers) - known
+
+    return kubelet.drivers[(await eventually_async(new)).pop()]
 
 
 def test_each_takes_over_the_claims_of_the_other(
@@ -79,7 +82,6 @@ def taint_writers(api: FakeApi) -> set[str]:
     }
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("who", ["a source", "an operator"])
 def test_a_new_agent_that_is_refused_leaves_the_old_one_in_the_lead(
     kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, tmp_path: Path, state: Path, who: str

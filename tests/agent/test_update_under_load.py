@@ -14,6 +14,7 @@ import pytest
 from agent.conftest import AgentProcess
 from agent.test_kubernetes import GPU, allocate, kubernetes, prepare, specs, unprepare
 from cluster_api.fake import FakeApi
+from eventually import eventually_async
 from plugin.fake_kubelet import Driver, FakeKubelet
 
 __all__ = ["kubernetes"]
@@ -22,9 +23,11 @@ NIC = "nic-0000-00-05-0"
 
 
 async def both(kubelet: FakeKubelet) -> tuple[Driver, Driver]:
-    while len(kubelet.drivers) < 2:
+    async def registered() -> bool:
         await kubelet.look()
-        await asyncio.sleep(0.05)
+        return len(kubelet.drivers) >= 2
+
+    await eventually_async(registered)
     by_name = {path.name: driver for path, driver in kubelet.drivers.items()}
     return by_name["dra-agent.internal-old-reg.sock"], by_name["dra-agent.internal-new-reg.sock"]
 

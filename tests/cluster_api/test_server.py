@@ -28,6 +28,7 @@ from dra_agent.cluster import (
 )
 from dra_agent.cluster.slots import MAX_REQUESTS, MAX_REQUESTS_OF_A_RESOURCE, RequestSlots
 from dra_agent.errors import AgentError
+from eventually import eventually_async
 
 Story = Callable[[ApiServer], Awaitable[Any]]
 
@@ -356,8 +357,7 @@ def test_waiting_for_a_connection_counts_against_the_deadline_and_is_said(fake_a
 
     async def story(api: ApiServer) -> None:
         busy = [asyncio.create_task(api.get(NODES, "n1", timeout=60)) for _ in range(MAX_REQUESTS_OF_A_RESOURCE)]
-        while len(fake_api.requests) < MAX_REQUESTS_OF_A_RESOURCE:
-            await asyncio.sleep(0.01)
+        await eventually_async(lambda: len(fake_api.requests) >= MAX_REQUESTS_OF_A_RESOURCE)
         with pytest.raises(UnavailableError, match=r"no answer in 0\.1 s: waited for a free connection: 6 of nodes"):
             await api.get(NODES, "n1", timeout=0.1)
         answer.set()
@@ -374,8 +374,7 @@ def test_reads_that_hang_keep_no_write_of_another_resource_waiting(fake_api: Fak
 
     async def story(api: ApiServer) -> None:
         reads = [asyncio.create_task(api.get(RESOURCE_CLAIMS, "c", "default", timeout=60)) for _ in range(50)]
-        while len(fake_api.requests) < MAX_REQUESTS_OF_A_RESOURCE:
-            await asyncio.sleep(0.01)
+        await eventually_async(lambda: len(fake_api.requests) >= MAX_REQUESTS_OF_A_RESOURCE)
         await api.create(RESOURCE_SLICES, made)
         answer.set()
         assert {type(error) for error in await asyncio.gather(*reads, return_exceptions=True)} == {NotFoundError}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dra_agent.inventory.addresses import addresses
+from eventually import eventually
 
 
 def interfaces() -> list[tuple[str, str]]:
@@ -19,21 +21,25 @@ def interfaces() -> list[tuple[str, str]]:
 def test_an_interface_has_the_addresses_that_others_see() -> None:
     import psutil
 
-    theirs = psutil.net_if_addrs()
-    compared = 0
-    for name, mac in interfaces():
-        if name not in theirs:
-            continue
-        ours = addresses(name, mac)
-        wanted = {
+    def theirs(name: str) -> set[str]:
+        return {
             entry.address
-            for entry in theirs[name]
+            for entry in psutil.net_if_addrs().get(name, [])
             if entry.family in (socket.AF_INET, socket.AF_INET6)
             and not entry.address.startswith(("fe80:", "127."))
             and entry.address != "::1"
         }
-        assert {address.partition("/")[0] for address in ours} == wanted, name
-        compared += len(wanted)
+
+    def same(name: str, mac: str) -> bool:
+        """Other programs of this machine may change an interface between two questions."""
+        before = theirs(name)
+        ours = {address.partition("/")[0] for address in addresses(name, mac)}
+        return ours == before or before != theirs(name)
+
+    compared = 0
+    for name, mac in interfaces():
+        eventually(partial(same, name, mac), name, within=5)
+        compared += len(theirs(name))
     if not compared:
         pytest.skip("no interface of this machine has an address")
 

@@ -18,7 +18,7 @@ from dra_agent.topology import Kind, scan
 from eventually import eventually
 
 GPU = "gpu-0000-1b-00-0"
-TIMEOUT = 0.3
+TIMEOUT = 1.5
 
 
 @pytest.fixture(scope="module")

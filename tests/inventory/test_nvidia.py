@@ -16,7 +16,7 @@ from dra_agent.simulate import change, nvml
 from dra_agent.topology import scan
 from eventually import eventually
 
-TIMEOUT = 0.3
+TIMEOUT = 1.5
 GPUS = [f"gpu-0000-{bus:02x}-00-0" for bus in (0x1B, 0x43, 0x52, 0x61, 0x9D, 0xC3, 0xD1, 0xDF)]
 LOST, UNKNOWN_ERROR, NO_PERMISSION = 15, 999, 4
 

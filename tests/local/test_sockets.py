@@ -19,6 +19,7 @@ from dra_agent.errors import AgentError, PermanentError, RetryableError, UsageEr
 from dra_agent.local import server as listening
 from dra_agent.local.client import Connection
 from dra_agent.local.server import Server
+from eventually import eventually_async
 
 LIMIT = 64 * 1024
 
@@ -252,9 +253,7 @@ def test_a_socket_that_another_server_took_and_left_is_taken_again(short_path: P
             with socket.socket(socket.AF_UNIX) as left:
                 left.bind(str(path))
         try:
-            async with asyncio.timeout(60):
-                while not await asyncio.to_thread(_answers, path):
-                    await asyncio.sleep(0.02)
+            await eventually_async(lambda: asyncio.to_thread(_answers, path))
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
         finally:
             await older.stop()
@@ -282,9 +281,7 @@ def test_what_is_not_a_socket_is_left_where_it_is(short_path: Path) -> None:
         assert path.read_text() == "mine"
         path.unlink()
         try:
-            async with asyncio.timeout(60):
-                while not await asyncio.to_thread(_answers, path):
-                    await asyncio.sleep(0.02)
+            await eventually_async(lambda: asyncio.to_thread(_answers, path))
         finally:
             await server.stop()
 

@@ -29,7 +29,7 @@ def looking(fake_api: FakeApi, tmp_path: Path) -> Callable[..., None]:
     """Run a story beside somebody who looks at the fake API server every 50 ms."""
     path = fake_api.kubeconfig(tmp_path / "kubeconfig")
 
-    def run(story: Story, *, every: float = 0.05, patience: float = 5.0) -> None:
+    def run(story: Story, *, every: float = 0.05, patience: float = 60.0) -> None:
         async def live(api: ApiServer) -> None:
             told: list[Verdict] = []
             devices = [GPU]
@@ -131,7 +131,7 @@ def test_who_may_not_ask_publishes_all_the_same_and_says_so(fake_api, looking, c
     began = time.monotonic()
 
     async def story(found, told, devices):
-        assert time.monotonic() - began < 4 and not found.verdict
+        assert time.monotonic() - began < 50 and not found.verdict
 
     looking(story)
     assert "cannot tell who else" in caplog.text

@@ -6,7 +6,6 @@ authority is the socket's path, percent-encoded; one connection for each driver 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import stat
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ import grpc
 import grpc.aio
 
 from dra_agent.plugin.proto import dra_v1_pb2, dra_v1beta1_pb2, pluginregistration_pb2
+from eventually import eventually_async
 
 KNOWN = {"v1.DRAPlugin": dra_v1_pb2, "v1beta1.DRAPlugin": dra_v1beta1_pb2}
 
@@ -119,13 +119,14 @@ class FakeKubelet:
             )
             await notify(pluginregistration_pb2.RegistrationStatus(plugin_registered=True), timeout=5.0)
 
-    async def driver(self, at_most: float = 20.0) -> Driver:
+    async def driver(self) -> Driver:
         """Look until a driver is there."""
-        end = asyncio.get_running_loop().time() + at_most
-        while not self.drivers:
-            assert asyncio.get_running_loop().time() < end, f"no driver registered; sockets: {self.sockets()}"
+
+        async def registered() -> bool:
             await self.look()
-            await asyncio.sleep(0.02)
+            return bool(self.drivers)
+
+        await eventually_async(registered, lambda: f"no driver registered; sockets: {self.sockets()}")
         return next(iter(self.drivers.values()))
 
     async def close(self) -> None:

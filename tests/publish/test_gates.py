@@ -49,7 +49,6 @@ def test_without_taints_a_device_that_must_not_be_allocated_is_left_out(node: No
     node.run(story)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("upgrade", ["breaks the watch", "keeps the watch"])
 def test_a_gate_that_an_upgrade_has_turned_on_is_used_without_a_restart(
     node: Node, monkeypatch: pytest.MonkeyPatch, upgrade: str

@@ -100,7 +100,6 @@ def lists_per_window(away: float, after: str, monkeypatch: pytest.MonkeyPatch) -
     return sorted(windows.values())
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("away", [0.0, 20.0])
 def test_a_server_that_forgot_every_watch_is_not_listed_by_all_at_once(
     away: float, monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,7 @@ from dra_agent.reclaim.picture import Picture
 from dra_agent.reclaim.reading import Reading
 from dra_agent.reclaim.settings import AwsSignals
 from dra_agent.reclaim.signals.aws import Aws
+from eventually import eventually_async
 from reclaim.listening import Listener, listen, quick
 from reclaim.metadata.aws import FakeAws
 
@@ -197,9 +198,8 @@ def test_by_a_clock_that_is_wrong_what_is_said_again_is_the_same(
 
     async def play() -> None:
         task = asyncio.create_task(source(aws).run(picture))
-        async with asyncio.timeout(60):
-            while aws.count(SPOT) < 20 or aws.count("/latest/meta-data/events/recommendations/rebalance") < 10:
-                await asyncio.sleep(0.02)
+        rebalance = "/latest/meta-data/events/recommendations/rebalance"
+        await eventually_async(lambda: aws.count(SPOT) >= 20 and aws.count(rebalance) >= 10)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -227,7 +227,7 @@ def test_what_was_announced_for_before_the_boot_has_happened(aws: FakeAws) -> No
     aws.set(spot={"action": "stop", "time": at(-3600)}, maintenance=[event(-3600)])
 
     async def story(listener: Listener) -> None:
-        await listener.until(lambda: {"aws.spot", "aws.maintenance"} <= set(listener.seen_), 30.0)
+        await listener.until(lambda: {"aws.spot", "aws.maintenance"} <= set(listener.seen_))
 
     rebooted = listen(source(aws, booted=datetime.now(UTC) - timedelta(minutes=30)), story)
     assert rebooted.now("aws.spot") == () == rebooted.now("aws.maintenance")
@@ -238,7 +238,7 @@ def test_a_rebalance_recommendation_is_ignored_by_default_and_not_asked_for(aws:
     aws.set(rebalance={"noticeTime": "2026-10-27T08:22:00Z"})
 
     async def story(listener: Listener) -> None:
-        await listener.until(lambda: len(listener.seen_.get("aws.maintenance", ())) > 2, 30.0)
+        await listener.until(lambda: len(listener.seen_.get("aws.maintenance", ())) > 2)
 
     heard = listen(Aws(aws.endpoint, lead=LEAD, pace=quick), story)
     assert heard.now("aws.rebalance") is None
@@ -264,7 +264,7 @@ def test_what_a_signal_counts_as_is_configured(aws: FakeAws, signal: str, treatm
     )
 
     async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now(f"aws.{signal}"), 30.0)
+        await listener.until(lambda: listener.now(f"aws.{signal}"))
 
     heard = listen(source(aws, signals=msgspec.convert({signal: treatment}, AwsSignals)), story)
     assert [one.kind for one in heard.now(f"aws.{signal}") or ()] == [kind]

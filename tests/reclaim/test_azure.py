@@ -197,9 +197,9 @@ def test_the_first_list_of_events_may_take_minutes_and_nothing_else(
     azure.fail(EVENTS, how="hang", times=1)
 
     async def story(listener: Listener) -> None:
-        await listener.until(lambda: len(listener.failures) == 2 and listener.now("azure") == (), 30.0)
+        await listener.until(lambda: len(listener.failures) == 2 and listener.now("azure") == ())
         azure.fail(EVENTS, how="hang", times=1)
-        await listener.until(lambda: len(listener.failures) == 3, 30.0)
+        await listener.until(lambda: len(listener.failures) == 3)
 
     heard = listen(source(azure), story)
     # The VM's name is asked first, by default; the service of events is switched on by the question for them.
@@ -211,7 +211,7 @@ def test_an_event_of_before_the_boot_is_over(azure: FakeAzure) -> None:
     azure.set(events=[event("Reboot", -3600), event("Preempt", -3600, EventId="2")])
 
     async def story(listener: Listener) -> None:
-        await listener.until(lambda: "azure" in listener.seen_, 30.0)
+        await listener.until(lambda: "azure" in listener.seen_)
 
     booted = datetime.now(UTC) - timedelta(minutes=30)
     assert listen(source(azure, booted=booted), story).now("azure") == ()
@@ -224,7 +224,7 @@ def test_a_reboot_that_goes_on_after_a_boot_was_that_boot(azure: FakeAzure, minu
     azure.set(events=[event("Reboot", None, EventStatus="Started")])
 
     async def story(listener: Listener) -> None:
-        await listener.until(lambda: "azure" in listener.seen_, 30.0)
+        await listener.until(lambda: "azure" in listener.seen_)
 
     booted = datetime.now(UTC) - timedelta(minutes=minutes)
     assert [one.kind for one in listen(source(azure, booted=booted), story).now("azure") or ()] == [kind]
@@ -234,9 +234,9 @@ def test_a_reboot_that_was_scheduled_in_this_boot_is_a_notice_when_it_starts(azu
     azure.set(events=[event("Reboot", 900)])
 
     async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("azure"), 30.0)
+        await listener.until(lambda: listener.now("azure"))
         azure.set(events=[event("Reboot", None, EventStatus="Started")])
-        await listener.until(listener.notices, 30.0)
+        await listener.until(listener.notices)
 
     assert listen(source(azure, booted=datetime.now(UTC) - timedelta(minutes=5)), story).notices()
 
@@ -259,7 +259,7 @@ def test_what_an_event_counts_as_is_configured(
     azure.set(events=[event(kind, 20)])
 
     async def story(listener: Listener) -> None:
-        await listener.until(lambda: "azure" in listener.seen_, 30.0)
+        await listener.until(lambda: "azure" in listener.seen_)
 
     readings = listen(source(azure, signals=signals), story).now("azure") or ()
     assert [one.kind for one in readings] == ([expected] if expected else [])

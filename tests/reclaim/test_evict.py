@@ -32,6 +32,7 @@ from dra_agent.reclaim.pods import Mode, Moment, decide
 from dra_agent.reclaim.reading import Reading
 from dra_agent.reclaim.record import ClaimRecord
 from dra_agent.reclaim.release import Release
+from eventually import eventually_async
 
 T0 = datetime(2026, 1, 31, 12, tzinfo=UTC)
 DRIVER = "dra-agent.internal"
@@ -282,8 +283,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def until(what: Callable[[], object]) -> Callable[[Release], Awaitable[None]]:
     async def story(release: Release) -> None:
-        while not what():
-            await asyncio.sleep(0.01)
+        await eventually_async(what)
 
     return story
 

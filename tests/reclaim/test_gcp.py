@@ -122,14 +122,14 @@ def test_maintenance_is_a_hint_until_it_is_near(gcp: FakeGcp, monkeypatch: pytes
     async def story(listener: Listener) -> None:
         async def look() -> None:
             looks = len(listener.seen_.get("gcp.maintenance", ()))
-            await listener.until(lambda: len(listener.seen_.get("gcp.maintenance", ())) > looks + 1, 30.0)
+            await listener.until(lambda: len(listener.seen_.get("gcp.maintenance", ())) > looks + 1)
 
         await look()
         time.pass_(3290.0)
         await look()
         assert not listener.notices()
         time.pass_(20.0)
-        await listener.until(listener.notices, 30.0)
+        await listener.until(listener.notices)
 
     heard = listen(gpu_host(gcp), story)
     (hint,) = heard.seen_["gcp.maintenance"][0]
@@ -137,7 +137,7 @@ def test_maintenance_is_a_hint_until_it_is_near(gcp: FakeGcp, monkeypatch: pytes
     assert (hint.kind, notice.kind) == ("hint", "notice") and hint.deadline == notice.deadline
 
     async def restarted(listener: Listener) -> None:
-        await listener.until(listener.notices, 30.0)
+        await listener.until(listener.notices)
 
     source = gpu_host(gcp)
     source.recall([hint])
@@ -152,7 +152,7 @@ def test_a_question_does_not_wait_past_the_moment_at_which_a_hint_becomes_a_noti
     source.recall([Reading("gcp.maintenance", "hint", "TERMINATE_ON_HOST_MAINTENANCE", "", end)])
 
     async def story(listener: Listener) -> None:
-        await listener.until(lambda: any("maintenance-event?wait" in one.path for one in gcp.asked), 30.0)
+        await listener.until(lambda: any("maintenance-event?wait" in one.path for one in gcp.asked))
 
     listen(source, story)
     (asked,) = [one.path for one in gcp.asked if "maintenance-event?wait" in one.path]
@@ -166,7 +166,7 @@ def test_what_a_value_counts_as_is_configured(gcp: FakeGcp) -> None:
     source = Gcp(gcp.endpoint, preemption=soon, maintenance=soon, lead=soon, signals=signals, pace=quick)
 
     async def story(listener: Listener) -> None:
-        await listener.until(lambda: listener.now("gcp.preempted"), 30.0)
+        await listener.until(lambda: listener.now("gcp.preempted"))
 
     heard = listen(source, story)
     assert [one.kind for one in heard.now("gcp.preempted") or ()] == ["hint"] and source.names == ("gcp.preempted",)

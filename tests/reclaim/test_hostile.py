@@ -19,6 +19,7 @@ from dra_agent.reclaim.settings import AwsSignals
 from dra_agent.reclaim.signals.aws import Aws
 from dra_agent.reclaim.signals.azure import Azure
 from dra_agent.reclaim.signals.gcp import Gcp
+from eventually import eventually_async
 from reclaim.metadata.aws import FakeAws
 from reclaim.metadata.azure import FakeAzure
 from reclaim.metadata.gcp import FakeGcp
@@ -128,14 +129,10 @@ def test_the_same_notice_again_and_again_is_one_notice(tmp_path: Path, caplog: p
 
         reclaim.on_change(changed)
         await reclaim.start()
-        async with asyncio.timeout(60):
-            while service.count("/latest/meta-data/spot") < 4:
-                await asyncio.sleep(0.02)
+        await eventually_async(lambda: service.count("/latest/meta-data/spot") >= 4)
         # Once it says something else, and then the same again: a notice that was heard is not taken back by nonsense.
         service.fail("/latest/meta-data/spot", status=200, body="{}", times=1)
-        async with asyncio.timeout(60):
-            while service.count("/latest/meta-data/spot") < 7:
-                await asyncio.sleep(0.02)
+        await eventually_async(lambda: service.count("/latest/meta-data/spot") >= 7)
         await reclaim.stop()
         assert reclaim.state.phase == "notice" and reclaim.notices == 1
 

@@ -217,6 +217,7 @@ def test_a_process_that_lingers_is_waited_for_and_then_told_of(world: World, mon
         world.setup.tear_down("u1", [device.name], None)
     assert raised.value.todo is not None
     assert world.exist() == [(19, 6, 1)]
+    monkeypatch.setattr(gpus, "_PATIENCE", 60.0)
     threading.Timer(0.3, lambda: change.clear(world.root)).start()
     world.setup.tear_down("u1", [device.name], None)
     assert world.exist() == []
@@ -255,7 +256,7 @@ def test_a_hung_call_about_one_gpu_never_delays_another_and_leaks_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, quick = world.device(f"{FIRST}-mig-1g-10gb-6"), world.device(f"{SECOND}-mig-1g-10gb-6")
-    monkeypatch.setattr(drivers, "SLOW", 1.5)
+    monkeypatch.setattr(drivers, "SLOW", 5.0)
     change.hang(world.root, "nvmlDeviceCreateGpuInstanceWithPlacement", "0", MACHINE)
     failed: list[Exception] = []
 
