@@ -55,6 +55,7 @@ def test_every_flag_is_also_a_variable_and_a_key(name: str, file: Path) -> None:
         "log_level": "error",
         "log_format": "json",
         "metrics_address": ":1",
+        "health_address": ":1",
     }
     value = values.get(name, "x")
     file.write_text(f"{name.replace('_', '-')} = {value if value in ('true', 'false') else repr(value)}\n")

@@ -34,8 +34,11 @@ def test_the_daemonset_is_as_the_node_needs_it(render):
     assert found["DRA_AGENT_POD_UID"]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.uid"
     assert found["DRA_AGENT_NODE_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
     agent = container(render())
-    assert agent["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
-    assert agent["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
+    assert agent["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": "health"}
+    assert agent["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "health"}
+    assert found["DRA_AGENT_HEALTH_ADDRESS"]["value"] == ":9418" != found["DRA_AGENT_METRICS_ADDRESS"]["value"]
+    policy = one(render(), "NetworkPolicy")["spec"]["ingress"]
+    assert [port["port"] for rule in policy for port in rule["ports"]] == ["metrics"], "probes pass every policy"
     assert agent["resources"]["requests"]["memory"]
     # With 20m on a busy node the kubelet's GetInfo was not answered in its second: docs/numbers.md.
     share = agent["resources"]["requests"]["cpu"]
@@ -274,6 +277,9 @@ def test_in_the_nodes_network_an_update_does_not_wait_for_a_port(render):
     objects = render({"hostNetwork": True})
     assert one(objects, "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
     assert not [found for found in objects if found["kind"] == "NetworkPolicy"], "it would do nothing"
+    # Without a policy the probes are out of reach of other hosts all the same.
+    assert variables(objects)["DRA_AGENT_HEALTH_ADDRESS"]["value"] == "127.0.0.1:9418"
+    assert container(objects)["livenessProbe"]["httpGet"]["host"] == "127.0.0.1"
 
 
 def test_an_agent_that_moves_interfaces_is_in_the_nodes_network_and_sees_its_processes(render):

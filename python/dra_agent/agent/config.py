@@ -54,6 +54,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """None: the agent is in the host's network namespace."""
     simulate: str | None = None
     metrics_address: str = ""
+    health_address: str = ""
     """Empty: no metrics and no health endpoints."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
@@ -99,6 +100,7 @@ HELP = {
     "net_root": "stands for /proc/net of the host, for an agent with a network of its own",
     "simulate": "run on a simulated host instead of this one",
     "metrics_address": "HOST:PORT for /metrics, /healthz and /readyz (default: none)",
+    "health_address": "HOST:PORT for /healthz and /readyz alone, away from clients of /metrics (default: none)",
     "log_level": "debug, info, warning or error",
     "log_format": "text or json",
     "pod_uid": "uid of the agent's own pod, for rolling updates (default: none)",
@@ -150,6 +152,8 @@ def load(args: argparse.Namespace, environment: Mapping[str, str] | None = None)
     _check_name(config.node, _NODE_LIMIT, "--node-name")
     if config.metrics_address:
         listen_address(config.metrics_address)
+    if config.health_address:
+        listen_address(config.health_address, "--health-address")
     return config
 
 

@@ -1,13 +1,16 @@
 """/metrics, /healthz and /readyz, on threads of their own, so that they answer when the event loop does not.
 
-It knows no metric and no check: it is given both.
+It knows no metric and no check: it is given both. Slow or many clients keep no others away for long: a connection has a
+deadline, and the oldest one ends where there are too many. Probes can have a listener of their own.
 """
 
 from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -17,24 +20,42 @@ Render = Callable[[str], tuple[bytes, str]]
 Check = Callable[[], list[str]]
 """What is wrong; nothing if all is well."""
 
-_SLOWEST = 5.0
-_MOST = 16
+CONNECTION_S = 10.0
+"""Seconds that one connection gets from its beginning to its end, however it spends them."""
+MAX_CONNECTIONS = 16
+"""At a time; one more ends the oldest."""
+MAX_REQUEST_BYTES = 16 << 10
+"""Of a request's line and headers; Prometheus sends less than 1 KiB."""
+_MAX_THREADS = 4 * MAX_CONNECTIONS
+"""Connections that were ended count until their thread has noticed."""
+_CHECK_S = 0.25
+_PAUSE_S = 0.02
+"""After each connection that was ended for another one: a newcomer has at least MAX_CONNECTIONS times that."""
+_NOTHING = {True: b"there are /metrics, /healthz and /readyz\n", False: b"there are /healthz and /readyz\n"}
 
 
 class HttpServer:
     """Listens from `start` to `close`."""
 
-    def __init__(self, address: tuple[str, int], *, render: Render, healthy: Check, ready: Check) -> None:
-        """Listen, but answer nobody yet. UsageError where the address cannot be had."""
+    def __init__(
+        self,
+        address: tuple[str, int],
+        *,
+        healthy: Check,
+        ready: Check,
+        render: Render | None = None,
+        flag: str = "--metrics-address",
+    ) -> None:
+        """Listen, but answer nobody yet; without `render` there is no /metrics. UsageError where that cannot be."""
         try:
             self._server = _Server(address, _handler(render, healthy, ready))
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {address[0]}:{address[1]}: {error.strerror or error}",
-                where="--metrics-address",
+                where=flag,
                 todo="choose a free port on an address of this host",
             ) from error
-        self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_CHECK_S,), name="http", daemon=True)
 
     @property
     def port(self) -> int:
@@ -55,10 +76,14 @@ class HttpServer:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._slots = threading.BoundedSemaphore(_MOST)
+        self._running = threading.BoundedSemaphore(_MAX_THREADS)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, float] = {}
+        """Connections and their deadlines, the oldest first."""
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
@@ -69,8 +94,18 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._slots.acquire(blocking=False):
-            self.shutdown_request(request)  # somebody opens connections faster than they are answered
+        with self._lock:
+            oldest = next(iter(self._open), None) if len(self._open) >= MAX_CONNECTIONS else None
+            if oldest is not None:
+                del self._open[oldest]
+            self._open[request] = time.monotonic() + CONNECTION_S
+        if oldest is not None:
+            _end(oldest)
+            # Who is ended and comes back at once must not push out a client before it is answered.
+            time.sleep(_PAUSE_S)
+        if not self._running.acquire(blocking=False):
+            self._forget(request)
+            self.shutdown_request(request)  # connections come faster than threads end
             return
         super().process_request(request, client_address)
 
@@ -78,21 +113,67 @@ class _Server(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            self._running.release()
+
+    def shutdown_request(self, request: Any) -> None:
+        self._forget(request)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End connections whose time is over; called four times a second."""
+        now = time.monotonic()
+        with self._lock:
+            late = [connection for connection, deadline in self._open.items() if deadline <= now]
+            for connection in late:
+                del self._open[connection]
+        for connection in late:
+            _end(connection)
+
+    def _forget(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Drop a client that hung up or was too slow."""
 
 
-def _handler(render: Render, healthy: Check, ready: Check) -> type[BaseHTTPRequestHandler]:
+def _end(connection: socket.socket) -> None:
+    """Wake the thread that reads or writes a connection; it closes it."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Bounded:
+    """What is read of a connection, up to a number of bytes; then it is at its end."""
+
+    def __init__(self, stream: Any, left: int) -> None:
+        self._stream = stream
+        self._left = left
+
+    def readline(self, size: int = -1) -> bytes:
+        """Read a line, or what is left of the number of bytes."""
+        line: bytes = self._stream.readline(self._left if size < 0 else min(size, self._left))
+        self._left -= len(line)
+        return line
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._stream.close()
+
+
+def _handler(render: Render | None, healthy: Check, ready: Check) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = _SLOWEST
+        timeout = CONNECTION_S
         server_version = "dra-agent"
         sys_version = ""
 
+        def setup(self) -> None:
+            super().setup()
+            self.rfile: Any = _Bounded(self.rfile, MAX_REQUEST_BYTES)
+
         def do_GET(self) -> None:
             match self.path.partition("?")[0]:
-                case "/metrics":
+                case "/metrics" if render is not None:
                     body, kind = render(self.headers.get("Accept", ""))
                     self._answer(200, body, kind)
                 case "/healthz":
@@ -100,7 +181,7 @@ def _handler(render: Render, healthy: Check, ready: Check) -> type[BaseHTTPReque
                 case "/readyz":
                     self._check(ready())
                 case _:
-                    self._answer(404, b"there are /metrics, /healthz and /readyz\n")
+                    self._answer(404, _NOTHING[render is not None])
 
         do_HEAD = do_GET  # noqa: N815  (the base class finds methods by the verb)
 

@@ -189,6 +189,18 @@ class Agent:
 
     def _serve(self, stack: AsyncExitStack) -> Metrics | None:
         """Answer /metrics, /healthz and /readyz, if anyone wants them; gives what takes note of requests."""
+        if self._config.health_address:
+            from dra_agent.agent.http import HttpServer
+
+            health = HttpServer(
+                listen_address(self._config.health_address),
+                healthy=self._pulse.ills,
+                ready=self._unready,
+                flag="--health-address",
+            )
+            health.start()
+            stack.callback(health.close)
+            log.info("answering probes", extra={"probes": health.port})
         if not self._config.metrics_address:
             return None
         from dra_agent.agent.http import HttpServer
