@@ -135,12 +135,13 @@ class FakeLogind:
             self._bus.send(message)
 
 
-def stranger(address: str, to: str) -> None:
+def stranger(address: str, to: str, times: int = 1) -> None:
     """Somebody who is not logind sends its signal straight to a connection."""
     bus: DBusConnection = open_dbus_connection(address)
     message = new_signal(MANAGER, "PrepareForShutdown", "b", (True,))
     message.header.fields[HeaderFields.destination] = to
-    bus.send(message)
+    for _ in range(times):
+        bus.send(message)
     Proxy(message_bus, bus).GetId()
     bus.close()
 

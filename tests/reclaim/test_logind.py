@@ -106,6 +106,20 @@ def test_the_signal_of_a_stranger_is_not_believed(daemon: Daemon, logind: FakeLo
     listen(Logind(daemon.address, pace=quick), connected)
 
 
+def test_signals_of_a_stranger_break_neither_the_connection_nor_the_lock(daemon: Daemon, logind: FakeLogind) -> None:
+    async def story(listener: Listener) -> None:
+        await listener.until(lambda: listener.now("logind") == ())
+        before = set(await asyncio.to_thread(connections, daemon.address))
+        for name in before:
+            await asyncio.to_thread(stranger, daemon.address, name, 500)
+        # What comes after them on the same connection is read after them.
+        logind.shut_down()
+        await listener.until(lambda: listener.now("logind"))
+        assert not listener.failures and logind.locked() and len(logind.inhibited) == 1
+
+    listen(Logind(daemon.address, pace=quick), story)
+
+
 def test_a_logind_that_is_restarted_is_asked_again(daemon: Daemon) -> None:
     first = FakeLogind(daemon.address)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +36,27 @@ def test_objects_keep_their_order_and_place_over_a_restart(tmp_path: Path) -> No
     assert again.delete("K", "ns", "nope") is False
     assert again.problems == []
     again.close()
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o000])
+def test_only_the_agent_can_read_it_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    # In a process of its own: the umask is one for all threads.
+    script = (
+        "import os, sys, pathlib; os.umask(int(sys.argv[2])); from dra_agent.standalone.store import Store;"
+        "store = Store(pathlib.Path(sys.argv[1])); store.put('K', 'ns', 'a', {});"
+        "print({path.name: oct(path.stat().st_mode & 0o777) for path in pathlib.Path(sys.argv[1]).iterdir()})"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path), str(umask)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ast.literal_eval(done.stdout) == dict.fromkeys((FILE, f"{FILE}-wal", f"{FILE}-shm"), "0o600")
+
+
+def test_what_an_older_agent_left_readable_is_restricted(tmp_path: Path) -> None:
+    filled(tmp_path, 1)
+    (tmp_path / FILE).chmod(0o644)
+    store = Store(tmp_path)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    store.close()
 
 
 def test_a_position_is_never_used_twice(tmp_path: Path) -> None:

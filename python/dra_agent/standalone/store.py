@@ -5,7 +5,9 @@ It keeps objects and the order in which claims came; it knows nothing of what th
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
@@ -20,6 +22,7 @@ from dra_agent.errors import RetryableError
 log = logging.getLogger(__name__)
 
 FILE = "objects.db"
+MODE = 0o600
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS objects (
     position INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -145,6 +148,8 @@ class Store:
 
 
 def _open(path: Path) -> sqlite3.Connection:
+    # SQLite makes its -wal and -shm with the mode of the database, and the database with what the umask leaves.
+    _restrict(path)
     # Autocommit is off: `with connection` is one transaction, and FULL makes its commit durable in WAL mode.
     connection = sqlite3.connect(path, check_same_thread=False)
     try:
@@ -163,6 +168,21 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _restrict(path: Path) -> None:
+    """Have the file, and what an older agent left of SQLite's beside it, be readable by the agent alone."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
+        try:
+            os.fchmod(handle, MODE)
+        finally:
+            os.close(handle)
+        for suffix in ("-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                path.with_name(path.name + suffix).chmod(MODE)
+    except OSError as error:
+        raise sqlite3.OperationalError(f"{path}: {error.strerror}") from error
 
 
 def _readable(path: Path) -> Iterator[tuple[int, str, str, str, bytes]]:

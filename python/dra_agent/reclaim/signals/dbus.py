@@ -19,6 +19,7 @@ AT_MOST = 5.0
 """Seconds for any answer of the daemon or of logind."""
 _SIGNALS = 64
 _CHUNK = 4096
+_DAEMON = "org.freedesktop.DBus"
 
 
 class Bus:
@@ -32,6 +33,7 @@ class Bus:
         self._serial = 0
         self._replies: dict[int, asyncio.Future[Message]] = {}
         self._signals: asyncio.Queue[Message | SourceError] = asyncio.Queue(_SIGNALS)
+        self._senders = {_DAEMON}
         self._broken: SourceError | None = None
 
     @classmethod
@@ -103,6 +105,10 @@ class Bus:
         (owner,) = await self.call(_daemon().GetNameOwner(name))
         return str(owner)
 
+    def accept(self, sender: str) -> None:
+        """Keep signals of this unique name, besides the daemon's own; those of others are dropped unread."""
+        self._senders.add(sender)
+
     async def signal(self, at_most: float) -> Message | None:
         """Wait for the next signal; None where none comes in time."""
         try:
@@ -146,11 +152,13 @@ class Bus:
     def _deliver(self, message: Message) -> None:
         from jeepney import HeaderFields, MessageType
 
+        # Any process of the bus may send a message straight to this connection; the daemon writes who it was.
+        sender = message.header.fields.get(HeaderFields.sender)
         future = self._replies.get(message.header.fields.get(HeaderFields.reply_serial, -1))
         if future is not None:
             if not future.done():
                 future.set_result(message)
-        elif message.header.message_type is MessageType.signal:
+        elif message.header.message_type is MessageType.signal and sender in self._senders:
             if self._signals.full():
                 self._break("more signals than anyone sends")
             else:

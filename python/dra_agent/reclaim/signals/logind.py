@@ -83,6 +83,7 @@ class Logind:
     async def _follow(self, bus: Bus, watch: Watch) -> None:
         # By its unique name: any process may send a signal of this name straight to this connection.
         owner = await bus.owner(LOGIND)
+        bus.accept(owner)
         await bus.watch(
             f"type='signal',sender='{LOGIND}',path='{PATH}',interface='{MANAGER}',member='PrepareForShutdown'"
         )
