@@ -93,8 +93,12 @@ def test_metrics_parse_and_count_the_devices(start: Start) -> None:
     status, text = agent.get("/metrics")
     assert status == 200
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    states = {sample.labels["state"]: sample.value for sample in families["dra_agent_devices"].samples}
-    assert sum(states.values()) == len(families["dra_agent_device_info"].samples) > 0
+    samples = families["dra_agent_devices"].samples
+    assert {(one.labels["family"], one.labels["pool"]) for one in samples} == {
+        (family, f"node-a/{family}") for family in ("gpu", "nic")
+    }
+    assert {sample.labels["state"] for sample in samples} == {"free", "blocked", "prepared", "tainted", "unhealthy"}
+    assert sum(sample.value for sample in samples) == len(families["dra_agent_device_info"].samples) > 0
     assert families["dra_agent_ledger_writable"].samples[0].value == 1
     assert families["dra_agent_prepared_claims"].samples[0].value == 0
     assert 0 <= families["dra_agent_checkpoint_age_seconds"].samples[0].value < 60

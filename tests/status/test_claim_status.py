@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -308,3 +309,26 @@ def test_claims_without_end_do_not_grow_the_queue_without_end(
 
     assert ask(story) == 1024
     assert caplog.text.count("claim status is not written for every claim") == 1
+
+
+def test_a_claim_that_is_replaced_between_reading_and_writing_is_not_written(
+    fake_api: FakeApi, ask: Any, host: Host
+) -> None:
+    fake_api.put("resourceclaims", claim("a", result("gpu-0")))
+    replaced = threading.Event()
+    fake_api.hang(60, methods="PATCH", when=replaced)
+    other = claim("a", result("gpu-0"))
+    other["metadata"]["uid"] = "another"
+
+    async def story(api: ApiServer) -> None:
+        async with telling(api, host) as status:
+            status.prepared(held("a", "gpu-0"))
+            await eventually_async(lambda: any(seen.method == "PATCH" for seen in writes(fake_api)))
+            fake_api.remove("resourceclaims", "a", "team-a")
+            fake_api.put("resourceclaims", other)
+            replaced.set()
+            await eventually_async(lambda: status.failed or status.written)
+            assert status.written == 0
+
+    ask(story)
+    assert entries(fake_api, "a") == []

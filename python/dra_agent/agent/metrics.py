@@ -15,6 +15,7 @@ import msgspec
 from dra_agent import __version__
 from dra_agent.agent.reclaim_metrics import ReclaimReading, families
 from dra_agent.health import Summary
+from dra_agent.health.causes import KNOWN_CAUSES
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -24,15 +25,22 @@ PREFIX = "dra_agent"
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
+STATES = ("free", "blocked", "prepared", "tainted", "unhealthy")
+"""blocked: it shares counters with a prepared device, and what is left of them is not enough for it."""
+OPERATIONS = ("prepare", "unprepare")
+RESULTS = ("ok", "retryable", "permanent", "defect")
+
+
 class DeviceInfo(msgspec.Struct, frozen=True):
     """A device as the metrics show it."""
 
     name: str
     pool: str
     state: str
-    """free, prepared, tainted or unhealthy; of several that are true the last."""
+    """One of STATES; of several that are true the last."""
     uuid: str = ""
     product: str = ""
+    family: str = ""
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -102,9 +110,13 @@ class Metrics:
             buckets=BUCKETS,
             registry=self._registry,
         )
-        for operation in ("prepare", "unprepare"):
+        # A series that begins at 1 hides its first increase from `rate` and `increase`.
+        for operation in OPERATIONS:
             self._seconds.labels(operation)
-            self._requests.labels(operation, "ok")
+            for result in RESULTS:
+                self._requests.labels(operation, result)
+        for result in ("registered", "refused"):
+            self._registrations.labels(result)
         self._registry.register(_Gauges(read))
 
     def inflight(self) -> AbstractContextManager[Any]:
@@ -154,16 +166,20 @@ class _Gauges:
         reading = self._read()
         yield InfoMetricFamily(f"{PREFIX}_build", "The agent's version.", {"version": __version__})
         yield GaugeMetricFamily(f"{PREFIX}_prepared_claims", "Claims that hold devices.", value=reading.prepared_claims)
-        states = dict.fromkeys(("free", "prepared", "tainted", "unhealthy"), 0)
+        counts: dict[tuple[str, str, str], dict[str, int]] = {}
         info = GaugeMetricFamily(
             f"{PREFIX}_device_info", "Always 1; joins names.", labels=["device", "uuid", "product", "pool"]
         )
         for device in reading.devices:
-            states[device.state] += 1
+            kind = (device.family, device.pool, device.product)
+            counts.setdefault(kind, dict.fromkeys(STATES, 0))[device.state] += 1
             info.add_metric([device.name, device.uuid, device.product, device.pool], 1)
-        devices = GaugeMetricFamily(f"{PREFIX}_devices", "Devices, each in one state.", labels=["state"])
-        for state, count in states.items():
-            devices.add_metric([state], count)
+        devices = GaugeMetricFamily(
+            f"{PREFIX}_devices", "Devices, each in one state.", labels=["family", "pool", "product", "state"]
+        )
+        for labels, states in counts.items():
+            for state, count in states.items():
+                devices.add_metric([*labels, state], count)
         yield devices
         yield info
         yield from _health(reading.health)
@@ -195,15 +211,15 @@ def _health(summary: Summary) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     causes = GaugeMetricFamily(
-        f"{PREFIX}_device_causes", "Devices that something is wrong with, by what it is.", labels=["cause"]
+        f"{PREFIX}_device_causes", "Always 1; what is wrong with a device.", labels=["device", "cause"]
     )
-    for cause, count in summary.devices.items():
-        causes.add_metric([cause], count)
+    for device, cause in summary.causes:
+        causes.add_metric([device, cause], 1)
     yield causes
     happened = CounterMetricFamily(
         f"{PREFIX}_device_cause_begun", "How often something began to be wrong, or happened.", labels=["cause"]
     )
-    for cause, count in summary.happened.items():
+    for cause, count in {**dict.fromkeys(KNOWN_CAUSES, 0), **summary.happened}.items():
         happened.add_metric([cause], count)
     yield happened
     yield CounterMetricFamily(

@@ -12,6 +12,22 @@ if TYPE_CHECKING:
 
 _PREFIX = "dra_agent_publish"
 
+KINDS = (
+    "conflict",
+    "dropped_fields",
+    "forbidden",
+    "invalid_object",
+    "not_found",
+    "permanent",
+    "retryable",
+    "throttled",
+    "unauthorized",
+    "unavailable",
+    "untold_taints",
+)
+"""Every `kind` of dra_agent_publish_errors: a series that begins at 1 hides its first increase."""
+METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
+
 
 class PublishMetrics:
     """A collector for `Metrics.add`."""
@@ -34,12 +50,12 @@ class PublishMetrics:
         for operation, count in reading.writes.items():
             writes.add_metric([operation], count)
         errors = CounterMetricFamily(f"{_PREFIX}_errors", "Failures to publish, by kind.", labels=["kind"])
-        for kind, count in reading.errors.items():
+        for kind, count in {**dict.fromkeys(KINDS, 0), **reading.errors}.items():
             errors.add_metric([kind], count)
         requests = CounterMetricFamily(
             "dra_agent_api_requests", "Requests to the API server, by HTTP method.", labels=["method"]
         )
-        for method, count in dict(self._requests).items():
+        for method, count in {**dict.fromkeys(METHODS, 0), **self._requests}.items():
             requests.add_metric([method], count)
         yield from (writes, errors, requests)
         yield GaugeMetricFamily(f"{_PREFIX}_slices", "ResourceSlices of this node and driver.", value=reading.slices)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+from dra_agent import _native
 from dra_agent.agent.config import Config
 from dra_agent.agent.hardware import Hardware
 from dra_agent.agent.metrics import DeviceInfo, Reading
 from dra_agent.agent.reclaim_metrics import reading_of
 from dra_agent.agent.reclaiming import Reclaiming
 from dra_agent.health import Summary
-from dra_agent.inventory import Device, pool_name
+from dra_agent.inventory import Device, Inventory, pool_name
 from dra_agent.neighbours import recall
 from dra_agent.prepare.ledger import JournalLedger
 
@@ -24,9 +26,10 @@ def read(
     """Read what is known; an agent that is still starting knows little."""
     entries = [] if ledger is None else ledger.entries()
     held = {(device.pool, device.device) for entry in entries for device in entry.devices if not device.admin_access}
-    found = () if hardware is None else hardware.inventory.devices
+    inventory = Inventory() if hardware is None else hardware.inventory
+    blocked = blocked_devices(inventory, config.node, held)
     return Reading(
-        devices=tuple(_info(device, config.node, held) for device in found),
+        devices=tuple(_info(device, config.node, held, blocked) for device in inventory.devices),
         prepared_claims=sum(entry.state == "completed" for entry in entries),
         ledger_writable=ledger is None or ledger.report.not_writable is None,
         checkpoint_written=_newest(config.state_dir / "ledger"),
@@ -37,9 +40,34 @@ def read(
     )
 
 
-def _info(device: Device, node: str, held: set[tuple[str, str]]) -> DeviceInfo:
+def blocked_devices(inventory: Inventory, node: str, held: set[tuple[str, str]]) -> set[str]:
+    """Name the devices for which prepared ones leave too little of the counters that they share."""
+    left: dict[tuple[str, str, str], int] = {
+        (family, counters.name, name): _native.quantity_value(counter.value)
+        for family, sets in inventory.counter_sets.items()
+        for counters in sets
+        for name, counter in counters.counters.items()
+    }
+    for device in inventory.devices:
+        if (pool_name(node, device.family), device.name) in held:
+            for key, amount in _consumed(device):
+                left[key] = left.get(key, 0) - amount
+    return {
+        device.name
+        for device in inventory.devices
+        if any(amount > left.get(key, 0) for key, amount in _consumed(device))
+    }
+
+
+def _consumed(device: Device) -> Iterator[tuple[tuple[str, str, str], int]]:
+    for consumption in device.consumes_counters:
+        for name, counter in consumption.counters.items():
+            yield (device.family, consumption.counter_set, name), _native.quantity_value(counter.value)
+
+
+def _info(device: Device, node: str, held: set[tuple[str, str]], blocked: set[str]) -> DeviceInfo:
     pool = pool_name(node, device.family)
-    state = "prepared" if (pool, device.name) in held else "free"
+    state = "prepared" if (pool, device.name) in held else "blocked" if device.name in blocked else "free"
     if any(taint.effect != "None" for taint in device.taints):
         state = "tainted"
     if device.health == "unhealthy":
@@ -51,6 +79,7 @@ def _info(device: Device, node: str, held: set[tuple[str, str]]) -> DeviceInfo:
         state,
         uuid=device.identity.get("uuid", ""),
         product=(product.string if product is not None else None) or "",
+        family=device.family,
     )
 
 

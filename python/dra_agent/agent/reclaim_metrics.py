@@ -92,7 +92,8 @@ def families(reading: ReclaimReading) -> Iterator[Metric]:
     moved = CounterMetricFamily(
         f"{_PREFIX}_fallback_evictions", "Pods that the agent has moved by itself.", labels=["mode", "result"]
     )
-    for (mode, result), count in reading.evictions.items():
+    none = {(mode, result): 0 for mode in ("evict", "delete") for result in ("ok", "budget", "error")}
+    for (mode, result), count in {**none, **reading.evictions}.items():
         moved.add_metric([mode, result], count)
     yield moved
     if reading.claims:

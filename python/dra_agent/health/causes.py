@@ -62,6 +62,9 @@ XIDS = {
     154: "the driver asks for a recovery",
 }
 
+KNOWN_CAUSES = (*_SEVERITIES, UNHEALTHY, *(f"xid-{number}" for number in XIDS))
+"""Causes that can be named before they occur."""
+
 
 def of_device(device: Device) -> list[Cause]:
     """List what the last look at a device showed."""

@@ -27,6 +27,8 @@ class Summary(msgspec.Struct, frozen=True):
 
     devices: dict[str, int] = {}
     """By cause: for how many devices it counts now."""
+    causes: tuple[tuple[str, str], ...] = ()
+    """Device and cause, of everything that counts now."""
     happened: dict[str, int] = {}
     """By cause: how often it began or happened."""
     suppressed: int = 0
@@ -152,7 +154,8 @@ class Monitor:
             log.info("device has recovered", extra={"device": device})
         self._known = devices
         counts = Counter(spell.cause.name for spell in self._spells)
-        self._summary = Summary(dict(counts), dict(self._happened), self._spells.suppressed)
+        causes = tuple(sorted({(spell.device, spell.cause.name) for spell in self._spells}))
+        self._summary = Summary(dict(counts), causes, dict(self._happened), self._spells.suppressed)
         if changed and self._record is not None:
             self._record.write(list(self._spells))
         return judged(inventory, self._settings, self._driver, lambda device: self._spells.of(device.name))

@@ -1,0 +1,64 @@
+"""What /metrics shows before anything has happened, and which devices it calls free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dra_agent.agent.metrics import DeviceInfo, Metrics, Reading
+from dra_agent.agent.publish_metrics import KINDS, METHODS, PublishMetrics
+from dra_agent.agent.readings import blocked_devices
+from dra_agent.agent.reclaim_metrics import ReclaimReading
+from dra_agent.health import Summary
+from dra_agent.publish import PublishReading
+from publish.node import partitioned
+
+NOTHING = PublishReading(
+    writes={}, errors={}, slices=0, pending=(), last_write=None, behind=0.0, left_out=0, problems=()
+)
+
+
+def samples(reading: Reading) -> dict[str, float]:
+    metrics = Metrics(lambda: reading)
+    metrics.add(PublishMetrics(lambda: NOTHING, {}))
+    lines = [line.rpartition(" ") for line in metrics.render()[0].decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+def test_every_series_of_a_closed_set_is_there_before_its_first_event() -> None:
+    found = samples(Reading(reclaim=ReclaimReading()))
+    expected = [
+        f'dra_agent_dra_requests_total{{operation="{operation}",result="{result}"}}'
+        for operation in ("prepare", "unprepare")
+        for result in ("ok", "retryable", "permanent", "defect")
+    ]
+    expected += [f'dra_agent_registrations_total{{result="{result}"}}' for result in ("registered", "refused")]
+    expected += [f'dra_agent_publish_errors_total{{kind="{kind}"}}' for kind in KINDS]
+    expected += [f'dra_agent_api_requests_total{{method="{method}"}}' for method in METHODS]
+    expected += [f'dra_agent_device_cause_begun_total{{cause="{cause}"}}' for cause in ("gpu-lost", "xid-79")]
+    expected += [
+        f'dra_agent_reclaim_fallback_evictions_total{{mode="{mode}",result="{result}"}}'
+        for mode in ("evict", "delete")
+        for result in ("ok", "budget", "error")
+    ]
+    assert {name: found.get(name) for name in expected} == dict.fromkeys(expected, 0.0)
+
+
+def test_devices_are_counted_by_family_pool_and_product() -> None:
+    devices = (
+        DeviceInfo("gpu-0", "n/gpu", "free", product="H100", family="gpu"),
+        DeviceInfo("gpu-1", "n/gpu", "blocked", product="H100", family="gpu"),
+        DeviceInfo("nic-0", "n/nic", "free", product="", family="nic"),
+    )
+    found = samples(Reading(devices=devices, health=Summary(causes=(("gpu-1", "xid-79"),))))
+    gpus = 'dra_agent_devices{family="gpu",pool="n/gpu",product="H100",state='
+    assert [found[f'{gpus}"{state}"}}'] for state in ("free", "blocked", "prepared")] == [1, 1, 0]
+    assert found['dra_agent_devices{family="nic",pool="n/nic",product="",state="free"}'] == 1
+    assert found['dra_agent_device_causes{cause="xid-79",device="gpu-1"}'] == 1
+
+
+def test_what_shares_counters_with_a_prepared_device_is_not_free() -> None:
+    inventory: Any = partitioned()
+    whole, first, second = (device.name for device in inventory.devices)
+    assert blocked_devices(inventory, "n", set()) == set()
+    assert blocked_devices(inventory, "n", {("n/gpu", whole)}) == {whole, first, second}
+    assert blocked_devices(inventory, "n", {("n/gpu", first)}) == {whole}
