@@ -61,6 +61,10 @@ class ClaimIndex:
         """Find a claim by its uid."""
         return self._by_uid.get(uid)
 
+    def each(self) -> Iterator[Known]:
+        """Go through all claims."""
+        return iter(self._by_key.values())
+
     def read(self, known: Known) -> Object:
         """Read a whole claim."""
         value = self._store.get(CLAIM, *known.key)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.standalone.backoff import Backoff
 from dra_agent.standalone.claim import DEFAULT_NAMESPACE, Applied, ClaimView, HeldDevice, key_of
+from dra_agent.standalone.evaluation import Evaluation
 from dra_agent.standalone.index import CLASS, FAILED, ClaimIndex, Known
 from dra_agent.standalone.intake import now, take_in
 from dra_agent.standalone.ports import Allocate, Object, Preparer
@@ -56,6 +57,8 @@ class ClaimQueue:
         self._clock = clock
         self._lock = threading.RLock()
         self._claims = ClaimIndex(store)
+        self._evaluation = Evaluation(store.path.parent)
+        self._evaluation.park_interrupted(self._claims)
         self._prepared: dict[str, tuple[HeldDevice, ...]] = {}
         self._messages: dict[str, str] = {}
         self._retries = Backoff(clock)
@@ -255,9 +258,9 @@ class ClaimQueue:
             self._prepare(known.uid, claim)
 
     def _ask(self, claim: Object, allocated: list[Object]) -> Object:
-        return self._allocate(
-            node=self._node, classes=self.classes(), slices=self._slices(), claims=[claim], allocated=allocated
-        )
+        classes, slices = self.classes(), self._slices()
+        with self._evaluation.of(claim["metadata"]["uid"]):
+            return self._allocate(node=self._node, classes=classes, slices=slices, claims=[claim], allocated=allocated)
 
     def _prepare(self, uid: str, claim: Object) -> None:
         if uid not in self._prepared and self._work.is_free(uid) and self._retries.due(uid):

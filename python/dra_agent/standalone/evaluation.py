@@ -1,0 +1,70 @@
+"""A note of the claim whose devices are being chosen, which outlives the process.
+
+A claim that ends the process, by a defect or by the memory that it takes, would end it again at every start. The note
+needs to survive the process, not a power loss: it is not synced.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dra_agent.standalone.index import FAILED, ClaimIndex
+
+log = logging.getLogger(__name__)
+
+FILE = "evaluating"
+INTERRUPTED = "the agent ended while it evaluated this claim; apply it again to have it evaluated once more"
+
+
+class Evaluation:
+    """The note, in the directory of the store."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
+        self._works = True
+
+    @contextmanager
+    def of(self, uid: str) -> Iterator[None]:
+        """Note that a claim is evaluated, until this ends."""
+        self._write(uid)
+        try:
+            yield
+        finally:
+            self._write("")
+
+    def park_interrupted(self, claims: ClaimIndex) -> None:
+        """Let a claim that the last process did not finish with fail, and those with the same spec."""
+        try:
+            uid = self._path.read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            return
+        known = claims.of_uid(uid) if uid else None
+        if known is not None:
+            twins = [other for other in claims.each() if other.digest == known.digest and other.uid in claims.waiting]
+            parked = [claims.read(other) for other in twins]
+            for claim in parked:
+                claim["metadata"].setdefault("annotations", {})[FAILED] = INTERRUPTED
+                log.error(
+                    "claim is not evaluated again", extra={"claim": claim["metadata"]["uid"], "error": INTERRUPTED}
+                )
+            claims.put(parked)
+        self._write("")
+
+    def _write(self, uid: str) -> None:
+        try:
+            note = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(note, uid.encode())
+            finally:
+                os.close(note)
+            self._works = True
+        except OSError as error:
+            if self._works:
+                log.warning(
+                    "cannot note which claim is evaluated", extra={"path": str(self._path), "error": str(error)}
+                )
+            self._works = False

@@ -1,0 +1,79 @@
+"""A claim whose evaluation ends the process is not evaluated again at the next start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dra_agent.standalone.queue import ClaimQueue
+from dra_agent.standalone.store import Store
+
+CRASHES = """
+import os, sys, time
+from pathlib import Path
+import msgspec
+from dra_agent.standalone.queue import ClaimQueue
+from dra_agent.standalone.store import Store
+
+def allocate(**question):
+    os._exit(134)
+
+queue = ClaimQueue(
+    Store(Path(sys.argv[1])), node="n", slices=list, allocate=allocate, preparer=None, clock=time.monotonic
+)
+queue.apply(msgspec.json.decode(sys.stdin.buffer.read()))
+queue.step()
+"""
+
+
+def crash(directory: Path, objects: list[Any]) -> None:
+    """Have a process end while it evaluates the first of the claims."""
+    command = [sys.executable, "-c", CRASHES, str(directory)]
+    done = subprocess.run(command, input=msgspec.json.encode(objects), timeout=60, check=False)
+    assert done.returncode == 134
+
+
+def test_a_claim_that_ended_the_process_waits_until_it_is_applied_again(
+    tmp_path: Path, preparer: Any, devices: Any, claim: Any, clock: Any
+) -> None:
+    gpu = {"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}
+    crash(tmp_path, [gpu, claim("deadly"), claim("twin"), claim("other", 2)])
+    asked: list[str] = []
+
+    def allocate(**question: Any) -> dict[str, Any]:
+        asked.append(question["claims"][0]["metadata"]["name"])
+        answer: dict[str, Any] = devices.allocate(**question)
+        return answer
+
+    store = Store(tmp_path)
+    queue = ClaimQueue(store, node="n", slices=list, allocate=allocate, preparer=preparer, clock=clock)
+    queue.step()
+    assert asked == ["other"]
+    views = {view.name: view for view in queue.views()}
+    assert views["other"].phase == "Prepared"
+    for name in ("deadly", "twin"):
+        assert views[name].phase == "Failed"
+        assert "the agent ended while it evaluated this claim" in views[name].message
+    queue.delete("default", "other")
+    queue.step()
+    assert [done.action for done in queue.apply([claim("deadly")])] == ["configured"]
+    queue.step()
+    assert {view.name: view.phase for view in queue.views()} == {"deadly": "Prepared", "twin": "Failed"}
+    store.close()
+
+
+def test_a_process_that_ends_between_evaluations_parks_nothing(
+    tmp_path: Path, preparer: Any, devices: Any, claim: Any, clock: Any
+) -> None:
+    gpu = {"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}
+    for _ in range(2):
+        store = Store(tmp_path)
+        queue = ClaimQueue(store, node="n", slices=list, allocate=devices.allocate, preparer=preparer, clock=clock)
+        queue.apply([gpu, claim("waits", 3)])
+        queue.step()
+        assert [view.phase for view in queue.views()] == ["Pending"]
+        store.close()
