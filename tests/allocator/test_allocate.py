@@ -68,6 +68,19 @@ def test_a_search_that_takes_too_long_ends_with_an_error() -> None:
     assert "no answer within 200 ms" in answer["error"]
 
 
+@pytest.mark.parametrize("mode", ["ExactCount", "All"])
+def test_the_deadline_bounds_the_selectors(mode: str) -> None:
+    endless = "x40 == x40"
+    for level in range(40, 0, -1):
+        endless = f"cel.bind(x{level}, [x{level - 1}, x{level - 1}], {endless})"
+    request = ask(expression=f"cel.bind(x0, [1, 1], {endless})", allocationMode=mode)
+    if mode == "All":
+        del request["exactly"]["count"]
+    devices = [device(f"d{i}") for i in range(60)]
+    answer = allocate(**question([slice_of(*devices)], [claim(request)]), deadline=0.2)
+    assert "no answer within 200 ms" in str(answer["error"])
+
+
 def test_a_very_long_list_of_claims_is_answered() -> None:
     devices = [device(f"d{i}") for i in range(128)]
     slices = [slice_of(*devices, name=f"s{i}", pool=f"p{i}") for i in range(63)]

@@ -41,7 +41,7 @@ pub enum Error {
     #[error("too many devices are asked for at once, {depth} steps deep: {what}")]
     Depth { depth: usize, what: String },
     #[error(
-        "no answer within {milliseconds} ms: too many combinations of devices would have to be tried"
+        "no answer within {milliseconds} ms: too many combinations of devices would have to be tried, or the selectors take too long"
     )]
     Deadline { milliseconds: u64 },
 }

@@ -11,6 +11,7 @@ mod together;
 mod verdict;
 
 use std::collections::HashSet;
+use std::time::Instant;
 
 use dra_api::{AllocationResult, DeviceRequest, ResourceClaim};
 
@@ -56,7 +57,9 @@ fn judge(question: &Question, explanation: &mut Explanation) -> Result<(), Error
     let node = &question.node.0;
     let in_use = InUse::gather(question.allocated.iter().chain(&question.claims));
     let classes = classes_by_name(&question.classes);
-    let mut matching = Match::new(node, pools::gather(&question.slices, node)?);
+    // As long again as the answer had: what is known by then is worth more than nothing.
+    let deadline = question.limits.deadline(Instant::now());
+    let mut matching = Match::new(node, pools::gather(&question.slices, node)?, deadline);
     explanation.pools = matching.pools.iter().map(pool_report).collect();
     for claim in &question.claims {
         let mut report = ClaimReport {

@@ -7,6 +7,7 @@ use crate::constraints::Constraint;
 use crate::error::Error;
 use crate::node::{device_reaches, leaves_nodes_to_devices};
 use crate::pools::{Candidate, Pool, PoolState, candidates};
+use crate::question::Deadline;
 use crate::request::{Request, claim_name};
 use crate::selectors::{Selectors, Verdict};
 
@@ -63,12 +64,12 @@ pub(crate) struct Match<'a> {
 }
 
 impl<'a> Match<'a> {
-    pub(crate) fn new(node: &'a Node, pools: Vec<Pool<'a>>) -> Self {
+    pub(crate) fn new(node: &'a Node, pools: Vec<Pool<'a>>, deadline: Deadline) -> Self {
         Self {
             node,
             candidates: candidates(&pools),
             pools,
-            selectors: Selectors::default(),
+            selectors: Selectors::new(deadline),
             known: Vec::new(),
         }
     }

@@ -1,7 +1,7 @@
 //! A question and its answer, in the API's own objects.
 
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dra_api::{AllocationResult, DeviceClass, Node, ObjectMeta, ResourceClaim, ResourceSlice};
 use serde::de::value::MapAccessDeserializer;
@@ -54,6 +54,40 @@ impl Default for Limits {
         Self {
             deadline_ms: DEFAULT_DEADLINE_MS,
             share_id_seed: 0,
+        }
+    }
+}
+
+impl Limits {
+    /// When what began at `started` has to end.
+    pub(crate) fn deadline(&self, started: Instant) -> Deadline {
+        let at = started.checked_add(Duration::from_millis(self.deadline_ms));
+        Deadline {
+            // A deadline beyond the end of time is none: a day is as good.
+            at: at.unwrap_or(started + Duration::from_secs(86_400)),
+            milliseconds: self.deadline_ms,
+        }
+    }
+}
+
+/// When an answer has to be there.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deadline {
+    pub(crate) at: Instant,
+    milliseconds: u64,
+}
+
+impl Deadline {
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if Instant::now() >= self.at {
+            return Err(self.error());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn error(&self) -> Error {
+        Error::Deadline {
+            milliseconds: self.milliseconds,
         }
     }
 }
@@ -134,7 +168,7 @@ pub fn allocate(question: &Question) -> Answer {
 
 /// None where the claims do not fit.
 pub(crate) fn try_allocate(question: &Question) -> Result<Option<Vec<AllocationResult>>, Error> {
-    let started = Instant::now();
+    let deadline = question.limits.deadline(Instant::now());
     let node = &question.node.0;
     let in_use = InUse::gather(question.allocated.iter().chain(&question.claims));
     let reachable = allocated_claims_reach(question)?;
@@ -146,12 +180,13 @@ pub(crate) fn try_allocate(question: &Question) -> Result<Option<Vec<AllocationR
     let mut found = Vec::new();
     if !pending.is_empty() {
         let classes = classes_by_name(&question.classes);
-        let mut matching = Match::new(node, pools::gather(&question.slices, node)?);
+        let mut matching = Match::new(node, pools::gather(&question.slices, node)?, deadline);
         let mut planned = Vec::new();
         for claim in pending {
             planned.push(plan_claim(claim, &classes, &mut matching)?);
         }
-        let search = Search::new(&mut matching, &planned, &in_use, question.limits, started);
+        let seed = question.limits.share_id_seed;
+        let search = Search::new(&mut matching, &planned, &in_use, seed, deadline);
         let Some(solution) = search.run()? else {
             return match invalid_pool(&matching) {
                 Some(error) => Err(error),

@@ -5,15 +5,13 @@
 
 mod take;
 
-use std::time::Instant;
-
 use crate::capacity::Taken;
 use crate::constraints::Constraint;
 use crate::counters::Counters;
 use crate::error::Error;
 use crate::in_use::{Capacities, InUse};
 use crate::plan::{MAX_DEVICES, Match, PlannedClaim, Task};
-use crate::question::Limits;
+use crate::question::Deadline;
 use crate::request::claim_name;
 use crate::share_id::ShareIds;
 
@@ -88,8 +86,7 @@ pub(crate) struct Search<'s, 'a> {
     taken: Taken,
     found: Found,
     share_ids: ShareIds,
-    limits: Limits,
-    started: Instant,
+    deadline: Deadline,
     steps: u64,
 }
 
@@ -98,8 +95,8 @@ impl<'s, 'a> Search<'s, 'a> {
         matching: &'s mut Match<'a>,
         claims: &'s [PlannedClaim<'a>],
         in_use: &'s InUse<'a>,
-        limits: Limits,
-        started: Instant,
+        share_id_seed: u64,
+        deadline: Deadline,
     ) -> Self {
         let constraints = claims
             .iter()
@@ -120,12 +117,11 @@ impl<'s, 'a> Search<'s, 'a> {
                     .map(|planned| vec![0; planned.choices.len()])
                     .collect(),
             },
-            share_ids: ShareIds::new(limits.share_id_seed),
+            share_ids: ShareIds::new(share_id_seed),
             matching,
             claims,
             in_use,
-            limits,
-            started,
+            deadline,
             steps: 0,
         }
     }
@@ -267,6 +263,7 @@ impl<'s, 'a> Search<'s, 'a> {
         from: usize,
     ) -> Result<bool, Halt> {
         for candidate in from..self.matching.candidates.len() {
+            self.check_deadline()?;
             if self.is_busy(place, task, candidate) {
                 continue;
             }
@@ -298,11 +295,8 @@ impl<'s, 'a> Search<'s, 'a> {
     fn check_deadline(&mut self) -> Result<(), Error> {
         const STEPS_BETWEEN: u64 = 256;
         self.steps += 1;
-        let milliseconds = self.limits.deadline_ms;
-        if self.steps.is_multiple_of(STEPS_BETWEEN)
-            && self.started.elapsed().as_millis() > u128::from(milliseconds)
-        {
-            return Err(Error::Deadline { milliseconds });
+        if self.steps.is_multiple_of(STEPS_BETWEEN) {
+            self.deadline.check()?;
         }
         Ok(())
     }

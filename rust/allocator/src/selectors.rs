@@ -3,12 +3,14 @@
 //! An expression that does not compile, or fails on a device, ends the allocation; but only once a device is asked.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use dra_api::DeviceSelector;
-use dra_cel::{DeviceInput, Program};
+use dra_cel::{DeviceInput, EvalError, Program};
 
 use crate::error::Error;
 use crate::pools::Candidate;
+use crate::question::Deadline;
 
 /// What the selectors say of one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,10 +21,18 @@ pub(crate) enum Verdict {
 }
 
 /// A selector that cannot be evaluated.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) enum Failure {
-    Compile { index: usize, what: String },
-    Evaluate { index: usize, what: String },
+    Compile {
+        index: usize,
+        what: String,
+    },
+    Evaluate {
+        index: usize,
+        what: String,
+    },
+    /// The answer's deadline has passed.
+    Deadline(Deadline),
 }
 
 impl Failure {
@@ -36,6 +46,7 @@ impl Failure {
                 device: candidate.id().to_string(),
                 what,
             },
+            Self::Deadline(deadline) => deadline.error(),
         }
     }
 }
@@ -48,13 +59,28 @@ struct Compiled {
 }
 
 /// Programs by their text, and devices ready to be asked.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Selectors<'a> {
+    deadline: Deadline,
+    /// Of the compiled regular expressions.
+    pattern_bytes: usize,
     compiled: HashMap<&'a str, Compiled>,
     devices: HashMap<usize, Result<DeviceInput, String>>,
 }
 
+/// Bytes of the compiled regular expressions of one question.
+const MAX_PATTERN_BYTES: usize = 64 << 20;
+
 impl<'a> Selectors<'a> {
+    pub(crate) fn new(deadline: Deadline) -> Self {
+        Self {
+            deadline,
+            pattern_bytes: 0,
+            compiled: HashMap::new(),
+            devices: HashMap::new(),
+        }
+    }
+
     /// Asks the selectors in their order about a candidate, until one says no.
     pub(crate) fn ask(
         &mut self,
@@ -83,6 +109,7 @@ impl<'a> Selectors<'a> {
                         what,
                     });
                 }
+                Err(late @ Failure::Deadline(_)) => return Err(late),
             }
         }
         Ok(Verdict::Matches)
@@ -94,10 +121,18 @@ impl<'a> Selectors<'a> {
         index: usize,
         candidate: &Candidate<'a>,
     ) -> Result<bool, Failure> {
-        let compiled = self.compiled.entry(expression).or_insert_with(|| Compiled {
-            program: Program::compile(expression).map_err(|error| error.to_string()),
-            answers: HashMap::new(),
-        });
+        let deadline = self.deadline;
+        let late = || Failure::Deadline(deadline);
+        let compiled = match self.compiled.entry(expression) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                deadline.check().map_err(|_| late())?;
+                place.insert(Compiled {
+                    program: compile(expression, &mut self.pattern_bytes),
+                    answers: HashMap::new(),
+                })
+            }
+        };
         let program = match &compiled.program {
             Ok(program) => program,
             Err(what) => {
@@ -107,18 +142,37 @@ impl<'a> Selectors<'a> {
                 });
             }
         };
-        let answer = compiled.answers.entry(index).or_insert_with(|| {
-            let device = self.devices.entry(index).or_insert_with(|| {
-                DeviceInput::new(&candidate.slice.spec.driver, candidate.device)
-                    .map_err(|error| error.to_string())
-            });
-            match device {
-                Ok(device) => program.matches(device).map_err(|error| error.to_string()),
-                Err(what) => Err(what.clone()),
+        let answer = match compiled.answers.entry(index) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                deadline.check().map_err(|_| late())?;
+                let device = self.devices.entry(index).or_insert_with(|| {
+                    DeviceInput::new(&candidate.slice.spec.driver, candidate.device)
+                        .map_err(|error| error.to_string())
+                });
+                place.insert(match device {
+                    Ok(device) => match program.matches_until(device, deadline.at) {
+                        Err(EvalError::Deadline) => return Err(late()),
+                        answer => answer.map_err(|error| error.to_string()),
+                    },
+                    Err(what) => Err(what.clone()),
+                })
             }
-        });
+        };
         answer
             .clone()
             .map_err(|what| Failure::Evaluate { index: 0, what })
     }
+}
+
+fn compile(expression: &str, pattern_bytes: &mut usize) -> Result<Program, String> {
+    let program = Program::compile(expression).map_err(|error| error.to_string())?;
+    *pattern_bytes += program.pattern_bytes();
+    if *pattern_bytes > MAX_PATTERN_BYTES {
+        return Err(format!(
+            "the regular expressions of all selectors take more than {} MiB together",
+            MAX_PATTERN_BYTES >> 20
+        ));
+    }
+    Ok(program)
 }

@@ -118,6 +118,16 @@ impl Quantity {
             && kept(self) == kept(other)
     }
 
+    /// Bytes that it takes beside its own: those of its text and of a number that an int64 does not hold.
+    pub fn heap_bytes(&self) -> usize {
+        self.text.as_ref().map_or(0, |text| text.given.len()) + self.amount.heap_bytes()
+    }
+
+    /// Bytes of the number that adding `other` makes, at most.
+    pub fn sum_bytes(&self, other: &Self) -> usize {
+        self.amount.sum_bytes(&other.amount)
+    }
+
     /// What was read, or the canonical form where the value was computed.
     pub fn as_given(&self) -> String {
         match &self.text {

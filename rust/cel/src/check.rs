@@ -60,6 +60,10 @@ pub(crate) fn check(root: &Node, size: usize) -> Result<Checked, CompileError> {
         mistakes: Vec::new(),
     };
     checker.check(root);
+    let too_large = || CompileError::whole("the types of the expression are too large");
+    if checker.bindings.is_exhausted() {
+        return Err(too_large());
+    }
     if !checker.mistakes.is_empty() {
         return Err(CompileError::many(checker.mistakes));
     }
@@ -69,6 +73,9 @@ pub(crate) fn check(root: &Node, size: usize) -> Result<Checked, CompileError> {
         .iter()
         .map(|t| bindings.resolve(t, true))
         .collect();
+    if bindings.is_exhausted() {
+        return Err(too_large());
+    }
     Ok(Checked {
         types,
         meanings: checker.meanings,
@@ -87,7 +94,18 @@ struct Checker {
 
 impl Checker {
     fn check(&mut self, node: &Node) -> Type {
-        let t = match &node.expr {
+        let t = self.type_of(node);
+        let t = if self.bindings.is_too_large(&t) {
+            self.mistake(node, "the type of this value is too large".to_owned())
+        } else {
+            t
+        };
+        self.types[node.id] = t.clone();
+        t
+    }
+
+    fn type_of(&mut self, node: &Node) -> Type {
+        match &node.expr {
             Expr::Literal(value) => literal_type(value),
             Expr::Ident(name) => self.ident(node, name),
             Expr::Select {
@@ -107,9 +125,7 @@ impl Checker {
                 format!("objects such as {name}{{...}} cannot be made here"),
             ),
             Expr::Fold(fold) => self.fold(fold),
-        };
-        self.types[node.id] = t.clone();
-        t
+        }
     }
 
     fn mistake(&mut self, node: &Node, message: String) -> Type {

@@ -2,36 +2,39 @@
 
 use std::cmp::Ordering;
 
+use crate::budget::Budget;
 use crate::fault::Fault;
-use crate::value::{Amount, Value};
+use crate::value::{Amount, List, Map, Value};
 
 /// `a == b` of CEL: numbers by value whatever their types, lists and maps by their elements, `false` for values of different
 /// types. Kubernetes' own types are an error beside any other type.
-pub(crate) fn equal(a: &Value, b: &Value) -> Result<bool, Fault> {
+pub(crate) fn equal(a: &Value, b: &Value, budget: &mut Budget) -> Result<bool, Fault> {
+    budget.work(1)?;
     Ok(match (a, b) {
         (Value::Null, other) | (other, Value::Null) => matches!(other, Value::Null),
         (Value::Bool(a), Value::Bool(b)) => a == b,
         (Value::Int(_) | Value::Uint(_) | Value::Double(_), _) => {
             numbers(a, b) == Some(Ordering::Equal)
         }
-        (Value::String(a), Value::String(b)) => a == b,
-        (Value::Bytes(a), Value::Bytes(b)) => a == b,
+        (Value::String(a), Value::String(b)) => {
+            budget.scan(a.len().min(b.len()))?;
+            a == b
+        }
+        (Value::Bytes(a), Value::Bytes(b)) => {
+            budget.scan(a.len().min(b.len()))?;
+            a == b
+        }
         (Value::Duration(a), Value::Duration(b)) => a == b,
         (Value::Timestamp(a), Value::Timestamp(b)) => a.instant() == b.instant(),
         (Value::Type(a), Value::Type(b)) => a == b,
         (Value::List(a), Value::List(b)) => {
-            let (a, b) = (a.items(), b.items());
-            a.len() == b.len() && a.iter().zip(b.iter()).all(|(a, b)| is_not_unequal(a, b))
+            return Ok(a.len() == b.len() && budget.within(|budget| same_items(a, b, budget))?);
         }
         (Value::Map(a), Value::Map(b)) => {
-            a.len() == b.len()
-                && a.entries().iter().all(|(key, value)| {
-                    b.find(key)
-                        .is_some_and(|other| is_not_unequal(value, &other))
-                })
+            return Ok(a.len() == b.len() && budget.within(|budget| same_entries(a, b, budget))?);
         }
         (Value::Optional(a), Value::Optional(b)) => match (a, b) {
-            (Some(a), Some(b)) => return equal(a, b),
+            (Some(a), Some(b)) => return budget.within(|budget| equal(a, b, budget)),
             (a, b) => a.is_none() && b.is_none(),
         },
         (Value::Quantity(a), Value::Quantity(b)) => return amounts(a, b),
@@ -68,14 +71,51 @@ fn amounts(a: &Amount, b: &Amount) -> Result<bool, Fault> {
     Ok(a.quantity == b.quantity)
 }
 
-/// Within lists and maps an undefined comparison does not make them unequal.
-fn is_not_unequal(a: &Value, b: &Value) -> bool {
-    equal(a, b).unwrap_or(true)
+fn same_items(a: &List, b: &List, budget: &mut Budget) -> Result<bool, Fault> {
+    let (a, b) = (a.items(budget)?, b.items(budget)?);
+    for (a, b) in a.iter().zip(b.iter()) {
+        if !known_equal(a, b, budget)?.unwrap_or(true) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn same_entries(a: &Map, b: &Map, budget: &mut Budget) -> Result<bool, Fault> {
+    for (key, value) in a.entries(budget)?.iter() {
+        budget.work(1)?;
+        let same = match b.find(key) {
+            Some(other) => known_equal(value, &other, budget)?.unwrap_or(true),
+            None => false,
+        };
+        if !same {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether two values are equal, none where that is not defined. Within lists and maps that does not make them unequal.
+pub(crate) fn known_equal(
+    a: &Value,
+    b: &Value,
+    budget: &mut Budget,
+) -> Result<Option<bool>, Fault> {
+    match equal(a, b, budget) {
+        Ok(same) => Ok(Some(same)),
+        Err(fault) if fault.ends() => Err(fault),
+        Err(_) => Ok(None),
+    }
 }
 
 /// Whether a list has an element that equals `value`; undefined comparisons count as no.
-pub(crate) fn contains(items: &[Value], value: &Value) -> bool {
-    items.iter().any(|item| equal(value, item).unwrap_or(false))
+pub(crate) fn contains(items: &[Value], value: &Value, budget: &mut Budget) -> Result<bool, Fault> {
+    for item in items {
+        if known_equal(value, item, budget)? == Some(true) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The order of two values, an error where there is none.

@@ -2,6 +2,8 @@
 //!
 //! The cost of names, fields and literals is counted by [`crate::eval`] where they are evaluated.
 
+use crate::budget::Budget;
+use crate::fault::Fault;
 use crate::library::Overload;
 use crate::value::{Kind, Value};
 
@@ -152,10 +154,27 @@ impl Rule {
         }
     }
 
+    /// Whether the arguments say what a call costs, so that it can be charged before it is made.
+    pub(crate) fn is_known_before(self) -> bool {
+        !matches!(
+            self,
+            Self::NewList
+                | Self::Read {
+                    of: Operand::Result,
+                    ..
+                }
+        )
+    }
+
     /// What a call costs; `result` is none if it failed.
-    pub(crate) fn cost(self, args: &[Value], result: Option<&Value>) -> u64 {
+    pub(crate) fn cost(
+        self,
+        args: &[Value],
+        result: Option<&Value>,
+        budget: &mut Budget,
+    ) -> Result<u64, Fault> {
         let size = |at: usize| args.get(at).map_or(1, Value::size);
-        match self {
+        Ok(match self {
             Self::Fixed(cost) => cost,
             Self::Read { times, of } => {
                 let size = match of {
@@ -164,9 +183,12 @@ impl Rule {
                 };
                 (size as f64 * times * STRING_FACTOR).ceil() as u64
             }
-            Self::Traverse => args.first().map_or(0, traversal),
+            Self::Traverse => match args.first() {
+                Some(value) => traversal(value, budget)?,
+                None => 0,
+            },
             Self::Search => size(1),
-            Self::Shorter => read(unwrapped_size(args, 0).min(unwrapped_size(args, 1))),
+            Self::Shorter => shorter(args),
             Self::Concat => read(size(0) + size(1)),
             Self::Match => read(1 + size(0)) * (size(1) as f64 * REGEX_FACTOR).ceil() as u64,
             Self::Contains => read(size(0)) * read(size(1)),
@@ -198,7 +220,7 @@ impl Rule {
                 let mask = if cidr { read(size(0)) + 1 } else { 0 };
                 read(2 * size(0)) + mask + if text { read(size(1)) } else { 0 }
             }
-        }
+        })
     }
 }
 
@@ -222,11 +244,11 @@ pub(crate) fn of_equality(sides: &[Value; 2], negated: bool) -> u64 {
             | Value::Cidr(..)
             | Value::Format(_)
     );
-    if own && !negated {
-        1
-    } else {
-        Rule::Shorter.cost(sides, None)
-    }
+    if own && !negated { 1 } else { shorter(sides) }
+}
+
+fn shorter(args: &[Value]) -> u64 {
+    read(unwrapped_size(args, 0).min(unwrapped_size(args, 1)))
 }
 
 /// Comparing optionals costs what comparing their values costs.
@@ -238,16 +260,26 @@ fn unwrapped_size(args: &[Value], at: usize) -> u64 {
     value.map_or(1, Value::size)
 }
 
-fn traversal(value: &Value) -> u64 {
-    match value {
+fn traversal(value: &Value, budget: &mut Budget) -> Result<u64, Fault> {
+    budget.work(1)?;
+    Ok(match value {
         Value::String(text) => (text.len() as f64 * STRING_FACTOR) as u64,
         Value::Bytes(bytes) => (bytes.len() as f64 * STRING_FACTOR) as u64,
-        Value::List(list) => list.items().iter().map(traversal).sum(),
-        Value::Map(map) => map
-            .entries()
-            .iter()
-            .map(|(key, value)| traversal(key) + traversal(value))
-            .sum(),
+        Value::List(list) => budget.within(|budget| {
+            let mut total = 0_u64;
+            for item in list.items(budget)?.iter() {
+                total = total.saturating_add(traversal(item, budget)?);
+            }
+            Ok(total)
+        })?,
+        Value::Map(map) => budget.within(|budget| {
+            let mut total = 0_u64;
+            for (key, value) in map.entries(budget)?.iter() {
+                let entry = traversal(key, budget)?.saturating_add(traversal(value, budget)?);
+                total = total.saturating_add(entry);
+            }
+            Ok(total)
+        })?,
         _ => 1,
-    }
+    })
 }

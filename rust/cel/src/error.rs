@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::budget::MEMORY_LIMIT_BYTES;
 use crate::fault::{Failure, Fault};
 use crate::position::Position;
 
@@ -28,6 +29,18 @@ pub enum EvalError {
         /// The limit, in Kubernetes' cost units.
         limit: u64,
     },
+    /// The evaluation would make more than any needs, which Kubernetes does not count.
+    #[error(
+        "the evaluation exceeds the cost limit: it makes more than {} MiB of strings, lists and maps",
+        limit_bytes >> 20
+    )]
+    TooMuchMemory {
+        /// The limit, in bytes.
+        limit_bytes: usize,
+    },
+    /// The caller's deadline, or the crate's own, passed.
+    #[error("the evaluation did not end before its deadline")]
+    Deadline,
     /// The device itself cannot be shown to an expression.
     #[error("attribute {attribute}: {message}")]
     Device {
@@ -85,7 +98,9 @@ impl CompileError {
             Fault::Error(failure) | Fault::Fatal(failure) => {
                 Self::at(failure.at.unwrap_or(at), &*failure.message)
             }
-            Fault::TooExpensive => Self::at(at, "the constant is too expensive to compute"),
+            Fault::TooExpensive | Fault::TooMuchMemory | Fault::Deadline => {
+                Self::at(at, "the constant is too expensive to compute")
+            }
         }
     }
 
@@ -115,6 +130,10 @@ impl EvalError {
     pub(crate) fn from_fault(fault: Fault, limit: u64) -> Self {
         match fault {
             Fault::TooExpensive => Self::TooExpensive { limit },
+            Fault::TooMuchMemory => Self::TooMuchMemory {
+                limit_bytes: MEMORY_LIMIT_BYTES,
+            },
+            Fault::Deadline => Self::Deadline,
             Fault::Error(failure) | Fault::Fatal(failure) => {
                 let Failure { message, at } = *failure;
                 Self::Failed {

@@ -5,15 +5,18 @@
 
 use std::sync::Arc;
 
+use crate::budget::Budget;
 use crate::compare;
 use crate::cost;
 use crate::device::DeviceInput;
 use crate::fault::Fault;
+use crate::library;
 use crate::map::{Entries, Key};
-use crate::plan::{Call, FoldStep, Step, Variable};
+use crate::plan::{Call, FoldStep, Step};
 use crate::position::Position;
-use crate::room;
 use crate::value::{Kind, List, Map, Value};
+
+mod fold;
 
 type Outcome = Result<Value, Fault>;
 
@@ -23,8 +26,9 @@ pub(crate) struct Machine<'p> {
     frames: Vec<Option<Frame<'p>>>,
     spent: u64,
     limit: u64,
-    /// Elements that were copied into joined lists, which Kubernetes only links.
-    copied: usize,
+    pub(crate) budget: Budget,
+    /// Lists and maps that macros accumulate: one that contains itself is freed by hand.
+    growing: Vec<Value>,
 }
 
 /// A loop that is being gone through.
@@ -38,13 +42,14 @@ struct Frame<'p> {
 }
 
 impl<'p> Machine<'p> {
-    pub(crate) fn new(device: &'p DeviceInput, slots: usize, limit: u64) -> Self {
+    pub(crate) fn new(device: &'p DeviceInput, slots: usize, limit: u64, budget: Budget) -> Self {
         Self {
             device: Some(device),
             frames: std::iter::repeat_with(|| None).take(slots).collect(),
             spent: 0,
             limit,
-            copied: 0,
+            budget,
+            growing: Vec::new(),
         }
     }
 
@@ -55,7 +60,8 @@ impl<'p> Machine<'p> {
             frames: Vec::new(),
             spent: 0,
             limit: u64::MAX,
-            copied: 0,
+            budget: Budget::of_constants(),
+            growing: Vec::new(),
         }
         .eval(step)
     }
@@ -81,6 +87,7 @@ impl<'p> Machine<'p> {
     }
 
     pub(crate) fn eval(&mut self, step: &'p Step) -> Outcome {
+        self.budget.work(1)?;
         match step {
             Step::Const(value) => Ok(value.clone()),
             Step::Path(path) => self.path(path),
@@ -98,7 +105,9 @@ impl<'p> Machine<'p> {
                 Ok(value)
             }
             Step::InSet { value, set, at } => {
-                let key = Key::of(&self.eval(value)?).map_err(|fault| fault.at(*at).fatal())?;
+                let value = self.eval(value)?;
+                self.budget.scan(value.own_bytes())?;
+                let key = Key::of(&value).map_err(|fault| fault.at(*at).fatal())?;
                 Ok(Value::Bool(set.contains(&key)))
             }
             Step::Either { sides, unwrap, at } => match self.eval(&sides.0)? {
@@ -152,11 +161,14 @@ impl<'p> Machine<'p> {
             a.clone().unwrap_or(Value::Null),
             b.clone().unwrap_or(Value::Null),
         ];
+        self.budget
+            .scan(args[0].own_bytes() + args[1].own_bytes())?;
         self.charge(cost::of_equality(&args, negated))?;
         a?;
         b?;
-        match compare::equal(&args[0], &args[1]) {
+        match compare::equal(&args[0], &args[1], &mut self.budget) {
             Ok(same) => Ok(Value::Bool(same != negated)),
+            Err(fault) if fault.ends() => Err(fault),
             Err(_) if negated => Ok(Value::Bool(true)),
             Err(fault) => Err(fault.at(at)),
         }
@@ -183,33 +195,32 @@ impl<'p> Machine<'p> {
             if call.rule.needs_list(&args) {
                 return Err(fault.fatal());
             }
-            self.charge(call.rule.cost(&args, None))?;
+            let cost = call.rule.cost(&args, None, &mut self.budget)?;
+            self.charge(cost)?;
             return Err(fault);
         }
-        self.make_room(call.function, &args)?;
-        let outcome = call.apply(&args).map_err(|fault| fault.at(call.at));
-        if let Err(fault) = &outcome
-            && fault.ends()
-        {
+        let known_before = call.rule.is_known_before();
+        if known_before {
+            let cost = call.rule.cost(&args, None, &mut self.budget)?;
+            self.charge(cost)?;
+        }
+        let bytes = args.iter().map(Value::own_bytes).sum();
+        self.budget.scan(bytes)?;
+        let outcome = call
+            .apply(&args, &mut self.budget)
+            .map_err(|fault| fault.at(call.at));
+        if known_before || matches!(&outcome, Err(fault) if fault.ends()) {
             return outcome;
         }
-        self.charge(call.rule.cost(&args, outcome.as_ref().ok()))?;
+        let cost = call
+            .rule
+            .cost(&args, outcome.as_ref().ok(), &mut self.budget)?;
+        self.charge(cost)?;
         outcome
     }
 
-    /// Before lists are joined: what that copies counts, as it costs Kubernetes next to nothing.
-    fn make_room(&mut self, function: &str, args: &[Value]) -> Result<(), Fault> {
-        if let [Value::List(first), Value::List(second)] = args
-            && function == "_+_"
-        {
-            let grows = matches!(first, List::Growing(_));
-            self.copied += second.len() + if grows { 0 } else { first.len() };
-            room::for_elements(self.copied)?;
-        }
-        Ok(())
-    }
-
     fn list(&mut self, items: &'p [(Step, bool)], at: Position) -> Outcome {
+        self.budget.take_values(items.len() + 1)?;
         let mut values = Vec::with_capacity(items.len());
         for (item, optional) in items {
             match (self.eval(item)?, optional) {
@@ -227,6 +238,8 @@ impl<'p> Machine<'p> {
         let mut entries = Entries::default();
         for (key, value, optional) in steps {
             let key = self.eval(key)?;
+            self.budget.scan(key.own_bytes())?;
+            self.budget.take_entry()?;
             let changed = match (self.eval(value)?, optional) {
                 (Value::Optional(Some(inner)), true) => entries.insert(key, Value::clone(&inner)),
                 (Value::Optional(None), true) => entries.remove(&key),
@@ -236,94 +249,6 @@ impl<'p> Machine<'p> {
             changed.map_err(|fault| fault.at(at).fatal())?;
         }
         Ok(Value::Map(Map::fixed(entries)))
-    }
-
-    fn fold(&mut self, fold: &'p FoldStep) -> Outcome {
-        let range = self.eval(&fold.range)?;
-        self.frames[fold.slot] = Some(Frame {
-            fold,
-            accumulator: None,
-            grows: false,
-            first: Value::Null,
-            second: Value::Null,
-        });
-        let outcome = self.go_through(fold, &range);
-        let frame = self.frames[fold.slot].take();
-        match outcome {
-            Ok(Value::List(list @ List::Growing(_))) if frame.is_some_and(|frame| frame.grows) => {
-                Ok(Value::List(List::Fixed(list.items())))
-            }
-            Ok(Value::Map(map @ Map::Growing(_))) => Ok(Value::Map(Map::Fixed(map.entries()))),
-            other => other,
-        }
-    }
-
-    fn go_through(&mut self, fold: &'p FoldStep, range: &Value) -> Outcome {
-        match range {
-            Value::List(list) => {
-                for (at, item) in list.items().iter().enumerate() {
-                    let index = Value::Int(at as i64);
-                    let (first, second) = if fold.two_variables {
-                        (index, item.clone())
-                    } else {
-                        (item.clone(), index)
-                    };
-                    if !self.turn(fold, first, second)? {
-                        break;
-                    }
-                }
-            }
-            Value::Map(map) => {
-                for (key, value) in map.entries().iter() {
-                    if !self.turn(fold, key.clone(), value.clone())? {
-                        break;
-                    }
-                }
-            }
-            other => return Err(Fault::no_overload_for(other).at(fold.at)),
-        }
-        self.eval(&fold.result)
-    }
-
-    /// One turn of a loop; false when the loop is over.
-    fn turn(&mut self, fold: &'p FoldStep, first: Value, second: Value) -> Result<bool, Fault> {
-        if let Some(frame) = &mut self.frames[fold.slot] {
-            frame.first = first;
-            frame.second = second;
-        }
-        match self.eval(&fold.condition) {
-            Ok(Value::Bool(false)) => return Ok(false),
-            Err(fault) if fault.ends() => return Err(fault),
-            _ => {}
-        }
-        let outcome = ending(self.eval(&fold.step))?;
-        if let Some(frame) = &mut self.frames[fold.slot] {
-            frame.accumulator = Some(outcome);
-        }
-        Ok(true)
-    }
-
-    /// The value of a variable of a loop.
-    pub(crate) fn local(&mut self, slot: usize, variable: Variable) -> Outcome {
-        let gone = || Fault::new("the variable is out of scope");
-        let frame = self.frames[slot].as_ref().ok_or_else(gone)?;
-        match (variable, &frame.accumulator) {
-            (Variable::First, _) => return Ok(frame.first.clone()),
-            (Variable::Second, _) => return Ok(frame.second.clone()),
-            (Variable::Accumulator, Some(outcome)) => return outcome.clone(),
-            (Variable::Accumulator, None) => {}
-        }
-        let fold = frame.fold;
-        let (outcome, grows) = match ending(self.eval(&fold.init))? {
-            Ok(Value::List(list)) if list.len() == 0 => (Ok(Value::List(List::growing())), true),
-            Ok(Value::Map(map)) if map.len() == 0 => (Ok(Value::Map(Map::growing())), true),
-            other => (other, false),
-        };
-        if let Some(frame) = &mut self.frames[slot] {
-            frame.accumulator = Some(outcome.clone());
-            frame.grows = grows;
-        }
-        outcome
     }
 }
 
@@ -340,19 +265,22 @@ pub(crate) fn ending(outcome: Outcome) -> Result<Outcome, Fault> {
 impl Call {
     fn stops_at_error(&self) -> bool {
         let undecided = self.overloads.len() > 1 && !self.overloads[0].is_unguarded();
-        undecided || self.args.len() > 2 || self.function == "format" || self.has_constant_pattern
+        undecided || self.args.len() > 2 || self.function == "format" || self.pattern.is_some()
     }
 
-    fn apply(&self, args: &[Value]) -> Outcome {
+    fn apply(&self, args: &[Value], budget: &mut Budget) -> Outcome {
+        if let Some(pattern) = &self.pattern {
+            return library::regex::call(self.function, pattern, args, budget);
+        }
         if let Some(first) = self.overloads.first().filter(|first| first.is_unguarded()) {
-            return (first.call)(args);
+            return (first.call)(args, budget);
         }
         match self
             .overloads
             .iter()
             .find(|overload| overload.accepts(args))
         {
-            Some(overload) => (overload.call)(args),
+            Some(overload) => (overload.call)(args, budget),
             None => Err(self.no_overload(args)),
         }
     }
@@ -387,9 +315,10 @@ pub(crate) fn element(list: &List, index: &Value) -> Result<Option<Value>, Fault
 /// What a value is called in messages about missing keys.
 pub(crate) fn describe(key: &Value) -> Arc<str> {
     match key.kind() {
-        Kind::String => key
-            .as_str()
-            .map_or_else(|_| Arc::from(""), |text| Arc::from(format!("{text:?}"))),
+        Kind::String => key.as_str().map_or_else(
+            |_| Arc::from(""),
+            |text| Arc::from(crate::fault::excerpt(text)),
+        ),
         _ => match key {
             Value::Int(at) => Arc::from(at.to_string()),
             Value::Uint(at) => Arc::from(at.to_string()),

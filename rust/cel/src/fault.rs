@@ -10,6 +10,10 @@ use crate::value::Value;
 pub(crate) enum Fault {
     /// The cost limit: ends the evaluation at once, no operator absorbs it.
     TooExpensive,
+    /// The memory limit, which ends the evaluation likewise.
+    TooMuchMemory,
+    /// The deadline, which ends the evaluation likewise.
+    Deadline,
     /// An error of CEL, which `&&` and `||` may absorb.
     Error(Box<Failure>),
     /// An error that ends the evaluation as the cost limit does.
@@ -25,6 +29,11 @@ pub(crate) struct Failure {
 // === impl Fault ===
 
 impl Fault {
+    /// `text` is not what it has to be; of a long text the message has the beginning.
+    pub(crate) fn unreadable(text: &str, why: impl std::fmt::Display) -> Self {
+        Self::new(format!("{} {why}", excerpt(text)))
+    }
+
     pub(crate) fn new(message: impl Into<Arc<str>>) -> Self {
         Self::Error(Box::new(Failure {
             message: message.into(),
@@ -59,5 +68,14 @@ impl Fault {
     /// Whether the evaluation ends here and now.
     pub(crate) fn ends(&self) -> bool {
         !matches!(self, Self::Error(_))
+    }
+}
+
+/// A text in quotes; of a long one only the beginning, as messages must not be as long as what they are about.
+pub(crate) fn excerpt(text: &str) -> String {
+    const MOST_CHARS: usize = 200;
+    match text.char_indices().nth(MOST_CHARS) {
+        Some((end, _)) => format!("{:?}... ({} bytes)", &text[..end], text.len()),
+        None => format!("{text:?}"),
     }
 }

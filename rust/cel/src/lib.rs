@@ -20,6 +20,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod budget;
 mod check;
 mod compare;
 mod cost;
@@ -36,7 +37,6 @@ mod path;
 mod plan;
 mod position;
 mod program;
-mod room;
 mod stack;
 mod syntax;
 mod time;
@@ -45,6 +45,7 @@ mod unify;
 mod validate;
 mod value;
 
+pub use budget::{EVALUATION_TIMEOUT, MEMORY_LIMIT_BYTES};
 pub use cost::COST_LIMIT;
 pub use device::DeviceInput;
 pub use error::{CompileError, EvalError};

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
+use crate::budget::Budget;
 use crate::fault::Fault;
 use crate::types::Type;
 use crate::value::{Kind, Value};
@@ -26,7 +27,7 @@ mod times;
 pub(crate) mod url;
 
 /// What a function does with its arguments; a receiver is the first of them.
-pub(crate) type Implementation = fn(&[Value]) -> Result<Value, Fault>;
+pub(crate) type Implementation = fn(&[Value], &mut Budget) -> Result<Value, Fault>;
 
 /// One line of a table: the types are in the notation of [`Type::parse`].
 pub(crate) struct Signature {

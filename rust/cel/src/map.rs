@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::budget::Budget;
 use crate::fault::Fault;
 use crate::value::{List, Map, Value};
 
@@ -51,6 +52,14 @@ impl Entries {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &(Value, Value)> {
         self.entries.iter()
+    }
+
+    /// A copy that is charged before it is made.
+    pub(crate) fn charged_copy(&self, budget: &mut Budget) -> Result<Self, Fault> {
+        for _ in &self.entries {
+            budget.take_entry()?;
+        }
+        Ok(self.clone())
     }
 
     /// Sets the value of a key; the later one wins. An error for a value that cannot be a key.

@@ -71,7 +71,11 @@ impl<'p> Machine<'p> {
                 None => return Ok(Value::Optional(None)),
             }
         }
-        Ok(if optional { Value::some(value) } else { value })
+        if optional {
+            self.budget.some(value)
+        } else {
+            Ok(value)
+        }
     }
 
     /// What a hop leads to; nothing only where that is allowed.
@@ -98,6 +102,7 @@ impl<'p> Machine<'p> {
             ))
             .at(hop.at));
         }
+        self.budget.scan(key.own_bytes())?;
         let found = lookup(from, key, optional || hop.test).map_err(|fault| fault.at(hop.at))?;
         if hop.test && !optional {
             return Ok(Some(Value::Bool(found.is_some())));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::cost::Rule;
 use crate::library::Overload;
+use crate::library::regex::Pattern;
 use crate::map::Key;
 use crate::position::Position;
 use crate::types::Type;
@@ -13,7 +14,7 @@ use crate::value::Value;
 mod membership;
 mod planner;
 
-pub(crate) use planner::{Plan, plan};
+pub(crate) use planner::{Patterns, Plan, plan};
 
 /// A step of an evaluation.
 #[derive(Clone, Debug)]
@@ -95,11 +96,12 @@ pub(crate) struct Hop {
     pub(crate) at: Position,
 }
 
+/// Shared between the branches of a choice: copies would double with each level.
 #[derive(Clone, Debug)]
 pub(crate) enum HopKey {
     Const(Value),
-    Path(Path),
-    Computed(Step),
+    Path(Arc<Path>),
+    Computed(Arc<Step>),
 }
 
 #[derive(Clone, Debug)]
@@ -108,8 +110,8 @@ pub(crate) struct Call {
     pub(crate) overloads: Vec<&'static Overload>,
     pub(crate) rule: Rule,
     pub(crate) args: Vec<Step>,
-    /// The regular expression is known.
-    pub(crate) has_constant_pattern: bool,
+    /// The regular expression, where it is known.
+    pub(crate) pattern: Option<Arc<Pattern>>,
     pub(crate) at: Position,
 }
 

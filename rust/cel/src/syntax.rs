@@ -16,6 +16,9 @@ const MAX_DEPTH: u16 = 250;
 /// Kubernetes does not limit these; here they share the stack with everything else.
 const MAX_SIGNS: u16 = 500;
 
+/// Nodes of a tree. Macros that copy their operand double it each time; no expression of 10 KiB needs as many otherwise.
+const MAX_NODES: usize = 50_000;
+
 /// One node. Ids are unique within a tree, also among the copies that macros make.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
@@ -89,6 +92,11 @@ pub(crate) fn parse(source: &str) -> Result<(Node, usize), CompileError> {
         signs: 0,
     };
     let root = lowering.lower(parsed)?;
+    if lowering.builder.next > MAX_NODES {
+        return Err(CompileError::whole(format!(
+            "with its macros expanded the expression has more than {MAX_NODES} parts"
+        )));
+    }
     Ok((root, lowering.builder.next))
 }
 
@@ -142,6 +150,10 @@ impl Builder {
 
     /// A copy with ids of its own.
     pub(crate) fn copy(&mut self, node: &Node) -> Node {
+        if self.next > MAX_NODES {
+            // Refused once the tree is complete; until then it must not grow on.
+            return self.literal(node.at, Value::Null);
+        }
         let expr = match &node.expr {
             Expr::Select {
                 operand,

@@ -54,11 +54,8 @@ impl Timestamp {
 
     /// RFC 3339.
     pub(crate) fn parse(text: &str) -> Result<Self, Fault> {
-        let unreadable = || {
-            Fault::new(format!(
-                "{text:?} is not a timestamp such as \"2026-01-31T12:00:00Z\""
-            ))
-        };
+        let unreadable =
+            || Fault::unreadable(text, "is not a timestamp such as \"2026-01-31T12:00:00Z\"");
         let (date_time, zone) = Self::split_zone(text).ok_or_else(unreadable)?;
         let (year, month, day, hour, minute, second, nanos) =
             Self::fields(date_time).ok_or_else(unreadable)?;

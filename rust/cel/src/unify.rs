@@ -1,6 +1,8 @@
 //! Which type can stand where another is expected, and what the unknown types turn out to be.
 
+use std::cell::Cell;
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::types::Type;
@@ -10,7 +12,14 @@ use crate::types::Type;
 pub(crate) struct Bindings {
     known: HashMap<Arc<str>, Type>,
     fresh: usize,
+    /// Counted over all attempts.
+    steps: Rc<Cell<u32>>,
 }
+
+/// Parts of one type. With each level of `{x: x}` a type doubles; what people write has a handful.
+const MAX_TYPE_PARTS: usize = 1_000;
+/// Types taken apart, compared or put together while one expression is checked.
+const MAX_TYPE_STEPS: u32 = 1_000_000;
 
 // === impl Bindings ===
 
@@ -51,7 +60,42 @@ impl Bindings {
         fits
     }
 
+    /// Counts one step; false once there were too many.
+    fn step(&self) -> bool {
+        self.steps.set(self.steps.get().saturating_add(1));
+        !self.is_exhausted()
+    }
+
+    /// Whether checking the types took too long. What was found out since is worth nothing.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        self.steps.get() > MAX_TYPE_STEPS
+    }
+
+    /// Whether a type, with what is known of its parameters, has too many parts.
+    pub(crate) fn is_too_large(&self, t: &Type) -> bool {
+        let mut left = MAX_TYPE_PARTS;
+        !self.fits(t, &mut left)
+    }
+
+    fn fits(&self, t: &Type, left: &mut usize) -> bool {
+        if *left == 0 {
+            return false;
+        }
+        *left -= 1;
+        match t {
+            Type::Param(_) => self.find(t).is_none_or(|known| self.fits(known, left)),
+            Type::List(element) => self.fits(element, left),
+            Type::Map(entry) => self.fits(&entry.0, left) && self.fits(&entry.1, left),
+            Type::Meta(Some(named)) => self.fits(named, left),
+            Type::Opaque(_, parameters) => parameters.iter().all(|p| self.fits(p, left)),
+            _ => true,
+        }
+    }
+
     fn unify(&mut self, a: &Type, b: &Type) -> bool {
+        if !self.step() {
+            return false;
+        }
         if matches!(b, Type::Param(_)) {
             let (valid, bound) = self.substitutes(a, b);
             if valid || bound {
@@ -111,7 +155,7 @@ impl Bindings {
 
     /// The occurs check: a parameter must not be bound to a type that contains it.
     fn is_free_of(&self, param: &Type, within: &Type) -> bool {
-        if param == within {
+        if param == within || !self.step() {
             return false;
         }
         match within {
@@ -130,6 +174,9 @@ impl Bindings {
 
     /// `t` with every known parameter replaced; with `close`, the unknown ones become `dyn`.
     pub(crate) fn resolve(&self, t: &Type, close: bool) -> Type {
+        if !self.step() {
+            return Type::Error;
+        }
         if let Some(known) = self.find(t) {
             return self.resolve(known, close);
         }

@@ -2,6 +2,7 @@
 
 use crate::check::{Checked, Meaning};
 use crate::error::CompileError;
+use crate::fault::excerpt;
 use crate::library::{self, templates};
 use crate::position::Position;
 use crate::syntax::{Entry, Expr, Node};
@@ -85,10 +86,12 @@ impl Validator<'_> {
             at,
             ..
         }) = args.first()
-            && library::regex::compile(pattern).is_err()
+            && !library::regex::is_pattern(pattern)
         {
-            self.mistakes
-                .push((*at, format!("{pattern:?} is not a regular expression")));
+            self.mistakes.push((
+                *at,
+                format!("{} is not a regular expression", excerpt(pattern)),
+            ));
         }
     }
 

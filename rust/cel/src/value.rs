@@ -3,10 +3,11 @@
 //! Values own or share what they hold, so that they outlive the device that they were read from.
 
 use std::net::IpAddr;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use dra_api::Quantity;
 
+use crate::budget::Budget;
 use crate::fault::Fault;
 use crate::library::format::Format;
 use crate::library::url::Url;
@@ -97,10 +98,6 @@ impl Value {
         Self::List(List::Fixed(Arc::new(items)))
     }
 
-    pub(crate) fn some(value: Value) -> Self {
-        Self::Optional(Some(Arc::new(value)))
-    }
-
     pub(crate) fn kind(&self) -> Kind {
         match self {
             Self::Null => Kind::Null,
@@ -140,6 +137,15 @@ impl Value {
             Self::Ip(IpAddr::V6(_)) => 16,
             Self::Cidr(_, bits) => u64::from(*bits).div_ceil(8),
             _ => 1,
+        }
+    }
+
+    /// The bytes of a string, those that a function may go through for one value.
+    pub(crate) fn own_bytes(&self) -> usize {
+        match self {
+            Self::String(text) => text.len(),
+            Self::Bytes(bytes) => bytes.len(),
+            _ => 0,
         }
     }
 
@@ -218,6 +224,11 @@ impl List {
         Self::Growing(Arc::default())
     }
 
+    /// Whether both are one list that grows.
+    pub(crate) fn is_same(&self, other: &List) -> bool {
+        matches!((self, other), (Self::Growing(a), Self::Growing(b)) if Arc::ptr_eq(a, b))
+    }
+
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Fixed(items) => items.len(),
@@ -232,32 +243,60 @@ impl List {
         }
     }
 
-    /// The elements as they are now.
-    pub(crate) fn items(&self) -> Arc<Vec<Value>> {
+    /// The elements as they are now; those of a list that grows are copied.
+    pub(crate) fn items(&self, budget: &mut Budget) -> Result<Arc<Vec<Value>>, Fault> {
         match self {
-            Self::Fixed(items) => Arc::clone(items),
-            Self::Growing(items) => Arc::new(read(items).clone()),
+            Self::Fixed(items) => Ok(Arc::clone(items)),
+            Self::Growing(items) => {
+                let items = read(items);
+                budget.take_values(items.len())?;
+                Ok(Arc::new(items.clone()))
+            }
+        }
+    }
+
+    /// The list that a macro has accumulated: it grows no more.
+    pub(crate) fn finished(self, budget: &mut Budget) -> Result<List, Fault> {
+        match self {
+            Self::Growing(items) if Arc::strong_count(&items) == 1 => {
+                let mut items = items.write().unwrap_or_else(PoisonError::into_inner);
+                Ok(Self::Fixed(Arc::new(std::mem::take(&mut *items))))
+            }
+            list => Ok(Self::Fixed(list.items(budget)?)),
         }
     }
 
     /// This list followed by the other; one that grows takes the elements in and stays itself.
-    pub(crate) fn concat(&self, other: &List) -> List {
+    pub(crate) fn concat(&self, other: &List, budget: &mut Budget) -> Result<List, Fault> {
         match self {
             Self::Fixed(items) => match (items.is_empty(), other.len()) {
-                (true, _) => other.clone(),
-                (_, 0) => self.clone(),
-                _ => {
-                    let tail = other.items();
-                    Self::Fixed(Arc::new(items.iter().chain(tail.iter()).cloned().collect()))
+                (true, _) => Ok(other.clone()),
+                (_, 0) => Ok(self.clone()),
+                (_, more) => {
+                    budget.take_values(items.len() + more)?;
+                    let tail = other.items(budget)?;
+                    let mut joined = Vec::with_capacity(items.len() + tail.len());
+                    joined.extend(items.iter().chain(tail.iter()).cloned());
+                    Ok(Self::Fixed(Arc::new(joined)))
                 }
             },
             Self::Growing(items) => {
-                let tail = other.items();
-                if let Ok(mut items) = items.write() {
-                    items.extend(tail.iter().cloned());
+                let tail = other.items(budget)?;
+                for _ in tail.iter() {
+                    budget.take_element()?;
                 }
-                self.clone()
+                let mut items = items.write().unwrap_or_else(PoisonError::into_inner);
+                items.extend(tail.iter().cloned());
+                Ok(self.clone())
             }
+        }
+    }
+
+    /// Takes out what has accumulated: a list that contains itself would never be freed.
+    pub(crate) fn clear(&self) {
+        if let Self::Growing(items) = self {
+            let taken = std::mem::take(&mut *items.write().unwrap_or_else(PoisonError::into_inner));
+            drop(taken);
         }
     }
 }
@@ -273,6 +312,11 @@ impl Map {
         Self::Growing(Arc::default())
     }
 
+    /// Whether both are one map that grows.
+    pub(crate) fn is_same(&self, other: &Map) -> bool {
+        matches!((self, other), (Self::Growing(a), Self::Growing(b)) if Arc::ptr_eq(a, b))
+    }
+
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Fixed(entries) => entries.len(),
@@ -280,10 +324,31 @@ impl Map {
         }
     }
 
-    pub(crate) fn entries(&self) -> Arc<Entries> {
+    /// The entries as they are now; those of a map that grows are copied.
+    pub(crate) fn entries(&self, budget: &mut Budget) -> Result<Arc<Entries>, Fault> {
         match self {
-            Self::Fixed(entries) => Arc::clone(entries),
-            Self::Growing(entries) => Arc::new(read(entries).clone()),
+            Self::Fixed(entries) => Ok(Arc::clone(entries)),
+            Self::Growing(entries) => read(entries).charged_copy(budget).map(Arc::new),
+        }
+    }
+
+    /// The map that a macro has accumulated: it grows no more.
+    pub(crate) fn finished(self, budget: &mut Budget) -> Result<Map, Fault> {
+        match self {
+            Self::Growing(entries) if Arc::strong_count(&entries) == 1 => {
+                let mut entries = entries.write().unwrap_or_else(PoisonError::into_inner);
+                Ok(Self::Fixed(Arc::new(std::mem::take(&mut *entries))))
+            }
+            map => Ok(Self::Fixed(map.entries(budget)?)),
+        }
+    }
+
+    /// Takes out what has accumulated: a map that contains itself would never be freed.
+    pub(crate) fn clear(&self) {
+        if let Self::Growing(entries) = self {
+            let taken =
+                std::mem::take(&mut *entries.write().unwrap_or_else(PoisonError::into_inner));
+            drop(taken);
         }
     }
 
@@ -296,17 +361,21 @@ impl Map {
     }
 
     /// This map with one entry more; one that grows takes it in and stays itself.
-    pub(crate) fn insert(&self, key: &Value, value: &Value) -> Result<Map, Fault> {
+    pub(crate) fn insert(
+        &self,
+        key: &Value,
+        value: &Value,
+        budget: &mut Budget,
+    ) -> Result<Map, Fault> {
+        budget.take_entry()?;
         match self {
             Self::Fixed(entries) => {
-                let mut entries = Entries::clone(entries);
+                let mut entries = entries.charged_copy(budget)?;
                 entries.insert(key.clone(), value.clone())?;
                 Ok(Self::fixed(entries))
             }
             Self::Growing(entries) => {
-                let mut growing = entries
-                    .write()
-                    .unwrap_or_else(std::sync::PoisonError::into_inner);
+                let mut growing = entries.write().unwrap_or_else(PoisonError::into_inner);
                 growing.insert(key.clone(), value.clone())?;
                 Ok(self.clone())
             }
@@ -322,6 +391,5 @@ impl Map {
 }
 
 fn read<T>(lock: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
-    lock.read()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
+    lock.read().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,10 +1,17 @@
 //! Python's face of `dra-api`: validation of objects, their CEL included, and the arithmetic of quantities.
 
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use dra_api::validate::Expression;
 use dra_api::{FieldError, Quantity, validate};
 use dra_cel::Program;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use serde_json::Value;
+
+/// For all expressions of one object.
+const VALIDATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn invalid(error: impl std::fmt::Display) -> PyErr {
     PyValueError::new_err(error.to_string())
@@ -20,16 +27,35 @@ fn validate_object(py: Python<'_>, object: &[u8]) -> PyResult<Vec<u8>> {
     py.detach(|| {
         let object: Value = serde_json::from_slice(object).map_err(invalid)?;
         let mut verdict = validate::validate_object(&object);
-        for expression in verdict.expressions {
-            if let Err(error) = Program::compile(&expression.text) {
-                let message = format!("does not compile: {error}");
-                verdict
-                    .errors
-                    .push(FieldError::new(expression.field, message));
-            }
-        }
+        verdict.errors.extend(compile_errors(verdict.expressions));
         serde_json::to_vec(&verdict.errors).map_err(invalid)
     })
+}
+
+/// What does not compile, each text once. Compiling ends at a deadline; what is left then is an error.
+fn compile_errors(expressions: Vec<Expression>) -> Vec<FieldError> {
+    let deadline = Instant::now() + VALIDATION_TIMEOUT;
+    let mut known: HashMap<String, Option<String>> = HashMap::new();
+    let mut errors = Vec::new();
+    for Expression { field, text } in expressions {
+        if !known.contains_key(&text) && Instant::now() >= deadline {
+            let seconds = VALIDATION_TIMEOUT.as_secs();
+            let message = format!(
+                "not checked: compiling the expressions of the object takes longer than {seconds} s"
+            );
+            errors.push(FieldError::new(field, message));
+            break;
+        }
+        let answer = known.entry(text).or_insert_with_key(|text| {
+            Program::check(text)
+                .err()
+                .map(|error| format!("does not compile: {error}"))
+        });
+        if let Some(message) = answer {
+            errors.push(FieldError::new(field, message.clone()));
+        }
+    }
+    errors
 }
 
 /// The value of a quantity in whole units, rounded away from zero.

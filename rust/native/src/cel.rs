@@ -13,7 +13,7 @@ create_exception!(
     "The expression does not compile, has no value for a device, or the device is not valid JSON."
 );
 
-/// A compiled expression; usable from any thread.
+/// A compiled expression; usable from any thread, and lets others run while it is computed.
 #[pyclass(name = "CelExpression", module = "dra_agent._native", frozen)]
 struct PyExpression(Program);
 
@@ -21,20 +21,22 @@ struct PyExpression(Program);
 impl PyExpression {
     /// Any expression compiles, also one that gives no bool; `matches` then fails.
     #[new]
-    fn new(expression: &str) -> PyResult<Self> {
-        Program::compile_value(expression)
+    fn new(py: Python<'_>, expression: &str) -> PyResult<Self> {
+        py.detach(|| Program::compile_value(expression))
             .map(Self)
             .map_err(refused)
     }
 
     /// Refuses what could not be the selector of a claim.
     #[staticmethod]
-    fn selector(expression: &str) -> PyResult<Self> {
-        Program::compile(expression).map(Self).map_err(refused)
+    fn selector(py: Python<'_>, expression: &str) -> PyResult<Self> {
+        py.detach(|| Program::compile(expression))
+            .map(Self)
+            .map_err(refused)
     }
 
-    fn matches(&self, driver: &str, device: &[u8]) -> PyResult<bool> {
-        self.0.matches(&input(driver, device)?).map_err(refused)
+    fn matches(&self, py: Python<'_>, driver: &str, device: &[u8]) -> PyResult<bool> {
+        py.detach(|| self.0.matches(&input(driver, device)?).map_err(refused))
     }
 
     fn evaluate<'py>(
@@ -43,14 +45,16 @@ impl PyExpression {
         driver: &str,
         device: &[u8],
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let value = self.0.evaluate(&input(driver, device)?).map_err(refused)?;
-        let json = serde_json::to_vec(&value).map_err(refused)?;
+        let json = py.detach(|| {
+            let value = self.0.evaluate(&input(driver, device)?).map_err(refused)?;
+            serde_json::to_vec(&value).map_err(refused)
+        })?;
         Ok(PyBytes::new(py, &json))
     }
 
     /// What an evaluation costs in Kubernetes' units, of which 1,000,000 are allowed.
-    fn cost(&self, driver: &str, device: &[u8]) -> PyResult<u64> {
-        Ok(self.0.cost(&input(driver, device)?))
+    fn cost(&self, py: Python<'_>, driver: &str, device: &[u8]) -> PyResult<u64> {
+        py.detach(|| Ok(self.0.cost(&input(driver, device)?)))
     }
 }
 

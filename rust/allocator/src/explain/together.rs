@@ -1,16 +1,24 @@
 //! Where claims do not fit together: the first claim, and the first of its requests, for which nothing is left.
 
+use std::time::{Duration, Instant};
+
 use dra_api::{DeviceConstraint, ResourceClaim};
 
 use super::report::Explanation;
 use crate::question::{Question, allocation_of, try_allocate};
 
-/// Half a second for each attempt: an explanation that takes long is worth less than a shorter one.
+/// For each attempt: an explanation that takes long is worth less than a shorter one.
 const DEADLINE_MS: u64 = 500;
+/// For all attempts of one explanation.
+const ALL_ATTEMPTS: Duration = Duration::from_secs(5);
 
 /// Writes into the claims which of them still fit with those before, and how far the first that does not gets.
 pub(super) fn find_culprit(question: &Question, explanation: &mut Explanation) {
+    let end = Instant::now() + ALL_ATTEMPTS;
     for count in 1..=question.claims.len() {
+        if Instant::now() >= end {
+            return;
+        }
         let claims = &question.claims[..count];
         if fits(question, claims.to_vec()) != Some(false) {
             continue;
@@ -30,6 +38,9 @@ pub(super) fn find_culprit(question: &Question, explanation: &mut Explanation) {
         }
         let requests = claim.spec.devices.requests.len();
         for shorter in 1..=requests {
+            if Instant::now() >= end {
+                return;
+            }
             let mut attempt = claims[..count - 1].to_vec();
             attempt.push(first_requests(claim, shorter));
             if fits(question, attempt) == Some(false) {

@@ -124,6 +124,9 @@ fn selectors<'a>(
                 Ok(Verdict::False(_)) => None,
                 // Kubernetes stops at the first selector that is false, and does not see that a later one fails.
                 Err(_) if !rejections.is_empty() => continue,
+                Err(Failure::Deadline(deadline)) => {
+                    Some(format!("is not evaluated: {}", deadline.error()))
+                }
                 Err(Failure::Compile { what, .. }) => Some(format!("does not compile: {what}")),
                 Err(Failure::Evaluate { what, .. }) => {
                     let driver = candidate.id().driver;

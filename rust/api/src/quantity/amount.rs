@@ -6,6 +6,8 @@ use num_bigint::{BigInt, Sign};
 
 /// Kubernetes rounds everything finer away from zero.
 pub(super) const NANO: i32 = -9;
+/// Numbers whose estimated lengths differ by more are told apart by them.
+const LENGTH_ERROR: u64 = 2;
 
 #[derive(Debug, Clone)]
 pub(super) enum Amount {
@@ -87,10 +89,11 @@ impl Amount {
                 return a.cmp(&b);
             }
         }
-        // Numbers that are far apart are told apart by their digits, so that no power of ten of an absurd
-        // exponent is ever computed.
-        let by_size = self.digits().cmp(&other.digits());
-        if by_size != Ordering::Equal {
+        // Numbers that are far apart are told apart by their lengths, so that no power of ten of an absurd exponent is
+        // ever computed.
+        let (a, b) = (self.length(), other.length());
+        if a.abs_diff(b) > LENGTH_ERROR {
+            let by_size = a.cmp(&b);
             return if left == Ordering::Less {
                 by_size.reverse()
             } else {
@@ -111,10 +114,30 @@ impl Amount {
         }
     }
 
-    /// How many digits stand left of the decimal point (zero or negative for fractions).
-    fn digits(&self) -> i64 {
-        let digits = self.to_big().magnitude().to_string().len();
+    /// How many digits stand left of the decimal point (zero or negative for fractions), give or take one.
+    fn length(&self) -> i64 {
+        let bits = match self {
+            Self::Small { value, .. } => {
+                u64::from(u64::BITS - value.unsigned_abs().leading_zeros())
+            }
+            Self::Big { value, .. } => value.bits(),
+        };
+        let digits = bits as f64 * std::f64::consts::LOG10_2;
         digits as i64 + i64::from(self.scale())
+    }
+
+    pub(super) fn heap_bytes(&self) -> usize {
+        match self {
+            Self::Small { .. } => 0,
+            Self::Big { value, .. } => usize::try_from(value.bits() / 8).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// Bytes of the sum of both, at most.
+    pub(super) fn sum_bytes(&self, other: &Self) -> usize {
+        let digits = self.length().max(other.length()) - i64::from(self.scale().min(other.scale()));
+        // A byte holds two digits.
+        usize::try_from(digits / 2).unwrap_or(0) + size_of::<BigInt>()
     }
 
     /// The value as a multiple of `10^wanted`, rounded away from zero; what apimachinery leaves of it where no int64 holds it.

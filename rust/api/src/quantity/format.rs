@@ -1,7 +1,5 @@
 //! The canonical form: the largest suffix that loses no digit.
 
-use num_bigint::{BigInt, Sign};
-
 use super::amount::{Amount, scale_down, scale_up};
 
 /// Which family of suffixes an amount is written with.
@@ -74,21 +72,27 @@ fn binary(amount: &Amount) -> Option<String> {
     if !exact {
         return None;
     }
-    let (whole, times) = without_factors(whole, 1024);
+    // 1024 is 2^10.
+    let times = whole.trailing_zeros().unwrap_or(0) / 10;
+    let exponent = i32::try_from(times.saturating_mul(10)).unwrap_or(i32::MAX);
     Some(format!(
-        "{whole}{}",
-        suffix(&BINARY, times.saturating_mul(10))
+        "{}{}",
+        whole >> (times * 10),
+        suffix(&BINARY, exponent)
     ))
 }
 
 fn decimal(amount: &Amount, suffix: fn(i32) -> String) -> String {
-    let (mut value, times) = without_factors(amount.to_big(), 10);
+    let mut digits = amount.to_big().to_string();
+    let significant = digits.trim_end_matches('0').len();
+    let times = i32::try_from(digits.len() - significant).unwrap_or(i32::MAX);
+    digits.truncate(significant);
     let mut exponent = amount.scale().wrapping_add(times);
     while exponent % 3 != 0 {
-        value *= 10;
+        digits.push('0');
         exponent = exponent.wrapping_sub(1);
     }
-    format!("{value}{}", suffix(exponent))
+    format!("{digits}{}", suffix(exponent))
 }
 
 fn si(exponent: i32) -> String {
@@ -109,14 +113,4 @@ fn suffix(table: &[(&'static str, i32)], exponent: i32) -> &'static str {
         .iter()
         .find(|(_, known)| *known == exponent)
         .map_or("", |(suffix, _)| suffix)
-}
-
-fn without_factors(mut value: BigInt, factor: u32) -> (BigInt, i32) {
-    let zero = BigInt::from(0);
-    let mut times = 0;
-    while value.sign() != Sign::NoSign && &value % factor == zero {
-        value /= factor;
-        times += 1;
-    }
-    (value, times)
 }

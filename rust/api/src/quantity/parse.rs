@@ -10,21 +10,35 @@ use super::{Quantity, QuantityFormat, Text};
 /// for minutes.
 const MAX_EXPONENT: i32 = 100_000;
 
+/// Longer numbers are refused: no object of the API has room for many of them.
+const MAX_DIGITS: usize = 100_000;
+
 /// Digits that surely fit into an int64.
 const SMALL_DIGITS: i32 = 18;
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum QuantityError {
     #[error(
-        "{0:?} is not a quantity: write a number and a suffix, such as \"40Gi\", \"1.5\" or \"500m\""
+        "{} is not a quantity: write a number and a suffix, such as \"40Gi\", \"1.5\" or \"500m\"",
+        excerpt(.0)
     )]
     Format(String),
     #[error(
-        "{0:?} is not a quantity: the suffix must be one of n u m k M G T P E, Ki Mi Gi Ti Pi Ei, or e and an exponent"
+        "{} is not a quantity: the suffix must be one of n u m k M G T P E, Ki Mi Gi Ti Pi Ei, or e and an exponent",
+        excerpt(.0)
     )]
     Suffix(String),
-    #[error("{0:?} is not a quantity: the exponent is too large")]
+    #[error("{} is not a quantity: it has too many digits, or its exponent is too large", excerpt(.0))]
     Exponent(String),
+}
+
+/// A text in quotes; of a long one only the beginning.
+fn excerpt(text: &str) -> String {
+    const MOST_CHARS: usize = 200;
+    match text.char_indices().nth(MOST_CHARS) {
+        Some((end, _)) => format!("{:?}... ({} bytes)", &text[..end], text.len()),
+        None => format!("{text:?}"),
+    }
 }
 
 impl Quantity {
@@ -172,6 +186,9 @@ fn small(parts: &Parts<'_>, suffix: Suffix) -> Option<(Amount, bool)> {
 /// The amount as a big decimal; none where it has too many digits to write out.
 fn big(parts: &Parts<'_>, suffix: Suffix) -> Option<Amount> {
     let shifted = format!("{}{}", parts.whole, parts.fraction);
+    if shifted.len() > MAX_DIGITS {
+        return None;
+    }
     let digits: BigInt = shifted.parse().ok()?;
     let places = i32::try_from(parts.fraction.len()).ok()?;
     let zero = digits == BigInt::from(0);

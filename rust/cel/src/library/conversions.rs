@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::{Signature, global};
+use crate::budget::Budget;
 use crate::fault::Fault;
 use crate::number;
 use crate::time::{self, Timestamp};
@@ -50,19 +51,20 @@ pub(crate) fn is_conversion(function: &str) -> bool {
     TABLE.iter().any(|signature| signature.function == function)
 }
 
-fn identity(args: &[Value]) -> Result<Value, Fault> {
+fn identity(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     Ok(args[0].clone())
 }
 
-fn type_of(args: &[Value]) -> Result<Value, Fault> {
+fn type_of(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
+    budget.take_shared()?;
     Ok(Value::Type(Arc::from(args[0].type_name())))
 }
 
 fn unreadable(text: &str, wanted: &str) -> Fault {
-    Fault::new(format!("{text:?} is not {wanted}"))
+    Fault::unreadable(text, format_args!("is not {wanted}"))
 }
 
-fn to_bool(args: &[Value]) -> Result<Value, Fault> {
+fn to_bool(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     let text = args[0].as_str()?;
     match &**text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(Value::Bool(true)),
@@ -71,30 +73,34 @@ fn to_bool(args: &[Value]) -> Result<Value, Fault> {
     }
 }
 
-fn to_bytes(args: &[Value]) -> Result<Value, Fault> {
-    Ok(Value::Bytes(Arc::from(args[0].as_str()?.as_bytes())))
+fn to_bytes(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
+    let text = args[0].as_str()?;
+    budget.take(text.len())?;
+    budget.take_shared()?;
+    Ok(Value::Bytes(Arc::from(text.as_bytes())))
 }
 
-pub(super) fn to_double(args: &[Value]) -> Result<Value, Fault> {
+pub(super) fn to_double(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     Ok(Value::Double(match &args[0] {
         Value::Int(value) => *value as f64,
         Value::Uint(value) => *value as f64,
         Value::Double(value) => *value,
         Value::String(text) => {
+            budget.take(text.len().saturating_mul(2))?;
             number::parse_double(text).ok_or_else(|| unreadable(text, "a number"))?
         }
         other => return Err(Fault::no_overload_for(other)),
     }))
 }
 
-fn to_duration(args: &[Value]) -> Result<Value, Fault> {
+fn to_duration(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     let text = args[0].as_str()?;
     time::parse_duration(text)
         .map(Value::Duration)
         .ok_or_else(|| unreadable(text, "a duration such as \"1h30m\""))
 }
 
-fn to_int(args: &[Value]) -> Result<Value, Fault> {
+fn to_int(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     let too_large = || Fault::new("the number does not fit an int");
     Ok(Value::Int(match &args[0] {
         Value::Uint(value) => i64::try_from(*value).map_err(|_| too_large())?,
@@ -110,7 +116,7 @@ fn to_int(args: &[Value]) -> Result<Value, Fault> {
     }))
 }
 
-fn to_uint(args: &[Value]) -> Result<Value, Fault> {
+fn to_uint(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     let no_fit = || Fault::new("the number does not fit a uint");
     Ok(Value::Uint(match &args[0] {
         Value::Int(value) => u64::try_from(*value).map_err(|_| no_fit())?,
@@ -123,26 +129,43 @@ fn to_uint(args: &[Value]) -> Result<Value, Fault> {
     }))
 }
 
-pub(super) fn to_string(args: &[Value]) -> Result<Value, Fault> {
-    Ok(Value::string(&match &args[0] {
+pub(super) fn to_string(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
+    match &args[0] {
+        Value::String(text) => Ok(Value::String(Arc::clone(text))),
+        other => {
+            let mut text = String::new();
+            write_text(other, &mut text, budget)?;
+            budget.string(&text)
+        }
+    }
+}
+
+/// Appends what `string()` makes of a value.
+pub(super) fn write_text(
+    value: &Value,
+    out: &mut String,
+    budget: &mut Budget,
+) -> Result<(), Fault> {
+    let short = match value {
+        Value::String(text) => return budget.push(out, text),
+        Value::Type(name) => return budget.push(out, name),
+        Value::Bytes(bytes) => {
+            let text = std::str::from_utf8(bytes);
+            let text = text.map_err(|_| Fault::new("the bytes are not UTF-8"))?;
+            return budget.push(out, text);
+        }
         Value::Bool(value) => value.to_string(),
         Value::Int(value) => value.to_string(),
         Value::Uint(value) => value.to_string(),
         Value::Double(value) => number::shortest(*value),
-        Value::String(text) => text.to_string(),
-        Value::Bytes(bytes) => {
-            let text = std::str::from_utf8(bytes);
-            text.map_err(|_| Fault::new("the bytes are not UTF-8"))?
-                .to_owned()
-        }
         Value::Duration(nanos) => time::duration_text(*nanos),
         Value::Timestamp(time) => time.to_string(),
-        Value::Type(name) => name.to_string(),
         other => return Err(Fault::no_overload_for(other)),
-    }))
+    };
+    budget.push(out, &short)
 }
 
-fn to_timestamp(args: &[Value]) -> Result<Value, Fault> {
+fn to_timestamp(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     match &args[0] {
         Value::Int(seconds) => Timestamp::from_unix(*seconds).map(Value::Timestamp),
         Value::String(text) => Timestamp::parse(text).map(Value::Timestamp),

@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 use ::regex::Regex;
 
 use super::{Signature, global, member};
+use crate::budget::Budget;
 use crate::fault::Fault;
 use crate::time;
 use crate::value::Value;
@@ -18,26 +19,26 @@ pub(super) const TABLE: &[Signature] = &[
         "format.named",
         "string",
         "optional<format>",
-        |args| {
+        |args, _| {
             let name = args[0].as_str()?;
             Ok(Value::Optional(
                 named(name).map(|format| Value::Format(format).into()),
             ))
         },
     ),
-    global("format.dns1123Label", "format.dns1123Label", "", "format", |_| known("dns1123Label")),
-    global("format.dns1123Subdomain", "format.dns1123Subdomain", "", "format", |_| known("dns1123Subdomain")),
-    global("format.dns1035Label", "format.dns1035Label", "", "format", |_| known("dns1035Label")),
-    global("format.qualifiedName", "format.qualifiedName", "", "format", |_| known("qualifiedName")),
-    global("format.dns1123LabelPrefix", "format.dns1123LabelPrefix", "", "format", |_| known("dns1123LabelPrefix")),
-    global("format.dns1123SubdomainPrefix", "format.dns1123SubdomainPrefix", "", "format", |_| known("dns1123SubdomainPrefix")),
-    global("format.dns1035LabelPrefix", "format.dns1035LabelPrefix", "", "format", |_| known("dns1035LabelPrefix")),
-    global("format.labelValue", "format.labelValue", "", "format", |_| known("labelValue")),
-    global("format.uri", "format.uri", "", "format", |_| known("uri")),
-    global("format.uuid", "format.uuid", "", "format", |_| { known("uuid") }),
-    global("format.byte", "format.byte", "", "format", |_| { known("byte") }),
-    global("format.date", "format.date", "", "format", |_| { known("date") }),
-    global("format.datetime", "format.datetime", "", "format", |_| { known("datetime") }),
+    global("format.dns1123Label", "format.dns1123Label", "", "format", |_, _| known("dns1123Label")),
+    global("format.dns1123Subdomain", "format.dns1123Subdomain", "", "format", |_, _| known("dns1123Subdomain")),
+    global("format.dns1035Label", "format.dns1035Label", "", "format", |_, _| known("dns1035Label")),
+    global("format.qualifiedName", "format.qualifiedName", "", "format", |_, _| known("qualifiedName")),
+    global("format.dns1123LabelPrefix", "format.dns1123LabelPrefix", "", "format", |_, _| known("dns1123LabelPrefix")),
+    global("format.dns1123SubdomainPrefix", "format.dns1123SubdomainPrefix", "", "format", |_, _| known("dns1123SubdomainPrefix")),
+    global("format.dns1035LabelPrefix", "format.dns1035LabelPrefix", "", "format", |_, _| known("dns1035LabelPrefix")),
+    global("format.labelValue", "format.labelValue", "", "format", |_, _| known("labelValue")),
+    global("format.uri", "format.uri", "", "format", |_, _| known("uri")),
+    global("format.uuid", "format.uuid", "", "format", |_, _| { known("uuid") }),
+    global("format.byte", "format.byte", "", "format", |_, _| { known("byte") }),
+    global("format.date", "format.date", "", "format", |_, _| { known("date") }),
+    global("format.datetime", "format.datetime", "", "format", |_, _| { known("datetime") }),
 ];
 
 /// A format, with the size of a regular expression for it, by which Kubernetes counts its cost.
@@ -150,17 +151,25 @@ fn known(name: &str) -> Result<Value, Fault> {
 }
 
 /// What is wrong with the text; nothing if it is valid.
-fn validate(args: &[Value]) -> Result<Value, Fault> {
+fn validate(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     let Value::Format(format) = &args[0] else {
         return Err(Fault::no_overload_for(&args[0]));
     };
-    let mistakes = (format.check)(args[1].as_str()?);
+    let text = args[1].as_str()?;
+    // A copy in lower case, and several regular expressions over it.
+    budget.take(text.len().saturating_mul(2))?;
+    budget.scan(text.len().saturating_mul(8))?;
+    let mistakes = (format.check)(text);
     if mistakes.is_empty() {
         return Ok(Value::Optional(None));
     }
-    Ok(Value::some(Value::list(
-        mistakes.into_iter().map(Value::string).collect(),
-    )))
+    let mut texts = Vec::with_capacity(mistakes.len());
+    budget.take_values(mistakes.len())?;
+    for mistake in mistakes {
+        texts.push(budget.string(mistake)?);
+    }
+    let texts = budget.list(texts)?;
+    budget.some(texts)
 }
 
 fn one(valid: bool, mistake: &'static str) -> Vec<&'static str> {
@@ -227,7 +236,7 @@ fn prefix(text: &str) -> String {
 
 fn qualified_name(text: &str) -> Vec<&'static str> {
     let mut mistakes = Vec::new();
-    let parts: Vec<&str> = text.split('/').collect();
+    let parts: Vec<&str> = text.splitn(3, '/').collect();
     let name = match parts.as_slice() {
         [name] => *name,
         [domain, name] => {

@@ -8,40 +8,40 @@ use crate::value::Value;
 
 #[rustfmt::skip]
 pub(super) const TABLE: &[Signature] = &[
-    global("string_to_ip", "ip", "string", "ip", |args| read_ip(&args[0]).map(Value::Ip)),
-    member("ip_family", "family", "ip", "int", |args| Ok(Value::Int(if ip(&args[0])?.is_ipv4() { 4 } else { 6 }))),
+    global("string_to_ip", "ip", "string", "ip", |args, _| read_ip(&args[0]).map(Value::Ip)),
+    member("ip_family", "family", "ip", "int", |args, _| Ok(Value::Int(if ip(&args[0])?.is_ipv4() { 4 } else { 6 }))),
     global(
         "ip_is_canonical",
         "ip.isCanonical",
         "string",
         "bool",
-        |args| {
+        |args, _| {
             Ok(Value::Bool(
                 read_ip(&args[0])?.to_string() == **args[0].as_str()?,
             ))
         },
     ),
-    member("ip_is_unspecified", "isUnspecified", "ip", "bool", |args| Ok(Value::Bool(ip(&args[0])?.is_unspecified()))),
-    member("ip_is_loopback", "isLoopback", "ip", "bool", |args| Ok(Value::Bool(ip(&args[0])?.is_loopback()))),
+    member("ip_is_unspecified", "isUnspecified", "ip", "bool", |args, _| Ok(Value::Bool(ip(&args[0])?.is_unspecified()))),
+    member("ip_is_loopback", "isLoopback", "ip", "bool", |args, _| Ok(Value::Bool(ip(&args[0])?.is_loopback()))),
     member(
         "ip_is_link_local_multicast",
         "isLinkLocalMulticast",
         "ip",
         "bool",
-        |args| {
+        |args, _| {
             Ok(Value::Bool(match ip(&args[0])? {
                 IpAddr::V4(ip) => ip.octets()[..3] == [224, 0, 0],
                 IpAddr::V6(ip) => ip.segments()[0] & 0xff0f == 0xff02,
             }))
         },
     ),
-    member("ip_is_link_local_unicast", "isLinkLocalUnicast", "ip", "bool", |args| Ok(Value::Bool(is_link_local(ip(&args[0])?)))),
+    member("ip_is_link_local_unicast", "isLinkLocalUnicast", "ip", "bool", |args, _| Ok(Value::Bool(is_link_local(ip(&args[0])?)))),
     member(
         "ip_is_global_unicast",
         "isGlobalUnicast",
         "ip",
         "bool",
-        |args| {
+        |args, _| {
             let ip = ip(&args[0])?;
             let broadcast = ip == IpAddr::V4(Ipv4Addr::BROADCAST);
             let special =
@@ -49,26 +49,26 @@ pub(super) const TABLE: &[Signature] = &[
             Ok(Value::Bool(!broadcast && !special))
         },
     ),
-    global("is_ip", "isIP", "string", "bool", |args| Ok(Value::Bool(parse_ip(args[0].as_str()?).is_some()))),
-    global("ip_to_string", "string", "ip", "string", |args| Ok(Value::string(&ip(&args[0])?.to_string()))),
-    global("string_to_cidr", "cidr", "string", "cidr", |args| read_cidr(&args[0]).map(|(ip, bits)| Value::Cidr(ip, bits))),
+    global("is_ip", "isIP", "string", "bool", |args, _| Ok(Value::Bool(parse_ip(args[0].as_str()?).is_some()))),
+    global("ip_to_string", "string", "ip", "string", |args, budget| budget.string(&ip(&args[0])?.to_string())),
+    global("string_to_cidr", "cidr", "string", "cidr", |args, _| read_cidr(&args[0]).map(|(ip, bits)| Value::Cidr(ip, bits))),
     member(
         "cidr_contains_ip_string",
         "containsIP",
         "cidr; string",
         "bool",
-        |args| {
+        |args, _| {
             let inner = read_ip(&args[1])?;
             Ok(Value::Bool(contains(cidr(&args[0])?, inner)))
         },
     ),
-    member("cidr_contains_ip_ip", "containsIP", "cidr; ip", "bool", |args| Ok(Value::Bool(contains(cidr(&args[0])?, ip(&args[1])?)))),
+    member("cidr_contains_ip_ip", "containsIP", "cidr; ip", "bool", |args, _| Ok(Value::Bool(contains(cidr(&args[0])?, ip(&args[1])?)))),
     member(
         "cidr_contains_cidr_string",
         "containsCIDR",
         "cidr; string",
         "bool",
-        |args| {
+        |args, _| {
             let inner = read_cidr(&args[1])?;
             Ok(Value::Bool(contains_all(cidr(&args[0])?, inner)))
         },
@@ -78,15 +78,15 @@ pub(super) const TABLE: &[Signature] = &[
         "containsCIDR",
         "cidr; cidr",
         "bool",
-        |args| Ok(Value::Bool(contains_all(cidr(&args[0])?, cidr(&args[1])?))),
+        |args, _| Ok(Value::Bool(contains_all(cidr(&args[0])?, cidr(&args[1])?))),
     ),
-    member("cidr_ip", "ip", "cidr", "ip", |args| Ok(Value::Ip(cidr(&args[0])?.0))),
-    member("cidr_prefix_length", "prefixLength", "cidr", "int", |args| Ok(Value::Int(i64::from(cidr(&args[0])?.1)))),
-    member("cidr_masked", "masked", "cidr", "cidr", |args| { let (ip, bits) = cidr(&args[0])?; Ok(Value::Cidr(masked(ip, bits), bits)) }),
-    global("is_cidr", "isCIDR", "string", "bool", |args| Ok(Value::Bool(parse_cidr(args[0].as_str()?).is_some()))),
-    global("cidr_to_string", "string", "cidr", "string", |args| {
+    member("cidr_ip", "ip", "cidr", "ip", |args, _| Ok(Value::Ip(cidr(&args[0])?.0))),
+    member("cidr_prefix_length", "prefixLength", "cidr", "int", |args, _| Ok(Value::Int(i64::from(cidr(&args[0])?.1)))),
+    member("cidr_masked", "masked", "cidr", "cidr", |args, _| { let (ip, bits) = cidr(&args[0])?; Ok(Value::Cidr(masked(ip, bits), bits)) }),
+    global("is_cidr", "isCIDR", "string", "bool", |args, _| Ok(Value::Bool(parse_cidr(args[0].as_str()?).is_some()))),
+    global("cidr_to_string", "string", "cidr", "string", |args, budget| {
         let (ip, bits) = cidr(&args[0])?;
-        Ok(Value::string(&format!("{ip}/{bits}")))
+        budget.string(&format!("{ip}/{bits}"))
     }),
 ];
 
@@ -106,16 +106,13 @@ fn cidr(value: &Value) -> Result<(IpAddr, u8), Fault> {
 
 fn read_ip(value: &Value) -> Result<IpAddr, Fault> {
     let text = value.as_str()?;
-    parse_ip(text).ok_or_else(|| Fault::new(format!("{text:?} is not an IP address")))
+    parse_ip(text).ok_or_else(|| Fault::unreadable(text, "is not an IP address"))
 }
 
 fn read_cidr(value: &Value) -> Result<(IpAddr, u8), Fault> {
     let text = value.as_str()?;
-    parse_cidr(text).ok_or_else(|| {
-        Fault::new(format!(
-            "{text:?} is not a network such as \"192.0.2.0/24\""
-        ))
-    })
+    parse_cidr(text)
+        .ok_or_else(|| Fault::unreadable(text, "is not a network such as \"192.0.2.0/24\""))
 }
 
 /// An address in any notation.

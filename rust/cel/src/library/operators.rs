@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use super::{Signature, global, member};
+use crate::budget::Budget;
 use crate::compare;
 use crate::fault::Fault;
 use crate::value::Value;
@@ -121,7 +122,7 @@ pub(super) const TABLE: &[Signature] = &[
 ];
 
 /// Stands in the table of an operator that the evaluator does itself.
-fn unreachable_operator(_: &[Value]) -> Result<Value, Fault> {
+fn unreachable_operator(_: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     Err(Fault::new("the operator is evaluated elsewhere"))
 }
 
@@ -137,21 +138,30 @@ fn overflow() -> Fault {
     Fault::new("integer overflow")
 }
 
-fn not(args: &[Value]) -> Result<Value, Fault> {
+fn not(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     match &args[0] {
         Value::Bool(value) => Ok(Value::Bool(!value)),
         other => Err(Fault::no_overload_for(other)),
     }
 }
 
-fn add(args: &[Value]) -> Result<Value, Fault> {
+pub(super) fn add(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     Ok(match (&args[0], &args[1]) {
         (Value::Int(a), Value::Int(b)) => Value::Int(a.checked_add(*b).ok_or_else(overflow)?),
         (Value::Uint(a), Value::Uint(b)) => Value::Uint(a.checked_add(*b).ok_or_else(overflow)?),
         (Value::Double(a), Value::Double(b)) => Value::Double(a + b),
-        (Value::String(a), Value::String(b)) => Value::String(Arc::from(format!("{a}{b}"))),
-        (Value::Bytes(a), Value::Bytes(b)) => Value::Bytes(Arc::from([&a[..], &b[..]].concat())),
-        (Value::List(a), Value::List(b)) => Value::List(a.concat(b)),
+        (Value::String(a), Value::String(b)) => {
+            // Joined, and copied to where it is shared.
+            budget.take(2 * (a.len() + b.len()))?;
+            budget.take_shared()?;
+            Value::String(Arc::from([&**a, &**b].concat()))
+        }
+        (Value::Bytes(a), Value::Bytes(b)) => {
+            budget.take(2 * (a.len() + b.len()))?;
+            budget.take_shared()?;
+            Value::Bytes(Arc::from([&a[..], &b[..]].concat()))
+        }
+        (Value::List(a), Value::List(b)) => Value::List(a.concat(b, budget)?),
         (Value::Duration(a), Value::Duration(b)) => {
             Value::Duration(a.checked_add(*b).ok_or_else(overflow)?)
         }
@@ -163,7 +173,7 @@ fn add(args: &[Value]) -> Result<Value, Fault> {
     })
 }
 
-fn subtract(args: &[Value]) -> Result<Value, Fault> {
+fn subtract(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     Ok(match (&args[0], &args[1]) {
         (Value::Int(a), Value::Int(b)) => Value::Int(a.checked_sub(*b).ok_or_else(overflow)?),
         (Value::Uint(a), Value::Uint(b)) => Value::Uint(a.checked_sub(*b).ok_or_else(overflow)?),
@@ -179,7 +189,7 @@ fn subtract(args: &[Value]) -> Result<Value, Fault> {
     })
 }
 
-fn multiply(args: &[Value]) -> Result<Value, Fault> {
+fn multiply(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     Ok(match (&args[0], &args[1]) {
         (Value::Int(a), Value::Int(b)) => Value::Int(a.checked_mul(*b).ok_or_else(overflow)?),
         (Value::Uint(a), Value::Uint(b)) => Value::Uint(a.checked_mul(*b).ok_or_else(overflow)?),
@@ -188,7 +198,7 @@ fn multiply(args: &[Value]) -> Result<Value, Fault> {
     })
 }
 
-fn divide(args: &[Value]) -> Result<Value, Fault> {
+fn divide(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     Ok(match (&args[0], &args[1]) {
         (Value::Int(_), Value::Int(0)) | (Value::Uint(_), Value::Uint(0)) => {
             return Err(Fault::new("division by zero"));
@@ -200,7 +210,7 @@ fn divide(args: &[Value]) -> Result<Value, Fault> {
     })
 }
 
-fn modulo(args: &[Value]) -> Result<Value, Fault> {
+fn modulo(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     Ok(match (&args[0], &args[1]) {
         (Value::Int(_), Value::Int(0)) | (Value::Uint(_), Value::Uint(0)) => {
             return Err(Fault::new("modulus by zero"));
@@ -211,7 +221,7 @@ fn modulo(args: &[Value]) -> Result<Value, Fault> {
     })
 }
 
-fn negate(args: &[Value]) -> Result<Value, Fault> {
+fn negate(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     Ok(match &args[0] {
         Value::Int(value) => Value::Int(value.checked_neg().ok_or_else(overflow)?),
         Value::Double(value) => Value::Double(-value),
@@ -220,25 +230,28 @@ fn negate(args: &[Value]) -> Result<Value, Fault> {
     })
 }
 
-fn less(args: &[Value]) -> Result<Value, Fault> {
+fn less(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     compare::order(&args[0], &args[1]).map(|order| Value::Bool(order == Ordering::Less))
 }
 
-fn less_or_equal(args: &[Value]) -> Result<Value, Fault> {
+fn less_or_equal(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     compare::order(&args[0], &args[1]).map(|order| Value::Bool(order != Ordering::Greater))
 }
 
-fn greater(args: &[Value]) -> Result<Value, Fault> {
+fn greater(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     compare::order(&args[0], &args[1]).map(|order| Value::Bool(order == Ordering::Greater))
 }
 
-fn greater_or_equal(args: &[Value]) -> Result<Value, Fault> {
+fn greater_or_equal(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     compare::order(&args[0], &args[1]).map(|order| Value::Bool(order != Ordering::Less))
 }
 
-fn is_in(args: &[Value]) -> Result<Value, Fault> {
+fn is_in(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     match &args[1] {
-        Value::List(list) => Ok(Value::Bool(compare::contains(&list.items(), &args[0]))),
+        Value::List(list) => {
+            let items = list.items(budget)?;
+            compare::contains(&items, &args[0], budget).map(Value::Bool)
+        }
         Value::Map(map) => Ok(Value::Bool(map.contains(&args[0]))),
         other => Err(Fault::new(format!(
             "in needs a list or a map on its right, not a value of type {}",
@@ -247,7 +260,7 @@ fn is_in(args: &[Value]) -> Result<Value, Fault> {
     }
 }
 
-fn size(args: &[Value]) -> Result<Value, Fault> {
+fn size(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     match &args[0] {
         value @ (Value::String(_)
         | Value::Bytes(_)
@@ -260,23 +273,23 @@ fn size(args: &[Value]) -> Result<Value, Fault> {
 }
 
 /// Adds an entry to the map that a macro accumulates.
-fn insert_key(args: &[Value]) -> Result<Value, Fault> {
+fn insert_key(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     let Value::Map(map) = &args[0] else {
         return Err(Fault::no_overload_for(&args[0]));
     };
     if map.contains(&args[1]) {
         return Err(Fault::new("the map would have the same key twice"));
     }
-    map.insert(&args[1], &args[2]).map(Value::Map)
+    map.insert(&args[1], &args[2], budget).map(Value::Map)
 }
 
-fn insert_all(args: &[Value]) -> Result<Value, Fault> {
+fn insert_all(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     let Value::Map(more) = &args[1] else {
         return Err(Fault::no_overload_for(&args[1]));
     };
     let mut map = args[0].clone();
-    for (key, value) in more.entries().iter() {
-        map = insert_key(&[map, key.clone(), value.clone()])?;
+    for (key, value) in more.entries(budget)?.iter() {
+        map = insert_key(&[map, key.clone(), value.clone()], budget)?;
     }
     Ok(map)
 }

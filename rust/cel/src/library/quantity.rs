@@ -3,9 +3,10 @@
 use std::cmp::Ordering;
 use std::sync::Arc;
 
-use dra_api::{Quantity, QuantityFormat};
+use dra_api::{Quantity, QuantityError, QuantityFormat};
 
 use super::{Signature, global, member};
+use crate::budget::Budget;
 use crate::fault::Fault;
 use crate::value::{Amount, Value};
 
@@ -16,39 +17,38 @@ pub(super) const TABLE: &[Signature] = &[
         "quantity",
         "string",
         "quantity",
-        |args| {
-            let quantity = Quantity::parse(args[0].as_str()?)
-                .map_err(|error| Fault::new(error.to_string()))?;
-            Ok(read(quantity))
+        |args, budget| {
+            let quantity = parse(&args[0], budget)?;
+            Ok(read(quantity.map_err(|error| Fault::new(error.to_string()))?))
         },
     ),
-    global("is_quantity_string", "isQuantity", "string", "bool", |args| Ok(Value::Bool(Quantity::parse(args[0].as_str()?).is_ok()))),
-    global("quantity_sign", "sign", "quantity", "int", |args| Ok(Value::Int(amount(&args[0])?.quantity.sign() as i64))),
-    member("quantity_is_greater_than", "isGreaterThan", "quantity; quantity", "bool", |args| Ok(Value::Bool(order(args)?.is_gt()))),
-    member("quantity_is_less_than", "isLessThan", "quantity; quantity", "bool", |args| Ok(Value::Bool(order(args)?.is_lt()))),
-    member("quantity_compare_to", "compareTo", "quantity; quantity", "int", |args| Ok(Value::Int(order(args)? as i64))),
+    global("is_quantity_string", "isQuantity", "string", "bool", |args, budget| Ok(Value::Bool(parse(&args[0], budget)?.is_ok()))),
+    global("quantity_sign", "sign", "quantity", "int", |args, budget| Ok(Value::Int(amount(&args[0], budget)?.quantity.sign() as i64))),
+    member("quantity_is_greater_than", "isGreaterThan", "quantity; quantity", "bool", |args, budget| Ok(Value::Bool(order(args, budget)?.is_gt()))),
+    member("quantity_is_less_than", "isLessThan", "quantity; quantity", "bool", |args, budget| Ok(Value::Bool(order(args, budget)?.is_lt()))),
+    member("quantity_compare_to", "compareTo", "quantity; quantity", "int", |args, budget| Ok(Value::Int(order(args, budget)? as i64))),
     member(
         "quantity_get_float",
         "asApproximateFloat",
         "quantity",
         "double",
-        |args| {
+        |args, budget| {
             Ok(Value::Double(
-                amount(&args[0])?.quantity.as_approximate_float(),
+                amount(&args[0], budget)?.quantity.as_approximate_float(),
             ))
         },
     ),
-    member("quantity_get_int", "asInteger", "quantity", "int", |args| {
-        let value = amount(&args[0])?.quantity.as_i64();
+    member("quantity_get_int", "asInteger", "quantity", "int", |args, budget| {
+        let value = amount(&args[0], budget)?.quantity.as_i64();
         value
             .map(Value::Int)
             .ok_or_else(|| Fault::new("the quantity is not an integer of 64 bits"))
     }),
-    member("quantity_is_integer", "isInteger", "quantity", "bool", |args| Ok(Value::Bool(amount(&args[0])?.quantity.as_i64().is_some()))),
-    member("quantity_add", "add", "quantity; quantity", "quantity", |args| compute(args, Quantity::add)),
-    member("quantity_add_int", "add", "quantity; int", "quantity", |args| compute(args, Quantity::add)),
-    member("quantity_sub", "sub", "quantity; quantity", "quantity", |args| compute(args, Quantity::sub)),
-    member("quantity_sub_int", "sub", "quantity; int", "quantity", |args| compute(args, Quantity::sub)),
+    member("quantity_is_integer", "isInteger", "quantity", "bool", |args, budget| Ok(Value::Bool(amount(&args[0], budget)?.quantity.as_i64().is_some()))),
+    member("quantity_add", "add", "quantity; quantity", "quantity", |args, budget| compute(args, Quantity::add, budget)),
+    member("quantity_add_int", "add", "quantity; int", "quantity", |args, budget| compute(args, Quantity::add, budget)),
+    member("quantity_sub", "sub", "quantity; quantity", "quantity", |args, budget| compute(args, Quantity::sub, budget)),
+    member("quantity_sub_int", "sub", "quantity; int", "quantity", |args, budget| compute(args, Quantity::sub, budget)),
 ];
 
 /// A quantity as it was read.
@@ -61,15 +61,30 @@ pub(crate) fn read(quantity: Quantity) -> Value {
     }))
 }
 
-fn amount(value: &Value) -> Result<&Amount, Fault> {
+/// Reads a text; the outer error ends the evaluation.
+fn parse(text: &Value, budget: &mut Budget) -> Result<Result<Quantity, QuantityError>, Fault> {
+    let text = text.as_str()?;
+    budget.take_shared()?;
+    // The text itself, its digits, the number, and an error that repeats it.
+    budget.take(text.len().saturating_mul(4))?;
+    budget.work(text.len())?;
+    Ok(Quantity::parse(text))
+}
+
+fn amount<'v>(value: &'v Value, budget: &mut Budget) -> Result<&'v Amount, Fault> {
     match value {
-        Value::Quantity(amount) => Ok(amount),
+        Value::Quantity(amount) => {
+            // Numbers of many digits are slow to write and to compare.
+            budget.work(amount.quantity.heap_bytes())?;
+            Ok(amount)
+        }
         other => Err(Fault::no_overload_for(other)),
     }
 }
 
-fn order(args: &[Value]) -> Result<Ordering, Fault> {
-    Ok(amount(&args[0])?.quantity.cmp(&amount(&args[1])?.quantity))
+fn order(args: &[Value], budget: &mut Budget) -> Result<Ordering, Fault> {
+    let left = amount(&args[0], budget)?;
+    Ok(left.quantity.cmp(&amount(&args[1], budget)?.quantity))
 }
 
 /// Whether adding to it would take minutes: an exponent that no real quantity has.
@@ -84,19 +99,23 @@ fn is_huge(quantity: &Quantity) -> bool {
             > 5
 }
 
-fn compute(args: &[Value], operation: fn(&mut Quantity, &Quantity)) -> Result<Value, Fault> {
+fn compute(
+    args: &[Value],
+    operation: fn(&mut Quantity, &Quantity),
+    budget: &mut Budget,
+) -> Result<Value, Fault> {
     let is_huge = |value: &Value| matches!(value, Value::Quantity(amount) if amount.huge);
     if args.iter().any(is_huge) {
         return Err(Fault::TooExpensive);
     }
-    let mut quantity = amount(&args[0])?.quantity.clone();
-    match &args[1] {
-        Value::Int(value) => operation(
-            &mut quantity,
-            &Quantity::new(*value, QuantityFormat::DecimalExponent),
-        ),
-        other => operation(&mut quantity, &amount(other)?.quantity),
-    }
+    let mut quantity = amount(&args[0], budget)?.quantity.clone();
+    let other = match &args[1] {
+        Value::Int(value) => &Quantity::new(*value, QuantityFormat::DecimalExponent),
+        other => &amount(other, budget)?.quantity,
+    };
+    budget.take_shared()?;
+    budget.take(quantity.sum_bytes(other).saturating_mul(3))?;
+    operation(&mut quantity, other);
     Ok(Value::Quantity(Arc::new(Amount {
         quantity,
         computed: true,

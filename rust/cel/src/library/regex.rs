@@ -1,15 +1,19 @@
 //! Regular expressions in the syntax of RE2.
 
-use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::sync::Arc;
 
-use ::regex::{Regex, RegexBuilder};
+use regex_automata::meta::{Config, Regex};
+use regex_automata::util::syntax;
 
 use super::{Signature, global, member};
+use crate::budget::Budget;
 use crate::fault::Fault;
 use crate::value::Value;
 
+mod kept;
 mod re2;
+
+pub(crate) use kept::{PATTERN_LIMIT_BYTES, find as find_kept, keep};
 
 #[rustfmt::skip]
 pub(super) const TABLE: &[Signature] = &[
@@ -27,61 +31,137 @@ pub(crate) fn takes_pattern(function: &str) -> bool {
 
 /// As deep as RE2 goes.
 const MAX_NESTING: u32 = 1000;
-/// Bytes of one compiled pattern.
-const MAX_SIZE: usize = 32 << 20;
-/// How many patterns are kept compiled.
-const KEPT: usize = 256;
+/// Bytes of the automaton of one direction; there are two, and what belongs to them.
+const MAX_AUTOMATON_BYTES: usize = PATTERN_LIMIT_BYTES / 4;
+/// Bytes that a search may remember for the next, in each direction.
+const SEARCH_CACHE_BYTES: usize = 64 << 10;
+/// Bytes of one state of an automaton.
+const STATE_BYTES: usize = 32;
+/// States times bytes of text: about a second of the slowest search.
+const MAX_SEARCH_STEPS: usize = 1 << 28;
 
-static COMPILED: LazyLock<RwLock<HashMap<Box<str>, Arc<Regex>>>> = LazyLock::new(RwLock::default);
+/// A compiled pattern.
+#[derive(Debug)]
+pub(crate) struct Pattern {
+    regex: Regex,
+    bytes: usize,
+}
 
-/// Compiles a pattern, or finds it compiled.
-pub(crate) fn compile(pattern: &str) -> Result<Arc<Regex>, Fault> {
-    let known = COMPILED
-        .read()
-        .unwrap_or_else(PoisonError::into_inner)
-        .get(pattern)
-        .cloned();
-    if let Some(regex) = known {
-        return Ok(regex);
-    }
+/// Whether a text is a pattern, however much it would take compiled.
+pub(crate) fn is_pattern(text: &str) -> bool {
+    re2::translate(text).is_ok_and(|translated| syntax::parse_with(&translated, &nesting()).is_ok())
+}
+
+fn nesting() -> syntax::Config {
+    syntax::Config::new().nest_limit(MAX_NESTING)
+}
+
+/// Compiles a pattern.
+pub(crate) fn compile(pattern: &str) -> Result<Pattern, Fault> {
     let refuse =
-        |why: String| Fault::new(format!("{pattern:?} is not a regular expression: {why}"));
-    let translated = re2::translate(pattern).map_err(refuse)?;
-    let builder = RegexBuilder::new(&translated)
-        .nest_limit(MAX_NESTING)
-        .size_limit(MAX_SIZE)
-        .build();
-    let regex = builder.map_err(|error| refuse(error.to_string()))?;
-    let regex = Arc::new(regex);
-    let mut compiled = COMPILED.write().unwrap_or_else(PoisonError::into_inner);
-    if compiled.len() >= KEPT {
-        compiled.clear();
+        |why: &str| Fault::unreadable(pattern, format_args!("is not a regular expression: {why}"));
+    let translated = re2::translate(pattern).map_err(|why| refuse(&why))?;
+    let config = Config::new()
+        .nfa_size_limit(Some(MAX_AUTOMATON_BYTES))
+        .hybrid_cache_capacity(SEARCH_CACHE_BYTES);
+    let built = Regex::builder()
+        .configure(config)
+        .syntax(nesting())
+        .build(&translated);
+    match built {
+        Ok(regex) => Ok(Pattern::new(regex)),
+        Err(error) if error.size_limit().is_some() => Err(refuse(&format!(
+            "compiled it takes more than {} MiB",
+            PATTERN_LIMIT_BYTES >> 20
+        ))),
+        Err(error) => Err(refuse(&error.to_string())),
     }
-    compiled.insert(Box::from(pattern), Arc::clone(&regex));
-    Ok(regex)
 }
 
-fn matches(args: &[Value]) -> Result<Value, Fault> {
+/// The function with a pattern that was compiled with the expression.
+pub(crate) fn call(
+    function: &str,
+    pattern: &Pattern,
+    args: &[Value],
+    budget: &mut Budget,
+) -> Result<Value, Fault> {
+    match function {
+        "matches" => is_match(pattern, args, budget),
+        "find" => find_first(pattern, args, budget),
+        _ => find_every(pattern, args, budget),
+    }
+}
+
+// === impl Pattern ===
+
+impl Pattern {
+    fn new(regex: Regex) -> Self {
+        // The searches of a thread keep about as much as the automaton has.
+        let bytes = 2 * regex.memory_usage() + 2 * SEARCH_CACHE_BYTES / 4;
+        Self { regex, bytes }
+    }
+
+    /// Bytes that it takes, with what searches remember.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Charges a search in so much text before it begins.
+    fn charge(&self, text: usize, budget: &mut Budget) -> Result<(), Fault> {
+        let states = self.regex.memory_usage() / STATE_BYTES;
+        let steps = states.saturating_mul(text);
+        if steps > MAX_SEARCH_STEPS {
+            return Err(Fault::TooExpensive);
+        }
+        budget.work(1 + steps / 64)
+    }
+}
+
+fn dynamic(args: &[Value], budget: &mut Budget) -> Result<Arc<Pattern>, Fault> {
+    kept::find_or_compile(args[1].as_str()?, budget)
+}
+
+fn matches(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
+    args[0].as_str()?;
+    is_match(&*dynamic(args, budget)?, args, budget)
+}
+
+fn find(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
+    args[0].as_str()?;
+    find_first(&*dynamic(args, budget)?, args, budget)
+}
+
+fn find_all(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
+    args[0].as_str()?;
+    find_every(&*dynamic(args, budget)?, args, budget)
+}
+
+fn is_match(pattern: &Pattern, args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     let text = args[0].as_str()?;
-    Ok(Value::Bool(compile(args[1].as_str()?)?.is_match(text)))
+    pattern.charge(text.len(), budget)?;
+    Ok(Value::Bool(pattern.regex.is_match(&**text)))
 }
 
-fn find(args: &[Value]) -> Result<Value, Fault> {
-    let (text, regex) = (args[0].as_str()?, compile(args[1].as_str()?)?);
-    Ok(Value::string(
-        regex.find(text).map_or("", |found| found.as_str()),
-    ))
+fn find_first(pattern: &Pattern, args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
+    let text = args[0].as_str()?;
+    pattern.charge(text.len(), budget)?;
+    let found = pattern.regex.find(&**text);
+    budget.string(found.map_or("", |found| &text[found.range()]))
 }
 
-fn find_all(args: &[Value]) -> Result<Value, Fault> {
-    let (text, regex) = (args[0].as_str()?, compile(args[1].as_str()?)?);
+fn find_every(pattern: &Pattern, args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
+    let text = args[0].as_str()?;
     let limit = args.get(2).map_or(Ok(-1), Value::as_int)?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    Ok(Value::list(
-        regex
-            .find_iter(text)
-            .take(limit)
-            .map(|found| Value::string(found.as_str()))
-            .collect(),
-    ))
+    let mut all = Vec::new();
+    let mut rest = text.len();
+    pattern.charge(rest, budget)?;
+    for found in pattern.regex.find_iter(&**text).take(limit) {
+        budget.take_element()?;
+        all.push(budget.string(&text[found.range()])?);
+        // A search may go through all that is left, whatever it finds.
+        rest = text.len() - found.end();
+        pattern.charge(rest, budget)?;
+    }
+    budget.list(all)
 }

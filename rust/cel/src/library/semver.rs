@@ -6,35 +6,37 @@ use std::sync::Arc;
 use ::semver::Version;
 
 use super::{Signature, global, member};
+use crate::budget::Budget;
 use crate::fault::Fault;
 use crate::value::Value;
 
 #[rustfmt::skip]
 pub(super) const TABLE: &[Signature] = &[
-    global("string_to_semver", "semver", "string", "semver", |args| parse(args[0].as_str()?)),
+    global("string_to_semver", "semver", "string", "semver", |args, budget| parse(charged(&args[0], budget)?)),
     global("string_bool_to_semver", "semver", "string; bool", "semver", parse_as_asked),
-    global("is_semver_string", "isSemver", "string", "bool", |args| Ok(Value::Bool(parse(args[0].as_str()?).is_ok()))),
+    global("is_semver_string", "isSemver", "string", "bool", |args, budget| Ok(Value::Bool(parse(charged(&args[0], budget)?).is_ok()))),
     global(
         "is_semver_string_bool",
         "isSemver",
         "string; bool",
         "bool",
-        |args| {
-            args[0].as_str()?;
-            Ok(Value::Bool(parse_as_asked(args).is_ok()))
+        |args, budget| {
+            charged(&args[0], budget)?;
+            Ok(Value::Bool(parse_as_asked(args, budget).is_ok()))
         },
     ),
-    member("semver_is_greater_than", "isGreaterThan", "semver; semver", "bool", |args| Ok(Value::Bool(order(args)?.is_gt()))),
-    member("semver_is_less_than", "isLessThan", "semver; semver", "bool", |args| Ok(Value::Bool(order(args)?.is_lt()))),
-    member("semver_compare_to", "compareTo", "semver; semver", "int", |args| Ok(Value::Int(order(args)? as i64))),
-    member("semver_major", "major", "semver", "int", |args| Ok(Value::Int(version(&args[0])?.major as i64))),
-    member("semver_minor", "minor", "semver", "int", |args| Ok(Value::Int(version(&args[0])?.minor as i64))),
-    member("semver_patch", "patch", "semver", "int", |args| Ok(Value::Int(version(&args[0])?.patch as i64))),
+    member("semver_is_greater_than", "isGreaterThan", "semver; semver", "bool", |args, _| Ok(Value::Bool(order(args)?.is_gt()))),
+    member("semver_is_less_than", "isLessThan", "semver; semver", "bool", |args, _| Ok(Value::Bool(order(args)?.is_lt()))),
+    member("semver_compare_to", "compareTo", "semver; semver", "int", |args, _| Ok(Value::Int(order(args)? as i64))),
+    member("semver_major", "major", "semver", "int", |args, _| Ok(Value::Int(version(&args[0])?.major as i64))),
+    member("semver_minor", "minor", "semver", "int", |args, _| Ok(Value::Int(version(&args[0])?.minor as i64))),
+    member("semver_patch", "patch", "semver", "int", |args, _| Ok(Value::Int(version(&args[0])?.patch as i64))),
 ];
 
 /// A version, strictly as semver 2.0.0 writes it.
 pub(crate) fn parse(text: &str) -> Result<Value, Fault> {
-    let unreadable = |why: String| Fault::new(format!("{text:?} is not a semantic version: {why}"));
+    let unreadable =
+        |why: String| Fault::unreadable(text, format_args!("is not a semantic version: {why}"));
     let version = Version::parse(text).map_err(|error| unreadable(error.to_string()))?;
     // Kubernetes holds numeric identifiers in 64 bits.
     let numeric = |part: &&str| part.bytes().all(|b| b.is_ascii_digit());
@@ -44,14 +46,14 @@ pub(crate) fn parse(text: &str) -> Result<Value, Fault> {
         .filter(numeric)
         .find(|part| !part.is_empty() && part.parse::<u64>().is_err())
     {
-        Some(part) => Err(unreadable(format!("{part} does not fit 64 bits"))),
+        Some(_) => Err(unreadable("a number does not fit 64 bits".to_owned())),
         None => Ok(Value::Semver(Arc::new(version))),
     }
 }
 
 /// With `true` as the second argument a leading `v`, missing numbers and leading zeros are accepted.
-fn parse_as_asked(args: &[Value]) -> Result<Value, Fault> {
-    let text = args[0].as_str()?;
+fn parse_as_asked(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
+    let text = charged(&args[0], budget)?;
     match &args[1] {
         Value::Bool(true) => parse(&normalize(text)?),
         Value::Bool(false) => parse(text),
@@ -59,14 +61,23 @@ fn parse_as_asked(args: &[Value]) -> Result<Value, Fault> {
     }
 }
 
+/// The text, once what reading it takes is charged.
+fn charged<'v>(text: &'v Value, budget: &mut Budget) -> Result<&'v str, Fault> {
+    let text = text.as_str()?;
+    budget.take(text.len().saturating_mul(5))?;
+    budget.take_shared()?;
+    Ok(text)
+}
+
 fn normalize(text: &str) -> Result<String, Fault> {
     let text = text.strip_prefix('v').unwrap_or(text);
     let mut parts: Vec<String> = text.splitn(3, '.').map(without_leading_zeros).collect();
     let is_short = parts.len() < 3;
     if is_short && parts.last().is_some_and(|part| part.contains(['+', '-'])) {
-        return Err(Fault::new(format!(
-            "{text:?} is too short for a pre-release or build part"
-        )));
+        return Err(Fault::unreadable(
+            text,
+            "is too short for a pre-release or build part",
+        ));
     }
     parts.resize_with(3, || "0".to_owned());
     Ok(parts.join("."))

@@ -1,10 +1,8 @@
 //! Strings: search, cut, case, split and join. Indexes count characters.
 
-use std::sync::Arc;
-
 use super::{Signature, global, member};
+use crate::budget::Budget;
 use crate::fault::Fault;
-use crate::room;
 use crate::value::Value;
 
 #[rustfmt::skip]
@@ -14,7 +12,7 @@ pub(super) const TABLE: &[Signature] = &[
         "contains",
         "string; string",
         "bool",
-        |args| {
+        |args, _| {
             Ok(Value::Bool(
                 args[0].as_str()?.contains(&**args[1].as_str()?),
             ))
@@ -25,7 +23,7 @@ pub(super) const TABLE: &[Signature] = &[
         "endsWith",
         "string; string",
         "bool",
-        |args| {
+        |args, _| {
             Ok(Value::Bool(
                 args[0].as_str()?.ends_with(&**args[1].as_str()?),
             ))
@@ -36,7 +34,7 @@ pub(super) const TABLE: &[Signature] = &[
         "startsWith",
         "string; string",
         "bool",
-        |args| {
+        |args, _| {
             Ok(Value::Bool(
                 args[0].as_str()?.starts_with(&**args[1].as_str()?),
             ))
@@ -47,8 +45,8 @@ pub(super) const TABLE: &[Signature] = &[
     member("string_index_of_string_int", "indexOf", "string; string; int", "int", index_of),
     member("string_last_index_of_string", "lastIndexOf", "string; string", "int", last_index_of),
     member("string_last_index_of_string_int", "lastIndexOf", "string; string; int", "int", last_index_of),
-    member("string_lower_ascii", "lowerAscii", "string", "string", |args| Ok(Value::string(&args[0].as_str()?.to_ascii_lowercase()))),
-    member("string_upper_ascii", "upperAscii", "string", "string", |args| Ok(Value::string(&args[0].as_str()?.to_ascii_uppercase()))),
+    member("string_lower_ascii", "lowerAscii", "string", "string", lower),
+    member("string_upper_ascii", "upperAscii", "string", "string", upper),
     member("string_replace_string_string", "replace", "string; string; string", "string", replace),
     member("string_replace_string_string_int", "replace", "string; string; string; int", "string", replace),
     member("string_split_string", "split", "string; string", "list<string>", split),
@@ -73,96 +71,130 @@ fn index(value: &Value, length: usize) -> Result<usize, Fault> {
         .ok_or_else(|| out_of_range(index))
 }
 
-fn char_at(args: &[Value]) -> Result<Value, Fault> {
+fn char_at(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     let text = args[0].as_str()?;
     let at = index(&args[1], text.chars().count())?;
-    Ok(Value::string(
-        &text.chars().nth(at).map(String::from).unwrap_or_default(),
-    ))
+    let mut buffer = [0; 4];
+    match text.chars().nth(at) {
+        Some(found) => budget.string(found.encode_utf8(&mut buffer)),
+        None => budget.string(""),
+    }
 }
 
-fn index_of(args: &[Value]) -> Result<Value, Fault> {
-    let text: Vec<char> = args[0].as_str()?.chars().collect();
-    let wanted: Vec<char> = args[1].as_str()?.chars().collect();
+fn lower(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
+    let text = args[0].as_str()?;
+    budget.take(text.len())?;
+    budget.string(&text.to_ascii_lowercase())
+}
+
+fn upper(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
+    let text = args[0].as_str()?;
+    budget.take(text.len())?;
+    budget.string(&text.to_ascii_uppercase())
+}
+
+/// Where the character with this index begins; none behind the end.
+fn byte_of(text: &str, index: usize) -> Option<usize> {
+    let ends = std::iter::once(text.len());
+    text.char_indices().map(|(at, _)| at).chain(ends).nth(index)
+}
+
+fn index_of(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
+    let (text, wanted) = (args[0].as_str()?, args[1].as_str()?);
     let offset = args.get(2).map_or(Ok(0), Value::as_int)?;
     let from = usize::try_from(offset).map_err(|_| out_of_range(offset))?;
     if wanted.is_empty() {
-        return Ok(Value::Int(from.min(text.len()) as i64));
+        return Ok(Value::Int(from.min(text.chars().count()) as i64));
     }
-    let found = text
-        .windows(wanted.len())
-        .skip(from)
-        .position(|window| window == wanted);
-    Ok(Value::Int(found.map_or(-1, |at| (at + from) as i64)))
-}
-
-fn last_index_of(args: &[Value]) -> Result<Value, Fault> {
-    let text: Vec<char> = args[0].as_str()?.chars().collect();
-    let wanted: Vec<char> = args[1].as_str()?.chars().collect();
-    let offset = match args.get(2) {
-        Some(offset) => offset.as_int()?,
-        None if wanted.is_empty() => text.len() as i64,
-        None if args[0].as_str()?.len() < args[1].as_str()?.len() => return Ok(Value::Int(-1)),
-        None => text.len() as i64 - 1,
-    };
-    let from = usize::try_from(offset).map_err(|_| out_of_range(offset))?;
-    if wanted.is_empty() {
-        return Ok(Value::Int(from.min(text.len()) as i64));
-    }
-    if from >= text.len() {
-        return Ok(Value::Int(-1));
-    }
-    let found = text
-        .windows(wanted.len())
-        .take(from + 1)
-        .rposition(|window| window == wanted);
+    let found = byte_of(text, from).and_then(|start| {
+        let at = text[start..].find(&**wanted)?;
+        Some(from + text[start..start + at].chars().count())
+    });
     Ok(Value::Int(found.map_or(-1, |at| at as i64)))
 }
 
-fn replace(args: &[Value]) -> Result<Value, Fault> {
-    let (text, old, new) = (args[0].as_str()?, args[1].as_str()?, args[2].as_str()?);
-    let limit = args.get(3).map_or(Ok(-1), Value::as_int)?;
-    let times = usize::try_from(limit)
-        .unwrap_or(usize::MAX)
-        .min(text.len() / old.len().max(1) + 1);
-    room::for_bytes(text.len().saturating_add(times.saturating_mul(new.len())))?;
-    Ok(Value::string(&match usize::try_from(limit) {
-        Ok(limit) => text.replacen(&**old, new, limit),
-        Err(_) => text.replace(&**old, new),
-    }))
+fn last_index_of(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
+    let (text, wanted) = (args[0].as_str()?, args[1].as_str()?);
+    let length = text.chars().count();
+    let offset = match args.get(2) {
+        Some(offset) => offset.as_int()?,
+        None if wanted.is_empty() => length as i64,
+        None if text.len() < wanted.len() => return Ok(Value::Int(-1)),
+        None => length as i64 - 1,
+    };
+    let from = usize::try_from(offset).map_err(|_| out_of_range(offset))?;
+    if wanted.is_empty() {
+        return Ok(Value::Int(from.min(length) as i64));
+    }
+    let Some(start) = byte_of(text, from).filter(|_| from < length) else {
+        return Ok(Value::Int(-1));
+    };
+    // The last that begins at `from` or before it ends here or before.
+    let mut end = start.saturating_add(wanted.len()).min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let found = text[..end].rfind(&**wanted);
+    Ok(Value::Int(
+        found.map_or(-1, |at| text[..at].chars().count() as i64),
+    ))
 }
 
-fn split(args: &[Value]) -> Result<Value, Fault> {
+fn replace(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
+    let (text, old, new) = (args[0].as_str()?, args[1].as_str()?, args[2].as_str()?);
+    let limit = args.get(3).map_or(Ok(-1), Value::as_int)?;
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let mut replaced = String::new();
+    let mut rest = 0;
+    for (at, found) in text.match_indices(&**old).take(limit) {
+        budget.push(&mut replaced, &text[rest..at])?;
+        budget.push(&mut replaced, new)?;
+        rest = at + found.len();
+    }
+    budget.push(&mut replaced, &text[rest..])?;
+    budget.string(&replaced)
+}
+
+fn split(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     let (text, separator) = (args[0].as_str()?, args[1].as_str()?);
     let limit = args.get(2).map_or(Ok(-1), Value::as_int)?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let parts: Vec<&str> = if limit == 0 {
-        Vec::new()
-    } else if separator.is_empty() {
-        characters(text, limit)
+    let mut parts = Vec::new();
+    if limit == 0 {
+        return budget.list(parts);
+    }
+    if separator.is_empty() {
+        for part in characters(text, limit) {
+            budget.take_element()?;
+            parts.push(budget.string(part)?);
+        }
     } else {
-        text.splitn(limit, &**separator).collect()
-    };
-    Ok(Value::list(parts.into_iter().map(Value::string).collect()))
+        for part in text.splitn(limit, &**separator) {
+            budget.take_element()?;
+            parts.push(budget.string(part)?);
+        }
+    }
+    budget.list(parts)
 }
 
 /// Single characters, the rest of the text as the last part once `limit` is reached.
-fn characters(text: &str, limit: usize) -> Vec<&str> {
-    let mut parts = Vec::new();
-    let mut rest = text;
-    while let Some(first) = rest.chars().next() {
-        if parts.len() + 1 == limit {
-            parts.push(rest);
-            return parts;
-        }
-        let (head, tail) = rest.split_at(first.len_utf8());
-        parts.push(head);
+fn characters(text: &str, limit: usize) -> impl Iterator<Item = &str> {
+    let (mut rest, mut count) = (text, 0);
+    std::iter::from_fn(move || {
+        let first = rest.chars().next()?;
+        count += 1;
+        let length = if count == limit {
+            rest.len()
+        } else {
+            first.len_utf8()
+        };
+        let (head, tail) = rest.split_at(length);
         rest = tail;
-    }
-    parts
+        Some(head)
+    })
 }
 
-fn substring(args: &[Value]) -> Result<Value, Fault> {
+fn substring(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     let text = args[0].as_str()?;
     let length = text.chars().count();
     if let Some(end) = args.get(2) {
@@ -175,48 +207,58 @@ fn substring(args: &[Value]) -> Result<Value, Fault> {
     }
     let start = index(&args[1], length)?;
     let end = args.get(2).map_or(Ok(length), |end| index(end, length))?;
-    Ok(Value::string(
-        &text
-            .chars()
-            .skip(start)
-            .take(end - start)
-            .collect::<String>(),
-    ))
+    let from = byte_of(text, start).unwrap_or(text.len());
+    let to = byte_of(text, end).unwrap_or(text.len());
+    budget.string(&text[from..to])
 }
 
-fn trim(args: &[Value]) -> Result<Value, Fault> {
-    Ok(Value::string(args[0].as_str()?.trim()))
+fn trim(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
+    budget.string(args[0].as_str()?.trim())
 }
 
-fn join(args: &[Value]) -> Result<Value, Fault> {
-    let items = args[0].as_list()?.items();
-    let parts: Vec<&Arc<str>> = items.iter().map(Value::as_str).collect::<Result<_, _>>()?;
+fn join(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
+    let items = args[0].as_list()?.items(budget)?;
     let separator: &str = match args.get(1) {
         Some(separator) => separator.as_str()?,
         None => "",
     };
-    let parts: Vec<&str> = parts.into_iter().map(|part| &**part).collect();
-    room::for_bytes(parts.iter().map(|part| part.len() + separator.len()).sum())?;
-    Ok(Value::string(&parts.join(separator)))
+    if let Some(other) = items.iter().find(|item| item.as_str().is_err()) {
+        return Err(Fault::no_overload_for(other));
+    }
+    let bytes = items
+        .iter()
+        .map(|item| item.own_bytes().saturating_add(separator.len()))
+        .fold(0, usize::saturating_add);
+    let mut joined = budget.text(bytes)?;
+    for (at, item) in items.iter().enumerate() {
+        if at > 0 {
+            budget.push(&mut joined, separator)?;
+        }
+        budget.push(&mut joined, item.as_str()?)?;
+    }
+    budget.string(&joined)
 }
 
 /// The text as a string literal.
-fn quote(args: &[Value]) -> Result<Value, Fault> {
-    let mut quoted = String::from("\"");
-    for c in args[0].as_str()?.chars() {
+fn quote(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
+    let text = args[0].as_str()?;
+    let mut quoted = budget.text(text.len() + 2)?;
+    let mut buffer = [0; 4];
+    quoted.push('"');
+    for c in text.chars() {
         match c {
-            '\u{7}' => quoted.push_str("\\a"),
-            '\u{8}' => quoted.push_str("\\b"),
-            '\u{c}' => quoted.push_str("\\f"),
-            '\n' => quoted.push_str("\\n"),
-            '\r' => quoted.push_str("\\r"),
-            '\t' => quoted.push_str("\\t"),
-            '\u{b}' => quoted.push_str("\\v"),
-            '\\' => quoted.push_str("\\\\"),
-            '"' => quoted.push_str("\\\""),
-            other => quoted.push(other),
+            '\u{7}' => budget.push(&mut quoted, "\\a")?,
+            '\u{8}' => budget.push(&mut quoted, "\\b")?,
+            '\u{c}' => budget.push(&mut quoted, "\\f")?,
+            '\n' => budget.push(&mut quoted, "\\n")?,
+            '\r' => budget.push(&mut quoted, "\\r")?,
+            '\t' => budget.push(&mut quoted, "\\t")?,
+            '\u{b}' => budget.push(&mut quoted, "\\v")?,
+            '\\' => budget.push(&mut quoted, "\\\\")?,
+            '"' => budget.push(&mut quoted, "\\\"")?,
+            other => budget.push(&mut quoted, other.encode_utf8(&mut buffer))?,
         }
     }
-    quoted.push('"');
-    Ok(Value::string(&quoted))
+    budget.push(&mut quoted, "\"")?;
+    budget.string(&quoted)
 }

@@ -1,13 +1,11 @@
 //! `string.format`: templates with clauses such as `%s` and `%.2f`, written as in American English.
 
-use std::fmt::Write;
-
 use super::{Signature, member};
+use crate::budget::Budget;
 use crate::fault::Fault;
 use crate::number;
-use crate::room;
 use crate::types::Type;
-use crate::value::Value;
+use crate::value::{List, Map, Value};
 
 pub(super) const TABLE: &[Signature] = &[member(
     "string_format",
@@ -98,7 +96,8 @@ impl Clause {
         self.verb
     }
 
-    fn write(self, value: &Value) -> Result<String, Fault> {
+    /// Appends the value, as the clause writes it.
+    fn write(self, value: &Value, out: &mut String, budget: &mut Budget) -> Result<(), Fault> {
         let refuse = || {
             Fault::new(format!(
                 "%{} cannot write a value of type {}",
@@ -112,8 +111,8 @@ impl Clause {
         {
             return Err(Fault::TooExpensive);
         }
-        Ok(match (self.verb, value) {
-            ('s', value) => text(value)?,
+        let short = match (self.verb, value) {
+            ('s', value) => return text(value, out, budget),
             ('d', Value::Int(value)) => value.to_string(),
             ('d', Value::Uint(value)) => value.to_string(),
             ('f', value) => fixed(
@@ -133,40 +132,58 @@ impl Clause {
             ('x', Value::Int(value)) => format!("{}{:x}", minus(*value), value.unsigned_abs()),
             ('X', Value::Uint(value)) => format!("{value:X}"),
             ('X', Value::Int(value)) => format!("{}{:X}", minus(*value), value.unsigned_abs()),
-            ('x' | 'X', Value::String(text)) => hexadecimal(text.as_bytes(), self.verb == 'X'),
-            ('x' | 'X', Value::Bytes(bytes)) => hexadecimal(bytes, self.verb == 'X'),
+            ('x' | 'X', Value::String(text)) => {
+                return hexadecimal(text.as_bytes(), self.verb == 'X', out, budget);
+            }
+            ('x' | 'X', Value::Bytes(bytes)) => {
+                return hexadecimal(bytes, self.verb == 'X', out, budget);
+            }
             _ => return Err(refuse()),
-        })
+        };
+        budget.push(out, &short)
     }
 }
 
-fn format(args: &[Value]) -> Result<Value, Fault> {
+fn format(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     let template = args[0].as_str()?;
-    let values = args[1].as_list()?.items();
+    let values = args[1].as_list()?.items(budget)?;
     let mut values = values.iter();
     let mut written = String::new();
+    let clauses = template.bytes().filter(|byte| *byte == b'%').count();
+    budget.take_values(8 * (clauses + 1))?;
     for piece in pieces(template).map_err(Fault::new)? {
         match piece {
-            Piece::Text(text) => written.push_str(text),
+            Piece::Text(text) => budget.push(&mut written, text)?,
             Piece::Clause(clause) => {
                 let value = values
                     .next()
                     .ok_or_else(|| Fault::new("format() has fewer values than clauses"))?;
-                written.push_str(&clause.write(value)?);
-                room::for_bytes(written.len())?;
+                clause.write(value, &mut written, budget)?;
             }
         }
     }
-    Ok(Value::string(&written))
+    budget.string(&written)
 }
 
 fn minus(value: i64) -> &'static str {
     if value < 0 { "-" } else { "" }
 }
 
-fn hexadecimal(bytes: &[u8], upper: bool) -> String {
-    let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    if upper { text.to_uppercase() } else { text }
+fn hexadecimal(
+    bytes: &[u8],
+    upper: bool,
+    out: &mut String,
+    budget: &mut Budget,
+) -> Result<(), Fault> {
+    for byte in bytes {
+        let digits = if upper {
+            format!("{byte:02X}")
+        } else {
+            format!("{byte:02x}")
+        };
+        budget.push(out, &digits)?;
+    }
+    Ok(())
 }
 
 fn double(value: &Value) -> Option<f64> {
@@ -241,73 +258,109 @@ fn scientific(value: f64, precision: usize) -> String {
 }
 
 /// `%s`.
-fn text(value: &Value) -> Result<String, Fault> {
+fn text(value: &Value, out: &mut String, budget: &mut Budget) -> Result<(), Fault> {
     match value {
-        Value::Null => Ok("null".to_owned()),
-        Value::List(_) | Value::Map(_) => nested(value),
-        other => match super::conversions::to_string(std::slice::from_ref(other))? {
-            Value::String(text) => Ok(text.to_string()),
-            _ => Err(Fault::no_overload_for(value)),
-        },
+        Value::Null => budget.push(out, "null"),
+        Value::List(_) | Value::Map(_) => nested(value, out, budget),
+        other => super::conversions::write_text(other, out, budget),
     }
 }
 
 /// A value within a list or map: written as a literal.
-fn nested(value: &Value) -> Result<String, Fault> {
-    Ok(match value {
-        Value::String(text) => quoted(text),
-        Value::Bytes(_) => format!("b{}", quoted(&text(value)?)),
-        Value::Double(number) if number.is_finite() => format!("{number:.DEFAULT_PRECISION$}"),
-        Value::Double(number) => quoted(&number::shortest(*number)),
-        Value::Timestamp(_) => format!("timestamp({})", quoted(&text(value)?)),
-        Value::Duration(_) => format!("duration({})", quoted(&text(value)?)),
-        Value::List(list) => {
-            let items: Vec<String> = list.items().iter().map(nested).collect::<Result<_, _>>()?;
-            format!("[{}]", items.join(", "))
+fn nested(value: &Value, out: &mut String, budget: &mut Budget) -> Result<(), Fault> {
+    budget.work(1)?;
+    match value {
+        Value::String(text) => quoted(text, out, budget),
+        Value::Bytes(_) => {
+            budget.push(out, "b")?;
+            quoted_text(value, out, budget)
         }
-        Value::Map(map) => {
-            let mut pairs = Vec::new();
-            for (key, value) in map.entries().iter() {
-                if !matches!(
-                    key,
-                    Value::String(_) | Value::Bool(_) | Value::Int(_) | Value::Uint(_)
-                ) {
-                    return Err(Fault::no_overload_for(key));
-                }
-                pairs.push((nested(key)?, nested(value)?));
-            }
-            pairs.sort();
-            let pairs: Vec<String> = pairs
-                .into_iter()
-                .map(|(key, value)| format!("{key}:{value}"))
-                .collect();
-            format!("{{{}}}", pairs.join(", "))
+        Value::Double(number) if number.is_finite() => {
+            budget.push(out, &format!("{number:.DEFAULT_PRECISION$}"))
         }
-        other => text(other)?,
-    })
+        Value::Double(number) => quoted(&number::shortest(*number), out, budget),
+        Value::Timestamp(_) => {
+            budget.push(out, "timestamp(")?;
+            quoted_text(value, out, budget)?;
+            budget.push(out, ")")
+        }
+        Value::Duration(_) => {
+            budget.push(out, "duration(")?;
+            quoted_text(value, out, budget)?;
+            budget.push(out, ")")
+        }
+        Value::List(list) => budget.within(|budget| nested_list(list, out, budget)),
+        Value::Map(map) => budget.within(|budget| nested_map(map, out, budget)),
+        other => text(other, out, budget),
+    }
+}
+
+fn nested_list(list: &List, out: &mut String, budget: &mut Budget) -> Result<(), Fault> {
+    budget.push(out, "[")?;
+    for (at, item) in list.items(budget)?.iter().enumerate() {
+        if at > 0 {
+            budget.push(out, ", ")?;
+        }
+        nested(item, out, budget)?;
+    }
+    budget.push(out, "]")
+}
+
+fn nested_map(map: &Map, out: &mut String, budget: &mut Budget) -> Result<(), Fault> {
+    let mut pairs = Vec::new();
+    for (key, value) in map.entries(budget)?.iter() {
+        if !matches!(
+            key,
+            Value::String(_) | Value::Bool(_) | Value::Int(_) | Value::Uint(_)
+        ) {
+            return Err(Fault::no_overload_for(key));
+        }
+        let mut pair = (String::new(), String::new());
+        budget.take_entry()?;
+        nested(key, &mut pair.0, budget)?;
+        nested(value, &mut pair.1, budget)?;
+        pairs.push(pair);
+    }
+    pairs.sort();
+    budget.push(out, "{")?;
+    for (at, (key, value)) in pairs.iter().enumerate() {
+        if at > 0 {
+            budget.push(out, ", ")?;
+        }
+        budget.push(out, key)?;
+        budget.push(out, ":")?;
+        budget.push(out, value)?;
+    }
+    budget.push(out, "}")
+}
+
+fn quoted_text(value: &Value, out: &mut String, budget: &mut Budget) -> Result<(), Fault> {
+    let mut plain = String::new();
+    text(value, &mut plain, budget)?;
+    quoted(&plain, out, budget)
 }
 
 /// The text as Go writes a string literal.
-fn quoted(text: &str) -> String {
-    let mut quoted = String::from("\"");
+fn quoted(text: &str, out: &mut String, budget: &mut Budget) -> Result<(), Fault> {
+    let mut buffer = [0; 4];
+    budget.push(out, "\"")?;
     for c in text.chars() {
         match c {
-            '\u{7}' => quoted.push_str("\\a"),
-            '\u{8}' => quoted.push_str("\\b"),
-            '\u{c}' => quoted.push_str("\\f"),
-            '\n' => quoted.push_str("\\n"),
-            '\r' => quoted.push_str("\\r"),
-            '\t' => quoted.push_str("\\t"),
-            '\u{b}' => quoted.push_str("\\v"),
-            '\\' => quoted.push_str("\\\\"),
-            '"' => quoted.push_str("\\\""),
-            c if c.is_ascii_control() => quoted.extend(format!("\\x{:02x}", c as u32).chars()),
+            '\u{7}' => budget.push(out, "\\a")?,
+            '\u{8}' => budget.push(out, "\\b")?,
+            '\u{c}' => budget.push(out, "\\f")?,
+            '\n' => budget.push(out, "\\n")?,
+            '\r' => budget.push(out, "\\r")?,
+            '\t' => budget.push(out, "\\t")?,
+            '\u{b}' => budget.push(out, "\\v")?,
+            '\\' => budget.push(out, "\\\\")?,
+            '"' => budget.push(out, "\\\"")?,
+            c if c.is_ascii_control() => budget.push(out, &format!("\\x{:02x}", c as u32))?,
             c if c.is_control() || (c.is_whitespace() && c != ' ') => {
-                let _ = write!(quoted, "\\u{:04x}", c as u32);
+                budget.push(out, &format!("\\u{:04x}", c as u32))?;
             }
-            c => quoted.push(c),
+            c => budget.push(out, c.encode_utf8(&mut buffer))?,
         }
     }
-    quoted.push('"');
-    quoted
+    budget.push(out, "\"")
 }

@@ -7,35 +7,35 @@ use crate::value::Value;
 
 #[rustfmt::skip]
 pub(super) const TABLE: &[Signature] = &[
-    member("timestamp_to_year", "getFullYear", "timestamp", "int", |args| part(args, |at, _| at.year)),
-    member("timestamp_to_year_with_tz", "getFullYear", "timestamp; string", "int", |args| part(args, |at, _| at.year)),
-    member("timestamp_to_month", "getMonth", "timestamp", "int", |args| part(args, month)),
-    member("timestamp_to_month_with_tz", "getMonth", "timestamp; string", "int", |args| part(args, month)),
-    member("timestamp_to_day_of_year", "getDayOfYear", "timestamp", "int", |args| part(args, |at, _| at.day_of_year)),
-    member("timestamp_to_day_of_year_with_tz", "getDayOfYear", "timestamp; string", "int", |args| part(args, |at, _| at.day_of_year)),
-    member("timestamp_to_day_of_month", "getDayOfMonth", "timestamp", "int", |args| part(args, day_from_zero)),
-    member("timestamp_to_day_of_month_with_tz", "getDayOfMonth", "timestamp; string", "int", |args| part(args, day_from_zero)),
-    member("timestamp_to_day_of_month_1_based", "getDate", "timestamp", "int", |args| part(args, day_from_one)),
-    member("timestamp_to_day_of_month_1_based_with_tz", "getDate", "timestamp; string", "int", |args| part(args, day_from_one)),
-    member("timestamp_to_day_of_week", "getDayOfWeek", "timestamp", "int", |args| part(args, |at, _| at.day_of_week)),
-    member("timestamp_to_day_of_week_with_tz", "getDayOfWeek", "timestamp; string", "int", |args| part(args, |at, _| at.day_of_week)),
-    member("timestamp_to_hours", "getHours", "timestamp", "int", |args| part(args, |at, _| at.hour)),
-    member("timestamp_to_hours_with_tz", "getHours", "timestamp; string", "int", |args| part(args, |at, _| at.hour)),
-    member("duration_to_hours", "getHours", "duration", "int", |args| length(args, 3_600.0)),
-    member("timestamp_to_minutes", "getMinutes", "timestamp", "int", |args| part(args, |at, _| at.minute)),
-    member("timestamp_to_minutes_with_tz", "getMinutes", "timestamp; string", "int", |args| part(args, |at, _| at.minute)),
-    member("duration_to_minutes", "getMinutes", "duration", "int", |args| length(args, 60.0)),
-    member("timestamp_to_seconds", "getSeconds", "timestamp", "int", |args| part(args, |at, _| at.second)),
-    member("timestamp_to_seconds_with_tz", "getSeconds", "timestamp; string", "int", |args| part(args, |at, _| at.second)),
-    member("duration_to_seconds", "getSeconds", "duration", "int", |args| length(args, 1.0)),
-    member("timestamp_to_milliseconds", "getMilliseconds", "timestamp", "int", |args| part(args, milliseconds)),
-    member("timestamp_to_milliseconds_with_tz", "getMilliseconds", "timestamp; string", "int", |args| part(args, milliseconds)),
+    member("timestamp_to_year", "getFullYear", "timestamp", "int", |args, _| part(args, |at, _| at.year)),
+    member("timestamp_to_year_with_tz", "getFullYear", "timestamp; string", "int", |args, _| part(args, |at, _| at.year)),
+    member("timestamp_to_month", "getMonth", "timestamp", "int", |args, _| part(args, month)),
+    member("timestamp_to_month_with_tz", "getMonth", "timestamp; string", "int", |args, _| part(args, month)),
+    member("timestamp_to_day_of_year", "getDayOfYear", "timestamp", "int", |args, _| part(args, |at, _| at.day_of_year)),
+    member("timestamp_to_day_of_year_with_tz", "getDayOfYear", "timestamp; string", "int", |args, _| part(args, |at, _| at.day_of_year)),
+    member("timestamp_to_day_of_month", "getDayOfMonth", "timestamp", "int", |args, _| part(args, day_from_zero)),
+    member("timestamp_to_day_of_month_with_tz", "getDayOfMonth", "timestamp; string", "int", |args, _| part(args, day_from_zero)),
+    member("timestamp_to_day_of_month_1_based", "getDate", "timestamp", "int", |args, _| part(args, day_from_one)),
+    member("timestamp_to_day_of_month_1_based_with_tz", "getDate", "timestamp; string", "int", |args, _| part(args, day_from_one)),
+    member("timestamp_to_day_of_week", "getDayOfWeek", "timestamp", "int", |args, _| part(args, |at, _| at.day_of_week)),
+    member("timestamp_to_day_of_week_with_tz", "getDayOfWeek", "timestamp; string", "int", |args, _| part(args, |at, _| at.day_of_week)),
+    member("timestamp_to_hours", "getHours", "timestamp", "int", |args, _| part(args, |at, _| at.hour)),
+    member("timestamp_to_hours_with_tz", "getHours", "timestamp; string", "int", |args, _| part(args, |at, _| at.hour)),
+    member("duration_to_hours", "getHours", "duration", "int", |args, _| length(args, 3_600.0)),
+    member("timestamp_to_minutes", "getMinutes", "timestamp", "int", |args, _| part(args, |at, _| at.minute)),
+    member("timestamp_to_minutes_with_tz", "getMinutes", "timestamp; string", "int", |args, _| part(args, |at, _| at.minute)),
+    member("duration_to_minutes", "getMinutes", "duration", "int", |args, _| length(args, 60.0)),
+    member("timestamp_to_seconds", "getSeconds", "timestamp", "int", |args, _| part(args, |at, _| at.second)),
+    member("timestamp_to_seconds_with_tz", "getSeconds", "timestamp; string", "int", |args, _| part(args, |at, _| at.second)),
+    member("duration_to_seconds", "getSeconds", "duration", "int", |args, _| length(args, 1.0)),
+    member("timestamp_to_milliseconds", "getMilliseconds", "timestamp", "int", |args, _| part(args, milliseconds)),
+    member("timestamp_to_milliseconds_with_tz", "getMilliseconds", "timestamp; string", "int", |args, _| part(args, milliseconds)),
     member(
         "duration_to_milliseconds",
         "getMilliseconds",
         "duration",
         "int",
-        |args| match &args[0] {
+        |args, _| match &args[0] {
             Value::Duration(nanos) => Ok(Value::Int(nanos / 1_000_000)),
             other => Err(Fault::no_overload_for(other)),
         },
@@ -83,9 +83,10 @@ fn offset(zone: &str) -> Result<i64, Fault> {
         return Ok(0);
     }
     let unknown = || {
-        Fault::new(format!(
-            "the time zone {zone:?} is not known here; use UTC or an offset such as \"+02:00\""
-        ))
+        Fault::unreadable(
+            zone,
+            "is not a time zone that is known here; use UTC or an offset such as \"+02:00\"",
+        )
     };
     let (hours, minutes) = zone.split_once(':').ok_or_else(unknown)?;
     let hours: i64 = hours.parse().map_err(|_| unknown())?;

@@ -5,25 +5,32 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::{Signature, global, member};
+use crate::budget::Budget;
 use crate::fault::Fault;
 use crate::map::Entries;
 use crate::value::{Map, Value};
 
 #[rustfmt::skip]
 pub(super) const TABLE: &[Signature] = &[
-    global("string_to_url", "url", "string", "url", |args| {
+    global("string_to_url", "url", "string", "url", |args, budget| {
         let text = args[0].as_str()?;
-        let url =
-            Url::parse(text).map_err(|why| Fault::new(format!("{text:?} is not a URL: {why}")))?;
+        budget.take(text.len().saturating_mul(ESCAPED_COPIES))?;
+        budget.take_shared()?;
+        let url = Url::parse(text)
+            .map_err(|why| Fault::unreadable(text, format_args!("is not a URL: {why}")))?;
         Ok(Value::Url(Arc::new(url)))
     }),
-    member("url_get_scheme", "getScheme", "url", "string", |args| part(args, |url| url.scheme.clone())),
-    member("url_get_host", "getHost", "url", "string", |args| part(args, |url| url.host.clone())),
-    member("url_get_hostname", "getHostname", "url", "string", |args| part(args, |url| url.host_and_port().0.to_owned())),
-    member("url_get_port", "getPort", "url", "string", |args| part(args, |url| url.host_and_port().1.to_owned())),
-    member("url_get_escaped_path", "getEscapedPath", "url", "string", |args| part(args, |url| url.escaped_path.clone())),
+    member("url_get_scheme", "getScheme", "url", "string", |args, budget| part(args, |url| &url.scheme, budget)),
+    member("url_get_host", "getHost", "url", "string", |args, budget| part(args, |url| &url.host, budget)),
+    member("url_get_hostname", "getHostname", "url", "string", |args, budget| part(args, |url| url.host_and_port().0, budget)),
+    member("url_get_port", "getPort", "url", "string", |args, budget| part(args, |url| url.host_and_port().1, budget)),
+    member("url_get_escaped_path", "getEscapedPath", "url", "string", |args, budget| part(args, |url| &url.escaped_path, budget)),
     member("url_get_query", "getQuery", "url", "map<string,list<string>>", query),
-    global("is_url_string", "isURL", "string", "bool", |args| Ok(Value::Bool(is_absolute(args[0].as_str()?)))),
+    global("is_url_string", "isURL", "string", "bool", |args, budget| {
+        let text = args[0].as_str()?;
+        budget.take(text.len().saturating_mul(ESCAPED_COPIES))?;
+        Ok(Value::Bool(is_absolute(text)))
+    }),
 ];
 
 /// An absolute URL or an absolute path.
@@ -42,14 +49,17 @@ use escape::{Part, escape, escaped, unescape};
 
 type Read<T> = Result<T, &'static str>;
 
-fn part(args: &[Value], of: fn(&Url) -> String) -> Result<Value, Fault> {
+/// Bytes that the parts of a URL take for one of its text: an escaped byte becomes three.
+const ESCAPED_COPIES: usize = 10;
+
+fn part(args: &[Value], of: fn(&Url) -> &str, budget: &mut Budget) -> Result<Value, Fault> {
     match &args[0] {
-        Value::Url(url) => Ok(Value::string(&of(url))),
+        Value::Url(url) => budget.string(of(url)),
         other => Err(Fault::no_overload_for(other)),
     }
 }
 
-fn query(args: &[Value]) -> Result<Value, Fault> {
+fn query(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     let Value::Url(url) = &args[0] else {
         return Err(Fault::no_overload_for(&args[0]));
     };
@@ -59,6 +69,10 @@ fn query(args: &[Value]) -> Result<Value, Fault> {
         .split('&')
         .filter(|pair| !pair.is_empty() && !pair.contains(';'))
     {
+        // What is not UTF-8 becomes up to three times as long.
+        budget.take(pair.len().saturating_mul(8))?;
+        budget.take_values(16)?;
+        budget.take_entry()?;
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         if let (Ok(key), Ok(value)) = (unescape(key, Part::Query), unescape(value, Part::Query)) {
             let texts = values

@@ -6,14 +6,13 @@ use std::sync::Arc;
 use super::Step;
 use crate::map::{Key, lossless_int, lossless_uint};
 use crate::position::Position;
-use crate::value::Value;
+use crate::value::{List, Value};
 
 /// Membership in a constant list of plain values is a look-up, and costs nothing.
 pub(super) fn in_constant_list(args: &[Step], at: Position) -> Option<Step> {
-    let [value, Step::Const(Value::List(list))] = args else {
+    let [value, Step::Const(Value::List(List::Fixed(items)))] = args else {
         return None;
     };
-    let items = list.items();
     if items.is_empty() {
         return Some(Step::Const(Value::Bool(false)));
     }

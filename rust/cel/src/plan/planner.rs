@@ -1,5 +1,6 @@
 //! Makes the plan of a checked tree: names resolved, constants computed, overloads chosen.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::membership::in_constant_list;
@@ -8,10 +9,15 @@ use crate::check::{Checked, Meaning};
 use crate::cost::Rule;
 use crate::error::CompileError;
 use crate::eval::Machine;
+use crate::library::regex::{PATTERN_LIMIT_BYTES, Pattern};
 use crate::library::{self, Overload};
 use crate::position::Position;
 use crate::syntax::{Entry, Expr, Fold, Node};
 use crate::value::Value;
+
+mod paths;
+
+use paths::{choice, follow, pair};
 
 /// A plan, and what an evaluation needs to know of it beforehand.
 #[derive(Clone, Debug)]
@@ -21,22 +27,32 @@ pub(crate) struct Plan {
     pub(crate) slots: usize,
     /// How deep its steps are nested.
     pub(crate) depth: usize,
+    /// Bytes of its regular expressions.
+    pub(crate) pattern_bytes: usize,
 }
 
 /// Plans a checked tree.
-pub(crate) fn plan(root: &Node, checked: &Checked) -> Result<Plan, CompileError> {
+pub(crate) fn plan(
+    root: &Node,
+    checked: &Checked,
+    keeping: Patterns,
+) -> Result<Plan, CompileError> {
     let mut planner = Planner {
         checked,
         scopes: Vec::new(),
         slots: 0,
         depth: 0,
         deepest: 0,
+        keeping,
+        patterns: HashMap::new(),
+        pattern_bytes: 0,
     };
     let step = planner.step(root)?;
     Ok(Plan {
         step,
         slots: planner.slots,
         depth: planner.deepest,
+        pattern_bytes: planner.pattern_bytes,
     })
 }
 
@@ -46,6 +62,17 @@ struct Planner<'c> {
     slots: usize,
     depth: usize,
     deepest: usize,
+    keeping: Patterns,
+    patterns: HashMap<Arc<str>, Arc<Pattern>>,
+    pattern_bytes: usize,
+}
+
+/// Whether compiled patterns are kept for the next expression that has them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Patterns {
+    Keep,
+    /// For an expression that is only checked.
+    Forget,
 }
 
 impl Planner<'_> {
@@ -185,15 +212,15 @@ impl Planner<'_> {
         {
             return Ok(step);
         }
-        let has_constant_pattern = library::regex::takes_pattern(function)
-            && matches!(args.get(1), Some(Step::Const(Value::String(_))));
-        if let (true, Some(Step::Const(Value::String(pattern)))) =
-            (has_constant_pattern, args.get(1))
-        {
-            let place = arg_nodes.last().map_or(at, |node| node.at);
-            library::regex::compile(pattern)
-                .map_err(|fault| CompileError::constant(place, fault))?;
-        }
+        let pattern = match args.get(1) {
+            Some(Step::Const(Value::String(pattern)))
+                if library::regex::takes_pattern(function) =>
+            {
+                let place = arg_nodes.last().map_or(at, |node| node.at);
+                Some(self.pattern(pattern, place)?)
+            }
+            _ => None,
+        };
         let constant = args.len() == 1
             && matches!(args[0], Step::Const(_))
             && library::is_conversion(function);
@@ -203,7 +230,7 @@ impl Planner<'_> {
             overloads,
             rule,
             args,
-            has_constant_pattern,
+            pattern,
             at,
         }));
         if constant {
@@ -212,6 +239,38 @@ impl Planner<'_> {
             return Ok(Step::Const(value));
         }
         Ok(call)
+    }
+
+    /// A constant pattern, compiled once for the whole expression.
+    fn pattern(&mut self, text: &Arc<str>, at: Position) -> Result<Arc<Pattern>, CompileError> {
+        if let Some(known) = self.patterns.get(text) {
+            return Ok(Arc::clone(known));
+        }
+        let kept = match self.keeping {
+            Patterns::Keep => library::regex::find_kept(text),
+            Patterns::Forget => None,
+        };
+        let pattern = match kept {
+            Some(pattern) => pattern,
+            None => Arc::new(
+                library::regex::compile(text).map_err(|fault| CompileError::constant(at, fault))?,
+            ),
+        };
+        self.pattern_bytes += pattern.bytes();
+        if self.pattern_bytes > PATTERN_LIMIT_BYTES {
+            return Err(CompileError::at(
+                at,
+                format!(
+                    "the regular expressions take more than {} MiB together",
+                    PATTERN_LIMIT_BYTES >> 20
+                ),
+            ));
+        }
+        if matches!(self.keeping, Patterns::Keep) {
+            library::regex::keep(text, &pattern);
+        }
+        self.patterns.insert(Arc::clone(text), Arc::clone(&pattern));
+        Ok(pattern)
     }
 
     fn index(
@@ -230,8 +289,8 @@ impl Planner<'_> {
                     format!("a value of type {} cannot be an index", value.type_name()),
                 ));
             }
-            Step::Path(path) => HopKey::Path(*path),
-            other => HopKey::Computed(other),
+            Step::Path(path) => HopKey::Path(Arc::from(path)),
+            other => HopKey::Computed(Arc::new(other)),
         };
         Ok(Step::Path(Box::new(follow(
             operand,
@@ -324,67 +383,4 @@ fn is_key(value: &Value) -> bool {
         value,
         Value::Bool(_) | Value::Int(_) | Value::Uint(_) | Value::Double(_) | Value::String(_)
     )
-}
-
-fn pair(mut args: Vec<Step>) -> Box<(Step, Step)> {
-    let second = args.pop().unwrap_or(Step::Const(Value::Null));
-    let first = args.pop().unwrap_or(Step::Const(Value::Null));
-    Box::new((first, second))
-}
-
-/// A path from an operand one hop further.
-fn follow(operand: Step, hop: Hop) -> Path {
-    let test = hop.test;
-    let at = hop.at;
-    let mut path = match operand {
-        Step::Path(path) => *path,
-        other => Path {
-            base: Base::Value(other),
-            hops: Vec::new(),
-            test: false,
-            at,
-        },
-    };
-    path.extend(hop);
-    path.test = test;
-    path
-}
-
-impl Path {
-    fn extend(&mut self, hop: Hop) {
-        match &mut self.base {
-            Base::Choice { branches, .. } => {
-                branches.0.extend(hop.clone());
-                branches.1.extend(hop);
-            }
-            _ => self.hops.push(hop),
-        }
-    }
-}
-
-fn choice(mut args: Vec<Step>, at: Position) -> Step {
-    let branches = pair(args.split_off(1));
-    let branch = |step: Step| match step {
-        Step::Path(path) => Path {
-            test: false,
-            ..*path
-        },
-        other => Path {
-            base: Base::Value(other),
-            hops: Vec::new(),
-            test: false,
-            at,
-        },
-    };
-    let branches = Box::new((branch(branches.0), branch(branches.1)));
-    let base = Base::Choice {
-        condition: args.remove(0),
-        branches,
-    };
-    Step::Path(Box::new(Path {
-        base,
-        hops: Vec::new(),
-        test: false,
-        at,
-    }))
 }

@@ -1,0 +1,146 @@
+//! What evaluations really take of the heap, beside what they are charged.
+
+#![allow(unsafe_code, clippy::unwrap_used)]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use dra_cel::{DeviceInput, MEMORY_LIMIT_BYTES, Program};
+
+struct Counting;
+
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+fn taken(bytes: usize) {
+    let now = NOW.fetch_add(bytes, Ordering::Relaxed) + bytes;
+    PEAK.fetch_max(now, Ordering::Relaxed);
+}
+
+// SAFETY: every call is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        taken(layout.size());
+        // SAFETY: as the caller promised.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // Both are there while it copies.
+        taken(size);
+        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as the caller promised.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Numbers that look random and are the same in every run.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % end
+    }
+
+    fn pick<'t>(&mut self, from: &[&'t str]) -> &'t str {
+        from[self.below(from.len())]
+    }
+}
+
+const TEXT_STEPS: &[&str] = &[
+    "X + X",
+    "X.replace(\"a\", X)",
+    "X.replace(\"\", \"aaaaaaaa\")",
+    "[X, X, X, X].join(X)",
+    "\"%s%s%s%s%s%s%s%s\".format([X, X, X, X, X, X, X, X])",
+    "\"%s\".format([[X, X, {1: X}]])",
+    "\"%x\".format([X])",
+    "strings.quote(X)",
+    "X.upperAscii().lowerAscii()",
+    "X.split(\"\").join(\"bb\")",
+    "X.split(\"a\").map(p, p + X).join()",
+    "X.findAll(\"a\").join(\"a\")",
+    "X.substring(1) + X.trim()",
+    "string(bytes(X)) + X",
+    "lists.range(100).map(i, X + string(i)).join()",
+    "url(\"https://h/\" + X).getEscapedPath()",
+    "X.matches(\"^a+$\") ? X + \"a\" : X",
+];
+
+const LIST_STEPS: &[&str] = &[
+    "X + X",
+    "[X, X, X, X].flatten()",
+    "X.map(i, i)",
+    "X.filter(i, true)",
+    "X.reverse()",
+    "X.slice(0, 1) + X",
+    "X.map(i, [i, i]).flatten()",
+    "X.distinct() + X",
+    "X + lists.range(10000)",
+    "X.sortBy(i, -i)",
+    "X.transformList(i, v, v + i)",
+    "X.map(i, {i: X}).map(m, 1)",
+    "lists.range(200).map(i, X).flatten()",
+    "cel.bind(g, [], X.all(i, size(g + [i]) > 0) ? g : g)",
+];
+
+fn expression(numbers: &mut Numbers) -> String {
+    let (steps, first, last) = if numbers.below(2) == 0 {
+        (TEXT_STEPS, "\"aaaaaaaaaaaaaaaa\"", "X.size() >= 0")
+    } else {
+        (LIST_STEPS, "[1, 2, 3, 4]", "X.size() >= 0")
+    };
+    let levels = 3 + numbers.below(16);
+    let mut text = last.replace('X', &format!("x{levels}"));
+    for level in (1..=levels).rev() {
+        let step = numbers.pick(steps).replace('X', &format!("x{}", level - 1));
+        text = format!("cel.bind(x{level}, {step}, {text})");
+    }
+    format!("cel.bind(x0, {first}, {text})")
+}
+
+#[test]
+fn no_expression_takes_more_than_twice_its_budget() {
+    let device = serde_json::from_str(r#"{"name": "gpu-0"}"#).unwrap();
+    let device = DeviceInput::new("d.example.com", &device).unwrap();
+    let mut numbers = Numbers(20_261_122);
+    let (mut refused, mut answered, mut highest) = (0, 0, 0);
+    for _ in 0..150 {
+        let text = expression(&mut numbers);
+        let program = Program::compile(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let before = NOW.load(Ordering::Relaxed);
+        PEAK.store(before, Ordering::Relaxed);
+        let outcome = program.matches(&device);
+        let peak = PEAK.load(Ordering::Relaxed) - before;
+        assert!(
+            peak < 2 * MEMORY_LIMIT_BYTES,
+            "{peak} bytes for {text}: {outcome:?}"
+        );
+        highest = highest.max(peak);
+        match outcome {
+            Ok(_) => answered += 1,
+            Err(_) => refused += 1,
+        }
+    }
+    assert!(
+        refused > 15 && answered > 15,
+        "{refused} refused, {answered} answered"
+    );
+    assert!(
+        highest > MEMORY_LIMIT_BYTES / 2,
+        "only {highest} bytes at most"
+    );
+}

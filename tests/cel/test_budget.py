@@ -1,0 +1,153 @@
+"""Expressions of a few hundred bytes that once took all memory, or the whole stack, or minutes.
+
+Each is evaluated in a process of its own with little address space: a defect ends that process and not the tests.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from dra_agent._native import CelError, CelExpression
+
+DEVICE = b'{"name": "gpu-0"}'
+ADDRESS_SPACE_BYTES = 1536 << 20
+
+PROGRAM = """
+import sys
+from dra_agent._native import CelError, CelExpression
+try:
+    print(CelExpression.selector(sys.stdin.read()).matches("d.example.com", b'{"name": "gpu-0"}'))
+except CelError as error:
+    print(error)
+"""
+
+
+def answer(expression: str) -> str:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        input=expression,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=limit,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+def nested(levels: int, make: str, last: str) -> str:
+    """Bind x1, x2, ... to `make` of the one before."""
+    expression = last.replace("X", f"x{levels}")
+    for level in range(levels, 0, -1):
+        expression = f"cel.bind(x{level}, {make.replace('X', f'x{level - 1}')}, {expression})"
+    return expression
+
+
+FORMATTED = nested(6, "f.format([X, X, X, X, X, X, X, X])", "X")
+STRINGS = f'cel.bind(f, "{"%s" * 8}", lists.range(1000).map(i, cel.bind(x0, "0123456789", {FORMATTED}))).size() == 1000'
+DOUBLED = nested(40, "[X, X]", "X == X")
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        pytest.param(STRINGS, "exceeds the cost limit", id="strings within strings"),
+        pytest.param(
+            'cel.bind(s, "' + "a" * 100 + '".replace("", "' + "b" * 1000 + '").replace("b", "' + "c" * 400 + '"), '
+            "lists.range(100).all(i, (s + s).size() > 0))",
+            "exceeds the cost limit",
+            id="replaced and joined",
+        ),
+        pytest.param(
+            f"cel.bind(x0, [1, 1], {nested(40, '[X, X]', 'X.flatten(1000) == X')})",
+            "exceeds the cost limit",
+            id="flattened",
+        ),
+        pytest.param(
+            f'cel.bind(x0, [1, 1], {nested(40, "[X, X]", """"%s".format([X]) == "" """)})',
+            "exceeds the cost limit",
+            id="written",
+        ),
+        pytest.param(
+            "cel.bind(x, dyn([]), size(x + [x]) > 0 && x == x)", "levels deep", id="a list that contains itself"
+        ),
+        pytest.param(
+            'cel.bind(x, dyn([]), size(x + [x]) > 0 && "%s".format([x]) == "x")',
+            "levels deep",
+            id="a list that contains itself, written",
+        ),
+        pytest.param(
+            "optional.of(1)" + ".optMap(x, x)" * 24 + ".hasValue()", "more than 50000 parts", id="macros that copy"
+        ),
+        pytest.param(
+            f"cel.bind(x0, 1, {nested(40, '{X: X}', 'X == X')})", "the type of this value is too large", id="types"
+        ),
+        pytest.param("lists.range(30000).distinct().size() == 1", "exceeds the cost limit", id="distinct"),
+        pytest.param(
+            " || ".join(rf'"x".matches("\\pL{{{900 + number}}}$")' for number in range(30)),
+            "MiB",
+            id="many regular expressions",
+        ),
+    ],
+)
+def test_what_takes_too_much_is_an_error(expression: str, expected: str) -> None:
+    assert expected in answer(expression)
+
+
+def test_branches_of_branches_are_planned_once() -> None:
+    key = "0"
+    for _ in range(24):
+        key = f"(true ? [0] : [1])[{key}]"
+    assert answer(f"{key} == 0") == "True"
+
+
+def test_a_value_that_is_shared_is_written_within_the_budget() -> None:
+    expression = CelExpression(f"cel.bind(x0, [1, 1], {nested(40, '[X, X]', 'X')})")
+    with pytest.raises(CelError, match="more than 64 MiB"):
+        expression.evaluate("d.example.com", DEVICE)
+
+
+def test_what_contains_itself_is_freed() -> None:
+    expression = CelExpression.selector(
+        "cel.bind(x, dyn([]), lists.range(5000).all(i, size(x + [[x, dyn(i)]]) > 0) && size(x) == 5000)"
+    )
+    assert expression.matches("d.example.com", DEVICE)
+    for _ in range(20):
+        expression.matches("d.example.com", DEVICE)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(200):
+        expression.matches("d.example.com", DEVICE)
+    # Kept, they would be some 200 MB.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+
+
+def test_other_threads_run_while_an_expression_is_evaluated() -> None:
+    expression = CelExpression.selector(f"cel.bind(x0, [1, 1], {nested(40, '[X, X]', 'X == X')})")
+    over = threading.Event()
+
+    def evaluate() -> None:
+        try:
+            with pytest.raises(CelError, match="deadline"):
+                expression.matches("d.example.com", DEVICE)
+        finally:
+            over.set()
+
+    thread = threading.Thread(target=evaluate)
+    thread.start()
+    turns = 0
+    while not over.is_set():
+        turns += 1
+        time.sleep(0.01)
+    thread.join()
+    # It takes ten seconds; a thread that holds the interpreter leaves one turn before, and one after.
+    assert turns > 10
