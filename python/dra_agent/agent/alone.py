@@ -12,6 +12,7 @@ from dra_agent.agent.hardware import Hardware
 from dra_agent.agent.leaving_alone import LeavingAlone
 from dra_agent.agent.measured import MeasuredPreparer
 from dra_agent.agent.validation import problems_of
+from dra_agent.health.prepared import unusable_reason
 from dra_agent.neighbours import forget
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reclaim.service import Reclaim
@@ -50,6 +51,7 @@ class StandaloneMode:
             preparer=preparer,
             allocate=_allocate,
             validate=problems_of,
+            unusable=lambda pool, device: unusable_reason(hardware.lookup(pool, device)),
         )
         entries = [msgspec.to_builtins(entry) for entry in ledger.entries()]
         for name in self._service.queue.restore(entries, config.driver_name):

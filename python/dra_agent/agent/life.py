@@ -48,6 +48,8 @@ LINGER = 0.1
 """Seconds between two looks at whether claims are given back."""
 EXTEND = 5.0
 """Seconds for which the service manager is asked to wait, each time."""
+CDI_REPLACED_GRACE_S = 30.0
+"""How long the CDI directory may be one that the host replaced before /healthz fails: a restart mounts the new one."""
 TIDY = 60.0
 """Seconds between two rounds of housekeeping: the ledger's journal, and the CDI specs of prepared claims."""
 _T = TypeVar("_T")
@@ -270,6 +272,7 @@ class Agent:
         config = self._config
         recipes = Recipes(hardware.host, ctk=find_nvidia_ctk(hardware.host))
         specs = SpecDirectory(config.cdi_dir, config.driver_name)
+        self._pulse.watch(specs.replaced, CDI_REPLACED_GRACE_S)
         metadata = MetadataDirectory(config.metadata_dir, config.driver_name, enabled=config.device_metadata)
         took = (lambda phase, seconds: None) if record is None else record.phase
         return Preparer(

@@ -25,10 +25,18 @@ class Pulse:
         self._beat = clock()
         self._work: dict[int, tuple[str, float]] = {}
         self._next = 0
+        self._checks: list[_Check] = []
 
     def beat(self) -> None:
         """Note that the event loop turns."""
         self._beat = self._clock()
+
+    def watch(self, check: Callable[[], str], grace_s: float) -> None:
+        """Count what `check` returns as an illness once it has returned a reason for `grace_s` seconds.
+
+        For what only a new process (or pod) repairs. `check` is called with every `ills`, and must not wait.
+        """
+        self._checks.append(_Check(check, grace_s))
 
     @contextmanager
     def working(self, what: str, at_most: float) -> Iterator[None]:
@@ -55,4 +63,20 @@ class Pulse:
             late = [f"{what} is {now - end:.0f} s overdue" for what, end in self._work.values() if now > end]
         if now - self._beat > STILL:
             late.insert(0, f"the event loop has been stuck for {now - self._beat:.0f} s")
-        return late
+        return late + [reason for check in self._checks if (reason := check.failing(now))]
+
+
+class _Check:
+    def __init__(self, check: Callable[[], str], grace_s: float) -> None:
+        self._check = check
+        self._grace_s = grace_s
+        self._since: float | None = None
+
+    def failing(self, now: float) -> str:
+        reason = self._check()
+        if not reason:
+            self._since = None
+            return ""
+        if self._since is None:
+            self._since = now
+        return reason if now - self._since >= self._grace_s else ""

@@ -45,12 +45,28 @@ class SpecDirectory:
                 self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
                 whole_file.put(path, data, mode=_MODE)
         except OSError as error:
+            if reason := self.replaced():
+                raise RetryableError(
+                    reason, where=str(self.path), todo="restart the agent, in a pod its pod"
+                ) from error
             raise RetryableError(
                 f"cannot write the claim's CDI spec: {error.strerror}",
                 where=str(path),
                 todo="make room and make the directory writable for the agent",
             ) from error
         return path
+
+    def replaced(self) -> str:
+        """Say that the directory has no name any more; "" where it has one, or is not there.
+
+        A pod goes on seeing the directory that it mounted after the host removed it and made another one. Nothing can
+        be created in the removed one, and no container runtime reads it (st_nlink of stat(2), unlink(2)).
+        """
+        try:
+            links = self.path.stat().st_nlink
+        except OSError:
+            return ""
+        return "" if links else "the CDI directory was removed or replaced on the host since it was mounted"
 
     def read(self, uid: str) -> bytes | None:
         """Read a claim's spec; None where there is none, or something that is not a plain file."""

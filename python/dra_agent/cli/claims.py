@@ -104,6 +104,8 @@ def _print_standalone(args: argparse.Namespace) -> int:
             "requests": device["requests"],
             "cdi_device_ids": device["cdi_device_ids"],
             "since": claim["created"],
+            "state": claim["phase"].lower(),
+            "reason": claim["message"],
         }
         for claim in claims
         if args.namespace in (None, claim["namespace"])
@@ -113,12 +115,13 @@ def _print_standalone(args: argparse.Namespace) -> int:
         emit(held, args.output)
         return 0
     table(
-        ["device", "claim", "request", "since", "cdi id"],
+        ["device", "claim", "request", "state", "since", "cdi id"],
         (
             [
                 row["device"],
                 f"{row['namespace']}/{row['claim']}",
                 ", ".join(row["requests"]),
+                f"{row['state']}: {row['reason']}" if row["reason"] else row["state"],
                 row["since"],
                 "\n".join(row["cdi_device_ids"]),
             ]
@@ -140,6 +143,7 @@ def _print_node(args: argparse.Namespace) -> int:
     entries = [entry for entry in entries if args.namespace in (None, entry.namespace)]
     asked = knows_cluster(args)
     told = ask_cluster(args, lambda api: _uses(api, entries)) if asked and entries else {}
+    unusable = _unusable(args)
     held: list[dict[str, Any]] = [
         {
             "device": device.device,
@@ -148,7 +152,12 @@ def _print_node(args: argparse.Namespace) -> int:
             "namespace": entry.namespace,
             "claim": entry.name,
             "uid": entry.uid,
-            "state": "prepared" if entry.state == "completed" else "being prepared",
+            "state": "being prepared"
+            if entry.state != "completed"
+            else "unhealthy"
+            if (device.pool, device.device) in unusable
+            else "prepared",
+            "reason": unusable.get((device.pool, device.device), ""),
             "requests": device.requests,
             "cdi_device_ids": device.cdi_device_ids,
             "used_by": told.get(entry.uid),
@@ -167,7 +176,7 @@ def _print_node(args: argparse.Namespace) -> int:
                 row["device"],
                 f"{row['namespace']}/{row['claim']}",
                 ", ".join(row["requests"]),
-                row["state"],
+                f"{row['state']}: {row['reason']}" if row["reason"] else row["state"],
                 *(["\n".join(row["used_by"] or ())] if asked else []),
                 "\n".join(row["cdi_device_ids"]),
             ]
@@ -175,6 +184,21 @@ def _print_node(args: argparse.Namespace) -> int:
         ),
     )
     return 0
+
+
+def _unusable(args: argparse.Namespace) -> dict[tuple[str, str], str]:
+    """What the agent knows against devices of claims, by pool and name; nothing where no agent answers."""
+    from dra_agent.agent.config import load
+    from dra_agent.errors import AgentError
+    from dra_agent.status.release_socket import SOCKET, Health, ask
+
+    state_dir = load(args).state_dir
+    if not (state_dir / SOCKET).exists():
+        return {}
+    try:
+        return {(row["pool"], row["device"]): row["reason"] for row in ask(state_dir, Health())}
+    except AgentError:
+        return {}  # an agent that was killed leaves its socket; the claims are shown without it
 
 
 async def _uses(api: ApiServer, entries: list[Any]) -> dict[str, list[str]]:

@@ -24,6 +24,8 @@ class Ledger:
     problems: tuple[str, ...] = ()
     failure: str | None = None
     """Why it cannot be read at all."""
+    held: tuple[tuple[str, str], ...] = ()
+    """Prepared claims (NAMESPACE/NAME), each with a device that it holds."""
 
 
 @dataclass(kw_only=True)
@@ -68,4 +70,10 @@ class Examination:
         if read is None:
             return Ledger()
         entries, report = read
-        return Ledger(frozenset(entry.uid for entry in entries), tuple(report.problems()))
+        held = [
+            (f"{entry.namespace}/{entry.name}", item.device)
+            for entry in entries
+            for item in entry.devices
+            if item.request and entry.state == "completed"
+        ]
+        return Ledger(frozenset(entry.uid for entry in entries), tuple(report.problems()), held=tuple(held))

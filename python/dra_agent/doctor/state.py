@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dra_agent.doctor.examination import Examination
 from dra_agent.doctor.finding import Finding, ok, problem, warning
+from dra_agent.health.prepared import unusable_reason
 
 _LEAST_FREE = 16 * 1024 * 1024
 """Bytes below which the ledger may soon be unable to write; it needs a few KiB for each claim."""
@@ -64,6 +65,15 @@ def _ledger(examination: Examination) -> Iterator[Finding]:
     if directory.is_dir():
         for path in sorted(directory.glob("*.corrupt-*")):
             yield warning("a damaged file that was set aside", str(path), "keep it for a report, then remove it")
+    if examination.inventory is not None:
+        devices = {device.name: device for device in examination.inventory.devices}
+        for claim, device in ledger.held:
+            if reason := unusable_reason(devices.get(device)):
+                yield problem(
+                    f"prepared for claim {claim}, and cannot be used: {reason}",
+                    device,
+                    "delete the claim's pods, or the claim; see `dra-agent devices` for the device",
+                )
     if not ledger.problems:
         count = len(ledger.claims)
         yield ok(f"{count} claim{'' if count == 1 else 's'} in the ledger", where)

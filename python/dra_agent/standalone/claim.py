@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-Phase = Literal["Pending", "Allocated", "Prepared", "Failed", "Deleting"]
+Phase = Literal["Pending", "Allocated", "Prepared", "Unhealthy", "Failed", "Deleting"]
 """Pending: waits for devices. Allocated: has devices, not prepared yet. Failed: can never be prepared as it is."""
 
 DEFAULT_NAMESPACE = "default"
@@ -33,7 +33,7 @@ class ClaimView(msgspec.Struct, frozen=True):
     uid: str
     phase: Phase
     message: str
-    """Why it is not prepared; empty once it is."""
+    """Why it is not prepared, or why a device of it cannot be used; empty where neither is so."""
     created: str
     """RFC 3339, UTC."""
     devices: tuple[HeldDevice, ...]

@@ -69,8 +69,13 @@ class StandaloneService:
         preparer: Preparer,
         allocate: Allocate,
         validate: Callable[[Object], list[str]],
+        unusable: Callable[[str, str], str] = lambda pool, device: "",
     ) -> None:
-        """`slices` gives the ResourceSlices as they are now; `validate` what is wrong with an object, if anything."""
+        """`slices` gives the ResourceSlices as they are now; `validate` what is wrong with an object, if anything.
+
+        `unusable`: why a device (pool, name) of a prepared claim cannot be used; "" where it can.
+        """
+        self._unusable = unusable
         self.socket = state_dir / SOCKET
         self.store = Store(state_dir)
         self._node = node
@@ -206,9 +211,9 @@ class StandaloneService:
             case Apply():
                 return await self._apply(request)
             case Get(namespace, name, wait):
-                return await self._get(namespace, name, min(wait, LONGEST_WAIT))
+                return self._with_health(await self._get(namespace, name, min(wait, LONGEST_WAIT)))
             case ListClaims():
-                return await self._work(self.queue.views)
+                return [self._with_health(view) for view in await self._work(self.queue.views)]
             case ListClasses():
                 return await self._work(self.queue.classes)
             case Delete():
@@ -231,7 +236,16 @@ class StandaloneService:
         views = {(view.namespace, view.name): view for view in await self._work(lambda: self.queue.views(claims))}
         return [msgspec.structs.replace(done, claim=views.get((done.namespace, done.name))) for done in applied]
 
-    async def _get(self, namespace: str, name: str, wait: float) -> Any:
+    def _with_health(self, view: ClaimView) -> ClaimView:
+        """A prepared claim whose device is lost is not shown as usable; what is stored does not change."""
+        if view.phase != "Prepared":
+            return view
+        reasons = [
+            f"{held.device}: {reason}" for held in view.devices if (reason := self._unusable(held.pool, held.device))
+        ]
+        return msgspec.structs.replace(view, phase="Unhealthy", message="; ".join(reasons)) if reasons else view
+
+    async def _get(self, namespace: str, name: str, wait: float) -> ClaimView:
         deadline = asyncio.get_running_loop().time() + wait
         while True:
             seen = self._steps

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from dra_agent.clock import boottime
 from dra_agent.cluster import RESOURCE_CLAIMS, ApiServer, NotFoundError
 from dra_agent.errors import AgentError, PermanentError
+from dra_agent.health.prepared import unusable_reason
 from dra_agent.host import Host
 from dra_agent.inventory.device import Device
 from dra_agent.prepare.ports import DeviceHeldError, Entry, Ledger, Lookup
@@ -112,6 +113,15 @@ class GoneClaims:
             entry
             for entry in self._ledger.entries()
             if entry.uid != own and any((held.pool, held.device) in wanted for held in entry.devices)
+        ]
+
+    def unusable(self) -> list[dict[str, str]]:
+        """Return the devices of prepared claims that cannot be used, and why."""
+        held = {(item.pool, item.device) for entry in self._ledger.entries() for item in entry.devices if item.request}
+        return [
+            {"pool": pool, "device": name, "reason": reason}
+            for pool, name in sorted(held)
+            if (reason := unusable_reason(self._lookup(pool, name)))
         ]
 
     def suspect(self, uids: Sequence[str]) -> None:

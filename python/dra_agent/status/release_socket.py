@@ -1,4 +1,4 @@
-"""`claims.sock` in the state directory: how a person has a prepared claim released in Kubernetes mode."""
+"""`claims.sock` in the state directory: what people ask of prepared claims in Kubernetes mode."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ class Release(msgspec.Struct, tag_field="op", tag="release", forbid_unknown_fiel
     force: bool = False
 
 
+class Health(msgspec.Struct, tag_field="op", tag="health", forbid_unknown_fields=True):
+    """Devices of prepared claims that cannot be used, and why."""
+
+
+_requests: msgspec.json.Decoder[Release | Health] = msgspec.json.Decoder(Release | Health)
+
+
 class ReleaseSocket:
     """Listens from `start` to `stop`."""
 
@@ -44,13 +51,15 @@ class ReleaseSocket:
 
     async def _do(self, line: bytes) -> Any:
         try:
-            request = msgspec.json.decode(line, type=Release)
+            request = _requests.decode(line)
         except msgspec.MsgspecError as error:
             raise UsageError(f"not a request: {error}") from error
+        if isinstance(request, Health):
+            return self._claims.unusable()
         return await self._claims.release(request.claim, force=request.force)
 
 
-def ask(state_dir: Path, request: Release) -> Any:
+def ask(state_dir: Path, request: Release | Health) -> Any:
     """Ask the agent of a state directory; raises what the agent raised, RetryableError where none answers."""
     with Connection(
         state_dir / SOCKET,
