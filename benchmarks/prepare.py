@@ -22,6 +22,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.device import Device, DeviceNode
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.prepare.locks import NamedLocks
 
 DRIVER = "dra-agent.internal"
 POOL = "node-a/gpu"
@@ -50,6 +51,7 @@ def run(root: Path, args: argparse.Namespace, shared_as: str | None) -> dict[str
             SpecDirectory(root / "cdi", DRIVER),
             lambda pool, name: devices.get(name),
             recipes=Recipes(Host(dev=root / "dev"), directories=[root / "cdi"]),
+            device_locks=NamedLocks(root / "state" / "locks", process=shared_as) if shared_as else None,
         )
         for number in range(args.held):
             preparer.prepare(claim(f"held-{number}", f"gpu-{GPUS + number}"))

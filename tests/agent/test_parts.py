@@ -23,6 +23,7 @@ from dra_agent.agent.measured import MeasuredPreparer
 from dra_agent.agent.metrics import DeviceInfo, Metrics, Reading
 from dra_agent.agent.notify import READY, Notifier
 from dra_agent.agent.pulse import STILL, Pulse
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError, UsageError
 
 
@@ -179,12 +180,12 @@ class Failing:
     def __init__(self, error: Exception | None) -> None:
         self.error = error
 
-    def prepare(self, claim: object) -> list[object]:
+    def prepare(self, claim: object, deadline: Deadline) -> list[object]:
         if self.error:
             raise self.error
         return []
 
-    def unprepare(self, uid: str) -> None:
+    def unprepare(self, uid: str, deadline: Deadline) -> None:
         if self.error:
             raise self.error
 
@@ -201,7 +202,7 @@ class Failing:
 def test_every_request_is_counted_by_how_it_ended(error: Exception | None, result: str) -> None:
     metrics = Metrics(Reading)
     preparer = MeasuredPreparer(Failing(error), Pulse(), metrics)  # type: ignore[arg-type]
-    for call in (lambda: preparer.prepare({}), lambda: preparer.unprepare("u")):
+    for call in (lambda: preparer.prepare({}, Deadline.of(60)), lambda: preparer.unprepare("u", Deadline.of(60))):
         try:
             call()
         except (RetryableError, UsageError, RuntimeError) as raised:

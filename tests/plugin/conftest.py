@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dra_agent.deadline import Deadline
 from dra_agent.plugin.kubelet_plugin import KubeletPlugin
 from dra_agent.plugin.ports import HealthSource
 from dra_agent.plugin.sockets import socket_paths
@@ -58,7 +59,7 @@ class Devices:
     calls: list[str] = field(default_factory=list)
     at_once: dict[str, int] = field(default_factory=dict)
 
-    def prepare(self, claim: dict[str, Any]) -> list[PreparedDevice]:
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> list[PreparedDevice]:
         uid = claim["metadata"]["uid"]
         self._work("prepare", uid)
         return [
@@ -72,7 +73,7 @@ class Devices:
             for result in claim["status"]["allocation"]["devices"]["results"]
         ]
 
-    def unprepare(self, uid: str) -> None:
+    def unprepare(self, uid: str, deadline: Deadline) -> None:
         self._work("unprepare", uid)
 
     def _work(self, what: str, uid: str) -> None:

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.plugin import kubelet_plugin, service
+from dra_agent.plugin.turns import Turns
 from dra_agent.prepare import PreparedDevice
 from eventually import eventually_async
 from plugin.conftest import Node, Run, claim
@@ -116,7 +118,7 @@ def test_an_error_without_words_is_an_error_all_the_same(node: Node, run: Run) -
 def test_claims_of_one_call_are_read_and_prepared_side_by_side(node: Node, run: Run) -> None:
     together = threading.Barrier(3)
 
-    def meet(claim: dict[str, Any]) -> list[PreparedDevice]:
+    def meet(claim: dict[str, Any], deadline: Deadline) -> list[PreparedDevice]:
         together.wait(10)
         return []
 
@@ -285,6 +287,46 @@ def test_what_hangs_does_not_keep_the_agent_from_stopping(
                 await hung
 
     run(scenario())
+
+
+def test_work_that_has_not_begun_is_not_begun_for_who_no_longer_waits() -> None:
+    """Else a prepare could follow the release of its claim."""
+    gate, late = threading.Event(), []
+
+    async def scenario() -> None:
+        turns = Turns(1)
+        now = asyncio.get_running_loop().time
+        running = asyncio.create_task(turns.take("u1", "preparing", None, lambda: gate.wait(60), now() + 120))
+        while not turns.busy:
+            await asyncio.sleep(0.01)
+        with pytest.raises(RetryableError, match="still preparing it"):
+            await turns.take("u2", "preparing", None, lambda: late.append("prepared"), now() + 0.1)
+        gate.set()
+        assert await running
+        # One thread: whatever was before this in the queue has had its turn.
+        assert await turns.take("u3", "preparing", None, lambda: "done", now() + 120) == "done"
+        assert late == [] and turns.busy == []
+
+    asyncio.run(scenario())
+
+
+def test_a_stop_waits_for_what_may_end_and_not_for_what_hangs() -> None:
+    gate = threading.Event()
+
+    async def scenario() -> None:
+        turns = Turns(2)
+        loop = asyncio.get_running_loop()
+        hung = asyncio.create_task(turns.take("u", "preparing", None, lambda: gate.wait(60), loop.time() + 120))
+        while not turns.busy:
+            await asyncio.sleep(0.01)
+        assert 0 < turns.worth_waiting(100.0) <= 100.0
+        began = turns._work["u"].began
+        assert turns.worth_waiting(0.0) <= 0 and turns.worth_waiting(50.0) <= began + 50.0 - loop.time() + 0.1
+        assert not await turns.finished(0.0)
+        gate.set()
+        assert await hung and await turns.finished(60.0)
+
+    asyncio.run(scenario())
 
 
 FATES = ["good", "permanent", "retryable", "bug", "gone", "replaced", "pending", "early", "no name"]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dra_agent.errors import AgentError
 from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.prepare.locks import NamedLocks
 from dra_agent.prepare.ports import DeviceHeldError
 from prepare.world import World, claim
 
@@ -21,6 +22,7 @@ def main() -> None:
     world = World(root)
     ledger = JournalLedger(root / "state", "boot-1", shared_as=name)
     world.ledger = ledger  # type: ignore[assignment]
+    world.locks = NamedLocks(root / "state" / "locks", process=name)
     world.start()
     if problems := world.preparer.recover().problems:
         sys.exit("\n".join(problems))

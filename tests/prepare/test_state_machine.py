@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from dra_agent.errors import AgentError, PermanentError, RetryableError
+from dra_agent.prepare import allocation as allocations
+from dra_agent.prepare import record as records
 from dra_agent.prepare.ports import DeviceHeldError
-from prepare.world import Crash, World, claim, partition, result
+from prepare.world import DRIVER, Crash, World, claim, partition, result
 
 GPUS = 4
 UIDS = st.sampled_from(["a", "b", "c", "d", "e"])
@@ -54,8 +56,10 @@ class Agent(RuleBasedStateMachine):
             assert uid in self.promised | dict.fromkeys(self.unsure) and self.promised.get(uid) != wanted
         except RetryableError:
             assert self._missing(wanted)
+            self._asked_anew(uid, wanted)
         except Crash:
             self._restart()
+            self._asked_anew(uid, wanted)
             if uid not in self.promised:
                 entry = self.world.ledger.get(uid)
                 self.unsure.discard(uid)
@@ -107,6 +111,16 @@ class Agent(RuleBasedStateMachine):
             assert "device node" in problem, problem
         assert not any(entry.state == "started" for entry in self.world.ledger.entries())
         assert self.world.specs.claims().keys() <= {entry.uid for entry in self.world.ledger.entries()}
+
+    def _asked_anew(self, uid: str, wanted: dict[str, object]) -> None:
+        """What was promised for an earlier allocation ends where the claim is prepared for another one."""
+        if self.promised.get(uid, wanted) == wanted:
+            return
+        entry = self.world.ledger.get(uid)
+        if entry is None:
+            del self.promised[uid]
+        elif entry.payload["config"] == records.digest(allocations.read(wanted, DRIVER)):
+            self.promised[uid] = wanted
 
     def _missing(self, wanted: dict[str, object]) -> bool:
         return any(not self.world.host.dev_path(f"/dev/dri/card{n}").exists() for n in _numbers(wanted))

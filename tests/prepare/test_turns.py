@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.prepare import turns
 from dra_agent.prepare.turns import Since, Turns
@@ -18,6 +18,7 @@ class Stile:
 
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.waits: list[float] = []
         self.since: Since = "nothing"
         self.others_wait = False
         self.refuse: Exception | None = None
@@ -26,6 +27,7 @@ class Stile:
         if self.refuse:
             raise self.refuse
         self.said.append("take")
+        self.waits.append(wait)
         return self.since
 
     def give(self) -> None:
@@ -35,11 +37,11 @@ class Stile:
         return self.others_wait
 
 
-def holding(turns_: Turns, until: threading.Event, mend: Callable[[], object] | None = None) -> threading.Thread:
+def holding(turns_: Turns, until: threading.Event) -> threading.Thread:
     inside = threading.Event()
 
     def work() -> None:
-        with turns_.hold(mend):
+        with turns_.hold():
             inside.set()
             until.wait(10)
 
@@ -87,47 +89,22 @@ def test_a_turn_that_lasts_is_joined_only_while_nobody_else_waits() -> None:
 
 
 def test_who_cannot_join_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "WAIT", 0.1)
     monkeypatch.setattr(turns, "SHARED_FOR", 0.0)
     stile, over = Stile(), threading.Event()
     stile.others_wait = True
     one = Turns(stile)
     first = holding(one, over)
-    with pytest.raises(RetryableError, match="other claims of this agent"), one.hold():
+    with pytest.raises(RetryableError, match="this agent still writes other claims"), one.hold(Deadline.of(0.1)):
         pass
     over.set()
     first.join(60)
     assert stile.said == ["take", "give"]
 
 
-def test_what_was_abandoned_is_mended_once_by_one_who_can_before_anybody_works() -> None:
+def test_the_callers_deadline_is_how_long_another_process_is_waited_for() -> None:
     stile = Stile()
-    one, done = Turns(stile), []
-    stile.since = "abandoned"
-    with one.hold():  # housekeeping that cannot mend
-        stile.since = "nothing"
-    with one.hold(lambda: done.append("mended")):
-        assert done == ["mended"]
-    with one.hold(lambda: done.append("again")):
-        assert done == ["mended"]
-
-
-def test_a_failed_mending_fails_the_request_and_is_tried_again() -> None:
-    stile = Stile()
-    one, tries = Turns(stile), []
-    stile.since = "abandoned"
-
-    def mend() -> None:
-        stile.since = "nothing"
-        tries.append(1)
-        if len(tries) == 1:
-            raise RetryableError("the disk is full")
-
-    with pytest.raises(RetryableError, match="full"), one.hold(mend):
-        raise AssertionError("nobody works before it is mended")
-    assert stile.said == ["take", "give"]
-    with one.hold(mend):
-        assert len(tries) == 2
+    with Turns(stile).hold(Deadline.of(7.0)):
+        assert 6.0 < stile.waits[0] <= 7.0
 
 
 def test_a_refused_turn_leaves_the_door_open_for_the_next() -> None:

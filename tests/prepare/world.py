@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from dra_agent.cdi.metadata_files import MetadataDirectory
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.cdi.recipes import Recipes
 from dra_agent.cdi.registry import Registry, load
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.device import Device, DeviceNode
 from dra_agent.prepare import Preparer
+from dra_agent.prepare.locks import NamedLocks
 from dra_agent.prepare.ownership import Ownership
 from dra_agent.prepare.ports import DeviceHeldError, Entry, HeldDevice
 from dra_agent.prepare.setup import SetupDevice, SetupOutcome, UnsuitableError, VendorSetup
@@ -65,7 +67,7 @@ class MemoryLedger:
             self.disk.update(self.unsynced)
         return MemoryLedger(self.points, self.disk, keep_unsynced=self.keep_unsynced)
 
-    def turn(self, mend: Callable[[], object] | None = None) -> AbstractContextManager[None]:
+    def turn(self, deadline: Deadline | None = None) -> AbstractContextManager[None]:
         return nullcontext()
 
     def start(self, entry: Entry, *, durable: bool) -> None:
@@ -246,6 +248,8 @@ class World:
             self.devices[name] = Device(name, "gpu", "amd", f"0000:{index:02x}:00.0", attributes={}, nodes=nodes)
         self.ledger = MemoryLedger(self.points, {})
         self.ownership: Ownership | None = None
+        self.locks: NamedLocks | None = None
+        """Of the devices, where other agents share the ledger."""
         self.start()
 
     def lookup(self, pool: str, name: str) -> Device | None:
@@ -268,6 +272,7 @@ class World:
             setups=setups,
             metadata=self.metadata,
             ownership=self.ownership,
+            device_locks=self.locks,
         )
 
     def crash_and_restart(self) -> None:

@@ -15,6 +15,7 @@ import pytest
 from cluster_api.fake import FakeApi
 from dra_agent.cluster import RESOURCE_CLAIMS, Backoff, connect
 from dra_agent.cluster.server import ApiServer
+from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.inventory.device import Inventory
 from dra_agent.publish import Publisher
@@ -513,11 +514,11 @@ def test_devices_that_are_not_on_offer_need_no_taint_for_it_to_be_done(
 class Preparer:
     prepared: list[str] = field(default_factory=list)
 
-    def prepare(self, claim: dict[str, Any]) -> list[str]:
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> list[str]:
         self.prepared.append(claim["metadata"]["uid"])
         return ["device"]
 
-    def unprepare(self, uid: str) -> None:
+    def unprepare(self, uid: str, deadline: Deadline) -> None:
         self.prepared.remove(uid)
 
 
@@ -532,15 +533,15 @@ def test_new_claims_are_refused_while_a_notice_holds_and_old_ones_are_not() -> N
         preparer, lambda: states[-1], lambda uid: uid if uid in known else None, refused=refused.append
     )
     new, old = {"metadata": {"uid": "new"}}, {"metadata": {"uid": "old"}}
-    assert refusing.prepare(new) == ["device"]
+    assert refusing.prepare(new, Deadline.of(60)) == ["device"]
     states.append(apply(State("b"), Reading("aws.rebalance", "hint", "h", "maybe"), datetime.now(UTC)))
-    assert refusing.prepare(new) == ["device"]
+    assert refusing.prepare(new, Deadline.of(60)) == ["device"]
     states.append(apply(State("b"), Reading("aws.spot", "notice", "n", "spot"), datetime.now(UTC)))
     with pytest.raises(RetryableError, match="being taken"):
-        refusing.prepare(new)
-    assert refusing.prepare(old) == ["device"]
+        refusing.prepare(new, Deadline.of(60))
+    assert refusing.prepare(old, Deadline.of(60)) == ["device"]
     assert refused == [new]
-    refusing.unprepare("new")
+    refusing.unprepare("new", Deadline.of(60))
 
 
 @pytest.mark.parametrize("slow", [False, True])

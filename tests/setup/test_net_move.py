@@ -29,6 +29,7 @@ from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.device import Device
 from dra_agent.prepare.setup import SetupOutcome
+from dra_agent.setup import rtnetlink
 from dra_agent.setup.net import NetworkInterfaces
 from dra_agent.setup.net.mover import TASK
 from eventually import eventually
@@ -224,6 +225,26 @@ def test_a_move_that_an_agent_did_not_live_to_end_is_ended_by_the_next(the_nic: 
     assert addresses(links(pod)["net1"]) == ["192.0.2.7/24"]
     assert "203.0.113.0/24 via 192.0.2.1 dev net1" in ip("route", inside=pod)
     assert the_nic.note()["network"] == os.fspath(Path(f"/proc/{pod}/ns/net").readlink())
+
+
+def test_addresses_come_back_also_where_nobody_lived_to_say_that_it_was_moved(
+    the_nic: Nic, pod: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that moves it is killed after the move: the container does not start, and the claim is released."""
+    outcome = the_nic.prepare(name="net1")
+
+    def killed(request: rtnetlink.Move) -> rtnetlink.Done:
+        ip("link", "set", the_nic.name, "netns", str(pod), "name", "net1")
+        raise RetryableError("asking the kernel did not answer within 15 s")
+
+    with answered(the_nic.agent):
+        monkeypatch.setattr(rtnetlink, "ask", killed)
+        assert the_nic.hook(outcome, pod).returncode == 1
+    monkeypatch.undo()
+    assert addresses(links(pod)["net1"]) == []
+    the_nic.come_back(pod)
+    the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record)
+    assert addresses(links(os.getpid())[the_nic.name]) == ["192.0.2.7/24"]
 
 
 def test_it_is_said_where_an_interface_is_that_another_pod_has(the_nic: Nic, pod: int, other_pod: int) -> None:

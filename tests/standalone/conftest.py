@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError
 from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.store import Store
@@ -32,7 +33,7 @@ class Preparer:
     prepared: dict[str, list[str]] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
 
-    def prepare(self, claim: dict[str, Any]) -> list[PreparedDevice]:
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> list[PreparedDevice]:
         uid = claim["metadata"]["uid"]
         self.calls.append(f"prepare {claim['metadata']['name']}")
         if self.error is not None:
@@ -43,7 +44,7 @@ class Preparer:
             PreparedDevice((r["request"],), r["pool"], r["device"], (f"x/claim={uid}-{r['device']}",)) for r in results
         ]
 
-    def unprepare(self, uid: str) -> None:
+    def unprepare(self, uid: str, deadline: Deadline) -> None:
         if self.release_error is not None:
             raise self.release_error
         self.prepared.pop(uid, None)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, UsageError
 from dra_agent.standalone import intake
 from dra_agent.standalone import queue as queue_module
@@ -291,9 +292,9 @@ def test_a_prepare_that_hangs_keeps_no_request_waiting(
     go_on = threading.Event()
     prepare = preparer.prepare
 
-    def hang(value: Any) -> Any:
+    def hang(value: Any, deadline: Deadline) -> Any:
         assert go_on.wait(DEADLINE_S)
-        return prepare(value)
+        return prepare(value, deadline)
 
     monkeypatch.setattr(preparer, "prepare", hang)
     with running(tmp_path, preparer, allocate) as service, ThreadPoolExecutor(1) as pool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError, UsageError
 from dra_agent.standalone.client import Client
 from dra_agent.standalone.service import StandaloneService
@@ -210,13 +211,13 @@ def hanging(preparer: Any) -> Iterator[threading.Event]:
             preparer.began.set()
             assert let_go.wait(60)
 
-    def slow_prepare(claim: dict[str, Any]) -> Any:
+    def slow_prepare(claim: dict[str, Any], deadline: Deadline) -> Any:
         hang([one["device"] for one in claim["status"]["allocation"]["devices"]["results"]])
-        return prepare(claim)
+        return prepare(claim, deadline)
 
-    def slow_unprepare(uid: str) -> None:
+    def slow_unprepare(uid: str, deadline: Deadline) -> None:
         hang(preparer.prepared.get(uid, []))
-        unprepare(uid)
+        unprepare(uid, deadline)
 
     preparer.hangs = False
     preparer.prepare, preparer.unprepare = slow_prepare, slow_unprepare

@@ -11,6 +11,7 @@ import pytest
 
 from cluster_api.fake import FakeApi
 from dra_agent.cluster import ApiServer, connect
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.device import Device
@@ -47,7 +48,7 @@ class Node:
         held = (HeldDevice(POOL, device, "gpu"),)
         self.entries_by_uid[uid] = Entry(uid, "default", name, held, "completed")
 
-    def unprepare(self, uid: str) -> None:
+    def unprepare(self, uid: str, deadline: Deadline) -> None:
         del self.entries_by_uid[uid]
         self.released.append(uid)
 
@@ -192,10 +193,10 @@ def test_a_holder_in_the_way_is_checked_at_once_and_the_error_names_the_command(
     fake_api: FakeApi, tmp_path: Path, host: Host
 ) -> None:
     class Refusing:
-        def prepare(self, claim: dict[str, Any]) -> list[Any]:
+        def prepare(self, claim: dict[str, Any], deadline: Deadline) -> list[Any]:
             raise DeviceHeldError("device gpu-0 of pool node-a/gpu is held by claim default/gone")
 
-        def unprepare(self, uid: str) -> None:
+        def unprepare(self, uid: str, deadline: Deadline) -> None:
             raise AssertionError
 
     async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiServer) -> None:
@@ -206,7 +207,7 @@ def test_a_holder_in_the_way_is_checked_at_once_and_the_error_names_the_command(
         claim = {"metadata": {"uid": "new"}, "status": {"allocation": {"devices": {"results": [wanted]}}}}
         fake_api.remove("resourceclaims", "gone", "default")
         with pytest.raises(DeviceHeldError, match="dra-agent claims release g"):
-            await asyncio.to_thread(gone.wrap(Refusing()).prepare, claim)
+            await asyncio.to_thread(gone.wrap(Refusing()).prepare, claim, Deadline.of(60))
         await until(lambda: "g" in gone._gone_since)
 
     run(fake_api, tmp_path, host, story)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.prepare import PreparedDevice
 from dra_agent.prepare.ports import DeviceHeldError, Entry, HeldDevice
@@ -23,12 +24,12 @@ class World:
         self.outcome = outcome
         self.told: list[Any] = []
 
-    def prepare(self, claim: dict[str, Any]) -> Sequence[PreparedDevice]:
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[PreparedDevice]:
         if isinstance(self.outcome, AgentError):
             raise self.outcome
         return self.outcome
 
-    def unprepare(self, uid: str) -> object:
+    def unprepare(self, uid: str, deadline: Deadline) -> object:
         if isinstance(self.outcome, AgentError):
             raise self.outcome
         return True
@@ -46,8 +47,8 @@ class World:
 def test_what_was_prepared_is_told() -> None:
     world = World([PreparedDevice(("gpu",), POOL, "gpu-0", ("id",), "share-1")])
     telling = TellingPreparer(world, world, world)
-    assert telling.prepare(claim("a", result("gpu-0"))) == world.outcome
-    telling.unprepare("uid-a")
+    assert telling.prepare(claim("a", result("gpu-0")), Deadline.of(60)) == world.outcome
+    telling.unprepare("uid-a", Deadline.of(60))
     assert world.told == [
         HeldClaim("uid-a", "team-a", "a", (DeviceKey(POOL, "gpu-0", "share-1"),)),
         "released uid-a",
@@ -67,10 +68,10 @@ def test_an_error_goes_on_unchanged_and_an_operator_sees_what_stays(error: Agent
     world = World(error)
     telling = TellingPreparer(world, world, world)
     with pytest.raises(type(error)) as raised:
-        telling.prepare(claim("a", result("gpu-0")))
+        telling.prepare(claim("a", result("gpu-0")), Deadline.of(60))
     assert raised.value is error and world.told == told
     with pytest.raises(type(error)):
-        telling.unprepare("uid-a")
+        telling.unprepare("uid-a", Deadline.of(60))
     assert world.told == told, "what could not be unprepared is still held"
 
 
@@ -78,13 +79,13 @@ def test_an_error_goes_on_unchanged_and_an_operator_sees_what_stays(error: Agent
 def test_a_claim_that_is_none_makes_no_event(odd: dict[str, Any]) -> None:
     world = World(PermanentError("not a ResourceClaim"))
     with pytest.raises(PermanentError, match="not a ResourceClaim"):
-        TellingPreparer(world, world, world).prepare(odd)
+        TellingPreparer(world, world, world).prepare(odd, Deadline.of(60))
     assert world.told == []
 
 
 def test_a_claim_without_devices_of_this_driver_has_nothing_to_tell() -> None:
     world = World([])
-    TellingPreparer(world, world, world).prepare(claim("a"))
+    TellingPreparer(world, world, world).prepare(claim("a"), Deadline.of(60))
     assert world.told == []
 
 

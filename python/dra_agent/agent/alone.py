@@ -53,7 +53,8 @@ class StandaloneMode:
             validate=problems_of,
             unusable=lambda pool, device: unusable_reason(hardware.lookup(pool, device)),
         )
-        entries = [msgspec.to_builtins(entry) for entry in ledger.entries()]
+        # What was only begun for a claim that the store has lost is undone by the first repair.
+        entries = [msgspec.to_builtins(entry) for entry in ledger.entries() if entry.state != "started"]
         for name in self._service.queue.restore(entries, config.driver_name):
             log.warning("claim restored from the ledger: the store had lost it", extra={"claim": name})
         assert self._reclaim is not None

@@ -10,7 +10,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,8 +18,8 @@ from dra_agent import __version__, shapes
 from dra_agent.agent import one_owner
 from dra_agent.agent.config import SIMULATED_CDI, Config, listen_address
 from dra_agent.agent.hardware import Hardware, boot_id
-from dra_agent.agent.heap import give_back
 from dra_agent.agent.hosts import agent_host
+from dra_agent.agent.housekeeping import Housekeeping
 from dra_agent.agent.instances import Instances
 from dra_agent.agent.leadership import Leadership
 from dra_agent.agent.lock import StateLock, remove_leftovers
@@ -30,12 +30,13 @@ from dra_agent.agent.pulse import BEAT, Pulse
 from dra_agent.agent.reclaiming import Reclaiming
 from dra_agent.agent.signals import Signals, run_unless
 from dra_agent.agent.watching import Watcher
-from dra_agent.errors import AgentError
+from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.health import Monitor, Record
 from dra_agent.host import Host
 from dra_agent.inventory.handover import Handovers
-from dra_agent.prepare import Preparer, RecoveryReport
+from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.prepare.locks import NamedLocks
 from dra_agent.prepare.ownership import Ownership
 from dra_agent.prepare.setup import VendorSetup
 
@@ -50,8 +51,8 @@ EXTEND = 5.0
 """Seconds for which the service manager is asked to wait, each time."""
 CDI_REPLACED_GRACE_S = 30.0
 """How long the CDI directory may be one that the host replaced before /healthz fails: a restart mounts the new one."""
-TIDY = 60.0
-"""Seconds between two rounds of housekeeping: the ledger's journal, and the CDI specs of prepared claims."""
+WORKERS = 32
+"""Threads of the event loop's own executor: small reads and writes, and hooks of containers that start."""
 _T = TypeVar("_T")
 
 
@@ -100,6 +101,12 @@ class Agent:
         log.info("stopped")
 
     @property
+    def _shared_as(self) -> str | None:
+        """By which name this agent shares its state directory with others; None: it is alone there."""
+        config = self._config
+        return config.pod_uid if config.pod_uid and not config.standalone else None
+
+    @property
     def stuck(self) -> list[str]:
         """What still runs on a worker thread and may never end: a library that hangs."""
         return self._abandoned + self._pulse.busy() + (self._mode.stuck if self._mode is not None else [])
@@ -114,7 +121,7 @@ class Agent:
                 "the devices are simulated: CDI specs are kept away from container runtimes",
                 extra={"cdi_dir": str(config.cdi_dir)},
             )
-        shared_as = config.pod_uid if config.pod_uid and not config.standalone else None
+        shared_as = self._shared_as
         lock = StateLock(config.state_dir, shared=shared_as is not None)
         stack.callback(lock.close)
         ownership = one_owner.join(config, stack.callback)
@@ -123,9 +130,10 @@ class Agent:
             stack.callback(instances.close)
             self._newest = instances.newest
             self._leadership = Leadership(instances)
-        worker = ThreadPoolExecutor(1, thread_name_prefix="hardware")
-        # Not waited for: a library that hangs must not keep the agent from stopping.
-        stack.callback(worker.shutdown, wait=False, cancel_futures=True)
+        # Never waited for: a library that hangs must not keep the agent from stopping.
+        asyncio.get_running_loop().set_default_executor(DaemonExecutor(WORKERS, "worker"))
+        worker = DaemonExecutor(1, "hardware")
+        stack.callback(worker.shutdown)
 
         async def work(what: str, at_most: float, call: Callable[[], _T]) -> _T:
             return await self._work(worker, what, at_most, call)
@@ -173,7 +181,6 @@ class Agent:
             worker, "comparing owners of devices", 60.0, lambda: ownership.reconcile(ledger, hardware.lookup)
         ):
             log.error("another agent of this host has a device of a prepared claim", extra={"problem": problem})
-        recovered = await self._work(worker, "looking at claims of an earlier run", 300.0, preparer.recover)
         shapes.settle()  # of what was imported meanwhile
         await self._share(stack, worker, hardware, setups)
         await self._answer_hooks(stack, setups)
@@ -186,8 +193,11 @@ class Agent:
         )
         await watcher.start()
         stack.push_async_callback(watcher.stop)
-        stack.callback(_cancel, asyncio.create_task(self._tidy(worker, ledger, preparer), name="tidy"))
-        self._ready(recovered)
+        self._ready(sum(entry.state == "completed" for entry in ledger.entries()))
+        # Claims of earlier agents come after those that are asked for now: one that hangs holds up nobody.
+        housekeeping = Housekeeping(ledger, preparer, self._work, newest=self._newest)
+        stack.callback(housekeeping.stop)
+        housekeeping.start()
 
     def _serve(self, stack: AsyncExitStack) -> Metrics | None:
         """Answer /metrics, /healthz and /readyz, if anyone wants them; gives what takes note of requests."""
@@ -231,7 +241,7 @@ class Agent:
         return vendor_setups(self._config, hardware.host, hardware.mode_changes)
 
     async def _share(
-        self, stack: AsyncExitStack, worker: ThreadPoolExecutor, hardware: Hardware, setups: tuple[VendorSetup, ...]
+        self, stack: AsyncExitStack, worker: Executor, hardware: Hardware, setups: tuple[VendorSetup, ...]
     ) -> None:
         from dra_agent.agent.sharing import Sharing
         from dra_agent.setup.shares import ShareSetup
@@ -270,6 +280,7 @@ class Agent:
         from dra_agent.cdi.recipes.choice import find_nvidia_ctk
 
         config = self._config
+        shared_as = self._shared_as
         recipes = Recipes(hardware.host, ctk=find_nvidia_ctk(hardware.host))
         specs = SpecDirectory(config.cdi_dir, config.driver_name)
         self._pulse.watch(specs.replaced, CDI_REPLACED_GRACE_S)
@@ -284,6 +295,7 @@ class Agent:
             setups=setups,
             metadata=metadata,
             ownership=ownership,
+            device_locks=NamedLocks(config.state_dir / "locks" / "devices", process=shared_as) if shared_as else None,
             took=took,
         )
 
@@ -301,7 +313,7 @@ class Agent:
         stack.push_async_callback(mode.close)
         return mode
 
-    def _ready(self, recovered: RecoveryReport) -> None:
+    def _ready(self, claims: int) -> None:
         assert self._hardware is not None
         # What lives as long as the process need not be looked at by every collection.
         gc.collect()
@@ -315,7 +327,7 @@ class Agent:
             extra={
                 "version": __version__,
                 "devices": devices,
-                "claims": len(recovered.kept) + len(recovered.rebuilt),
+                "claims": claims,
                 "seconds": round(time.monotonic() - self._born, 3),
             },
         )
@@ -366,24 +378,6 @@ class Agent:
             self._notifier.send(f"EXTEND_TIMEOUT_USEC={int(EXTEND * 1e6)}", "STATUS=giving claims back")
         return True
 
-    async def _tidy(self, worker: ThreadPoolExecutor, ledger: JournalLedger, preparer: Preparer) -> None:
-        while True:
-            await asyncio.sleep(TIDY)
-            work: tuple[tuple[str, Callable[[], object]], ...] = (
-                ("compacting the ledger", ledger.tidy),
-                ("looking at CDI specs", preparer.mend),
-                ("giving memory back", give_back),
-            )
-            for what, call in work:
-                try:
-                    if call == preparer.mend and not self._newest():
-                        continue  # two versions may write one spec differently: the newer one's stays
-                    await self._work(worker, what, 300.0, call)
-                except AgentError as error:
-                    log.warning("not done this time", extra={"what": what, "reason": str(error)})
-                except Exception:  # housekeeping that fails must not end housekeeping
-                    log.exception("not done this time", extra={"what": what})
-
     def _unready(self) -> list[str]:
         ills = [self._not_ready] if self._not_ready else []
         if self._ledger is not None and not self._not_ready and (why := self._ledger.report.not_writable):
@@ -392,13 +386,9 @@ class Agent:
             ills += self._mode.ills
         return ills + self._pulse.ills()
 
-    async def _work(self, worker: ThreadPoolExecutor, what: str, at_most: float, call: Callable[[], _T]) -> _T:
+    async def _work(self, worker: Executor, what: str, at_most: float, call: Callable[[], _T]) -> _T:
         def watched() -> _T:
             with self._pulse.working(what, at_most):
                 return call()
 
         return await asyncio.get_running_loop().run_in_executor(worker, watched)
-
-
-def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()

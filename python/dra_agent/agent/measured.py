@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from dra_agent.agent.pulse import Pulse
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.prepare import PreparedDevice, Preparer
 
-LONGEST = 300.0
-"""Seconds that one request may take before the agent counts as stuck; vendor set-ups have deadlines far below."""
+LONGEST = math.inf
+"""Seconds that one request may take before the agent counts as stuck: one that hangs in a driver is that claim's
+trouble. A restart would not end it, and would take the agent from every other claim of the node."""
 
 
 class Record(Protocol):
@@ -35,15 +38,15 @@ class MeasuredPreparer:
         self._pulse = pulse
         self._record = record
 
-    def prepare(self, claim: dict[str, Any]) -> Sequence[PreparedDevice]:
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[PreparedDevice]:
         """Prepare a claim."""
         with self._measure("prepare"):
-            return self._preparer.prepare(claim)
+            return self._preparer.prepare(claim, deadline)
 
-    def unprepare(self, uid: str) -> None:
+    def unprepare(self, uid: str, deadline: Deadline) -> None:
         """Release a claim."""
         with self._measure("unprepare"):
-            self._preparer.unprepare(uid)
+            self._preparer.unprepare(uid, deadline)
 
     def _measure(self, operation: str) -> _Measured:
         return _Measured(operation, self._pulse, self._record)

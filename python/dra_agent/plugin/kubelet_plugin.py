@@ -26,9 +26,11 @@ log = logging.getLogger(__name__)
 LOOK = 1.0
 """Seconds between two looks at whether the sockets' files are still there."""
 GRACE = 15.0
-"""Seconds for which running calls are waited for at the end."""
-THREADS = 32
-"""Claims that are worked on at once; a node has fewer devices that can be given out than that, or barely more."""
+"""Seconds that a call may have taken until it is not waited for at the end."""
+SHORTEST_GRACE = 0.5
+"""Seconds for which calls are waited for at the end where all the work that is under way hangs."""
+THREADS = 256
+"""Claims that are worked on at once. Of those for a sick device three keep a thread: one that hangs, two that wait."""
 # A connection lives as long as the kubelet wants: each GOAWAY would start its timer for wiping our slices.
 _OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", 256))
 
@@ -105,11 +107,12 @@ class KubeletPlugin:
             file.remove()
         if self._health is not None:
             self._health.close()
-        until = asyncio.get_running_loop().time() + GRACE
+        grace = GRACE if not self._turns.busy else max(SHORTEST_GRACE, self._turns.worth_waiting(GRACE))
         if self._server is not None:
-            await self._server.stop(GRACE)
-        await asyncio.gather(*self._retiring)
-        if not await self._turns.finished(max(0.0, until - asyncio.get_running_loop().time())):
+            await self._server.stop(grace)
+        if self._retiring:
+            await asyncio.wait(self._retiring, timeout=grace)
+        if not await self._turns.finished(GRACE):
             log.warning("stopped without waiting for what hangs", extra={"work": self._turns.busy})
         self._turns.close()
 

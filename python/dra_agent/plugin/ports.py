@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
+from dra_agent.deadline import Deadline
+
 Object = dict[str, Any]
 """An object of the API as JSON values."""
 
@@ -34,12 +36,15 @@ class Prepared(Protocol):
 
 
 class Preparing(Protocol):
-    """Makes an allocated claim ready for containers, and undoes it. Called on several threads. Raises AgentError."""
+    """Makes an allocated claim ready for containers, and undoes it. Called on several threads. Raises AgentError.
 
-    def prepare(self, claim: Object) -> Sequence[Prepared]:
+    Whatever is waited for is given up at `deadline` with a RetryableError.
+    """
+
+    def prepare(self, claim: Object, deadline: Deadline) -> Sequence[Prepared]:
         """Prepare a claim, or check and mend one that is prepared already."""
 
-    def unprepare(self, uid: str) -> object:
+    def unprepare(self, uid: str, deadline: Deadline) -> object:
         """Release a claim; one that is not known is none of its business."""
 
 

@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 import msgspec
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.plugin.claims import ClaimReference, fetch
 from dra_agent.plugin.ports import ClaimSource, Observer, Prepared, Preparing
@@ -163,11 +164,15 @@ class DraService:
             self._observer.phase("fetch", time.perf_counter() - began)
         preparing = await self._ready(until)
         allocation = msgspec.json.encode(fetched["status"]["allocation"])
-        return await self._turns.take(claim.uid, "preparing", allocation, lambda: preparing.prepare(fetched), until)
+        deadline = Deadline(until)
+        return await self._turns.take(
+            claim.uid, "preparing", allocation, lambda: preparing.prepare(fetched, deadline), until
+        )
 
     async def _unprepare(self, claim: ClaimReference, until: float) -> Sequence[Prepared]:
         preparing = await self._ready(until)
-        await self._turns.take(claim.uid, "unpreparing", None, lambda: preparing.unprepare(claim.uid), until)
+        deadline = Deadline(until)
+        await self._turns.take(claim.uid, "unpreparing", None, lambda: preparing.unprepare(claim.uid, deadline), until)
         return ()
 
     async def _ready(self, until: float) -> Preparing:

@@ -1,17 +1,18 @@
 """Work on claims, on threads: one piece at a time for each claim, and nobody waits longer than its own deadline.
 
-A vendor library that hangs keeps its thread. A repeat of the same work joins the one that runs, so that the kubelet's
-retries never use up the threads; other work on the same claim waits for its turn.
+A vendor library that hangs keeps its thread, and nothing else: the kubelet's retries join the work that runs, of other
+claims for the device few may wait (prepare.locks), and the process can end.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import RetryableError
 
 _T = TypeVar("_T")
@@ -23,13 +24,15 @@ class _Work:
     key: Hashable
     thread: Future[Any]
     done: asyncio.Future[Any]
+    began: float
+    """In the loop's time."""
 
 
 class Turns:
     """Runs work in turn; used on one event loop."""
 
     def __init__(self, threads: int) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="claims")
+        self._executor = DaemonExecutor(threads, "claims")
         self._work: dict[str, _Work] = {}
 
     @property
@@ -63,16 +66,24 @@ class Turns:
         """Begin nothing more; what hangs is not waited for."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def finished(self, at_most: float) -> bool:
-        """Wait until nothing is worked on; False where something still is after `at_most` seconds."""
+    def worth_waiting(self, grace: float) -> float:
+        """Return the seconds until everything that runs now has run for `grace` seconds, or has ended before.
+
+        What has run for longer hangs, and a stop is not held up for it.
+        """
+        now = asyncio.get_running_loop().time()
+        return max((work.began + grace - now for work in self._work.values()), default=0.0)
+
+    async def finished(self, grace: float) -> bool:
+        """Wait until nothing is worked on; False where something still is after `worth_waiting`."""
         running = [work.done for work in self._work.values()]
         if running:
-            await asyncio.wait(running, timeout=at_most)
+            await asyncio.wait(running, timeout=max(0.0, self.worth_waiting(grace)))
         return not self._work
 
     def _begin(self, uid: str, what: str, key: Hashable, call: Callable[[], Any]) -> _Work:
         thread = self._executor.submit(call)
-        work = _Work(what, key, thread, asyncio.wrap_future(thread))
+        work = _Work(what, key, thread, asyncio.wrap_future(thread), asyncio.get_running_loop().time())
         self._work[uid] = work
         work.done.add_done_callback(lambda done: self._ended(uid, done))
         return work

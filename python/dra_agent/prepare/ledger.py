@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dra_agent import _native
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.prepare.ports import DeviceHeldError, Entry
 from dra_agent.prepare.turns import WAIT, Since, Turns
@@ -108,13 +109,12 @@ class JournalLedger:
         """Let another process have it; what is held stays held."""
         self._native.close()
 
-    def turn(self, mend: Callable[[], object] | None = None) -> AbstractContextManager[None]:
-        """Be the one process that changes the ledger, and what belongs to it; nothing to wait for where none shares it.
+    def turn(self, deadline: Deadline | None = None) -> AbstractContextManager[None]:
+        """Be the one process that reads and changes the ledger; nothing to wait for where none shares it.
 
-        `mend` is called first where another agent ended in the midst of its turn. RetryableError names the agent that
-        does not give its turn back.
+        RetryableError names the agent that does not give its turn back by the deadline.
         """
-        return _ALONE if self._turns is None else self._turns.hold(mend)
+        return _ALONE if self._turns is None else self._turns.hold(deadline)
 
     def start(self, entry: Entry, *, durable: bool) -> None:
         """Take the devices for a claim; DeviceHeldError names the claim that has one already."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.inventory.device import Device
 
@@ -51,10 +52,10 @@ class Ledger(Protocol):
     Raises RetryableError where the disk refuses; nothing has changed then.
     """
 
-    def turn(self, mend: Callable[[], object] | None = None) -> AbstractContextManager[None]:
-        """Keep other agents on the same ledger out; everything that changes a claim happens inside.
+    def turn(self, deadline: Deadline | None = None) -> AbstractContextManager[None]:
+        """Keep other agents on the same ledger out; what is read outside may be old, and nothing is written there.
 
-        `mend` is called first where another agent ended in the midst of its turn.
+        Short: never held while a device is set up or a file of a claim is written. RetryableError at the deadline.
         """
         ...
 

@@ -1,8 +1,12 @@
 """Preparing and unpreparing one claim, in an order that a crash at any point leaves repairable.
 
-Prepare: take the devices in the ledger → vendor set-up → metadata files, where wanted → CDI spec → complete in the
-ledger (the one sync) → answer. Unprepare: remove the CDI spec and the files → undo the set-up → release in the ledger.
-What a crash leaves is mended by `recovery`.
+Prepare: take the devices in the ledger → vendor set-up → complete in the ledger (the one sync) → metadata files, where
+wanted → CDI spec → answer. Unprepare: remove the CDI spec and the files → undo the set-up → release in the ledger. So a
+spec is there only for a claim that the ledger has completed. What a crash leaves is repaired by `recovery`.
+
+Locks, in the order in which they are taken: the claim's, its devices' (across processes where several agents share the
+ledger), those of set-ups, and last a turn at the ledger, which is short and held for nothing else. Whoever has a
+device's lock knows that nobody works at the claims that hold it: docs/ledger.md, "Several agents in turn".
 """
 
 from __future__ import annotations
@@ -10,7 +14,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,20 +26,22 @@ from dra_agent.cdi.metadata_files import MetadataDirectory
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.cdi.names import check_uid
 from dra_agent.cdi.recipes import Recipes
+from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.inventory.device import Device
 from dra_agent.prepare import allocation as allocations
 from dra_agent.prepare import record as records
+from dra_agent.prepare.abandoned import lock_names, undo_abandoned
 from dra_agent.prepare.allocation import Allocation
 from dra_agent.prepare.describe import Description, describe
 from dra_agent.prepare.locks import NamedLocks
 from dra_agent.prepare.ownership import NoOwnership, Ownership
 from dra_agent.prepare.plan import plan
-from dra_agent.prepare.ports import Entry, Ledger, Lookup
+from dra_agent.prepare.ports import DeviceHeldError, Entry, Ledger, Lookup
 from dra_agent.prepare.record import ClaimRecord, DeviceRecord
-from dra_agent.prepare.recovery import look, recover
+from dra_agent.prepare.recovery import Apart, directly, forget_others, look, remove_strangers
 from dra_agent.prepare.result import PreparedDevice, RecoveryReport
-from dra_agent.prepare.setup import Kind, Remembering, VendorSetup
+from dra_agent.prepare.setup import Kind, VendorSetup
 from dra_agent.prepare.steps import repeat, run
 from dra_agent.prepare.undo import undo
 
@@ -42,6 +49,10 @@ log = logging.getLogger(__name__)
 
 STARTED = "started"
 COMPLETED = "completed"
+CALL_TIMEOUT_S = 40.0
+"""Seconds for a request whose caller says nothing; the kubelet waits 45."""
+LEDGER_TIMEOUT_S = 5.0
+"""Seconds that the ledger is waited for at least once hardware was changed, however little the caller has left."""
 
 Took = Callable[[str, float], None]
 """Takes note of a phase and its seconds; called on the thread that prepares."""
@@ -61,9 +72,13 @@ class Preparer:
         setups: Iterable[VendorSetup] = (),
         metadata: MetadataDirectory | None = None,
         ownership: Ownership | None = None,
+        device_locks: NamedLocks | None = None,
         took: Took = lambda phase, seconds: None,
     ) -> None:
-        """`took` is told how long the parts of preparing took: lock, ledger, setup, cdi."""
+        """`took` is told how long the parts of preparing took: lock, ledger, setup, cdi.
+
+        `device_locks` are those of all agents that share the ledger; left out, this one is alone.
+        """
         self.driver = driver
         self._ledger = ledger
         self._specs = specs
@@ -73,29 +88,30 @@ class Preparer:
         self._metadata = metadata
         self._ownership = ownership or NoOwnership()
         self._took = took
-        # Two sets of locks, always taken in this order: a claim's own, then those of its devices.
         self._claims = NamedLocks()
-        self._devices = NamedLocks()
+        self._devices = device_locks or NamedLocks()
 
-    def prepare(self, claim: Mapping[str, Any]) -> list[PreparedDevice]:
+    def prepare(self, claim: Mapping[str, Any], deadline: Deadline | None = None) -> list[PreparedDevice]:
         """Prepare an allocated ResourceClaim (the API's JSON) and give its devices of this driver with their CDI ids.
 
-        Repeating it gives the same answer, after the spec and the device nodes have been looked at and mended.
+        Repeating it gives the same answer, after the spec and the device nodes have been looked at and mended; where
+        the claim was allocated again with the same devices, it is prepared anew for what it asks now.
         RetryableError: the same claim may succeed later; PermanentError: not before it is changed.
         """
         allocation = allocations.read(claim, self.driver)
         if not allocation.devices:
             return []
+        deadline = deadline or Deadline.of(CALL_TIMEOUT_S)
         began = time.perf_counter()
-        with self._turn(), self._claims.hold([allocation.uid]), self._devices.hold(_lock_names(allocation)):
+        with self._at_work(allocation.uid, lock_names(allocation.devices), deadline, str(allocation)):
             self._took("lock", time.perf_counter() - began)
-            entry = self._ledger.get(allocation.uid)
+            entry = self._entry(allocation.uid, deadline)
             if entry is not None and entry.state == STARTED:
-                self._undo(entry)  # an earlier try that could not be undone at the time
+                self._undo(entry, deadline)  # an earlier try that could not be undone at the time
                 entry = None
             if entry is None:
-                return self._first_time(allocation)
-            return self._again(entry, allocation)
+                return self._first_time(allocation, deadline)
+            return self._again(entry, allocation, deadline)
 
     def prepare_many(self, claims: Sequence[Mapping[str, Any]]) -> dict[str, list[PreparedDevice] | AgentError]:
         """Prepare several claims; each uid gets its own answer or error, and no claim spoils another's."""
@@ -113,92 +129,119 @@ class Preparer:
                 answers[uid] = RetryableError(f"unexpected {type(error).__name__}: {error}", where=f"claim {uid}")
         return answers
 
-    def unprepare(self, uid: str) -> bool:
+    def unprepare(self, uid: str, deadline: Deadline | None = None) -> bool:
         """Undo what was prepared for a claim and free its devices; False, and no error, where there was nothing.
 
         RetryableError where the disk or a vendor's library refuses: the claim then still holds its devices.
         """
         check_uid(uid)
-        with self._turn(), self._claims.hold([uid]):
-            entry = self._ledger.get(uid)
-            if entry is None:
-                known = self._specs.delete(uid)
-                return (self._metadata is not None and self._metadata.delete(uid)) or known
-            with self._devices.hold(f"{device.pool}/{device.device}" for device in entry.devices):
-                self._undo(entry)
-        log.info("claim unprepared", extra={"claim": uid})
-        return True
+        deadline = deadline or Deadline.of(CALL_TIMEOUT_S)
+        purpose = f"releasing claim {uid}"
+        with self._claims.hold([uid], deadline, purpose):
+            while (entry := self._entry(uid, deadline)) is not None:
+                devices = lock_names(entry.devices)
+                with self._devices.hold(devices, deadline, purpose):
+                    now = self._entry(uid, deadline)
+                    if now is not None and lock_names(now.devices) == devices:
+                        self._undo(now, deadline)
+                        log.info("claim unprepared", extra={"claim": uid})
+                        return True
+            return self._remove_files(uid, deadline)
 
-    def recover(self) -> RecoveryReport:
-        """Mend at start what a crash left; to be called once, with the inventory taken, before any claim comes."""
-        with self._ledger.turn(lambda: None):
-            return self._recover()
+    def recover(self, apart: Apart = directly) -> RecoveryReport:
+        """Repair what earlier agents left: claim by claim, while claims are served already.
 
-    def mend(self) -> RecoveryReport:
-        """Look at every prepared claim while the agent runs, and write again what others removed or changed.
+        What is in work, here or in another agent, is passed over. `apart` makes each call, and may give up on one that
+        does not come back.
+        """
+        report = self.mend(apart)
+        removed: tuple[str, ...] = ()
+        problems = list(report.problems)
+        try:
+            removed = apart("removing files of no claim", self._remove_strangers)
+        except AgentError as error:
+            problems.append(str(error))
+        problems += forget_others(self._setups, lambda uid: self._entry(uid) is not None, apart)
+        report = msgspec.structs.replace(report, removed=removed, problems=tuple(problems))
+        log.info(
+            "claims of an earlier run looked at",
+            extra={name: len(getattr(report, name)) for name in report.__struct_fields__},
+        )
+        return report
+
+    def mend(self, apart: Apart = directly) -> RecoveryReport:
+        """Look at every claim while the agent runs: write again what others removed, undo what the dead have begun.
 
         The kubelet asks only when it starts a pod: a spec that is lost while it is up would stay lost. Claims in work
-        are waited for, one at a time.
+        are passed over.
         """
-        return look(self._ledger.entries(), self._mend_one)
+        with self._ledger.turn():
+            entries = self._ledger.entries()
+        return look(entries, self._mend_one, apart)
 
-    def _turn(self) -> AbstractContextManager[None]:
-        """A turn comes before every lock: whoever holds a lock must never wait for one."""
-        return self._ledger.turn(self._recover)
+    def _mend_one(self, uid: str) -> bool | None:
+        at_once, purpose = Deadline.of(0), f"repair of claim {uid}"
+        with self._claims.hold([uid], at_once, purpose):
+            entry = self._entry(uid)
+            if entry is None:
+                return None  # released meanwhile
+            devices = lock_names(entry.devices)
+            with self._devices.hold(devices, at_once, purpose):
+                now = self._entry(uid)
+                if now is None or lock_names(now.devices) != devices:
+                    return None
+                deadline = Deadline.of(CALL_TIMEOUT_S)
+                if now.state == STARTED:
+                    self._undo(now, deadline)
+                    return None
+                return self._rebuild(now, deadline)[1]
 
-    def _recover(self) -> RecoveryReport:
-        report = recover(
-            self._ledger,
-            self._specs,
-            self._undo,
-            self._rebuild,
-            self._metadata,
-            foreign=self._ownership.foreign_claims(),
-        )
-        return msgspec.structs.replace(report, problems=(*report.problems, *self._forget_others()))
+    @contextmanager
+    def _at_work(self, uid: str, devices: Iterable[str], deadline: Deadline, purpose: str) -> Iterator[None]:
+        with self._claims.hold([uid], deadline, purpose), self._devices.hold(devices, deadline, purpose):
+            yield
 
-    def _forget_others(self) -> list[str]:
-        """Have set-ups undo what they did for claims that nobody knows any more: the ledger was lost."""
-        known = {entry.uid for entry in self._ledger.entries()}
-        problems = []
-        for setup in self._setups.values():
-            if isinstance(setup, Remembering):
-                try:
-                    setup.keep_only(known)
-                except AgentError as error:
-                    problems.append(str(error))
-        return problems
+    def _entry(self, uid: str, deadline: Deadline | None = None) -> Entry | None:
+        """Read a claim as it is now: another agent's turn may have come before."""
+        with self._ledger.turn(deadline):
+            return self._ledger.get(uid)
 
-    def _mend_one(self, entry: Entry) -> bool | None:
-        devices = {f"{device.pool}/{device.device}" for device in entry.devices}
-        with self._turn(), self._claims.hold([entry.uid]), self._devices.hold(devices):
-            now = self._ledger.get(entry.uid)
-            if now is None or now.state == STARTED:
-                return None  # released meanwhile, or to be undone by the next try
-            return self._rebuild(now)[1]
+    def _remove_files(self, uid: str, deadline: Deadline) -> bool:
+        """Remove the files of a claim that the ledger does not have; in a turn, so that nobody starts it meanwhile."""
+        with self._ledger.turn(deadline):
+            if self._ledger.get(uid) is not None:
+                raise RetryableError("was prepared by another agent meanwhile", where=f"claim {uid}")
+            known = self._specs.delete(uid)
+            return (self._metadata is not None and self._metadata.delete(uid)) or known
 
-    def _first_time(self, allocation: Allocation) -> list[PreparedDevice]:
-        devices = {(item.pool, item.device): self._find(item.pool, item.device) for item in allocation.devices}
+    def _remove_strangers(self) -> tuple[str, ...]:
+        """Remove files of claims that hold nothing; in a turn, so that none of them is started meanwhile."""
+        with self._ledger.turn():
+            known = {entry.uid for entry in self._ledger.entries()}
+            return remove_strangers(known, self._ownership.foreign_claims(), self._specs, self._metadata)
+
+    def _first_time(self, allocation: Allocation, deadline: Deadline) -> list[PreparedDevice]:
+        devices = self._found(allocation)
         steps = plan(allocation, devices, self._setups)
         record = records.of_allocation(allocation, steps)
         # Where nothing is set up, a device that cannot be used is found out before anything is written.
         spec = None if steps else self._compose(allocation, record, {})
         held = records.held_devices(allocation, devices)
         entry = Entry(allocation.uid, allocation.namespace, allocation.name, held, STARTED, msgspec.to_builtins(record))
+        if spec is not None:
+            record = _with_ids(record, spec)
+        owned = [devices[item.pool, item.device] for item in allocation.devices if not item.admin_access]
         with self._timed("ledger"):
-            self._ledger.start(entry, durable=bool(steps))
+            self._start(entry, owned, None if spec is None else record, deadline)
         try:
-            self._ownership.acquire(
-                entry.uid, [devices[item.pool, item.device] for item in allocation.devices if not item.admin_access]
-            )
             if spec is None:
                 with self._timed("setup"):
                     record, edits = run(allocation.uid, steps, record)
                 spec = self._compose(allocation, record, edits)
-            record = _with_ids(record, spec)
+                record = _with_ids(record, spec)
+                with self._timed("ledger"), self._ledger.turn(deadline.at_least(LEDGER_TIMEOUT_S)):
+                    self._ledger.complete(allocation.uid, msgspec.to_builtins(record))
             self._write(allocation, record, spec)
-            with self._timed("ledger"):
-                self._ledger.complete(allocation.uid, msgspec.to_builtins(record))
         except Exception:
             self._try_to_undo(entry)
             raise
@@ -208,30 +251,65 @@ class Preparer:
         log.info("claim prepared", extra=told)
         return _answer(record, spec)
 
-    def _again(self, entry: Entry, allocation: Allocation) -> list[PreparedDevice]:
+    def _start(self, entry: Entry, owned: Sequence[Device], completed: ClaimRecord | None, deadline: Deadline) -> None:
+        """Take the devices in the ledger and on the host; with nothing to set up, complete with the same sync."""
+        try:
+            self._record_start(entry, owned, completed, deadline)
+        except DeviceHeldError:
+            undo = partial(self._undo, deadline=deadline)
+            if not undo_abandoned(entry, self._ledger, self._claims, self._devices, undo, deadline):
+                raise
+            self._record_start(entry, owned, completed, deadline)
+
+    def _record_start(
+        self, entry: Entry, owned: Sequence[Device], completed: ClaimRecord | None, deadline: Deadline
+    ) -> None:
+        with self._ledger.turn(deadline):
+            self._ledger.start(entry, durable=completed is None)
+            try:
+                self._ownership.acquire(entry.uid, owned)
+                if completed is not None:
+                    self._ledger.complete(entry.uid, msgspec.to_builtins(completed))
+                return
+            except Exception as error:  # noqa: BLE001 - raised below, once the turn is given back
+                failure = error
+        self._try_to_undo(entry)
+        raise failure
+
+    def _again(self, entry: Entry, allocation: Allocation, deadline: Deadline) -> list[PreparedDevice]:
         if not records.same_devices(entry, allocation):
             held = ", ".join(device.device for device in entry.devices if device.request)
             raise PermanentError(
                 f"is prepared with other devices ({held})", where=str(allocation), todo="unprepare it first"
             )
-        spec, mended = self._rebuild(entry)
+        recorded = self._record(entry)
+        if not records.same_request(recorded, allocation):
+            # Refused while the claim is as it was, and not half way to what cannot be.
+            plan(allocation, self._found(allocation), self._setups)
+            log.info("claim was allocated again, and is prepared anew", extra={"claim": entry.uid})
+            self._undo(entry, deadline)
+            return self._first_time(allocation, deadline)
+        spec, mended = self._rebuild(entry, deadline)
         if mended:
             log.warning(
                 "CDI spec or metadata was missing or changed, and was written again", extra={"claim": entry.uid}
             )
-        record = _with_ids(self._record(entry), spec)
-        return _answer(record, spec)
+        return _answer(_with_ids(recorded, spec), spec)
 
-    def _rebuild(self, entry: Entry) -> tuple[ClaimSpec, bool]:
+    def _rebuild(self, entry: Entry, deadline: Deadline) -> tuple[ClaimSpec, bool]:
         """Make a completed claim's spec be what it has to be now; True where it had to be written."""
         recorded = self._record(entry)
         record, edits = repeat(entry, recorded, self._setups, self._find)
         if record != recorded:
             # Before the spec: who undoes the claim must know what was made for it.
-            self._ledger.complete(entry.uid, msgspec.to_builtins(record))
+            with self._ledger.turn(deadline.at_least(LEDGER_TIMEOUT_S)):
+                self._ledger.complete(entry.uid, msgspec.to_builtins(record))
         claim = Allocation(entry.uid, entry.namespace, entry.name, (), ())
         spec = self._compose(claim, record, edits)
         return spec, self._write(claim, record, spec)
+
+    def _found(self, allocation: Allocation) -> dict[tuple[str, str], Device]:
+        return {(item.pool, item.device): self._find(item.pool, item.device) for item in allocation.devices}
 
     def _write(self, claim: Allocation, record: ClaimRecord, spec: ClaimSpec) -> bool:
         """Put in place what containers are given, files before the spec that mounts them; True where any was not."""
@@ -253,14 +331,16 @@ class Preparer:
             return None
         return describe(self._metadata, claim, record, self._find)
 
-    def _undo(self, entry: Entry) -> None:
-        undo(entry, self._ledger, self._specs, self._setups, self._metadata)
+    def _undo(self, entry: Entry, deadline: Deadline) -> None:
+        undo(entry, self._ledger, self._specs, self._setups, self._metadata, deadline.at_least(LEDGER_TIMEOUT_S))
         self._ownership.release(entry.uid)
 
     def _try_to_undo(self, entry: Entry) -> None:
+        """Undo a prepare that failed, as far as the ledger knows it."""
+        deadline = Deadline.of(LEDGER_TIMEOUT_S)
         try:
-            self._undo(entry)
-        except Exception as error:  # the first error is the one to report; the next try, or the next start, undoes it
+            self._undo(self._entry(entry.uid, deadline) or entry, deadline)
+        except Exception as error:  # the first error is the one to report; the next try, or a repair, undoes it
             log.warning(
                 "failed prepare is not undone yet", extra={"claim": entry.uid, "reason": str(error)}, exc_info=True
             )
@@ -297,10 +377,6 @@ class Preparer:
                 todo="unprepare it, or run the newer agent",
             )
         return record
-
-
-def _lock_names(allocation: Allocation) -> list[str]:
-    return [f"{item.pool}/{item.device}" for item in allocation.devices]
 
 
 def _with_ids(record: ClaimRecord, spec: ClaimSpec) -> ClaimRecord:

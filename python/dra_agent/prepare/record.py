@@ -5,6 +5,7 @@ Newer agents may add fields; unknown ones are ignored, so that an older agent ca
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from dra_agent.inventory.device import Device
 from dra_agent.prepare.allocation import AllocatedDevice, Allocation
 from dra_agent.prepare.plan import SetupStep
 from dra_agent.prepare.ports import Entry, HeldDevice
-from dra_agent.prepare.setup import key_of
+from dra_agent.prepare.setup import Kind, key_of
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -53,29 +54,53 @@ class ClaimRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     devices: tuple[DeviceRecord, ...] = ()
     setups: tuple[SetupRecord, ...] = ()
     pod_claim_name: str | None = None
+    config: str | None = None
+    """What `digest` makes of this driver's configuration in the allocation; None: an earlier agent kept none."""
 
 
 def of_allocation(allocation: Allocation, steps: tuple[SetupStep, ...]) -> ClaimRecord:
     """Write down an allocation before anything is done for it."""
     return ClaimRecord(
-        devices=tuple(
-            DeviceRecord(
-                device.pool,
-                device.device,
-                device.requests,
-                device.share_id,
-                device.admin_access,
-                dict(device.consumed_capacity or {}),
-                results=device.results if device.results != device.requests else (),
-            )
-            for device in allocation.devices
-        ),
+        devices=_devices(allocation),
         setups=tuple(
             SetupRecord(*step.setup.kind, tuple(device.key for device in step.devices), step.raw_parameters)
             for step in steps
         ),
         pod_claim_name=allocation.pod_claim_name,
+        config=digest(allocation),
     )
+
+
+def _devices(allocation: Allocation) -> tuple[DeviceRecord, ...]:
+    return tuple(
+        DeviceRecord(
+            device.pool,
+            device.device,
+            device.requests,
+            device.share_id,
+            device.admin_access,
+            dict(device.consumed_capacity or {}),
+            results=device.results if device.results != device.requests else (),
+        )
+        for device in allocation.devices
+    )
+
+
+def digest(allocation: Allocation) -> str:
+    """Name this driver's configuration of an allocation, so that another one has another name; "" is none."""
+    if not allocation.config:
+        return ""
+    import hashlib  # of which only claims with configuration need anything
+
+    entries = [(entry.requests, entry.parameters) for entry in allocation.config]
+    return hashlib.sha256(msgspec.json.encode(entries, order="deterministic")).hexdigest()[:32]
+
+
+def same_request(record: ClaimRecord, allocation: Allocation) -> bool:
+    """Tell whether a claim that is prepared was for the same requests, shares and configuration as an allocation."""
+    recorded = {item.key: msgspec.structs.replace(item, cdi_device_ids=()) for item in record.devices}
+    wanted = {item.key: item for item in _devices(allocation)}
+    return recorded == wanted and record.config in (None, digest(allocation))
 
 
 def held_devices(allocation: Allocation, devices: dict[tuple[str, str], Device]) -> tuple[HeldDevice, ...]:
@@ -108,6 +133,21 @@ def read(entry: Entry) -> ClaimRecord | None:
         return msgspec.convert(entry.payload, ClaimRecord)
     except msgspec.ValidationError:
         return None
+
+
+def unknown_setups(entry: Entry, setups: Collection[Kind]) -> list[str] | None:
+    """Name the kinds in a record that cannot be read which are not among `setups`; None where nobody can tell.
+
+    A newer agent may have written the record: what it calls a set-up by the old names is still known by them. Where
+    there is no record at all, nothing was set up: it is written before.
+    """
+    if entry.payload is None:
+        return []
+    listed = entry.payload.get("setups", []) if isinstance(entry.payload, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(step, dict) for step in listed):
+        return None
+    kinds = [(step.get("api_version"), step.get("kind")) for step in listed]
+    return [str(kind[1]) for kind in kinds if kind not in setups]
 
 
 def _held(device: AllocatedDevice) -> HeldDevice:

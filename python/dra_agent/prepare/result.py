@@ -32,3 +32,5 @@ class RecoveryReport(msgspec.Struct, frozen=True):
     """CDI specs of claims that hold nothing: removed."""
     problems: tuple[str, ...] = ()
     """What could not be mended, with claim and reason; the claim still holds its devices."""
+    busy: tuple[str, ...] = ()
+    """In work elsewhere, and passed over."""

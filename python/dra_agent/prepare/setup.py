@@ -7,7 +7,7 @@ locking per physical device: the preparer locks claims and the devices that they
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -69,8 +69,21 @@ class SetupOutcome:
 class Remembering(Protocol):
     """A set-up that keeps notes of its own, which can outlive what the ledger knows."""
 
-    def keep_only(self, uids: Collection[str]) -> None:
-        """Undo at start what is noted for other claims than these."""
+    def keep_only(self, is_held: Callable[[str], bool]) -> None:
+        """Undo what is noted for claims that hold nothing.
+
+        `is_held` is asked with a claim's uid, under the lock of what is noted: whoever notes something has started its
+        claim before.
+        """
+        ...
+
+
+@runtime_checkable
+class Noting(Protocol):
+    """A set-up that knows by its own notes what it has done for a claim."""
+
+    def noted(self, uid: str) -> Sequence[str]:
+        """Give the keys of the claim's devices, for `tear_down` without a record; RetryableError where unreadable."""
         ...
 
 

@@ -1,7 +1,8 @@
 """Turns on a ledger that several agents have open: one turn of this process serves everything it does at the time.
 
 Who comes first takes the turn, who goes last gives it back. While another process waits for its own turn, nobody joins
-one that has lasted a second, so that neither process can keep the other waiting for ever.
+one that has lasted a second, so that neither process can keep the other waiting for ever. A turn is held while the
+ledger is read or written, never while a device is set up or a file for containers is written.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, RetryableError
 
 log = logging.getLogger(__name__)
 
 WAIT = 30.0
-"""Seconds to wait for another agent: below the 45 s that the kubelet waits for an answer."""
+"""Seconds to wait for another agent where no caller says how long: below the 45 s that the kubelet waits."""
 SHARED_FOR = 1.0
 """Seconds after which a turn is no longer joined while another process waits."""
 
@@ -51,34 +53,30 @@ class Turns:
         self._state: Literal["outside", "passing", "inside"] = "outside"
         self._inside = 0
         self._closes = 0.0
-        self._abandoned = False
 
     @contextmanager
-    def hold(self, mend: Callable[[], object] | None = None) -> Iterator[None]:
-        """Be inside a turn; `mend` is called first, alone, where another process ended in the midst of its own.
-
-        RetryableError names the agent that does not give its turn back.
-        """
-        self._enter(mend)
+    def hold(self, deadline: Deadline | None = None) -> Iterator[None]:
+        """Be inside a turn. RetryableError names the agent that does not give its turn back by the deadline."""
+        self._enter(deadline or Deadline.of(WAIT))
         try:
             yield
         finally:
             self._leave()
 
-    def _enter(self, mend: Callable[[], object] | None) -> None:
-        deadline = self._clock() + WAIT
+    def _enter(self, deadline: Deadline) -> None:
         with self._changed:
             while self._state != "outside":
-                if self._state == "inside" and self._open() and not (self._abandoned and mend):
+                if self._state == "inside" and self._open():
                     self._inside += 1
                     return
-                if not self._changed.wait(max(0.0, deadline - self._clock())):
+                if not self._changed.wait(deadline.remaining()):
                     raise RetryableError(
-                        f"other claims of this agent have been in work for {WAIT:.0f} s, and another agent waits too",
+                        "this agent still writes other claims, and another agent waits too",
+                        where="the ledger",
                         todo="try again; if it stays so, `dra-agent doctor` says what hangs",
                     )
             self._state = "passing"
-        self._pass(deadline, mend)
+        self._pass(deadline)
 
     def _open(self) -> bool:
         now = self._clock()
@@ -88,22 +86,14 @@ class Turns:
             self._closes = now + SHARED_FOR
         return True
 
-    def _pass(self, deadline: float, mend: Callable[[], object] | None) -> None:
-        taken = False
+    def _pass(self, deadline: Deadline) -> None:
         try:
-            since = self._turnstile.take(deadline - self._clock())
-            taken = True
-            if since == "abandoned":
-                log.warning("another agent ended in the midst of its work; what it left is mended")
-                self._abandoned = True
-            if self._abandoned and mend is not None:
-                mend()
-                self._abandoned = False
+            since = self._turnstile.take(deadline.remaining())
         except BaseException:
-            if taken:
-                self._give()
             self._become("outside")
             raise
+        if since == "abandoned":
+            log.warning("another agent ended while it wrote the ledger; its claims are repaired one by one")
         self._closes = self._clock() + SHARED_FOR
         self._inside = 1
         self._become("inside")

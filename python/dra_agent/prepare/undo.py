@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import msgspec
 
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.metadata_files import MetadataDirectory
+from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.prepare import record as records
 from dra_agent.prepare.config import without_kind
 from dra_agent.prepare.ports import Entry, Ledger
 from dra_agent.prepare.record import SetupRecord
-from dra_agent.prepare.setup import Kind, VendorSetup
+from dra_agent.prepare.setup import Kind, Noting, VendorSetup
+
+log = logging.getLogger(__name__)
 
 
 def undo(
@@ -22,18 +26,44 @@ def undo(
     specs: SpecDirectory,
     setups: Mapping[Kind, VendorSetup],
     metadata: MetadataDirectory | None = None,
+    deadline: Deadline | None = None,
 ) -> None:
     """Remove a claim's spec and the files that it mounts, undo its set-ups in reverse, and free its devices last.
 
     Until then nobody gets them. RetryableError where any of it fails; the claim then still holds its devices.
+    `deadline` is for the turn at the ledger.
     """
     specs.delete(entry.uid)
     if metadata is not None:
         metadata.delete(entry.uid)
     record = records.read(entry)
-    for step in reversed(record.setups if record is not None else ()):
-        _undo_step(entry, step, setups)
-    ledger.release(entry.uid)
+    if record is None:
+        _undo_by_notes(entry, setups)
+    else:
+        for step in reversed(record.setups):
+            _undo_step(entry, step, setups)
+    with ledger.turn(deadline):
+        ledger.release(entry.uid)
+
+
+def _undo_by_notes(entry: Entry, setups: Mapping[Kind, VendorSetup]) -> None:
+    """Undo what set-ups have noted themselves for a claim whose record this agent cannot read.
+
+    What a set-up that this agent does not have did stays: RetryableError unless the record says that there is none.
+    """
+    for setup in reversed(list(setups.values())):
+        if isinstance(setup, Noting) and (keys := setup.noted(entry.uid)):
+            setup.tear_down(entry.uid, keys, None)
+            log.warning("set-up undone by its own notes", extra={"claim": entry.uid, "kind": setup.kind[1]})
+    unknown = records.unknown_setups(entry, setups)
+    if unknown is None or unknown:
+        what = "what was set up for it is not known" if unknown is None else f"{', '.join(unknown)} was set up for it"
+        raise RetryableError(
+            f"its record cannot be read, and {what}, so its devices stay held",
+            where=f"claim {entry.namespace}/{entry.name} ({entry.uid})",
+            todo="run the newer agent that prepared it, or release it by hand once its devices are as they should be",
+        )
+    log.error("released a claim whose record cannot be read", extra={"claim": entry.uid})
 
 
 def _undo_step(entry: Entry, step: SetupRecord, setups: Mapping[Kind, VendorSetup]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.reclaim.notice import State
 
@@ -14,10 +15,10 @@ _Prepared = TypeVar("_Prepared", covariant=True)
 class Preparing(Protocol[_Prepared]):
     """Who does the work; see dra_agent.prepare.Preparer."""
 
-    def prepare(self, claim: dict[str, Any]) -> Sequence[_Prepared]:
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[_Prepared]:
         """Prepare a claim."""
 
-    def unprepare(self, uid: str) -> object:
+    def unprepare(self, uid: str, deadline: Deadline) -> object:
         """Release a claim."""
 
 
@@ -42,7 +43,7 @@ class RefusingPreparer(Preparing[_Prepared]):
         self._prepared = prepared
         self._refused = refused
 
-    def prepare(self, claim: dict[str, Any]) -> Sequence[_Prepared]:
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[_Prepared]:
         """Prepare a claim; RetryableError where it is a new one and the host is being taken."""
         state = self._state()
         if state.phase == "notice" and self._known(str(claim["metadata"].get("uid", ""))) is None:
@@ -53,10 +54,10 @@ class RefusingPreparer(Preparing[_Prepared]):
                 f"this host is being taken ({cause.source}: {cause.what}), so no new claim is prepared on it",
                 todo="delete the pod: its successor is scheduled elsewhere",
             )
-        done = self._preparer.prepare(claim)
+        done = self._preparer.prepare(claim, deadline)
         self._prepared(claim)
         return done
 
-    def unprepare(self, uid: str) -> object:
+    def unprepare(self, uid: str, deadline: Deadline) -> object:
         """Release a claim, whatever is announced."""
-        return self._preparer.unprepare(uid)
+        return self._preparer.unprepare(uid, deadline)

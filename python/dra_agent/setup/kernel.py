@@ -1,28 +1,38 @@
-"""Writing attributes of /sys that make the kernel act, with a deadline: a driver that waits keeps its writer for ever.
+"""Access to attributes of /sys that wait for a device's lock in the kernel, with a deadline.
 
-Each device has a thread of its own for as long as one of its writes is on the way, so that one that hangs holds up
-nobody else's, and nothing more is asked of it until it comes back.
+A driver that waits for somebody keeps its writer, and whoever reads what is under the same lock, in a sleep that not
+even SIGKILL ends. So each access is made by a process of its own, which holds no lock of the agent's and can be left
+behind; the agent's thread only waits for it. Each device has one access at a time: while one is on the way, nothing
+more is asked about that device, and nobody else's is held up.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from dra_agent import child
 from dra_agent.errors import RetryableError
 
 DEADLINE = 15.0
-"""Seconds for one write; the kubelet gives a whole prepare call 45."""
+"""Seconds for one access; the kubelet gives a whole prepare call 45."""
+_MODULE = "dra_agent.setup.sysfs_access"
+_T = TypeVar("_T")
 
 
 class Kernel(Protocol):
-    """Takes writes below /sys; the real one, or a simulated host's."""
+    """Takes writes below /sys, and reads of what waits for them; the real one, or a simulated host's."""
 
     def write(self, path: str, text: str) -> None:
         """Write an attribute, named relative to /sys; OSError as the kernel answers. It may never return."""
+        ...
+
+    def read(self, path: str) -> str:
+        """Read an attribute that is under the device's lock; OSError as the kernel answers. It may never return."""
         ...
 
 
@@ -34,56 +44,91 @@ class SysfsKernel:
 
     def write(self, path: str, text: str) -> None:
         """Write an attribute in one call, as the kernel wants it; neither makes nor cuts a file."""
-        handle = os.open(self._sysfs / path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(handle, text.encode())
-        finally:
-            os.close(handle)
+        self._access("write", path, text)
+
+    def read(self, path: str) -> str:
+        """Read an attribute."""
+        return self._access("read", path)
+
+    def _access(self, operation: str, path: str, text: str = "") -> str:
+        """Have a child make the access; waited for without end, by a thread that the caller can leave behind."""
+        full = self._sysfs / path
+        done = subprocess.run(
+            child.command(_MODULE, operation, os.fspath(full.absolute())),
+            input=text.encode(),
+            capture_output=True,
+            check=False,
+            cwd=child.WORKING_DIRECTORY,
+            env=child.environment(),
+            start_new_session=True,
+        )
+        if done.returncode == 0:
+            return done.stdout.decode(errors="replace")
+        number = done.stderr.decode(errors="replace").strip()
+        if not number.isdecimal():
+            last = number.splitlines()[-1] if number else f"exit code {done.returncode}"
+            raise RetryableError(f"a process that accesses /sys failed: {last}", where=os.fspath(full))
+        raise OSError(int(number), os.strerror(int(number)), os.fspath(full))
 
 
 class Writes:
-    """Writes with a deadline; safe to use from several threads."""
+    """Accesses with a deadline; safe to use from several threads."""
 
     def __init__(self, kernel: Kernel, deadline: float = DEADLINE) -> None:
+        """`deadline` is in seconds."""
         self._kernel = kernel
         self._deadline = deadline
         self._guard = threading.Lock()
-        self._under_way: dict[str, tuple[threading.Thread, str]] = {}
+        self._under_way: dict[str, tuple[threading.Thread, str, str]] = {}
 
     def write(self, device: str, path: str, text: str) -> None:
         """Write about a device, by its address. OSError as the kernel answers; RetryableError where it does not."""
-        answer: list[BaseException] = []
+        self._run(device, "a write to", path, lambda: self._kernel.write(path, text))
+
+    def read(self, device: str, path: str) -> str:
+        """Read about a device. OSError as the kernel answers; RetryableError where it does not."""
+        return self._run(device, "a read of", path, lambda: self._kernel.read(path))
+
+    def check(self, device: str) -> None:
+        """Refuse to look at a device, by RetryableError, while an access to it has not come back."""
+        with self._guard:
+            self._check(device)
+
+    def _check(self, device: str) -> None:
+        before = self._under_way.get(device)
+        if before is not None and before[0].is_alive():
+            raise hangs(device, before[2], before[1])
+
+    def _run(self, device: str, verb: str, path: str, access: Callable[[], _T]) -> _T:
+        answer: list[_T] = []
+        failure: list[BaseException] = []
 
         def ask() -> None:
             try:
-                self._kernel.write(path, text)
+                answer.append(access())
             except BaseException as error:  # noqa: BLE001 - raised where somebody waits for it
-                answer.append(error)
+                failure.append(error)
 
-        self._run(device, path, ask)
-        if answer:
-            raise answer[0]
-
-    def _run(self, device: str, path: str, ask: Callable[[], None]) -> None:
-        thread = threading.Thread(target=ask, name=f"write {device}", daemon=True)
+        thread = threading.Thread(target=ask, name=f"access {device}", daemon=True)
         with self._guard:
-            before = self._under_way.get(device)
-            if before is not None and before[0].is_alive():
-                raise hangs(device, before[1])
-            self._under_way[device] = (thread, path)
+            self._check(device)
+            self._under_way[device] = (thread, verb, path)
             thread.start()
         thread.join(self._deadline)
         if thread.is_alive():
-            raise hangs(device, path)
+            raise hangs(device, path, verb)
         with self._guard:
-            if self._under_way.get(device, (None, ""))[0] is thread:
+            if self._under_way.get(device, (None,))[0] is thread:
                 del self._under_way[device]
+        if failure:
+            raise failure[0]
+        return answer[0]
 
 
-def hangs(device: str, path: str) -> RetryableError:
-    """Say that a write about a device, to an attribute by its path, is still on the way."""
+def hangs(device: str, path: str, verb: str = "a write to") -> RetryableError:
+    """Say that an access to an attribute of a device, by its path, is still on the way."""
     return RetryableError(
-        f"the kernel has not come back from a write to {path.rpartition('/')[2]}: its driver waits for somebody who "
+        f"the kernel has not come back from {verb} {path.rpartition('/')[2]}: its driver waits for somebody who "
         "still has the device open",
         where=f"device {device}",
         todo="end who uses it (`fuser -v` on its nodes), and look at the kernel's log (dmesg); it goes on then",

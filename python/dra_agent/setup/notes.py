@@ -36,6 +36,16 @@ class Notes(Generic[_T]):
             self.damaged(path, error)
             return None
 
+    def all(self) -> dict[str, _T]:
+        """Give every note by its name. RetryableError where one cannot be read."""
+        try:
+            names = sorted(path.stem for path in self._folder.iterdir() if path.suffix == ".json")
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise _refused(self._folder, "cannot be read", error) from error
+        return {name: note for name in names if (note := self.read(name)) is not None}
+
     def write(self, name: str, note: _T) -> None:
         """Keep a note; durable when it returns."""
         path = self.path(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -32,11 +33,26 @@ class SimulatedKernel:
         """Take the simulated host's root; `machine` is needed where it is no profile's."""
         self._root = root
         self._machine = machine
+        self._under_way: Counter[str] = Counter()
 
     def write(self, path: str, text: str) -> None:
         """Write an attribute, named relative to /sys; OSError as the kernel answers, and as slow as it is."""
         folder, _, attribute = path.rpartition("/")
         device, driver = _subject(folder, attribute, text)
+        self._under_way[device] += 1
+        try:
+            self._write(path, text, device, driver, attribute)
+        finally:
+            self._under_way[device] -= 1
+
+    def read(self, path: str) -> str:
+        """Read an attribute that is under its device's lock: it waits for a write that is under way."""
+        folder, _, _ = path.rpartition("/")
+        while self._under_way[folder.removeprefix(_DEVICES)]:
+            time.sleep(_LOOK)
+        return (self._root / "sys" / path).read_text()
+
+    def _write(self, path: str, text: str, device: str, driver: str, attribute: str) -> None:
         self._suffer(device, attribute)
         with nvml.locked(self._root / "lib"):
             machine, simulated = self._recall()

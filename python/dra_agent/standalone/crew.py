@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 
+from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.standalone.work import Job
 
-MOST = 64
-"""Claims that are worked at at the same time: more than a host with eight GPUs in seven slices has."""
+MOST = 256
+"""Claims that are worked at at the same time. Of those for a sick device three keep a thread (prepare.locks)."""
+STOP_TIMEOUT_S = 15.0
+"""Seconds that a job may have taken until it is not waited for at the end."""
 
 
 class Crew:
@@ -20,8 +24,9 @@ class Crew:
     def __init__(self, ended: Callable[[], None]) -> None:
         """`ended` is called on the loop after each job."""
         self._ended = ended
-        self._threads = ThreadPoolExecutor(MOST, thread_name_prefix="claim")
+        self._threads = DaemonExecutor(MOST, "claim")
         self._jobs: dict[str, Future[None]] = {}
+        self._began: dict[str, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
@@ -32,6 +37,7 @@ class Crew:
         """Have a job done."""
         future = self._threads.submit(job)
         self._jobs[uid] = future
+        self._began[uid] = time.monotonic()
         future.add_done_callback(partial(self._tell, uid))
 
     async def done(self, uids: Collection[str] | None = None, *, at_most: float | None = None) -> bool:
@@ -41,10 +47,16 @@ class Crew:
             await asyncio.wait(jobs, timeout=at_most)
         return bool(jobs)
 
+    @property
+    def busy(self) -> list[str]:
+        """The claims that are worked at, by uid."""
+        return sorted(self._jobs)
+
     async def stop(self) -> None:
-        """Wait for what is being done; what has not begun is left to the next start."""
-        stop = partial(self._threads.shutdown, wait=True, cancel_futures=True)
-        await asyncio.get_running_loop().run_in_executor(None, stop)
+        """Wait for what is being done, though not for what hangs; what has not begun is left to the next start."""
+        self._threads.shutdown()
+        left = [self._began[uid] + STOP_TIMEOUT_S - time.monotonic() for uid in self._jobs]
+        await self.done(at_most=max(0.0, *left) if left else None)
 
     def _tell(self, uid: str, job: Future[None]) -> None:
         if self._loop is not None:
@@ -53,5 +65,5 @@ class Crew:
 
     def _forget(self, uid: str, job: Future[None]) -> None:
         if self._jobs.get(uid) is job:
-            del self._jobs[uid]
+            del self._jobs[uid], self._began[uid]
         self._ended()

@@ -11,6 +11,7 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.standalone.backoff import Backoff
 from dra_agent.standalone.claim import DEFAULT_NAMESPACE, Applied, ClaimView, HeldDevice, key_of
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 FITS_LATER = "waits for devices that other claims hold"
 FITS_NEVER = "no devices of this host can satisfy it, even if nothing else were claimed"
+CALL_TIMEOUT_S = 40.0
+"""Seconds that one try to prepare or release a claim waits for others; as long as for the kubelet's."""
 
 
 class ClaimQueue:
@@ -269,7 +272,7 @@ class ClaimQueue:
     def _prepare_now(self, claim: Object) -> None:
         uid = claim["metadata"]["uid"]
         try:
-            devices = self._preparer.prepare(claim)
+            devices = self._preparer.prepare(claim, Deadline.of(CALL_TIMEOUT_S))
         except RetryableError:
             raise
         except AgentError as error:
@@ -287,7 +290,7 @@ class ClaimQueue:
         """Give the devices of a claim that can never be prepared to others, and keep the claim with the reason."""
         uid = claim["metadata"]["uid"]
         log.error("claim can never be prepared", extra={"claim": uid, "error": why})
-        self._preparer.unprepare(uid)
+        self._preparer.unprepare(uid, Deadline.of(CALL_TIMEOUT_S))
         with self._lock:
             kept = self._claims.read(self._known(*key_of(claim)))
             kept.pop("status", None)
@@ -303,7 +306,7 @@ class ClaimQueue:
             self._work.begin(uid, lambda: self._tried(uid, "release", lambda: self._release_now(known)))
 
     def _release_now(self, known: Known) -> None:
-        self._preparer.unprepare(known.uid)
+        self._preparer.unprepare(known.uid, Deadline.of(CALL_TIMEOUT_S))
         with self._lock:
             self._forget(known)
             self._claims.waiting.released()
@@ -322,7 +325,7 @@ class ClaimQueue:
 
     def _give_up_now(self, claim: Object) -> None:
         uid = claim["metadata"]["uid"]
-        self._preparer.unprepare(uid)
+        self._preparer.unprepare(uid, Deadline.of(CALL_TIMEOUT_S))
         with self._lock:
             # What is unprepared but still allocated is prepared or given up again; the other order could lose it.
             self._prepared.pop(uid, None)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from dra_agent.clock import boottime
 from dra_agent.cluster import RESOURCE_CLAIMS, ApiServer, NotFoundError
+from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError
 from dra_agent.health.prepared import unusable_reason
 from dra_agent.host import Host
@@ -35,16 +36,18 @@ PERIOD_S = 1200.0
 RETRY_S = 60.0
 """Between two tries to release a claim that is gone."""
 GET_TIMEOUT_S = 10.0
+RELEASE_TIMEOUT_S = 40.0
+"""For whoever else works at the claim's devices; as long as for the kubelet's unprepare."""
 
 
 class ClaimPreparer(Protocol):
     """Two implementations: the preparer that reports, and this module's own."""
 
-    def prepare(self, claim: dict[str, Any]) -> Sequence[Any]:
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[Any]:
         """Prepare a claim."""
         ...
 
-    def unprepare(self, uid: str) -> object:
+    def unprepare(self, uid: str, deadline: Deadline) -> object:
         """Release a claim."""
         ...
 
@@ -77,7 +80,7 @@ class GoneClaims:
         self._active = active
         self._now = now
         self._spread = spread
-        self._unprepare: Callable[[str], object] | None = None
+        self._unprepare: Callable[[str, Deadline], object] | None = None
         self._gone_since: dict[str, float] = {}
         """When the first check found a claim gone, by its UID."""
         self._due: dict[str, float] = {}
@@ -91,7 +94,7 @@ class GoneClaims:
         """Return a preparer that has the holder checked where a device is held, and names the way out in the error."""
         return _Watching(preparer, self)
 
-    def start(self, unprepare: Callable[[str], object]) -> None:
+    def start(self, unprepare: Callable[[str, Deadline], object]) -> None:
         """Begin to check, on the running loop; `unprepare` releases a claim, and is called on a thread."""
         self._unprepare = unprepare
         self._loop = asyncio.get_running_loop()
@@ -257,7 +260,7 @@ class GoneClaims:
 
     async def _do_release(self, entry: Entry) -> None:
         assert self._unprepare is not None
-        await asyncio.to_thread(self._unprepare, entry.uid)
+        await asyncio.to_thread(self._unprepare, entry.uid, Deadline.of(RELEASE_TIMEOUT_S))
         self._gone_since.pop(entry.uid, None)
 
     async def _is_gone(self, entry: Entry) -> bool | None:
@@ -291,10 +294,10 @@ class _Watching:
         self._preparer = preparer
         self._gone = gone
 
-    def prepare(self, claim: dict[str, Any]) -> Sequence[Any]:
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[Any]:
         """Prepare a claim; see GoneClaims.wrap."""
         try:
-            return self._preparer.prepare(claim)
+            return self._preparer.prepare(claim, deadline)
         except DeviceHeldError as error:
             holders = self._gone.holders(claim)
             if not holders:
@@ -307,9 +310,9 @@ class _Watching:
                 f"`dra-agent claims release {holders[0].uid}` on this node",
             ) from error
 
-    def unprepare(self, uid: str) -> object:
+    def unprepare(self, uid: str, deadline: Deadline) -> object:
         """Release a claim."""
-        return self._preparer.unprepare(uid)
+        return self._preparer.unprepare(uid, deadline)
 
 
 def _where(entry: Entry) -> str:

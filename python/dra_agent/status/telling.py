@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError
 from dra_agent.prepare import PreparedDevice
 from dra_agent.prepare.ports import DeviceHeldError, Entry
@@ -18,11 +19,11 @@ from dra_agent.status.events import DEVICE_HELD, PREPARE_FAILED, Reason, Subject
 class Preparing(Protocol):
     """Who does the work; see dra_agent.prepare.Preparer."""
 
-    def prepare(self, claim: dict[str, Any]) -> Sequence[PreparedDevice]:
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[PreparedDevice]:
         """Prepare a claim."""
         ...
 
-    def unprepare(self, uid: str) -> object:
+    def unprepare(self, uid: str, deadline: Deadline) -> object:
         """Release a claim."""
         ...
 
@@ -55,10 +56,10 @@ class TellingPreparer:
         self._status = status
         self._events = events
 
-    def prepare(self, claim: dict[str, Any]) -> Sequence[PreparedDevice]:
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[PreparedDevice]:
         """Prepare a claim."""
         try:
-            devices = self._preparer.prepare(claim)
+            devices = self._preparer.prepare(claim, deadline)
         except AgentError as error:
             self._failed(claim, error)
             raise
@@ -66,9 +67,9 @@ class TellingPreparer:
             self._status.prepared(_held(claim, devices))
         return devices
 
-    def unprepare(self, uid: str) -> object:
+    def unprepare(self, uid: str, deadline: Deadline) -> object:
         """Release a claim."""
-        done = self._preparer.unprepare(uid)
+        done = self._preparer.unprepare(uid, deadline)
         if self._status is not None:
             self._status.released(uid)
         return done

@@ -80,6 +80,9 @@ class DyingKernel:
         self.kernel.write(path, text)
         self.points(f"after {path}")
 
+    def read(self, path: str) -> str:
+        return self.kernel.read(path)
+
 
 class DyingHandovers(Handovers):
     def __init__(self, state_dir: Path, points: Points) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import InventorySettings, take
+from dra_agent.inventory.handover import Handover, Handovers
+from dra_agent.inventory.sysfs import Files
 from dra_agent.prepare.setup import UnsuitableError
 from dra_agent.setup.vfio import Vfio, VfioConfig
 from dra_agent.simulate import change
@@ -222,6 +225,9 @@ def test_the_agents_own_library_lets_go_of_a_gpu_first(bench: Bench) -> None:
             library.story.append(path.rpartition("/")[2])
             bench.kernel.write(path, text)
 
+        def read(self, path: str) -> str:
+            return bench.kernel.read(path)
+
     vfio = Vfio(bench.host, Telling(), bench.state, library=library)
     library.processes = [31337]
     with pytest.raises(RetryableError, match="processes compute on it: 31337"):
@@ -279,10 +285,79 @@ def test_a_driver_that_never_lets_go_holds_up_one_device_for_a_while(bench: Benc
     patient.set_up("uid-2", [nic], AUTO, None)
     assert bench.driver(NIC) == "vfio-pci"
     change.clear(bench.folder / "host")
-    vfio._binding._writes._under_way[FPGA][0].join(60)
+    vfio._accesses._under_way[FPGA][0].join(60)
     assert bench.driver(FPGA) is None, "what hung has happened"
     vfio.roll_back("uid-1", [fpga.key], AUTO)
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
+
+
+def test_what_waits_for_a_hung_driver_is_not_even_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel shows some attributes only under the device's lock, which a driver that hangs has."""
+    read = Files.text
+
+    def text(files: Files, name: str) -> str | None:
+        assert name not in ("driver_override", "sriov_numvfs"), "read without a deadline"
+        return read(files, name)
+
+    item, vfio = bench.device(FPGA), bench.vfio(deadline=5.0)
+    monkeypatch.setattr(Files, "text", text)
+    change.answer_write(bench.folder / "host", FPGA, "unbind", machine=bench.machine)
+    with pytest.raises(RetryableError, match="has not come back from a write to unbind"):
+        vfio.set_up("uid-1", [item], AUTO, None)
+    for call in (
+        lambda: vfio.roll_back("uid-1", [item.key], AUTO),
+        lambda: vfio.tear_down("uid-1", [item.key], None),
+        lambda: vfio.set_up("uid-1", [item], AUTO, None),
+    ):
+        with pytest.raises(RetryableError, match="has not come back from a write to unbind"):
+            call()
+    # Another agent on the same host, which knows nothing of it, waits for the read and no longer than its deadline.
+    impatient = bench.vfio(deadline=0.3)
+    with pytest.raises(RetryableError, match="has not come back from a read of driver_override"):
+        impatient.roll_back("uid-1", [item.key], AUTO)
+    change.clear(bench.folder / "host")
+    vfio._accesses._under_way[FPGA][0].join(30)
+    vfio.roll_back("uid-1", [item.key], AUTO)
+    assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
+
+
+def test_two_claims_never_look_at_one_group_at_the_same_time(bench_of: Callable[..., Bench]) -> None:
+    """Each would see the other's function unused, and both would take of the group."""
+    bench = bench_of(together=((FPGA, NIC),))
+    fpga, nic = bench.device(FPGA), bench.device(NIC)
+    for address in (FPGA, NIC):
+        bench.kernel.write(f"bus/pci/devices/{address}/driver/unbind", address)
+    vfio = Vfio(bench.host, bench.kernel, bench.state, lock_timeout_s=0.05)
+    checked, go_on = threading.Event(), threading.Event()
+
+    class Slow(Handovers):
+        def write(self, handover: Handover) -> None:
+            checked.set()
+            assert go_on.wait(60)
+            super().write(handover)
+
+    vfio._handovers = Slow(bench.state)
+    first = threading.Thread(target=vfio.set_up, args=("uid-1", [fpga], AUTO, None))
+    first.start()
+    try:
+        assert checked.wait(60)
+        vfio._handovers = Handovers(bench.state)
+        with pytest.raises(RetryableError, match=r"group \d+: claim uid-1 has been in work on it"):
+            vfio.set_up("uid-2", [nic], AUTO, None)
+    finally:
+        go_on.set()
+        first.join(60)
+    with pytest.raises(RetryableError, match="another claim has functions of its IOMMU group"):
+        vfio.set_up("uid-2", [nic], AUTO, None)
+    assert set(bench.handovers.all()) == {FPGA}
+
+
+def test_a_claim_whose_record_is_lost_is_given_back_by_the_notes(bench: Bench) -> None:
+    item, vfio = bench.device(FPGA), bench.vfio()
+    vfio.set_up("uid-1", [item], AUTO, None)
+    assert vfio.noted("uid-1") == [item.key] and vfio.noted("uid-2") == []
+    vfio.tear_down("uid-1", vfio.noted("uid-1"), None)
+    assert bench.driver(FPGA) == "dfl-pci" and vfio.noted("uid-1") == []
 
 
 def test_a_device_that_is_pulled_out_while_a_claim_has_it(bench: Bench) -> None:

@@ -28,3 +28,7 @@ class Announced:
             self._changes.end(address)
             raise
         self._changes.answered(address)
+
+    def read(self, path: str) -> str:
+        """Read an attribute; OSError as the kernel answers."""
+        return self._kernel.read(path)

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from dra_agent.cdi.recipes import nodes
+from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.amd_changes import ModeChanges
 from dra_agent.inventory.amd_divisible import MODE, PARTITION, PARTITIONS
 from dra_agent.inventory.device import Device
-from dra_agent.prepare.locks import NamedLocks
+from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
 from dra_agent.setup.amd.announced import Announced
 from dra_agent.setup.amd.gpu import ATTRIBUTE, SETTLED, Gpu
@@ -51,7 +52,7 @@ class AmdPartitions:
         self._changes = changes or ModeChanges()
         self._writes = Writes(Announced(kernel, self._changes, deadline + SETTLED), deadline)
         self._holders = Notes(state_dir / "amd", Held)
-        self._gpus = NamedLocks()
+        self._gpus = setup_locks(state_dir, "amd")
 
     def default(self, device: Device) -> AmdPartitionConfig | None:
         """Set up every device that needs its GPU in a certain mode."""
@@ -71,7 +72,7 @@ class AmdPartitions:
         edits = {}
         for item in devices:
             address, mode = item.device.pci_address, item.device.identity[MODE]
-            with self._gpus.hold([_gpu_of(item.key)]):
+            with self._gpus.hold([_gpu_of(item.key)], Deadline.of(SETUP_TIMEOUT_S), f"claim {uid}"):
                 self._hold(uid, item, mode)
                 if self._changes.is_written(address):
                     # Who asks for the mode waits for the write, too, and cannot be ended.
@@ -91,7 +92,7 @@ class AmdPartitions:
         """Let go of the GPUs."""
         for key in keys:
             gpu = _gpu_of(key)
-            with self._gpus.hold([gpu]):
+            with self._gpus.hold([gpu], Deadline.of(SETUP_TIMEOUT_S), f"claim {uid}"):
                 held = self._holders.read(gpu)
                 if held is None:
                     continue
@@ -104,6 +105,11 @@ class AmdPartitions:
     def roll_back(self, uid: str, keys: Sequence[str], parameters: AmdPartitionConfig) -> None:
         """The same: a mode that was set for nobody in the end is one that the next claim changes."""
         self.tear_down(uid, keys, None)
+
+    def noted(self, uid: str) -> Sequence[str]:
+        """Give the keys of the devices that the notes say the claim has."""
+        holders = [holder for held in self._holders.all().values() for holder in held.holders]
+        return [key for owner, _, key in (holder.partition(" ") for holder in holders) if owner == uid]
 
     def _hold(self, uid: str, item: SetupDevice, mode: str) -> None:
         gpu = _gpu_of(item.key)

@@ -9,9 +9,10 @@ import msgspec
 
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.cdi.names import check_uid
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
-from dra_agent.prepare.locks import NamedLocks
+from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
 from dra_agent.prepare.setup import SetupDevice
 from dra_agent.setup.hook import HookProgram
 from dra_agent.setup.limits.cgroups import check_cgroup, hierarchy
@@ -37,7 +38,7 @@ class Limiter:
         self._host = host
         self._hook = HookProgram(host_folder)
         self._grants = Grants(state_dir / "limits")
-        self._claims = NamedLocks()
+        self._claims = setup_locks(None, "limits")
         self._driver = driver
 
     def grant(self, uid: str, item: SetupDevice, enforcement: str, amount: int) -> ContainerEdits:
@@ -57,7 +58,7 @@ class Limiter:
         uuid = item.device.identity.get("uuid")
         if uuid is None:
             raise RetryableError("NVIDIA's driver does not have it now", where=f"device {item.device.name}")
-        with self._claims.hold([uid]):
+        with self._claims.hold([uid], Deadline.of(SETUP_TIMEOUT_S), "a limit"):
             grants = self._grants.read(uid) or {}
             known = grants.get(item.key)
             wanted = Grant(
@@ -69,8 +70,12 @@ class Limiter:
 
     def revoke(self, uid: str) -> None:
         """Forget a claim's shares: the driver forgets the limit with the cgroup."""
-        with self._claims.hold([uid]):
+        with self._claims.hold([uid], Deadline.of(SETUP_TIMEOUT_S), "a limit"):
             self._grants.forget(uid, durable=False)
+
+    def noted(self, uid: str) -> list[str]:
+        """Give the keys of the shares that a claim was granted."""
+        return list(self._grants.read(uid) or {})
 
     def apply(self, line: bytes) -> bool:
         """Hold a container to a share, as the hook asks; PermanentError or RetryableError say why it cannot be."""
@@ -81,7 +86,7 @@ class Limiter:
         uid = check_uid(ask.claim)
         root = hierarchy(self._host.sysfs)
         folder = check_cgroup(root, ask.cgroup)
-        with self._claims.hold([uid]):
+        with self._claims.hold([uid], Deadline.of(SETUP_TIMEOUT_S), "a limit"):
             grants = self._grants.read(uid) or {}
             grant = grants.get(ask.key)
             if grant is None:

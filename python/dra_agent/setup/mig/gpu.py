@@ -7,19 +7,20 @@ whatever comes next for the GPU. One operation at a time; another GPU's take the
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.nvidia.library import LostError, UnknownGpuError
 from dra_agent.inventory.nvidia.made import MadeInstance, Note
 from dra_agent.inventory.nvidia.profiles import Placement
+from dra_agent.prepare.locks import NamedLocks
 from dra_agent.setup.mig.driver import Compute, GpuDriver, Instance, InUseError, NoRoomError
 from dra_agent.setup.mig.notebook import Notebook
 
@@ -60,13 +61,17 @@ class PartitionedGpu:
     """One GPU, by its PCI address; safe to use from several threads."""
 
     def __init__(
-        self, address: str, notebook: Notebook, driver: Callable[[], AbstractContextManager[GpuDriver]]
+        self,
+        address: str,
+        notebook: Notebook,
+        driver: Callable[[], AbstractContextManager[GpuDriver]],
+        locks: NamedLocks | None = None,
     ) -> None:
-        """`driver` is called anew for each operation."""
+        """`driver` is called anew for each operation; `locks` are those of all agents on the host."""
         self._address = address
         self._notebook = notebook
         self._driver = driver
-        self._turn = threading.Lock()
+        self._locks = locks or NamedLocks()
 
     def make(self, wanted: Wanted) -> Made:
         """Make a partition, or find it standing. RetryableError says what is in the way."""
@@ -191,18 +196,8 @@ class PartitionedGpu:
             driver.destroy_compute(compute)
         return driver.make_compute(instance, wanted.compute_slices)
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        if not self._turn.acquire(timeout=WAIT):
-            raise RetryableError(
-                f"other claims have kept it busy for {WAIT:.0f} s",
-                where=f"GPU {self._address}",
-                todo="try again; `dra-agent doctor` says whether NVML hangs",
-            )
-        try:
-            yield
-        finally:
-            self._turn.release()
+    def _alone(self) -> AbstractContextManager[None]:
+        return self._locks.hold([f"GPU {self._address}"], Deadline.of(WAIT), "another claim's partition")
 
 
 def _noted(note: Note, instance: Instance) -> MadeInstance | None:

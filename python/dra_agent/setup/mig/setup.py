@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.device import Device, device_name
 from dra_agent.inventory.nvidia.library import shared
 from dra_agent.inventory.nvidia.profiles import Placement
+from dra_agent.prepare.locks import setup_locks
 from dra_agent.prepare.setup import Kind, SetupDevice, SetupOutcome, UnsuitableError
 from dra_agent.setup.mig.driver import GpuDriver
 from dra_agent.setup.mig.gpu import Made, PartitionedGpu, Wanted
@@ -36,6 +37,7 @@ class MigSetup:
         self._timeout = timeout
         self._profiles: dict[str, tuple[int, ...]] = {}
         self._notebook = Notebook(host)
+        self._locks = setup_locks(host.state, "mig")
         self._guard = threading.Lock()
         self._gpus: dict[str, PartitionedGpu] = {}
 
@@ -103,10 +105,16 @@ class MigSetup:
         del parameters
         self.tear_down(uid, keys, None)
 
-    def keep_only(self, uids: Collection[str]) -> None:
-        """Destroy at start what is noted for claims that the ledger does not know; RetryableError where that fails."""
-        known: Callable[[str], bool] = lambda holder: holder.partition("/")[0] in uids  # noqa: E731
+    def keep_only(self, is_held: Callable[[str], bool]) -> None:
+        """Destroy what is noted for claims that hold nothing; RetryableError where that fails."""
+        known: Callable[[str], bool] = lambda holder: is_held(holder.partition("/")[0])  # noqa: E731
         self._each_gpu(lambda address: self._gpu(address).keep_only(known))
+
+    def noted(self, uid: str) -> Sequence[str]:
+        """Give the keys of the partitions that the notes say the claim has."""
+        notes = [self._notebook.read(address) for address in self._notebook.gpus()]
+        holders = [holder for note in notes for one in note.instances for holder in (*one.holders, one.leaving)]
+        return [key for owner, _, key in (holder.partition("/") for holder in holders) if owner == uid]
 
     def _each_gpu(self, step: Callable[[str], None]) -> None:
         """Take a step for every GPU that has a note; the first failure is raised when all have had their turn."""
@@ -123,7 +131,7 @@ class MigSetup:
         with self._guard:
             gpu = self._gpus.get(address)
             if gpu is None:
-                gpu = PartitionedGpu(address, self._notebook, lambda: self._driver(address))
+                gpu = PartitionedGpu(address, self._notebook, lambda: self._driver(address), self._locks)
                 self._gpus[address] = gpu
             return gpu
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import msgspec
 
 from dra_agent.cdi.model import ContainerEdits
+from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.nvidia.limits import find_mps_control
-from dra_agent.prepare.locks import NamedLocks
+from dra_agent.prepare.locks import SETUP_TIMEOUT_S, LockedError, setup_locks
 from dra_agent.prepare.setup import SetupDevice
 from dra_agent.setup.mps.clients import Client, Clients, Shared
 from dra_agent.setup.mps.compute_mode import EXCLUSIVE_PROCESS, ComputeMode
@@ -30,7 +31,7 @@ class MpsSharing:
         self._modes = modes
         self._deadline = deadline
         self._clients = Clients(state_dir / "mps")
-        self._gpus = NamedLocks()
+        self._gpus = setup_locks(state_dir, "mps")
         self._controls: dict[str, Control] = {}
         self._sick: dict[str, str] = {}
 
@@ -41,7 +42,7 @@ class MpsSharing:
         if uuid is None:
             raise RetryableError("NVIDIA's driver does not have it now", where=f"device {device.name}")
         place = self._place(device.name)
-        with self._gpus.hold([device.name]):
+        with self._gpus.hold([device.name], Deadline.of(SETUP_TIMEOUT_S), f"claim {uid}"):
             shared = self._clients.read(device.name)
             if shared is not None and shared.uuid != uuid:
                 self._end(device.name, shared)  # another GPU has come into its place
@@ -60,7 +61,7 @@ class MpsSharing:
     def leave(self, uid: str, key: str) -> None:
         """Take a share out; with the last one the daemon ends and the compute mode is as it was."""
         device = key.partition("/")[0]
-        with self._gpus.hold([device]):
+        with self._gpus.hold([device], Deadline.of(SETUP_TIMEOUT_S), f"claim {uid}"):
             shared = self._clients.read(device)
             if shared is None:
                 return
@@ -71,6 +72,12 @@ class MpsSharing:
             if not clients:
                 self._end(device, left)
 
+    def noted(self, uid: str) -> list[str]:
+        """Give the keys of the shares that the notes say a claim has."""
+        shared = [self._clients.read(device) for device in self._clients.devices()]
+        names = [name for one in shared if one is not None for name in one.clients]
+        return [key for owner, _, key in (name.partition(" ") for name in names) if owner == uid]
+
     def watch(self) -> dict[str, str]:
         """Look after every daemon: start again what has died, end what nobody uses; gives what fails, by device.
 
@@ -79,8 +86,11 @@ class MpsSharing:
         told: dict[str, str] = {}
         for device in self._clients.devices():
             try:
-                with self._gpus.hold([device]):
+                with self._gpus.hold([device], Deadline.of(0), "a look at its MPS daemon"):
                     reason = self._look(device)
+            except LockedError:
+                # A claim is being set up on it, and finds out by itself.
+                reason = self._sick.get(device)
             except AgentError as error:
                 reason = str(error)
             if reason is None:

@@ -33,3 +33,5 @@ class Before(msgspec.Struct, frozen=True, omit_defaults=True):
     """The network namespace that it was moved to last, "net:[4026532281]"."""
     complete: bool = False
     """Whether it had there all that the claim asks for; from then on it is the container's business."""
+    moving: str = ""
+    """The network namespace that it is being moved to, noted before: whoever does it may not live to say so."""

@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 
 from dra_agent.cdi.names import check_uid
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.prepare.locks import NamedLocks
+from dra_agent.prepare.locks import SETUP_TIMEOUT_S, NamedLocks
 from dra_agent.setup import rtnetlink
 from dra_agent.setup.net.before import Before
 from dra_agent.setup.net.interfaces import Interfaces
@@ -57,7 +58,7 @@ class Mover:
         device = ask.key.partition("/")[0]
         if not _DEVICE.fullmatch(device):
             raise PermanentError("is no device's name", where=repr(ask.key[:200]))
-        with self._devices.hold([device]):
+        with self._devices.hold([device], Deadline.of(SETUP_TIMEOUT_S), f"a container of claim {uid}"):
             before = self._kept.read(device)
             if before is None or before.uid != uid or before.interface.name is None:
                 raise PermanentError("has no such interface that is to be moved", where=f"claim {uid}, device {device}")
@@ -72,6 +73,10 @@ class Mover:
         name = os.fspath(Path(f"/proc/self/fd/{network}").readlink())
         where = f"device {device} of claim {before.uid}"
         until = time.monotonic() + self._patience
+        if name not in (before.network, before.moving):
+            # What a process did that hangs or is killed has to be put back, too.
+            before = msgspec.structs.replace(before, moving=name)
+            self._kept.write(device, before)
         while True:
             done = rtnetlink.ask(self._move(network, name, before))
             # The kernel takes a network apart some time after its last process, and the interface comes back then.
@@ -79,7 +84,7 @@ class Mover:
                 break
             time.sleep(_LOOK)
         if done.state in ("moved", "there"):
-            now = msgspec.structs.replace(before, network=name, complete=not done.refused)
+            now = msgspec.structs.replace(before, network=name, moving="", complete=not done.refused)
             if now != before:
                 self._kept.write(device, now)
         if done.refused:

@@ -13,13 +13,14 @@ import msgspec
 
 from dra_agent.cdi.claim import variable
 from dra_agent.cdi.model import ContainerEdits
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.addresses import addresses
 from dra_agent.inventory.device import Device
 from dra_agent.inventory.moved import INTERFACE_ATTRIBUTES
 from dra_agent.inventory.sight import blindness
-from dra_agent.prepare.locks import NamedLocks
+from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
 from dra_agent.setup import rtnetlink
 from dra_agent.setup.hook import HookProgram
@@ -56,7 +57,7 @@ class NetworkInterfaces:
         self._hook = HookProgram(host_folder)
         self._interfaces = Interfaces(host.sysfs)
         self._kept = Notes(state_dir / "net", Before, most=MOST)
-        self._devices = NamedLocks()
+        self._devices = setup_locks(state_dir, "net")
         self.mover = Mover(self._interfaces, self._kept, self._devices, patience)
 
     def default(self, device: Device) -> None:
@@ -95,7 +96,7 @@ class NetworkInterfaces:
         edits: dict[str, ContainerEdits] = {}
         record: dict[str, str] = {}
         for item in devices:
-            with self._devices.hold([item.device.name]):
+            with self._devices.hold([item.device.name], Deadline.of(SETUP_TIMEOUT_S), f"claim {uid}"):
                 before = self._before(uid, item, wanted)
                 record[item.key] = before.ifname
                 present = self._interfaces.of(before.address)
@@ -112,7 +113,7 @@ class NetworkInterfaces:
         """Put each interface back as it was; RetryableError while it has not come back."""
         for key in keys:
             name = key.partition("/")[0]
-            with self._devices.hold([name]):
+            with self._devices.hold([name], Deadline.of(SETUP_TIMEOUT_S), f"claim {uid}"):
                 before = self._kept.read(name)
                 if before is None or before.uid != uid:
                     continue
@@ -122,6 +123,10 @@ class NetworkInterfaces:
     def roll_back(self, uid: str, keys: Sequence[str], parameters: NicConfig) -> None:
         """The same: how an interface was is on disk before it is changed."""
         self.tear_down(uid, keys, None)
+
+    def noted(self, uid: str) -> Sequence[str]:
+        """Give the names of the devices whose interfaces the claim has."""
+        return [name for name, before in self._kept.all().items() if before.uid == uid]
 
     def _before(self, uid: str, item: SetupDevice, wanted: Interface) -> Before:
         device = item.device.name
@@ -171,7 +176,7 @@ class NetworkInterfaces:
                 self._interfaces.set_mtu(before.ifname, before.mtu)
             if before.up and not self._interfaces.is_up(before.ifname):
                 self._interfaces.switch(before.ifname, on=True)
-            if before.network and before.addresses:
+            if (before.network or before.moving) and before.addresses:
                 done = rtnetlink.ask(rtnetlink.Restore(before.ifname, before.addresses))
                 if done.refused:
                     raise RetryableError(f"{before.ifname}: {done.refused}", where=f"device {device}")

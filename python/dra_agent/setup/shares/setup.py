@@ -74,6 +74,10 @@ class ShareSetup:
         """The same: who shares what is on disk before anything is done."""
         self.tear_down(uid, keys, None)
 
+    def noted(self, uid: str) -> Sequence[str]:
+        """Give the keys of the shares that the notes say the claim has."""
+        return list(dict.fromkeys((*self.mps.noted(uid), *self.limiter.noted(uid))))
+
 
 def _one_server(devices: Sequence[SetupDevice]) -> None:
     """Refuse two shares through MPS for one request: a process is the client of one daemon, and so of one GPU."""

@@ -10,9 +10,10 @@ from typing import Any
 
 from dra_agent.cdi.claim import variable
 from dra_agent.cdi.model import ContainerEdits
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.device import Device
-from dra_agent.prepare.locks import NamedLocks
+from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
 from dra_agent.setup.notes import Notes
 from dra_agent.setup.timeslice.holders import Held
@@ -40,7 +41,7 @@ class TimeSlicing:
         self._path = tool
         self._deadline = deadline
         self._holders = Notes(state_dir / "timeslice", Held)
-        self._gpus = NamedLocks()
+        self._gpus = setup_locks(state_dir, "timeslice")
         self._tools: dict[str, NvidiaSmi] = {}
         self._set: dict[str, tuple[Interval, float]] = {}
         """By GPU: what this process has set, and when."""
@@ -80,7 +81,7 @@ class TimeSlicing:
         edits: dict[str, ContainerEdits] = {}
         for item in devices:
             name = item.device.name
-            with self._gpus.hold([name]):
+            with self._gpus.hold([name], Deadline.of(SETUP_TIMEOUT_S), f"claim {uid}"):
                 self._hold(uid, item, interval)
             edits[item.key] = ContainerEdits(env=(f"DRA_AGENT_DEVICE_{variable(name)}_TIME_SLICE={interval}",))
         return SetupOutcome({"interval": interval}, edits)
@@ -89,12 +90,17 @@ class TimeSlicing:
         """Let go of the GPUs; the last claim's end resets the interval and the compute mode."""
         for key in keys:
             name = key.partition("/")[0]
-            with self._gpus.hold([name]):
+            with self._gpus.hold([name], Deadline.of(SETUP_TIMEOUT_S), f"claim {uid}"):
                 self._let_go(uid, name, key)
 
     def roll_back(self, uid: str, keys: Sequence[str], parameters: GpuConfig) -> None:
         """The same: who wants what is on disk before anything is set."""
         self.tear_down(uid, keys, None)
+
+    def noted(self, uid: str) -> Sequence[str]:
+        """Give the keys of the devices that the notes say the claim has."""
+        holders = [holder for held in self._holders.all().values() for holder in held.holders]
+        return [key for owner, _, key in (holder.partition(" ") for holder in holders) if owner == uid]
 
     def _hold(self, uid: str, item: SetupDevice, interval: Interval) -> None:
         name, uuid = item.device.name, item.device.identity["uuid"]

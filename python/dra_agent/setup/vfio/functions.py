@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dra_agent.host import Host
 from dra_agent.inventory.sysfs import Files
+from dra_agent.setup.kernel import Writes
 
 DRIVER = "vfio-pci"
 _BRIDGE = "0x06"
@@ -29,11 +30,16 @@ class Neighbour:
 
 
 class Functions:
-    """Reads functions below one host's /sys; asks anew each time."""
+    """Reads functions below one host's /sys; asks anew each time.
 
-    def __init__(self, host: Host) -> None:
+    What the kernel shows only under the device's lock is read with a deadline: driver_override_show() in
+    drivers/pci/pci-sysfs.c and sriov_numvfs_show() in drivers/pci/iov.c.
+    """
+
+    def __init__(self, host: Host, accesses: Writes) -> None:
         self._host = host
         self._sysfs = host.sysfs
+        self._accesses = accesses
 
     def exists(self, address: str) -> bool:
         """Whether the function is on the bus."""
@@ -44,9 +50,9 @@ class Functions:
         return self._files(address).link("driver")
 
     def override(self, address: str) -> str | None:
-        """Give what its `driver_override` says, if anything."""
-        text = self._files(address).text("driver_override")
-        return None if text in (None, "(null)") else text
+        """Give what its `driver_override` says, if anything. RetryableError where the kernel does not come back."""
+        text = self._locked(address, "driver_override")
+        return None if text in ("", "(null)") else text
 
     def is_loaded(self, driver: str) -> bool:
         """Whether there is such a driver on the bus."""
@@ -71,13 +77,20 @@ class Functions:
         return next((name for name in self._files(address).names("vfio-dev") if name.startswith("vfio")), None)
 
     def virtual_functions(self, address: str) -> int:
-        """Count the virtual functions that would go with its driver."""
-        return self._files(address).number("sriov_numvfs") or 0
+        """Count the virtual functions that would go with its driver. RetryableError as for `override`."""
+        text = self._locked(address, "sriov_numvfs") if (self._folder(address) / "sriov_numvfs").exists() else ""
+        return int(text) if text.isdecimal() else 0
 
     def interfaces_in_use(self, address: str) -> list[str]:
         """Name its network interfaces that are part of a bond, a bridge or a VLAN."""
         net = self._files(address).below("net")
         return [name for name in net.names() if any(_is_above(entry) for entry in net.names(name))]
+
+    def _locked(self, address: str, attribute: str) -> str:
+        try:
+            return self._accesses.read(address, f"bus/pci/devices/{address}/{attribute}").strip()
+        except OSError:
+            return ""
 
     def _files(self, address: str) -> Files:
         return Files(self._folder(address), [])

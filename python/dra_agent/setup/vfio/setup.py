@@ -10,12 +10,13 @@ from typing import Any
 
 import msgspec
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.device import Device
 from dra_agent.inventory.handover import Handover, Handovers
 from dra_agent.inventory.passthrough import PASSTHROUGH
-from dra_agent.prepare.locks import NamedLocks
+from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
 from dra_agent.setup.kernel import DEADLINE, Kernel, Writes
 from dra_agent.setup.vfio import nodes
@@ -42,14 +43,21 @@ class Vfio:
         *,
         library: Library | None = None,
         deadline: float = DEADLINE,
+        lock_timeout_s: float = SETUP_TIMEOUT_S,
     ) -> None:
-        """`library`: NVIDIA's, which has every GPU open; the driver waits for whoever has one."""
+        """`library`: NVIDIA's, which has every GPU open; the driver waits for whoever has one.
+
+        `deadline` in seconds is for each access to the kernel, `lock_timeout_s` for a group that another claim is set
+        up with.
+        """
         self._host = host
-        self._functions = Functions(host)
-        self._binding = Binding(self._functions, Writes(kernel, deadline))
+        self._accesses = Writes(kernel, deadline)
+        self._functions = Functions(host, self._accesses)
+        self._binding = Binding(self._functions, self._accesses)
         self._handovers = Handovers(state_dir)
         self._library = library
-        self._locks = NamedLocks()
+        self._locks = setup_locks(state_dir, "vfio")
+        self._lock_timeout_s = lock_timeout_s
 
     def default(self, device: Device) -> VfioConfig | None:
         """Bind what the operator's rules have made a device for passthrough, whether the claim says how or not."""
@@ -65,7 +73,7 @@ class Vfio:
     def set_up(self, uid: str, devices: Sequence[SetupDevice], parameters: VfioConfig, previous: Any) -> SetupOutcome:
         """Bind every device, after a look at all groups; repeated, it binds what somebody has bound elsewhere."""
         mine = {item.device.pci_address: item for item in devices}
-        with self._hold(mine):
+        with self._hold(mine, uid):
             groups = {address: self._checked(uid, item, mine) for address, item in mine.items()}
             for address, item in mine.items():
                 self._bind(uid, item, address)
@@ -89,9 +97,14 @@ class Vfio:
         for handover in self._of(uid, keys):
             self._give_back(handover)
 
+    def noted(self, uid: str) -> Sequence[str]:
+        """Give the keys of the devices that the claim has, or is about to have."""
+        return [one.key for one in self._handovers.all().values() if one.uid == uid]
+
     def _checked(self, uid: str, item: SetupDevice, mine: dict[str, SetupDevice]) -> int:
         """Look whether a device may be taken, before anything is; gives its group."""
         address, where = item.device.pci_address, f"device {item.device.name}"
+        self._accesses.check(address)
         if not self._functions.exists(address):
             raise RetryableError("it is not on the bus", where=where, todo="plug it in again")
         handovers = self._handovers.all()
@@ -122,7 +135,8 @@ class Vfio:
 
     def _give_back(self, handover: Handover) -> None:
         address, where = handover.address, f"device {handover.device.name}"
-        with self._hold([address]):
+        with self._hold([address], handover.uid):
+            self._accesses.check(address)
             if self._functions.driver(address) == DRIVER and handover.driver != DRIVER:
                 check_given_back(self._functions, self._host, address, where)
             self._binding.back(handover, where)
@@ -132,10 +146,10 @@ class Vfio:
         return [one for one in self._handovers.all().values() if one.uid == uid and one.key in keys]
 
     @contextmanager
-    def _hold(self, addresses: Sequence[str] | dict[str, SetupDevice]) -> Iterator[None]:
+    def _hold(self, addresses: Sequence[str] | dict[str, SetupDevice], uid: str) -> Iterator[None]:
         """Hold the functions and their groups: two claims must not look at one group and then both take of it."""
         groups = {f"group {self._functions.group(address)}" for address in addresses}
-        with self._locks.hold([*addresses, *groups]):
+        with self._locks.hold([*addresses, *groups], Deadline.of(self._lock_timeout_s), f"claim {uid}"):
             yield
 
     def _without_library(self, driver: str | None) -> AbstractContextManager[None]:

@@ -1,0 +1,88 @@
+"""What the agent does for itself while claims are served: repairs of claims, the ledger's journal, memory.
+
+It has threads of its own. A claim whose repair hangs keeps one of them and nothing else: neither the other claims, nor
+the look at the hardware, nor the end of the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
+from typing import Protocol, TypeVar
+
+from dra_agent.agent.heap import give_back
+from dra_agent.daemon_threads import DaemonExecutor
+from dra_agent.errors import AgentError
+from dra_agent.prepare import Preparer
+from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.prepare.recovery import OnThreads
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 60.0
+"""Seconds between two rounds."""
+ROUND_TIMEOUT_S = 3600.0
+"""Seconds that a round of repairs takes at most: each of up to a hundred claims can cost its own timeout."""
+MAX_HUNG_REPAIRS = 256
+"""Claims whose repair may hang at once; each keeps its locks, so that no round tries it again."""
+_T = TypeVar("_T")
+
+
+class Work(Protocol):
+    """Runs a call on an executor, where the agent watches over it."""
+
+    def __call__(self, worker: Executor, what: str, at_most: float, call: Callable[[], _T]) -> Awaitable[_T]:
+        """Run `call`; `at_most` is how many seconds it takes even at its slowest."""
+
+
+class Housekeeping:
+    """From `start`, which begins with what earlier agents left, to `stop`."""
+
+    def __init__(
+        self,
+        ledger: JournalLedger,
+        preparer: Preparer,
+        work: Work,
+        *,
+        newest: Callable[[], bool],
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        """`newest`: of several agents only the newest repairs; two versions may write one spec differently."""
+        self._ledger = ledger
+        self._preparer = preparer
+        self._work = work
+        self._newest = newest
+        self._interval_s = interval_s
+        self._executor = DaemonExecutor(1, "housekeeping")
+        self._repairs = DaemonExecutor(MAX_HUNG_REPAIRS, "repair")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin with what earlier agents left."""
+        self._task = asyncio.create_task(self._run(), name="housekeeping")
+
+    def stop(self) -> None:
+        """Stop; what hangs is not waited for."""
+        if self._task is not None:
+            self._task.cancel()
+        self._executor.shutdown()
+        self._repairs.shutdown()
+
+    async def _run(self) -> None:
+        apart = OnThreads(self._repairs)
+        await self._guarded("looking at claims of an earlier run", lambda: self._preparer.recover(apart))
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self._guarded("compacting the ledger", self._ledger.tidy)
+            await self._guarded("looking at CDI specs", lambda: self._newest() and self._preparer.mend(apart))
+            await self._guarded("giving memory back", give_back)
+
+    async def _guarded(self, what: str, call: Callable[[], object]) -> None:
+        try:
+            await self._work(self._executor, what, ROUND_TIMEOUT_S, call)
+        except AgentError as error:
+            log.warning("not done this time", extra={"what": what, "reason": str(error)})
+        except Exception:  # housekeeping that fails must not end housekeeping
+            log.exception("not done this time", extra={"what": what})

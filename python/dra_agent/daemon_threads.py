@@ -1,0 +1,94 @@
+"""An executor whose threads never keep the process alive.
+
+`ThreadPoolExecutor` joins its threads when the interpreter ends, and asyncio waits for those of its default executor:
+one call that hangs in a driver would keep the agent from stopping. Threads are started on demand and end after a while
+without work.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+IDLE_TIMEOUT_S = 10.0
+"""Seconds after which a thread without work ends."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Job = tuple[Future[Any], Callable[[], Any]]
+
+
+class DaemonExecutor(ThreadPoolExecutor):
+    """At most `max_workers` calls at once; a subclass because asyncio takes nothing else as a default executor."""
+
+    def __init__(self, max_workers: int, thread_name_prefix: str) -> None:
+        super().__init__(max_workers, thread_name_prefix)
+        self._max = max_workers
+        self._name = thread_name_prefix
+        self._changed = threading.Condition()
+        self._jobs: deque[_Job] = deque()
+        self._started = 0
+        self._running = 0
+        self._idle = 0
+        self._closed = False
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Have a call made. RuntimeError after `shutdown`."""
+        future: Future[_T] = Future()
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            self._jobs.append((future, lambda: fn(*args, **kwargs)))
+            if self._idle >= len(self._jobs):
+                self._changed.notify()
+            elif self._running < self._max:
+                self._start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take nothing more; never waits, whatever `wait` says, and drops what has not begun."""
+        with self._changed:
+            self._closed = True
+            dropped, self._jobs = self._jobs, deque()
+            self._changed.notify_all()
+        for future, _ in dropped:
+            future.cancel()
+
+    def _start(self) -> None:
+        self._started += 1
+        thread = threading.Thread(target=self._work, name=f"{self._name}_{self._started}", daemon=True)
+        self._running += 1
+        try:
+            thread.start()
+        except RuntimeError:  # no thread to be had: those that run take the job
+            self._running -= 1
+            if not self._running:
+                self._jobs.pop()
+                raise
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            future, call = job
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = call()
+                except BaseException as error:  # noqa: BLE001 - raised where somebody waits for it
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
+                    del result
+            del job, future, call
+
+    def _next(self) -> _Job | None:
+        with self._changed:
+            while not self._jobs:
+                self._idle += 1
+                woken = not self._closed and self._changed.wait(IDLE_TIMEOUT_S)
+                self._idle -= 1
+                if not self._jobs and (self._closed or not woken):
+                    self._running -= 1
+                    return None
+            return self._jobs.popleft()

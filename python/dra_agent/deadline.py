@@ -1,0 +1,30 @@
+"""A point in monotonic time by which a call must have answered; passed from the caller down to every wait."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Deadline:
+    """`at` is in seconds of `time.monotonic()`, which is also the clock of asyncio's event loop."""
+
+    at: float
+
+    @classmethod
+    def of(cls, seconds: float) -> Deadline:
+        """Return the deadline that is this many seconds away."""
+        return cls(time.monotonic() + seconds)
+
+    def remaining(self) -> float:
+        """Return the seconds that are left; 0.0 once it has passed."""
+        return max(0.0, self.at - time.monotonic())
+
+    def at_most(self, seconds: float) -> Deadline:
+        """Return this deadline, or the one this many seconds away where that is earlier."""
+        return min(self, Deadline.of(seconds))
+
+    def at_least(self, seconds: float) -> Deadline:
+        """Return this deadline, or the one this many seconds away where that is later."""
+        return max(self, Deadline.of(seconds))

@@ -1,0 +1,139 @@
+"""Locks by name: who waits is told by its deadline, few wait for who is slow, and other processes are kept out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from dra_agent.daemon_threads import DaemonExecutor
+from dra_agent.deadline import Deadline
+from dra_agent.prepare.locks import MAX_WAITERS, SLOW_AFTER_S, LockedError, NamedLocks
+
+GENEROUS_S = 60.0
+
+
+def far() -> Deadline:
+    return Deadline.of(GENEROUS_S)
+
+
+def waiting(locks: NamedLocks, name: str) -> int:
+    with locks._guard:
+        return len(locks._locks[name].waiting) if name in locks._locks else 0
+
+
+def eventually_waiting(locks: NamedLocks, name: str, count: int) -> None:
+    deadline = far()
+    while waiting(locks, name) < count:
+        assert deadline.remaining()
+        threading.Event().wait(0.005)
+
+
+def test_who_waits_is_told_who_has_it_what_for_and_since_when() -> None:
+    now = [100.0]
+    locks = NamedLocks(clock=lambda: now[0])
+    with locks.hold(["gpu-0"], far(), "claim default/a"):
+        now[0] = 107.0
+        with (
+            pytest.raises(LockedError, match="gpu-0: claim default/a has been in work on it for 7 s"),
+            locks.hold(["gpu-0", "gpu-1"], Deadline.of(0.05), "claim default/b"),
+        ):
+            pass
+        with locks.hold(["gpu-1"], Deadline.of(0)):
+            pass
+    assert locks._locks == {}
+
+
+def test_a_burst_is_served_in_the_order_in_which_it_came() -> None:
+    locks = NamedLocks()
+    served: list[int] = []
+
+    def take(number: int) -> None:
+        with locks.hold(["gpu"], far()):
+            served.append(number)
+
+    executor = DaemonExecutor(50, "test")
+    with locks.hold(["gpu"], far()):
+        done = []
+        for number in range(20):
+            done.append(executor.submit(take, number))
+            eventually_waiting(locks, "gpu", number + 1)
+    for one in done:
+        one.result(GENEROUS_S)
+    assert served == list(range(20)) and locks._locks == {}
+
+
+def test_few_wait_for_who_is_slow_and_the_first_of_them_stay() -> None:
+    now = [0.0]
+    locks = NamedLocks(clock=lambda: now[0])
+    executor = DaemonExecutor(50, "test")
+
+    def take() -> None:
+        with locks.hold(["gpu"], far()):
+            pass
+
+    with locks.hold(["gpu"], far(), "claim a"):
+        first = []
+        for number in range(MAX_WAITERS):
+            first.append(executor.submit(take))
+            eventually_waiting(locks, "gpu", number + 1)
+        now[0] = SLOW_AFTER_S
+        for _ in range(5):
+            with pytest.raises(LockedError, match="claim a"):
+                executor.submit(take).result(GENEROUS_S)
+        assert not any(one.done() for one in first)
+    for one in first:
+        one.result(GENEROUS_S)
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from dra_agent.deadline import Deadline
+from dra_agent.prepare.locks import NamedLocks
+with NamedLocks(Path(sys.argv[1]), process="pod-1").hold(["node/gpu/gpu-0"], Deadline.of(60), "claim default/a"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_another_process_is_kept_out_named_and_its_death_ends_it(tmp_path: Path) -> None:
+    locks = NamedLocks(tmp_path / "locks")
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "locks")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=os.getcwd(),  # noqa: PTH109 - as it is
+    )
+    assert other.stdin is not None and other.stdout is not None
+    with other, other.stdin, other.stdout:
+        try:
+            assert other.stdout.readline() == b"held\n"
+            says = rf"another agent has been in work on it \(pid {other.pid}, pod-1, for claim default/a\)"
+            for deadline in (Deadline.of(0), Deadline.of(0.05)):
+                with pytest.raises(LockedError, match=says), locks.hold(["node/gpu/gpu-0"], deadline):
+                    pass
+            with locks.hold(["node/gpu/gpu-1"], Deadline.of(0)):
+                pass
+        finally:
+            other.kill()
+        with locks.hold(["node/gpu/gpu-0"], far()):
+            pass
+    assert locks._locks == {} and {path.name for path in (tmp_path / "locks").iterdir()} == {
+        "node%2Fgpu%2Fgpu-0.lock",
+        "node%2Fgpu%2Fgpu-1.lock",
+    }
+
+
+def test_no_file_is_left_open(tmp_path: Path) -> None:
+    locks = NamedLocks(tmp_path)
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for _ in range(20):
+        others = NamedLocks(tmp_path).hold(["b"], Deadline.of(0))
+        with locks.hold(["a", "b"], far()), pytest.raises(LockedError), others:
+            pass
+    assert len(os.listdir("/proc/self/fd")) <= before + 1  # noqa: PTH208
