@@ -153,3 +153,26 @@ def test_addresses_of_every_form() -> None:
     assert listen_address("127.0.0.1:9464") == ("127.0.0.1", 9464)
     assert listen_address("[::1]:80") == ("::1", 80)
     assert listen_address(":0") == ("", 0)
+
+
+@pytest.mark.parametrize(
+    ("word", "families"),
+    [
+        ('"off"', frozenset()),
+        ("false", frozenset()),
+        ('"nics"', frozenset({"nic"})),
+        ('"all"', None),
+        ("true", None),
+    ],
+)
+def test_the_devices_of_a_claims_status_are_chosen_by_a_word_or_the_earlier_switch(
+    file: Path, word: str, families: frozenset[str] | None
+) -> None:
+    file.write_text(f"claim_status = {word}\n")
+    assert configure("--config", str(file)).claim_status_families == families
+    variables = {"DRA_AGENT_CLAIM_STATUS": word.strip('"')}
+    assert configure(variables=variables).claim_status_families == families
+    assert configure("--claim-status", word.strip('"')).claim_status_families == families
+    assert configure().claim_status_families == frozenset({"nic"})
+    assert configure("--no-claim-status").claim_status_families == frozenset()
+    assert configure("--claim-status").claim_status_families is None

@@ -73,7 +73,7 @@ def test_claims_say_what_they_hold_and_events_what_was_refused(
     fake_api: FakeApi, agent: Callable[..., AgentProcess], kubelet_dir: Path, tmp_path: Path
 ) -> None:
     device = gpu(tmp_path)
-    process = agent("--device-metadata", "--metrics-address", "127.0.0.1:0")
+    process = agent("--device-metadata", "--claim-status", "all", "--metrics-address", "127.0.0.1:0")
     first = make_claim(fake_api, "first", device, **{"resource.kubernetes.io/pod-claim-name": "my-gpu"})
     second = make_claim(fake_api, "second", device)
     answers = call(kubelet_dir, "prepare", first, second)
@@ -106,7 +106,7 @@ def test_claims_say_what_they_hold_and_events_what_was_refused(
     # A restart tells nothing anew.
     before = fake_api.store.get("resourceclaims", "team-a", winner[1])
     assert process.end() == 0
-    process = agent("--device-metadata")
+    process = agent("--device-metadata", "--claim-status", "all")
     reads = [seen for seen in fake_api.requests if not seen.write and winner[1] in seen.path]
     eventually(lambda: len([s for s in fake_api.requests if not s.write and winner[1] in s.path]) > len(reads))
     assert fake_api.store.get("resourceclaims", "team-a", winner[1]) == before

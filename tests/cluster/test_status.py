@@ -48,7 +48,7 @@ def never(condition: Callable[[], object], seconds: float) -> None:
 
 
 def test_a_claim_says_what_its_devices_are(start_agent: StartAgent, namespace: Namespace) -> None:
-    agent = start_agent("node-a", "dgx-h100")
+    agent = start_agent("node-a", "dgx-h100", "--claim-status", "all")
     namespace.claim("mine", request("gpu", "gpu"), request("nic", "rdma-nic"))
     namespace.pod("user", claim="mine", node="node-a")
     namespace.running("user")
@@ -70,7 +70,7 @@ def test_a_claim_says_what_its_devices_are(start_agent: StartAgent, namespace: N
 
 
 def test_it_stays_over_a_restart_and_is_not_written_again(start_agent: StartAgent, namespace: Namespace) -> None:
-    agent = start_agent("node-a", "dgx-h100")
+    agent = start_agent("node-a", "dgx-h100", "--claim-status", "all")
     namespace.claim("mine", request("gpu", "gpu"))
     namespace.pod("user", claim="mine", node="node-a")
     namespace.running("user")
@@ -85,8 +85,8 @@ def test_it_stays_over_a_restart_and_is_not_written_again(start_agent: StartAgen
 
 def test_another_drivers_entry_is_never_touched(start_agent: StartAgent, namespace: Namespace) -> None:
     # Both simulate hardware at the same addresses: told that this is wanted, they publish it all the same.
-    start_agent("node-a", "l40s", "--second-manager", "publish", driver=OTHER)
-    agent = start_agent("node-a", "dgx-h100", "--second-manager", "publish")
+    start_agent("node-a", "l40s", "--claim-status", "all", "--second-manager", "publish", driver=OTHER)
+    agent = start_agent("node-a", "dgx-h100", "--claim-status", "all", "--second-manager", "publish")
     anything = f"{namespace.name}-any"
     namespace.api.create(CLASSES, {"metadata": {"name": anything}, "spec": {}})
     namespace.claim(
@@ -111,7 +111,7 @@ def test_it_follows_the_devices_health(start_agent: StartAgent, namespace: Names
     config = tmp_path / "config.toml"
     # An uncorrected memory error is told, and new claims are kept off; short times so that it recovers soon.
     config.write_text("[health]\nrecovery_seconds = 1\nevent_seconds = 8\n")
-    agent = start_agent("node-a", "dgx-h100", "--config", str(config))
+    agent = start_agent("node-a", "dgx-h100", "--claim-status", "all", "--config", str(config))
     namespace.claim("mine", request("gpu", "gpu"))
     namespace.pod("user", claim="mine", node="node-a")
     namespace.running("user")
@@ -134,7 +134,7 @@ def test_it_follows_the_devices_health(start_agent: StartAgent, namespace: Names
 
 
 def test_it_is_gone_after_deallocation(start_agent: StartAgent, namespace: Namespace) -> None:
-    start_agent("node-a", "dgx-h100")
+    start_agent("node-a", "dgx-h100", "--claim-status", "all")
     namespace.claim("mine", request("gpu", "gpu"))
     namespace.pod("user", claim="mine", node="node-a")
     namespace.running("user")
@@ -147,7 +147,7 @@ def test_it_is_gone_after_deallocation(start_agent: StartAgent, namespace: Names
 
 
 def test_a_kubelets_credentials_may_not_and_that_is_said_once(start_agent: StartAgent, namespace: Namespace) -> None:
-    agent = start_agent("node-a", "dgx-h100", user="node:node-a")
+    agent = start_agent("node-a", "dgx-h100", "--claim-status", "all", user="node:node-a")
     for name in ("one", "two"):
         namespace.claim(name, request("gpu", "gpu"))
         namespace.pod(name, claim=name, node="node-a")
@@ -159,7 +159,7 @@ def test_a_kubelets_credentials_may_not_and_that_is_said_once(start_agent: Start
 
 
 def test_an_operator_sees_a_claim_that_can_never_be_prepared(start_agent: StartAgent, namespace: Namespace) -> None:
-    start_agent("node-a", "dgx-h100")
+    start_agent("node-a", "dgx-h100", "--claim-status", "all")
     parameters = {"apiVersion": "config.dra-agent.internal/v1", "kind": "NoSuchKind"}
     namespace.claim("wrong", request("gpu", "gpu"), config=[opaque(DRIVER, parameters, "gpu")])
     namespace.pod("user", claim="wrong", node="node-a")
@@ -208,7 +208,7 @@ def test_what_repeats_is_counted_in_one_event(cluster: Cluster, namespace: Names
 
 
 def test_an_operator_sees_a_device_that_left_while_it_was_held(start_agent: StartAgent, namespace: Namespace) -> None:
-    agent = start_agent("node-a", "dgx-h100")
+    agent = start_agent("node-a", "dgx-h100", "--claim-status", "all")
     namespace.claim("mine", request("gpu", "gpu"))
     namespace.pod("user", claim="mine", node="node-a")
     namespace.running("user")

@@ -206,7 +206,7 @@ def test_without_claim_status_the_agent_may_write_no_claim(render):
 
     assert {"resourceclaims/status", "resourceclaims/driver"} <= resources({})
     expected = {"resourceslices", "resourceclaims", "nodes", "nodes/status", "events"}
-    assert resources({"claimStatus": False}) == expected
+    assert resources({"claimStatus": False}) == resources({"claimStatus": "off"}) == expected
 
 
 @pytest.mark.parametrize("driver", ["dra-agent.internal", "gpu.example.com"])

@@ -332,3 +332,20 @@ def test_a_claim_that_is_replaced_between_reading_and_writing_is_not_written(
 
     ask(story)
     assert entries(fake_api, "a") == []
+
+
+def test_only_claims_with_a_device_of_a_chosen_family_cost_requests(fake_api: FakeApi, ask: Any, host: Host) -> None:
+    for name in ("gpu-only", "both"):
+        fake_api.put("resourceclaims", claim(name, result("gpu-0"), result("nic-0", pool="node-a/nic")))
+    fake_api.requests.clear()
+
+    async def story(api: ApiServer) -> None:
+        async with telling(api, host, families=frozenset({"nic"})) as status:
+            status.prepared(held("gpu-only", "gpu-0"))
+            keys = (DeviceKey(POOL, "gpu-0"), DeviceKey("node-a/nic", "nic-0"))
+            status.prepared(HeldClaim("uid-both", "team-a", "both", keys))
+            await eventually_async(lambda: entries(fake_api, "both"))
+
+    ask(story)
+    assert [entry["device"] for entry in entries(fake_api, "both")] == ["nic-0"]
+    assert not [seen for seen in fake_api.requests if "gpu-only" in seen.path]

@@ -61,7 +61,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     pod_uid: str = ""
     """Of the pod that the agent runs in: its sockets get names of their own, so that old and new agent overlap."""
     device_metadata: bool = False
-    claim_status: bool = True
+    claim_status: Literal["off", "nics", "all"] | bool = "nics"
+    """Devices of which a claim's status says what they are. True means all and False means off, as before."""
     second_manager: Literal["refuse", "publish"] = "refuse"
     net_devices: bool = False
     """Without effect: said, for an earlier agent, that the container runtime moves interfaces."""
@@ -74,6 +75,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def node(self) -> str:
         """The name of this node: pools are named after it."""
         return self.node_name or socket.gethostname().lower()
+
+    @property
+    def claim_status_families(self) -> frozenset[str] | None:
+        """The families whose devices are written into status.devices; None means every family."""
+        if self.claim_status in (True, "all"):
+            return None
+        return frozenset({"nic"}) if self.claim_status == "nics" else frozenset()
 
     @property
     def metadata_dir(self) -> Path:
@@ -106,7 +114,7 @@ HELP = {
     "pod_uid": "uid of the agent's own pod, for rolling updates (default: none)",
     "device_metadata": "give containers files that describe their devices",
     "net_devices": "without effect: interfaces are moved whatever the container runtime is",
-    "claim_status": "write what is known of a claim's devices into its status",
+    "claim_status": "devices whose facts are written into a claim's status: off, nics or all",
     "second_manager": "refuse or publish devices that another driver or device plugin gives out too",
 }
 _SWITCHES = {field.name for field in msgspec.structs.fields(Config) if field.type is bool}
@@ -119,7 +127,11 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = HELP) -> N
     parser.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file (default: ${CONFIG_VARIABLE})")
     for name in names:
         flag = "--" + name.replace("_", "-")
-        if name in _SWITCHES:
+        if name == "claim_status":
+            # Was a switch: without a word it means what it meant.
+            parser.add_argument(flag, nargs="?", const="all", metavar="off|nics|all", default=None, help=HELP[name])
+            parser.add_argument("--no-claim-status", dest=name, action="store_const", const="off", default=None)
+        elif name in _SWITCHES:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=HELP[name])
         else:
             metavar = "DIR" if name.endswith(("_dir", "_root")) else {"simulate": "PROFILE"}.get(name, "VALUE")

@@ -38,9 +38,13 @@ class Reporting:
 
         self._watch = DeviceWatch(self._config.node, self.events, lambda: hardware.inventory, held)
         self._watch.changed()
-        if self._config.claim_status:
+        if self._config.claim_status_families != frozenset():
             self._status = ClaimStatus(
-                self._api, self._config.driver_name, hardware.lookup, addresses=_addresses_of(hardware.host)
+                self._api,
+                self._config.driver_name,
+                hardware.lookup,
+                addresses=_addresses_of(hardware.host),
+                families=self._config.claim_status_families,
             )
             self._status.start(held())
 

@@ -50,15 +50,20 @@ class ClaimStatus:
         *,
         judge: Judge = judge,
         addresses: Callable[[str, str], Sequence[str]] = lambda interface, hardware_address: (),
+        families: frozenset[str] | None = None,
         settle: float = SETTLE,
         again: float = AGAIN,
     ) -> None:
-        """`addresses` gives those of an interface (name, hardware address) in CIDR notation; it runs on a thread."""
+        """`addresses` gives those of an interface (name, hardware address) in CIDR notation; it runs on a thread.
+
+        Of `families` only these are written, of None every one; a claim without such a device costs no request.
+        """
         self._api = api
         self._driver = driver
         self._lookup = lookup
         self._judge = judge
         self._addresses = addresses
+        self._families = families
         self._settle = settle
         self._again = again
         self._right = Right("claim status is not written", _GRANT)
@@ -110,6 +115,11 @@ class ClaimStatus:
         self._loop.call_soon_threadsafe(self._look_again)
 
     def _add(self, claim: HeldClaim) -> None:
+        if self._families is not None:
+            devices = tuple(key for key in claim.devices if key.pool.rpartition("/")[2] in self._families)
+            if not devices:
+                return
+            claim = HeldClaim(claim.uid, claim.namespace, claim.name, devices)
         if self._held.get(claim.uid) == claim and claim.uid in self._told:
             return  # a repeat of what was told
         self._held[claim.uid] = claim
@@ -216,7 +226,7 @@ class ClaimStatus:
             raise PermanentError(
                 "the API server dropped status.devices",
                 where=f"claim {held.namespace}/{held.name}",
-                todo="enable its feature gate DRAResourceClaimDeviceStatus, or set claim_status to false",
+                todo="enable its feature gate DRAResourceClaimDeviceStatus, or set claim_status to off",
             )
         self._note(held, told)
         return True
