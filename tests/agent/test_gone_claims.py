@@ -1,0 +1,72 @@
+"""An agent in Kubernetes mode whose kubelet has forgotten a claim: it releases the claim, or a person does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from cluster_api.fake import FakeApi
+from eventually import eventually
+
+from .conftest import AgentProcess
+from .test_kubernetes import GPU, allocate, kubernetes, prepare, registered
+
+__all__ = ["kubernetes"]
+
+
+def release(state: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
+    command = [sys.executable, "-m", "dra_agent", "claims", "release", *arguments, "--state-dir", str(state)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, check=False)
+
+
+def test_a_claim_that_the_kubelet_forgot_is_released_by_the_agent(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.toml").write_text("[claims]\nrelease_gone_after = 0.5\n")
+    claim = allocate(fake_api, "forgotten")
+    agent = kubernetes("--config", str(tmp_path / "config.toml"))
+
+    async def scenario() -> None:
+        async with registered(kubelet_dir) as driver:
+            assert not (await prepare(driver, claim)).error
+            fake_api.remove("resourceclaims", "forgotten", "default")
+            other = allocate(fake_api, "next")
+            refused = (await prepare(driver, other)).error
+            assert f"dra-agent claims release {claim[2]}" in refused
+            await asyncio.to_thread(agent.wait_for, "claim that does not exist was released")
+            assert not (await prepare(driver, other)).error
+
+    asyncio.run(scenario())
+    eventually(lambda: any(event["reason"] == "ClaimGone" for event in fake_api.objects("events")))
+
+
+def test_a_person_releases_a_claim(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, state: Path
+) -> None:
+    claim = allocate(fake_api, "one")
+    kubernetes()
+
+    async def scenario() -> None:
+        async with registered(kubelet_dir) as driver:
+            assert not (await prepare(driver, claim)).error
+            refused = await asyncio.to_thread(release, state, "default/one")
+            assert refused.returncode == 1 and "still exists" in refused.stderr
+            unknown = await asyncio.to_thread(release, state, "default/none", "--force")
+            assert unknown.returncode == 1 and "no claim of this name" in unknown.stderr
+            fake_api.remove("resourceclaims", "one", "default")
+            done = await asyncio.to_thread(release, state, claim[2], "-o", "json")
+            assert done.returncode == 0, done.stderr
+            answer = json.loads(done.stdout)
+            assert (answer["name"], answer["devices"], answer["exists"]) == ("one", [GPU], False)
+            other = allocate(fake_api, "two")
+            assert not (await prepare(driver, other)).error
+            forced = await asyncio.to_thread(release, state, "default/two", "--force")
+            assert forced.returncode == 0 and f"released {GPU}" in forced.stdout
+
+    asyncio.run(scenario())

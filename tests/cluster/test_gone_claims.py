@@ -1,0 +1,35 @@
+"""A kubelet that lost its state, as after `kubeadm reset`, unprepares nothing: the agent releases the claims."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.kube.agent import Agent
+from cluster.kube.workload import Namespace, request
+
+StartAgent = Callable[..., Agent]
+HARDWARE = "vm-1gpu"
+
+
+@pytest.mark.timeout(400)
+def test_a_claim_that_the_kubelet_lost_is_released(
+    start_agent: StartAgent, namespace: Namespace, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("[claims]\nrelease_gone_after = 2\n")
+    agent = start_agent("node-a", HARDWARE, "--config", str(config))
+    namespace.template("gpu", request("gpu", "gpu"))
+    namespace.pod("first", template="gpu", node="node-a")
+    namespace.running("first")
+    agent.node.kubelet.kill()
+    (agent.node.kubelet_dir / "dra_manager_state").unlink()
+    namespace.delete_pod("first", grace=0)
+    namespace.gone("first")
+    agent.node.kubelet.start()
+    namespace.pod("second", template="gpu", node="node-a")
+    agent.wait_for_log("claim that does not exist was released", 240)
+    namespace.running("second", at_most=180)
+    assert len(agent.node.cdi_files()) == 1
