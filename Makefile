@@ -9,7 +9,7 @@ FAKE   := python/dra_agent/simulate/lib/libnvidia-ml.so.1
 HOOK   := python/dra_agent/setup/lib/dra-agent-hook
 
 .DEFAULT_GOAL := help
-.PHONY: help lock build demo test test-rust test-python lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-gpu faults soak manifests
+.PHONY: help lock build demo test test-rust test-python lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-gpu faults faults-disk faults-server soak manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -78,8 +78,14 @@ audit: $(SYNC) ## known vulnerabilities of crates and Python packages; asks the 
 test-cluster: build ## scenarios on a real two-node cluster; needs root, Go and the packages of docs/test-cluster.md
 	$(PY) -m pytest -n 2 --dist loadfile tests/cluster tests/deploy $(ARGS)
 
-faults: build ## every state-writing call of the agent fails once, in every way (about two hours; ARGS='--every 20': a sample)
+faults: faults-disk faults-server ## everything that an agent writes or asks fails once, in every way (about three hours)
+
+faults-disk: build ## every state-writing call fails once (ARGS='--every 20': a sample)
 	PYTHONPATH=tests $(PY) -m faults.campaign $(ARGS)
+
+faults-server: build ## every request to the API server fails once (ARGS='--every 20': a sample)
+	PYTHONPATH=tests $(PY) -m faults.server $(ARGS)
+
 
 MINUTES ?= 0
 soak: build ## 100,000 claims with faults and restarts among them: nothing grows (about half an hour; MINUTES=10: as many as fit)

@@ -310,6 +310,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault is not None and fault.action == "late":
             api._stopping.wait(fault.seconds)
+        if fault is not None and fault.action == "stale" and "items" in answer:
+            answer = self._stale(answer, parts.path, query)
+        if fault is not None and fault.action == "truncate":
+            self._truncate(json.dumps(answer).encode())
+            return
         self._json(201 if method == "POST" else 200, answer)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815
@@ -354,6 +359,12 @@ class _Handler(BaseHTTPRequestHandler):
             "metadata": metadata,
             "items": [_untyped(item) for item in (items[start : start + limit] if limit else items[start:])],
         }
+
+    def _stale(self, answer: Object, path: str, query: dict[str, str]) -> Object:
+        """The list as it was half of its history ago, with the version that it had then."""
+        plural, namespace, _, _ = _place(path)
+        then, version = self.server.api.store.at_half_of_history(plural, _chosen(namespace, query))
+        return {**answer, "metadata": {"resourceVersion": str(version)}, "items": [_untyped(item) for item in then]}
 
     def _watch(self, path: str, query: dict[str, str]) -> None:
         api, store = self.server.api, self.server.api.store
@@ -416,6 +427,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+
+    def _truncate(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2])
+        self.wfile.flush()
+        self.close_connection = True
 
     def _break(self) -> None:
         self.close_connection = True

@@ -6,7 +6,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import Literal
 
-Action = Literal["answer", "reset", "hang", "reset-after", "late"]
+Action = Literal["answer", "reset", "hang", "reset-after", "late", "truncate", "stale"]
+"""truncate: half of the answer, then the end. stale: what a list was a while ago, as from a cache that lags."""
 
 
 @dataclass
@@ -28,6 +29,8 @@ class Fault:
     times: int | None = 1
     when: threading.Event | None = None
     """Nothing is answered before this happens."""
+    skip: int = 0
+    """How many requests that match pass before it happens."""
 
     def matches(self, method: str, target: str) -> bool:
         return (not self.methods or method in self.methods) and self.path in target
@@ -63,6 +66,9 @@ class Faults:
         with self._lock:
             for fault in self._faults:
                 if fault.matches(method, target):
+                    if fault.skip:
+                        fault.skip -= 1
+                        continue
                     if fault.times is not None:
                         fault.times -= 1
                         if fault.times <= 0:

@@ -54,6 +54,22 @@ class Store:
             found = [copy.deepcopy(o) for _, o in sorted(self.objects.get(plural, {}).items()) if chosen(o)]
             return found, self.version
 
+    def at_half_of_history(self, plural: str, chosen: Callable[[Object], bool]) -> tuple[list[Object], int]:
+        """Return the objects of a kind as they were half of what is kept of its history ago, and that version."""
+        with self.changed:
+            own = [entry for entry in self.history if entry[1] == plural]
+            then = own[len(own) // 2][0] if own else self.version
+            newer = {_key(document) for at, _, _, document in own if at > then}
+            kept = {key: found for key, found in self.objects.get(plural, {}).items() if key not in newer}
+            for at, _, type_, document in own:
+                if at > then or _key(document) not in newer:
+                    continue
+                if type_ == "DELETED":
+                    kept.pop(_key(document), None)
+                else:
+                    kept[_key(document)] = document
+            return [copy.deepcopy(found) for _, found in sorted(kept.items()) if chosen(found)], then
+
     def create(self, plural: str, namespace: str, given: Object, dry: bool = False) -> Object:
         with self.changed:
             made = copy.deepcopy(given)
@@ -180,3 +196,7 @@ def _content(document: Object) -> Object:
 
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _key(document: Object) -> tuple[str, str]:
+    return document["metadata"].get("namespace", ""), document["metadata"]["name"]

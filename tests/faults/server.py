@@ -1,0 +1,242 @@
+"""Every request of an agent to the API server goes wrong once, in every way; what it serves and publishes stays right.
+
+    make faults-server                     # every request, every fault (about an hour)
+    make faults-server ARGS='--every 10'   # a sample
+
+A case: an agent starts and publishes, prepares a claim for a kubelet and prepares it again, taints its devices on a
+notice, withdraws the taints, releases the claim, and stops. One of its requests meets a fault on the way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster_api.fake import FakeApi
+from cluster_api.faults import Fault
+from dra_agent import simulate
+from dra_agent.reclaim.client import ask
+from dra_agent.reclaim.wire import Cancel, Start
+from plugin.fake_kubelet import Driver, FakeKubelet
+
+PROFILE = "l40s"
+DRIVER = "dra-agent.internal"
+GPU = "gpu-0000-01-00-0"
+DEADLINE_S = 120.0
+FAULTS: dict[str, Callable[[], Fault]] = {
+    "reset": lambda: Fault("reset"),
+    "reset after it was done": lambda: Fault("reset-after"),
+    "truncated": lambda: Fault("truncate"),
+    "late": lambda: Fault("late", seconds=1.5),
+    "hangs": lambda: Fault("hang", seconds=3.0),
+    "stale list": lambda: Fault("stale"),
+    "409": lambda: Fault(status=409),
+    "410": lambda: Fault(status=410),
+    "429": lambda: Fault(status=429, headers={"Retry-After": "1"}),
+    "500": lambda: Fault(status=500),
+    "503 three times": lambda: Fault(status=503, times=3),
+    "a page of a proxy": lambda: Fault(status=200, body="<html>log in</html>", content_type="text/html"),
+}
+
+
+class BrokenPromiseError(AssertionError):
+    """Something that must never happen has happened."""
+
+
+@dataclass
+class Case:
+    """One agent, from start to stop."""
+
+    folder: Path
+    fault: Fault | None = None
+    requests: list[str] = field(default_factory=list)
+    """"VERB path" of each."""
+
+    async def run(self) -> None:
+        host = self.folder / "state/simulated" / PROFILE
+        simulate.build(PROFILE, host)
+        (self.folder / "cdi").mkdir()
+        api = FakeApi()
+        api.start()
+        api.put("nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a"}})
+        if self.fault is not None:
+            api.faults.add(self.fault)
+        kubelet = FakeKubelet(self.folder / "k")
+        agent = self._start(api)
+        try:
+            await self._live(api, await kubelet.driver(DEADLINE_S), agent)
+            self.requests = [f"{seen.method} {seen.path}" for seen in api.requests]
+        finally:
+            await kubelet.close()
+            if agent.poll() is None:
+                agent.kill()
+            agent.wait()
+            api.stop()
+        if "Traceback" in self.log():
+            raise BrokenPromiseError("a traceback in the log")
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def _start(self, api: FakeApi) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "dra_agent", "run", "--no-standalone", "--node-name", "node-a"]
+        command += ["--simulate", PROFILE, "--state-dir", self.folder / "state", "--cdi-dir", self.folder / "cdi"]
+        command += ["--kubelet-dir", self.folder / "k", "--kubeconfig", api.kubeconfig(self.folder / "kubeconfig")]
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
+        with (self.folder / "log").open("wb") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, env=variables)
+
+    async def _live(self, api: FakeApi, driver: Driver, agent: subprocess.Popen[bytes]) -> None:
+        await _until(lambda: GPU in published(api), "the GPU is not published", api)
+        whole = published(api)
+        claim = allocate(api)
+        answer = await call(driver, "prepare", claim)
+        if await call(driver, "prepare", claim) != answer:
+            raise BrokenPromiseError("a repeat of prepare has another answer")
+        await asyncio.to_thread(ask, self.folder / "state", Start(what="maintenance"))
+        await _until(lambda: all(tainted(api).values()), "not every device is tainted", api)
+        await asyncio.to_thread(ask, self.folder / "state", Cancel(everything=True))
+        await _until(lambda: not any(tainted(api).values()), "a device is still tainted", api)
+        await call(driver, "unprepare", claim)
+        if published(api) != whole:
+            raise BrokenPromiseError(f"published at first {sorted(whole)}, and then {sorted(published(api))}")
+        check_pools(api)
+        left = list((self.folder / "cdi").iterdir())
+        if left:
+            raise BrokenPromiseError(f"CDI files of a released claim: {left}")
+        agent.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(agent.wait, DEADLINE_S)
+
+
+def devices(api: FakeApi) -> list[dict[str, Any]]:
+    """Every device in every slice; one that is in two slices twice."""
+    return [device for one in api.objects("resourceslices") for device in one["spec"].get("devices", ())]
+
+
+def published(api: FakeApi) -> set[str]:
+    return {device["name"] for device in devices(api)}
+
+
+def tainted(api: FakeApi) -> dict[str, bool]:
+    return {
+        device["name"]: any(t["effect"] == "NoExecute" for t in device.get("taints", ())) for device in devices(api)
+    }
+
+
+def check_pools(api: FakeApi) -> None:
+    """Every pool is whole, of one generation, and has each device once."""
+    named = Counter(device["name"] for device in devices(api))
+    if twice := [name for name, count in named.items() if count > 1]:
+        raise BrokenPromiseError(f"published twice: {twice}")
+    pools: dict[str, list[dict[str, Any]]] = {}
+    for one in api.objects("resourceslices"):
+        pools.setdefault(one["spec"]["pool"]["name"], []).append(one["spec"]["pool"])
+    for name, pool in pools.items():
+        newest = max(one["generation"] for one in pool)
+        current = [one for one in pool if one["generation"] == newest]
+        if len(current) != len(pool) or any(one["resourceSliceCount"] != len(pool) for one in pool):
+            raise BrokenPromiseError(f"pool {name} is not whole: {pool}")
+
+
+def allocate(api: FakeApi) -> tuple[str, str, str]:
+    """Put an allocated claim into the API server; (namespace, name, uid)."""
+    result = {"request": "gpu", "driver": DRIVER, "pool": "node-a/gpu", "device": GPU}
+    made = api.put(
+        "resourceclaims",
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"namespace": "default", "name": "one", "uid": str(uuid.uuid4())},
+            "spec": {"devices": {}},
+            "status": {"allocation": {"devices": {"results": [result]}}},
+        },
+    )
+    return "default", "one", made["metadata"]["uid"]
+
+
+async def call(driver: Driver, method: str, claim: tuple[str, str, str]) -> Any:
+    """Call as the kubelet does: an error is asked again."""
+    end = time.monotonic() + DEADLINE_S
+    while True:
+        answer = (await driver.call(method, [claim])).claims[claim[2]]
+        if not answer.error:
+            return answer
+        if time.monotonic() > end:
+            raise BrokenPromiseError(f"{method} is not done after {DEADLINE_S:.0f} s: {answer.error}")
+        await asyncio.sleep(0.1)
+
+
+async def _until(condition: Callable[[], bool], otherwise: str, api: FakeApi) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        if time.monotonic() > end:
+            raise BrokenPromiseError(f"{otherwise} after {DEADLINE_S:.0f} s: {tainted(api)}")
+        await asyncio.sleep(0.02)
+
+
+def run(point: int, fault: str, folder: Path) -> Case:
+    """Run one case in which the request number `point` meets a fault; raises BrokenPromiseError."""
+    case = Case(folder, FAULTS[fault]())
+    assert case.fault is not None
+    case.fault.skip = point
+    asyncio.run(case.run())
+    return case
+
+
+def rehearse(folder: Path) -> list[str]:
+    """Run one case without a fault; return the requests of the agent."""
+    case = Case(folder)
+    asyncio.run(case.run())
+    return case.requests
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--every", type=int, default=1, help="run every N-th case only")
+    parser.add_argument("--seed", type=int, default=0, help="with which case to begin")
+    parser.add_argument("--point", type=int, help="only this request")
+    parser.add_argument("--fault", choices=list(FAULTS), help="only this fault")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dra-rehearsal-") as folder:
+        requests = rehearse(Path(folder))
+    print(f"{len(requests)} requests in a case: {dict(Counter(one.split()[0] for one in requests))}", flush=True)
+    both = [(point, fault) for point in range(len(requests)) for fault in FAULTS]
+    chosen = [
+        (point, fault)
+        for point, fault in both[random.Random(args.seed).randrange(args.every) :: args.every]
+        if args.point in (None, point) and args.fault in (None, fault)
+    ]
+    failed = 0
+    began = time.monotonic()
+    for number, (point, fault) in enumerate(chosen, 1):
+        with tempfile.TemporaryDirectory(prefix="dra-faults-") as folder:
+            try:
+                run(point, fault, Path(folder))
+            except Exception as error:  # noqa: BLE001 - every failure is reported, and the campaign goes on
+                failed += 1
+                print(f"FAILED --point {point} --fault '{fault}' ({requests[point]}): {error!r}", flush=True)
+                print(
+                    "\n".join(f"    {line}" for line in (Path(folder) / "log").read_text().splitlines()[-30:]),
+                    flush=True,
+                )
+        if number % 50 == 0:
+            print(f"{number} of {len(chosen)} cases, {time.monotonic() - began:.0f} s", flush=True)
+    print(f"{len(chosen) - failed} passed, {failed} failed in {time.monotonic() - began:.0f} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
