@@ -96,6 +96,7 @@ class Deployment:
             "staticCdiDir": "",
             "nodeSelector": {"kubernetes.io/hostname": node.name},
             "deviceClasses": {"create": False},
+            "claimStatus": "all",
             "logFormat": "text",
         }
 

@@ -25,7 +25,7 @@ def as_service(cluster: Cluster, start_agent: StartAgent, tmp_path: Path) -> Sta
 
     def start(token: str) -> Agent:
         kubeconfig = cluster.control_plane.kubeconfig("service", tmp_path / "kubeconfig", token=token)
-        return start_agent("node-a", PROFILE, kubeconfig=kubeconfig, ready=False)
+        return start_agent("node-a", PROFILE, "--claim-status", "all", kubeconfig=kubeconfig, ready=False)
 
     return start
 

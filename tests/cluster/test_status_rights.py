@@ -225,7 +225,9 @@ def test_without_the_policy_the_api_server_refuses_nothing(coarse: Cluster, own:
 
 
 def test_the_agents_own_telling_arrives(coarse: Cluster, inside: Namespace) -> None:
-    agent = Agent(coarse.node("node-a"), "l40s", coarse.identity().kubeconfig("node-a"), flags=()).start()
+    agent = Agent(
+        coarse.node("node-a"), "l40s", coarse.identity().kubeconfig("node-a"), flags=("--claim-status", "all")
+    ).start()
     try:
         agent.ready(at_most=90)
         inside.claim("mine", request("gpu", "gpu"))
