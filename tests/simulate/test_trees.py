@@ -28,7 +28,7 @@ Standing = Callable[[str], Host]
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_scan_finds_every_function_of_the_description(profile: str, standing: Standing) -> None:
-    topology = scan(standing(profile))
+    topology = scan(standing(profile), distances=True)
     assert topology.problems == ()
     described = {function.address: function for function in load(profile).functions()}
     assert {device.pci_address for device in topology.devices} == set(described)
@@ -97,7 +97,7 @@ def test_no_link_of_a_tree_leads_nowhere_and_none_leaves_it(profile: str, standi
 
 
 def test_every_gpu_of_a_dgx_is_one_switch_from_its_adapter(standing: Standing) -> None:
-    topology = scan(standing("dgx-h100"))
+    topology = scan(standing("dgx-h100"), distances=True)
     gpus = [device for device in topology.wanted if device.kind == "gpu"]
     adapters = [device for device in topology.wanted if device.kind == "nic"]
     assert (len(gpus), len(adapters)) == (8, 10)
@@ -131,12 +131,12 @@ adapter each has more than one switch between; virtual functions are on the bus 
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_distances_are_those_of_the_description(profile: str, standing: Standing) -> None:
-    topology = scan(standing(profile))
+    topology = scan(standing(profile), distances=True)
     assert Counter(str(distance) for distance in topology.distances.values()) == MATRICES[profile]
 
 
 def test_every_gpu_of_an_mi300x_host_is_more_than_a_switch_from_its_adapter(standing: Standing) -> None:
-    topology = scan(standing("mi300x"))
+    topology = scan(standing("mi300x"), distances=True)
     near = {pair for pair, distance in topology.distances.items() if distance == "PXB"}
     gpus = [device for device in topology.wanted if device.kind == "gpu"]
     assert [gpu.kfd for gpu in gpus] == list(range(2, 10))
@@ -149,7 +149,7 @@ def test_every_gpu_of_an_mi300x_host_is_more_than_a_switch_from_its_adapter(stan
 
 def test_virtual_functions_name_their_physical_one_and_are_named_by_it(standing: Standing) -> None:
     for profile, physical, count in (("l40s", "0000:42:00.0", 4), ("flex170", "0000:9a:00.0", 4)):
-        topology = scan(standing(profile))
+        topology = scan(standing(profile), distances=True)
         devices = {device.pci_address: device for device in topology.devices}
         virtual = devices[physical].virtfns
         assert list(virtual) == [f"{physical[:-1]}{number}" for number in range(1, count + 1)]

@@ -45,7 +45,7 @@ def unplug(host: Host, device: Device) -> Uevent:
 
 
 def test_a_simulated_dgx_is_what_it_stands_for(tmp_path: Path) -> None:
-    topology = scan(simulate.build("dgx-h100", tmp_path / "host"))
+    topology = scan(simulate.build("dgx-h100", tmp_path / "host"), distances=True)
     gpus = [device for device in topology.wanted if device.kind is Kind.GPU]
     assert topology.problems == ()
     assert len(gpus) == 8
@@ -60,6 +60,21 @@ def test_a_simulated_dgx_is_what_it_stands_for(tmp_path: Path) -> None:
         second.pci_address, first.pci_address
     )
     assert topology.distance(first.pci_address, first.pci_address) is None
+
+
+def test_distances_are_asked_for_and_not_part_of_every_snapshot(tmp_path: Path) -> None:
+    """Their number grows with the square of the devices; an uevent must not pay for them."""
+    live = LiveTopology(simulate.build("dgx-h100", tmp_path / "host"))
+    snapshot, whole = live.snapshot(), live.snapshot(distances=True)
+    assert snapshot.distances == {} and snapshot.devices == whole.devices and snapshot.problems == whole.problems
+    for pair, distance in whole.distances.items():
+        one, other = pair.split(",")
+        assert live.distance(one, other) is live.distance(other, one) is distance
+    first = whole.wanted[0].pci_address
+    assert live.distance(first, first) is None and live.distance(first, "0000:ff:1f.7") is None
+    assert live.distance(first, "nonsense") is None
+    with pytest.raises(ValueError, match="without distances"):
+        snapshot.distance(*(device.pci_address for device in whole.wanted[:2]))
 
 
 def test_the_json_has_the_documented_fields(host: Host) -> None:

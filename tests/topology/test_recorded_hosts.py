@@ -16,7 +16,7 @@ ALL = ["hwloc-8ve", "ghw-ryzen1600", "ghw-i7-1270P"]
 
 
 def read(tree: Path) -> Topology:
-    return scan(Host(sysfs=tree / "sys"))
+    return scan(Host(sysfs=tree / "sys"), distances=True)
 
 
 def listed_parents(topology: Topology) -> Parents:

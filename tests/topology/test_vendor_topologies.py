@@ -21,7 +21,7 @@ def vendor_host(tmp_path: Path) -> Callable[[str, Callable[[Path, Path], None]],
         if not xml.exists():
             pytest.skip(f"topology file {name} is not at hand ({xml})")
         make(xml, tmp_path / "sys")
-        topology = scan(Host(sysfs=tmp_path / "sys"))
+        topology = scan(Host(sysfs=tmp_path / "sys"), distances=True)
         assert topology.problems == ()
         return topology
 

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = load(args)
     with progress("looking at the host"), command_host(config) as host:
-        topology = _scan(host, config)
+        topology = _scan(host, config, distances=args.output != "table")
         holders = by_address(config)
     if args.svg:
         _write_picture(args.svg, topology, _title(config), holders)
@@ -55,12 +55,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _scan(host: Host, config: Config) -> Topology:
+def _scan(host: Host, config: Config, *, distances: bool) -> Topology:
     from dra_agent.errors import PermanentError, UsageError
     from dra_agent.topology import scan
 
     try:
-        return scan(host)
+        return scan(host, distances=distances)
     except PermanentError as error:
         if config.sysfs_root == Path("/sys"):
             raise

@@ -7,7 +7,7 @@ import msgspec
 from dra_agent import _native
 from dra_agent.errors import PermanentError
 from dra_agent.host import Host
-from dra_agent.topology.model import Change, Topology
+from dra_agent.topology.model import Change, Distance, Topology
 from dra_agent.topology.uevent import Uevent
 
 _topology = msgspec.json.Decoder(Topology)
@@ -28,12 +28,20 @@ class LiveTopology:
         except _native.TopologyError as error:
             raise self._refused(error) from None
 
-    def snapshot(self) -> Topology:
-        """The topology as it is known now."""
-        return _topology.decode(self._native.to_json())
+    def snapshot(self, *, distances: bool = False) -> Topology:
+        """The topology as it is known now.
+
+        `distances`: with those of all pairs, whose number grows with the square of the devices.
+        """
+        return _topology.decode(self._native.to_json() if distances else self._native.devices_to_json())
+
+    def distance(self, one: str, other: str) -> Distance | None:
+        """How far apart two wanted devices are; None where one is unknown, not wanted, or both are the same."""
+        found = self._native.distance(one, other)
+        return None if found is None else Distance(found)
 
     def to_json(self) -> bytes:
-        """The snapshot as JSON, not decoded."""
+        """The snapshot as JSON with the distances of all pairs, not decoded."""
         return self._native.to_json()
 
     def apply(self, event: Uevent) -> Change:
@@ -57,9 +65,9 @@ class LiveTopology:
         return PermanentError(str(error), todo="check that --sysfs-root names a directory that stands for /sys")
 
 
-def scan(host: Host) -> Topology:
-    """Read the topology of a host once.
+def scan(host: Host, *, distances: bool = False) -> Topology:
+    """Read the topology of a host once, with the distances of all pairs where they are asked for.
 
     Raises PermanentError where there is no sysfs; a damaged device is in `problems` instead.
     """
-    return LiveTopology(host).snapshot()
+    return LiveTopology(host).snapshot(distances=distances)

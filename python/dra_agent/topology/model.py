@@ -126,9 +126,9 @@ class Topology(msgspec.Struct, frozen=True, dict=True):
 
     numa_nodes: tuple[NumaNode, ...]
     devices: tuple[Device, ...]
-    distances: dict[str, Distance]
-    """Each pair of wanted devices once, lower address first: "0000:3b:00.0,0000:5e:00.0"."""
-    problems: tuple[Problem, ...]
+    distances: dict[str, Distance] = {}
+    """Each pair of wanted devices once, lower address first: "0000:3b:00.0,0000:5e:00.0"; empty unless asked for."""
+    problems: tuple[Problem, ...] = ()
 
     @cached_property
     def by_address(self) -> dict[str, Device]:
@@ -141,7 +141,13 @@ class Topology(msgspec.Struct, frozen=True, dict=True):
         return tuple(device for device in self.devices if device.kind is not Kind.OTHER)
 
     def distance(self, one: str, other: str) -> Distance | None:
-        """How far apart two wanted devices are; None where one is unknown, not wanted, or both are the same."""
+        """How far apart two wanted devices are; None where one is unknown, not wanted, or both are the same.
+
+        Raises:
+            ValueError: The snapshot was taken without distances; ask `LiveTopology.distance`.
+        """
+        if not self.distances and len(self.wanted) > 1:
+            raise ValueError("a snapshot without distances")
         return self.distances.get(f"{one},{other}") or self.distances.get(f"{other},{one}")
 
 

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use dra_topology::{Change, Received, Topology, Uevent, UeventSocket};
+use dra_topology::{Change, PciAddress, Received, Topology, Uevent, UeventSocket};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
@@ -32,6 +32,19 @@ impl PyTopology {
     fn to_json<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         let json = py.detach(|| lock(&self.0).to_json());
         PyBytes::new(py, &json)
+    }
+
+    fn devices_to_json<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let json = py.detach(|| lock(&self.0).devices_to_json());
+        PyBytes::new(py, &json)
+    }
+
+    fn distance(&self, one: &str, other: &str) -> Option<&'static str> {
+        let one = PciAddress::parse(one.as_bytes())?;
+        let other = PciAddress::parse(other.as_bytes())?;
+        lock(&self.0)
+            .distance(one, other)
+            .map(dra_topology::Distance::name)
     }
 
     fn apply<'py>(&self, py: Python<'py>, message: &[u8]) -> PyResult<Bound<'py, PyBytes>> {

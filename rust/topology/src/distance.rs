@@ -26,6 +26,18 @@ pub enum Distance {
 }
 
 impl Distance {
+    /// As operators and the JSON write it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pix => "PIX",
+            Self::Pxb => "PXB",
+            Self::Phb => "PHB",
+            Self::Node => "NODE",
+            Self::Sys => "SYS",
+        }
+    }
+
     #[must_use]
     pub fn between(one: &Function, other: &Function) -> Self {
         if one.path.root() != other.path.root() {

@@ -17,7 +17,9 @@ use crate::scan::Topology;
 pub struct Snapshot<'a> {
     pub numa_nodes: &'a [NumaNode],
     pub devices: Vec<DeviceView<'a>>,
-    distances: Distances<'a>,
+    /// All pairs grow with the square of the devices: only for programs that ask for them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    distances: Option<Distances<'a>>,
     pub problems: Vec<&'a Problem>,
 }
 
@@ -81,8 +83,19 @@ impl Serialize for Pair {
 }
 
 impl Topology {
+    /// The snapshot with the distances of all pairs of wanted devices.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot<'_> {
+        let wanted = self.functions.values().filter(|f| f.kind.is_wanted());
+        Snapshot {
+            distances: Some(Distances(wanted.collect())),
+            ..self.snapshot_of_devices()
+        }
+    }
+
+    /// The snapshot without distances; see [`Topology::distance`].
+    #[must_use]
+    pub fn snapshot_of_devices(&self) -> Snapshot<'_> {
         Snapshot {
             numa_nodes: &self.nodes,
             devices: self
@@ -90,12 +103,7 @@ impl Topology {
                 .values()
                 .map(|function| self.view(function))
                 .collect(),
-            distances: Distances(
-                self.functions
-                    .values()
-                    .filter(|f| f.kind.is_wanted())
-                    .collect(),
-            ),
+            distances: None,
             problems: self
                 .problems
                 .values()
@@ -110,6 +118,20 @@ impl Topology {
     pub fn to_json(&self) -> Vec<u8> {
         // Writing plain structs with string keys into memory cannot fail.
         serde_json::to_vec(&self.snapshot()).unwrap_or_default()
+    }
+
+    /// The snapshot without distances as JSON.
+    #[must_use]
+    pub fn devices_to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(&self.snapshot_of_devices()).unwrap_or_default()
+    }
+
+    /// How far apart two wanted devices are; none where one is unknown, not wanted, or both are the same.
+    #[must_use]
+    pub fn distance(&self, one: PciAddress, other: PciAddress) -> Option<Distance> {
+        let wanted = |address| self.functions.get(&address).filter(|f| f.kind.is_wanted());
+        let (one, other) = (wanted(one)?, wanted(other)?);
+        (one.address != other.address).then(|| Distance::between(one, other))
     }
 
     fn view<'a>(&self, function: &'a Function) -> DeviceView<'a> {
