@@ -12,6 +12,8 @@ from dra_agent.prepare.config import ConfigurationError, decode
 from dra_agent.prepare.setup import Kind, VendorSetup
 
 GROUP = "resource.k8s.io"
+MAX_CONFIGS = 32
+"""Entries of one object; the API server refuses an object with more (DeviceConfigMaxSize of resource.k8s.io)."""
 _CONFIG = {
     "ResourceClaim": "spec.devices.config",
     "ResourceClaimTemplate": "spec.spec.devices.config",
@@ -52,7 +54,7 @@ def _parameters(value: Mapping[str, Any], driver: str, setups: Mapping[Kind, Ven
         found = found.get(step) if isinstance(found, Mapping) else None
     if path is None or not isinstance(found, list):
         return
-    for index, entry in enumerate(found):
+    for index, entry in enumerate(found[:MAX_CONFIGS]):
         opaque = entry.get("opaque") if isinstance(entry, Mapping) else None
         if isinstance(opaque, Mapping) and opaque.get("driver") == driver:
             yield f"{path}[{index}].opaque.parameters", opaque.get("parameters")

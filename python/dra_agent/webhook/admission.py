@@ -13,9 +13,15 @@ import msgspec
 
 from dra_agent.prepare.review import review
 from dra_agent.prepare.setup import Kind, VendorSetup
+from dra_agent.printable import printable
 
 VERSION = "admission.k8s.io/v1"
 _INVALID = 422
+MAX_PROBLEM = 1024
+"""Characters of one problem: it quotes what somebody wrote."""
+MAX_MESSAGE = 4096
+"""Characters of all that kubectl shows."""
+_MAX_KIND = 63
 
 
 class _Request(msgspec.Struct, rename="camel"):
@@ -59,7 +65,8 @@ def judge(body: bytes, driver: str, setups: Mapping[Kind, VendorSetup]) -> Verdi
     problems = _problems(asked.request, driver, setups)
     response: dict[str, Any] = {"uid": asked.request.uid, "allowed": not problems}
     if problems:
-        response["status"] = {"code": _INVALID, "reason": "Invalid", "message": "; ".join(problems)}
+        message = printable("; ".join(problems), longest=MAX_MESSAGE)
+        response["status"] = {"code": _INVALID, "reason": "Invalid", "message": message}
     answer = {"apiVersion": VERSION, "kind": "AdmissionReview", "response": response}
     return Verdict(msgspec.json.encode(answer), _name(asked.request), problems)
 
@@ -70,11 +77,16 @@ def _problems(request: _Request, driver: str, setups: Mapping[Kind, VendorSetup]
     metadata = request.object.get("metadata")
     if isinstance(metadata, Mapping) and metadata.get("deletionTimestamp"):
         return ()
-    problems = [str(error) for error in review(request.object, driver, setups)[1]]
-    known = {str(error) for error in review(request.old_object, driver, setups)[1]} if request.old_object else set()
+    problems = [_cut(error) for error in review(request.object, driver, setups)[1]]
+    known = {_cut(error) for error in review(request.old_object, driver, setups)[1]} if request.old_object else set()
     return tuple(problem for problem in problems if problem not in known)
+
+
+def _cut(error: Exception) -> str:
+    return printable(str(error), longest=MAX_PROBLEM)
 
 
 def _name(request: _Request) -> str:
     kind = str((request.object or {}).get("kind") or "object")
+    kind = printable(kind, line=True, longest=_MAX_KIND)
     return f"{kind} {request.namespace + '/' if request.namespace else ''}{request.name or '(unnamed)'}"

@@ -6,8 +6,9 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, suppress
 
 import h11
 
@@ -20,8 +21,16 @@ log = logging.getLogger(__name__)
 Judge = Callable[[bytes], Verdict]
 """Answers the body of a review; raises NoReviewError."""
 
-MOST = 8 << 20
-"""Bytes of a body: an object of the API has 1.5 MiB at most, and a review has its old version too."""
+MOST = 4 << 20
+"""Bytes of a body: an object of the API has 1.5 MiB at most (etcd), and a review has its old version too."""
+SMALL = 64 << 10
+"""Bytes of a body that is read at once; the claims of people have a few KiB."""
+LARGE_AT_ONCE = 3
+"""Larger bodies that are in memory at a time; others wait for their turn, within the time of their request."""
+JUDGES = 2
+"""Reviews that are judged at a time, on threads of their own: probes and small reviews are answered meanwhile."""
+MAX_LOGGED = 1024
+"""Characters of what was wrong, in one line of the log."""
 SLOWEST = 10.0
 """Seconds for one request to come in, or for the TLS handshake."""
 IDLE = 120.0
@@ -57,6 +66,8 @@ class Webhook:
         """Connections that were ended, or refused, because there were too many."""
         self._refresher: asyncio.Task[None] | None = None
         self._closing = False
+        self._judges = ThreadPoolExecutor(JUDGES, thread_name_prefix="review")
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
 
     @property
     def connections(self) -> int:
@@ -99,6 +110,7 @@ class Webhook:
         for task in busy:
             task.cancel()
         await asyncio.gather(*busy, self._refresher, return_exceptions=True)
+        self._judges.shutdown(wait=False, cancel_futures=True)
 
     async def _refresh(self) -> None:
         while True:
@@ -145,9 +157,11 @@ class Webhook:
             if not await connection.asked():
                 return
             task.set_name("answering")
-            async with asyncio.timeout(SLOWEST):
-                request, body = await connection.request()
-            status, content, kind = self._answer(request, body)
+            async with AsyncExitStack() as held:
+                async with asyncio.timeout(SLOWEST):
+                    request, body = await connection.request(lambda: held.enter_async_context(self._large))
+                status, content, kind = await self._answer(request, body)
+                del body
             async with asyncio.timeout(SLOWEST):
                 again = await connection.answer(status, content, kind)
             if not again:
@@ -155,7 +169,7 @@ class Webhook:
             self._connections.pop(task, None)
             self._connections[task] = None
 
-    def _answer(self, request: h11.Request, body: bytes | None) -> tuple[int, bytes, str]:
+    async def _answer(self, request: h11.Request, body: bytes | None) -> tuple[int, bytes, str]:
         method, path = request.method, request.target.partition(b"?")[0]
         if path in (b"/healthz", b"/readyz"):
             return (200, b"ok\n", _TEXT) if method in (b"GET", b"HEAD") else (405, b"GET it\n", _TEXT)
@@ -164,7 +178,7 @@ class Webhook:
         if method != b"POST":
             return 405, b"POST an AdmissionReview\n", _TEXT
         began = time.monotonic()
-        result, answer = self._judged(body)
+        result, answer = await asyncio.get_running_loop().run_in_executor(self._judges, self._judged, body)
         self._told.review(result, time.monotonic() - began)
         return answer
 
@@ -179,7 +193,7 @@ class Webhook:
             log.exception("a review could not be answered")
             return "defect", (500, b"the webhook has a defect; its log says which\n", _TEXT)
         if verdict.problems:
-            log.info("refused", extra={"object": verdict.what, "problems": "; ".join(verdict.problems)})
+            log.info("refused", extra={"object": verdict.what, "problems": "; ".join(verdict.problems)[:MAX_LOGGED]})
         else:
             log.debug("allowed", extra={"object": verdict.what})
         return "refused" if verdict.problems else "allowed", (200, verdict.body, "application/json")
@@ -208,8 +222,8 @@ class _Connection:
                 return self._first is not None
         return False
 
-    async def request(self) -> tuple[h11.Request, bytes | None]:
-        """Read a request to its end; the body is None where it is too large."""
+    async def request(self, large: Callable[[], Awaitable[object]]) -> tuple[h11.Request, bytes | None]:
+        """Read a request to its end; the body is None where it is too large. `large` is awaited beyond SMALL."""
         request = self._first
         assert request is not None
         self._head = request.method == b"HEAD"
@@ -224,9 +238,11 @@ class _Connection:
                 return request, b"".join(parts) if size <= MOST else None
             if not isinstance(event, h11.Data):
                 raise ConnectionError("the client went away within its request")
-            size += len(event.data)
+            before, size = size, size + len(event.data)
             if size > MOST:
                 return request, None
+            if before <= SMALL < size:
+                await large()
             parts.append(bytes(event.data))
 
     async def answer(self, status: int, content: bytes, kind: str) -> bool:

@@ -1,0 +1,105 @@
+"""A pod that posts reviews as large as it can: the webhook answers others, keeps little, and logs little."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dra_agent.prepare.review import MAX_CONFIGS
+from dra_agent.webhook.admission import MAX_MESSAGE
+from webhook.keys import Secret
+from webhook.test_admission import asked, entry, parameters, thing
+from webhook.test_server import RIGHT, Running, post, verdict
+
+__all__ = ["secret"]
+
+POSTED_BYTES = 7 << 20
+MEMORY_BYTES = 128 << 20
+"""The chart's limit."""
+LOG_BYTES = 64 << 10
+PROBE_S = 10.0
+HOSTILE = "\x1b]8;;https://evil.example/\x07"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Secret:
+    return Secret(tmp_path / "tls")
+
+
+@pytest.fixture
+def webhook(secret: Secret, tmp_path: Path) -> Iterator[Running]:
+    made = Running(secret, tmp_path / "log")
+    yield made
+    if made.process.poll() is None:
+        made.process.kill()
+    made.process.wait()
+
+
+def large(size: int) -> bytes:
+    """A review of very many wrong entries, each of which would be a problem of its own."""
+    one = json.dumps(entry(parameters(HOSTILE * 10)))
+    count = size // (len(one) + 2)
+    body = json.loads(asked(thing("ResourceClaim", entry(parameters("Shrt")))))
+    body["request"]["object"]["spec"]["devices"]["config"] = [json.loads(one)] * count
+    return json.dumps(body).encode()
+
+
+def peak(webhook: Running) -> int:
+    status = Path(f"/proc/{webhook.process.pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10
+
+
+@pytest.mark.parametrize("size", [POSTED_BYTES, 3 << 20], ids=["too large", "as large as can be"])
+def test_large_reviews_take_neither_probes_nor_memory(webhook: Running, size: int) -> None:
+    body = large(size)
+    done = threading.Event()
+
+    def attack() -> None:
+        while not done.is_set():
+            connection = webhook.connect()
+            try:
+                connection.request("POST", "/validate", body)
+                connection.getresponse().read()
+            except (OSError, http.client.HTTPException):
+                pass
+            finally:
+                connection.close()
+
+    attackers = [threading.Thread(target=attack, daemon=True) for _ in range(3)]
+    for attacker in attackers:
+        attacker.start()
+    try:
+        for _ in range(10):
+            began = time.monotonic()
+            probe = webhook.connect()
+            probe.request("GET", "/healthz")
+            assert probe.getresponse().read() == b"ok\n"
+            probe.close()
+            assert time.monotonic() - began < PROBE_S
+        ordinary = webhook.connect()
+        assert verdict(post(ordinary, RIGHT))["allowed"] is True
+        ordinary.close()
+    finally:
+        done.set()
+        for attacker in attackers:
+            attacker.join(60)
+    assert peak(webhook) < MEMORY_BYTES
+
+
+def test_one_review_is_a_short_answer_and_a_short_line(webhook: Running) -> None:
+    connection = webhook.connect()
+    answer: dict[str, Any] = verdict(post(connection, large(3 << 20)))
+    connection.close()
+    assert answer["allowed"] is False
+    message = answer["status"]["message"]
+    assert len(message) <= MAX_MESSAGE and "\x1b" not in message and "config[0]" in message
+    assert f"config[{MAX_CONFIGS}]" not in message
+    assert len(webhook.log.read_bytes()) < LOG_BYTES
