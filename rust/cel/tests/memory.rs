@@ -1,47 +1,12 @@
 //! What evaluations really take of the heap, beside what they are charged.
 
-#![allow(unsafe_code, clippy::unwrap_used)]
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
+#![allow(clippy::unwrap_used)]
 
 use dra_cel::{DeviceInput, MEMORY_LIMIT_BYTES, Program};
-
-struct Counting;
-
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-fn taken(bytes: usize) {
-    let now = NOW.fetch_add(bytes, Ordering::Relaxed) + bytes;
-    PEAK.fetch_max(now, Ordering::Relaxed);
-}
-
-// SAFETY: every call is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        taken(layout.size());
-        // SAFETY: as the caller promised.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as the caller promised.
-        unsafe { System.dealloc(at, layout) }
-    }
-
-    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Both are there while it copies.
-        taken(size);
-        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as the caller promised.
-        unsafe { System.realloc(at, layout, size) }
-    }
-}
+use peak_alloc::PeakAlloc;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static HEAP: PeakAlloc = PeakAlloc;
 
 /// Numbers that look random and are the same in every run.
 struct Numbers(u64);
@@ -121,10 +86,10 @@ fn no_expression_takes_more_than_twice_its_budget() {
     for _ in 0..150 {
         let text = expression(&mut numbers);
         let program = Program::compile(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
-        let before = NOW.load(Ordering::Relaxed);
-        PEAK.store(before, Ordering::Relaxed);
+        HEAP.reset_peak_usage();
+        let before = HEAP.current_usage();
         let outcome = program.matches(&device);
-        let peak = PEAK.load(Ordering::Relaxed) - before;
+        let peak = HEAP.peak_usage() - before;
         assert!(
             peak < 2 * MEMORY_LIMIT_BYTES,
             "{peak} bytes for {text}: {outcome:?}"
