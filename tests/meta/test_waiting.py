@@ -17,6 +17,7 @@ EXCEPTIONS = {
     "prepare/test_sharing.py": "keeps two agents busy",
     "publish/test_publisher.py": "wipes slices, and changes devices, all the time",
     "reclaim/fake_logind.py": "a server",
+    "soak/soak.py": "a program of its own that measures an agent over hours",
     "setup/mps_control.py": "a program that stands for NVIDIA's, and hangs",
 }
 

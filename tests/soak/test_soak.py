@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from soak.soak import Soak, soak
 
 
-@pytest.mark.timeout(900)
 def test_nothing_is_left_after_many_claims_and_restarts(short_path: Path) -> None:
     async def run() -> Soak:
         one = Soak(short_path, seed=1)
