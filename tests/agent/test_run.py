@@ -8,13 +8,13 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.prepare.ports import Entry, HeldDevice
+from eventually import eventually
 
 from .conftest import Start
 
@@ -69,10 +69,7 @@ def test_what_a_killed_agent_left_half_done_is_undone_and_the_rest_is_kept(start
     agent = start("--metrics-address", "127.0.0.1:0").ready()
     assert "the host was restarted" in agent.said()
     # It is served first and repaired after.
-    until = time.monotonic() + 60
-    while "rolled_back=1" not in agent.said():
-        assert time.monotonic() < until, agent.said()
-        time.sleep(0.05)
+    eventually(lambda: "rolled_back=1" in agent.said(), agent.said)
     assert agent.end() == 0
     with JournalLedger(state, "boot") as ledger:
         assert ledger.entries() == []

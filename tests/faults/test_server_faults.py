@@ -8,8 +8,6 @@ import pytest
 
 from faults.server import FAULTS, BrokenPromiseError, rehearse, run
 
-pytestmark = pytest.mark.timeout(900)
-
 
 @pytest.fixture(scope="module")
 def requests(tmp_path_factory: pytest.TempPathFactory) -> list[str]:

@@ -297,8 +297,7 @@ def test_work_that_has_not_begun_is_not_begun_for_who_no_longer_waits() -> None:
         turns = Turns(1)
         now = asyncio.get_running_loop().time
         running = asyncio.create_task(turns.take("u1", "preparing", None, lambda: gate.wait(60), now() + 120))
-        while not turns.busy:
-            await asyncio.sleep(0.01)
+        await eventually_async(lambda: turns.busy)
         with pytest.raises(RetryableError, match="still preparing it"):
             await turns.take("u2", "preparing", None, lambda: late.append("prepared"), now() + 0.1)
         gate.set()
@@ -317,8 +316,7 @@ def test_a_stop_waits_for_what_may_end_and_not_for_what_hangs() -> None:
         turns = Turns(2)
         loop = asyncio.get_running_loop()
         hung = asyncio.create_task(turns.take("u", "preparing", None, lambda: gate.wait(60), loop.time() + 120))
-        while not turns.busy:
-            await asyncio.sleep(0.01)
+        await eventually_async(lambda: turns.busy)
         assert 0 < turns.worth_waiting(100.0) <= 100.0
         began = turns._work["u"].began
         assert turns.worth_waiting(0.0) <= 0 and turns.worth_waiting(50.0) <= began + 50.0 - loop.time() + 0.1

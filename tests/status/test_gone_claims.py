@@ -17,6 +17,7 @@ from dra_agent.host import Host
 from dra_agent.inventory.device import Device
 from dra_agent.prepare.ports import DeviceHeldError, Entry, HeldDevice
 from dra_agent.status.gone_claims import GoneClaims
+from eventually import eventually_async
 
 POOL = "node-a/gpu"
 CONFIRM_S = 180.0
@@ -108,8 +109,7 @@ def gets(fake_api: FakeApi, name: str) -> int:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
+        await eventually_async(lambda: condition())
 
 
 async def look(gone: GoneClaims, clock: Clock, seconds: float = 0.0) -> None:
