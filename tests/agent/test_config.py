@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dra_agent.agent import config as config_module
 from dra_agent.agent.config import HELP, Config, add_flags, listen_address, load
 from dra_agent.errors import UsageError
 
@@ -42,6 +43,34 @@ def test_a_flag_beats_a_variable_which_beats_the_file(file: Path) -> None:
     assert (config.node_name, config.state_dir, config.log_level) == ("of-flag", Path("/variable"), "debug")
     assert config.standalone
     assert not configure("--no-standalone", "--config", str(file)).standalone
+
+
+def test_the_file_of_the_unit_is_read_where_nothing_names_another(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config_module, "DEFAULT_FILE", file)
+    assert configure().node_name == "", "it need not exist"
+    file.write_text("node-name = 'of-default-file'\nlog-level = 'debug'")
+    assert configure().node_name == "of-default-file"
+    assert configure("--node-name", "of-flag").log_level == "debug"
+    assert configure(variables={"DRA_AGENT_NODE_NAME": "of-variable"}).node_name == "of-variable"
+    other = tmp_path / "other.toml"
+    other.write_text("log-level = 'error'")
+    for named in (
+        configure("--config", str(other)),
+        configure(variables={"DRA_AGENT_CONFIG": str(other)}),
+    ):
+        assert (named.node_name, named.log_level) == ("", "error")
+    assert configure(variables={"DRA_AGENT_CONFIG": ""}).node_name == "", "an empty variable means no file"
+    file.write_text("node-nam = 'x'")
+    with pytest.raises(UsageError, match=r"config\.toml:1: unknown key"):
+        configure()
+
+
+def test_a_host_name_that_cannot_be_a_node_name_is_blamed_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_module.socket, "gethostname", lambda: "my_host")
+    with pytest.raises(UsageError, match=r"the host's name: 'my_host' is not .*; choose another with --node-name"):
+        configure()
 
 
 @pytest.mark.parametrize("name", sorted(HELP))
@@ -101,7 +130,36 @@ def test_the_inventory_section_reaches_its_struct(file: Path) -> None:
         ),
         ("standalone = 'yes'", r"config\.toml:1: Expected `bool`, got `str` \(standalone\)"),
         ("[inventory]\ninclude = 'all'", r"config\.toml:2: .*\(inventory\.include\)"),
-        ("node-name = ", r"config\.toml: not TOML: Invalid value"),
+        ("node-name = ", r"config\.toml:1: not TOML: Invalid value$"),
+        ("standalone = true\n[inventory\n", r"config\.toml:2: not TOML: "),
+        ("standalone = true\n\nnode-name = 'UP'", r"config\.toml:3: 'UP' is not a DNS subdomain"),
+        ("\ndriver-name = 'a_b'", r"config\.toml:2: 'a_b' is not a DNS subdomain"),
+        ("\nmetrics-address = '9464'", r"config\.toml:2: '9464' is not HOST:PORT"),
+        (
+            "[inventory]\ninclude = ['true']\nexclude = [\n  'false',\n  'device.drivr == \"x\"',\n]",
+            r"config\.toml:5: inventory\.exclude\[1\]: .*does not compile",
+        ),
+        (
+            "[[inventory.share]]\nwhen = 'true'\nenforcement = 'none'\n\n"
+            "[[inventory.share]]\nwhen = 'nope'\nenforcement = 'none'",
+            r"config\.toml:6: inventory\.share\[1\]\.when: 'nope' does not compile",
+        ),
+        (
+            "[[inventory.share]]\nwhen = 'true'\nenforcement = 'none'\nminimum = 'much'",
+            r"config\.toml:4: inventory\.share\[0\]\.minimum: ",
+        ),
+        (
+            "[[inventory.attributes]]\nwhen = 'true'\nset = { uuid = 'x' }",
+            r"config\.toml:3: inventory\.attributes\[0\]\.set\.uuid: 'uuid' is an attribute of the agent's own",
+        ),
+        (
+            "[[inventory.share]]\nwhen = 'true'\nenforcement = 'none'\n[[inventory.share]]\nwhen = 'true'",
+            r"config\.toml:4: Object missing required field `enforcement`",
+        ),
+        (
+            "[[inventory.share]]\nwhen = 'true'\nenforcement = 'none'\nstpe = '1Gi'",
+            r"config\.toml:4: unknown key 'stpe'; did you mean step",
+        ),
     ],
 )
 def test_a_bad_file_is_named_with_its_line(file: Path, text: str, message: str) -> None:
@@ -140,6 +198,9 @@ def test_only_a_regular_file_of_a_bounded_size_is_read(file: Path, tmp_path: Pat
         (["--driver-name", "Not A Name"], {}, "--driver-name: 'Not A Name' is not a DNS subdomain"),
         (["--driver-name", "a" * 64], {}, "at most 63 characters"),
         (["--node-name", "UP"], {}, "--node-name: 'UP' is not a DNS subdomain"),
+        ([], {"DRA_AGENT_NODE_NAME": "UP"}, "DRA_AGENT_NODE_NAME: 'UP' is not a DNS subdomain"),
+        ([], {"DRA_AGENT_DRIVER_NAME": "a_b"}, "DRA_AGENT_DRIVER_NAME: 'a_b' is not a DNS subdomain"),
+        ([], {"DRA_AGENT_METRICS_ADDRESS": "9464"}, "DRA_AGENT_METRICS_ADDRESS: '9464' is not HOST:PORT"),
         (["--metrics-address", "9464"], {}, "--metrics-address: '9464' is not HOST:PORT"),
         (["--metrics-address", "host:99999"], {}, "is not HOST:PORT"),
     ],

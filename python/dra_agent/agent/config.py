@@ -11,22 +11,25 @@ import re
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from dra_agent import user_file
 from dra_agent.agent.claim_settings import ClaimSettings
 from dra_agent.errors import UsageError
 from dra_agent.health.settings import HealthSettings
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
 from dra_agent.reclaim.settings import ReclaimSettings
 
+if TYPE_CHECKING:
+    from dra_agent.agent.config_file import ConfigFile
+
 PREFIX = "DRA_AGENT_"
 SIMULATED_CDI = "cdi"
 """Below the state directory: where a simulated host's CDI specs are written unless a directory is named."""
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
-MAX_FILE_BYTES = 1 << 20
+DEFAULT_FILE = Path("/etc/dra-agent/config.toml")
+"""What the systemd unit starts the agent with, and what is read where nothing names another file."""
 
 # RFC 1123 subdomain, and 63 bytes at most, as the API demands of a driver's name.
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -124,7 +127,9 @@ HOST_FLAGS = ("sysfs_root", "dev_root", "simulate", "state_dir", "node_name", "d
 
 def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = HELP) -> None:
     """Add `--config` and the named flags; none has a default, so that `load` sees which were given."""
-    parser.add_argument("--config", type=Path, metavar="FILE", help=f"TOML file (default: ${CONFIG_VARIABLE})")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"TOML file (default: ${CONFIG_VARIABLE}, or {DEFAULT_FILE})"
+    )
     for name in names:
         flag = "--" + name.replace("_", "-")
         if name == "claim_status":
@@ -138,21 +143,30 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = HELP) -> N
             parser.add_argument(flag, metavar=metavar, default=None, help=HELP[name])
 
 
-def load(args: argparse.Namespace, environment: Mapping[str, str] | None = None) -> Config:
+def load(
+    args: argparse.Namespace, environment: Mapping[str, str] | None = None, *, below: Config | None = None
+) -> Config:
     """Put the configuration together: flag over variable over file over default.
 
-    Raises UsageError that names the flag, variable or file and line, and what it should be.
+    The file is what `--config` or its variable names, or the unit's where there is one; an empty variable means none.
+    `below` stands for file and defaults.
+
+    Raises:
+        UsageError: It names the flag, variable, or file and line, and what it should be.
     """
     variables = os.environ if environment is None else environment
-    file = getattr(args, "config", None) or variables.get(CONFIG_VARIABLE)
-    config = _from_file(Path(file)) if file else Config()
+    file = None if below is not None else _file(args, variables)
+    config = below or (Config() if file is None else file.config)
     given = config.cdi_dir != Config().cdi_dir
+    places: dict[str, str] = {}
     for name in HELP:
         flag = "--" + name.replace("_", "-")
         variable = PREFIX + name.upper()
         if getattr(args, name, None) is not None:
+            places[name] = flag
             config = _with(config, name, getattr(args, name), flag)
         elif variables.get(variable, "") != "":
+            places[name] = variable
             config = _with(config, name, variables[variable], variable)
         else:
             continue
@@ -160,13 +174,31 @@ def load(args: argparse.Namespace, environment: Mapping[str, str] | None = None)
     if config.simulate is not None and not given:
         # Container runtimes read the usual directory: what stands there must be of devices that exist.
         config = msgspec.structs.replace(config, cdi_dir=config.state_dir / SIMULATED_CDI)
-    _check_name(config.driver_name, _DRIVER_LIMIT, "--driver-name")
-    _check_name(config.node, _NODE_LIMIT, "--node-name")
+
+    def place(name: str) -> str:
+        return places.get(name) or (file.place(name) if file is not None else "--" + name.replace("_", "-"))
+
+    _check_name(config.driver_name, _DRIVER_LIMIT, place("driver_name"))
+    if config.node_name:
+        _check_name(config.node, _NODE_LIMIT, place("node_name"))
+    else:
+        _check_name(config.node, _NODE_LIMIT, "the host's name", "choose another with --node-name")
     if config.metrics_address:
-        listen_address(config.metrics_address)
+        listen_address(config.metrics_address, place("metrics_address"))
     if config.health_address:
-        listen_address(config.health_address, "--health-address")
+        listen_address(config.health_address, place("health_address"))
+    if file is not None:
+        file.check_rules(config)
     return config
+
+
+def _file(args: argparse.Namespace, variables: Mapping[str, str]) -> ConfigFile | None:
+    from dra_agent.agent.config_file import ConfigFile
+
+    named = getattr(args, "config", None) or variables.get(CONFIG_VARIABLE)
+    if named:
+        return ConfigFile(Path(named))
+    return ConfigFile(DEFAULT_FILE) if CONFIG_VARIABLE not in variables and DEFAULT_FILE.exists() else None
 
 
 def listen_address(text: str, flag: str = "--metrics-address") -> tuple[str, int]:
@@ -181,100 +213,34 @@ def _with(config: Config, name: str, value: Any, where: str) -> Config:
     expected = Config.__annotations__[name]
     field = next(field for field in msgspec.structs.fields(Config) if field.name == name)
     try:
-        converted = msgspec.convert(value, field.type, strict=False, dec_hook=_path)
+        converted = msgspec.convert(value, field.type, strict=False, dec_hook=to_path)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{value!r}: {_plain(error)}", where=where, todo=f"it must be {_kind(expected)}") from error
+        raise UsageError(f"{value!r}: {plain(error)}", where=where, todo=f"it must be {_kind(expected)}") from error
     return msgspec.structs.replace(config, **{name: converted})
 
 
-def _from_file(path: Path) -> Config:
-    import tomllib  # only where there is a file: the import list is the memory budget
-
-    try:
-        text = user_file.read(path, MAX_FILE_BYTES).decode()
-        values = tomllib.loads(text)
-    except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"not UTF-8 text (byte {error.start})", where=str(path)) from error
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"not TOML: {error}", where=str(path)) from error
-    values = _spelled(values, Config, path, text)
-    sections: tuple[tuple[str, type[msgspec.Struct]], ...] = (
-        ("inventory", InventorySettings),
-        ("reclaim", ReclaimSettings),
-        ("health", HealthSettings),
-        ("claims", ClaimSettings),
-    )
-    for section, struct in sections:
-        if isinstance(values.get(section), dict):
-            values[section] = _spelled(values[section], struct, path, text)
-            for field in msgspec.structs.fields(struct):
-                nested = values[section].get(field.name)
-                if isinstance(nested, dict) and isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
-                    values[section][field.name] = _spelled(nested, field.type, path, text)
-    try:
-        return msgspec.convert(values, Config, dec_hook=_path)
-    except msgspec.ValidationError as error:
-        keys = re.findall(r"\.([a-z_]+)", str(error).rpartition("`$")[2])
-        choices = _choices(keys)
-        todo = f"it must be one of {', '.join(choices)}" if choices else None
-        raise UsageError(_plain(error), where=_place(path, text, keys[-1] if keys else ""), todo=todo) from error
-
-
-def _choices(keys: list[str]) -> tuple[str, ...]:
-    """The words that a setting knows, where it is one of few; `keys` lead to it."""
-    kind: Any = Config
-    for key in keys:
-        if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
-            return ()
-        kind = next((field.type for field in msgspec.structs.fields(kind) if field.name == key), None)
-    return get_args(kind) if get_origin(kind) is Literal else ()
-
-
-def _path(kind: type, value: object) -> Path:
+def to_path(kind: type, value: object) -> Path:
+    """Convert what msgspec does not know."""
     if kind is not Path or not isinstance(value, str) or not value:
         raise ValueError("expected a path")
     return Path(value)
 
 
-def _spelled(values: dict[str, Any], struct: type[msgspec.Struct], path: Path, text: str) -> dict[str, Any]:
-    """Keys as fields are named (`node-name` is `node_name`); an unknown one is refused with the nearest known."""
-    known = [field.name for field in msgspec.structs.fields(struct)]
-    for key in values:
-        if key.replace("-", "_") not in known:
-            import difflib
-
-            near = difflib.get_close_matches(key.replace("-", "_"), known, 1)
-            todo = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-            raise UsageError(f"unknown key {key!r}", where=_place(path, text, key), todo=todo)
-    return {key.replace("-", "_"): value for key, value in values.items()}
-
-
-def _place(path: Path, text: str, key: str) -> str:
-    """`config.toml:7`; tomllib keeps no positions, so the line is the first that begins with the key."""
-    pattern = re.compile(rf"\s*(\[+\s*(\w+\.)*)?[\"']?{re.escape(key).replace('_', '[-_]')}[\"']?\s*[=\].]")
-    for number, line in enumerate(text.splitlines(), 1):
-        if key and pattern.match(line):
-            return f"{path}:{number}"
-    return str(path)
-
-
-def _check_name(name: str, limit: int, where: str) -> None:
+def _check_name(name: str, limit: int, where: str, todo: str = "use lower-case letters, digits, '-' and '.'") -> None:
     if len(name) > limit or not _SUBDOMAIN.fullmatch(name):
         raise UsageError(
             f"{name!r} is not a DNS subdomain of at most {limit} characters",
             where=where,
-            todo="use lower-case letters, digits, '-' and '.'",
+            todo=todo,
         )
-
-
-def _plain(error: msgspec.ValidationError) -> str:
-    """The library's message without its path notation."""
-    return re.sub(r" - at `\$\.?([^`]*)`", lambda m: f" ({m[1]})" if m[1] else "", str(error))
 
 
 def _kind(annotation: str) -> str:
     if annotation.startswith("Literal"):
         return "one of " + annotation.removeprefix("Literal[").rstrip("]").replace('"', "")
     return {"bool": "true or false", "Path": "a path", "Path | None": "a path"}.get(annotation, "text")
+
+
+def plain(error: msgspec.ValidationError) -> str:
+    """Return the library's message without its path notation."""
+    return re.sub(r" - at `\$\.?([^`]*)`", lambda m: f" ({m[1]})" if m[1] else "", str(error))

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from dra_agent.agent.about import describe
 from dra_agent.agent.config import Config
 from dra_agent.clock import STEADY
 from dra_agent.errors import AgentError
@@ -35,7 +36,7 @@ class Reclaiming:
         UsageError where a source is configured that cannot be.
         """
         self.reclaim = Reclaim(config.state_dir, boot, choose(config.reclaim, host), newest=newest)
-        self._trigger = Trigger(config.state_dir / SOCKET, self.reclaim)
+        self._trigger = Trigger(config.state_dir / SOCKET, self.reclaim, about=lambda: describe(config))
         self._newest = newest
         self._file = StateFile(config.state_dir)
         self._following: asyncio.Task[None] | None = None

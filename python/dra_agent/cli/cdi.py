@@ -69,10 +69,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _specs(args: argparse.Namespace) -> SpecDirectory:
     """Give the directory that the agent of this configuration writes to."""
-    from dra_agent.agent.config import load
     from dra_agent.cdi.directory import SpecDirectory
+    from dra_agent.cli.shown_host import shown_host
 
-    config = load(args)
+    config = shown_host(args).config
     return SpecDirectory(config.cdi_dir, config.driver_name)
 
 

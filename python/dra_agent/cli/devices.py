@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from dra_agent.cli.output import add_output_flag
+from dra_agent.cli.output import add_output_flag, rounded
 
 if TYPE_CHECKING:
     from dra_agent.agent.config import Config
@@ -35,26 +35,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the devices; exit code 1 where the named device does not exist."""
-    from dra_agent.agent.config import load
     from dra_agent.agent.hosts import command_host
-    from dra_agent.cli.health import with_health
+    from dra_agent.cli.health import published
     from dra_agent.cli.holders import by_device
     from dra_agent.cli.output import emit, progress
-    from dra_agent.inventory import take
-    from dra_agent.inventory.handover import Handovers
-    from dra_agent.neighbours import recall, without
+    from dra_agent.cli.shown_host import shown_host
     from dra_agent.topology import scan
 
-    config = load(args)
+    shown = shown_host(args)
+    config = shown.config
     with command_host(config) as host, progress("looking at the devices"):
-        found = take(
-            host, scan(host), config.inventory, driver=config.driver_name, handovers=Handovers(config.state_dir)
-        )
-        inventory = with_health(found, config, host)
-        remembered = recall(config.state_dir)
-        if not remembered.published:
-            inventory = without(inventory, remembered.verdict)
-        holders = by_device(config)
+        inventory = published(shown, host, scan(host))
+        holders = by_device(shown)
+    shown.announce(args.output)
     if args.name is not None:
         device = _named(inventory, args.name)
         if args.output == "table":
@@ -137,7 +130,7 @@ def _list(devices: list[Device], holders: dict[str, list[str]]) -> None:
 
 def _memory(device: Device) -> str | None:
     memory = device.capacity.get("memory")
-    return None if memory is None else memory.value
+    return None if memory is None else rounded(memory.value)
 
 
 def _complain(inventory: Inventory) -> None:
@@ -162,7 +155,7 @@ def _show(device: Device, holders: list[str], config: Config) -> None:
         ("device", "held by", ", ".join(holders) or None),
     ]
     rows += [("attribute", name, _written(attribute.value)) for name, attribute in device.attributes.items()]
-    rows += [("capacity", name, capacity.value) for name, capacity in device.capacity.items()]
+    rows += [("capacity", name, _exact(capacity.value)) for name, capacity in device.capacity.items()]
     rows += [("taint", taint.key, _since(taint)) for taint in device.taints]
     rows += [
         ("consumes", f"{consumed.counter_set}/{name}", counter.value)
@@ -172,6 +165,11 @@ def _show(device: Device, holders: list[str], config: Config) -> None:
     rows += [("node", node.path, node.role) for node in device.nodes]
     rows += [("known as", name, value) for name, value in device.identity.items()]
     table(["", "name", "value"], rows)
+
+
+def _exact(value: str) -> str:
+    short = rounded(value)
+    return value if short == value else f"{value} ({short})"
 
 
 def _since(taint: Taint) -> str:

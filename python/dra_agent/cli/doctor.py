@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dra_agent.cli.output import add_output_flag
 
 if TYPE_CHECKING:
-    from dra_agent.agent.config import Config
+    from dra_agent.cli.shown_host import ShownHost
     from dra_agent.doctor import Examination, Finding
     from dra_agent.host import Host
 
@@ -33,14 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; exit code 1 where one of them is a problem."""
-    from dra_agent.agent.config import load
     from dra_agent.agent.hosts import command_host
     from dra_agent.cli.output import emit, progress
+    from dra_agent.cli.shown_host import shown_host
     from dra_agent.doctor import examine, is_healthy
 
-    config = load(args)
-    with command_host(config) as host, progress("examining the host"):
-        findings = examine(_examination(config, host))
+    shown = shown_host(args)
+    with command_host(shown.config) as host, progress("examining the host"):
+        findings = examine(_examination(shown, host))
+    shown.announce(args.output)
     healthy = is_healthy(findings)
     if args.output == "table":
         _print(findings, show_all=args.all)
@@ -49,8 +50,9 @@ def run(args: argparse.Namespace) -> int:
     return 0 if healthy else 1
 
 
-def _examination(config: Config, host: Host) -> Examination:
+def _examination(shown: ShownHost, host: Host) -> Examination:
     """Scan the host; what cannot be scanned is a finding, not the end."""
+    config = shown.config
     from dra_agent.cli.health import with_health
     from dra_agent.doctor import Examination
     from dra_agent.errors import AgentError
@@ -77,9 +79,9 @@ def _examination(config: Config, host: Host) -> Examination:
             examination.topology,
             config.inventory,
             driver=config.driver_name,
-            handovers=Handovers(config.state_dir),
+            handovers=Handovers(shown.records),
         )
-        examination.inventory = with_health(taken, config, host)
+        examination.inventory = with_health(taken, shown, host)
     except AgentError as error:
         examination.failure = str(error)
     return examination

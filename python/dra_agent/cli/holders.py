@@ -6,41 +6,46 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dra_agent.agent.config import Config
+    from dra_agent.cli.shown_host import ShownHost
 
 _NAME = re.compile(r"[a-z]+-([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])(?:-|$)")
 """Device names come from the PCI address: gpu-0000-3b-00-0, gpu-0000-3b-00-0-mig-1g-10gb-4."""
 
 
-def by_device(config: Config) -> dict[str, list[str]]:
-    """Give the claims that hold each device, by its name; nothing where no agent runs."""
+def by_device(shown: ShownHost) -> dict[str, list[str]]:
+    """Give the claims that hold each device, by its name; nothing where no agent runs on this host."""
     from dra_agent.errors import AgentError
+    from dra_agent.prepare.ledger_copy import read_copy
     from dra_agent.standalone.client import Client
     from dra_agent.standalone.wire import SOCKET, ListClaims
 
-    path = config.state_dir / SOCKET
     holders: dict[str, list[str]] = {}
-    if not path.exists():
+    if not shown.is_agents:
         return holders
+    state_dir = shown.config.state_dir
     try:
-        with Client(path) as agent:
-            for claim in agent.ask(ListClaims()):
-                for device in claim["devices"]:
-                    holders.setdefault(device["device"], []).append(f"{claim['namespace']}/{claim['name']}")
+        if (state_dir / SOCKET).exists():
+            with Client(state_dir / SOCKET) as agent:
+                for claim in agent.ask(ListClaims()):
+                    for device in claim["devices"]:
+                        holders.setdefault(device["device"], []).append(f"{claim['namespace']}/{claim['name']}")
+            return holders
+        entries, _ = read_copy(state_dir) or ([], None)
     except AgentError:
-        # An agent that stopped leaves its socket behind; the devices can be shown without it.
+        # The agent may stop meanwhile; the devices can be shown without it.
         return {}
+    for entry in entries:
+        for held in entry.devices:
+            holders.setdefault(held.device, []).append(f"{entry.namespace}/{entry.name}")
     return holders
 
 
-def by_address(config: Config) -> dict[str, list[str]] | None:
-    """Give the claims that hold a PCI function or a partition of it; None where no agent runs that would know."""
-    from dra_agent.standalone.wire import SOCKET
-
-    if not (config.state_dir / SOCKET).exists():
+def by_address(shown: ShownHost) -> dict[str, list[str]] | None:
+    """Give the claims that hold a PCI function or a partition of it; None where no agent runs on this host."""
+    if not shown.is_agents:
         return None
     holders: dict[str, list[str]] = {}
-    for name, claims in by_device(config).items():
+    for name, claims in by_device(shown).items():
         if match := _NAME.match(name):
             domain, bus, device, function = match.groups()
             known = holders.setdefault(f"{domain}:{bus}:{device}.{function}", [])

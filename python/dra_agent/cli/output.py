@@ -36,6 +36,15 @@ def emit(value: Any, output: str) -> None:
     print(text)
 
 
+def rounded(quantity: str) -> str:
+    """Write a number of bytes as capacities are written; one that is no whole Mi is rounded: 3435973836 is ~3.2Gi."""
+    if not quantity.isascii() or not quantity.isdigit() or int(quantity) < 1 << 20:
+        return quantity
+    amount = int(quantity)
+    shift, unit = next((shift, unit) for shift, unit in ((40, "Ti"), (30, "Gi"), (20, "Mi")) if amount >= 1 << shift)
+    return f"~{amount / (1 << shift):.1f}{unit}" if amount % (1 << shift) else f"{amount >> shift}{unit}"
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
     """Print rows under upper-case headings; None becomes a dash. Cells are plain text, never markup."""
     from rich import box

@@ -33,23 +33,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the slices; devices that cannot be published are reported on standard error."""
     from dra_agent import inventory, topology
-    from dra_agent.agent.config import load
     from dra_agent.agent.hosts import command_host
     from dra_agent.cli.health import with_health
+    from dra_agent.cli.shown_host import shown_host
     from dra_agent.inventory.handover import Handovers
     from dra_agent.slices import desired_slices
 
-    config = load(args)
+    shown = shown_host(args)
+    config = shown.config
     with command_host(config) as host, progress("reading the devices"):
         taken = inventory.take(
             host,
             topology.scan(host),
             config.inventory,
             driver=config.driver_name,
-            handovers=Handovers(config.state_dir),
+            handovers=Handovers(shown.records),
         )
-        found = with_health(taken, config, host)
+        found = with_health(taken, shown, host)
     desired = desired_slices(found, node=config.node, driver=config.driver_name, naming="fixed")
+    shown.announce(args.output)
     if args.output == "table":
         _print_table(desired, config.node)
     else:

@@ -11,9 +11,11 @@ from dra_agent.cli.output import add_output_flag
 
 if TYPE_CHECKING:
     from dra_agent.agent.config import Config
+    from dra_agent.cli.shown_host import ShownHost
     from dra_agent.host import Host
     from dra_agent.topology import Topology
     from dra_agent.topology.branch import Holders
+    from dra_agent.topology.names import ProductNames
 
 EPILOG = """\
 examples:
@@ -30,29 +32,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--svg", metavar="FILE", type=Path, help="draw a picture into FILE instead of printing a tree")
+    parser.add_argument(
+        "--svg",
+        metavar="FILE",
+        type=Path,
+        help="draw a picture into FILE (- is standard output) instead of printing a tree",
+    )
     add_flags(parser, HOST_FLAGS)
     add_output_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Scan, then print or draw. Exit code 0 also where damaged devices were found: they are reported."""
-    from dra_agent.agent.config import load
     from dra_agent.agent.hosts import command_host
-    from dra_agent.cli.holders import by_address
     from dra_agent.cli.output import emit, progress
+    from dra_agent.cli.shown_host import shown_host
 
-    config = load(args)
-    with progress("looking at the host"), command_host(config) as host:
-        topology = _scan(host, config, distances=args.output != "table")
-        holders = by_address(config)
+    shown = shown_host(args)
+    pictured = args.svg is not None or args.output == "table"
+    with progress("looking at the host"), command_host(shown.config) as host:
+        topology = _scan(host, shown.config, distances=args.output != "table")
+        holders, names = _known(shown, host, topology) if pictured else (None, None)
     if args.svg:
-        _write_picture(args.svg, topology, _title(config), holders)
+        _write_picture(args.svg, topology, _title(shown.config), holders, names)
     if args.output != "table":
         emit(topology, args.output)
     elif not args.svg:
-        _print_tree(topology, holders)
+        shown.announce(args.output)
+        _print_tree(topology, holders, names)
     return 0
+
+
+def _known(shown: ShownHost, host: Host, topology: Topology) -> tuple[Holders | None, ProductNames | None]:
+    """What the agent's inventory adds to a picture: who holds what, what can be claimed, and names of products."""
+    from dra_agent.cli.health import published
+    from dra_agent.cli.holders import by_address
+    from dra_agent.errors import AgentError
+    from dra_agent.topology.branch import KnownHolders
+    from dra_agent.topology.names import ProductNames
+
+    held = by_address(shown)
+    try:
+        devices = published(shown, host, topology).devices
+    except AgentError:
+        return held, None  # the tree is there all the same
+    names: dict[str, str] = {}
+    for device in devices:
+        product = device.attributes.get("productName")
+        if product is not None and device.pci_address is not None:
+            names.setdefault(device.pci_address, str(product.value))
+    known = ProductNames.of_this_machine().with_known(names)
+    if held is None:
+        return None, known
+    offered = (
+        device.pci_address
+        for device in devices
+        if device.pci_address is not None and all(taint.effect == "None" for taint in device.taints)
+    )
+    return KnownHolders(held, offered), known
 
 
 def _scan(host: Host, config: Config, *, distances: bool) -> Topology:
@@ -73,22 +110,29 @@ def _title(config: Config) -> str:
     return config.node if config.sysfs_root == Path("/sys") else str(config.sysfs_root)
 
 
-def _print_tree(topology: Topology, holders: Holders | None) -> None:
+def _print_tree(topology: Topology, holders: Holders | None, names: ProductNames | None) -> None:
     from dra_agent.cli.terminal import console
     from dra_agent.topology import tree
 
     # A pipe has no width: whoever reads it decides where lines end.
-    console(width=None if sys.stdout.isatty() else 1000).print(tree.draw(topology, holders=holders), highlight=False)
+    console(width=None if sys.stdout.isatty() else 1000).print(
+        tree.draw(topology, holders=holders, names=names), highlight=False
+    )
     sys.stdout.flush()
     for problem in topology.problems:
         print(f"problem: {problem}", file=sys.stderr)
 
 
-def _write_picture(path: Path, topology: Topology, title: str, holders: Holders | None) -> None:
+def _write_picture(
+    path: Path, topology: Topology, title: str, holders: Holders | None, names: ProductNames | None
+) -> None:
     from dra_agent.errors import PermanentError
     from dra_agent.topology import svg
 
-    picture = svg.draw(topology, title=title, holders=holders)
+    picture = svg.draw(topology, title=title, holders=holders, names=names)
+    if str(path) == "-":
+        print(picture, end="")
+        return
     try:
         path.write_text(picture, encoding="utf-8")
     except OSError as error:

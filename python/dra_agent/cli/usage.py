@@ -13,25 +13,27 @@ if TYPE_CHECKING:
 
 def print_usage(args: argparse.Namespace) -> int:
     """Print one row for each device, or share of one, that a prepared claim holds."""
-    from dra_agent.agent.config import load
     from dra_agent.agent.hosts import command_host
     from dra_agent.cli.output import emit, table
+    from dra_agent.cli.shown_host import shown_host
     from dra_agent.inventory import take
     from dra_agent.setup.shares.usage import Meter
     from dra_agent.topology import scan
 
-    config = load(args)
+    shown = shown_host(args)
+    config = shown.config
     with command_host(config) as host:
         inventory = take(host, scan(host), config.inventory, driver=config.driver_name)
         meter = Meter(host, config.state_dir, config.inventory.nvml_timeout)
         try:
             rows = [
                 _row(held, name, inventory.device(name), meter)
-                for held, name in _holdings(config.state_dir)
+                for held, name in _holdings(shown.records)
                 if args.namespace in (None, held.claim.partition("/")[0])
             ]
         finally:
             meter.close()
+    shown.announce(args.output)
     if args.output != "table":
         emit(rows, args.output)
         return 0

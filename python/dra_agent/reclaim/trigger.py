@@ -12,15 +12,24 @@ from dra_agent.local.server import Server
 from dra_agent.reclaim.reading import printable
 from dra_agent.reclaim.service import Reclaim
 from dra_agent.reclaim.status import status_of
-from dra_agent.reclaim.wire import LINE_LIMIT, Cancel, Start, Status, decode_request
+from dra_agent.reclaim.wire import LINE_LIMIT, About, Cancel, Start, Status, decode_request
 
 
 class Trigger:
     """Listens from `start` to `stop`."""
 
-    def __init__(self, path: Path, reclaim: Reclaim, *, now: Callable[[], datetime] = STEADY.now) -> None:
+    def __init__(
+        self,
+        path: Path,
+        reclaim: Reclaim,
+        *,
+        now: Callable[[], datetime] = STEADY.now,
+        about: Callable[[], Any] = dict,
+    ) -> None:
+        """`about` describes the agent."""
         self._reclaim = reclaim
         self._now = now
+        self._about = about
         self._server = Server(path, self._do, line_limit=LINE_LIMIT)
 
     async def start(self) -> None:
@@ -38,6 +47,8 @@ class Trigger:
                 await self._reclaim.begin(kind, deadline=deadline, what=printable(what) or "started by an operator")
             case Cancel(everything):
                 await self._reclaim.cancel(everything=everything)
+            case About():
+                return self._about()
             case Status():
                 pass
         return status_of(self._reclaim.state, self._reclaim.hearing(), self._reclaim.progress(), self._now())

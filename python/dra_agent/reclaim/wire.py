@@ -33,7 +33,11 @@ class Status(msgspec.Struct, tag_field="op", tag="status", forbid_unknown_fields
     """How it stands."""
 
 
-Request = Start | Cancel | Status
+class About(msgspec.Struct, tag_field="op", tag="about", forbid_unknown_fields=True):
+    """Which agent answers, and with which configuration it runs: for commands that show its host."""
+
+
+Request = Start | Cancel | Status | About
 
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dra_agent.topology.model import Device, Kind, NumaNode, Topology
+from dra_agent.topology.model import CLAIMABLE, Device, Kind, NumaNode, Topology
 
 Holders = Mapping[str, Sequence[str]]
 """Who holds what: names of claims by PCI address."""
+
+
+class KnownHolders(dict[str, Sequence[str]]):
+    """Who holds what, where it is also known what can be claimed."""
+
+    def __init__(self, holders: Holders, claimable: Iterable[str]) -> None:
+        """`claimable`: PCI addresses of devices that are offered, or of which a part is."""
+        super().__init__(holders)
+        self.claimable = frozenset(claimable)
+
+
+def is_free(holders: Holders, device: Device) -> bool:
+    """Whether a device can be claimed and is held by no claim."""
+    if holders.get(device.pci_address):
+        return False
+    if isinstance(holders, KnownHolders):
+        return device.pci_address in holders.claimable
+    return device.kind in CLAIMABLE
 
 
 @dataclass(frozen=True, slots=True)

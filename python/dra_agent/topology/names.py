@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -37,8 +38,14 @@ _NEXT_VENDOR = re.compile(rb"\n(?=[^\t#])")
 class ProductNames:
     """Looks products up in a pci.ids file; without one every product is unknown."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, content: bytes, known: Mapping[str, str] | None = None) -> None:
+        """`known`: names by PCI address, for products that the content does not have."""
         self._content = content
+        self._known = known or {}
+
+    def with_known(self, known: Mapping[str, str]) -> ProductNames:
+        """Add names by PCI address."""
+        return ProductNames(self._content, known)
 
     @classmethod
     def of_this_machine(cls) -> ProductNames:
@@ -63,6 +70,8 @@ class ProductNames:
         """A name for a small place: the marketing name where there is one, else the ids."""
         name = self.product(device.vendor_id, device.device_id)
         vendor = VENDORS.get(device.vendor_id)
+        if name is None and device.pci_address in self._known:
+            return self._known[device.pci_address]
         if name is None:
             ids = f"{device.vendor_id[2:]}:{device.device_id[2:]}"
             return f"{vendor} {ids}" if vendor else ids

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dra_agent.topology.branch import Holders, Leaf
-from dra_agent.topology.model import CLAIMABLE, Device, Kind
+from dra_agent.topology.branch import Holders, Leaf, is_free
+from dra_agent.topology.model import Device, Kind
 from dra_agent.topology.names import ProductNames
 from dra_agent.topology.svg_layout import CARD_HEIGHT, CARD_WIDTH, FUNCTIONS_HEIGHT, HOLDER_HEIGHT, Box
 from dra_agent.topology.svg_shapes import fit, hint, label, rectangle, width
@@ -31,7 +31,7 @@ def card(box: Box, leaf: Leaf, holders: Holders | None, claims: Mapping[str, str
     product, connection = names.short(device), link(device.link)
     facts = "  \u00b7  ".join(part for part in (connection, device.driver or "no driver") if part)
     held = None if holders is None else tuple(holders.get(device.pci_address, ()))
-    if not held and device.kind not in CLAIMABLE:
+    if holders is not None and not held and not is_free(holders, device):
         held = None
     parts = [
         f"<g>{hint(_details(device, product, held))}",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dra_agent.topology.branch import Branch, Holders, Leaf, grow
-from dra_agent.topology.model import CLAIMABLE, Device, Kind, Topology
+from dra_agent.topology.branch import Branch, Holders, Leaf, grow, is_free
+from dra_agent.topology.model import Device, Kind, Topology
 from dra_agent.topology.names import ProductNames
 from dra_agent.topology.words import count, host_names, link, node_facts, node_name, summary
 
@@ -71,15 +71,15 @@ class _Drawing:
         from rich.text import Text
 
         below = parent.add(self._line(leaf.device))
-        free = 0
-        for function in leaf.functions:
-            if self._holders and self._holders.get(function.pci_address):
-                below.add(self._line(function))
-            else:
-                free += 1
+        shown = [function for function in leaf.functions if self._holders and self._holders.get(function.pci_address)]
+        for function in shown:
+            below.add(self._line(function))
+        rest = [function for function in leaf.functions if function not in shown]
+        free = 0 if self._holders is None else sum(is_free(self._holders, function) for function in rest)
         if free:
-            state = "free " if self._holders is not None else ""
-            below.add(Text(count(free, f"{state}virtual function"), style="dim"))
+            below.add(Text(count(free, "free virtual function"), style="dim"))
+        if len(rest) > free:
+            below.add(Text(count(len(rest) - free, "virtual function"), style="dim"))
 
     def _columns(self, device: Device) -> tuple[str, ...]:
         ids = f"{device.vendor_id[2:]}:{device.device_id[2:]}"
@@ -110,7 +110,7 @@ class _Drawing:
             claims = self._holders.get(device.pci_address, ())
             if claims:
                 text.append("held by " + ", ".join(claims), style="red")
-            elif device.kind in CLAIMABLE:
+            elif is_free(self._holders, device):
                 text.append("free", style="green")
         text.rstrip()
         return text

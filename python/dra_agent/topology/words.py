@@ -55,9 +55,12 @@ def count(number: int, noun: str) -> str:
 
 def summary(topology: Topology) -> str:
     """What the host has, in one line: "2 NUMA nodes, 8 GPUs, 10 NICs"."""
-    kinds = Counter(device.kind for device in topology.devices)
+    virtual = [device for device in topology.devices if device.physfn in topology.by_address]
+    kinds = Counter(device.kind for device in topology.devices if device.physfn not in topology.by_address)
     parts = [count(len(topology.numa_nodes), "NUMA node")]
     parts += [count(kinds[kind], NOUNS[kind]) for kind in Kind if kinds[kind]]
+    if virtual:
+        parts.append(count(len(virtual), "virtual function"))
     return ", ".join(parts)
 
 

@@ -1,0 +1,160 @@
+"""The TOML file of the configuration: what it says, and on which line, so that every error names it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+
+from dra_agent import user_file
+from dra_agent.agent.config import Config, plain, to_path
+from dra_agent.errors import UsageError
+
+MAX_FILE_BYTES = 1 << 20
+_STEP = re.compile(r"([A-Za-z_][\w-]*)|\[(\d+)\]")
+
+
+class ConfigFile:
+    """A file that was read."""
+
+    def __init__(self, path: Path) -> None:
+        """Read it; UsageError where it cannot be read, or says what no setting can be."""
+        import tomllib  # only where there is a file: the import list is the memory budget
+
+        self._path = path
+        try:
+            self._text = user_file.read(path, MAX_FILE_BYTES).decode()
+            values = tomllib.loads(self._text)
+        except OSError as error:
+            raise UsageError(f"cannot be read: {error.strerror}", where=str(path)) from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"not UTF-8 text (byte {error.start})", where=str(path)) from error
+        except tomllib.TOMLDecodeError as error:
+            raise self._not_toml(str(error)) from error
+        values = self._spelled(values, Config, "")
+        try:
+            self.config = msgspec.convert(values, Config, dec_hook=to_path)
+        except msgspec.ValidationError as error:
+            steps = str(error).rpartition("`$")[2].rstrip("`")
+            choices = _choices(re.findall(r"\.([a-z_]+)", steps))
+            todo = f"it must be one of {', '.join(choices)}" if choices else None
+            where = self.place(steps)
+            raise UsageError(plain(error), where=where, todo=todo) from error
+
+    def place(self, field: str) -> str:
+        """Return `config.toml:7` for a field such as `inventory.share[0].when`: the nearest line that is found.
+
+        tomllib keeps no positions, so lines are found by the keys and the table headers that they begin with.
+        """
+        start, line = 0, None
+        for name, number in _named_steps(field):
+            found = self._line_of(name, start, number)
+            if found is None:
+                break
+            line, start = found, found - 1
+        return str(self._path) if line is None else f"{self._path}:{line}"
+
+    def check_rules(self, config: Config) -> None:
+        """Compile the rules of the inventory; UsageError with file and line for one that can never work."""
+        settings = self.config.inventory
+        if not (settings.include or settings.exclude or settings.attributes or settings.partition) and not (
+            settings.passthrough or settings.share
+        ):
+            return
+        from dra_agent.inventory.checked import check_rules
+
+        try:
+            check_rules(settings, config.driver_name)
+        except UsageError as error:
+            field = (error.where or "").removeprefix("configuration, ")
+            where = f"{self._place_of_rule(field)}: {field}"
+            raise UsageError(error.what, where=where, todo=error.todo) from error
+
+    def _place_of_rule(self, field: str) -> str:
+        """Find the line of one string of a list, too: `exclude[1]` has no key of its own."""
+        place = self.place(field)
+        listed = re.fullmatch(r"inventory\.(include|exclude)\[(\d+)\]", field)
+        if listed is None or not place.rpartition(":")[2].isdigit():
+            return place
+        rules = self.config.inventory.include if listed[1] == "include" else self.config.inventory.exclude
+        first = next(iter(rules[int(listed[2])].splitlines()), "").strip()
+        begin = int(place.rpartition(":")[2]) - 1
+        for number, line in enumerate(self._text.splitlines()[begin:], begin + 1):
+            if first and (first in line or first.replace('"', '\\"') in line):
+                return f"{self._path}:{number}"
+        return place
+
+    def _line_of(self, name: str, start: int, number: int | None) -> int | None:
+        """The line, from 1, of the `number`th place after line `start` that begins with a key or is its table."""
+        key = re.escape(name.replace("-", "_")).replace("_", "[-_]")
+        pattern = re.compile(rf"\s*(\[+\s*([\w-]+\s*\.\s*)*)?[\"']?{key}[\"']?\s*[=\].]")
+        inline = re.compile(rf"[{{,]\s*[\"']?{key}[\"']?\s*=")
+        tables = re.compile(rf"\s*\[\[\s*([\w-]+\s*\.\s*)*{key}\s*\]\]")
+        left = number or 0
+        for line, text in enumerate(self._text.splitlines()[start:], start + 1):
+            if pattern.match(text) or (line == start + 1 and inline.search(text)):
+                if tables.match(text) and left:
+                    left -= 1
+                    continue
+                return line
+        return None
+
+    def _spelled(self, values: dict[str, Any], struct: type[msgspec.Struct], above: str) -> dict[str, Any]:
+        """Keys as fields are named (`node-name` is `node_name`); an unknown one is refused with the nearest known."""
+        known = {field.name: field.type for field in msgspec.structs.fields(struct)}
+        spelled: dict[str, Any] = {}
+        for key, value in values.items():
+            name = key.replace("-", "_")
+            if name not in known:
+                import difflib
+
+                near = difflib.get_close_matches(name, known, 1)
+                todo = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+                raise UsageError(f"unknown key {key!r}", where=self.place(above + key), todo=todo)
+            inner = _struct_of(known[name])
+            if inner is not None and isinstance(value, dict):
+                value = self._spelled(value, inner, f"{above}{key}.")
+            elif inner is not None and isinstance(value, list):
+                value = [
+                    self._spelled(one, inner, f"{above}{key}[{number}].") if isinstance(one, dict) else one
+                    for number, one in enumerate(value)
+                ]
+            spelled[name] = value
+        return spelled
+
+    def _not_toml(self, message: str) -> UsageError:
+        what, _, where = message.partition(" (at ")
+        line = re.match(r"line (\d+)", where)
+        number = int(line[1]) if line else len(self._text.splitlines()) or 1
+        return UsageError(f"not TOML: {what}", where=f"{self._path}:{number}")
+
+
+def _struct_of(kind: Any) -> type[msgspec.Struct] | None:
+    """The struct that a field holds, or holds several of."""
+    for one in (kind, *get_args(kind)):
+        if isinstance(one, type) and issubclass(one, msgspec.Struct):
+            return one
+    return None
+
+
+def _named_steps(field: str) -> list[tuple[str, int | None]]:
+    """`inventory.share[1].when` as (inventory, -), (share, 1), (when, -)."""
+    steps: list[tuple[str, int | None]] = []
+    for match in _STEP.finditer(field):
+        if match[1] is not None:
+            steps.append((match[1], None))
+        elif steps:
+            steps[-1] = (steps[-1][0], int(match[2]))
+    return steps
+
+
+def _choices(keys: list[str]) -> tuple[str, ...]:
+    """The words that a setting knows, where it is one of few; `keys` lead to it."""
+    kind: Any = Config
+    for key in keys:
+        if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+            return ()
+        kind = next((field.type for field in msgspec.structs.fields(kind) if field.name == key), None)
+    return get_args(kind) if get_origin(kind) is Literal else ()

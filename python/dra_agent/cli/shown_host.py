@@ -1,0 +1,74 @@
+"""Which host a command shows: that of the agent that runs here, unless flags or variables name another."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dra_agent.agent.about import RunningAgent
+    from dra_agent.agent.config import Config
+
+_NO_RECORDS = Path("/nonexistent/dra-agent")
+"""A state directory that never exists: what is not known of a host is not taken from another."""
+
+
+@dataclass(frozen=True)
+class ShownHost:
+    """The host, and the agent that runs here."""
+
+    config: Config
+    agent: RunningAgent | None
+    is_agents: bool
+    """Whether the agent runs on this host: its claims and findings are about these devices."""
+
+    @property
+    def records(self) -> Path:
+        """Where claims, health and findings of this host are kept; a directory that does not exist for another host."""
+        if self.is_agents or (self.agent is None and self.config.simulate is None):
+            return self.config.state_dir
+        return _NO_RECORDS
+
+    def title(self) -> str:
+        """Name the host and its agent."""
+        config = self.config
+        host = config.node
+        if config.simulate is not None:
+            host += f", simulated {config.simulate}"
+        elif str(config.sysfs_root) != "/sys":
+            host += f", {config.sysfs_root}"
+        if self.is_agents and self.agent is not None:
+            return f"host {host}: the agent with pid {self.agent.pid}"
+        return f"host {host}: no agent" if self.agent is None else f"host {host}: not the agent's"
+
+    def announce(self, output: str) -> None:
+        """Say above a table which host it shows; in a pipe only where it is not that of the agent that runs here."""
+        if output != "table":
+            return
+        if sys.stdout.isatty():
+            print(self.title())
+        elif self.agent is not None and not self.is_agents:
+            print(f"{self.title()}; its claims are not shown", file=sys.stderr)
+
+
+def shown_host(args: argparse.Namespace) -> ShownHost:
+    """Find it: flags over variables over the running agent over the file."""
+    from dra_agent.agent.about import ask
+    from dra_agent.agent.config import load
+
+    plain = load(args)
+    agent = ask(plain)
+    if agent is None:
+        return ShownHost(plain, None, is_agents=False)
+    if getattr(args, "config", None) is None:
+        beside = load(args, below=agent.config)
+        if _same(beside, agent.config):
+            return ShownHost(beside, agent, is_agents=True)
+    return ShownHost(plain, agent, is_agents=_same(plain, agent.config))
+
+
+def _same(one: Config, other: Config) -> bool:
+    return (one.sysfs_root, one.dev_root, one.simulate) == (other.sysfs_root, other.dev_root, other.simulate)
