@@ -186,6 +186,6 @@ def test_specs_that_cannot_be_written_make_apply_the_doctor_and_readyz_fail(
     assert "resourceclaim/training created: allocated: " in done.stdout and "/proc/x" in done.stdout
     doctor = cli("doctor", "-o", "json")
     assert doctor.returncode == 1
-    assert [one["severity"] for one in json.loads(doctor.stdout)["findings"] if one["where"] == "/proc/x"].count(
+    assert [one["severity"] for one in json.loads(doctor.stdout)["findings"] if one.get("where") == "/proc/x"].count(
         "problem"
     )

@@ -237,3 +237,21 @@ def test_the_devices_of_a_claims_status_are_chosen_by_a_word_or_the_earlier_swit
     assert configure().claim_status_families == frozenset({"nic"})
     assert configure("--no-claim-status").claim_status_families == frozenset()
     assert configure("--claim-status").claim_status_families is None
+
+
+def test_without_root_a_simulated_agent_keeps_its_state_where_the_user_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    variables = {"XDG_STATE_HOME": str(tmp_path)}
+    own = tmp_path / "dra-agent"
+    assert configure(variables=variables).state_dir == Path("/var/lib/dra-agent")
+    assert configure("--simulate", "vm-1gpu", variables=variables).state_dir == own
+    home = {"HOME": str(tmp_path)}
+    assert configure("--simulate", "x", variables=home).state_dir == tmp_path / ".local/state/dra-agent"
+    assert configure("--simulate", "x", "--state-dir", "/given", variables=variables).state_dir == Path("/given")
+    own.mkdir()
+    (own / "agent.sock").touch()
+    assert configure(variables=variables).state_dir == own, "commands find the agent that runs there"
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert configure("--simulate", "x", variables=variables).state_dir == Path("/var/lib/dra-agent")

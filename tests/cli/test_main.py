@@ -114,3 +114,83 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     script = f"{AGENT} topology --simulate cpu-only -o json | head -c 1; exit ${{PIPESTATUS[0]}}"
     result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("simulate", "profiles"), ("simulate", "profiles", "-o", "json"), ("topology", "--simulate", "cpu-only")],
+)
+def test_a_full_disk_below_the_answer_is_one_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([AGENT, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    said = "dra-agent: standard output: cannot be written: No space left on device; the answer is not complete\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+@pytest.mark.parametrize("seconds", ["abc", "-1", "3601", "nan"])
+def test_a_timeout_that_is_none_says_what_it_must_be(seconds: str, tmp_path: Path) -> None:
+    result = run("claim", "wait", "x", f"--timeout={seconds}", directory=tmp_path)
+    assert result.returncode == 2
+    assert f"argument --timeout: {seconds} is not a number of seconds between 0 and 3600" in result.stderr
+
+
+def test_run_without_an_api_server_makes_nothing(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DRA_AGENT_", "KUBE"))}
+    flags = [f"--{name}-dir={tmp_path / name}" for name in ("state", "kubelet", "cdi")]
+    done = subprocess.run([AGENT, "run", *flags], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 2
+    assert "give --kubeconfig FILE, or run without Kubernetes: --standalone" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+TEMPLATE = """\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: a}
+spec: {spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu}}]}}}
+"""
+MISTAKEN = """\
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: a}
+spec:
+  devices:
+    requests: [{name: r, exactly: {deviceClassName: gpu}}]
+    config:
+    - opaque:
+        driver: dra-agent.internal
+        parameters:
+          apiVersion: config.dra-agent.internal/v1
+          kind: TimeSlicConfig
+"""
+
+
+def test_what_is_for_pods_only_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "template.yaml").write_text("# a comment\n" + TEMPLATE)
+    result = run("claim", "apply", "-f", "template.yaml", directory=tmp_path)
+    assert result.returncode == 2
+    assert "dra-agent: template.yaml:3: a ResourceClaimTemplate is for pods of a cluster; write a" in result.stderr
+
+
+def test_apply_refuses_the_configuration_that_validate_refuses(tmp_path: Path) -> None:
+    (tmp_path / "claim.yaml").write_text(MISTAKEN)
+    validated = run("config", "validate", "claim.yaml", directory=tmp_path)
+    assert validated.returncode == 1
+    (said,) = validated.stdout.splitlines()
+    applied = run("claim", "apply", "-f", "claim.yaml", directory=tmp_path)
+    assert applied.returncode == 2
+    assert applied.stderr.splitlines() == [f"dra-agent: {said}"]
+
+
+def test_a_capacity_that_is_no_whole_unit_is_rounded_in_tables_and_exact_beside_that(tmp_path: Path) -> None:
+    table = run("devices", "--simulate", "flex170", directory=tmp_path).stdout
+    assert "~3.2Gi" in table and "16Gi" in table and "3435973836" not in table
+    one = run("devices", "gpu-0000-9a-00-1", "--simulate", "flex170", directory=tmp_path).stdout
+    assert "3435973836 (~3.2Gi)" in one
+
+
+def test_a_topology_counts_cards_and_virtual_functions_apart_and_names_products(tmp_path: Path) -> None:
+    tree = run("topology", "--simulate", "flex170", directory=tmp_path).stdout
+    assert tree.startswith("2 NUMA nodes, 4 GPUs, 2 NICs, 1 NVMe drive, 15 other functions, 4 virtual functions")
+    assert "Flex 170" in tree
+    assert "H100" in run("topology", "--simulate", "dgx-h100", directory=tmp_path).stdout

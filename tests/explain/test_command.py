@@ -160,3 +160,19 @@ def test_without_slices_the_agent_is_asked(
     assert "held by claim default/x" in capsys.readouterr().out
     assert main(["explain", "-f", "claim.yaml", "--node", "n1"]) == 2
     assert "--node needs --slices" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "empty", ["apiVersion: v1\nitems: []\nkind: List\n", '{"kind": "ResourceSliceList", "items": []}']
+)
+def test_an_empty_list_of_slices_says_that_none_are_published(
+    in_directory: Path, capsys: pytest.CaptureFixture[str], empty: str
+) -> None:
+    asked = question([slice_of(device("a"))], [claim(ask())])
+    arguments = write(in_directory, asked)
+    (in_directory / "slices.yaml").write_text(empty)
+    for node in ((), ("--node", "n1")):
+        assert main([*arguments, *node]) == 1
+        assert capsys.readouterr().out.startswith("does not fit: no ResourceSlices are published")
+    (in_directory / "slices.yaml").write_text("")
+    assert main(arguments) == 2

@@ -175,6 +175,10 @@ def load(
         # Container runtimes read the usual directory: what stands there must be of devices that exist.
         config = msgspec.structs.replace(config, cdi_dir=config.state_dir / SIMULATED_CDI)
 
+    is_given = "state_dir" in places or below is not None or config.state_dir != Config().state_dir
+    if not is_given and (users := _users_state_dir(variables, config)) is not None:
+        config = msgspec.structs.replace(config, state_dir=users)
+
     def place(name: str) -> str:
         return places.get(name) or (file.place(name) if file is not None else "--" + name.replace("_", "-"))
 
@@ -190,6 +194,15 @@ def load(
     if file is not None:
         file.check_rules(config)
     return config
+
+
+def _users_state_dir(variables: Mapping[str, str], config: Config) -> Path | None:
+    """The state directory of a simulated agent without root, and of commands beside one; None for the host's own."""
+    if os.geteuid() == 0:
+        return None
+    base = variables.get("XDG_STATE_HOME") or (f"{variables['HOME']}/.local/state" if variables.get("HOME") else "")
+    users = Path(base) / "dra-agent"
+    return users if base and (config.simulate is not None or (users / "agent.sock").exists()) else None
 
 
 def _file(args: argparse.Namespace, variables: Mapping[str, str]) -> ConfigFile | None:

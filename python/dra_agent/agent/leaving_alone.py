@@ -62,6 +62,8 @@ class LeavingAlone:
 
     async def _changed(self, before: State, after: State) -> None:
         if (before.phase == "notice") == (after.phase == "notice"):
+            if after.phase == "notice":
+                await self._service.change_reason(_why(after))
             return
         await self.stop()
         if after.phase == "notice":
@@ -82,8 +84,7 @@ class LeavingAlone:
             log.exception("claims were not moved")
 
     async def _give_up(self) -> None:
-        why = _why(self._reclaim.state)
-        await self._service.suspend(why, give_up=False)
+        await self._service.suspend(_why(self._reclaim.state), give_up=False)
         held = await self._service.held()
         now = STEADY.now()
         self._records = {view.uid: ClaimRecord(view.uid, view.namespace, view.name, now) for view in held}
@@ -91,7 +92,7 @@ class LeavingAlone:
         failures = await run_hooks(self._settings.hook, variables, self._time_for_hooks())
         for uid, failure in failures.items():
             self._records[uid].unknown = failure
-        await self._service.suspend(why, give_up=True)
+        await self._service.suspend(_why(self._reclaim.state), give_up=True)
         while not await self._look():
             await asyncio.sleep(EVERY)
         self._complete = True

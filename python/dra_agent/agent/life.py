@@ -42,6 +42,7 @@ from dra_agent.prepare.setup import VendorSetup
 
 if TYPE_CHECKING:
     from dra_agent.agent.metrics import Metrics
+    from dra_agent.cdi.directory import SpecDirectory
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class Agent:
         self._lingering = False
         self._hardware: Hardware | None = None
         self._ledger: JournalLedger | None = None
+        self._specs: SpecDirectory | None = None
         self._mode: Mode | None = None
         self._reclaiming: Reclaiming | None = None
         self._newest: Callable[[], bool] = lambda: True
@@ -282,7 +284,9 @@ class Agent:
         config = self._config
         shared_as = self._shared_as
         recipes = Recipes(hardware.host, ctk=find_nvidia_ctk(hardware.host))
-        specs = SpecDirectory(config.cdi_dir, config.driver_name)
+        specs = self._specs = SpecDirectory(config.cdi_dir, config.driver_name)
+        if why := specs.unwritable():
+            log.error("claims cannot be prepared", extra={"reason": why})
         self._pulse.watch(specs.replaced, CDI_REPLACED_GRACE_S)
         metadata = MetadataDirectory(config.metadata_dir, config.driver_name, enabled=config.device_metadata)
         took = (lambda phase, seconds: None) if record is None else record.phase
@@ -382,6 +386,8 @@ class Agent:
         ills = [self._not_ready] if self._not_ready else []
         if self._ledger is not None and not self._not_ready and (why := self._ledger.report.not_writable):
             ills.append(f"no claim can be recorded: {why}")
+        if self._specs is not None and not self._not_ready and (why := self._specs.unwritable()):
+            ills.append(why)
         if self._mode is not None:
             ills += self._mode.ills
         return ills + self._pulse.ills()

@@ -68,6 +68,19 @@ class SpecDirectory:
             return ""
         return "" if links else "the CDI directory was removed or replaced on the host since it was mounted"
 
+    def unwritable(self) -> str | None:
+        """Return why no spec can be written, and None where one can; the directory is made where it is missing.
+
+        No file is written for that: container runtimes watch the directory.
+        """
+        try:
+            self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
+        except OSError as error:
+            return f"CDI specs cannot be written: {self.path} cannot be made: {error.strerror}"
+        if not os.access(self.path, os.W_OK | os.X_OK):
+            return f"CDI specs cannot be written: {self.path} is not writable for the agent"
+        return None
+
     def read(self, uid: str) -> bytes | None:
         """Read a claim's spec; None where there is none, or something that is not a plain file."""
         try:

@@ -12,7 +12,7 @@ from dra_agent.cli.output import add_output_flag, emit, progress, table
 
 if TYPE_CHECKING:
     from dra_agent.cdi.directory import SpecDirectory
-    from dra_agent.cdi.registry import Conflict, Registry
+    from dra_agent.cdi.registry import Conflict, LoadedFile, Registry
 
 _REBUILD = "restart the agent: it writes the specs of held claims again"
 
@@ -50,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "try", help="start a throw-away container with claims or CDI ids, and show what it sees"
     )
     for action in (show, attempt):
-        action.add_argument("name", nargs="+", help="uid of a claim, or a CDI id (vendor/class=name)")
+        action.add_argument(
+            "name", nargs="+", help="a claim, as NAMESPACE/NAME, NAME or uid, or a CDI id (vendor/class=name)"
+        )
     validate = actions.add_parser("validate", help="say which files a container runtime refuses, and why")
     validate.add_argument(
         "directory", nargs="*", type=Path, help="lowest priority first; without any, those that runtimes read"
@@ -92,13 +94,12 @@ def _list(args: argparse.Namespace) -> int:
         loaded = load_file(path)
         devices = loaded.spec.devices if loaded.spec else ()
         ids = tuple(f"{loaded.spec.kind}={device.name}" for device in devices) if loaded.spec else ()
-        env = dict(text.split("=", 1) for text in loaded.spec.container_edits.env) if loaded.spec else {}
-        claims.append(ListedClaim(uid, env.get("DRA_AGENT_CLAIM"), str(path), ids, loaded.refused))
+        claims.append(ListedClaim(uid, _claim_of(loaded), str(path), ids, loaded.refused))
     if args.output != "table":
         emit(claims, args.output)
     elif claims:
         rows = ((item.claim, item.uid, "\n".join(item.cdi_device_ids or item.refused)) for item in claims)
-        table(["claim", "uid", "CDI ids"], rows)
+        table(["claim", "uid", "CDI ids"], rows, optional=("uid",))
     else:
         print(f"no claim of {specs.driver} has a CDI spec in {specs.path}")
     return 1 if any(item.refused for item in claims) else 0
@@ -174,16 +175,41 @@ def _resolve(args: argparse.Namespace, specs: SpecDirectory) -> tuple[Registry, 
         if "=" in wanted:
             ids.append(wanted)
             continue
-        path = specs.file(wanted)
+        path = _spec_of(wanted, specs)
         loaded = next((file for file in registry.files if file.path == path), None)
         if loaded is None:
             raise PermanentError(
-                "has no CDI spec", where=f"claim {wanted}", todo="see `dra-agent cdi list` for the claims that have one"
+                f"no claim of this name or uid has a CDI spec in {specs.path}",
+                where=wanted,
+                todo="`dra-agent cdi list` shows the claims that have one, `dra-agent claim list` those that wait",
             )
         if loaded.spec is None:
             raise PermanentError(f"runtimes refuse it: {loaded.refused[0]}", where=str(path), todo=_REBUILD)
         ids += [f"{loaded.spec.kind}={device.name}" for device in loaded.spec.devices]
     return registry, ids
+
+
+def _spec_of(wanted: str, specs: SpecDirectory) -> Path | None:
+    """Find the file of a claim by its uid, namespace and name, or name."""
+    from dra_agent.cdi.registry import load_file
+    from dra_agent.errors import UsageError
+
+    found: dict[str, Path] = {}
+    for uid, path in specs.claims().items():
+        if uid == wanted:
+            return path
+        name = _claim_of(load_file(path))
+        if name is not None and wanted in (name, name.partition("/")[2]):
+            found[name] = path
+    if len(found) > 1:
+        raise UsageError("claims of several namespaces have this name", where=wanted, todo=" or ".join(sorted(found)))
+    return next(iter(found.values()), None)
+
+
+def _claim_of(loaded: LoadedFile) -> str | None:
+    """NAMESPACE/NAME, as the containers of the claim see it."""
+    env = dict(text.split("=", 1) for text in loaded.spec.container_edits.env) if loaded.spec else {}
+    return env.get("DRA_AGENT_CLAIM")
 
 
 def _validate(args: argparse.Namespace) -> int:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dra_agent.cli.output import add_output_flag
-from dra_agent.standalone.claim import DEFAULT_NAMESPACE
+from dra_agent.standalone.claim import DEFAULT_NAMESPACE, UNDER_WAY
+
+if TYPE_CHECKING:
+    from dra_agent.objects import LoadedObject
 
 WAIT = 30.0
+WAIT_FOR_AGENT_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     apply = verbs.add_parser("apply", help="create DeviceClasses and ResourceClaims")
     apply.add_argument(
         "-f", "--filename", action="append", required=True, help="YAML or JSON file; - reads standard input"
+    )
+
+    apply.add_argument(
+        "--wait-for-agent",
+        type=_seconds,
+        default=WAIT_FOR_AGENT_S,
+        metavar="SECONDS",
+        help=f"how long to wait for an agent that is starting (default {WAIT_FOR_AGENT_S:.0f})",
     )
 
     listing = verbs.add_parser("list", help="show every claim")
@@ -49,21 +61,58 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _apply(args: argparse.Namespace) -> int:
+    from dra_agent.agent.config import load
     from dra_agent.cli.connection import connect
     from dra_agent.cli.output import emit
     from dra_agent.objects import load_objects
     from dra_agent.standalone.wire import Apply
 
-    objects = [loaded.value for filename in args.filename for loaded in load_objects(filename)]
-    with connect(args) as agent:
-        applied = agent.ask(Apply(objects))
+    objects = [loaded for filename in args.filename for loaded in load_objects(filename)]
+    _check(objects, load(args).driver_name)
+    with connect(args, wait_s=args.wait_for_agent) as agent:
+        applied = agent.ask(Apply([loaded.value for loaded in objects]))
     if args.output != "table":
         emit(applied, args.output)
     else:
         for done in applied:
             print(_sentence(done))
     claims = [done["claim"] for done in applied if done.get("claim")]
-    return 0 if all(claim["fits_empty_host"] and claim["phase"] != "Failed" for claim in claims) else 1
+    return 1 if any(map(_is_refused, claims)) else 0
+
+
+def _is_refused(claim: dict[str, Any]) -> bool:
+    """Whether the answer is no: it can never fit here, or its devices could not be prepared."""
+    if claim["phase"] == "Allocated":
+        return bool(claim["message"] != UNDER_WAY)
+    return bool(not claim["fits_empty_host"] or claim["phase"] == "Failed")
+
+
+def _check(objects: list[LoadedObject], driver: str) -> None:
+    """Refuse what the agent does not keep, and configuration that no claim can be prepared with, by file and line."""
+    from dra_agent.agent.setups import known_setups
+    from dra_agent.errors import UsageError
+    from dra_agent.prepare.review import review
+
+    setups = known_setups()
+    problems: list[str] = []
+    for loaded in objects:
+        if loaded.kind == "ResourceClaimTemplate":
+            raise UsageError(
+                "a ResourceClaimTemplate is for pods of a cluster",
+                where=loaded.where("kind"),
+                todo="write a ResourceClaim whose spec is the template's spec.spec",
+            )
+        if loaded.kind not in ("ResourceClaim", "DeviceClass"):
+            raise UsageError(
+                f"a {loaded.kind or 'nameless kind'} is nothing that the agent keeps",
+                where=loaded.where("kind"),
+                todo="apply DeviceClasses and ResourceClaims",
+            )
+        for error in review(loaded.value, driver, setups)[1]:
+            hint = f"; {error.todo}" if error.todo else ""
+            problems.append(f"{loaded.where(error.field)}: {error.field}: {error.reason}{hint}")
+    if problems:
+        raise UsageError("\n".join(problems))
 
 
 def _sentence(done: dict[str, Any]) -> str:
@@ -108,6 +157,7 @@ def _print_claims(claims: list[dict[str, Any]]) -> None:
             [c["namespace"], c["name"], c["phase"], "\n".join(d["device"] for d in c["devices"]), c["message"]]
             for c in claims
         ),
+        named=lambda row: f"{row[0]}/{row[1]}",
     )
 
 
@@ -175,7 +225,10 @@ def _delete(args: argparse.Namespace) -> int:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 3600 seconds")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds between 0 and 3600")
     return value

@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print one row for each device that a claim holds."""
     from dra_agent.agent.config import load
+    from dra_agent.errors import UsageError
     from dra_agent.standalone.wire import SOCKET
 
     if args.verb == "release":
@@ -61,6 +62,12 @@ def run(args: argparse.Namespace) -> int:
     if args.all_nodes:
         return _print_cluster(args)
     config = load(args)
+    if args.kubeconfig is not None and ((config.state_dir / SOCKET).exists() or config.standalone):
+        raise UsageError(
+            "the agent of this host runs without Kubernetes",
+            where="--kubeconfig",
+            todo="leave it out, or ask for the claims of a cluster with --all-nodes",
+        )
     if (config.state_dir / SOCKET).exists() or not (config.state_dir / "ledger").exists():
         return _print_standalone(args)
     return _print_node(args)
@@ -103,7 +110,7 @@ def _print_standalone(args: argparse.Namespace) -> int:
             "uid": claim["uid"],
             "requests": device["requests"],
             "cdi_device_ids": device["cdi_device_ids"],
-            "since": claim["created"],
+            "since": claim["prepared"] or None,
             "state": claim["phase"].lower(),
             "reason": claim["message"],
         }
@@ -127,6 +134,7 @@ def _print_standalone(args: argparse.Namespace) -> int:
             ]
             for row in held
         ),
+        optional=("since", "request", "cdi id"),
     )
     return 0
 
@@ -182,6 +190,7 @@ def _print_node(args: argparse.Namespace) -> int:
             ]
             for row in held
         ),
+        optional=("request", "cdi id"),
     )
     return 0
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from dra_agent.standalone.client import Client
 
 _T = TypeVar("_T")
+POLL_INTERVAL_S = 0.1
+"""Between two attempts to reach an agent that may be starting."""
 
 
 def add_connection_flags(parser: argparse.ArgumentParser, *, cluster: bool = False) -> None:
@@ -22,13 +24,29 @@ def add_connection_flags(parser: argparse.ArgumentParser, *, cluster: bool = Fal
     add_flags(parser, ["state_dir", *(["kubeconfig"] if cluster else [])])
 
 
-def connect(args: argparse.Namespace) -> Client:
-    """Connect to the agent; raises RetryableError where none answers."""
+def connect(args: argparse.Namespace, *, wait_s: float = 0.0) -> Client:
+    """Connect to the agent; raises RetryableError where none answers within `wait_s` seconds."""
+    import sys
+    import time
+
     from dra_agent.agent.config import load
+    from dra_agent.errors import RetryableError
     from dra_agent.standalone.client import Client
     from dra_agent.standalone.wire import SOCKET
 
-    return Client(load(args).state_dir / SOCKET)
+    path = load(args).state_dir / SOCKET
+    deadline = time.monotonic() + wait_s
+    announced = False
+    while True:
+        try:
+            return Client(path)
+        except RetryableError:
+            if time.monotonic() >= deadline:
+                raise
+        if not announced:
+            announced = True
+            print(f"waiting up to {wait_s:.0f} s for the agent at {path}", file=sys.stderr)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def ask_cluster(args: argparse.Namespace, story: Callable[[ApiServer], Awaitable[_T]]) -> _T:

@@ -125,6 +125,7 @@ def _list(devices: list[Device], holders: dict[str, list[str]]) -> None:
             ]
             for device in devices
         ),
+        optional=("driver", "switch", "vendor", "numa", "memory", "product"),
     )
 
 

@@ -21,6 +21,11 @@ examples:
 exit code: 0 it fits or is allocated, 1 it is not, 2 wrong use
 """
 
+NO_SLICES = (
+    "does not fit: no ResourceSlices are published, so there is no device to allocate; see that a DRA driver runs on "
+    "the node and publishes: `kubectl get resourceslices`, and `dra-agent doctor` on the node"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this subcommand."""
@@ -69,6 +74,11 @@ def run(args: argparse.Namespace) -> int:
     for flag in ("slices", "classes", "allocated"):
         if getattr(args, flag):
             raise UsageError(f"--{flag} is for files", todo=f"leave it out, or give the {args.kind} with -f")
+    from dra_agent.cli.explain_standalone import agent_without_cluster
+    from dra_agent.cli.explain_standalone import run as explain_standalone
+
+    if agent_without_cluster(args):
+        return explain_standalone(args)
     from dra_agent.cli.explain_cluster import run as explain_cluster
 
     return explain_cluster(args)
@@ -85,6 +95,8 @@ def _explain_files(args: argparse.Namespace) -> int:
         print(f"claim {name} is allocated already; this is what it would get if it were not", file=sys.stderr)
     state["allocated"] = [claim for claim in state["allocated"] if _identity(claim) not in own]
     explanation = explain(claims=inputs.claims, **state)
+    if args.slices and not inputs.slices:
+        explanation["summary"] = NO_SLICES
     if args.output == "table":
         _print(explanation, everything=args.all_devices)
     else:
@@ -105,6 +117,8 @@ def _state_of_files(args: argparse.Namespace, inputs: Any) -> dict[str, Any]:
     from dra_agent.errors import UsageError
 
     name = args.node or _only_node(inputs.slices)
+    if name is None and not inputs.slices:
+        name = "any"
     if name is None:
         raise UsageError("the slices are of several nodes, or of none", todo="choose the node with --node NAME")
     return {

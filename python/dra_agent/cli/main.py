@@ -7,6 +7,7 @@ is imported, so that `dra-agent --help` costs nothing.
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -33,6 +34,8 @@ COMMANDS = {
 }
 SERVICES = ("run", "webhook")
 DEBUG = "DRA_AGENT_DEBUG"
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""How a write fails where there is no more room for it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(arguments: list[str]) -> int:
     try:
-        return _run(arguments)
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
     except AgentError as error:
         _complain(str(error))
         return error.exit_code
@@ -53,11 +58,23 @@ def _main(arguments: list[str]) -> int:
         # The reader went away (`dra-agent devices | head`): nothing is left to say, and Python must not say it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:
-        if os.environ.get(DEBUG):
-            raise
-        _complain(f"internal error: {type(error).__name__}: {error}; set {DEBUG}=1 to see where, and please report it")
+    except OSError as error:
+        if error.errno not in FULL or error.filename is not None:
+            return _internal(error)
+        # What is still in the buffer would be tried once more at exit, with a message of Python's own.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _complain(f"standard output: cannot be written: {error.strerror}; the answer is not complete")
         return 1
+    except Exception as error:  # noqa: BLE001 - whatever it is, a user gets one line
+        return _internal(error)
+
+
+def _internal(error: Exception) -> int:
+    """Report a defect; raises it again where that is asked for."""
+    if os.environ.get(DEBUG):
+        raise error
+    _complain(f"internal error: {type(error).__name__}: {error}; set {DEBUG}=1 to see where, and please report it")
+    return 1
 
 
 def _run(arguments: list[str]) -> int:

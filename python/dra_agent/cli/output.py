@@ -4,19 +4,48 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from dra_agent.cli.terminal import console
 from dra_agent.printable import is_printable, json_printable, printable
 
-FORMATS = ("table", "json", "yaml")
+FORMATS = ("table", "wide", "name", "json", "yaml")
 
 
 def add_output_flag(parser: argparse.ArgumentParser) -> None:
-    """Add `-o table|json|yaml`."""
-    parser.add_argument("-o", "--output", choices=FORMATS, default="table", help="how to print the answer")
+    """Add `-o table|wide|name|json|yaml`; `wide` and `name` are tables with another layout."""
+    _layout.name = "table"
+    parser.add_argument(
+        "-o",
+        "--output",
+        action=_OutputAction,
+        choices=FORMATS,
+        default="table",
+        help="how to print the answer: wide is a table with every column, name prints names only",
+    )
+
+
+class _Layout:
+    """How tables of this command are laid out."""
+
+    name = "table"
+
+
+_layout = _Layout()
+
+
+class _OutputAction(argparse.Action):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        _layout.name = values
+        setattr(namespace, self.dest, "table" if values in ("wide", "name") else values)
 
 
 def emit(value: Any, output: str) -> None:
@@ -45,21 +74,70 @@ def rounded(quantity: str) -> str:
     return f"~{amount / (1 << shift):.1f}{unit}" if amount % (1 << shift) else f"{amount >> shift}{unit}"
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Print rows under upper-case headings; None becomes a dash. Cells are plain text, never markup."""
-    from rich import box
-    from rich.table import Table
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str | None = None,
+    optional: Sequence[str] = (),
+    named: Callable[[Sequence[object]], str] | None = None,
+) -> None:
+    """Print rows under upper-case headings; None becomes a dash. No cell is folded or cut.
+
+    Into a file or a pipe every row is one line of all columns, three spaces between them. On a terminal the columns
+    that are `optional` are left out, the first one first, until the rest fits, unless `-o wide` asks for all of them,
+    and a cell may have several lines. With `-o name` the names of rows are printed: the first column, or `named`.
+    """
+    listed = list(rows)
+    if _layout.name == "name":
+        for row in listed:
+            print(named(row) if named is not None else row[0])
+        return
+    if title is not None:
+        print(printable(title))
+    on_terminal = is_terminal()
+    lines = [["-" if cell is None or cell == "" else printable(str(cell)) for cell in row] for row in listed]
+    if not on_terminal:
+        lines = [[", ".join(cell.split("\n")) for cell in row] for row in lines]
+    kept = list(range(len(columns)))
+    width = console().width
+    for name in optional if on_terminal and _layout.name != "wide" else ():
+        if _width(columns, lines, kept) <= width:
+            break
+        kept = [index for index in kept if columns[index] != name]
+    _print_rows([columns[index].upper() for index in kept], [[row[index] for index in kept] for row in lines])
+
+
+_GAP = "   "
+
+
+def is_terminal() -> bool:
+    """Whether a person sees standard output as it is printed."""
+    return sys.stdout.isatty()
+
+
+def _width(columns: Sequence[str], rows: Sequence[Sequence[str]], kept: Sequence[int]) -> int:
+    return sum(_column_width(columns[index], [row[index] for row in rows]) + len(_GAP) for index in kept) - len(_GAP)
+
+
+def _column_width(heading: str, cells: Iterable[str]) -> int:
+    return max([len(heading), *(len(line) for cell in cells for line in cell.split("\n"))])
+
+
+def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.text import Text
 
-    drawn = Table(
-        box=box.SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, show_edge=False, header_style="bold"
-    )
-    for column in columns:
-        drawn.add_column(column.upper(), overflow="fold")
+    widths = [_column_width(heading, [row[index] for row in rows]) for index, heading in enumerate(headings)]
+
+    def line(cells: Sequence[str]) -> str:
+        return _GAP.join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+    sys.stdout.flush()
+    console().print(Text(line(headings), style="bold"), soft_wrap=True)
     for row in rows:
-        drawn.add_row(*(Text("-" if cell is None or cell == "" else printable(str(cell))) for cell in row))
-    # Into a file or a pipe nothing is folded: whoever reads it there cuts columns by himself.
-    console(width=None if sys.stdout.isatty() else 400).print(drawn, soft_wrap=False)
+        parts = [cell.split("\n") for cell in row]
+        for number in range(max(map(len, parts), default=0)):
+            print(line([part[number] if number < len(part) else "" for part in parts]))
 
 
 @contextmanager

@@ -20,9 +20,13 @@ def run(args: argparse.Namespace) -> int:
 
     from dra_agent.agent import logs, signals
     from dra_agent.agent.config import load
+    from dra_agent.cluster.access import find_access
 
     received = signals.install()
     config = load(args)
+    if not config.standalone:
+        # Before anything is made on the host: without an API server there is nothing to run for.
+        find_access(config.kubeconfig)
     logs.set_up(config.log_level, config.log_format)
     from dra_agent.agent.life import Agent
     from dra_agent.agent.reload import Reload

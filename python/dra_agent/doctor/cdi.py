@@ -73,9 +73,29 @@ def _own(examination: Examination) -> Iterator[Finding]:
         yield problem("cannot be written", str(directory), "mount it writable, or choose another with --cdi-dir")
 
 
+_NO_DIRECTORIES = frozenset({"proc", "sysfs", "cgroup", "cgroup2", "devpts", "securityfs", "debugfs"})
+"""File systems of the kernel, in which users make no directories of their own."""
+
+
+def _file_system(path: Path) -> str:
+    """Return the type of the file system of a path; empty where it is not known."""
+    try:
+        lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    mounts = [fields for line in lines if len(fields := line.split()) > 2 and path.resolve().is_relative_to(fields[1])]
+    return max(mounts, key=lambda fields: len(fields[1]))[2] if mounts else ""
+
+
 def _missing(directory: Path) -> Iterator[Finding]:
     parent = next((path for path in directory.parents if path.exists()), Path("/"))
-    if _is_read_only(parent):
+    if (kind := _file_system(parent)) in _NO_DIRECTORIES:
+        yield problem(
+            f"does not exist, and nothing can be made in {parent} ({kind})",
+            str(directory),
+            "choose another with --cdi-dir",
+        )
+    elif _is_read_only(parent):
         yield problem(
             f"does not exist, and {parent} cannot be written", str(directory), "make it, or choose another --cdi-dir"
         )

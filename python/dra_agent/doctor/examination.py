@@ -44,6 +44,7 @@ class Examination:
     containerd_config: Path = Path("/etc/containerd/config.toml")
     docker_config: Path = Path("/etc/docker/daemon.json")
     socket_name: str = "agent.sock"
+    trigger_name: str = "reclaim.sock"
     lock_name: str = "agent.lock"
     store_name: str = "objects.db"
     locks: Path = Path("/proc/locks")

@@ -6,6 +6,7 @@ Files in use are never opened: the store is read from a copy, and the lock is lo
 from __future__ import annotations
 
 import shutil
+import socket
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -34,9 +35,30 @@ def check(examination: Examination) -> Iterator[Finding]:
                 "it may still be starting: look again; else read its log (journalctl -u dra-agent) and restart it",
             )
         return  # it checks the store itself, and a copy could be half of a change
+    if (directory / examination.lock_name).exists() and not _answers(directory, examination):
+        yield problem(
+            "no agent runs here, and one did: nothing is prepared or released",
+            str(directory),
+            "read why it ended (journalctl -u dra-agent), and start it (systemctl start dra-agent)",
+        )
     store = directory / examination.store_name
     if store.exists():
         yield _verdict(store)
+
+
+def _answers(directory: Path, examination: Examination) -> bool:
+    """Whether somebody listens on a socket of the agent; one of another process namespace has no lock that is seen."""
+    for name in (examination.socket_name, examination.trigger_name):
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.settimeout(1.0)
+            try:
+                asking.connect(str(directory / name))
+            except PermissionError:
+                return True
+            except OSError:
+                continue
+            return True
+    return False
 
 
 def lock_holder(lock: Path, locks: Path) -> int | None:

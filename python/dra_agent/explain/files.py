@@ -49,7 +49,7 @@ def read_inputs(
     if not inputs.claims:
         raise UsageError("there is no ResourceClaim to explain", where=", ".join(claims))
     for path in (*classes, *slices, *allocated):
-        for loaded in load_objects(path, strict=False):
+        for loaded in load_objects(path, strict=False, allow_empty_list=True):
             _add_printed(inputs, loaded)
     return inputs
 

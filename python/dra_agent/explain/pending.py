@@ -99,6 +99,8 @@ def _on_nodes(
 ) -> dict[str, Any]:
     if snapshot.slices is None:
         return _with(answer, False, "is pending; without ResourceSlices nobody can say more")
+    if not snapshot.slices:
+        return _with(answer, False, "is pending: no ResourceSlices are published, by no driver on no node")
     known = {entry["metadata"]["name"] for entry in snapshot.classes or ()}
     if snapshot.classes is not None and (missing := sorted(classes_of(waiting) - known)):
         return _with(answer, False, f"there is no DeviceClass {missing[0]}")

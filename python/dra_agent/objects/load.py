@@ -54,13 +54,16 @@ class LoadedObject:
         ]
 
 
-def load_objects(path: Path | str, *, strict: bool = True, max_bytes: int = MAX_FILE_BYTES) -> list[LoadedObject]:
+def load_objects(
+    path: Path | str, *, strict: bool = True, allow_empty_list: bool = False, max_bytes: int = MAX_FILE_BYTES
+) -> list[LoadedObject]:
     """The objects of a regular file or a pipe of the caller, or of standard input where the path is `-`.
 
     More than `max_bytes` are refused.
 
     `strict` demands resource.k8s.io/v1 objects without an unknown field or a broken limit; what a cluster printed
-    is read with strict=False, so that fields of a newer cluster are passed over.
+    is read with strict=False, so that fields of a newer cluster are passed over. `allow_empty_list`: a list without
+    items, which kubectl prints where there is nothing, gives no objects.
 
     Raises UsageError naming the file and, for each thing that is wrong, its line and field.
     """
@@ -73,17 +76,14 @@ def load_objects(path: Path | str, *, strict: bool = True, max_bytes: int = MAX_
         raise UsageError(f"cannot be read: {error.strerror}", where=file) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"not UTF-8 text (byte {error.start})", where=file) from error
-    return parse_objects(text, file, strict=strict)
+    return parse_objects(text, file, strict=strict, allow_empty_list=allow_empty_list)
 
 
-def parse_objects(text: str, file: str, *, strict: bool = True) -> list[LoadedObject]:
+def parse_objects(text: str, file: str, *, strict: bool = True, allow_empty_list: bool = False) -> list[LoadedObject]:
     """The objects of a text; `file` is what errors call it. As `load_objects`."""
-    objects = [
-        loaded
-        for number, document in enumerate(read_documents(text, file), 1)
-        for loaded in _objects_of(document, file, number)
-    ]
-    if not objects:
+    documents = list(read_documents(text, file))
+    objects = [loaded for number, document in enumerate(documents, 1) for loaded in _objects_of(document, file, number)]
+    if not objects and not (allow_empty_list and documents):
         raise UsageError("holds no object", where=file, todo="write at least one resource.k8s.io/v1 object")
     problems = [problem for loaded in objects for problem in loaded.problems()] if strict else []
     if problems:

@@ -13,6 +13,8 @@ Phase = Literal["Pending", "Allocated", "Prepared", "Unhealthy", "Failed", "Dele
 """Pending: waits for devices. Allocated: has devices, not prepared yet. Failed: can never be prepared as it is."""
 
 DEFAULT_NAMESPACE = "default"
+UNDER_WAY = "is being prepared"
+"""The message of a claim that has devices and is not ready yet."""
 
 
 class HeldDevice(msgspec.Struct, frozen=True):
@@ -36,6 +38,8 @@ class ClaimView(msgspec.Struct, frozen=True):
     """Why it is not prepared, or why a device of it cannot be used; empty where neither is so."""
     created: str
     """RFC 3339, UTC."""
+    prepared: str
+    """Since when it is prepared without a break, as `created`; empty while it is not."""
     devices: tuple[HeldDevice, ...]
     cdi_device_ids: tuple[str, ...]
     """Every id of every device, in order: for `podman run --device ID` and `ctr run --device ID`."""

@@ -11,6 +11,8 @@ from dra_agent.standalone.store import Store
 from dra_agent.standalone.waiting import WaitingClaims, digest_of
 
 CLAIM = "ResourceClaim"
+PREPARED = "dra-agent.internal/prepared"
+"""Annotation: when the claim was prepared first since it has its devices."""
 CLASS = "DeviceClass"
 FAILED = "dra-agent.internal/failed"
 """Annotation: why a claim can never be prepared as it is. It holds no device until it is applied anew."""

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.standalone.backoff import Backoff
-from dra_agent.standalone.claim import DEFAULT_NAMESPACE, Applied, ClaimView, HeldDevice, key_of
+from dra_agent.standalone.claim import UNDER_WAY, Applied, ClaimView, HeldDevice, key_of
 from dra_agent.standalone.evaluation import Evaluation
-from dra_agent.standalone.index import CLASS, FAILED, ClaimIndex, Known
+from dra_agent.standalone.index import CLASS, FAILED, PREPARED, ClaimIndex, Known
 from dra_agent.standalone.intake import now, take_in
 from dra_agent.standalone.ports import Allocate, Object, Preparer
 from dra_agent.standalone.restore import claim_of
 from dra_agent.standalone.store import Store
-from dra_agent.standalone.view import phase_of
+from dra_agent.standalone.view import view_of
 from dra_agent.standalone.waiting import Refusal
 from dra_agent.standalone.work import Run, Work, at_once
 
@@ -182,6 +182,12 @@ class ClaimQueue:
         with self._lock:
             self._suspended, self._giving_up = why, give_up
 
+    def change_reason(self, why: str) -> None:
+        """Say another reason for what `suspend` began."""
+        with self._lock:
+            if self._suspended:
+                self._suspended = why
+
     def resume(self) -> None:
         """Allocate and prepare again, in the old order, from the next `step` on."""
         with self._lock:
@@ -279,12 +285,22 @@ class ClaimQueue:
             self._fail(claim, str(error))
             return
         with self._lock:
+            self._note_prepared(uid)
             self._retries.done(uid)
             self._messages.pop(uid, None)
             self._prepared[uid] = tuple(
                 HeldDevice(tuple(d.request_names), d.pool, d.device, tuple(d.cdi_device_ids), d.share_id)
                 for d in devices
             )
+
+    def _note_prepared(self, uid: str) -> None:
+        known = self._claims.of_uid(uid)
+        if known is None:
+            return
+        kept = self._claims.read(known)
+        if PREPARED not in kept["metadata"].get("annotations", {}):
+            kept["metadata"].setdefault("annotations", {})[PREPARED] = now()
+            self._claims.put([kept])
 
     def _fail(self, claim: Object, why: str) -> None:
         """Give the devices of a claim that can never be prepared to others, and keep the claim with the reason."""
@@ -293,7 +309,7 @@ class ClaimQueue:
         self._preparer.unprepare(uid, Deadline.of(CALL_TIMEOUT_S))
         with self._lock:
             kept = self._claims.read(self._known(*key_of(claim)))
-            kept.pop("status", None)
+            _take_devices(kept)
             kept["metadata"].setdefault("annotations", {})[FAILED] = why
             self._claims.put([kept])
             self._claims.waiting.released()
@@ -330,7 +346,7 @@ class ClaimQueue:
             # What is unprepared but still allocated is prepared or given up again; the other order could lose it.
             self._prepared.pop(uid, None)
             kept = self._claims.read(self._known(*key_of(claim)))
-            kept.pop("status", None)
+            _take_devices(kept)
             self._claims.put([kept])
             self._claims.waiting.released()
             self._retries.done(uid)
@@ -355,22 +371,9 @@ class ClaimQueue:
         return known
 
     def _view(self, claim: Object, untried: list[int]) -> ClaimView:
-        metadata = claim["metadata"]
-        uid = metadata["uid"]
-        devices = self._prepared.get(uid, ())
+        uid = claim["metadata"]["uid"]
         message, fits_empty_host = self._explained(uid, untried)
-        return ClaimView(
-            namespace=metadata.get("namespace", DEFAULT_NAMESPACE),
-            name=metadata["name"],
-            uid=uid,
-            phase=phase_of(claim, uid in self._prepared),
-            message=metadata.get("annotations", {}).get(FAILED) or message,
-            created=metadata["creationTimestamp"],
-            devices=devices,
-            cdi_device_ids=tuple(cdi_id for device in devices for cdi_id in device.cdi_device_ids),
-            fits_empty_host=fits_empty_host,
-            claim=claim,
-        )
+        return view_of(claim, self._prepared.get(uid), message, fits_empty_host=fits_empty_host)
 
     def _explained(self, uid: str, untried: list[int]) -> tuple[str, bool]:
         """Say why a claim is not prepared, and whether it would fit on an empty host as far as that is known."""
@@ -378,7 +381,7 @@ class ClaimQueue:
         if uid not in waiting:
             if uid in self._messages or uid in self._prepared or uid not in self._claims.held:
                 return self._messages.get(uid, ""), True
-            return self._suspended or "is being prepared", True
+            return self._suspended or UNDER_WAY, True
         refusal = waiting.refusal(uid)
         fits_empty_host = refusal is None or refusal.fits_empty_host
         if self._suspended:
@@ -388,6 +391,11 @@ class ClaimQueue:
             return refusal.message.replace(f"claim {refusal.named}", "claim " + "/".join(known.key)), fits_empty_host
         before = bisect_left(untried, 0 if known is None else known.position)
         return f"is not tried yet: {before} claims are before it", fits_empty_host
+
+
+def _take_devices(claim: Object) -> None:
+    claim.pop("status", None)
+    claim["metadata"].get("annotations", {}).pop(PREPARED, None)
 
 
 def _devices(claim: Object) -> list[str]:

@@ -153,6 +153,10 @@ class StandaloneService:
                     break
             self._wake.set()
 
+    async def change_reason(self, why: str) -> None:
+        """Say another reason for what `suspend` began."""
+        await self._work(lambda: self.queue.change_reason(why))
+
     async def views(self) -> list[ClaimView]:
         """Show every claim, oldest first."""
         return await self._work(self.queue.views)

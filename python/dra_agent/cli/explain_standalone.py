@@ -1,0 +1,57 @@
+"""`dra-agent explain claim NAME` on a host without Kubernetes: the agent that runs there is asked."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def agent_without_cluster(args: argparse.Namespace) -> bool:
+    """Whether an agent runs here in standalone mode, and no cluster is named."""
+    from dra_agent.agent.config import load
+    from dra_agent.standalone.wire import SOCKET
+
+    return args.kubeconfig is None and (load(args).state_dir / SOCKET).exists()
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print where the claim stands, and why it waits; 0 where it has its devices, 1 where it does not."""
+    from dra_agent.cli.connection import connect
+    from dra_agent.cli.explain import print_details
+    from dra_agent.cli.output import emit
+    from dra_agent.errors import UsageError
+    from dra_agent.explain import explain
+    from dra_agent.standalone.claim import DEFAULT_NAMESPACE
+    from dra_agent.standalone.wire import Get, State
+
+    if args.kind != "claim":
+        raise UsageError(
+            f"there are no {args.kind}s: this host's agent runs without Kubernetes",
+            todo="write explain claim NAME, or name a cluster with --kubeconfig",
+        )
+    with connect(args) as agent:
+        view = agent.ask(Get(args.namespace or DEFAULT_NAMESPACE, args.name))
+        state = agent.ask(State())
+    name = f"{view['namespace']}/{view['name']}"
+    summary = _summary(view)
+    if view["phase"] != "Pending":
+        if args.output == "table":
+            print(f"claim {name}: {summary}")
+        else:
+            emit({"claim": name, "fits": view["phase"] == "Prepared", "summary": summary}, args.output)
+        return 0 if view["phase"] == "Prepared" else 1
+    own = [view["claim"]]
+    explanation = explain(
+        node=state["node"], classes=state["classes"], slices=state["slices"], allocated=state["allocated"], claims=own
+    )
+    if args.output == "table":
+        print(f"claim {name}: {summary}\n{explanation['summary']}")
+        print_details(explanation, everything=args.all_devices)
+    else:
+        emit(explanation, args.output)
+    return 0 if explanation["fits"] else 1
+
+
+def _summary(view: dict[str, Any]) -> str:
+    devices = ", ".join(device["device"] for device in view["devices"])
+    return ": ".join(part for part in (view["phase"].lower(), devices or view["message"]) if part)

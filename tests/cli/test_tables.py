@@ -1,0 +1,69 @@
+"""Tables: one line a row into a pipe, columns that fit on a terminal, and names alone."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from dra_agent.cli import output
+from dra_agent.cli.output import add_output_flag, rounded, table
+
+ID = "dra-agent.internal/claim=5478b5d9-ddeb-4099-94aa-a5aa610ff27d-gpu-0000-43-00-0"
+COLUMNS = ("device", "claim", "since", "cdi id")
+ROWS = [["gpu-0", "team/a", "2026-01-01T00:00:00Z", f"{ID}\n{ID}"], ["gpu-1", None, "", ID]]
+
+
+def shown(capsys: pytest.CaptureFixture[str], *flags: str, optional: Sequence[str] = ("since", "cdi id")) -> list[str]:
+    parser = argparse.ArgumentParser()
+    add_output_flag(parser)
+    assert parser.parse_args(flags).output == "table"
+    table(COLUMNS, ROWS, optional=optional)
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(output, "is_terminal", lambda: True)
+
+
+def test_a_pipe_gets_one_line_a_row_with_every_column(capsys: pytest.CaptureFixture[str]) -> None:
+    heading, first, second = shown(capsys)
+    assert heading.split() == ["DEVICE", "CLAIM", "SINCE", "CDI", "ID"]
+    assert re.split(" {3,}", first) == ["gpu-0", "team/a", "2026-01-01T00:00:00Z", f"{ID}, {ID}"]
+    assert second.split() == ["gpu-1", "-", "-", ID]
+    assert all(line == line.rstrip() for line in (heading, first, second))
+
+
+def test_a_terminal_leaves_columns_out_until_the_rest_fits(capsys: pytest.CaptureFixture[str], terminal: None) -> None:
+    lines = shown(capsys)
+    assert lines[0].split() == ["DEVICE", "CLAIM"]
+    assert [line.split() for line in lines[1:3]] == [["gpu-0", "team/a"], ["gpu-1", "-"]]
+
+
+@pytest.mark.parametrize("flags", [(), ("-o", "wide")])
+def test_what_must_be_shown_is_never_folded_or_cut(
+    capsys: pytest.CaptureFixture[str], terminal: None, flags: tuple[str, ...]
+) -> None:
+    lines = shown(capsys, *flags, optional=("since",))
+    assert sum(ID in line for line in lines) == 3
+    assert ("2026-01-01T00:00:00Z" in "".join(lines)) == bool(flags)
+
+
+def test_names_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, "-o", "name") == ["gpu-0", "gpu-1"]
+    assert shown(capsys)[0].startswith("DEVICE"), "a flag holds for one command"
+
+
+@pytest.mark.parametrize(
+    ("quantity", "short"),
+    [("3435973836", "~3.2Gi"), ("17179869184", "16Gi"), ("16Gi", "16Gi"), ("7", "7"), ("1048577", "~1.0Mi")],
+)
+def test_bytes_are_written_as_capacities(quantity: str, short: str) -> None:
+    assert rounded(quantity) == short
+    assert output.FORMATS[0] == "table"
