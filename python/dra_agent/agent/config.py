@@ -171,13 +171,12 @@ def load(
         else:
             continue
         given = given or name == "cdi_dir"
-    if config.simulate is not None and not given:
-        # Container runtimes read the usual directory: what stands there must be of devices that exist.
-        config = msgspec.structs.replace(config, cdi_dir=config.state_dir / SIMULATED_CDI)
-
     is_given = "state_dir" in places or below is not None or config.state_dir != Config().state_dir
     if not is_given and (users := _users_state_dir(variables, config)) is not None:
         config = msgspec.structs.replace(config, state_dir=users)
+    if config.simulate is not None and not given:
+        # Container runtimes read the usual directory: what stands there must be of devices that exist.
+        config = msgspec.structs.replace(config, cdi_dir=config.state_dir / SIMULATED_CDI)
 
     def place(name: str) -> str:
         return places.get(name) or (file.place(name) if file is not None else "--" + name.replace("_", "-"))
