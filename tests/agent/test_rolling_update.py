@@ -95,7 +95,7 @@ def test_a_new_agent_that_is_refused_leaves_the_old_one_in_the_lead(
     credentials = {"old": {"token": "old"}, "new": {"tokenFile": str(token)}}
     files = {name: fake_api.kubeconfig(tmp_path / name, **user) for name, user in credentials.items()}
     old = kubernetes("--pod-uid", OLD, "--config", str(config), "--kubeconfig", str(files["old"])).ready()
-    fake_api.wait(lambda: bool(fake_api.objects("resourceslices")), 60)
+    fake_api.wait(lambda: bool(fake_api.objects("resourceslices")))
     new = kubernetes("--pod-uid", NEW, "--config", str(config), "--kubeconfig", str(files["new"])).ready()
     new.wait_for("slices cannot be followed")
     assert "slices cannot be published" in new.get("/readyz")[1], "the update must not go on"
@@ -104,23 +104,23 @@ def test_a_new_agent_that_is_refused_leaves_the_old_one_in_the_lead(
         notice.touch()
     else:
         client.ask(state, Begin("notice", 60.0, "a test"))
-    fake_api.wait(lambda: tainted(fake_api), 60)
+    fake_api.wait(lambda: tainted(fake_api))
     assert taint_writers(fake_api) == {"old"}
 
     fake_api.tokens = {"old", "new"}
     token.write_text("new")
-    new.wait_for("this agent leads now", 90)
-    old.wait_for("another agent leads now", 60)
+    new.wait_for("this agent leads now")
+    old.wait_for("another agent leads now")
     if who == "a source":
         notice.unlink()
     else:
         client.ask(state, Cancel())
-    fake_api.wait(lambda: not tainted(fake_api), 60)
+    fake_api.wait(lambda: not tainted(fake_api))
     assert taint_writers(fake_api) == {"old"}
 
     fake_api.tokens = {"old"}  # refused later, as where its account was deleted
     notice.touch()
-    fake_api.wait(lambda: tainted(fake_api), 60)
+    fake_api.wait(lambda: tainted(fake_api))
     for agent in (old, new):
         assert "Traceback" not in agent.said()
 
