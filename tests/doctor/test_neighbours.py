@@ -41,7 +41,8 @@ def test_a_file_that_the_store_set_aside_is_told(well, ailments):
 def test_an_agent_that_holds_the_lock_and_does_not_listen_is_a_problem(well, ailments):
     lock = well.state_dir / "agent.lock"
     lock.write_text(f"{os.getpid()}\n")
-    assert ailments(well) == [], "a lock file that nobody holds is what an ended agent leaves"
+    (ended,) = ailments(well)
+    assert ended.severity is Severity.PROBLEM and "no agent runs here, and one did" in ended.what
     with lock.open("r+") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         well.locks = well.state_dir.parent / "locks"

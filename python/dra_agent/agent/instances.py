@@ -35,6 +35,12 @@ _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _NAME = re.compile(r"(\d{12})-(.+)")
 
 
+def check_uid(uid: str) -> None:
+    """Raise UsageError for what cannot name an instance."""
+    if not _UID.fullmatch(uid):
+        raise UsageError(f"{uid!r} cannot name an instance", where="--pod-uid", todo="give the pod's uid")
+
+
 class Standing(enum.IntEnum):
     """What an instance reports of itself; the value is the size of its file in bytes. The highest leads."""
 
@@ -54,8 +60,7 @@ class Instances:
         UsageError where the uid cannot be a name, PermanentError where another agent with the same one lives,
         RetryableError where the disk refuses.
         """
-        if not _UID.fullmatch(uid):
-            raise UsageError(f"{uid!r} cannot name an instance", where="--pod-uid", todo="give the pod's uid")
+        check_uid(uid)
         self._folder = state_dir / _FOLDER
         self._task: asyncio.Task[None] | None = None
         self._standing = Standing.UNABLE

@@ -20,12 +20,15 @@ def run(args: argparse.Namespace) -> int:
 
     from dra_agent.agent import logs, signals
     from dra_agent.agent.config import load
+    from dra_agent.agent.instances import check_uid
     from dra_agent.cluster.access import find_access
 
     received = signals.install()
     config = load(args)
     if not config.standalone:
         # Before anything is made on the host: without an API server there is nothing to run for.
+        if config.pod_uid:
+            check_uid(config.pod_uid)
         find_access(config.kubeconfig)
     logs.set_up(config.log_level, config.log_format)
     from dra_agent.agent.life import Agent
