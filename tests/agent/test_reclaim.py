@@ -35,7 +35,8 @@ class World:
 
     def agent(self, **how: Any) -> AgentProcess:
         where = ("--kubelet-dir", str(self.kubelet), "--kubeconfig", str(self._kubeconfig))
-        return self._start("--no-standalone", *where, "--metrics-address", "127.0.0.1:0", **how).ready()
+        self._newest = self._start("--no-standalone", *where, "--metrics-address", "127.0.0.1:0", **how).ready()
+        return self._newest
 
     def ask(self, request: Request) -> dict[str, Any]:
         answer: dict[str, Any] = client.ask(self.state, request)
@@ -47,7 +48,7 @@ class World:
         return {effect for effects in found for effect in effects or [""]}
 
     def until(self, what: Callable[[], object]) -> None:
-        eventually(what, self.agent.said)
+        eventually(what, self._newest.said)
 
     def reasons(self) -> set[str]:
         return {event["reason"] for event in self.api.objects("events")}

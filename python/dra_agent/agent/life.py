@@ -118,15 +118,15 @@ class Agent:
         # Agents of a rolling update live side by side for a while; all others are alone on their state directory.
         if config.net_devices:
             log.warning("--net-devices is without effect: interfaces are moved whatever the container runtime is")
+        shared_as = self._shared_as
+        lock = StateLock(config.state_dir, shared=shared_as is not None)
+        stack.callback(lock.close)
+        ownership = one_owner.join(config, stack.callback)
         if config.simulate is not None and config.cdi_dir == config.state_dir / SIMULATED_CDI:
             log.info(
                 "the devices are simulated: CDI specs are kept away from container runtimes",
                 extra={"cdi_dir": str(config.cdi_dir)},
             )
-        shared_as = self._shared_as
-        lock = StateLock(config.state_dir, shared=shared_as is not None)
-        stack.callback(lock.close)
-        ownership = one_owner.join(config, stack.callback)
         if shared_as is not None:
             instances = Instances(config.state_dir, shared_as)
             stack.callback(instances.close)
