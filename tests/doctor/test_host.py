@@ -133,8 +133,10 @@ def test_unknown_numa_nodes_are_a_warning(scanned, ailments):
 def test_virtual_functions_that_do_not_fit_are_warnings(scanned, ailments):
     examination = scanned()
     address = nic(examination).pci_address
-    lying = changed(examination, address, sriov=Sriov(total_vfs=8, num_vfs=4), virtfns=())
-    assert any("4 virtual functions, 0 are there" in finding.what for finding in ailments(lying))
+    attribute = examination.host.sysfs / "bus/pci/devices" / address / "sriov_numvfs"
+    attribute.write_text("4\n")
+    capable = changed(examination, address, sriov=Sriov(total_vfs=8, num_vfs=0), virtfns=())
+    assert any("4 virtual functions, 0 are there" in finding.what for finding in ailments(capable))
     orphan = changed(examination, address, physfn="0000:ff:00.0")
     assert any("0000:ff:00.0, which is not there" in finding.what for finding in ailments(orphan))
 

@@ -6,6 +6,12 @@ from collections.abc import Iterator
 
 from dra_agent.doctor.examination import Examination
 from dra_agent.doctor.finding import Finding, ok, warning
+from dra_agent.errors import RetryableError
+from dra_agent.setup.kernel import SysfsKernel, Writes
+from dra_agent.topology import Device
+
+READ_TIMEOUT_S = 5.0
+"""The kernel shows how many virtual functions there are only under the device's lock."""
 
 
 def check(examination: Examination) -> Iterator[Finding]:
@@ -15,12 +21,8 @@ def check(examination: Examination) -> Iterator[Finding]:
         return
     virtual = 0
     for device in topology.devices:
-        if device.sriov is not None and device.sriov.num_vfs != len(device.virtfns):
-            yield warning(
-                f"says it has {device.sriov.num_vfs} virtual functions, {len(device.virtfns)} are there",
-                device.pci_address,
-                "write 0 and then the wanted number to its sriov_numvfs",
-            )
+        if device.sriov is not None:
+            yield from _check_number(examination, device)
         if device.physfn is None:
             continue
         virtual += 1
@@ -38,3 +40,24 @@ def check(examination: Examination) -> Iterator[Finding]:
             )
     if virtual:
         yield ok(f"{virtual} virtual functions")
+
+
+def _check_number(examination: Examination, device: Device) -> Iterator[Finding]:
+    """Compare the number that the kernel has of a physical function with the functions that are on the bus."""
+    path = f"bus/pci/devices/{device.pci_address}/sriov_numvfs"
+    if not (examination.host.sysfs / path).exists():
+        return
+    accesses = Writes(SysfsKernel(examination.host.sysfs), READ_TIMEOUT_S)
+    try:
+        text = accesses.read(device.pci_address, path).strip()
+    except RetryableError as error:
+        yield warning(error.what, device.pci_address, error.todo or "look at the kernel's log (dmesg)")
+        return
+    except OSError:
+        return
+    if text.isdecimal() and int(text) != len(device.virtfns):
+        yield warning(
+            f"says it has {text} virtual functions, {len(device.virtfns)} are there",
+            device.pci_address,
+            "write 0 and then the wanted number to its sriov_numvfs",
+        )

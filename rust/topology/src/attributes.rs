@@ -103,11 +103,13 @@ impl Details {
         let Some(total_vfs) = attributes.value("sriov_totalvfs", number) else {
             return;
         };
-        let num_vfs = attributes.value("sriov_numvfs", number).unwrap_or(0);
-        self.sriov = Some(Sriov { total_vfs, num_vfs });
-        self.virtfns = (0..num_vfs.min(total_vfs))
-            .filter_map(|index| attributes.linked(&format!("virtfn{index}"), PciAddress::parse))
+        // Not sriov_numvfs: the kernel shows it under the device's lock (sriov_numvfs_show in drivers/pci/iov.c), which
+        // a driver that hangs while it is unbound keeps. The links are made and removed together with the functions.
+        self.virtfns = (0..total_vfs)
+            .map_while(|index| attributes.linked(&format!("virtfn{index}"), PciAddress::parse))
             .collect();
+        let num_vfs = u32::try_from(self.virtfns.len()).unwrap_or(u32::MAX);
+        self.sriov = Some(Sriov { total_vfs, num_vfs });
     }
 }
 

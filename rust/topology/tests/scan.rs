@@ -199,7 +199,8 @@ fn wanted_devices_are_read_in_full() {
         ("max_link_speed", "32.0 GT/s PCIe"),
         ("max_link_width", "16"),
         ("sriov_totalvfs", "16"),
-        ("sriov_numvfs", "1"),
+        // Read under the device's lock by the kernel, so not by a scan: the links count.
+        ("sriov_numvfs", "7"),
         ("net/ens1f0np0/mtu", "9000"),
         ("infiniband/mlx5_0/node_type", "1: CA"),
         ("infiniband_verbs/uverbs0/dev", "231:192"),
