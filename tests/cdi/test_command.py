@@ -56,9 +56,9 @@ def test_show_says_what_a_container_gets(cdi: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("uid-2", "claim uid-2: has no CDI spec; see `dra-agent cdi list`"),
+        ("uid-2", "uid-2: no claim of this name or uid has a CDI spec in "),
         ("vendor.com/class=x", "no CDI device vendor.com/class=x"),
-        ("../../etc/passwd", "claim uid '../../etc/passwd'"),
+        ("../../etc/passwd", "../../etc/passwd: no claim of this name or uid has a CDI spec in "),
     ],
 )
 def test_show_of_nothing_known_is_one_message(

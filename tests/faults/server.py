@@ -77,7 +77,7 @@ class Case:
         kubelet = FakeKubelet(self.folder / "k")
         agent = self._start(api)
         try:
-            await self._live(api, await kubelet.driver(DEADLINE_S), agent)
+            await self._live(api, await kubelet.driver(), agent)
             self.requests = [f"{seen.method} {seen.path}" for seen in api.requests]
         finally:
             await kubelet.close()

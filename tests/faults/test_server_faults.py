@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from faults.server import FAULTS, BrokenPromiseError, rehearse, run
 
 
 @pytest.fixture(scope="module")
-def requests(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return rehearse(tmp_path_factory.mktemp("rehearsal"))
+def requests() -> list[str]:
+    with tempfile.TemporaryDirectory(prefix="dra-") as folder:  # short: sockets of a kubelet are made below it
+        return rehearse(Path(folder))
 
 
 @pytest.mark.parametrize(
@@ -25,14 +27,14 @@ def requests(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ],
 )
 def test_a_request_that_fails_breaks_no_promise(
-    requests: list[str], tmp_path: Path, verb: str, path: str, fault: str
+    requests: list[str], short_path: Path, verb: str, path: str, fault: str
 ) -> None:
     points = [number for number, one in enumerate(requests) if one.startswith(f"{verb} ") and path in one]
     assert points, f"a case has no {verb} of {path}: {sorted(set(requests))}"
     try:
-        run(points[-1], fault, tmp_path)
+        run(points[-1], fault, short_path)
     except BrokenPromiseError as broken:
-        log = (tmp_path / "log").read_text()
+        log = (short_path / "log").read_text()
         pytest.fail(f"--point {points[-1]} --fault '{fault}': {broken}\n{log}")
 
 

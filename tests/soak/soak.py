@@ -102,7 +102,7 @@ class Soak:
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
         with (self.folder / f"log-{self.lives}").open("wb") as log:
             self.agent = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
-        return await self.kubelet.driver(DEADLINE_S)
+        return await self.kubelet.driver()
 
     async def end(self, number: signal.Signals) -> None:
         """End the agent by a signal, and have the kubelet forget its sockets."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dra_agent.agent.config import Config, load
+
 if TYPE_CHECKING:
     from dra_agent.agent.about import RunningAgent
-    from dra_agent.agent.config import Config
 
 _NO_RECORDS = Path("/nonexistent/dra-agent")
 """A state directory that never exists: what is not known of a host is not taken from another."""
@@ -27,8 +28,14 @@ class ShownHost:
 
     @property
     def records(self) -> Path:
-        """Where claims, health and findings of this host are kept; a directory that does not exist for another host."""
-        if self.is_agents or (self.agent is None and self.config.simulate is None):
+        """Where claims, health and findings of this host are kept; a directory that does not exist for another host.
+
+        Without an agent a state directory that is named counts as that of the host that is named.
+        """
+        if self.is_agents:
+            return self.config.state_dir
+        named = self.config.state_dir != Config().state_dir
+        if self.agent is None and (self.config.simulate is None or named):
             return self.config.state_dir
         return _NO_RECORDS
 
@@ -57,7 +64,6 @@ class ShownHost:
 def shown_host(args: argparse.Namespace) -> ShownHost:
     """Find it: flags over variables over the running agent over the file."""
     from dra_agent.agent.about import ask
-    from dra_agent.agent.config import load
 
     plain = load(args)
     agent = ask(plain)
