@@ -35,6 +35,8 @@ from plugin.fake_kubelet import Driver, FakeKubelet
 PROFILE = "l40s"
 DRIVER = "dra-agent.internal"
 GPU = "gpu-0000-01-00-0"
+DEVICES = 10
+"""Those of the profile, in two pools."""
 DEADLINE_S = 120.0
 FAULTS: dict[str, Callable[[], Fault]] = {
     "reset": lambda: Fault("reset"),
@@ -100,7 +102,7 @@ class Case:
             return subprocess.Popen(command, stdout=log, stderr=log, env=variables)
 
     async def _live(self, api: FakeApi, driver: Driver, agent: subprocess.Popen[bytes]) -> None:
-        await _until(lambda: GPU in published(api), "the GPU is not published", api)
+        await _until(lambda: len(published(api)) == DEVICES, "not every device is published", api)
         whole = published(api)
         claim = allocate(api)
         answer = await call(driver, "prepare", claim)
