@@ -61,6 +61,7 @@ from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import NODES, SLICES
 from cluster.kube.cluster import Cluster, running
 from cluster.kube.workload import Namespace
+from leftovers import adopt_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 180

@@ -241,7 +241,9 @@ def test_a_lost_gpu_taints_whole_and_partitions_until_it_is_back(
 
     agent.simulate("fail", "--device", GPU, "--code", "15")
     namespace.api.wait(lambda: tainted(agent).keys() == everything, "all of the GPU is tainted")
-    assert {keys[0] for keys in tainted(agent).values()} == {(LOST, "NoExecute")}
+    namespace.api.wait(
+        lambda: {keys[0] for keys in tainted(agent).values()} == {(LOST, "NoExecute")}, "the loss is confirmed"
+    )
     doomed = ("one", "other")
     namespace.api.wait(
         lambda: all("deletionTimestamp" in (pod.get("metadata", {})) for pod in pods(namespace, *doomed)),

@@ -98,7 +98,7 @@ class Site:
         writes: dict[str, int] = {}
 
         async def story(publisher: Publisher, _: ApiServer) -> None:
-            await settled(publisher, 30)
+            await settled(publisher)
             writes.update({op: count for op, count in publisher.reading().writes.items() if count})
 
         self.run(story)
@@ -225,7 +225,7 @@ def test_an_api_server_that_is_away_is_caught_up_with(site: Site) -> None:
         back = time.monotonic()
         await eventually_async(lambda: len(site.devices()) == 2, within=30)
         print(f"published {time.monotonic() - back:.1f} s after the API server was back")
-        await settled(publisher, 30)
+        await settled(publisher)
         assert publisher.reading().problems == ()
 
     site.run(story)

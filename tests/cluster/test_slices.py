@@ -174,7 +174,8 @@ def test_another_nodes_slices_cannot_be_written(cluster: Cluster, start_agent: S
         assert refused.value.code == 403
     assert victim.slices() == before
 
-    own = {**forged, "spec": {**forged["spec"], "nodeName": "node-a"}}
+    pool = {**forged["spec"]["pool"], "name": "node-a/own"}
+    own = {**forged, "spec": {**forged["spec"], "nodeName": "node-a", "pool": pool}}
     api.delete(SLICES, api.create(SLICES, own)["metadata"]["name"])
 
 
