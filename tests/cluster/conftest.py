@@ -64,7 +64,7 @@ from cluster.kube.workload import Namespace
 from leftovers import adopt_processes
 
 ROOT = Path(__file__).resolve().parents[2]
-LONGEST = 180
+LONGEST = 600
 HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
 
 StartAgent = Callable[..., Agent]
@@ -72,7 +72,7 @@ _living: list[Agent] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A scenario waits for other people's programs; what hangs is ended after LONGEST seconds, not 60."""
+    """A scenario waits for other people's programs; what hangs is ended after LONGEST seconds."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONGEST))
@@ -92,6 +92,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             report.sections.append((agent.name, agent.process.tail(80)))
         report.sections.append(("cluster", cluster.logs(60)))
     return report
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Processes of a cluster that a scenario starts again outlive it: `session_cluster` ends them and sees to that."""
+    yield
+    adopt_processes()
 
 
 @pytest.fixture(scope="session")
