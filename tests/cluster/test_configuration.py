@@ -115,7 +115,7 @@ def test_an_agent_that_is_killed_while_the_gpu_is_changed_leaves_nothing_set(
     agent.start().ready()
     namespace.gone("user")
     namespace.api.wait(lambda: set_on(agents) == {}, "nothing is set for nobody")
-    assert not [*agent.state_dir.glob("timeslice/*.json")]
+    namespace.api.wait(lambda: not [*agent.state_dir.glob("timeslice/*.json")], "what it left is undone")
     # Killed once more, after it is set and while it is reset.
     namespace.claim("longer", request("gpu", "gpu"), config=[opaque(DRIVER, time_slicing("Long"))])
     namespace.pod("other", claim="longer", node=NODE)

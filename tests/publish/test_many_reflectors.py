@@ -13,7 +13,7 @@ import pytest
 
 from dra_agent.cluster import GoneError, ObjectList, UnavailableError, WatchCursor
 from dra_agent.publish import following
-from dra_agent.publish.following import Following
+from dra_agent.publish.following import URGENT_RETRY_S, Following
 from dra_agent.publish.published import Published
 
 AGENTS = 5000
@@ -111,3 +111,28 @@ def test_a_server_that_forgot_every_watch_is_not_listed_by_all_at_once(
 
 def test_a_server_that_knows_the_watches_is_not_listed_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lists_per_window(0.0, "resumed", monkeypatch) == []
+
+
+def test_a_node_that_is_reclaimed_asks_again_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, away = VirtualLoop(), 600.0
+    monkeypatch.setattr(following, "time", SimpleNamespace(monotonic=lambda: loop.now))
+    urgent = asyncio.Event()
+
+    async def main() -> None:
+        api: Any = Server(loop, away, "gone")
+        agent = Following(api, {}, Published(), disturbed=lambda _: None, caught_up=lambda: None, urgent=urgent.is_set)
+        task = asyncio.create_task(agent.run())
+        await asyncio.sleep(BREAK_S + away - 5)
+        urgent.set()
+        agent.hurry()  # the pause that runs now is one of up to 30 s
+        await asyncio.sleep(5)
+        assert agent.behind > away - 1, "the server is still away"
+        await asyncio.sleep(2 * URGENT_RETRY_S + 0.1)  # a watch that is too old, then a list
+        assert agent.behind == 0
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()

@@ -92,6 +92,7 @@ class KubernetesMode:
         self._reporting = Reporting(self._config, api)
         self._reporting.start(hardware, ledger)
         assert self._reclaim is not None
+        reclaim = self._reclaim
         leaving = self._leaving = Leaving(
             self._config, api, self._reclaim, ledger, self._reporting, is_leader=self._leadership.is_leader
         )
@@ -105,6 +106,7 @@ class KubernetesMode:
             inventory=leaving.inventory(self._guard.inventory),
             peers=self._leadership,
             failed=self._reporting.not_published,
+            urgent=lambda: reclaim.state.phase == "notice",
         )
         if self._metrics is not None:
             self._metrics.add(PublishMetrics(self._publisher.reading, api.requests))

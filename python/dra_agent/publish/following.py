@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 from dra_agent.cluster import (
     RESOURCE_SLICES,
@@ -30,6 +31,10 @@ RESUME_FOR_S = 300.0
 """How long after a break a watch is resumed where it was. Later the server has forgotten it (etcd keeps 5 minutes)."""
 
 
+URGENT_RETRY_S = 1.0
+"""The longest pause while the node is reclaimed: few nodes are at a time, and their pods wait for the taints."""
+
+
 class Following:
     """Follows until it is cancelled. One task."""
 
@@ -41,12 +46,16 @@ class Following:
         *,
         disturbed: Callable[[set[Touched]], None],
         caught_up: Callable[[], None],
+        urgent: Callable[[], bool] = lambda: False,
     ) -> None:
         """`disturbed` is called with the slices that are not as they were known.
 
-        `caught_up` is called after the first list, and when a watch stands again after a failure.
+        `caught_up` is called after the first list, and when a watch stands again after a failure. While `urgent`
+        returns True, pauses are at most `URGENT_RETRY_S` long, unless the server asks for more.
         """
         self._api = api
+        self._urgent = urgent
+        self._hurry = asyncio.Event()
         self._fields = fields
         self._published = published
         self._disturbed = disturbed
@@ -130,7 +139,23 @@ class Following:
                 return
         else:
             self._note(error)
-        await asyncio.sleep(self._backoff.delay(error))
+        await self._sleep(error)
+
+    def hurry(self) -> None:
+        """End the pause that runs, if any: what is published has become urgent."""
+        self._hurry.set()
+
+    async def _sleep(self, error: AgentError) -> None:
+        seconds = self._backoff.delay(error)
+        self._hurry.clear()
+        if getattr(error, "retry_after", None) is not None:
+            await asyncio.sleep(seconds)
+            return
+        if self._urgent():
+            seconds = min(seconds, URGENT_RETRY_S * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
 
     def _note(self, error: AgentError) -> None:
         if isinstance(error, NotFoundError):

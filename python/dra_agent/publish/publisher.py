@@ -38,12 +38,14 @@ class Publisher:
         may_write: Callable[[], bool] = lambda: True,
         peers: Peers | None = None,
         failed: Callable[[AgentError], None] = lambda error: None,
+        urgent: Callable[[], bool] = lambda: False,
     ) -> None:
         """`inventory` gives the devices of this moment; `may_write` says whether this instance is the one that writes.
 
         Of several agents of one driver on one node (during a rolling update) only one writes: `peers` says which, and
         is kept informed of whether this one can. `may_write` and `peers` are asked before every write and, while the
-        answer is no, each second. `failed` hears of every failure, and must not wait.
+        answer is no, each second. `failed` hears of every failure, and must not wait. While `urgent` returns True,
+        an API server that is away is asked again within about a second.
         """
         self._node = node
         self._inventory = inventory
@@ -56,7 +58,9 @@ class Publisher:
             self._published,
             disturbed=self._disturbed,
             caught_up=self._caught_up,
+            urgent=urgent,
         )
+        self._urgent = urgent
         self._peers = peers
         self._access: WriteAccess | None = None
         if peers is not None:
@@ -107,6 +111,8 @@ class Publisher:
         self._meet_pools()
         for pool in self._pools.values():
             pool.wake()
+        if self._urgent():
+            self._following.hurry()
 
     def kubelet_registered(self) -> None:
         """The kubelet has registered the driver: it may have started anew, and then deletes the node's slices.
