@@ -56,11 +56,16 @@ def test_share_ids_are_uuids_that_differ_and_can_be_repeated() -> None:
 
 
 def test_a_search_that_takes_too_long_ends_with_an_error() -> None:
-    devices = [device(f"d{i}", {"numa": i % 2, "half": i // 20}) for i in range(40)]
-    constraints = [{"distinctAttribute": f"{DRIVER}/half"}, {"matchAttribute": f"{DRIVER}/numa"}]
-    requests = [ask(f"r{i}", 1) for i in range(2)]
-    blocked = claim(ask("last", 15), ask("never", expression='device.attributes["x"].?y.orValue(1) == 2'), name="c2")
-    asked = question([slice_of(*devices)], [claim(*requests, constraints=constraints), blocked])
+    """The addition table of an even order has no transversal (Euler), and counting alone does not show it."""
+    order = 18
+    devices = [
+        device(f"d{row}-{column}", {"row": row, "column": column, "sum": (row + column) % order})
+        for row in range(order)
+        for column in range(order)
+    ]
+    slices = [slice_of(*devices[i : i + 128], name=f"s{i}", pool=f"p{i}") for i in range(0, len(devices), 128)]
+    constraints = [{"distinctAttribute": f"{DRIVER}/{name}"} for name in ("row", "column", "sum")]
+    asked = question(slices, [claim(ask("all", order), constraints=constraints)])
     start = time.monotonic()
     answer = allocate(**asked, deadline=0.2)
     assert time.monotonic() - start < 50

@@ -9,7 +9,8 @@ import pytest
 
 from allocator import oracle
 from allocator.scenarios import scenario
-from dra_agent.allocator import allocate
+from dra_agent import _native
+from dra_agent.allocator import allocate, question
 
 BATCH = 250
 
@@ -20,12 +21,25 @@ def test_random_questions_have_the_scheduler_s_answers(first: int, go_allocator:
     questions = [scenario(seed) for seed in seeds]
     wanted = oracle.ask(go_allocator, questions)
     assert len(wanted) == BATCH
-    for seed, question, want in zip(seeds, questions, wanted, strict=True):
+    for seed, asked, want in zip(seeds, questions, wanted, strict=True):
         if oracle.timed_out(want):
             continue
-        got = allocate(**question)
+        got = allocate(**asked)
         assert oracle.comparable(dict(got)) == oracle.comparable(want), (
-            f"seed {seed}: ours says {got['error']}, the scheduler {want['error']}\n{json.dumps(question)}"
+            f"seed {seed}: ours says {got['error']}, the scheduler {want['error']}\n{json.dumps(asked)}"
+        )
+
+
+def test_a_search_that_prunes_from_the_start_has_the_scheduler_s_answers(go_allocator: Path) -> None:
+    seeds = range(1_500_000, 1_500_000 + BATCH)
+    questions = [scenario(seed) for seed in seeds]
+    for seed, asked, want in zip(seeds, questions, oracle.ask(go_allocator, questions), strict=True):
+        if oracle.timed_out(want):
+            continue
+        pruning = {**json.loads(question(**asked)), "attempts_before_pruning": 0}
+        got = json.loads(_native.allocate(json.dumps(pruning).encode()))
+        assert oracle.comparable(got) == oracle.comparable(want), (
+            f"seed {seed}: ours says {got['error']}, the scheduler {want['error']}\n{json.dumps(asked)}"
         )
 
 

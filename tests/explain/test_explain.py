@@ -107,6 +107,15 @@ def test_a_policy_that_does_not_offer_the_amount_is_named() -> None:
     assert (rejection["problem"], rejection["needed"]) == ("policy", "3Gi")
 
 
+def test_devices_of_one_name_in_two_pools_are_counted_one_by_one() -> None:
+    slices = [slice_of(device("d0", {"numa": 0}), name=f"s{pool}", pool=pool) for pool in ("a", "b")]
+    constraint = {"matchAttribute": f"{DRIVER}/numa"}
+    (report,) = explain(**question(slices, [claim(ask(count=2), constraints=[constraint])]))["claims"][0]["constraints"]
+    assert [(entry["value"], entry["devices"]) for entry in report["values"]] == [
+        ("0", [f"{DRIVER}/a/d0", f"{DRIVER}/b/d0"])
+    ]
+
+
 def test_a_constraint_names_the_values_that_are_too_few() -> None:
     devices = [device(f"d{i}", {"numa": i}) for i in range(3)]
     constraint = {"matchAttribute": f"{DRIVER}/numa"}

@@ -3,6 +3,7 @@
 use dra_api::{Device, DeviceAttribute, DeviceConstraint};
 
 use crate::in_use::DeviceId;
+use crate::pools::Candidate;
 use crate::request::Request;
 
 /// A constraint, and the devices it has accepted so far.
@@ -45,18 +46,27 @@ impl<'a> Constraint<'a> {
         if !self.applies_to(request) {
             return true;
         }
-        let Some(value) = look_up(device, id, self.attribute) else {
+        let Some(value) = self.fitting(device, id) else {
             return false;
         };
+        self.accepted.push(value);
+        true
+    }
+
+    /// Whether the device would be taken in next.
+    pub(crate) fn would_add(&self, request: &Request<'_>, candidate: Candidate<'a>) -> bool {
+        !self.applies_to(request) || self.fitting(candidate.device, candidate.id()).is_some()
+    }
+
+    /// The device's value, where it goes with those taken in before.
+    fn fitting(&self, device: &'a Device, id: DeviceId<'_>) -> Option<&'a DeviceAttribute> {
+        let value = look_up(device, id, self.attribute)?;
         let fits = if self.distinct {
             self.accepted.iter().all(|other| differ(value, other))
         } else {
             self.accepted.first().is_none_or(|first| same(value, first))
         };
-        if fits {
-            self.accepted.push(value);
-        }
-        fits
+        fits.then_some(value)
     }
 
     /// Takes the newest device out again.

@@ -78,6 +78,15 @@ impl<'a> Counters<'a> {
         self.each(device, |counter, value| counter.taken.sub(value));
     }
 
+    /// What is left of each counter, by its name.
+    pub(crate) fn free(&self) -> impl Iterator<Item = (&'a str, Quantity)> {
+        self.counters.iter().map(|((_, name), counter)| {
+            let mut free = counter.available.clone();
+            free.sub(&counter.taken);
+            (*name, free)
+        })
+    }
+
     /// Every counter that would not suffice if the device were taken next. A counter that is overdrawn already keeps
     /// every device of the pool that consumes any.
     pub(crate) fn shortages(&self, device: &Device) -> Vec<Shortage> {

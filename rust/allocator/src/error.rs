@@ -44,6 +44,10 @@ pub enum Error {
         "no answer within {milliseconds} ms: too many combinations of devices would have to be tried, or the selectors take too long"
     )]
     Deadline { milliseconds: u64 },
+    #[error(
+        "no answer within {steps} steps: too many combinations of devices would have to be tried"
+    )]
+    Steps { steps: u64 },
 }
 
 impl Error {

@@ -27,7 +27,7 @@ pub(crate) struct Task<'a> {
     /// The devices that make up "all".
     pub(crate) all: Option<Vec<usize>>,
     /// The number of this task, for what is remembered of it.
-    key: usize,
+    pub(crate) key: usize,
 }
 
 /// A request: one task, or alternatives of which the first that fits is taken.
@@ -42,6 +42,14 @@ impl<'a> Choice<'a> {
         match self {
             Self::One(task) => (alternative == 0).then_some(task),
             Self::First(tasks) => tasks.get(alternative),
+        }
+    }
+
+    /// The task, or every alternative.
+    pub(crate) fn tasks(&self) -> &[Task<'a>] {
+        match self {
+            Self::One(task) => std::slice::from_ref(task),
+            Self::First(tasks) => tasks,
         }
     }
 }
@@ -124,6 +132,11 @@ impl<'a> Match<'a> {
             return device_reaches(candidate.slice, candidate.device, self.node);
         }
         Ok(true)
+    }
+
+    /// How many tasks there are: their keys are below it.
+    pub(crate) fn tasks(&self) -> usize {
+        self.known.len()
     }
 
     fn new_key(&mut self) -> usize {

@@ -20,6 +20,9 @@ use crate::search::Search;
 /// What kube-scheduler allows one allocation (`filterTimeout` of the plugin DynamicResources).
 const DEFAULT_DEADLINE_MS: u64 = 10_000;
 
+/// About a millisecond of searching.
+const ATTEMPTS_BEFORE_PRUNING: u64 = 500;
+
 /// Which devices the claims would get on the node. Nothing of it is changed.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
@@ -45,6 +48,12 @@ pub struct Question {
 #[serde(default)]
 pub struct Limits {
     pub deadline_ms: u64,
+    /// How many devices the search may try, and how often it may go on to the next one. Unlike the deadline it bounds
+    /// every machine's search alike.
+    pub max_steps: u64,
+    /// How many attempts may fail before the search finds out what it need not try. Nearly every question is answered
+    /// before, and does not wait for facts about devices that it never needs. The answer does not depend on it.
+    pub attempts_before_pruning: u64,
     /// Where the IDs of shares come from: the same seed gives the same IDs.
     pub share_id_seed: u64,
 }
@@ -53,6 +62,8 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             deadline_ms: DEFAULT_DEADLINE_MS,
+            max_steps: u64::MAX,
+            attempts_before_pruning: ATTEMPTS_BEFORE_PRUNING,
             share_id_seed: 0,
         }
     }
@@ -185,8 +196,7 @@ pub(crate) fn try_allocate(question: &Question) -> Result<Option<Vec<AllocationR
         for claim in pending {
             planned.push(plan_claim(claim, &classes, &mut matching)?);
         }
-        let seed = question.limits.share_id_seed;
-        let search = Search::new(&mut matching, &planned, &in_use, seed, deadline);
+        let search = Search::new(&mut matching, &planned, &in_use, question.limits, deadline);
         let Some(solution) = search.run()? else {
             return match invalid_pool(&matching) {
                 Some(error) => Err(error),

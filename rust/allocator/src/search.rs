@@ -1,9 +1,17 @@
 //! The search: first fit in the order of pools, slices and devices, with backtracking over every combination.
 //!
+//! A search that fails often begins again and prunes: it passes over devices that are interchangeable with one that was
+//! tried, states that failed before, and whatever cannot fit when it is only counted. Its answer is the same.
+//!
 //! Devices of one request are only ever tried in ascending order, so that no set of them is tried twice. The order of the
 //! checks is Kubernetes', because an error ends the search where it is met.
 
+mod bound;
+mod facts;
+mod failed;
 mod take;
+
+use std::collections::HashMap;
 
 use crate::capacity::Taken;
 use crate::constraints::Constraint;
@@ -11,9 +19,11 @@ use crate::counters::Counters;
 use crate::error::Error;
 use crate::in_use::{Capacities, InUse};
 use crate::plan::{MAX_DEVICES, Match, PlannedClaim, Task};
-use crate::question::Deadline;
+use crate::question::{Deadline, Limits};
 use crate::request::claim_name;
 use crate::share_id::ShareIds;
+use facts::Facts;
+use failed::{Failed, Failure};
 
 /// A device that was chosen for a request.
 #[derive(Debug, Clone)]
@@ -49,6 +59,8 @@ enum Halt {
     TooManyDevices {
         claim: usize,
     },
+    /// So much was tried in vain that it is worth finding out what need not be tried.
+    TriedInVain,
     Fatal(Error),
 }
 
@@ -56,6 +68,13 @@ impl From<Error> for Halt {
     fn from(error: Error) -> Self {
         Self::Fatal(error)
     }
+}
+
+/// What a search that prunes knows.
+#[derive(Debug)]
+struct Pruning {
+    facts: Facts,
+    failed: Failed,
 }
 
 /// Steps that surely fit on any thread's stack.
@@ -86,16 +105,25 @@ pub(crate) struct Search<'s, 'a> {
     taken: Taken,
     found: Found,
     share_ids: ShareIds,
+    limits: Limits,
     deadline: Deadline,
     steps: u64,
+    /// Attempts that failed.
+    in_vain: u64,
+    pruning: Option<Box<Pruning>>,
+    /// Numbers of what can have been done to a device.
+    standings: HashMap<Standing, u32>,
 }
+
+/// How many claims have the device alone, whether the one that is asked for does, whether it has shares, their amounts.
+type Standing = (usize, bool, bool, String);
 
 impl<'s, 'a> Search<'s, 'a> {
     pub(crate) fn new(
         matching: &'s mut Match<'a>,
         claims: &'s [PlannedClaim<'a>],
         in_use: &'s InUse<'a>,
-        share_id_seed: u64,
+        limits: Limits,
         deadline: Deadline,
     ) -> Self {
         let constraints = claims
@@ -117,12 +145,16 @@ impl<'s, 'a> Search<'s, 'a> {
                     .map(|planned| vec![0; planned.choices.len()])
                     .collect(),
             },
-            share_ids: ShareIds::new(share_id_seed),
+            share_ids: ShareIds::new(limits.share_id_seed),
             matching,
             claims,
             in_use,
+            limits,
             deadline,
             steps: 0,
+            in_vain: 0,
+            pruning: None,
+            standings: HashMap::new(),
         }
     }
 
@@ -148,9 +180,21 @@ impl<'s, 'a> Search<'s, 'a> {
     }
 
     fn run_here(mut self) -> Result<Option<Found>, Error> {
-        match self.allocate(Place::default(), false, 0) {
+        let mut result = if self.limits.attempts_before_pruning == 0 {
+            Err(Halt::TriedInVain)
+        } else {
+            self.allocate(Place::default(), false, 0)
+        };
+        if matches!(result, Err(Halt::TriedInVain)) {
+            let facts = Facts::gather(&mut self)?;
+            let failed = Failed::default();
+            self.pruning = Some(Box::new(Pruning { facts, failed }));
+            self.share_ids = ShareIds::new(self.limits.share_id_seed);
+            result = self.allocate(Place::default(), false, 0);
+        }
+        match result {
             Ok(true) => Ok(Some(self.found)),
-            Ok(false) => Ok(None),
+            Ok(false) | Err(Halt::TriedInVain) => Ok(None),
             Err(Halt::Fatal(error)) => Err(error),
             Err(Halt::TooManyDevices { claim }) => Err(Error::TooManyDevices {
                 claim: claim_name(self.claims[claim].claim),
@@ -162,6 +206,44 @@ impl<'s, 'a> Search<'s, 'a> {
     /// first candidate that may be taken.
     fn allocate(&mut self, place: Place, committed: bool, from: usize) -> Result<bool, Halt> {
         self.check_deadline()?;
+        let Some(mut pruning) = self.pruning.take() else {
+            let result = self.allocate_next(place, committed, from);
+            if matches!(result, Ok(false)) {
+                self.in_vain += 1;
+                if self.in_vain > self.limits.attempts_before_pruning {
+                    return Err(Halt::TriedInVain);
+                }
+            }
+            return result;
+        };
+        let state = self.state(&pruning.facts, place, committed, from);
+        let known = pruning.failed.get(&state);
+        let hopeless = known.is_none() && self.is_hopeless(&pruning.facts, place, committed, from);
+        if hopeless {
+            pruning.failed.add(state.clone(), Failure::DoesNotFit);
+        }
+        self.pruning = Some(pruning);
+        match known {
+            Some(Failure::DoesNotFit) => return Ok(false),
+            Some(Failure::TooManyDevices) => {
+                return Err(Halt::TooManyDevices { claim: place.claim });
+            }
+            None if hopeless => return Ok(false),
+            None => {}
+        }
+        let result = self.allocate_next(place, committed, from);
+        let failure = match &result {
+            Ok(false) => Failure::DoesNotFit,
+            Err(Halt::TooManyDevices { .. }) => Failure::TooManyDevices,
+            _ => return result,
+        };
+        if let Some(pruning) = &mut self.pruning {
+            pruning.failed.add(state, failure);
+        }
+        result
+    }
+
+    fn allocate_next(&mut self, place: Place, committed: bool, from: usize) -> Result<bool, Halt> {
         let claims = self.claims;
         let Some(planned) = claims.get(place.claim) else {
             return Ok(true);
@@ -264,7 +346,7 @@ impl<'s, 'a> Search<'s, 'a> {
     ) -> Result<bool, Halt> {
         for candidate in from..self.matching.candidates.len() {
             self.check_deadline()?;
-            if self.is_busy(place, task, candidate) {
+            if self.is_busy(place, task, candidate) || self.is_repetition(place, candidate) {
                 continue;
             }
             let claim = self.claims[place.claim].claim;
@@ -291,10 +373,24 @@ impl<'s, 'a> Search<'s, 'a> {
         Ok(false)
     }
 
+    fn is_repetition(&mut self, place: Place, candidate: usize) -> bool {
+        let Some(pruning) = self.pruning.take() else {
+            return false;
+        };
+        let repeated = self.is_repeated(&pruning.facts, place, candidate);
+        self.pruning = Some(pruning);
+        repeated
+    }
+
     /// The clock is read once in many steps: a step takes much less than a millisecond.
     fn check_deadline(&mut self) -> Result<(), Error> {
         const STEPS_BETWEEN: u64 = 256;
         self.steps += 1;
+        if self.steps > self.limits.max_steps {
+            return Err(Error::Steps {
+                steps: self.limits.max_steps,
+            });
+        }
         if self.steps.is_multiple_of(STEPS_BETWEEN) {
             self.deadline.check()?;
         }

@@ -54,4 +54,11 @@ mod tests {
         assert_ne!(ids.draw(), id);
         assert_eq!(ShareIds::new(7).draw(), id);
     }
+
+    /// The first two numbers that the published algorithm gives for seed 0 are e220a8397b1dcdaf and 6e789e6aa1b965f4.
+    #[test]
+    fn an_id_is_made_of_the_numbers_of_splitmix64() {
+        let id = ShareIds::new(0).draw();
+        assert_eq!(id, "e220a839-7b1d-4daf-9b9e-279aa86e597d");
+    }
 }

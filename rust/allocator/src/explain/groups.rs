@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use super::report::{ClaimReport, ConstraintReport, DeviceReport, Rejection, ValueReport};
+use super::report::{
+    ClaimReport, ConstraintReport, DeviceReport, Rejection, RequestReport, ValueReport,
+};
 use super::verdict::value_text;
 use crate::constraints::{Constraint, look_up};
 use crate::plan::Match;
@@ -77,13 +79,24 @@ fn values(report: &ClaimReport, constraint: &Constraint<'_>, matching: &Match<'_
         for device in request.devices.iter().filter(|device| device.accepted) {
             if let Some(value) = value_of(device, constraint, matching) {
                 let devices = values.entry(value).or_default();
-                if !devices.contains(&device.device) {
-                    devices.push(device.device.clone());
+                let name = shortest_name(device, request);
+                if !devices.contains(&name) {
+                    devices.push(name);
                 }
             }
         }
     }
     values
+}
+
+/// The device's name; with driver and pool where another pool of the node has a device of that name.
+fn shortest_name(device: &DeviceReport, request: &RequestReport) -> String {
+    let same = |other: &&DeviceReport| other.device == device.device;
+    if request.devices.iter().filter(same).count() > 1 {
+        format!("{}/{}/{}", device.driver, device.pool, device.device)
+    } else {
+        device.device.clone()
+    }
 }
 
 fn new_report(

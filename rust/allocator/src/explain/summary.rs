@@ -31,15 +31,20 @@ fn of_claim(claim: &ClaimReport, fits: bool) -> String {
     if fits {
         return "fits".to_owned();
     }
+    obstacle(claim).unwrap_or_else(|| "has enough devices for each request".to_owned())
+}
+
+/// What keeps the claim from being allocated whatever the other claims get; none where that is not known.
+pub(super) fn obstacle(claim: &ClaimReport) -> Option<String> {
     if let Some(request) = claim
         .requests
         .iter()
         .find(|request| request.error.is_some())
     {
-        return format!(
+        return Some(format!(
             "request {} ends the allocation with an error",
             request.request
-        );
+        ));
     }
     let constraint = claim
         .constraints
@@ -50,10 +55,13 @@ fn of_claim(claim: &ClaimReport, fits: bool) -> String {
         .iter()
         .find(|request| !request.alternative && lacks(request));
     match (constraint, short) {
-        (Some(problem), _) => problem,
-        (None, Some(request)) => format!("request {}: {}", request.request, of_request(request)),
-        (None, None) if alternatives_lack(claim) => "no alternative fits".to_owned(),
-        (None, None) => "has enough devices for each request".to_owned(),
+        (Some(problem), _) => Some(problem),
+        (None, Some(request)) => Some(format!(
+            "request {}: {}",
+            request.request,
+            of_request(request)
+        )),
+        (None, None) => alternatives_lack(claim).then(|| "no alternative fits".to_owned()),
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use dra_api::{DeviceConstraint, ResourceClaim};
 
 use super::report::Explanation;
+use super::summary;
 use crate::question::{Question, allocation_of, try_allocate};
 
 /// For each attempt: an explanation that takes long is worth less than a shorter one.
@@ -29,11 +30,7 @@ pub(super) fn find_culprit(question: &Question, explanation: &mut Explanation) {
         let Some(report) = explanation.claims.get_mut(count - 1) else {
             return;
         };
-        let each_has_enough = report.requests.iter().all(|request| {
-            request.alternative
-                || i64::try_from(request.available).unwrap_or(i64::MAX) >= request.needed
-        });
-        if !each_has_enough {
+        if summary::obstacle(report).is_some() {
             return;
         }
         let requests = claim.spec.devices.requests.len();

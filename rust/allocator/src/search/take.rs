@@ -30,7 +30,7 @@ impl<'s, 'a> Search<'s, 'a> {
         }
     }
 
-    fn used(&self, candidate: usize) -> Option<&'s Use> {
+    pub(super) fn used(&self, candidate: usize) -> Option<&'s Use> {
         self.in_use.of(self.matching.candidates[candidate].id())
     }
 
@@ -143,7 +143,7 @@ impl<'s, 'a> Search<'s, 'a> {
         Ok(Some(undo))
     }
 
-    fn has_share(&self, candidate: usize) -> bool {
+    pub(super) fn has_share(&self, candidate: usize) -> bool {
         self.used(candidate)
             .is_some_and(|used| used.shared || used.capacity.is_some())
             || self.taken.of(candidate).is_some()

@@ -1,0 +1,33 @@
+//! Questions with very many combinations of devices, of which few or none fit (tests/allocator/hard.jsonl). Each is answered
+//! within a number of steps, which is the same on every machine.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use dra_allocator::{Question, allocate};
+use serde_json::Value;
+
+const MAX_STEPS: u64 = 50_000;
+
+#[test]
+fn questions_with_many_equal_combinations_are_answered_in_few_steps() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/allocator/hard.jsonl");
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut wrong = Vec::new();
+    for line in text.lines() {
+        let mut line: Value = serde_json::from_str(line).unwrap();
+        let mut question: Question = serde_json::from_value(line["question"].take()).unwrap();
+        question.limits.max_steps = MAX_STEPS;
+        let answer = allocate(&question);
+        let error = answer.error.unwrap_or_default();
+        let given_up = error.contains("no answer within");
+        if given_up || line["error"] == error.is_empty() || line["allocated"] != answer.allocated {
+            wrong.push(format!(
+                "{}: allocated is {}, error {error:?}",
+                line["name"], answer.allocated
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
