@@ -1,0 +1,118 @@
+//! CEL expressions: compiled, and evaluated on a device.
+
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use dra_cel::{COST_LIMIT, DeviceInput, EvalError, MEMORY_LIMIT_BYTES, Program};
+use serde_json::Value;
+
+use crate::Target;
+
+pub const TARGET: Target = Target {
+    name: "cel",
+    check,
+    // The budget counts what an evaluation makes. The heap holds at most twice as much (rust/cel/tests/memory.rs), and the
+    // answer as JSON.
+    heap_bytes: 3 * MEMORY_LIMIT_BYTES,
+    cpu: Duration::from_secs(30),
+};
+
+pub(crate) static DEVICE: LazyLock<DeviceInput> = LazyLock::new(|| {
+    let device = serde_json::from_str(
+        r#"{
+            "name": "gpu-0",
+            "attributes": {
+                "model": {"string": "H100"}, "index": {"int": 3}, "shared": {"bool": true},
+                "driverVersion": {"version": "550.54.15"}, "list": {"strings": ["a", "H100"]},
+                "ints": {"ints": [1, 2, 3]}, "versions": {"versions": ["1.2.3", "0.1.0"]},
+                "resource.kubernetes.io/pcieRoot": {"string": "pci0000:3a"},
+                "resource.kubernetes.io/numaNode": {"int": 0}
+            },
+            "capacity": {"memory": {"value": "80Gi"}, "cores": {"value": "132"}, "fraction": {"value": "1.5"}},
+            "allowMultipleAllocations": true
+        }"#,
+    )
+    .expect("a device");
+    DeviceInput::new("gpu.example.com", &device).expect("a valid device")
+});
+
+fn check(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    let selector = Program::compile(text);
+    assert_eq!(
+        Program::check(text).err(),
+        selector.as_ref().err().cloned(),
+        "check and compile answer differently for {text:?}"
+    );
+    let program = match Program::compile_value(text) {
+        Ok(program) => program,
+        Err(error) => {
+            assert!(
+                !error.to_string().is_empty(),
+                "an error without a message for {text:?}"
+            );
+            assert!(
+                selector.is_err(),
+                "{text:?} is a selector and no expression: {error}"
+            );
+            return;
+        }
+    };
+    let value = program.evaluate(&DEVICE);
+    if value == Err(EvalError::Deadline) {
+        return;
+    }
+    let cost = program.cost(&DEVICE);
+    if value.is_ok() {
+        assert!(cost <= COST_LIMIT, "{text:?} has a value and costs {cost}");
+    }
+    assert_eq!(
+        program.evaluate(&DEVICE),
+        value,
+        "a second evaluation of {text:?} differs"
+    );
+    if let Ok(selector) = selector {
+        check_selector(text, &selector, &value);
+    }
+    check_in_parentheses(text, &value, cost);
+}
+
+fn check_selector(text: &str, selector: &Program, value: &Result<Value, EvalError>) {
+    let matches = selector.matches_until(&DEVICE, Instant::now() + Duration::from_secs(10));
+    match value {
+        Ok(Value::Bool(answer)) => {
+            assert_eq!(
+                matches,
+                Ok(*answer),
+                "{text:?} as a selector and as an expression"
+            );
+        }
+        _ => assert!(
+            matches.is_err(),
+            "{text:?} matches, and its value is {value:?}"
+        ),
+    }
+}
+
+/// Parentheses change neither the value nor the cost. Positions in messages move, so errors are compared as such.
+fn check_in_parentheses(text: &str, value: &Result<Value, EvalError>, cost: u64) {
+    let Ok(same) = Program::compile_value(&format!("({text}\n)")) else {
+        // One level of nesting or two bytes too many.
+        return;
+    };
+    let other = same.evaluate(&DEVICE);
+    assert_eq!(
+        other.as_ref().ok(),
+        value.as_ref().ok(),
+        "{text:?} in parentheses"
+    );
+    if value.is_ok() {
+        assert_eq!(
+            same.cost(&DEVICE),
+            cost,
+            "the cost of {text:?} in parentheses"
+        );
+    }
+}

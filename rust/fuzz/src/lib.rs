@@ -1,0 +1,32 @@
+//! Fuzz targets: for each kind of input that the agent reads from elsewhere, what has to hold for any bytes.
+//!
+//! A target panics where a property does not hold. `fuzz/` drives the targets with libFuzzer (docs/testing.md);
+//! `tests/corpus.rs` replays the committed corpus. No part of the agent depends on this crate.
+
+mod api_server;
+pub mod cel;
+pub mod inventory;
+mod json;
+pub mod ledger;
+pub mod object;
+pub mod pattern;
+pub mod quantity;
+pub mod slice_diff;
+pub mod sysfs;
+mod target;
+pub mod uevent;
+
+pub use target::Target;
+
+/// All targets, by the names of their folders in `fuzz/corpus`.
+pub const TARGETS: &[Target] = &[
+    cel::TARGET,
+    inventory::TARGET,
+    ledger::TARGET,
+    object::TARGET,
+    pattern::TARGET,
+    quantity::TARGET,
+    slice_diff::TARGET,
+    sysfs::TARGET,
+    uevent::TARGET,
+];

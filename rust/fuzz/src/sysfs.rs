@@ -1,0 +1,191 @@
+//! Damaged sysfs trees. An input is a list of changes to the tree of a host, as JSON: `[PATH, "file", CONTENT]`,
+//! `[PATH, "link", TARGET]`, `[PATH, "folder"]` and `[PATH, "gone"]`.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Component, Path};
+use std::time::Duration;
+
+use dra_topology::{Change, Topology, Uevent};
+use serde_json::Value;
+
+use crate::Target;
+
+#[path = "../../topology/tests/tree/mod.rs"]
+mod tree;
+
+use tree::{AMD_GPU, BRIDGE, GPU, NIC, Tree};
+
+pub const TARGET: Target = Target {
+    name: "sysfs",
+    check,
+    heap_bytes: 16 << 20,
+    cpu: Duration::from_secs(5),
+};
+
+const MAX_CHANGES: usize = 16;
+const PLACES: [&str; 5] = [
+    "pci0000:3a/0000:3a:00.0",
+    "pci0000:3a/0000:3a:00.0/0000:3b:00.0",
+    "pci0000:3a/0000:3a:01.0",
+    "pci0000:3a/0000:3a:01.0/0000:3c:00.0",
+    "pci0000:80/0000:80:00.0",
+];
+
+fn check(data: &[u8]) {
+    let Ok(Value::Array(changes)) = serde_json::from_slice(data) else {
+        return;
+    };
+    if changes.len() > MAX_CHANGES {
+        return;
+    }
+    let tree = host();
+    let mut told = tree.scan();
+    let mut rescanned = tree.scan();
+    for change in &changes {
+        make(&tree, change);
+    }
+    let scanned = Topology::scan(tree.root());
+    if let Ok(scanned) = &scanned {
+        let json: Value = serde_json::from_slice(&scanned.to_json()).expect("a snapshot is JSON");
+        for problem in json["problems"].as_array().expect("problems") {
+            assert!(
+                problem["what"]
+                    .as_str()
+                    .is_some_and(|what| !what.is_empty()),
+                "{problem}"
+            );
+        }
+        let again = Topology::scan(tree.root()).expect("a tree that was scanned");
+        assert_eq!(
+            devices(&again),
+            devices(scanned),
+            "a second scan finds other devices"
+        );
+    }
+    // What the events tell and what a rescan finds is the same.
+    let outcome: Result<Change, _> = rescanned.rescan();
+    assert_eq!(
+        outcome.is_ok(),
+        scanned.is_ok(),
+        "a rescan works where a scan does"
+    );
+    let names = fs::read_dir(tree.path("bus/pci/devices"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut places: Vec<String> = PLACES.iter().map(ToString::to_string).collect();
+    places.extend(names.map(|entry| entry.file_name().to_string_lossy().into_owned()));
+    for place in places {
+        let event = Uevent {
+            action: "change".into(),
+            devpath: format!("/devices/{place}"),
+            subsystem: "pci".into(),
+        };
+        if told.apply(&event).is_err() {
+            return;
+        }
+    }
+    let touches_all = changes.iter().any(|change| {
+        let path = change[0].as_str().unwrap_or_default();
+        path.contains("system") || !path.contains("0000:")
+    });
+    if outcome.is_ok() && !touches_all {
+        assert_eq!(
+            devices(&told),
+            devices(&rescanned),
+            "events and a rescan find different devices"
+        );
+    }
+}
+
+fn host() -> Tree {
+    let tree = Tree::new();
+    for (place, spec) in PLACES.iter().zip([BRIDGE, GPU, BRIDGE, NIC, AMD_GPU]) {
+        tree.add(place, &spec);
+    }
+    tree.write(
+        "class/kfd/kfd/topology/nodes/1/properties",
+        "simd_count 304\nlocation_id 32768\ndomain 0",
+    );
+    let nic = format!("devices/{}", PLACES[3]);
+    tree.write(&format!("{nic}/net/eth0/address"), "02:00:00:00:00:01");
+    tree.write(
+        &format!("{nic}/infiniband/mlx5_0/node_guid"),
+        "0000:0000:0000:0001",
+    );
+    tree.write(&format!("{nic}/sriov_totalvfs"), "4");
+    tree.write(&format!("{nic}/sriov_numvfs"), "0");
+    let gpu = format!("devices/{}", PLACES[1]);
+    tree.write(&format!("{gpu}/drm/card0/dev"), "226:0");
+    tree.write(&format!("{gpu}/current_link_speed"), "16.0 GT/s PCIe");
+    tree.write(&format!("{gpu}/max_link_speed"), "32.0 GT/s PCIe");
+    tree.write(&format!("{gpu}/max_link_width"), "16");
+    tree.link(
+        &format!("{gpu}/iommu_group"),
+        "../../../../kernel/iommu_groups/7",
+    );
+    tree
+}
+
+/// Makes a change within the tree; whatever the file system refuses stays as it was.
+fn make(tree: &Tree, change: &Value) {
+    let Some(below) = change[0].as_str().filter(|path| is_within(path)) else {
+        return;
+    };
+    let path = tree.path(below);
+    let content = change[2].as_str().unwrap_or_default();
+    match change[1].as_str() {
+        Some("file") if !path.is_symlink() => {
+            let _ = path.parent().map(fs::create_dir_all);
+            let _ = fs::write(&path, content);
+        }
+        Some("link") => {
+            let _ = path.parent().map(fs::create_dir_all);
+            if stays_within(tree, &path, content) {
+                remove(&path);
+                let _ = symlink(content, &path);
+            }
+        }
+        Some("folder") => {
+            remove(&path);
+            let _ = fs::create_dir_all(&path);
+        }
+        Some("gone") => remove(&path),
+        _ => {}
+    }
+}
+
+fn remove(path: &Path) {
+    if path.is_symlink() || path.is_file() {
+        let _ = fs::remove_file(path);
+    } else {
+        let _ = fs::remove_dir_all(path);
+    }
+}
+
+/// Whether a link's target lies in the tree. Its folder may be reached through other links, so its real place counts.
+fn stays_within(tree: &Tree, link: &Path, target: &str) -> bool {
+    let below = target.trim_start_matches("../");
+    let ups = (target.len() - below.len()) / "../".len();
+    let real = |path: &Path| fs::canonicalize(path).ok();
+    let depth = link.parent().and_then(real).and_then(|folder| {
+        let root = real(tree.root())?;
+        Some(folder.strip_prefix(root).ok()?.components().count())
+    });
+    is_within(below) && depth.is_some_and(|depth| ups <= depth)
+}
+
+/// Whether a path leads nowhere but down.
+fn is_within(path: &str) -> bool {
+    let plain = |component: Component<'_>| matches!(component, Component::Normal(_));
+    !path.is_empty()
+        && path.len() < 1024
+        && !path.contains('\0')
+        && Path::new(path).components().all(plain)
+}
+
+fn devices(topology: &Topology) -> Value {
+    let mut json: Value = serde_json::from_slice(&topology.to_json()).expect("a snapshot is JSON");
+    json["devices"].take()
+}

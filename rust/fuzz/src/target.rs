@@ -1,0 +1,59 @@
+//! One fuzz target, and the limits that hold for each of its inputs.
+
+use std::time::Duration;
+
+use peak_alloc::PeakAlloc;
+use rustix::time::{ClockId, clock_gettime};
+
+#[global_allocator]
+static HEAP: PeakAlloc = PeakAlloc;
+
+/// What is checked for each input.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    pub name: &'static str,
+    /// Panics where the input breaks a property.
+    pub check: fn(&[u8]),
+    /// Bytes of heap that the check of one input may take in addition to what it finds.
+    pub heap_bytes: usize,
+    /// CPU time that the check of one input may take in an optimized build.
+    pub cpu: Duration,
+}
+
+impl Target {
+    /// Checks the properties of one input, and what the check takes of the heap.
+    ///
+    /// The process must have one thread that does so: the heap is counted for the whole process.
+    pub fn check(&self, data: &[u8]) {
+        let before = HEAP.current_usage();
+        HEAP.reset_peak_usage();
+        (self.check)(data);
+        let taken = HEAP.peak_usage().saturating_sub(before);
+        assert!(
+            taken <= self.heap_bytes,
+            "target {}: the check takes {taken} bytes of heap, at most {} are allowed",
+            self.name,
+            self.heap_bytes
+        );
+    }
+
+    /// The same, and the CPU time of the process meanwhile.
+    pub fn check_in_time(&self, data: &[u8]) {
+        let before = cpu_time();
+        self.check(data);
+        let taken = cpu_time().saturating_sub(before);
+        assert!(
+            taken <= self.cpu,
+            "target {}: the check takes {taken:?} of CPU time, at most {:?} are allowed",
+            self.name,
+            self.cpu
+        );
+    }
+}
+
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    let nanoseconds = u32::try_from(time.tv_nsec).unwrap_or(0);
+    Duration::new(seconds, nanoseconds)
+}

@@ -1,0 +1,49 @@
+//! Every input of the committed corpus keeps the properties of its target.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::panic::catch_unwind;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use dra_fuzz::TARGETS;
+
+fn corpus() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus")
+}
+
+fn inputs(folder: &Path) -> Vec<PathBuf> {
+    let mut inputs: Vec<PathBuf> = fs::read_dir(folder)
+        .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    inputs.sort();
+    inputs
+}
+
+/// One test for all of them: the heap is counted for the whole process.
+#[test]
+fn every_committed_input_keeps_the_properties_of_its_target() {
+    // As much stack as the main thread of a process has: unoptimized code needs more than a test's thread.
+    let replay = thread::Builder::new().stack_size(8 << 20).spawn(replay);
+    replay.unwrap().join().unwrap();
+}
+
+fn replay() {
+    let mut failures = Vec::new();
+    for target in TARGETS {
+        let inputs = inputs(&corpus().join(target.name));
+        assert!(!inputs.is_empty(), "target {} has no corpus", target.name);
+        for input in inputs {
+            let data = fs::read(&input).unwrap();
+            if catch_unwind(|| target.check(&data)).is_err() {
+                failures.push(input);
+            }
+        }
+    }
+    assert!(
+        failures.is_empty(),
+        "what each of them breaks is printed above: {failures:#?}"
+    );
+}

@@ -1,0 +1,117 @@
+"""Run the fuzz targets and report what they found.
+
+make fuzz MINUTES=5                                  # every target, five minutes each
+make fuzz MINUTES=5 ARGS='--target quantity'         # one of them
+make fuzz ARGS='--target quantity --input FILE'      # one input, to reproduce a failure
+make fuzz ARGS='--target quantity --minimise'        # replace the committed corpus by a minimised one
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from fuzz import libfuzzer
+from fuzz.targets import CORPUS, PYTHON, ROOT, TARGETS, WORK, Target, build_drivers, install_atheris
+
+
+class Campaign:
+    """Targets that are built, and their working corpora."""
+
+    def __init__(self, targets: list[Target]) -> None:
+        self.targets = targets
+        self.environment = dict(os.environ)
+        if any(target in PYTHON for target in targets):
+            paths = (str(install_atheris()), str(ROOT / "tests"), os.environ.get("PYTHONPATH", ""))
+            self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        if any(target not in PYTHON for target in targets):
+            self._drivers = build_drivers()
+
+    def command(self, target: Target) -> list[str]:
+        """Return the command that drives a target."""
+        if target in PYTHON:
+            return [sys.executable, "-m", "fuzz.drive", target.name, *target.options()]
+        return [str(self._drivers / target.name), *target.options()]
+
+    def fuzz(self, target: Target, seconds: int, inputs: int) -> libfuzzer.Outcome:
+        """Fuzz one target; what is new is kept in its working corpus."""
+        corpora = [WORK / "corpus" / target.name, CORPUS / target.name]
+        return libfuzzer.run(
+            self.command(target),
+            corpora,
+            WORK / "failures" / target.name,
+            seconds=seconds,
+            inputs=inputs,
+            environment=self.environment,
+        )
+
+    def minimise(self, target: Target) -> int:
+        """Replace the committed corpus by few inputs that reach as much; return their number.
+
+        Inputs named `past-...` failed once. They stay.
+        """
+        committed = CORPUS / target.name
+        with tempfile.TemporaryDirectory(dir=WORK) as folder:
+            fresh = Path(folder) / target.name
+            corpora = [committed, WORK / "corpus" / target.name]
+            log = WORK / "failures" / target.name / "minimise.log"
+            libfuzzer.minimise(self.command(target), fresh, corpora, log, self.environment)
+            for old in committed.iterdir():
+                if not old.name.startswith("past-"):
+                    old.unlink()
+            for path in fresh.iterdir():
+                shutil.copy(path, committed / path.name)
+        return sum(1 for _ in committed.iterdir())
+
+
+def main(arguments: list[str]) -> int:
+    """Run a campaign; return 1 where a target failed."""
+    parser = argparse.ArgumentParser(prog="make fuzz", description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=1, help="for each target")
+    parser.add_argument("--inputs", type=int, default=0, help="end a target after so many inputs (default: no limit)")
+    parser.add_argument("--target", action="append", choices=sorted(TARGETS), help="default: all")
+    parser.add_argument("--input", type=Path, help="run one input of one target, and nothing else")
+    parser.add_argument("--minimise", action="store_true", help="replace the committed corpus by a minimised one")
+    options = parser.parse_args(arguments)
+    campaign = Campaign([TARGETS[name] for name in options.target or TARGETS])
+    if options.input is not None:
+        (target,) = campaign.targets
+        command = [*campaign.command(target), str(options.input)]
+        return subprocess.run(command, cwd=ROOT, env=campaign.environment, check=False).returncode
+    if options.minimise:
+        for target in campaign.targets:
+            print(f"{target.name}: {campaign.minimise(target)} inputs in fuzz/corpus/{target.name}")
+        return 0
+    failures: list[str] = []
+    seconds = max(1, round(options.minutes * 60))
+    print(f"{'target':14}{'inputs':>12}{'edges':>8}{'new files':>11}{'seconds':>9}  failure")
+    for target in campaign.targets:
+        outcome = campaign.fuzz(target, seconds, options.inputs)
+        counts = f"{outcome.inputs:>12,}{outcome.coverage:>8}{outcome.new_files:>11}{outcome.seconds:>9.0f}"
+        print(f"{target.name:14}{counts}  {'none' if not outcome.failed else 'yes'}", flush=True)
+        if outcome.failed:
+            failures.append(describe(target, outcome))
+    print(f"\nNew inputs are in {WORK}/corpus. " + (f"{len(failures)} targets FAILED." if failures else "No failure."))
+    print("\n\n".join(failures))
+    return 1 if failures else 0
+
+
+def describe(target: Target, outcome: libfuzzer.Outcome) -> str:
+    """Return what failed, and the command that runs it again."""
+    if outcome.failure is None:
+        tail = "\n".join(outcome.log.read_text(errors="replace").splitlines()[-5:])
+        return f"{target.name}: libFuzzer ended without an input that fails: {outcome.log}\n{tail}"
+    lines = outcome.log.read_text(errors="replace").splitlines()
+    panics = [index for index, line in enumerate(lines) if "panicked at" in line or line.startswith(" === Uncaught")]
+    reason = "\n".join(lines[panics[0] : panics[0] + 4]) if panics else lines[-1]
+    again = f"make fuzz ARGS='--target {target.name} --input {outcome.failure}'"
+    return f"{target.name}: {reason}\nreproduce: {again}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

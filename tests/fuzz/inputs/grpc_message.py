@@ -1,0 +1,102 @@
+"""Messages of the kubelet: the first byte says which method is called, the rest is the message."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from dra_agent.deadline import Deadline
+from dra_agent.errors import PermanentError
+from dra_agent.plugin.proto import dra_v1_pb2, dra_v1beta1_pb2
+from dra_agent.plugin.service import MOST_CLAIMS, DraService
+from dra_agent.plugin.turns import Turns
+from dra_agent.prepare import PreparedDevice
+
+METHODS = ("NodePrepareResources", "NodeUnprepareResources")
+VERSIONS: tuple[Any, ...] = (dra_v1_pb2, dra_v1beta1_pb2)
+
+
+class _Claims:
+    """Claims of even length of the name exist."""
+
+    async def claim(self, namespace: str, name: str, timeout: float) -> dict[str, Any]:
+        if len(name) % 2:
+            raise PermanentError("is not there", where=name)
+        results = [{"request": "gpu", "driver": "d", "pool": "n/gpu", "device": "gpu-0"}]
+        status = {"allocation": {"devices": {"results": results}}}
+        return {"metadata": {"namespace": namespace, "name": name, "uid": name}, "status": status}
+
+
+class _Devices:
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[PreparedDevice]:
+        return [PreparedDevice(("gpu",), "n/gpu", "gpu-0", ("d/claim=x",), None)]
+
+    def unprepare(self, uid: str, deadline: Deadline) -> None:
+        """Release nothing."""
+
+
+class _AbortedError(Exception):
+    pass
+
+
+class _Context:
+    code: grpc.StatusCode | None = None
+
+    def time_remaining(self) -> float:
+        return 5.0
+
+    async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
+        assert details, "a refusal that says nothing"
+        self.code = code
+        raise _AbortedError(details)
+
+
+_loop = asyncio.new_event_loop()
+_handlers: list[grpc.GenericRpcHandler] = []
+
+
+class _Details:
+    invocation_metadata = ()
+
+    def __init__(self, method: str) -> None:
+        self.method = method
+
+
+async def _start() -> None:
+    service = DraService(_Claims(), Turns(2))
+    service.use(_Devices())
+    _handlers.extend(service.handlers())
+
+
+def check(data: bytes) -> None:
+    """Call a method; every claim that it names has one answer, and nothing else has."""
+    if not _handlers:
+        logging.disable(logging.CRITICAL)
+        _loop.run_until_complete(_start())
+    kind, message = (data[0], data[1:]) if data else (0, b"")
+    version, method = VERSIONS[kind & 1], METHODS[kind >> 1 & 1]
+    name = version.DESCRIPTOR.services_by_name["DRAPlugin"].full_name
+    handlers = (handler.service(_Details(f"/{name}/{method}")) for handler in _handlers)
+    handler: Any = next(found for found in handlers if found is not None)
+    request = handler.request_deserializer(message)
+    context = _Context()
+    try:
+        response = _loop.run_until_complete(handler.unary_unary(request, context))
+    except _AbortedError:
+        assert context.code == grpc.StatusCode.INVALID_ARGUMENT
+        assert request is None or len(request.claims) > MOST_CLAIMS, "a message that can be read is refused"
+        return
+    assert request is not None, "no message, and there is an answer"
+    written = handler.response_serializer(response)
+    assert type(response).FromString(written) == response
+    asked = {claim.uid for claim in request.claims}
+    assert set(response.claims) == asked, "an answer for each claim"
+    for uid, answer in response.claims.items():
+        devices = getattr(answer, "devices", ())
+        assert not (answer.error and devices), f"claim {uid} has devices and an error"
+        if method == METHODS[0]:
+            assert answer.error or devices, f"claim {uid} has neither devices nor an error"
