@@ -1,0 +1,358 @@
+"""Mutation testing of packages of the product: does a test fail when a line does something else?
+
+    make mutants-python                                            # every mutant of the five packages (hours)
+    make mutants-python ARGS='--package prepare --sample 200'      # some of one package
+    make mutants-python ARGS='--mutant dra_agent/prepare/locks.py#17'
+
+First it records which test runs which line (kept below target/mutants, and recorded again where a test or the product
+has changed). Then each mutant is run against the tests of the package's own folder that run its line, quickest first,
+until one fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import queue
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mutants.operators import Module, Mutant, modules
+from mutants.plugin import FOLDER, MODE, OPTIONS, PACKAGES
+from mutants.tracing import VARIABLE
+from mutants.tree import ROOT, SOURCE, Tree
+
+MUTATED = ("prepare", "plugin", "reclaim", "publish", "setup")
+BESIDE = {
+    "prepare": (
+        "tests/ledger/test_journal_ledger.py",
+        "tests/cli/test_config.py",
+        "tests/cli/test_claims.py",
+        "tests/setup/test_limits.py",
+        "tests/webhook/test_admission.py",
+    ),
+}
+"""Tests of a package in other folders: those of a command that is little more than a function of the package."""
+TARGET = ROOT / "target" / "mutants"
+DEAD = frozenset({"killed", "timeout"})
+TEST_DEADLINE_S = "20"
+"""How long a test waits for what a mutant may never do."""
+
+
+@dataclass
+class Recorded:
+    """One test: how long it takes and what it runs."""
+
+    seconds: float
+    lines: dict[str, set[int]]
+    functions: dict[str, set[int]] = field(default_factory=dict)
+
+
+class Record:
+    """Which test runs what."""
+
+    def __init__(self) -> None:
+        self.tests: dict[str, Recorded] = {}
+        self.at_import: dict[str, set[int]] = {}
+        self.left_out: dict[str, str] = {}
+
+    def add(self, raw: dict[str, Any]) -> None:
+        for file, lines in raw.pop("")["lines"].items():
+            self.at_import.setdefault(file, set()).update(lines)
+        for test, found in raw.items():
+            if found["outcome"] != "passed":
+                self.left_out[test] = found["outcome"]
+                continue
+            functions: dict[str, set[int]] = {}
+            for one in found.get("functions", ()):
+                file, _, first = one.rpartition(":")
+                functions.setdefault(file, set()).add(int(first))
+            lines = {file: set(numbers) for file, numbers in found["lines"].items()}
+            self.tests[test] = Recorded(found["seconds"], lines, functions)
+
+    def covering(self, mutant: Mutant, budget: float) -> list[str]:
+        """Return the tests that run the mutated code, quickest first, up to `budget` seconds of tests.
+
+        Of what runs when modules are imported: all tests, those first that run anything else of the file.
+        """
+        wanted = range(mutant.lines[0], mutant.lines[1] + 1)
+        chosen = []
+        for test, recorded in self.tests.items():
+            lines, functions = recorded.lines.get(mutant.file, set()), recorded.functions.get(mutant.file, set())
+            if not mutant.in_body:
+                covers = True  # constants and fields are used in other files too
+            else:
+                covers = not lines.isdisjoint(wanted) or not functions.isdisjoint(mutant.functions)
+            if covers:
+                chosen.append(test)
+        chosen.sort(key=lambda test: (mutant.file not in self.tests[test].lines, self.tests[test].seconds))
+        spent = 0.0
+        kept: list[str] = []
+        for test in chosen:
+            spent += self.tests[test].seconds
+            if kept and spent > budget:
+                break
+            kept.append(test)
+        return kept
+
+    def fresh(self, mutant: Mutant) -> bool:
+        """Whether the mutated code also runs where modules are imported and tests collected."""
+        wanted = range(mutant.lines[0], mutant.lines[1] + 1)
+        return not mutant.in_body or not self.at_import.get(mutant.file, set()).isdisjoint(wanted)
+
+
+def test_files(package: str) -> list[str]:
+    """Return the files of tests that have to hold, by themselves, what the package does."""
+    own = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / package).rglob("test_*.py"))
+    return [*own, *BESIDE.get(package, ())]
+
+
+def recorded(place: Path, workers: int, files: list[str]) -> Record:
+    """Return what the tests run; record what is not known."""
+    product = _hash([SOURCE / file for file in modules(SOURCE, list(MUTATED))])
+    folder = place / "record"
+    folder.mkdir(parents=True, exist_ok=True)
+    known: dict[str, Path] = {}
+    missing: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for file in files:
+        beside = [*(ROOT / file).parent.glob("*.py")]
+        beside = [path for path in beside if not path.name.startswith("test_")]
+        known[file] = folder / f"{_hash([ROOT / file, *sorted(beside)], product)}.json"
+        if not known[file].exists():
+            missing.put(file)
+    if missing.qsize():
+        print(f"recording what the tests of {missing.qsize()} files run", flush=True)
+        threads = [
+            threading.Thread(target=_record_files, args=(Tree(place / f"recorder-{number}"), missing, known))
+            for number in range(workers)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    record = Record()
+    for file, path in known.items():
+        if not path.exists():
+            raise SystemExit(f"{file}: what it runs could not be recorded; its output is above")
+        record.add(json.loads(path.read_text()))
+    return record
+
+
+def _record_files(tree: Tree, missing: queue.SimpleQueue[str], known: dict[str, Path]) -> None:
+    tree.build()
+    while True:
+        try:
+            file = missing.get_nowait()
+        except queue.Empty:
+            return
+        trace, output = tree.folder / "trace", known[file].with_suffix(".new")
+        trace.unlink(missing_ok=True)
+        folders = [f"{tree.source}/dra_agent/{name}/" for name in MUTATED]
+        variables = {
+            **tree.environment(),
+            FOLDER: str(tree.source),
+            PACKAGES: " ".join(MUTATED),
+            MODE: f"record {output}",
+            VARIABLE: os.pathsep.join([str(trace), *folders]),
+        }
+        command = [str(tree.python), "-m", "pytest", *OPTIONS, file]
+        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+        if not output.exists():
+            print(f"{file}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}", flush=True)
+            continue
+        output.rename(known[file])
+
+
+class Worker:
+    """One pytest that waits for mutants."""
+
+    def __init__(self, folder: Path, files: list[str]) -> None:
+        self._tree = Tree(folder)
+        self._tree.build()
+        requests, self._requests = os.pipe()
+        self._answers, answers = os.pipe()
+        variables = {
+            **self._tree.environment(),
+            FOLDER: str(self._tree.source),
+            PACKAGES: " ".join(MUTATED),
+            MODE: f"serve {requests} {answers}",
+            "DRA_AGENT_TEST_DEADLINE_S": TEST_DEADLINE_S,
+        }
+        command = [str(self._tree.python), "-m", "pytest", *OPTIONS, *files]
+        self._log = (self._tree.folder / "log").open("wb")
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, env=variables, pass_fds=(requests, answers), stdout=self._log, stderr=self._log
+        )
+        os.close(requests)
+        os.close(answers)
+        self._reader = os.fdopen(self._answers)
+
+    def wait_until_ready(self) -> None:
+        """SystemExit where it is not."""
+        if not self._reader.readline():
+            log = (self._tree.folder / "log").read_text(errors="replace")
+            raise SystemExit(f"the tests cannot be collected:\n{log[-4000:]}")
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the verdict on a mutant."""
+        os.write(self._requests, (json.dumps(request) + "\n").encode())
+        line = self._reader.readline()
+        if not line:
+            raise SystemExit(f"a worker ended; see {self._tree.folder}/log")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End it."""
+        os.close(self._requests)
+        self._process.wait()
+        self._reader.close()
+        self._log.close()
+
+
+@dataclass
+class Result:
+    """What became of one mutant: `killed`, `survived`, `timeout`, `no test` or `error`."""
+
+    mutant: Mutant
+    verdict: str
+    by: str
+    seconds: float
+    tests: int
+
+
+def judge(place: Path, record: Record, chosen: list[Mutant], workers: int, budget: float) -> list[Result]:
+    """Run the mutants and return what became of each."""
+    waiting: queue.SimpleQueue[Mutant] = queue.SimpleQueue()
+    for mutant in chosen:
+        waiting.put(mutant)
+    results: list[Result] = []
+    files = sorted({test.partition("::")[0] for test in record.tests})
+    pool = [Worker(place / f"worker-{number}", files) for number in range(workers)]
+    threads = [threading.Thread(target=_work, args=(worker, record, waiting, results, budget)) for worker in pool]
+    for worker in pool:
+        worker.wait_until_ready()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for worker in pool:
+        worker.close()
+    return sorted(results, key=lambda result: (result.mutant.file, result.mutant.number))
+
+
+def _work(
+    worker: Worker, record: Record, waiting: queue.SimpleQueue[Mutant], results: list[Result], budget: float
+) -> None:
+    while True:
+        try:
+            mutant = waiting.get_nowait()
+        except queue.Empty:
+            return
+        tests = record.covering(mutant, budget)
+        if not tests:
+            answer: dict[str, Any] = {"verdict": "no test", "by": "", "seconds": 0.0}
+        else:
+            answer = worker.ask(
+                {
+                    "file": mutant.file,
+                    "number": mutant.number,
+                    "tests": tests,
+                    "seconds": {test: record.tests[test].seconds for test in tests},
+                    "fresh": record.fresh(mutant),
+                }
+            )
+        result = Result(mutant, answer["verdict"], answer["by"], answer["seconds"], len(tests))
+        results.append(result)
+        if result.verdict not in DEAD:
+            print(
+                f"{result.verdict.upper()} ({len(tests)} tests, {result.seconds} s) {mutant.name} {mutant}", flush=True
+            )
+        if len(results) % 50 == 0:
+            print(f"{len(results)} mutants", flush=True)
+
+
+def _hash(paths: list[Path], more: str = "") -> str:
+    found = hashlib.sha256(more.encode())
+    for path in paths:
+        found.update(f"{path.relative_to(ROOT)}\0".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()[:20]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--package", action="append", choices=MUTATED, help="only this one; can be repeated")
+    parser.add_argument("--file", help="only files whose path contains this")
+    parser.add_argument("--sample", type=int, help="so many mutants of each package, drawn by --seed")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--mutant", action="append", help="only this one, FILE#NUMBER; can be repeated")
+    parser.add_argument("--again", type=Path, help="only what did not die in this file of results")
+    parser.add_argument("--tests", action="append", help="ask only this file of tests; can be repeated")
+    parser.add_argument("--workers", type=int, default=4, help="tests wait more than they compute")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests for one mutant")
+    parser.add_argument("--target", type=Path, default=TARGET, help="where copies and records are kept")
+    parser.add_argument("--results", type=Path, help="where to write what became of each; TARGET/results.json")
+    args = parser.parse_args()
+    place = args.target.absolute()
+    failed = 0
+    lines: list[str] = []
+    everything: list[dict[str, Any]] = []
+    names, texts = set(args.mutant or ()), set()
+    if args.again is not None:
+        texts = {one["text"] for one in json.loads(args.again.read_text()) if one["verdict"] not in DEAD}
+    for package in args.package or MUTATED:
+        found = [
+            mutant
+            for file in modules(SOURCE, [package])
+            for mutant in Module(SOURCE, file).mutants
+            if (args.file or "") in file
+        ]
+        whole = len(found)
+        if names or args.again is not None:
+            found = [mutant for mutant in found if mutant.name in names or str(mutant) in texts]
+        elif args.sample is not None and args.sample < len(found):
+            found = random.Random(args.seed).sample(found, args.sample)
+        if not found:
+            continue
+        record = recorded(place, args.workers, args.tests or test_files(package))
+        for test, outcome in record.left_out.items():
+            if outcome != "skipped":
+                print(f"left out, for it {outcome} without a mutant: {test}", flush=True)
+        began = time.monotonic()
+        results = judge(place, record, found, min(args.workers, len(found)), args.budget)
+        counts = Counter(result.verdict for result in results)
+        dead = counts["killed"] + counts["timeout"]
+        lines.append(
+            f"{package}: {len(results)} of {whole} mutants, {counts['killed']} killed, {counts['timeout']} timeouts, "
+            f"{counts['survived']} survived, {counts['no test']} without a test, {counts['error']} errors: "
+            f"{100 * dead / len(results):.1f} % in {time.monotonic() - began:.0f} s"
+        )
+        print(lines[-1], flush=True)
+        failed += dead < 0.9 * len(results)
+        everything += [
+            {
+                "name": result.mutant.name,
+                "text": str(result.mutant),
+                "verdict": result.verdict,
+                "by": result.by,
+                "seconds": result.seconds,
+            }
+            for result in results
+        ]
+        (args.results or place / "results.json").write_text(json.dumps(everything, indent=1))
+    print("\n".join(lines))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

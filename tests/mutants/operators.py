@@ -1,0 +1,373 @@
+"""What a mutant is: one small change of one expression or statement of a module of the product.
+
+Not mutated, because a test that fails would hold the wording and not the behavior: docstrings, the arguments of log
+calls, the arguments of exceptions that are made (which exception, and that it is raised, are mutated), texts inside of
+f-strings. Also not: annotations and names of types, `__all__`, bodies of Protocols, `assert`, `if TYPE_CHECKING`, and
+the numbers other than 0 and 1 that a module or class gives a name (seconds to wait, bytes to read), for a test would
+only repeat them.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+}
+_ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+    ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr,
+    ast.BitXor: ast.BitAnd,
+}
+_LOGGERS = frozenset({"log", "logger", "logging", "warnings"})
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change; `path` leads from the module to the changed node: (field, index) pairs."""
+
+    file: str
+    number: int
+    operator: str
+    path: tuple[tuple[str, int | None], ...]
+    lines: tuple[int, int]
+    """First and last line of the statement, or of the header of a compound one."""
+    functions: tuple[int, ...]
+    """First lines of the functions around it, decorators included, outermost first."""
+    in_body: bool
+    """Whether it is in the body of a function, and not in what runs when the module is imported."""
+    before: str
+    after: str
+
+    @property
+    def name(self) -> str:
+        """Name it, stable as long as the file is."""
+        return f"{self.file}#{self.number}"
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.lines[0]} [{self.operator}] {self.before} -> {self.after}"
+
+
+@dataclass
+class _Place:
+    path: tuple[tuple[str, int | None], ...]
+    functions: tuple[int, ...] = ()
+    in_body: bool = False
+    lines: tuple[int, int] = (1, 1)
+
+
+@dataclass
+class Module:
+    """The mutants of one file."""
+
+    root: Path
+    file: str
+    tree: ast.Module = field(init=False)
+    mutants: list[Mutant] = field(init=False, default_factory=list)
+    _replacements: list[ast.AST | None] = field(init=False, default_factory=list)
+    _logged: set[str] = field(init=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.tree = ast.parse((self.root / self.file).read_text())
+        self._logged = set(_logged(self.tree))
+        self._block(self.tree, "body", _Place(()))
+
+    def mutated(self, mutant: Mutant) -> ast.Module:
+        """Return the module with the change; other nodes keep their lines."""
+        tree = copy.deepcopy(self.tree)
+        parent: Any = tree
+        for name, index in mutant.path[:-1]:
+            parent = getattr(parent, name) if index is None else getattr(parent, name)[index]
+        name, index = mutant.path[-1]
+        replacement = copy.deepcopy(self._replacements[mutant.number])
+        if index is None:
+            setattr(parent, name, replacement)
+        elif replacement is None:
+            del getattr(parent, name)[index]
+        else:
+            getattr(parent, name)[index] = replacement
+        return ast.fix_missing_locations(tree)
+
+    def _add(self, place: _Place, operator: str, old: ast.AST, new: ast.AST | None) -> None:
+        if new is not None and isinstance(old, ast.expr | ast.stmt):
+            for node in ast.walk(new):
+                if isinstance(node, ast.expr | ast.stmt | ast.excepthandler) and not hasattr(node, "lineno"):
+                    ast.copy_location(node, old)
+        number = len(self.mutants)
+        before, after = _short(old), "nothing" if new is None else _short(new)
+        self.mutants.append(
+            Mutant(self.file, number, operator, place.path, place.lines, place.functions, place.in_body, before, after)
+        )
+        self._replacements.append(new)
+
+    def _block(self, parent: ast.AST, name: str, place: _Place) -> None:
+        for index, statement in enumerate(getattr(parent, name)):
+            inner = _Place((*place.path, (name, index)), place.functions, place.in_body, _header(statement))
+            self._statement(statement, inner)
+
+    def _statement(self, node: ast.stmt, place: _Place) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            self._function(node, place)
+        elif isinstance(node, ast.ClassDef):
+            if not any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases):
+                self._block(node, "body", place)
+        elif not _is_left_alone(node) and not self._is_for_the_log(node):
+            for new, operator in _changed_statements(node):
+                self._add(place, operator, node, new)
+            self._fields(node, place)
+
+    def _is_for_the_log(self, node: ast.stmt) -> bool:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            return isinstance(target, ast.Name) and target.id in self._logged
+        return False
+
+    def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: _Place) -> None:
+        first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        functions = (*place.functions, first)
+        for name in ("defaults", "kw_defaults"):
+            for index, default in enumerate(getattr(node.args, name)):
+                if default is not None:
+                    path = (*place.path, ("args", None), (name, index))
+                    self._expression(default, _Place(path, functions, place.in_body, place.lines))
+        self._block(node, "body", _Place(place.path, functions, True))
+
+    def _fields(self, node: ast.AST, place: _Place) -> None:
+        for name, value in ast.iter_fields(node):
+            if name in {"annotation", "type_comment", "type_params", "returns"}:
+                continue
+            if isinstance(value, list):
+                if value and isinstance(value[0], ast.stmt):
+                    self._block(node, name, place)
+                    continue
+                for index, entry in enumerate(value):
+                    inner = _Place((*place.path, (name, index)), place.functions, place.in_body, place.lines)
+                    self._child(entry, inner)
+            elif isinstance(value, ast.AST):
+                inner = _Place((*place.path, (name, None)), place.functions, place.in_body, place.lines)
+                self._child(value, inner)
+
+    def _child(self, node: Any, place: _Place) -> None:
+        if isinstance(node, ast.expr):
+            self._expression(node, place)
+        elif isinstance(node, ast.ExceptHandler):
+            if not (len(node.body) == 1 and isinstance(node.body[0], ast.Raise) and node.body[0].exc is None):
+                again = ast.ExceptHandler(node.type, node.name, [ast.Raise()])
+                lines = (node.body[0].lineno, node.body[0].lineno)
+                self._add(
+                    _Place(place.path, place.functions, place.in_body, lines),
+                    "handler",
+                    node,
+                    ast.copy_location(again, node),
+                )
+            self._block(node, "body", place)
+        elif isinstance(node, ast.AST) and not isinstance(node, ast.expr_context | ast.arguments):
+            self._fields(node, place)
+
+    def _expression(self, node: ast.expr, place: _Place) -> None:
+        if isinstance(node, ast.JoinedStr):
+            return
+        if not place.functions and _is_tunable(node):
+            return
+        for new, operator in _changed_expressions(node):
+            self._add(place, operator, node, new)
+        if isinstance(node, ast.Call):
+            if _is_wording(node):
+                return
+            for index, keyword in enumerate(node.keywords):
+                if keyword.arg is not None:
+                    kept = [one for one in node.keywords if one is not keyword]
+                    self._add(place, f"drop {keyword.arg}=", node, ast.Call(node.func, node.args, kept))
+                    inner = (*place.path, ("keywords", index), ("value", None))
+                    self._expression(keyword.value, _Place(inner, place.functions, place.in_body, place.lines))
+            for name in ("func", "args"):
+                value = getattr(node, name)
+                for number, entry in enumerate(value if isinstance(value, list) else [value]):
+                    inner = (*place.path, (name, number if isinstance(value, list) else None))
+                    self._expression(entry, _Place(inner, place.functions, place.in_body, place.lines))
+            return
+        if isinstance(node, ast.Lambda):
+            inner = (*place.path, ("body", None))
+            self._expression(node.body, _Place(inner, place.functions, place.in_body, place.lines))
+            return
+        if isinstance(node, ast.Subscript) and not place.in_body:
+            return  # of a type, most often
+        self._fields(node, place)
+
+
+def _changed_statements(node: ast.stmt) -> Iterator[tuple[ast.AST, str]]:
+    is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Await)
+    if is_call or isinstance(node, ast.Raise | ast.Delete | ast.AugAssign):
+        yield ast.Pass(), "drop statement"
+    elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+        unpacks = isinstance(node, ast.Assign) and any(isinstance(target, ast.Tuple) for target in node.targets)
+        if not unpacks and not _is_false(node.value):
+            changed = copy.copy(node)
+            changed.value = ast.Constant(None)
+            yield changed, "assign None"
+    elif isinstance(node, ast.Return) and node.value is not None:
+        if not _is_false(node.value):
+            yield ast.Return(ast.Constant(None)), "return None"
+    elif isinstance(node, ast.Return):
+        yield ast.Pass(), "drop return"
+    elif isinstance(node, ast.Break):
+        yield ast.Continue(), "break"
+    elif isinstance(node, ast.Continue):
+        yield ast.Break(), "continue"
+    if isinstance(node, ast.If | ast.While) and _is_plain_condition(node.test):
+        changed_test = copy.copy(node)
+        changed_test.test = ast.UnaryOp(ast.Not(), node.test)
+        yield changed_test, "negate condition"
+
+
+def _changed_expressions(node: ast.expr) -> Iterator[tuple[ast.expr, str]]:
+    if isinstance(node, ast.Compare):
+        for index, operation in enumerate(node.ops):
+            for other in _COMPARISONS[type(operation)]:
+                operations = [*node.ops[:index], other(), *node.ops[index + 1 :]]
+                yield ast.Compare(node.left, operations, node.comparators), "comparison"
+    elif isinstance(node, ast.BoolOp):
+        yield ast.BoolOp(ast.And() if isinstance(node.op, ast.Or) else ast.Or(), node.values), "and/or"
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield node.operand, "drop not"
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        yield node.operand, "drop minus"
+    elif isinstance(node, ast.BinOp) and not _is_text(node):
+        yield ast.BinOp(node.left, _ARITHMETIC[type(node.op)](), node.right), "arithmetic"
+    elif isinstance(node, ast.IfExp) and _is_plain_condition(node.test):
+        yield ast.IfExp(ast.UnaryOp(ast.Not(), node.test), node.body, node.orelse), "negate condition"
+    elif isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
+        for index, loop in enumerate(node.generators):
+            if loop.ifs:
+                without = ast.comprehension(loop.target, loop.iter, [], loop.is_async)
+                changed = copy.copy(node)
+                changed.generators = [*node.generators[:index], without, *node.generators[index + 1 :]]
+                yield changed, "drop filter"
+    elif isinstance(node, ast.Constant):
+        yield from _changed_constants(node)
+
+
+def _changed_constants(node: ast.Constant) -> Iterator[tuple[ast.expr, str]]:
+    value = node.value
+    if isinstance(value, bool):
+        yield ast.Constant(not value), "constant"
+    elif isinstance(value, int | float):
+        yield ast.Constant(value + 1), "constant"
+    elif isinstance(value, str):
+        yield ast.Constant(f"XX{value}"), "constant"
+    elif isinstance(value, bytes):
+        yield ast.Constant(b"XX" + value), "constant"
+
+
+def _is_false(value: ast.expr) -> bool:
+    """Whether None in its place would be the same to most callers; its own value is mutated instead."""
+    return isinstance(value, ast.Constant) and not value.value
+
+
+def _is_plain_condition(test: ast.expr) -> bool:
+    """Whether no other operator turns the condition round already."""
+    return not isinstance(test, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.Constant)
+
+
+def _is_tunable(node: ast.expr) -> bool:
+    """Whether it is a number that somebody chose, as a duration or a size, where a module or class names it."""
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value not in (0, 1)
+
+
+def _is_text(node: ast.BinOp) -> bool:
+    """Whether it puts a sentence together, for which the opposite is only a TypeError."""
+    return any(
+        isinstance(side, ast.JoinedStr) or (isinstance(side, ast.Constant) and isinstance(side.value, str))
+        for side in (node.left, node.right)
+    )
+
+
+def _is_left_alone(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Import | ast.ImportFrom | ast.Assert | ast.Global | ast.Nonlocal | ast.Pass):
+        return True
+    if isinstance(node, ast.Expr):
+        value = node.value.value if isinstance(node.value, ast.Await) else node.value
+        return isinstance(value, ast.Constant) or (isinstance(value, ast.Call) and _is_log(value))
+    if isinstance(node, ast.If):
+        return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        value = node.value
+        called = value.func if isinstance(value, ast.Call) else value
+        name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        if isinstance(value, ast.Subscript) and node.targets[0].id[0].isupper() and not node.targets[0].id.isupper():
+            return True  # a type by another name
+        return node.targets[0].id in {"__all__", *_LOGGERS} or name in {"TypeVar", "NewType", "ParamSpec"}
+    return False
+
+
+def _is_log(call: ast.Call) -> bool:
+    function = call.func
+    if not isinstance(function, ast.Attribute):
+        return False
+    owner = function.value
+    name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+    return name.lstrip("_") in _LOGGERS
+
+
+def _logged(tree: ast.Module) -> Iterator[str]:
+    """Name what is given to log calls as `extra`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _is_log(node):
+            for keyword in node.keywords:
+                if keyword.arg == "extra":
+                    yield from (inner.id for inner in ast.walk(keyword.value) if isinstance(inner, ast.Name))
+
+
+def _is_wording(call: ast.Call) -> bool:
+    """Whether an exception is made here, whose texts are for people."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return name.endswith(("Error", "Exception")) or _is_log(call)
+
+
+def _header(node: ast.stmt) -> tuple[int, int]:
+    """Return the lines that are executed where the node is, without the blocks below it."""
+    first, last = node.lineno, node.end_lineno or node.lineno
+    inner = [
+        block[0].lineno
+        for name in ("body", "orelse", "finalbody", "handlers")
+        if isinstance(block := getattr(node, name, None), list) and block
+    ]
+    if isinstance(node, ast.Match):
+        inner.append(node.cases[0].pattern.lineno)
+    if isinstance(node, ast.Try | ast.TryStar):
+        return first, inner[0]
+    return first, max(first, min(inner) - 1) if inner else last
+
+
+def _short(node: ast.AST) -> str:
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= 110 else f"{text[:107]}..."
+
+
+def modules(root: Path, packages: list[str]) -> list[str]:
+    """Return the files of packages of the product, relative to the folder `python`."""
+    found = (path for name in packages for path in (root / "dra_agent" / name).rglob("*.py"))
+    return sorted(str(path.relative_to(root)) for path in found if not path.name.endswith("_pb2.py"))

@@ -1,0 +1,121 @@
+"""The mutation driver itself: what it changes, what it leaves alone, and that it knows a test that fails."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eventually import DEADLINE_S
+from mutants.campaign import MUTATED, Record
+from mutants.operators import Module, modules
+from mutants.tree import ROOT, SOURCE
+
+EXAMPLE = '''"""A docstring."""
+import logging
+log = logging.getLogger(__name__)
+WAIT_S = 30.0
+
+def f(a, b=1, *, c="x"):
+    """Another one."""
+    if a < b and not c:
+        log.warning("a text", extra={"a": a})
+        raise ValueError(f"wrong: {a}", "and a text")
+    try:
+        return [x for x in g(a, key=b) if x]
+    except OSError:
+        return None
+'''
+
+TESTS = "tests/plugin/test_sockets.py"
+UNTESTED = "b'='"
+"""What is stripped from the end of a name: more than that is stripped from few names only."""
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Module:
+    (tmp_path / "example.py").write_text(EXAMPLE)
+    return Module(tmp_path, "example.py")
+
+
+def test_what_is_changed(example: Module) -> None:
+    assert [(mutant.operator, mutant.before, mutant.after) for mutant in example.mutants if mutant.lines[0] > 4] == [
+        ("constant", "1", "2"),
+        ("constant", "'x'", "'XXx'"),
+        ("and/or", "a < b and (not c)", "a < b or not c"),
+        ("comparison", "a < b", "a <= b"),
+        ("comparison", "a < b", "a >= b"),
+        ("drop not", "not c", "c"),
+        ("drop statement", "raise ValueError(f'wrong: {a}', 'and a text')", "pass"),
+        ("return None", "return [x for x in g(a, key=b) if x]", "return None"),
+        ("drop filter", "[x for x in g(a, key=b) if x]", "[x for x in g(a, key=b)]"),
+        ("drop key=", "g(a, key=b)", "g(a)"),
+        ("handler", "except OSError: return None", "except OSError: raise"),
+    ]
+    assert [mutant.operator for mutant in example.mutants if mutant.lines[0] <= 4] == ["assign None"]
+
+
+def test_a_mutant_differs_in_its_one_place_only(example: Module) -> None:
+    for mutant in example.mutants:
+        before, after = (ast.unparse(tree).splitlines() for tree in (example.tree, example.mutated(mutant)))
+        different = set(before) ^ set(after)
+        assert 1 <= len(different) <= 3, mutant
+
+
+@pytest.mark.parametrize("package", MUTATED)
+def test_every_mutant_of_the_product_is_python(package: str) -> None:
+    for file in modules(SOURCE, [package]):
+        module = Module(SOURCE, file)
+        original = ast.dump(module.tree)
+        for mutant in module.mutants[::10]:
+            changed = module.mutated(mutant)
+            assert ast.dump(changed) != original, mutant
+            compile(changed, file, "exec")
+
+
+def test_the_tests_of_a_mutant_are_those_that_run_its_line_quickest_first(example: Module) -> None:
+    record = Record()
+    record.add(
+        {
+            "": {"lines": {"example.py": [1, 2, 3, 4]}},
+            "slow": {"seconds": 3.0, "outcome": "passed", "lines": {"example.py": [8, 10]}},
+            "quick": {"seconds": 0.1, "outcome": "passed", "lines": {"example.py": [8, 12]}},
+            "elsewhere": {"seconds": 0.1, "outcome": "passed", "lines": {"other.py": [8]}},
+            "process": {"seconds": 9.0, "outcome": "passed", "lines": {}, "functions": ["example.py:6"]},
+            "broken": {"seconds": 0.1, "outcome": "failed", "lines": {"example.py": [8, 10, 12]}},
+        }
+    )
+    comparison = next(mutant for mutant in example.mutants if mutant.operator == "comparison")
+    assert record.covering(comparison, 60.0) == ["quick", "slow", "process"]
+    assert record.covering(comparison, 5.0) == ["quick", "slow"]
+    raised = next(mutant for mutant in example.mutants if mutant.before.startswith("raise"))
+    assert record.covering(raised, 60.0) == ["slow", "process"]
+    assert record.left_out == {"broken": "failed"}
+
+
+def test_mutants_die_where_a_test_asserts_and_live_where_none_does(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    file = "dra_agent/plugin/sockets.py"
+    wanted = {
+        mutant.name: mutant
+        for mutant in Module(SOURCE, file).mutants
+        if mutant.before in {"'plugins'", "'dra.sock'", UNTESTED}
+    }
+    names = [word for name in wanted for word in ("--mutant", name)]
+    command = [sys.executable, "-m", "mutants.campaign", "--package", "plugin", "--tests", TESTS, *names]
+    done = subprocess.run(
+        [*command, "--target", str(tmp_path / "target"), "--workers", "1", "--results", str(results)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        capture_output=True,
+        text=True,
+        timeout=10 * DEADLINE_S,
+    )
+    verdicts = {wanted[one["name"]].before: one["verdict"] for one in json.loads(results.read_text())}
+    assert verdicts == {"'plugins'": "killed", "'dra.sock'": "killed", UNTESTED: "survived"}, done.stdout
+    assert done.returncode == 1, "two of three are less than nine of ten"

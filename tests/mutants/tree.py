@@ -1,0 +1,57 @@
+"""A copy of the package with an interpreter of its own, in which one file at a time is a mutant.
+
+The interpreter imports the copy wherever it is started from and whatever its environment is: an agent, a helper and a
+container's hook that tests start as processes run the mutant too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "python"
+_TRACING = Path(__file__).with_name("tracing.py")
+
+
+class Tree:
+    """One worker's copy, below `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.source = folder / "python"
+        self.python = folder / "venv" / "bin" / "python"
+
+    def build(self) -> None:
+        """Make it from the checkout as it is now."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for path in (SOURCE / "dra_agent").rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                copy = self.source / path.relative_to(SOURCE)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, copy)
+        environment = self.folder / "venv"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", environment], check=True)
+        site = next(environment.glob("lib/python*/site-packages"))
+        installed = sysconfig.get_path("purelib")
+        start = (
+            f"import os; os.environ.get('DRA_AGENT_MUTANTS_TRACE') and "
+            f"exec(compile(open({str(_TRACING)!r}).read(), {str(_TRACING)!r}, 'exec'), "
+            f"{{'__name__': 'dra_agent_mutants_trace'}})"
+        )
+        (site / "mutants.pth").write_text(f"{self.source}\n{installed}\n{start}\n")
+        command = self.python.with_name("dra-agent")
+        command.write_text(
+            f"#!{self.python}\n"
+            f"import sys\nfrom dra_agent.cli.main import main\nsys.argv[0] = {str(command)!r}\nsys.exit(main())\n"
+        )
+        command.chmod(0o755)
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a worker."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DRA_AGENT_"))}
+        return {**kept, "PYTHONPATH": str(ROOT / "tests")}
