@@ -145,7 +145,7 @@ def test_policy_binding_and_pods_mean_the_same_account(render, values, release, 
     objects = render(values, release=release, namespace=namespace)
     account = one(objects, "DaemonSet")["spec"]["template"]["spec"]["serviceAccountName"]
     policies = several(objects, "ValidatingAdmissionPolicy")
-    assert len(policies) == 3, "slices, claims and nodes"
+    assert len(policies) == 4, "slices, claims, nodes and Events"
     for policy in policies.values():
         (condition,) = policy["spec"]["matchConditions"]
         asks, _, kubelet = condition["expression"].partition(" || ")
@@ -243,7 +243,7 @@ def test_the_right_to_move_pods_is_given_only_where_it_is_asked_for_and_narrowed
     objects = render({"podEviction": "delete"})
     policies = several(objects, "ValidatingAdmissionPolicy")
     bound = {item["spec"]["policyName"] for item in several(objects, "ValidatingAdmissionPolicyBinding").values()}
-    assert set(policies) == bound == {"dra-agent", "dra-agent-claims", "dra-agent-nodes", "dra-agent-pods"}
+    assert set(policies) == bound == {f"dra-agent{name}" for name in ("", "-claims", "-events", "-nodes", "-pods")}
     (rule,) = policies["dra-agent-pods"]["spec"]["matchConstraints"]["resourceRules"]
     assert (rule["resources"], rule["operations"]) == (["pods"], ["DELETE"])
     (validation,) = policies["dra-agent-pods"]["spec"]["validations"]
@@ -311,6 +311,21 @@ def test_the_network_policy_lets_the_agent_reach_the_api_server_that_it_is_told(
     peers = [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]
     (ingress,) = one(render({"networkPolicy": {"metricsFrom": peers}}), "NetworkPolicy")["spec"]["ingress"]
     assert ingress == {"ports": [{"protocol": "TCP", "port": "metrics"}], "from": peers}
+
+
+def test_the_agent_reaches_api_servers_by_address_where_that_is_known(render):
+    def rule(**values):
+        return one(render({"networkPolicy": values}), "NetworkPolicy")["spec"]["egress"][0]
+
+    assert "to" not in rule(), "addresses that are not known cannot be named"
+    known = rule(apiServerCidrs=["192.0.2.10/32", "2001:db8::/64"], apiServerPorts=[6443])
+    assert known == {
+        "to": [{"ipBlock": {"cidr": "192.0.2.10/32"}}, {"ipBlock": {"cidr": "2001:db8::/64"}}],
+        "ports": [{"protocol": "TCP", "port": 6443}],
+    }
+    for wrong in ("192.0.2.10", "192.0.2.10/33", "kubernetes.default/32", "2001:db8::/129", ""):
+        with pytest.raises(RefusedError, match="apiServerCidrs"):
+            rule(apiServerCidrs=[wrong])
 
 
 def test_the_configuration_reaches_the_agent_and_a_change_restarts_it(render):

@@ -58,7 +58,7 @@ def test_an_overlay_that_moves_the_agent_moves_the_policy_too(kubectl):
     account = one(objects, "ServiceAccount")["metadata"]
     assert account["namespace"] == "accelerators" == one(objects, "Namespace")["metadata"]["name"]
     policies = several(objects, "ValidatingAdmissionPolicy")
-    assert set(policies) == {"dra-agent", "dra-agent-claims", "dra-agent-nodes"}
+    assert set(policies) == {"dra-agent", "dra-agent-claims", "dra-agent-events", "dra-agent-nodes"}
     for policy in policies.values():
         (condition,) = policy["spec"]["matchConditions"]
         assert f'"system:serviceaccount:{account["namespace"]}:{account["name"]}"' in condition["expression"]

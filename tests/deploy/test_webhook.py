@@ -94,9 +94,25 @@ def test_an_authority_by_annotation(render):
     assert "caBundle" not in found["webhooks"][0]["clientConfig"]
 
 
+def test_clients_need_a_certificate_where_an_authority_is_named(render):
+    plain = one(render(webhook()), "Deployment")["spec"]["template"]["spec"]
+    assert not [argument for argument in plain["containers"][0]["args"] if "client" in argument]
+    values = webhook(clientCaSecret="apiserver-ca", clientNames=["kube-apiserver", "konnectivity"])
+    pod = one(render(values), "Deployment")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    volume = next(found for found in pod["volumes"] if found.get("secret", {}).get("secretName") == "apiserver-ca")
+    mount = next(found for found in container["volumeMounts"] if found["name"] == volume["name"])
+    assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}], "a key in that Secret stays out"
+    assert f"--client-ca={mount['mountPath']}/ca.crt" in container["args"]
+    assert container["args"][-2:] == ["--client-name=kube-apiserver", "--client-name=konnectivity"]
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["path"] in ("/healthz", "/readyz"), "the paths that need no certificate"
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"clientNames": ["kube-apiserver"]}, "webhook.clientCaSecret"),
         ({"tlsSecret": ""}, "webhook.tlsSecret"),
         ({"caBundle": ""}, "webhook.caBundle"),
         ({"caBundle": "-----BEGIN CERTIFICATE-----"}, "caBundle"),

@@ -37,11 +37,12 @@ def secret(tmp_path: Path) -> Secret:
 class Running:
     """`dra-agent webhook` as a process."""
 
-    def __init__(self, secret: Secret, log: Path) -> None:
+    def __init__(self, secret: Secret, log: Path, *arguments: str | Path) -> None:
         self.secret = secret
         self.log = log
         command = [Path(sys.executable).with_name("dra-agent"), "webhook", "--listen", "127.0.0.1:0"]
         command += ["--tls-cert", secret.certificate, "--tls-key", secret.key, "--metrics-address", "127.0.0.1:0"]
+        command += arguments
         with log.open("wb") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=output)
         self.port = int(self.said("reviews port=").rpartition("port=")[2].split()[0])

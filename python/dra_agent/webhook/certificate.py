@@ -1,4 +1,4 @@
-"""The certificate that the webhook shows, from two files that others replace while it serves."""
+"""The files of the webhook: certificate, key and the authority of its clients, followed as they change."""
 
 from __future__ import annotations
 
@@ -6,75 +6,84 @@ import logging
 import ssl
 from pathlib import Path
 
+from dra_agent import user_file
 from dra_agent.errors import UsageError
+from dra_agent.memory_file import memory_file
 
 log = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 1 << 20
+"""Of a certificate with its chain, of a key, or of a bundle of authorities."""
 
 _Identity = tuple[tuple[int, int, int], ...]
 
 
 class Certificate:
-    """A TLS context that follows its files: new connections get the newest pair that is whole."""
+    """A TLS context that follows its files: `context` is of the newest files that are whole and fit.
 
-    def __init__(self, certificate: Path, key: Path) -> None:
-        """Load them; UsageError where they cannot be used."""
-        self._files = (certificate, key)
-        self._seen: _Identity | None = None
+    With `client_ca`, clients may show a certificate, and the handshake fails for one that this authority did not issue
+    for clients, or that is not valid now. That one was shown is not enforced here, as probes have none.
+    """
+
+    def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
+        """Load them. Raises UsageError where they cannot be used."""
+        self._certificate, self._key, self._client_ca = certificate, key, client_ca
+        self._paths = [path for path in (certificate, key, client_ca) if path is not None]
         self._told = ""
-        self.context = _context()
         try:
-            identity = self._identity()
-            self._load(self.context)
+            self._seen = self._identity()
+            self.context = self._load()
         except (OSError, ssl.SSLError) as error:
-            raise UsageError(
-                _said(error),
-                where=f"{certificate} and {key}",
-                todo="give a PEM certificate and its key, without passphrase",
-            ) from error
-        self._seen = identity
+            where, hint = f"{certificate} and {key}", "give a PEM certificate and its key, without passphrase"
+            if client_ca is not None:
+                where = f"{certificate}, {key} and {client_ca}"
+                hint += ", and a PEM bundle with the authority of the clients' certificates"
+            raise UsageError(_said(error), where=where, todo=hint) from error
 
     @property
     def unusable(self) -> bool:
-        """Whether the files hold something newer that cannot be used, so that the old pair serves to its end."""
+        """Whether the files hold something newer that cannot be used, so that the old ones serve to their end."""
         return bool(self._told)
 
+    @property
+    def files(self) -> list[str]:
+        """The paths of all that is followed."""
+        return [str(path) for path in self._paths]
+
     def refresh(self) -> bool:
-        """Take up files that were replaced; what is not whole yet is tried again, and the old pair serves meanwhile."""
+        """Return whether `context` is a new one, of replaced files; what is not whole yet is tried again."""
         try:
             identity = self._identity()
             if identity == self._seen:
                 self._told = ""  # put back as it was
                 return False
-            # In a context of its own first: a pair that does not fit must not spoil the one that serves.
-            self._load(_context())
+            context = self._load()
             if self._identity() != identity:
                 return False
-            self._load(self.context)
         except (OSError, ssl.SSLError) as error:
             if (what := _said(error)) != self._told:
-                log.error("the new certificate cannot be used", extra={"reason": what, "files": self._names()})
+                log.error("the new certificate cannot be used", extra={"reason": what, "files": self.files})
             self._told = what
             return False
-        self._seen, self._told = identity, ""
-        log.info("certificate replaced", extra={"files": self._names()})
+        self.context, self._seen, self._told = context, identity, ""
         return True
 
-    def _load(self, context: ssl.SSLContext) -> None:
-        context.load_cert_chain(*self._files, password=_no_passphrase)
+    def _load(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        shown, key = (user_file.read(path, MAX_FILE_BYTES) for path in (self._certificate, self._key))
+        with memory_file(shown) as certificate_path, memory_file(key) as key_path:
+            context.load_cert_chain(certificate_path, key_path, password=_no_passphrase)
+        if self._client_ca is not None:
+            with memory_file(user_file.read(self._client_ca, MAX_FILE_BYTES)) as path:
+                context.load_verify_locations(path)
+            context.verify_mode = ssl.CERT_OPTIONAL
+        return context
 
     def _identity(self) -> _Identity:
-        found = [path.stat() for path in self._files]  # through the links that a Secret's volume is made of
+        found = [path.stat() for path in self._paths]  # through the links that a Secret's volume is made of
         return tuple((status.st_ino, status.st_mtime_ns, status.st_size) for status in found)
-
-    def _names(self) -> list[str]:
-        return [str(path) for path in self._files]
-
-
-def _context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    return context
 
 
 def _no_passphrase() -> str:

@@ -1,4 +1,8 @@
-"""The webhook's HTTPS: asyncio carries the bytes, h11 knows the protocol. It answers /validate and /healthz."""
+"""The webhook's HTTPS: asyncio carries the bytes, h11 knows the protocol. It answers /validate and /healthz.
+
+Where clients need a certificate, /validate asks for it and /healthz does not: the kubelet's probes have none. What a
+client without one sends is never decoded.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ import h11
 from dra_agent.errors import UsageError
 from dra_agent.webhook.admission import NoReviewError, Verdict
 from dra_agent.webhook.certificate import Certificate
+from dra_agent.webhook.clients import ClientRule, reporting
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +42,8 @@ IDLE = 120.0
 """Seconds after which a connection that asks nothing is closed; the API server keeps its own for 90."""
 CONNECTIONS = 64
 """At a time; one more ends that which has asked nothing for longest, and is refused where all are being answered."""
+REFUSALS_LOGGED_S = 60.0
+"""Seconds between two lines of the log about clients without a right certificate: they choose how often they ask."""
 _REFRESH = 5.0
 _HEADERS = 64 << 10
 
@@ -47,18 +54,32 @@ class Told:
     def review(self, result: str, seconds: float) -> None:
         """A POST to /validate was answered: allowed, refused, unreadable, too_large or defect."""
 
+    def stranger(self) -> None:
+        """A client without a right certificate connected or asked for a review."""
+
 
 class Webhook:
     """Listens from `start` to `close`."""
 
     def __init__(
-        self, address: tuple[str, int], certificate: Certificate, judge: Judge, told: Told | None = None
+        self,
+        address: tuple[str, int],
+        certificate: Certificate,
+        judge: Judge,
+        told: Told | None = None,
+        clients: ClientRule | None = None,
     ) -> None:
+        """`clients`: who may have objects reviewed; without it, everybody."""
         self._address = address
+        self._clients = clients or ClientRule(required=False)
+        self._refusal_logged: float | None = None
         self._certificate = certificate
+        self._context = certificate.context
+        """That new connections are made with."""
         self._judge = judge
         self._told = told or Told()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
+        """All of one TLS context: one after the start, and one for each of its sockets after a new context."""
         self._connections: dict[asyncio.Task[None], None] = {}
         """The one that has asked nothing for longest first."""
         self._ended: set[asyncio.Task[None]] = set()
@@ -77,16 +98,13 @@ class Webhook:
     @property
     def port(self) -> int:
         """The port; of use where 0 was asked for."""
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
+        return int(self._servers[0].sockets[0].getsockname()[1])
 
     async def start(self) -> None:
         """Answer; UsageError where the address cannot be had."""
         host, port = self._address
         try:
-            self._server = await asyncio.start_server(
-                self._connected, host or None, port, ssl=self._certificate.context, ssl_handshake_timeout=SLOWEST
-            )
+            self._servers = [await self._listen(self._context, host=host or None, port=port)]
         except OSError as error:
             raise UsageError(
                 f"cannot listen on {host}:{port}: {error.strerror or error}",
@@ -97,10 +115,11 @@ class Webhook:
 
     async def close(self, patience: float = 5.0) -> None:
         """Take no more connections, let requests in work finish, and end."""
-        assert self._server is not None and self._refresher is not None
+        assert self._refresher is not None
         self._closing = True
         self._refresher.cancel()
-        self._server.close()
+        for server in self._servers:
+            server.close()
         busy = {task for task in self._connections if not task.done()}
         for task in busy:
             if task.get_name() == _WAITING:
@@ -116,8 +135,49 @@ class Webhook:
         while True:
             await asyncio.sleep(_REFRESH)
             self._certificate.refresh()
+            if self._context is self._certificate.context:
+                continue
+            try:
+                await self._renew()
+            except OSError as error:
+                log.error("cannot listen with the new certificate", extra={"reason": error.strerror or str(error)})
+            else:
+                log.info("certificate replaced", extra={"files": self._certificate.files})
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _listen(self, context: ssl.SSLContext, **where: object) -> asyncio.Server:
+        if self._clients.required:
+            context.sslobject_class = reporting(self._refused)
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await self._connected(reader, writer, context)
+
+        return await asyncio.start_server(connected, ssl=context, ssl_handshake_timeout=SLOWEST, **where)  # type: ignore[arg-type]
+
+    async def _renew(self) -> None:
+        """Use the new context for new connections; the sockets, and who waits at them, stay.
+
+        A context cannot be made to forget an authority or a session, so each set of files has a context of its own.
+        """
+        context = self._certificate.context
+        made: list[asyncio.Server] = []
+        listening = [found for server in self._servers for found in server.sockets]
+        try:
+            for one in listening:
+                made.append(await self._listen(context, sock=one.dup()))  # noqa: PERF401  (what is made is kept on errors)
+        except OSError:
+            for server in made:
+                server.close()
+            raise
+        before, self._servers, self._context = self._servers, made, context
+        for server in before:
+            server.close()
+        if self._clients.required:
+            for task in [task for task in self._connections if task.get_name() == _WAITING]:
+                self._end(task)
+
+    async def _connected(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None
         if len(self._connections) >= CONNECTIONS and not self._make_room():
@@ -125,7 +185,7 @@ class Webhook:
             return
         self._connections[task] = None
         try:
-            await self._serve(_Connection(reader, writer), task)
+            await self._serve(_Connection(reader, writer), task, context)
         except (OSError, ssl.SSLError, TimeoutError, h11.ProtocolError, asyncio.IncompleteReadError):
             pass  # a client that hung up, was too slow, or speaks something else
         except asyncio.CancelledError:
@@ -146,21 +206,30 @@ class Webhook:
         idle = next((task for task in self._connections if task.get_name() == _WAITING), None)
         if idle is None:
             return False
+        self._end(idle)
+        return True
+
+    def _end(self, idle: asyncio.Task[None]) -> None:
         del self._connections[idle]
         self._ended.add(idle)
         idle.cancel()
-        return True
 
-    async def _serve(self, connection: _Connection, task: asyncio.Task[None]) -> None:
-        while True:
+    async def _serve(self, connection: _Connection, task: asyncio.Task[None], context: ssl.SSLContext) -> None:
+        # A client that an authority of before vouched for has to show that it is one of the present authority's.
+        while context is self._context or not self._clients.required:
             task.set_name(_WAITING)
             if not await connection.asked():
                 return
             task.set_name("answering")
             async with AsyncExitStack() as held:
+                objection = self._objection(connection)
                 async with asyncio.timeout(SLOWEST):
-                    request, body = await connection.request(lambda: held.enter_async_context(self._large))
-                status, content, kind = await self._answer(request, body)
+                    large = None if objection else lambda: held.enter_async_context(self._large)
+                    request, body = await connection.request(large)
+                if objection:
+                    status, content, kind = 403, f"{objection}\n".encode(), _TEXT
+                else:
+                    status, content, kind = await self._answer(request, body)
                 del body
             async with asyncio.timeout(SLOWEST):
                 again = await connection.answer(status, content, kind)
@@ -168,6 +237,19 @@ class Webhook:
                 return
             self._connections.pop(task, None)
             self._connections[task] = None
+
+    def _objection(self, connection: _Connection) -> str:
+        if connection.path != b"/validate" or not (objection := self._clients.objection(connection.tls)):
+            return ""
+        self._refused(objection)
+        return objection
+
+    def _refused(self, reason: str) -> None:
+        self._told.stranger()
+        now = time.monotonic()
+        if self._refusal_logged is None or now - self._refusal_logged >= REFUSALS_LOGGED_S:
+            self._refusal_logged = now
+            log.warning("client refused", extra={"reason": reason})
 
     async def _answer(self, request: h11.Request, body: bytes | None) -> tuple[int, bytes, str]:
         method, path = request.method, request.target.partition(b"?")[0]
@@ -213,6 +295,18 @@ class _Connection:
         self._first: h11.Request | None = None
         self._head = False
 
+    @property
+    def tls(self) -> ssl.SSLObject:
+        """The connection's TLS."""
+        found: ssl.SSLObject = self._writer.get_extra_info("ssl_object")
+        return found
+
+    @property
+    def path(self) -> bytes:
+        """What is asked for, without its query; after `asked`."""
+        assert self._first is not None
+        return self._first.target.partition(b"?")[0]
+
     async def asked(self) -> bool:
         """Wait for the head of a request; False where the client has gone, or asks nothing for long."""
         with suppress(TimeoutError):
@@ -222,8 +316,11 @@ class _Connection:
                 return self._first is not None
         return False
 
-    async def request(self, large: Callable[[], Awaitable[object]]) -> tuple[h11.Request, bytes | None]:
-        """Read a request to its end; the body is None where it is too large. `large` is awaited beyond SMALL."""
+    async def request(self, large: Callable[[], Awaitable[object]] | None) -> tuple[h11.Request, bytes | None]:
+        """Read a request to its end; the body is None where it is too large. `large` is awaited beyond SMALL.
+
+        Without `large`, SMALL is all that is read: enough of a refused request that its client reads why.
+        """
         request = self._first
         assert request is not None
         self._head = request.method == b"HEAD"
@@ -239,9 +336,9 @@ class _Connection:
             if not isinstance(event, h11.Data):
                 raise ConnectionError("the client went away within its request")
             before, size = size, size + len(event.data)
-            if size > MOST:
+            if size > (MOST if large is not None else SMALL):
                 return request, None
-            if before <= SMALL < size:
+            if large is not None and before <= SMALL < size:
                 await large()
             parts.append(bytes(event.data))
 
