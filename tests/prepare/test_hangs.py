@@ -21,6 +21,7 @@ from dra_agent.prepare import RecoveryReport
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.prepare.locks import MAX_WAITERS, LockedError, NamedLocks
 from dra_agent.prepare.recovery import OnThreads
+from eventually import eventually
 from prepare.world import World, claim, partition
 
 GENEROUS_S = 60.0
@@ -281,3 +282,20 @@ def test_a_claim_that_one_agent_releases_is_not_brought_back_by_the_other(tmp_pa
         assert hung.result(GENEROUS_S) is True
         # It came after: the claim is prepared anew, not answered from what was there.
         assert repeated.result(GENEROUS_S) and new.usable("sick") and old.hardware == {SICK: "sick", "gpu-1": "sick"}
+
+
+def test_a_prepare_whose_caller_gave_up_while_it_hung_begins_nothing(tmp_path: Path) -> None:
+    old, new = agents(tmp_path)
+    hang = Hang(old, "lookup")
+    patience = Deadline.of(0.2)
+    with threads() as executor:
+        hung = executor.submit(old.preparer.prepare, WITH_SETUP, patience)
+        assert hang.reached.wait(GENEROUS_S)
+        # The kubelet asks the other agent to release the claim, and is told that it is.
+        new.preparer.unprepare("sick")
+        eventually(lambda: not patience.remaining())
+        hang.released.set()
+        with pytest.raises(RetryableError, match="no longer waits"):
+            hung.result(GENEROUS_S)
+    assert old.hardware == {} and new.ledger.entries() == [] and new.specs.claims() == {}
+    assert new.preparer.prepare(WITH_SETUP) and new.preparer.unprepare("sick")

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.deadline import Deadline
-from dra_agent.prepare.locks import MAX_WAITERS, SLOW_AFTER_S, LockedError, NamedLocks
+from dra_agent.errors import RetryableError
+from dra_agent.prepare.locks import (
+    MAX_KEPT_OPEN,
+    MAX_SETUP_WAITERS,
+    MAX_WAITERS,
+    SLOW_AFTER_S,
+    LockedError,
+    NamedLocks,
+    setup_locks,
+)
 
 GENEROUS_S = 60.0
 
@@ -67,6 +79,15 @@ def test_a_burst_is_served_in_the_order_in_which_it_came() -> None:
     assert served == list(range(20)) and locks._locks == {}
 
 
+def queued(executor: DaemonExecutor, take: Callable[[], None], locks: NamedLocks, count: int) -> list[Future[None]]:
+    """Let `count` threads wait for the GPU's lock, one after the other."""
+    waiters = []
+    for number in range(count):
+        waiters.append(executor.submit(take))
+        eventually_waiting(locks, "gpu", number + 1)
+    return waiters
+
+
 def test_few_wait_for_who_is_slow_and_the_first_of_them_stay() -> None:
     now = [0.0]
     locks = NamedLocks(clock=lambda: now[0])
@@ -77,10 +98,7 @@ def test_few_wait_for_who_is_slow_and_the_first_of_them_stay() -> None:
             pass
 
     with locks.hold(["gpu"], far(), "claim a"):
-        first = []
-        for number in range(MAX_WAITERS):
-            first.append(executor.submit(take))
-            eventually_waiting(locks, "gpu", number + 1)
+        first = queued(executor, take, locks, MAX_WAITERS)
         now[0] = SLOW_AFTER_S
         for _ in range(5):
             with pytest.raises(LockedError, match="claim a"):
@@ -129,11 +147,90 @@ def test_another_process_is_kept_out_named_and_its_death_ends_it(tmp_path: Path)
     }
 
 
-def test_no_file_is_left_open(tmp_path: Path) -> None:
-    locks = NamedLocks(tmp_path)
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    for _ in range(20):
-        others = NamedLocks(tmp_path).hold(["b"], Deadline.of(0))
-        with locks.hold(["a", "b"], far()), pytest.raises(LockedError), others:
+def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    locks = NamedLocks(tmp_path / "file" / "locks")
+    with (
+        pytest.raises(RetryableError, match=r"locks/a\.lock: cannot be locked: Not a directory"),
+        locks.hold(["a"], far()),
+    ):
+        pass
+    assert locks._locks == {}
+
+
+def test_locks_are_for_their_owner_and_who_holds_one_need_not_say_it_in_utf8(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with NamedLocks(tmp_path / "state" / "locks").hold(["a"], far()):
             pass
-    assert len(os.listdir("/proc/self/fd")) <= before + 1  # noqa: PTH208
+    finally:
+        os.umask(before)
+    file = tmp_path / "state" / "locks" / "a.lock"
+    assert file.stat().st_mode & 0o7777 == 0o600 and file.parent.stat().st_mode & 0o7777 == 0o700
+    file.write_bytes(b"\xff")
+    with file.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        locks = NamedLocks(tmp_path / "state" / "locks")
+        with pytest.raises(LockedError, match="\ufffd"), locks.hold(["a"], Deadline.of(0)):
+            pass
+        file.write_bytes(b"")
+        with pytest.raises(LockedError, match=r"\(it does not say which\)"), locks.hold(["a"], Deadline.of(0)):
+            pass
+
+
+def test_a_set_up_keeps_other_agents_on_its_state_directory_out(tmp_path: Path) -> None:
+    one, other = setup_locks(tmp_path, "mps"), setup_locks(tmp_path, "mps")
+    with one.hold(["gpu"], far()):
+        with pytest.raises(LockedError), other.hold(["gpu"], Deadline.of(0)):
+            pass
+        with setup_locks(tmp_path, "vfio").hold(["gpu"], Deadline.of(0)):
+            pass
+    assert (tmp_path / "locks" / "mps" / "gpu.lock").exists()
+    with setup_locks(None, "mps").hold(["gpu"], far()), setup_locks(None, "mps").hold(["gpu"], Deadline.of(0)):
+        pass
+
+
+def test_a_set_up_lets_more_wait_than_a_device_does() -> None:
+    executor = DaemonExecutor(MAX_SETUP_WAITERS, "test")
+    locks = setup_locks(None, "mps")
+    now = [0.0]
+    locks._clock = lambda: now[0]
+
+    def take() -> None:
+        with locks.hold(["gpu"], far()):
+            pass
+
+    with locks.hold(["gpu"], far(), "claim a"):
+        waiters = queued(executor, take, locks, MAX_SETUP_WAITERS)
+        now[0] = SLOW_AFTER_S
+        with pytest.raises(LockedError, match="claim a"), locks.hold(["gpu"], far()):
+            pass
+        assert not any(one.done() for one in waiters)
+    for one in waiters:
+        one.result(GENEROUS_S)
+
+
+def test_no_file_is_left_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    locks, others = NamedLocks(tmp_path), NamedLocks(tmp_path)
+    for _ in range(20):
+        with locks.hold(["a", "b"], far()), pytest.raises(LockedError), others.hold(["b"], Deadline.of(0)):
+            pass
+    for number in range(2 * MAX_KEPT_OPEN):
+        with locks.hold([f"device-{number}"], Deadline.of(0)):
+            pass
+    assert len(os.listdir("/proc/self/fd")) <= before + MAX_KEPT_OPEN  # noqa: PTH208
+    for held in (locks, others):
+        held.close()
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+
+
+def test_a_lock_whose_file_was_removed_is_that_of_the_file_that_others_lock(tmp_path: Path) -> None:
+    ours, theirs = NamedLocks(tmp_path), NamedLocks(tmp_path)
+    with ours.hold(["a"], far()):
+        pass
+    (tmp_path / "a.lock").unlink()
+    with theirs.hold(["a"], far()), pytest.raises(LockedError), ours.hold(["a"], Deadline.of(0)):
+        pass
+    with ours.hold(["a"], Deadline.of(0)):
+        pass

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.errors import RetryableError
+from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.ports import DeviceHeldError
+from dra_agent.prepare.ports import DeviceHeldError, Entry, HeldDevice
 from prepare.world import World, claim, partition, result
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -54,6 +54,20 @@ def test_the_ledger_refuses_a_second_holder_and_names_the_first(durable: World) 
     durable.preparer.prepare(claim("admin", result("gpu-0", adminAccess=True)))
     durable.preparer.unprepare("a")
     assert durable.preparer.prepare(claim("b", "gpu-0"))
+
+
+def test_a_claim_of_another_node_s_pool_is_refused(durable: World) -> None:
+    """Names of devices come from their PCI addresses: every node of one model has the same."""
+    with pytest.raises(PermanentError, match=r"gpu-0 of pool node-b/gpu .*node-a/gpu"):
+        durable.preparer.prepare(claim("a", result("gpu-0", pool="node-b/gpu")))
+    assert durable.ledger.entries() == []
+
+
+def test_a_device_that_is_held_under_the_node_s_former_name_is_refused(durable: World) -> None:
+    durable.ledger.start(Entry("old", "default", "old", (HeldDevice("former/gpu", "gpu-0", "gpus"),)), durable=True)
+    durable.ledger.complete("old", {})
+    with pytest.raises(DeviceHeldError, match=r"gpu-0.*default/old"):
+        durable.preparer.prepare(claim("new", "gpu-0"))
 
 
 def test_a_claim_may_hold_a_device_and_watch_it(durable: World) -> None:

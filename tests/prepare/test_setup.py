@@ -43,6 +43,26 @@ def test_a_failing_set_up_is_rolled_back(world: World) -> None:
     assert world.hardware == {} and world.ledger.entries() == [] and world.specs.claims() == {}
 
 
+class UnforeseenError(Exception):
+    """What nobody expected."""
+
+
+@pytest.mark.parametrize(
+    ("error", "traced"), [(RetryableError("its driver hangs", where="gpu-0"), False), (UnforeseenError(), True)]
+)
+def test_what_is_not_undone_yet_is_one_line_in_the_log_where_it_was_to_be_expected(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, traced: bool
+) -> None:
+    def roll_back(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(world.partitions, "roll_back", roll_back)
+    with pytest.raises(RetryableError, match="no room for the partition"):
+        world.preparer.prepare(claim("a", "gpu-0", config=[partition(2, fail=True)]))
+    (said,) = [record for record in caplog.records if "not undone yet" in record.message]
+    assert bool(said.exc_info) is traced and said.__dict__["reason"] == str(error)
+
+
 def test_a_set_up_is_mended_on_a_repeat_and_undone_at_the_end(world: World) -> None:
     wanted = claim("a", "gpu-0", config=[partition(2)])
     world.preparer.prepare(wanted)

@@ -18,7 +18,7 @@ from dra_agent.cdi.registry import Registry, load
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory.device import Device, DeviceNode
+from dra_agent.inventory.device import Device, DeviceNode, device_key
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.locks import NamedLocks
 from dra_agent.prepare.ownership import Ownership
@@ -124,7 +124,11 @@ class MemoryLedger:
 
 
 def _exclude(ours: HeldDevice, theirs: HeldDevice) -> bool:
-    if (ours.pool, ours.device) != (theirs.pool, theirs.device) or ours.admin_access or theirs.admin_access:
+    if (
+        device_key(ours.pool, ours.device) != device_key(theirs.pool, theirs.device)
+        or ours.admin_access
+        or theirs.admin_access
+    ):
         return False
     return ours.share_id is None or theirs.share_id is None or ours.share_id == theirs.share_id
 
@@ -253,7 +257,7 @@ class World:
         self.start()
 
     def lookup(self, pool: str, name: str) -> Device | None:
-        return self.devices.get(name) if pool == POOL else None
+        return self.devices.get(name) if pool.rpartition("/")[2] == "gpu" else None
 
     def start(self) -> None:
         self.specs = CrashingDirectory(self.cdi, DRIVER)
@@ -268,6 +272,7 @@ class World:
             self.ledger,
             self.specs,
             self.lookup,
+            node=POOL.partition("/")[0],
             recipes=Recipes(self.host, directories=[self.cdi]),
             setups=setups,
             metadata=self.metadata,

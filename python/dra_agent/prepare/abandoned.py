@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError
+from dra_agent.inventory.device import device_key
 from dra_agent.prepare.allocation import AllocatedDevice
 from dra_agent.prepare.locks import LockedError, NamedLocks
 from dra_agent.prepare.ports import Entry, HeldDevice, Ledger
@@ -60,5 +61,5 @@ def undo_abandoned(
 
 
 def _overlap(one: Entry, other: Entry) -> bool:
-    devices = {(item.pool, item.device) for item in other.devices}
-    return any((item.pool, item.device) in devices for item in one.devices)
+    devices = {device_key(item.pool, item.device) for item in other.devices}
+    return any(device_key(item.pool, item.device) in devices for item in one.devices)

@@ -61,7 +61,7 @@ class LedgerReport(msgspec.Struct, frozen=True):
     """Why nothing can be recorded at present; every change is refused until it can."""
 
     def problems(self) -> list[str]:
-        """Say in sentences what a person should know; a torn tail is ordinary."""
+        """Say in sentences what was damaged; a torn tail is ordinary."""
         told = [
             f"{damage.file}: {damage.length} damaged bytes at {damage.offset}"
             + (f", which seem to be of claim {damage.uid}" if damage.uid else "")
@@ -74,8 +74,6 @@ class LedgerReport(msgspec.Struct, frozen=True):
             f"claim {one.uid} was dropped, as claim {one.by} has its device {one.device} of pool {one.pool}"
             for one in self.superseded
         ]
-        if self.not_writable:
-            told.append(f"nothing can be recorded: {self.not_writable}")
         return told
 
 

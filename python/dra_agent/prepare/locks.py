@@ -14,8 +14,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -33,6 +33,8 @@ SETUP_TIMEOUT_S = 15.0
 """Seconds that a set-up waits for a lock of its own, inside of a call that is given 40."""
 POLL_INTERVALS_S = (0.001, 0.05)
 """First and longest pause between two tries at a lock that another process has."""
+MAX_KEPT_OPEN = 128
+"""Lock files that stay open for the next holder: opening one costs as much as the rest of a lock."""
 _DETAIL = 120
 """Bytes of what is written about the holder; every one as long, so that nothing of a longer one is left."""
 
@@ -43,8 +45,8 @@ class LockedError(RetryableError):
 
 @dataclass(slots=True)
 class _Lock:
-    holder: str | None = None
-    since: float = 0.0
+    holder: str
+    since: float
     waiting: deque[threading.Event] = field(default_factory=deque)
 
 
@@ -66,29 +68,26 @@ class NamedLocks:
         self._clock = clock
         self._guard = threading.Lock()
         self._locks: dict[str, _Lock] = {}
+        self._kept: dict[str, int] = {}
+        """Open files that are not locked, by name; whoever has the name's lock in this process may use its file."""
 
-    @contextmanager
-    def hold(self, names: Iterable[str], deadline: Deadline, purpose: str = "another request") -> Iterator[None]:
+    def hold(
+        self, names: Iterable[str], deadline: Deadline, purpose: str = "another request"
+    ) -> AbstractContextManager[None]:
         """Hold all the names; taken in sorted order, so that two callers never wait for each other.
 
         `purpose` is what others are told that they wait for. LockedError at the deadline, or at once where the holder
         is slow and enough wait for it already.
         """
-        with ExitStack() as stack:
-            for name in sorted(set(names)):
-                self._acquire(name, deadline, purpose)
-                stack.callback(self._release, name)
-                if self._folder is not None:
-                    stack.callback(os.close, self._lock_file(name, deadline, purpose))
-            yield
+        return _Held(self, sorted(set(names)), deadline, purpose)
 
     def _acquire(self, name: str, deadline: Deadline, purpose: str) -> None:
-        turn = threading.Event()
         with self._guard:
-            lock = self._locks.setdefault(name, _Lock())
-            if lock.holder is None:
-                lock.holder, lock.since = purpose, self._clock()
+            lock = self._locks.get(name)
+            if lock is None:
+                self._locks[name] = _Lock(purpose, self._clock())
                 return
+            turn = threading.Event()
             lock.waiting.append(turn)
         while True:
             with self._guard:
@@ -120,15 +119,21 @@ class NamedLocks:
             todo="it is tried again; where it lasts, `dra-agent doctor` and the kernel's log (dmesg) say what hangs",
         )
 
+    def close(self) -> None:
+        """Close the files that are kept open, none of which is locked."""
+        while self._kept:
+            os.close(self._kept.popitem()[1])
+
+    __del__ = close
+
     def _lock_file(self, name: str, deadline: Deadline, purpose: str) -> int:
-        assert self._folder is not None
-        path = self._folder / f"{quote(name, safe='')}.lock"
-        try:
-            handle = self._open(path)
-        except OSError as error:
-            raise RetryableError(
-                f"cannot be locked: {error.strerror}", where=str(path), todo="see to its disk and its owner"
-            ) from error
+        handle = self._kept.pop(name, None)
+        if handle is not None and not os.fstat(handle).st_nlink:
+            # Removed while it was kept: other processes lock the file that has its name now.
+            os.close(handle)
+            handle = None
+        if handle is None:
+            handle = self._opened(name)
         try:
             pause, longest = POLL_INTERVALS_S
             while not _try_lock(handle):
@@ -145,19 +150,71 @@ class NamedLocks:
                 os.pwrite(handle, f"{self._process}, for {purpose}".encode()[:_DETAIL].ljust(_DETAIL), 0)
         except OSError as error:
             os.close(handle)
-            raise RetryableError(f"cannot be locked: {error.strerror}", where=str(path)) from error
+            raise RetryableError(f"cannot be locked: {error.strerror}", where=self._path(name)) from error
         except BaseException:
             os.close(handle)
             raise
         return handle
 
-    def _open(self, path: Path) -> int:
+    def _unlock_file(self, name: str, handle: int) -> None:
+        if len(self._kept) < MAX_KEPT_OPEN:
+            fcntl.flock(handle, fcntl.LOCK_UN)
+            self._kept[name] = handle
+        else:
+            os.close(handle)
+
+    def _opened(self, name: str) -> int:
+        path = self._path(name)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            return os.open(path, flags, 0o600)
-        except FileNotFoundError:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return os.open(path, flags, 0o600)
+            try:
+                return os.open(path, flags, 0o600)
+            except FileNotFoundError:
+                Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                return os.open(path, flags, 0o600)
+        except OSError as error:
+            raise RetryableError(
+                f"cannot be locked: {error.strerror}", where=path, todo="see to its disk and its owner"
+            ) from error
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{quote(name, safe='')}.lock"
+
+
+class _Held:
+    """The names of one holder, for a `with` statement; a class, for every request takes two of them."""
+
+    __slots__ = ("_deadline", "_files", "_locks", "_names", "_purpose", "_taken")
+
+    def __init__(self, locks: NamedLocks, names: list[str], deadline: Deadline, purpose: str) -> None:
+        self._locks = locks
+        self._names = names
+        self._deadline = deadline
+        self._purpose = purpose
+        self._taken: list[str] = []
+        self._files: list[tuple[str, int]] = []
+
+    def __enter__(self) -> None:
+        locks = self._locks
+        try:
+            for name in self._names:
+                locks._acquire(name, self._deadline, self._purpose)
+                self._taken.append(name)
+                if locks._folder is not None:
+                    self._files.append((name, locks._lock_file(name, self._deadline, self._purpose)))
+        except BaseException:
+            self._release()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        # Files first: who gets a name within the process next finds its file free.
+        while self._files:
+            self._locks._unlock_file(*self._files.pop())
+        while self._taken:
+            self._locks._release(self._taken.pop())
 
 
 def setup_locks(state_dir: Path | None, kind: str) -> NamedLocks:

@@ -8,23 +8,38 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.inventory.device import Device
 from dra_agent.prepare.ports import DeviceHeldError, Ledger, Lookup
 
+log = logging.getLogger(__name__)
+
 LOCK_TIMEOUT_S = 5.0
-"""For the lock on one file. Owners keep it for microseconds."""
+"""For the files of one claim, where its caller does not have less. Owners keep a lock for one turn at the ledger."""
 LOCK_POLL_S = 0.001
+MAX_RECORD_BYTES = 1 << 20
+"""Of one file; claims' UIDs have 36 bytes each."""
 MAX_CLAIMS_IN_MESSAGE = 4
+
+
+Unlock = Callable[[], None]
+"""Lets go of the locked files of a claim, which has begun."""
+_NOTHING_LOCKED: AbstractContextManager[Unlock] = nullcontext(lambda: None)
+
+
+class _ReleasedMeanwhileError(Exception):
+    """A claim that the ledger had holds nothing any more."""
 
 
 class OwnerRecord(msgspec.Struct, frozen=True):
@@ -41,14 +56,16 @@ class OwnerRecord(msgspec.Struct, frozen=True):
 class Ownership(Protocol):
     """What `prepare` needs. Two implementations: real devices, and hosts where no other agent can exist."""
 
-    def acquire(self, uid: str, devices: Iterable[Device]) -> None:
-        """Own the devices for a claim.
+    def acquire(self, uid: str, devices: Iterable[Device], deadline: Deadline) -> AbstractContextManager[Unlock]:
+        """Own the devices for a claim that is begun in the ledger within the context; given up where that raises.
 
+        Until `Unlock` is called, or the context is left, no other agent takes the devices, and no start of this one
+        takes the claim for one that holds nothing. Enter it before a turn at the ledger, never within one.
         Raises DeviceHeldError where another agent of this host owns one, RetryableError where that is not known.
         """
         ...
 
-    def release(self, uid: str) -> None:
+    def release(self, uid: str, deadline: Deadline) -> None:
         """Give up what the claim owned. Never raises: a file that remains is corrected at the next start."""
         ...
 
@@ -64,10 +81,11 @@ class Ownership(Protocol):
 class NoOwnership:
     """Where no other agent can exist."""
 
-    def acquire(self, uid: str, devices: Iterable[Device]) -> None:
+    def acquire(self, uid: str, devices: Iterable[Device], deadline: Deadline) -> AbstractContextManager[Unlock]:
         """Do nothing."""
+        return _NOTHING_LOCKED
 
-    def release(self, uid: str) -> None:
+    def release(self, uid: str, deadline: Deadline) -> None:
         """Do nothing."""
 
     def foreign_claims(self) -> frozenset[str]:
@@ -80,106 +98,135 @@ class NoOwnership:
 
 
 class DeviceOwnership:
-    """Owner files below `directory`, one per PCI address; safe to use from several threads and processes."""
+    """Owner files below `directory`, one per PCI address; safe to use from several threads and processes.
+
+    The lock on a file is taken before a turn at the ledger: while a file names a claim that is about to begin, nobody
+    who compares the two sees one without the other.
+    """
 
     def __init__(self, directory: Path, state_dir: Path, owner: str) -> None:
-        self._directory = directory
+        self._directory = str(directory)
         self._state_dir = state_dir
         self._owner = owner
         self._addresses: dict[str, frozenset[str]] = {}
 
-    def acquire(self, uid: str, devices: Iterable[Device]) -> None:
+    def acquire(self, uid: str, devices: Iterable[Device], deadline: Deadline) -> AbstractContextManager[Unlock]:
         """See Ownership.acquire."""
         names: dict[str, str] = {}
         for device in devices:
             names.setdefault(device.pci_address, device.name)
-        taken: list[str] = []
-        try:
-            for address, name in sorted(names.items()):
-                self._acquire(uid, address, name)
-                taken.append(address)
-        except AgentError:
-            for address in taken:
-                self._drop(self._directory / address, {uid})
-            raise
-        self._addresses[uid] = frozenset(names)
+        return _Acquisition(self, uid, names, deadline.at_most(LOCK_TIMEOUT_S))
 
-    def release(self, uid: str) -> None:
+    def release(self, uid: str, deadline: Deadline) -> None:
         """See Ownership.release."""
         addresses = self._addresses.pop(uid, None)
-        # Another process on the same state directory, or an earlier one, may have prepared the claim.
-        paths = self._files() if addresses is None else [self._directory / address for address in addresses]
-        for path in paths:
-            self._drop(path, {uid})
+        if addresses is None:
+            # Another process on the same state directory, or an earlier one, prepared the claim.
+            addresses = frozenset(self._mine())
+        for address in addresses:
+            self._drop(address, lambda claim: claim == uid, deadline.at_most(LOCK_TIMEOUT_S))
 
     def foreign_claims(self) -> frozenset[str]:
         """See Ownership.foreign_claims."""
         found: set[str] = set()
-        for path in self._files():
-            record = _decode(_read(path))
+        for address in self._files():
+            record = self._read(address)
             if record is not None and record.owner != self._owner:
                 found.update(record.claims)
         return frozenset(found)
 
     def reconcile(self, ledger: Ledger, lookup: Lookup) -> list[str]:
         """See Ownership.reconcile."""
-        records = {path: _decode(_read(path)) for path in self._files()}
-        # After the files: a claim is in the ledger before it is in a file, and for longer.
+
+        def holds_nothing(uid: str) -> bool:
+            with ledger.turn():
+                return ledger.get(uid) is None
+
+        for address in self._mine():
+            self._drop(address, holds_nothing, Deadline.of(LOCK_TIMEOUT_S))
         with ledger.turn():
             entries = ledger.entries()
-        known = {entry.uid for entry in entries}
-        for path, record in records.items():
-            if record is not None and record.owner == self._owner:
-                self._drop(path, {uid for uid in record.claims if uid not in known})
         problems = []
         for entry in entries:
             held = [lookup(item.pool, item.device) for item in entry.devices if not item.admin_access]
+            devices = [device for device in held if device is not None]
             try:
-                self.acquire(entry.uid, [device for device in held if device is not None])
+                with self.acquire(entry.uid, devices, Deadline.of(LOCK_TIMEOUT_S)):
+                    if holds_nothing(entry.uid):
+                        raise _ReleasedMeanwhileError
+            except _ReleasedMeanwhileError:
+                continue
             except AgentError as error:
                 problems.append(f"claim {entry.namespace}/{entry.name} ({entry.uid}): {error}")
         return problems
 
-    def _acquire(self, uid: str, address: str, name: str) -> None:
-        path = self._directory / address
-        with _locked(path) as handle:
-            content = _read_handle(handle)
+    def _take(self, uid: str, address: str, name: str, deadline: Deadline) -> tuple[int, OwnerRecord | None]:
+        """Lock a file and write the claim into it; return it locked, and what it said before."""
+        path = f"{self._directory}/{address}"
+        handle = _lock(path, deadline)
+        try:
+            content = _content(handle)
             record = _decode(content)
             if content and record is None:
                 raise RetryableError(
                     "cannot tell which agent owns the device: the file is damaged",
-                    where=str(path),
+                    where=path,
                     todo="remove it when no other agent of this host has prepared the device",
                 )
             if record is not None and record.owner != self._owner:
                 raise self._refusal(record, address, name, path)
             claims = record.claims if record is not None else ()
             if uid not in claims or (record is not None and record.pid != os.getpid()):
-                self._write(handle, tuple(dict.fromkeys((*claims, uid))), path)
+                self._write(handle, len(content), tuple(dict.fromkeys((*claims, uid))), path)
+        except BaseException:
+            os.close(handle)
+            raise
+        return handle, record
 
-    def _drop(self, path: Path, uids: set[str]) -> None:
+    def _drop(self, address: str, is_over: Callable[[str], bool], deadline: Deadline) -> None:
+        """Take claims out of a file of this owner; a file that cannot be locked or written stays as it is."""
+        path = f"{self._directory}/{address}"
         try:
-            with _locked(path, create=False) as handle:
-                record = _decode(_read_handle(handle))
-                if record is None or record.owner != self._owner or not uids.intersection(record.claims):
-                    return
-                left = tuple(uid for uid in record.claims if uid not in uids)
-                if left:
-                    self._write(handle, left, path)
-                else:
-                    os.ftruncate(handle, 0)
-        except (OSError, AgentError):
+            handle = _lock(path, deadline, create=False)
+        except FileNotFoundError:
             return
-
-    def _write(self, handle: int, claims: tuple[str, ...], path: Path) -> None:
-        data = msgspec.json.encode(OwnerRecord(self._owner, str(self._state_dir), os.getpid(), claims)) + b"\n"
+        except AgentError as error:
+            log.warning("an owner file cannot be corrected", extra={"file": path, "reason": str(error)})
+            return
         try:
-            os.pwrite(handle, data, 0)
-            os.ftruncate(handle, len(data))
+            content = _content(handle)
+            record = _decode(content)
+            if record is None or record.owner != self._owner:
+                return
+            left = tuple(uid for uid in record.claims if not is_over(uid))
+            if left != record.claims:
+                self._write(handle, len(content), left, path)
+        except (OSError, AgentError) as error:
+            log.warning("an owner file cannot be corrected", extra={"file": path, "reason": str(error)})
+        finally:
+            os.close(handle)
+
+    def _write(self, handle: int, length: int, claims: tuple[str, ...], path: str) -> None:
+        """Write a record over one of `length` bytes; without claims the file is emptied."""
+        data = b""
+        if claims:
+            data = msgspec.json.encode(OwnerRecord(self._owner, str(self._state_dir), os.getpid(), claims)) + b"\n"
+        try:
+            if claims:
+                os.pwrite(handle, data, 0)
+            if len(data) < length:
+                os.ftruncate(handle, len(data))
         except OSError as error:
             raise _unusable(path, error) from error
 
-    def _refusal(self, record: OwnerRecord, address: str, name: str, path: Path) -> DeviceHeldError:
+    def _restore(self, handle: int, address: str, before: OwnerRecord | None) -> None:
+        path = f"{self._directory}/{address}"
+        try:
+            self._write(handle, len(_content(handle)), before.claims if before is not None else (), path)
+        except (OSError, AgentError) as error:
+            log.warning("an owner file cannot be corrected", extra={"file": path, "reason": str(error)})
+
+    def _refusal(self, record: OwnerRecord, address: str, name: str, path: str) -> DeviceHeldError:
         shown = ", ".join(record.claims[:MAX_CLAIMS_IN_MESSAGE])
         if (more := len(record.claims) - MAX_CLAIMS_IN_MESSAGE) > 0:
             shown += f" and {more} more"
@@ -194,20 +241,69 @@ class DeviceOwnership:
             "process uses the device",
         )
 
-    def _files(self) -> list[Path]:
+    def _mine(self) -> list[str]:
+        """List the addresses whose files are of this owner."""
+        records = ((address, self._read(address)) for address in self._files())
+        return [address for address, record in records if record is not None and record.owner == self._owner]
+
+    def _read(self, address: str) -> OwnerRecord | None:
         try:
-            return [self._directory / name for name in sorted(os.listdir(self._directory))]  # noqa: PTH208 - names only
+            return _decode(Path(self._directory, address).read_bytes())
+        except OSError:
+            return None
+
+    def _files(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self._directory))  # noqa: PTH208 - names only
         except OSError:
             return []
+
+
+class _Acquisition:
+    """The locked files of a claim that begins; what they said before is restored where it does not."""
+
+    def __init__(self, ownership: DeviceOwnership, uid: str, names: Mapping[str, str], deadline: Deadline) -> None:
+        self._ownership = ownership
+        self._uid = uid
+        self._names = names
+        self._deadline = deadline
+        self._locked: list[tuple[str, int, OwnerRecord | None]] = []
+
+    def __enter__(self) -> Unlock:
+        try:
+            for address, name in sorted(self._names.items()):
+                handle, before = self._ownership._take(self._uid, address, name, self._deadline)
+                self._locked.append((address, handle, before))
+        except BaseException:
+            self._restore()
+            raise
+        self._ownership._addresses[self._uid] = frozenset(self._names)
+        return self._unlock
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        if kind is not None:
+            self._restore()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        for _, handle, _ in self._locked:
+            os.close(handle)
+        self._locked.clear()
+
+    def _restore(self) -> None:
+        for address, handle, before in self._locked:
+            self._ownership._restore(handle, address, before)
+        self._unlock()
 
 
 class SimulatedOwnership(DeviceOwnership):
     """For simulated devices: owns none, and knows which claims agents of real devices prepared."""
 
-    def acquire(self, uid: str, devices: Iterable[Device]) -> None:
+    def acquire(self, uid: str, devices: Iterable[Device], deadline: Deadline) -> AbstractContextManager[Unlock]:
         """Do nothing."""
+        return _NOTHING_LOCKED
 
-    def release(self, uid: str) -> None:
+    def release(self, uid: str, deadline: Deadline) -> None:
         """Do nothing."""
 
     def reconcile(self, ledger: Ledger, lookup: Lookup) -> list[str]:
@@ -226,8 +322,8 @@ def is_running(pid: int) -> bool:
     return True
 
 
-@contextmanager
-def _locked(path: Path, *, create: bool = True) -> Iterator[int]:
+def _lock(path: str, deadline: Deadline, *, create: bool = True) -> int:
+    """Open a file and lock it; FileNotFoundError where it is not there and not to be created."""
     try:
         handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0) | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except OSError as error:
@@ -235,41 +331,36 @@ def _locked(path: Path, *, create: bool = True) -> Iterator[int]:
             raise
         raise _unusable(path, error) from error
     try:
-        end = time.monotonic() + LOCK_TIMEOUT_S
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                return handle
             except BlockingIOError:
-                if time.monotonic() >= end:
+                if not deadline.remaining():
                     raise RetryableError(
-                        f"is locked by another process for {LOCK_TIMEOUT_S:.0f} s",
-                        where=str(path),
+                        "is locked by another process, which does not unlock it",
+                        where=path,
                         todo="check which agent does not answer",
                     ) from None
                 time.sleep(LOCK_POLL_S)
-        yield handle
-    finally:
+    except OSError as error:
         os.close(handle)
+        raise _unusable(path, error) from error
+    except BaseException:
+        os.close(handle)
+        raise
 
 
-def _unusable(path: Path, error: OSError) -> RetryableError:
+def _unusable(path: str, error: OSError) -> RetryableError:
     return RetryableError(
         f"the owner of the device cannot be recorded: {error.strerror}",
-        where=str(path),
+        where=path,
         todo="make that directory writable for the agent; --run-dir names another one for all agents of this host",
     )
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
-
-
-def _read_handle(handle: int) -> bytes:
-    return os.pread(handle, os.fstat(handle).st_size, 0)
+def _content(handle: int) -> bytes:
+    return os.pread(handle, MAX_RECORD_BYTES, 0)
 
 
 def _decode(content: bytes) -> OwnerRecord | None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from dra_agent.cdi.names import check_uid
 from dra_agent.cdi.recipes import Recipes
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
-from dra_agent.inventory.device import Device
+from dra_agent.inventory.device import Device, pool_name
 from dra_agent.prepare import allocation as allocations
 from dra_agent.prepare import record as records
 from dra_agent.prepare.abandoned import lock_names, undo_abandoned
@@ -43,7 +43,7 @@ from dra_agent.prepare.recovery import Apart, directly, forget_others, look, rem
 from dra_agent.prepare.result import PreparedDevice, RecoveryReport
 from dra_agent.prepare.setup import Kind, VendorSetup
 from dra_agent.prepare.steps import repeat, run
-from dra_agent.prepare.undo import undo
+from dra_agent.prepare.undo import remove_files, undo
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,9 @@ CALL_TIMEOUT_S = 40.0
 """Seconds for a request whose caller says nothing; the kubelet waits 45."""
 LEDGER_TIMEOUT_S = 5.0
 """Seconds that the ledger is waited for at least once hardware was changed, however little the caller has left."""
+
+OWNER_TIMEOUT_S = 1.0
+"""The same for the files that say which agent of the host owns a device."""
 
 Took = Callable[[str, float], None]
 """Takes note of a phase and its seconds; called on the thread that prepares."""
@@ -68,6 +71,7 @@ class Preparer:
         specs: SpecDirectory,
         lookup: Lookup,
         *,
+        node: str,
         recipes: Recipes,
         setups: Iterable[VendorSetup] = (),
         metadata: MetadataDirectory | None = None,
@@ -75,11 +79,14 @@ class Preparer:
         device_locks: NamedLocks | None = None,
         took: Took = lambda phase, seconds: None,
     ) -> None:
-        """`took` is told how long the parts of preparing took: lock, ledger, setup, cdi.
+        """`node` names the pools that are this host's; a claim of any other is refused.
+
+        `took` is told how long the parts of preparing took: lock, ledger, setup, cdi.
 
         `device_locks` are those of all agents that share the ledger; left out, this one is alone.
         """
         self.driver = driver
+        self._node = node
         self._ledger = ledger
         self._specs = specs
         self._lookup = lookup
@@ -103,8 +110,18 @@ class Preparer:
             return []
         deadline = deadline or Deadline.of(CALL_TIMEOUT_S)
         began = time.perf_counter()
-        with self._at_work(allocation.uid, lock_names(allocation.devices), deadline, str(allocation)):
+        purpose = str(allocation)
+        with (
+            self._claims.hold([allocation.uid], deadline, purpose),
+            self._devices.hold(lock_names(allocation.devices), deadline, purpose),
+        ):
             self._took("lock", time.perf_counter() - began)
+            if self._ledger.get(allocation.uid) is None:
+                # That is what this process read in its last turn; the one that starts the claim reads it again.
+                try:
+                    return self._first_time(allocation, deadline)
+                except _KnownError:
+                    pass
             entry = self._entry(allocation.uid, deadline)
             if entry is not None and entry.state == STARTED:
                 self._undo(entry, deadline)  # an earlier try that could not be undone at the time
@@ -138,14 +155,15 @@ class Preparer:
         deadline = deadline or Deadline.of(CALL_TIMEOUT_S)
         purpose = f"releasing claim {uid}"
         with self._claims.hold([uid], deadline, purpose):
-            while (entry := self._entry(uid, deadline)) is not None:
-                devices = lock_names(entry.devices)
-                with self._devices.hold(devices, deadline, purpose):
-                    now = self._entry(uid, deadline)
-                    if now is not None and lock_names(now.devices) == devices:
-                        self._undo(now, deadline)
+            # What this process read in its last turn says which locks to take; the next one reads it again.
+            entry = self._ledger.get(uid) or self._entry(uid, deadline)
+            while entry is not None:
+                with self._devices.hold(lock_names(entry.devices), deadline, purpose):
+                    if self._release(entry, deadline):
                         log.info("claim unprepared", extra={"claim": uid})
                         return True
+                _check_time(deadline, f"claim {uid}")
+                entry = self._entry(uid, deadline)
             return self._remove_files(uid, deadline)
 
     def recover(self, apart: Apart = directly) -> RecoveryReport:
@@ -196,23 +214,34 @@ class Preparer:
                     return None
                 return self._rebuild(now, deadline)[1]
 
-    @contextmanager
-    def _at_work(self, uid: str, devices: Iterable[str], deadline: Deadline, purpose: str) -> Iterator[None]:
-        with self._claims.hold([uid], deadline, purpose), self._devices.hold(devices, deadline, purpose):
-            yield
-
     def _entry(self, uid: str, deadline: Deadline | None = None) -> Entry | None:
         """Read a claim as it is now: another agent's turn may have come before."""
         with self._ledger.turn(deadline):
             return self._ledger.get(uid)
+
+    def _release(self, entry: Entry, deadline: Deadline) -> bool:
+        """Undo a claim, whose devices' locks the caller has; False where another agent has changed it since."""
+        if records.has_setups(entry):
+            # What an old record says was set up may be another claim's by now.
+            now = self._entry(entry.uid, deadline)
+            if now is None or lock_names(now.devices) != lock_names(entry.devices):
+                return False
+            self._undo(now, deadline)
+            return True
+        remove_files(entry.uid, self._specs, self._metadata)
+        with self._ledger.turn(deadline.at_least(LEDGER_TIMEOUT_S)):
+            if self._ledger.get(entry.uid) != entry:
+                return False
+            self._ledger.release(entry.uid)
+        self._ownership.release(entry.uid, deadline.at_least(OWNER_TIMEOUT_S))
+        return True
 
     def _remove_files(self, uid: str, deadline: Deadline) -> bool:
         """Remove the files of a claim that the ledger does not have; in a turn, so that nobody starts it meanwhile."""
         with self._ledger.turn(deadline):
             if self._ledger.get(uid) is not None:
                 raise RetryableError("was prepared by another agent meanwhile", where=f"claim {uid}")
-            known = self._specs.delete(uid)
-            return (self._metadata is not None and self._metadata.delete(uid)) or known
+            return remove_files(uid, self._specs, self._metadata)
 
     def _remove_strangers(self) -> tuple[str, ...]:
         """Remove files of claims that hold nothing; in a turn, so that none of them is started meanwhile."""
@@ -221,11 +250,18 @@ class Preparer:
             return remove_strangers(known, self._ownership.foreign_claims(), self._specs, self._metadata)
 
     def _first_time(self, allocation: Allocation, deadline: Deadline) -> list[PreparedDevice]:
-        devices = self._found(allocation)
-        steps = plan(allocation, devices, self._setups)
-        record = records.of_allocation(allocation, steps)
-        # Where nothing is set up, a device that cannot be used is found out before anything is written.
-        spec = None if steps else self._compose(allocation, record, {})
+        """Prepare a claim that the ledger does not have; _KnownError where it turns out to have it."""
+        try:
+            devices = self._found(allocation)
+            self._check_pools(allocation, devices)
+            steps = plan(allocation, devices, self._setups)
+            record = records.of_allocation(allocation, steps)
+            # Where nothing is set up, a device that cannot be used is found out before anything is written.
+            spec = None if steps else self._compose(allocation, record, {})
+        except AgentError:
+            if self._entry(allocation.uid, deadline) is not None:
+                raise _KnownError(allocation) from None  # what is wrong now need not matter to what is prepared
+            raise
         held = records.held_devices(allocation, devices)
         entry = Entry(allocation.uid, allocation.namespace, allocation.name, held, STARTED, msgspec.to_builtins(record))
         if spec is not None:
@@ -264,17 +300,21 @@ class Preparer:
     def _record_start(
         self, entry: Entry, owned: Sequence[Device], completed: ClaimRecord | None, deadline: Deadline
     ) -> None:
-        with self._ledger.turn(deadline):
-            self._ledger.start(entry, durable=completed is None)
-            try:
-                self._ownership.acquire(entry.uid, owned)
+        started = False
+        try:
+            with self._ownership.acquire(entry.uid, owned, deadline) as unlock, self._ledger.turn(deadline):
+                if self._ledger.get(entry.uid) is not None:
+                    raise _KnownError(entry)
+                _check_time(deadline, f"claim {entry.namespace}/{entry.name} ({entry.uid})")
+                self._ledger.start(entry, durable=completed is None)
+                started = True
+                unlock()
                 if completed is not None:
                     self._ledger.complete(entry.uid, msgspec.to_builtins(completed))
-                return
-            except Exception as error:  # noqa: BLE001 - raised below, once the turn is given back
-                failure = error
-        self._try_to_undo(entry)
-        raise failure
+        except Exception:
+            if started:
+                self._try_to_undo(entry)
+            raise
 
     def _again(self, entry: Entry, allocation: Allocation, deadline: Deadline) -> list[PreparedDevice]:
         if not records.same_devices(entry, allocation):
@@ -311,6 +351,17 @@ class Preparer:
     def _found(self, allocation: Allocation) -> dict[tuple[str, str], Device]:
         return {(item.pool, item.device): self._find(item.pool, item.device) for item in allocation.devices}
 
+    def _check_pools(self, allocation: Allocation, devices: Mapping[tuple[str, str], Device]) -> None:
+        """Refuse a device of another node: names come from PCI addresses, and nodes of one model have the same."""
+        for item in allocation.devices:
+            if item.pool.rpartition("/")[0] != self._node:
+                own = pool_name(self._node, devices[item.pool, item.device].family)
+                raise PermanentError(
+                    f"device {item.device} of pool {item.pool} is not of this node, whose pool is {own}",
+                    where=str(allocation),
+                    todo="delete the claim and let it be allocated again",
+                )
+
     def _write(self, claim: Allocation, record: ClaimRecord, spec: ClaimSpec) -> bool:
         """Put in place what containers are given, files before the spec that mounts them; True where any was not."""
         with self._timed("cdi"):
@@ -318,13 +369,8 @@ class Preparer:
             written = described is not None and described.write()
             return self._specs.ensure(claim.uid, spec.data) or written
 
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._took(phase, time.perf_counter() - began)
+    def _timed(self, phase: str) -> AbstractContextManager[None]:
+        return _Timed(self._took, phase)
 
     def _describe(self, claim: Allocation, record: ClaimRecord) -> Description | None:
         if self._metadata is None or not self._metadata.enabled:
@@ -332,8 +378,10 @@ class Preparer:
         return describe(self._metadata, claim, record, self._find)
 
     def _undo(self, entry: Entry, deadline: Deadline) -> None:
-        undo(entry, self._ledger, self._specs, self._setups, self._metadata, deadline.at_least(LEDGER_TIMEOUT_S))
-        self._ownership.release(entry.uid)
+        undo(entry, self._specs, self._setups, self._metadata)
+        with self._ledger.turn(deadline.at_least(LEDGER_TIMEOUT_S)):
+            self._ledger.release(entry.uid)
+        self._ownership.release(entry.uid, deadline.at_least(OWNER_TIMEOUT_S))
 
     def _try_to_undo(self, entry: Entry) -> None:
         """Undo a prepare that failed, as far as the ledger knows it."""
@@ -341,8 +389,11 @@ class Preparer:
         try:
             self._undo(self._entry(entry.uid, deadline) or entry, deadline)
         except Exception as error:  # the first error is the one to report; the next try, or a repair, undoes it
+            expected = isinstance(error, AgentError)
             log.warning(
-                "failed prepare is not undone yet", extra={"claim": entry.uid, "reason": str(error)}, exc_info=True
+                "failed prepare is not undone yet",
+                extra={"claim": entry.uid, "reason": str(error)},
+                exc_info=not expected,
             )
 
     def _compose(self, claim: Allocation, record: ClaimRecord, extra: Mapping[str, ContainerEdits]) -> ClaimSpec:
@@ -377,6 +428,35 @@ class Preparer:
                 todo="unprepare it, or run the newer agent",
             )
         return record
+
+
+def _check_time(deadline: Deadline, where: str) -> None:
+    """Refuse to begin what nobody waits for any more: by now another agent may have answered its release."""
+    if not deadline.remaining():
+        raise RetryableError("its caller no longer waits for it", where=where)
+
+
+class _Timed:
+    """Measures one phase of preparing."""
+
+    __slots__ = ("_began", "_phase", "_took")
+
+    def __init__(self, took: Took, phase: str) -> None:
+        self._took = took
+        self._phase = phase
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._took(self._phase, time.perf_counter() - self._began)
+
+
+class _KnownError(RetryableError):
+    """The ledger has a claim that this process took for one that it does not have: another agent is serving it."""
+
+    def __init__(self, claim: Allocation | Entry) -> None:
+        super().__init__("was begun by another agent meanwhile", where=f"claim {claim.namespace}/{claim.name}")
 
 
 def _with_ids(record: ClaimRecord, spec: ClaimSpec) -> ClaimRecord:

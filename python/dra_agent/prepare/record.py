@@ -135,6 +135,12 @@ def read(entry: Entry) -> ClaimRecord | None:
         return None
 
 
+def has_setups(entry: Entry) -> bool:
+    """Tell whether anything was set up for a claim, as far as its record can be read; True where it cannot."""
+    record = read(entry)
+    return record is None or bool(record.setups)
+
+
 def unknown_setups(entry: Entry, setups: Collection[Kind]) -> list[str] | None:
     """Name the kinds in a record that cannot be read which are not among `setups`; None where nobody can tell.
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
 from dra_agent.deadline import Deadline
@@ -54,14 +54,9 @@ class Turns:
         self._inside = 0
         self._closes = 0.0
 
-    @contextmanager
-    def hold(self, deadline: Deadline | None = None) -> Iterator[None]:
+    def hold(self, deadline: Deadline | None = None) -> AbstractContextManager[None]:
         """Be inside a turn. RetryableError names the agent that does not give its turn back by the deadline."""
-        self._enter(deadline or Deadline.of(WAIT))
-        try:
-            yield
-        finally:
-            self._leave()
+        return _Turn(self, deadline or Deadline.of(WAIT))
 
     def _enter(self, deadline: Deadline) -> None:
         with self._changed:
@@ -117,3 +112,19 @@ class Turns:
         with self._changed:
             self._state = state
             self._changed.notify_all()
+
+
+class _Turn:
+    """One stay inside, for a `with` statement; a class, for every request has some."""
+
+    __slots__ = ("_deadline", "_turns")
+
+    def __init__(self, turns: Turns, deadline: Deadline) -> None:
+        self._turns = turns
+        self._deadline = deadline
+
+    def __enter__(self) -> None:
+        self._turns._enter(self._deadline)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._turns._leave()

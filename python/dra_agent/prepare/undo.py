@@ -9,11 +9,10 @@ import msgspec
 
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.metadata_files import MetadataDirectory
-from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.prepare import record as records
 from dra_agent.prepare.config import without_kind
-from dra_agent.prepare.ports import Entry, Ledger
+from dra_agent.prepare.ports import Entry
 from dra_agent.prepare.record import SetupRecord
 from dra_agent.prepare.setup import Kind, Noting, VendorSetup
 
@@ -22,28 +21,27 @@ log = logging.getLogger(__name__)
 
 def undo(
     entry: Entry,
-    ledger: Ledger,
     specs: SpecDirectory,
     setups: Mapping[Kind, VendorSetup],
     metadata: MetadataDirectory | None = None,
-    deadline: Deadline | None = None,
 ) -> None:
-    """Remove a claim's spec and the files that it mounts, undo its set-ups in reverse, and free its devices last.
+    """Remove a claim's spec and the files that it mounts, and undo its set-ups in reverse.
 
-    Until then nobody gets them. RetryableError where any of it fails; the claim then still holds its devices.
-    `deadline` is for the turn at the ledger.
+    RetryableError where any of it fails. The caller frees the devices in the ledger after that.
     """
-    specs.delete(entry.uid)
-    if metadata is not None:
-        metadata.delete(entry.uid)
+    remove_files(entry.uid, specs, metadata)
     record = records.read(entry)
     if record is None:
         _undo_by_notes(entry, setups)
     else:
         for step in reversed(record.setups):
             _undo_step(entry, step, setups)
-    with ledger.turn(deadline):
-        ledger.release(entry.uid)
+
+
+def remove_files(uid: str, specs: SpecDirectory, metadata: MetadataDirectory | None) -> bool:
+    """Remove a claim's spec and the files that it mounts; False where there was neither."""
+    known = specs.delete(uid)
+    return (metadata is not None and metadata.delete(uid)) or known
 
 
 def _undo_by_notes(entry: Entry, setups: Mapping[Kind, VendorSetup]) -> None:

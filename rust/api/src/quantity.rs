@@ -73,7 +73,8 @@ impl Quantity {
         }
     }
 
-    /// The value in whole units, rounded away from zero. Meaningless where no int64 holds it, as in Go.
+    /// The value in whole units, rounded away from zero. Meaningless where no int64 holds it, and for
+    /// negative big decimals, as in Go.
     pub fn value(&self) -> i64 {
         self.amount.scaled(0)
     }

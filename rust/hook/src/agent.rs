@@ -224,7 +224,8 @@ mod tests {
         let place = Place::new();
         let socket = place.socket();
         let path = socket.clone();
-        let agent = thread::spawn(move || {
+        let (sender, question) = mpsc::channel();
+        thread::spawn(move || {
             // Refused at first: a socket that has been left behind.
             drop(UnixListener::bind(&path).unwrap());
             thread::sleep(Duration::from_millis(150));
@@ -233,15 +234,15 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             let mut line = String::new();
             BufReader::new(&stream).read_line(&mut line).unwrap();
+            sender.send(line).unwrap();
             stream.write_all(b"{\"result\":true}\n").unwrap();
-            line
         });
         let patient = Timeouts {
             exchange: Duration::from_secs(30),
             restart: Duration::from_secs(30),
         };
         assert_eq!(ask(&socket, String::from("{\"a\":1"), patient), Ok(()));
-        assert_eq!(agent.join().unwrap(), "{\"a\":1}\n");
+        assert_eq!(question.try_recv().as_deref(), Ok("{\"a\":1}\n"));
     }
 
     #[test]

@@ -48,10 +48,16 @@ mod tests {
             "3:memory:/a\n",
             "0::/../outside\n",
             "0::/a/../b\n",
+            "0::/a/./b\n",
             "0::/a//b\n",
             "0::/a\tb\n",
         ] {
             assert!(parse(text).is_err(), "{text:?}");
+        }
+        let long = |length: usize| parse(&format!("0::/{}\n", "a".repeat(length)));
+        assert_eq!(long(4096).map(|path| path.len()), Ok(4096));
+        for length in [4097, 4098] {
+            assert!(long(length).is_err(), "{length} bytes");
         }
     }
 }

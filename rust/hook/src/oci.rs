@@ -244,11 +244,36 @@ mod tests {
             r#"{"pid":1} trailing"#,
             r#"{"id":"no end}"#,
             r#"{"x":nonsense,"pid":1}"#,
+            r#"{"x":inf,"pid":1}"#,
+            r#"{"x":1x,"pid":1}"#,
+            r#"{"x":,"pid":1}"#,
+            r#"{"x":[1 2],"pid":1}"#,
+            r#"{"x":{"y":1]},"pid":1}"#,
         ] {
             assert!(pid(state).is_err(), "{state:?}");
         }
-        let deep = format!("{{\"x\":{}1{},\"pid\":1}}", "[".repeat(99), "]".repeat(99));
-        assert!(pid(&deep).is_err());
+        assert_eq!(
+            pid("[]"),
+            Err("no JSON object: '{' is expected at byte 0".to_owned())
+        );
+    }
+
+    #[test]
+    fn every_kind_of_value_is_passed_over() {
+        let state = r#" { "a" : [ ] , "b":{ },"c":[-1.5e+3,true,false,null,"]"],"d":{"e":"}"} , "pid" : 7 } "#;
+        assert_eq!(pid(state), Ok(7));
+    }
+
+    #[test]
+    fn nesting_is_limited() {
+        let nested = |depth: usize| {
+            let (open, close) = ("[".repeat(depth), "]".repeat(depth));
+            pid(&format!("{{\"x\":{open}1{close},\"pid\":1}}"))
+        };
+        assert_eq!(nested(32), Ok(1));
+        for depth in [33, 34, 99] {
+            assert_eq!(nested(depth), Err("it is nested too deeply".to_owned()));
+        }
     }
 
     #[test]

@@ -69,6 +69,17 @@ impl HeldDevice {
     }
 
     pub(crate) fn same_device(&self, other: &Self) -> bool {
-        self.pool == other.pool && self.device == other.device
+        self.key() == other.key()
     }
+
+    pub(crate) fn key(&self) -> (String, String) {
+        device_key(&self.pool, &self.device)
+    }
+}
+
+/// What names a device on its host: what kind its pool is of ("gpu" of "node-1/gpu"), and its name. The pool's first part
+/// is the node, whose name may change while claims hold devices.
+pub(crate) fn device_key(pool: &str, device: &str) -> (String, String) {
+    let kind = pool.rsplit('/').next().unwrap_or(pool);
+    (kind.to_owned(), device.to_owned())
 }

@@ -209,7 +209,7 @@ impl Ledger {
         uids.into_iter().filter_map(|uid| books.view(uid)).collect()
     }
 
-    /// Every claim that names the device, shared and admin access included.
+    /// Every claim that names the device, shared and admin access included. What node the pool is named after does not count.
     pub fn holders(&self, pool: &str, device: &str) -> Vec<Arc<Entry>> {
         let books = self.books();
         let mut uids: Vec<&String> = books

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::entry::Entry;
+use crate::entry::{Entry, device_key};
 use crate::error::{Conflict, Error, Result};
 use crate::record::{Body, Record};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
     claims: BTreeMap<String, Held>,
-    /// Device to the uids that name it, in the order in which they took it.
+    /// Device, by its key, to the uids that name it, in the order in which they took it.
     holders: BTreeMap<(String, String), Vec<String>>,
     foreign: Vec<Foreign>,
 }
@@ -52,7 +52,7 @@ impl State {
     pub(crate) fn holders(&self, pool: &str, device: &str) -> impl Iterator<Item = &Held> {
         let uids = self
             .holders
-            .get(&(pool.to_owned(), device.to_owned()))
+            .get(&device_key(pool, device))
             .map_or(&[][..], Vec::as_slice);
         uids.iter().filter_map(|uid| self.claims.get(uid))
     }
@@ -124,10 +124,7 @@ impl State {
     fn put(&mut self, seq: u64, entry: Arc<Entry>) {
         self.take(&entry.uid);
         for held in &entry.devices {
-            let uids = self
-                .holders
-                .entry((held.pool.clone(), held.device.clone()))
-                .or_default();
+            let uids = self.holders.entry(held.key()).or_default();
             if !uids.contains(&entry.uid) {
                 uids.push(entry.uid.clone());
             }
@@ -140,7 +137,7 @@ impl State {
             return;
         };
         for device in &held.entry.devices {
-            let key = (device.pool.clone(), device.device.clone());
+            let key = device.key();
             if let Some(uids) = self.holders.get_mut(&key) {
                 uids.retain(|other| other != uid);
                 if uids.is_empty() {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod faulty;
+mod sample;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -74,7 +75,7 @@ fn with_contents(name: &str, contents: &[u8]) -> FaultyDisk {
 fn a_journal_cut_at_any_byte_keeps_every_record_before_the_cut() {
     let whole = journalled().contents(JOURNAL);
     let ends = ends(&whole);
-    for cut in 0..=used(&whole) {
+    for cut in (0..=used(&whole)).step_by(sample::one_in()) {
         // Cut short, and cut with the space that was set aside behind it.
         for zeros in [0, 64] {
             let mut torn = whole[..cut].to_vec();
@@ -108,7 +109,7 @@ fn a_journal_cut_at_any_byte_keeps_every_record_before_the_cut() {
 fn one_wrong_byte_in_a_journal_costs_no_claim() {
     // Every claim has two records, its start and its completion, and any single byte belongs to one of them.
     let whole = journalled().contents(JOURNAL);
-    for at in 0..used(&whole) + 8 {
+    for at in (0..used(&whole) + 8).step_by(sample::one_in()) {
         for flip in [0x01, whole[at] ^ b'\n', whole[at]] {
             // The newline at the very end is not missed, and a byte xor 0 is no damage.
             if flip == 0 || (at + 1 == used(&whole) && flip == whole[at]) {
@@ -138,7 +139,7 @@ fn one_wrong_byte_in_a_snapshot_costs_at_most_the_claim_it_hit() {
     let disk = journalled();
     open(&disk).compact().unwrap();
     let whole = disk.contents("/state/ledger/snapshot");
-    for at in 0..whole.len() {
+    for at in (0..whole.len()).step_by(sample::one_in()) {
         let mut bytes = whole.clone();
         bytes[at] ^= 0x04;
         let disk = with_contents("snapshot", &bytes);
@@ -162,7 +163,7 @@ fn a_snapshot_cut_at_any_byte_keeps_what_is_before_the_cut() {
     open(&disk).compact().unwrap();
     let whole = disk.contents("/state/ledger/snapshot");
     let ends = ends(&whole);
-    for cut in 0..whole.len() {
+    for cut in (0..whole.len()).step_by(sample::one_in()) {
         let disk = with_contents("snapshot", &whole[..cut]);
         let sound = ends.iter().filter(|end| **end <= cut + 1).count();
         assert_eq!(
@@ -274,4 +275,102 @@ fn files_that_are_not_the_ledgers_are_left_alone() {
     ] {
         assert_eq!(disk.contents(&format!("/state/ledger/{name}")), b"mine");
     }
+}
+
+// === Several files and several damages ===
+
+fn prepare(ledger: &Ledger, number: usize) {
+    ledger.start(claim(number), false).unwrap();
+    ledger
+        .complete(&format!("uid-{number}"), json!({"n": number}))
+        .unwrap();
+}
+
+/// Journals as a compaction leaves them that was killed before its snapshot: the second goes on where the first ends.
+fn two_journals(first: &[u8], disk: &FaultyDisk) {
+    let sound = journalled();
+    let ledger = open(&sound);
+    ledger.compact().unwrap();
+    prepare(&ledger, 8);
+    let number = (2..9)
+        .find(|number| ledger_has(&sound, *number))
+        .expect("a journal after the first");
+    let second = sound.contents(&format!("/state/ledger/journal-{number:08}"));
+    disk.plant(JOURNAL, first);
+    disk.plant("/state/ledger/journal-00000002", &second);
+}
+
+fn ledger_has(disk: &FaultyDisk, number: usize) -> bool {
+    let name = format!("journal-{number:08}");
+    let listed = dra_ledger::Disk::list(disk, Path::new("/state/ledger")).unwrap();
+    listed.contains(&name)
+}
+
+#[test]
+fn sound_journals_are_read_one_after_the_other() {
+    let disk = FaultyDisk::default();
+    two_journals(&journalled().contents(JOURNAL), &disk);
+    let ledger = open(&disk);
+    assert_eq!(uids(&ledger).len(), CLAIMS + 1);
+    let report = ledger.report();
+    assert!(report.damage.is_empty() && report.set_aside.is_empty());
+    assert_eq!(report.lost_records, 0);
+}
+
+/// Records in a later file prove that the end of an earlier one was written whole once.
+#[test]
+fn a_damaged_end_is_a_torn_tail_only_where_nothing_follows() {
+    let whole = journalled().contents(JOURNAL);
+    let torn = &whole[..used(&whole) - 20];
+    let disk = FaultyDisk::default();
+    two_journals(torn, &disk);
+    let ledger = open(&disk);
+    let report = ledger.report();
+    assert_eq!(report.damage.len(), 1);
+    assert_eq!(report.damage[0].what, "damaged record");
+    assert_eq!(report.set_aside, ["journal-00000001.corrupt-1"]);
+    assert_eq!(report.lost_records, 1);
+
+    let report = open(&with_contents("journal-00000001", torn)).report();
+    assert_eq!(report.damage[0].what, "torn tail");
+    assert!(report.set_aside.is_empty());
+}
+
+#[test]
+fn each_damage_of_several_is_reported_for_what_it_is() {
+    let disk = journalled();
+    open(&disk).compact().unwrap();
+    let mut snapshot = disk.contents("/state/ledger/snapshot");
+    snapshot[30] ^= 1;
+    let whole = journalled().contents(JOURNAL);
+    let mut journal = whole[..used(&whole) - 20].to_vec();
+    let middle = ends(&whole)[1] + 30;
+    journal[middle] ^= 1;
+    let disk = with_contents("snapshot", &snapshot);
+    disk.plant(JOURNAL, &journal);
+    let found: Vec<(String, &str)> = open(&disk)
+        .report()
+        .damage
+        .into_iter()
+        .map(|damage| (damage.file, damage.what))
+        .collect();
+    let journal = "journal-00000001".to_owned();
+    assert_eq!(
+        found,
+        [
+            ("snapshot".to_owned(), "damaged record"),
+            (journal.clone(), "damaged record"),
+            (journal, "torn tail"),
+        ]
+    );
+}
+
+#[test]
+fn damage_that_took_nothing_of_a_claim_does_not_name_it() {
+    let mut bytes = journalled().contents(JOURNAL);
+    let start = ends(&bytes)[0] + 30;
+    bytes[start] ^= 1;
+    let report = open(&with_contents("journal-00000001", &bytes)).report();
+    assert_eq!(report.damage[0].what, "damaged record");
+    assert_eq!(report.damage[0].uid, None, "its completion is there");
 }

@@ -4,6 +4,7 @@
 
 mod faulty;
 mod model;
+mod sample;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -69,7 +70,7 @@ fn run(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 250, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: sample::cases(250), ..ProptestConfig::default() })]
 
     #[test]
     fn nothing_answered_is_lost(
@@ -110,7 +111,7 @@ fn every_operation_of_an_ordinary_life_may_fail() {
         Call::Release { uid: 1 },
     ];
     let operations = run(&life, None, FaultyDisk::process_killed).unwrap() + 40;
-    for at in 1..operations {
+    for at in (1..operations).step_by(sample::one_in().min(3)) {
         for count in [1, u64::MAX] {
             for seed in 0..2 {
                 let mut luck = dice(at * 7919 + seed);

@@ -2,35 +2,22 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod claims;
 mod faulty;
 mod watched;
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use dra_ledger::{Entry, Error, FileSystem, Ledger, Phase};
+use claims::{claim, prepare, refuses_changes};
+use dra_ledger::{Error, FileSystem, Ledger, Phase};
 use faulty::FaultyDisk;
-use serde_json::json;
 use watched::{Synced, Watched};
 
 const STATE: &str = "/state";
 const WAIT: Duration = Duration::from_secs(10);
-
-fn claim(uid: &str, device: &str) -> Entry {
-    serde_json::from_value(json!({
-        "uid": uid, "namespace": "team", "name": uid,
-        "devices": [{"pool": "node/gpu", "device": device, "request": "gpu"}],
-    }))
-    .unwrap()
-}
-
-fn prepare(ledger: &Ledger, uid: &str, device: &str) -> Result<(), Error> {
-    ledger.start(claim(uid, device), false)?;
-    ledger.complete(uid, json!(null))
-}
 
 fn line(json: &str) -> String {
     let crc = crc32fast::hash(json.as_bytes());
@@ -38,23 +25,6 @@ fn line(json: &str) -> String {
 }
 
 // === Read-only ===
-
-fn refuses_changes(ledger: &Ledger) {
-    for refused in [
-        prepare(ledger, "new", "gpu-1"),
-        ledger.release("held").map(|_| ()),
-    ] {
-        let told = refused.unwrap_err();
-        assert!(matches!(told, Error::Io { .. }), "{told}");
-        assert!(
-            told.to_string().contains("make that file system writable"),
-            "{told}"
-        );
-    }
-    assert_eq!(ledger.get("held").unwrap().state, Phase::Completed);
-    assert_eq!(ledger.holders("node/gpu", "gpu-0").len(), 1);
-    assert!(ledger.report().not_writable.is_some());
-}
 
 #[test]
 fn on_a_read_only_disk_it_opens_knows_its_claims_and_refuses_changes() {
@@ -106,59 +76,6 @@ fn refuses_changes_in_turn(ledger: &Ledger) {
     assert!(matches!(refused, Error::Io { .. }), "{refused}");
     assert!(matches!(ledger.release("held"), Err(Error::Io { .. })));
     assert_eq!(ledger.get("held").unwrap().state, Phase::Completed);
-}
-
-/// Runs the test of this name again, alone, in a mount namespace of its own where `DRA_LEDGER_STATE` is read-only.
-/// Skipped where mounting is not permitted.
-#[test]
-fn a_file_system_that_was_remounted_read_only_can_be_read() {
-    if let Some(state) = std::env::var_os("DRA_LEDGER_STATE") {
-        let state = Path::new(&state);
-        if !state.join("ledger/turn").exists() {
-            let ledger = Ledger::open(state, "boot").unwrap();
-            refuses_changes(&ledger);
-            assert!(matches!(
-                Ledger::open(state, "boot"),
-                Err(Error::Locked { .. })
-            ));
-            return;
-        }
-        let shared = Ledger::open_shared(Arc::new(FileSystem), state, "boot", "a", WAIT).unwrap();
-        shared.take_turn(WAIT).unwrap();
-        assert!(matches!(shared.release("held"), Err(Error::Io { .. })));
-        assert_eq!(shared.entries().len(), 1);
-        shared.give_turn().unwrap();
-        assert!(matches!(
-            Ledger::open(state, "boot"),
-            Err(Error::Locked { .. })
-        ));
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    for shared in [false, true] {
-        let state = dir.path().join(shared.to_string());
-        if shared {
-            drop(Ledger::open_shared(Arc::new(FileSystem), &state, "boot", "a", WAIT).unwrap());
-        }
-        prepare(&Ledger::open(&state, "boot").unwrap(), "held", "gpu-0").unwrap();
-        let mount = |then: &str| {
-            let script =
-                format!("mount --bind \"$S\" \"$S\" && mount -o remount,bind,ro \"$S\" && {then}");
-            Command::new("unshare")
-                .args(["-m", "sh", "-c", &script])
-                .env("S", &state)
-                .env("T", std::env::current_exe().unwrap())
-                .env("DRA_LEDGER_STATE", &state)
-                .output()
-        };
-        if !mount("true").is_ok_and(|done| done.status.success()) {
-            eprintln!("skipped: mounting is not permitted here");
-            return;
-        }
-        let name = "a_file_system_that_was_remounted_read_only_can_be_read";
-        let done = mount(&format!("exec \"$T\" --exact {name} --nocapture")).unwrap();
-        assert!(done.status.success(), "shared {shared}: {done:?}");
-    }
 }
 
 // === Formats ===
@@ -274,7 +191,7 @@ fn a_ledger_file_of_another_name_is_refused() {
 #[test]
 fn every_directory_that_is_created_is_durable() {
     let dir = tempfile::tempdir().unwrap();
-    let disk = Arc::new(Watched(Synced::default()));
+    let disk = Arc::new(Watched(Arc::new(Synced::default())));
     let state = dir.path().join("var/lib/agent");
     drop(Ledger::open_on(disk.clone(), &state, "boot").unwrap());
     let synced = disk.0.0.lock().unwrap().clone();

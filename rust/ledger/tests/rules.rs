@@ -41,6 +41,24 @@ fn a_held_device_is_refused_and_the_holder_named() {
     assert_eq!(ledger.holders("node/gpu", "gpu-0")[0].uid, "b");
 }
 
+/// A host whose name changed publishes the same devices in pools of another name.
+#[test]
+fn a_device_is_held_whatever_the_node_in_its_pool_s_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let ledger = open(dir.path());
+    let of = |uid: &str, pool: &str| claim(uid, json!([{"pool": pool, "device": "gpu-0"}]));
+    ledger.start(of("a", "former/gpu"), true).unwrap();
+    let refused = ledger.start(of("b", "node/gpu"), true);
+    assert!(matches!(refused, Err(Error::Held(_))), "{refused:?}");
+    assert_eq!(ledger.holders("node/gpu", "gpu-0")[0].uid, "a");
+    ledger.start(of("c", "node/nic"), true).unwrap();
+    let twice = claim(
+        "d",
+        json!([{"pool": "former/gpu", "device": "gpu-1"}, {"pool": "node/gpu", "device": "gpu-1"}]),
+    );
+    assert!(matches!(ledger.start(twice, true), Err(Error::Usage(_))));
+}
+
 #[test]
 fn a_start_that_nobody_waited_for_holds_its_device_too() {
     let dir = tempfile::tempdir().unwrap();
@@ -90,6 +108,21 @@ fn one_claim_cannot_name_a_device_twice_unless_by_shares() {
     ));
     let shares = json!([{"pool": "p", "device": "d", "share_id": "1"}, {"pool": "p", "device": "d", "share_id": "2"}]);
     ledger.start(claim("a", shares), true).unwrap();
+}
+
+#[test]
+fn a_claim_may_have_devices_that_differ_in_pool_or_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let ledger = open(dir.path());
+    let devices = json!([{"pool": "p", "device": "d"}, {"pool": "p", "device": "e"}, {"pool": "q", "device": "d"}]);
+    ledger.start(claim("a", devices), true).unwrap();
+    assert_eq!(ledger.holders("q", "d").len(), 1);
+    // Only the device that both name decides whether their shares of it exclude each other.
+    let mixed =
+        json!([{"pool": "s", "device": "d", "share_id": "1"}, {"pool": "s", "device": "e"}]);
+    ledger.start(claim("b", mixed), true).unwrap();
+    let share = json!([{"pool": "s", "device": "d", "share_id": "2"}]);
+    ledger.start(claim("c", share), true).unwrap();
 }
 
 #[test]
@@ -187,13 +220,17 @@ fn what_a_newer_version_wrote_survives_compaction_and_reopening() {
         line(r#"{"seq":2,"kind":"cordon","key":"gpu-0","until":"noon"}"#),
         line(r#"{"seq":3,"kind":"cordon","key":"gpu-0","until":"night"}"#),
         line(r#"{"seq":4,"kind":"note","text":"keep me"}"#),
+        line(r#"{"seq":6,"kind":"cordon","key":"gpu-1","until":"dawn"}"#),
+        line(r#"{"seq":7,"kind":"lease","key":"gpu-0","until":"dusk"}"#),
+        line(r#"{"seq":8,"kind":"release","until":"never"}"#),
+        line(r#"{"seq":9,"kind":"release","until":"ever"}"#),
         line(r#"{"seq":5,"kind":"claim","uid":["not","a","string"]}"#),
     ];
     fs::write(dir.path().join("ledger/journal-00000001"), newer.concat()).unwrap();
     for _ in 0..2 {
         let ledger = open(dir.path());
         ledger.compact().unwrap();
-        assert_eq!(ledger.report().foreign_records, 3);
+        assert_eq!(ledger.report().foreign_records, 7);
         assert_eq!(
             ledger.report().started,
             ["n"],
@@ -213,6 +250,10 @@ fn what_a_newer_version_wrote_survives_compaction_and_reopening() {
         r#""since":7"#,
         r#""until":"night""#,
         "keep me",
+        "dawn",
+        "dusk",
+        "never",
+        r#""ever""#,
         r#"["not","a","string"]"#,
     ] {
         assert!(snapshot.contains(kept), "{kept} is gone from {snapshot}");

@@ -4,7 +4,8 @@
 //! the ledger, the two phases of a claim, undoing what a dead agent began. Two claims were allocated the same device,
 //! whatever the API server was supposed to prevent. The kubelet asks either agent, gives up on calls, and asks again.
 //!
-//! A turn at the ledger is one step here: the journal's records are there whole or not at all (`tests/crash.rs`), and a
+//! An agent begins with what it read in its last turn, which may be old, and the turn that changes the ledger reads it
+//! again. A turn at the ledger is one step here: the journal's records are there whole or not at all (`tests/crash.rs`), and a
 //! turn ends with its process. Deadlines are `expired`: a call that the kubelet no longer waits for starts nothing.
 
 use stateright::{Checker, Model, Property};
@@ -29,7 +30,7 @@ enum Kind {
 /// What an operation does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Step {
-    /// Read the ledger without a lock.
+    /// Find out which locks to take: by what the agent read last or, where that is nothing, by the ledger.
     Peek,
     /// Take the device's lock, across processes.
     Lock,
@@ -44,7 +45,26 @@ enum Step {
     UndoSpec(usize, Then),
     UndoSetUp(usize, Then),
     UndoEntry(usize, Then),
+    /// Remove the files of a claim that needed no set-up, before the ledger is read.
+    RemoveSpec,
+    /// Release that claim if the ledger has it as it was known.
+    Release,
     Answer(bool),
+}
+
+impl Step {
+    /// Whether it is made in a turn at the ledger, which begins with reading what others did.
+    fn is_turn(self) -> bool {
+        matches!(
+            self,
+            Step::Peek
+                | Step::Read
+                | Step::Start
+                | Step::Complete
+                | Step::UndoEntry(..)
+                | Step::Release
+        )
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -92,6 +112,8 @@ struct World {
     alive: [bool; AGENTS],
     operations: [[Option<Operation>; CLAIMS]; AGENTS],
     ledger: [Option<Phase>; CLAIMS],
+    /// What each agent read in its last turn.
+    known: [[Option<Phase>; CLAIMS]; AGENTS],
     specs: [bool; CLAIMS],
     /// For which claim the device is set up.
     set_up_for: Option<usize>,
@@ -134,24 +156,58 @@ enum Defect {
     UndoesTheLiving,
     /// The entry is released before the device is.
     ReleasesFirst,
+    /// The turn that starts a claim does not read whether another agent has it.
+    StartsUnread,
+    /// Files are removed by what the agent knew, and the entry is not read again.
+    AnswersUnread,
 }
 
 impl Agents {
     fn step(&self, world: &mut World, agent: usize, claim: usize) -> Option<()> {
         let mut operation = world.operations[agent][claim]?;
+        let known = world.known[agent][claim];
         let next = match operation.step {
-            Step::Peek if operation.kind == Kind::Unprepare && world.ledger[claim].is_none() => {
+            Step::Peek if known.is_some() => Step::Lock,
+            Step::Peek if world.ledger[claim].is_none() => {
                 world.specs[claim] = false;
                 Step::Answer(true)
             }
             Step::Peek => Step::Lock,
-            Step::Lock if self.defect == Defect::NoLock => Step::Read,
-            Step::Lock if world.locked_by.is_none() => {
-                world.locked_by = Some(agent);
-                operation.locked = true;
-                Step::Read
+            Step::Lock if world.locked_by.is_none() || self.defect == Defect::NoLock => {
+                if self.defect != Defect::NoLock {
+                    world.locked_by = Some(agent);
+                    operation.locked = true;
+                }
+                match operation.kind {
+                    Kind::Prepare if known.is_none() => Step::Start,
+                    Kind::Unprepare if known == Some(Phase::Completed) && !self.with_set_up => {
+                        Step::RemoveSpec
+                    }
+                    _ => Step::Read,
+                }
             }
             Step::Lock => return None,
+            Step::RemoveSpec => {
+                world.specs[claim] = false;
+                Step::Release
+            }
+            Step::Release if self.defect == Defect::AnswersUnread => Step::Answer(true),
+            Step::Release if world.ledger[claim] == Some(Phase::Completed) => {
+                world.ledger[claim] = None;
+                Step::Answer(true)
+            }
+            Step::Release => {
+                if operation.locked {
+                    world.locked_by = None;
+                    operation.locked = false;
+                }
+                // Nobody waits for it any more: what another agent has begun since is not for it to undo.
+                if operation.expired {
+                    Step::Answer(false)
+                } else {
+                    Step::Peek
+                }
+            }
             Step::Read => match (operation.kind, world.ledger[claim]) {
                 (Kind::Prepare, None) => Step::Start,
                 (Kind::Prepare, Some(Phase::Started)) => self.undo(claim, Then::Read),
@@ -166,6 +222,9 @@ impl Agents {
             },
             Step::Start if operation.expired && self.defect != Defect::StartsLate => {
                 Step::Answer(false)
+            }
+            Step::Start if world.ledger[claim].is_some() && self.defect != Defect::StartsUnread => {
+                Step::Read
             }
             Step::Start => {
                 let other =
@@ -232,6 +291,9 @@ impl Agents {
                 return Some(());
             }
         };
+        if operation.step.is_turn() {
+            world.known[agent] = world.ledger;
+        }
         operation.step = next;
         world.operations[agent][claim] = Some(operation);
         Some(())
@@ -291,6 +353,7 @@ impl Model for Agents {
             alive: [true; AGENTS],
             operations: Default::default(),
             ledger: [None; CLAIMS],
+            known: [[None; CLAIMS]; AGENTS],
             specs: [false; CLAIMS],
             set_up_for: None,
             locked_by: None,
@@ -384,6 +447,7 @@ impl Model for Agents {
             }
             Event::Crash(agent) => {
                 world.alive[agent] = false;
+                world.known[agent] = [None; CLAIMS];
                 world.crashes_left -= 1;
                 for claim in 0..CLAIMS {
                     world.operations[agent][claim] = None;
@@ -498,9 +562,17 @@ fn the_model_finds_each_defect_that_is_put_into_it() {
             "what was answered as prepared is held and usable",
         ),
         (Defect::ReleasesFirst, "nothing is set up without an entry"),
+        (
+            Defect::StartsUnread,
+            "what was answered as prepared is held and usable",
+        ),
+        (
+            Defect::AnswersUnread,
+            "what was answered as released is free",
+        ),
     ] {
         let checker = Agents {
-            with_set_up: true,
+            with_set_up: defect != Defect::AnswersUnread,
             crashes: 2,
             defect,
         }

@@ -4,6 +4,7 @@
 
 mod faulty;
 mod model;
+mod sample;
 mod watched;
 
 use std::io;
@@ -18,7 +19,7 @@ use faulty::{FaultyDisk, Plan};
 use model::{Call, Model, apply, call, claim, dice};
 use proptest::prelude::*;
 use serde_json::json;
-use watched::Paused;
+use watched::{At, Paused};
 
 const SOON: Duration = Duration::from_millis(20);
 const LATER: Duration = Duration::from_secs(10);
@@ -162,7 +163,7 @@ fn two_threads_of_a_process_never_both_have_the_turn() {
 #[test]
 fn a_turn_ends_after_a_compaction_that_is_running() {
     let dir = tempfile::tempdir().unwrap();
-    let disk = Arc::new(Paused::new("snapshot"));
+    let disk = Arc::new(Paused::new(At::RenameTo("snapshot")));
     let ledger = Ledger::open_shared(disk.clone(), dir.path(), "boot", "a", LATER).unwrap();
     let other = share_dir(dir.path(), "b");
     ledger.take_turn(LATER).unwrap();
@@ -243,6 +244,36 @@ fn a_death_in_a_turn_is_told_to_the_next_and_only_to_it() {
 }
 
 #[test]
+fn an_opening_between_two_turns_hides_nothing_from_the_next() {
+    let disk = FaultyDisk::default();
+    let (a, b) = (share(&disk, "a").unwrap(), share(&disk, "b").unwrap());
+    a.take_turn(SOON).unwrap();
+    a.start(claim(0, 0), true).unwrap();
+    a.give_turn().unwrap();
+    drop(share(&disk, "c").unwrap());
+    assert_eq!(b.take_turn(SOON).unwrap(), Since::Turns);
+    b.give_turn().unwrap();
+    a.take_turn(SOON).unwrap();
+    a.start(claim(1, 1), true).unwrap();
+    drop(a);
+    drop(share(&disk, "d").unwrap());
+    assert_eq!(b.take_turn(SOON).unwrap(), Since::Abandoned);
+    assert!(b.get("u1").is_some());
+}
+
+#[test]
+fn a_holder_is_named_as_far_as_it_is_known() {
+    for (label, named) in [("", ""), ("pod a\n", ", poda")] {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (share_dir(dir.path(), label), share_dir(dir.path(), "b"));
+        a.take_turn(LATER).unwrap();
+        let refused = b.take_turn(SOON).unwrap_err().to_string();
+        let wanted = format!("another agent (pid {}{named}) for", std::process::id());
+        assert!(refused.contains(&wanted), "{refused}");
+    }
+}
+
+#[test]
 fn who_cannot_write_leaves_it_to_the_next_who_can() {
     let disk = FaultyDisk::default();
     let (a, b) = (share(&disk, "a").unwrap(), share(&disk, "b").unwrap());
@@ -320,7 +351,7 @@ fn play(steps: &[Step], plan: Option<Plan>, seed: u64) -> Result<(), TestCaseErr
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: sample::cases(400), ..ProptestConfig::default() })]
 
     #[test]
     fn the_truth_goes_from_turn_to_turn(

@@ -2,20 +2,18 @@
 
 use std::collections::HashMap;
 
-use dra_api::{Device, DeviceTaint, ResourceSliceSpec};
+use dra_api::{Device, DeviceTaint, ResourcePool, ResourceSliceSpec};
 
 use crate::time::seconds;
 
 /// How far apart the times of one taint may be and still be the same: both ends round to seconds.
 const SLACK_SECONDS: u64 = 1;
 
-/// Whether two specs hold the same, whatever their pool's generation and count. The order of devices counts.
+/// Whether two specs hold the same, whatever their pool's name, generation and count. The order of devices counts, and so
+/// do the times of taints: those that are published are carried over before.
 pub(crate) fn same_content(left: &ResourceSliceSpec, right: &ResourceSliceSpec) -> bool {
     let rest = |spec: &ResourceSliceSpec| ResourceSliceSpec {
-        pool: dra_api::ResourcePool {
-            name: spec.pool.name.clone(),
-            ..Default::default()
-        },
+        pool: ResourcePool::default(),
         devices: Vec::new(),
         driver: spec.driver.clone(),
         node_name: spec.node_name.clone(),
@@ -26,31 +24,7 @@ pub(crate) fn same_content(left: &ResourceSliceSpec, right: &ResourceSliceSpec) 
         partition_type_attribute: spec.partition_type_attribute.clone(),
         skip_node_operations: spec.skip_node_operations.clone(),
     };
-    left.devices.len() == right.devices.len()
-        && left
-            .devices
-            .iter()
-            .zip(&right.devices)
-            .all(|(left, right)| same_device(left, right))
-        && rest(left) == rest(right)
-}
-
-/// Whether two devices are the same but for the time of a taint.
-pub(crate) fn same_device(left: &Device, right: &Device) -> bool {
-    if left == right {
-        return true;
-    }
-    let bare = |device: &Device| Device {
-        taints: Vec::new(),
-        ..device.clone()
-    };
-    left.taints.len() == right.taints.len()
-        && left
-            .taints
-            .iter()
-            .zip(&right.taints)
-            .all(|(left, right)| same_taint(left, right) && same_time(left, right))
-        && bare(left) == bare(right)
+    left.devices == right.devices && rest(left) == rest(right)
 }
 
 fn same_taint(left: &DeviceTaint, right: &DeviceTaint) -> bool {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use dra_api::{Device, ResourceSlice};
 use serde::{Deserialize, Serialize};
 
-use crate::carry::{same_content, same_device};
+use crate::carry::same_content;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -102,10 +102,7 @@ fn reason(before: &ResourceSlice, after: &ResourceSlice) -> String {
             .map(String::as_str)
             .collect(),
     );
-    let differs = |name: &&String| {
-        old.get(*name)
-            .is_some_and(|device| !same_device(device, &new[*name]))
-    };
+    let differs = |name: &&String| old.get(*name).is_some_and(|device| *device != new[*name]);
     list(
         "changes",
         new.keys().filter(differs).map(String::as_str).collect(),

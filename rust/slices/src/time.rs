@@ -53,4 +53,48 @@ mod tests {
         );
         assert_eq!(seconds("yesterday"), None);
     }
+    /// Every day of eight centuries, one after the other, by the lengths of the months.
+    #[test]
+    fn days_follow_each_other_through_all_leap_years() {
+        let leap = |year: i64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+        let mut expected = -11_676_096_000;
+        assert_eq!(seconds("1970-01-01T00:00:00Z"), Some(0));
+        for year in 1600..2400 {
+            let february = if leap(year) { 29 } else { 28 };
+            let lengths = [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+            for (month, length) in lengths.into_iter().enumerate() {
+                for day in 1..=length {
+                    let text = format!("{year}-{:02}-{day:02}T00:00:00Z", month + 1);
+                    assert_eq!(seconds(&text), Some(expected), "{text}");
+                    expected += 86_400;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn hours_minutes_seconds_and_zones_count() {
+        for (text, expected) in [
+            ("1970-01-01T01:00:00Z", 3_600),
+            ("1970-01-01T00:01:00Z", 60),
+            ("1970-01-01T23:59:59Z", 86_399),
+            ("1970-01-01t00:00:01z", 1),
+            ("1970-01-01T02:45:00+02:45", 0),
+            ("1970-01-01T00:00:00-01:30", 5_400),
+            ("1970-01-01T00:00:09.499Z", 9),
+            ("1970-01-01T00:00:09.5Z", 10),
+        ] {
+            assert_eq!(seconds(text), Some(expected), "{text}");
+        }
+        for text in [
+            "1970-00-01T00:00:00Z",
+            "1970-13-01T00:00:00Z",
+            "1970-01-00T00:00:00Z",
+            "1970-01-32T00:00:00Z",
+            "1970-01-01T00:00:00",
+            "1970-01-01T00:00:00+0100",
+        ] {
+            assert_eq!(seconds(text), None, "{text}");
+        }
+    }
 }

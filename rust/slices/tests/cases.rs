@@ -319,3 +319,302 @@ fn a_wrong_name_is_an_error_of_the_whole() {
         Err(Error::DuplicatePool(_))
     ));
 }
+
+// === Reasons ===
+
+fn reason(before: Vec<DeviceInput>, after: Vec<DeviceInput>) -> Vec<String> {
+    let mut slices = Vec::new();
+    publish(before, &mut slices);
+    publish(after, &mut slices)
+        .into_iter()
+        .map(|write| write.reason)
+        .collect()
+}
+
+fn tainted(range: std::ops::Range<u32>) -> Vec<DeviceInput> {
+    let mut inputs = numbered(range);
+    for input in &mut inputs {
+        input.device.taints = vec![taint(None)];
+    }
+    inputs
+}
+
+#[test]
+fn a_write_names_up_to_three_devices_and_counts_more() {
+    assert_eq!(
+        reason(numbered(0..2), numbered(0..5)),
+        ["adds gpu-2, gpu-3, gpu-4"]
+    );
+    assert_eq!(reason(numbered(0..2), numbered(0..6)), ["adds 4 devices"]);
+    assert_eq!(
+        reason(numbered(0..4), numbered(3..5)),
+        ["adds gpu-4; removes gpu-0, gpu-1, gpu-2"]
+    );
+    assert_eq!(
+        reason(numbered(0..2), tainted(0..1)),
+        ["removes gpu-1; changes gpu-0"]
+    );
+    assert_eq!(reason(numbered(0..9), tainted(0..9)), ["changes 9 devices"]);
+}
+
+#[test]
+fn a_write_names_what_changes_beside_devices() {
+    let moved = |address: &str| {
+        let mut inputs = vec![device(1), device(3)];
+        inputs[0].order.pci_address = Some(address.to_owned());
+        inputs[0].order.numa_node = inputs[1].order.numa_node;
+        inputs[0].order.pcie_switch = None;
+        inputs[1].order.pcie_switch = None;
+        inputs
+    };
+    assert_eq!(
+        reason(moved("0000:00:00.0"), moved("ffff:00:00.0")),
+        ["changes the order of devices"]
+    );
+    assert_eq!(
+        reason(vec![device(1), partition(1)], vec![device(1)]),
+        [
+            "no slice of pool node-1/gpu continues it",
+            "removes gpu-1-mig-0; the pool has 1 slices"
+        ]
+    );
+    assert_eq!(
+        reason(Vec::new(), vec![device(1)]),
+        ["new in pool node-1/gpu"]
+    );
+}
+
+#[test]
+fn counters_that_change_are_written() {
+    let mut source = inventory(vec![partition(1), partition(2)], &[]);
+    let mut slices = Vec::new();
+    apply(
+        &diff(&desire(source.clone()).unwrap().slices, &[]),
+        &mut slices,
+    );
+    let counter = source.pools[0].counter_sets[0].counters.get_mut("memory");
+    counter.unwrap().value = dra_api::Quantity::parse("96Gi").unwrap();
+    source.published.clone_from(&slices);
+    let writes = diff(&desire(source).unwrap().slices, &slices);
+    assert_eq!(writes.len(), 1);
+    assert_eq!(writes[0].reason, "changes counters");
+}
+
+// === Sound inventories ===
+
+#[test]
+fn a_counter_set_that_is_there_twice_is_left_out_once_and_a_missing_counter_named() {
+    let mut source = inventory(vec![partition(1), partition(2)], &[]);
+    let twice = source.pools[0].counter_sets[0].clone();
+    source.pools[0].counter_sets.push(twice);
+    let counters = &mut source.pools[0].devices[1].device.consumes_counters[0].counters;
+    let memory = counters["memory"].clone();
+    counters.insert("slices".to_owned(), memory);
+    let desired = desire(source).unwrap();
+    let problems: Vec<String> = desired
+        .problems
+        .iter()
+        .map(|problem| format!("{} {}: {}", problem.device, problem.field, problem.message))
+        .collect();
+    assert_eq!(
+        problems,
+        [
+            " sharedCounters[gpu-1]: is there twice",
+            "gpu-2-mig-0 consumesCounters[0].counters[slices]: the counter set \"gpu-2\" has no such counter",
+        ]
+    );
+    assert_eq!(layout(&desired.slices).concat(), ["gpu-1-mig-0"]);
+    let sets: usize = desired
+        .slices
+        .iter()
+        .map(|slice| slice.spec.shared_counters.len())
+        .sum();
+    assert_eq!(sets, 2);
+}
+
+// === What is published ===
+
+#[test]
+fn slices_of_another_driver_node_or_pool_decide_nothing() {
+    let mut own = Vec::new();
+    publish(numbered(0..2), &mut own);
+    let foreign = |change: fn(&mut ResourceSlice)| {
+        let mut slice = own[0].clone();
+        slice.metadata.name = "00007-other".into();
+        slice.spec.pool.generation = 9;
+        change(&mut slice);
+        slice
+    };
+    let published = [
+        foreign(|slice| slice.spec.driver = "other.example.com".into()),
+        foreign(|slice| slice.spec.node_name = Some("node-2".into())),
+        foreign(|slice| slice.spec.node_name = None),
+        foreign(|slice| slice.spec.pool.name = "node-1/nic".into()),
+    ];
+    let desired = desire(inventory(numbered(0..2), &published)).unwrap();
+    assert_eq!(desired.slices.len(), 1);
+    assert_eq!(desired.slices[0].spec.pool.generation, 1);
+    assert_eq!(
+        desired.slices[0].metadata.generate_name,
+        "00000-dra-agent.internal-node-1-"
+    );
+}
+
+#[test]
+fn a_name_that_begins_almost_like_one_of_ours_is_not_continued() {
+    for name in [
+        "0000g-dra-agent.internal-node-1-x",
+        "0000A-dra-agent.internal-node-1-x",
+        "000000-dra-agent.internal-node-1-x",
+        "00000",
+    ] {
+        let mut slices = Vec::new();
+        publish(numbered(0..2), &mut slices);
+        slices[0].metadata.name = name.into();
+        let writes = publish(numbered(0..2), &mut slices);
+        let operations: Vec<Operation> = writes.iter().map(|write| write.op).collect();
+        assert_eq!(operations, [Operation::Delete, Operation::Create], "{name}");
+        assert_eq!(writes[1].slice.spec.pool.generation, 2, "{name}");
+    }
+}
+
+#[test]
+fn slices_are_numbered_in_hexadecimal_and_continued_by_number() {
+    let mut slices = Vec::new();
+    publish(numbered(0..700), &mut slices);
+    assert_eq!(slices.len(), 11);
+    assert!(slices[10].metadata.name.starts_with("0000a-"));
+    assert_eq!(publish(numbered(0..700), &mut slices), []);
+    let writes = publish(numbered(0..704), &mut slices);
+    assert!(writes.iter().all(|write| write.op == Operation::Update));
+}
+
+#[test]
+fn fixed_names_leave_out_the_pool_where_it_is_the_node_and_name_the_owner() {
+    let mut source = inventory(numbered(0..1), &[]);
+    source.naming = Naming::Fixed;
+    source.pools[0].name = "node-1".into();
+    source.owner = Some(dra_api::OwnerReference {
+        kind: "Node".into(),
+        name: "node-1".into(),
+        ..Default::default()
+    });
+    let slices = desire(source).unwrap().slices;
+    assert_eq!(slices[0].metadata.name, "00000-dra-agent.internal-node-1");
+    assert_eq!(slices[0].metadata.owner_references[0].name, "node-1");
+    assert_eq!(slices[0].kind, "ResourceSlice");
+    assert_eq!(slices[0].api_version, "resource.k8s.io/v1");
+}
+
+// === Taints ===
+
+#[test]
+fn each_taint_keeps_its_own_time_and_another_taint_has_none() {
+    let named = |key: &str, value: &str, effect: &str, time: Option<&str>| DeviceTaint {
+        key: key.into(),
+        value: value.into(),
+        effect: effect.into(),
+        time_added: time.map(str::to_owned),
+    };
+    let (early, late) = ("2026-11-21T07:00:00Z", "2026-11-21T09:00:00Z");
+    let mut inputs = numbered(0..1);
+    inputs[0].device.taints = vec![
+        named("d/a", "1", "NoSchedule", Some(early)),
+        named("d/b", "1", "NoSchedule", Some(late)),
+        named("d/unread", "1", "NoSchedule", Some("soon")),
+    ];
+    let mut slices = Vec::new();
+    publish(inputs.clone(), &mut slices);
+    let times = |taints: Vec<DeviceTaint>| -> Vec<Option<String>> {
+        let mut inputs = inputs.clone();
+        inputs[0].device.taints = taints;
+        let desired = desire(inventory(inputs, &slices)).unwrap();
+        let taints = &desired.slices[0].spec.devices[0].taints;
+        taints
+            .iter()
+            .map(|taint| taint.time_added.clone())
+            .collect()
+    };
+    let is = |text: &str| Some(text.to_owned());
+    assert_eq!(
+        times(vec![
+            named("d/b", "1", "NoSchedule", None),
+            named("d/a", "1", "NoSchedule", None)
+        ]),
+        [is(late), is(early)]
+    );
+    for other in [
+        named("d/c", "1", "NoSchedule", None),
+        named("d/a", "2", "NoSchedule", None),
+        named("d/a", "1", "NoExecute", None),
+    ] {
+        assert_eq!(times(vec![other.clone()]), [None], "{other:?}");
+    }
+    assert_eq!(
+        times(vec![named("d/unread", "1", "NoSchedule", Some("now"))]),
+        [is("now")],
+        "what is no time is the same only as text"
+    );
+    let later = "2026-11-21T07:00:02Z";
+    assert_eq!(
+        times(vec![named("d/a", "1", "NoSchedule", Some(later))]),
+        [is(later)],
+        "two seconds later it is another occurrence"
+    );
+}
+
+// === Where a device goes ===
+
+/// Devices that differ in their address only, so that their number is their place.
+fn in_a_row(numbers: impl Iterator<Item = u32>) -> Vec<DeviceInput> {
+    let one = |number: u32| {
+        let mut input = device(number);
+        input.order = Order {
+            pci_address: Some(format!("{number:04x}:00:00.0")),
+            ..Default::default()
+        };
+        input
+    };
+    numbers.map(one).collect()
+}
+
+#[test]
+fn a_new_device_goes_where_its_neighbours_are() {
+    let even = || (0..156).map(|number| number * 2);
+    for (number, slice) in [(1, 0), (155, 1), (205, 1), (211, 2), (999, 2)] {
+        let mut slices = Vec::new();
+        publish(in_a_row(even()), &mut slices);
+        assert_eq!(layout(&slices).concat().len(), 156);
+        let mut after: Vec<u32> = even().chain([number]).collect();
+        publish(in_a_row(after.iter().copied()), &mut slices);
+        let names = layout(&slices);
+        let sizes: Vec<usize> = names.iter().map(Vec::len).collect();
+        let mut wanted = vec![52, 52, 52];
+        wanted[slice] += 1;
+        assert_eq!(sizes, wanted, "gpu-{number}");
+        after.sort_unstable();
+        let in_order: Vec<String> = after.iter().map(|n| format!("gpu-{n}")).collect();
+        assert_eq!(names.concat(), in_order);
+    }
+}
+
+#[test]
+fn devices_that_come_to_two_slices_are_laid_out_again_with_all() {
+    let even = || (0..156).map(|number| number * 2);
+    let mut slices = Vec::new();
+    publish(in_a_row(even()), &mut slices);
+    publish(in_a_row(even().chain([1, 999])), &mut slices);
+    let sizes: Vec<usize> = layout(&slices).iter().map(Vec::len).collect();
+    assert_eq!(sizes, [52, 53, 53]);
+}
+
+#[test]
+fn a_slice_that_another_version_filled_beyond_the_limit_is_divided() {
+    let mut slices = Vec::new();
+    publish(numbered(0..64), &mut slices);
+    slices[0].spec.devices.push(device(64).device);
+    publish(numbered(0..65), &mut slices);
+    let sizes: Vec<usize> = layout(&slices).iter().map(Vec::len).collect();
+    assert_eq!(sizes.iter().sum::<usize>(), 65);
+    assert!(sizes.iter().all(|size| *size <= 64), "{sizes:?}");
+}

@@ -207,7 +207,7 @@ fn big(parts: &Parts<'_>, suffix: Suffix) -> Option<Amount> {
             scale: NANO,
         }
     } else if scale > MAX_EXPONENT {
-        return None;
+        without_zeros(&shifted, scale)?
     } else {
         let (value, _) = Amount::Big { value, scale }.rounded(NANO);
         Amount::Big { value, scale: NANO }
@@ -220,6 +220,19 @@ fn big(parts: &Parts<'_>, suffix: Suffix) -> Option<Amount> {
         capped.negated()
     } else {
         capped
+    })
+}
+
+/// The amount as an int64 after all, where it is one with zeros at its end: the canonical form of an int64 has up to two.
+fn without_zeros(digits: &str, scale: i32) -> Option<Amount> {
+    let significant = digits.trim_end_matches('0');
+    if significant.len() > SMALL_DIGITS as usize {
+        return None;
+    }
+    let zeros = i32::try_from(digits.len() - significant.len()).ok()?;
+    Some(Amount::Small {
+        value: significant.parse().ok()?,
+        scale: scale.checked_add(zeros)?,
     })
 }
 

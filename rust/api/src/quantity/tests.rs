@@ -51,6 +51,17 @@ fn absurd_exponents_are_answered_at_once() {
     ));
 }
 
+#[test]
+fn a_canonical_form_with_an_absurd_exponent_is_read() {
+    for text in [
+        "123456000433007753e118903",
+        "-999999999999999999e2147483644",
+    ] {
+        let given = quantity(text);
+        assert_eq!(quantity(&given.to_string()), given, "{text}");
+    }
+}
+
 fn any_quantity() -> impl Strategy<Value = Quantity> {
     let suffix = prop::sample::select(vec![
         "", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "e3",

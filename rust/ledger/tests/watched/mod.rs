@@ -5,18 +5,33 @@
 use std::fmt::Debug;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use dra_ledger::{Disk, DiskFile, FileSystem, Turnstile};
 
-/// Called before a rename and before a sync of a directory.
-pub trait Hook: Debug + Send + Sync {
+/// Called before a rename, before a sync of a directory and before one of a file.
+pub trait Hook: Debug + Send + Sync + 'static {
     fn renaming(&self, _to: &Path) {}
     fn syncing(&self, _dir: &Path) {}
+    fn syncing_file(&self) {}
 }
 
 #[derive(Debug)]
-pub struct Watched<H>(pub H);
+pub struct Watched<H>(pub Arc<H>);
+
+#[derive(Debug)]
+struct WatchedFile<H>(Box<dyn DiskFile>, Arc<H>);
+
+impl<H: Hook> DiskFile for WatchedFile<H> {
+    fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.0.write_at(bytes, offset)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.1.syncing_file();
+        self.0.sync()
+    }
+}
 
 impl<H: Hook> Disk for Watched<H> {
     fn create_dir(&self, dir: &Path) -> io::Result<bool> {
@@ -36,7 +51,8 @@ impl<H: Hook> Disk for Watched<H> {
     }
 
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        FileSystem.create(path)
+        let file = FileSystem.create(path)?;
+        Ok(Box::new(WatchedFile(file, Arc::clone(&self.0))))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -80,24 +96,30 @@ impl Hook for Synced {
     }
 }
 
-/// Renames to one name wait while paused.
+/// What waits while paused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    RenameTo(&'static str),
+    SyncOfFile,
+}
+
 #[derive(Debug)]
-pub struct PausedRename {
-    name: &'static str,
-    /// Whether renames are to wait, and whether one does.
+pub struct Pause {
+    at: At,
+    /// Whether it is to wait, and whether somebody does.
     state: Mutex<(bool, bool)>,
     changed: Condvar,
 }
 
-pub type Paused = Watched<PausedRename>;
+pub type Paused = Watched<Pause>;
 
 impl Paused {
-    pub fn new(name: &'static str) -> Self {
-        Self(PausedRename {
-            name,
+    pub fn new(at: At) -> Self {
+        Self(Arc::new(Pause {
+            at,
             state: Mutex::default(),
             changed: Condvar::new(),
-        })
+        }))
     }
 
     pub fn pause(&self, paused: bool) {
@@ -116,10 +138,10 @@ impl Paused {
     }
 }
 
-impl Hook for PausedRename {
-    fn renaming(&self, to: &Path) {
+impl Pause {
+    fn wait(&self) {
         let mut state = self.state.lock().unwrap();
-        if !state.0 || !to.ends_with(self.name) {
+        if !state.0 {
             return;
         }
         state.1 = true;
@@ -129,5 +151,19 @@ impl Hook for PausedRename {
             .wait_while(state, |(paused, _)| *paused)
             .unwrap();
         state.1 = false;
+    }
+}
+
+impl Hook for Pause {
+    fn renaming(&self, to: &Path) {
+        if matches!(self.at, At::RenameTo(name) if to.ends_with(name)) {
+            self.wait();
+        }
+    }
+
+    fn syncing_file(&self) {
+        if self.at == At::SyncOfFile {
+            self.wait();
+        }
     }
 }

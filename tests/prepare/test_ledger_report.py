@@ -1,0 +1,49 @@
+"""What a person is told of the ledger, and that it is given back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dra_agent.errors import PermanentError
+from dra_agent.prepare.ledger import JournalLedger, LedgerDamage, LedgerReport, Superseded
+
+
+def report(**found: object) -> LedgerReport:
+    nothing = LedgerReport(0, (), (), (), (), 0, (), 0, None)
+    return LedgerReport(**{name: found.get(name, getattr(nothing, name)) for name in LedgerReport.__struct_fields__})
+
+
+def test_nothing_is_said_of_what_is_ordinary() -> None:
+    assert report(claims=3, started=("a",), earlier_boot=("b",), foreign_records=2).problems() == []
+    assert report(damage=(LedgerDamage("journal", 10, 3, "torn tail", "u"),)).problems() == []
+
+
+def test_what_was_lost_is_said_with_what_it_seems_to_have_been() -> None:
+    found = report(
+        damage=(
+            LedgerDamage("journal", 10, 3, "torn tail"),
+            LedgerDamage("journal", 40, 7, "damaged record", "u1"),
+            LedgerDamage("snapshot", 0, 9, "damaged record"),
+        ),
+        lost_records=2,
+        superseded=(Superseded("u2", "u3", "node/gpu", "gpu-0"),),
+        not_writable="disk full",
+    )
+    assert found.problems() == [
+        "journal: 7 damaged bytes at 40, which seem to be of claim u1",
+        "snapshot: 9 damaged bytes at 0",
+        "2 records are missing",
+        "claim u2 was dropped, as claim u3 has its device gpu-0 of pool node/gpu",
+        "nothing can be recorded: disk full",
+    ]
+
+
+def test_a_ledger_is_one_agents_until_it_is_given_back(tmp_path: Path) -> None:
+    with JournalLedger(tmp_path, "boot") as first:
+        assert first.entries() == []
+        with pytest.raises(PermanentError):
+            JournalLedger(tmp_path, "boot")
+    with JournalLedger(tmp_path, "boot") as second:
+        assert second.report.claims == 0

@@ -1,0 +1,143 @@
+"""Repair claim by claim, what is in the way of another, configuration that is named, and the phases of a prepare."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from dra_agent.daemon_threads import DaemonExecutor
+from dra_agent.deadline import Deadline
+from dra_agent.errors import RetryableError
+from dra_agent.prepare import Preparer, allocation, record
+from dra_agent.prepare.abandoned import undo_abandoned
+from dra_agent.prepare.config import ConfigurationError, decode
+from dra_agent.prepare.locks import LockedError, NamedLocks
+from dra_agent.prepare.ports import Entry, HeldDevice
+from dra_agent.prepare.recovery import REPAIR_TIMEOUT_S, OnThreads, look
+from dra_agent.prepare.result import RecoveryReport
+from eventually import DEADLINE_S
+from prepare.world import DRIVER, POOL, MemoryLedger, Partitions, Points, World, claim, partition
+
+
+def entry(uid: str, *devices: str) -> Entry:
+    return Entry(uid, "default", f"claim-{uid}", tuple(HeldDevice(POOL, name, "gpus") for name in devices))
+
+
+def test_each_claim_is_repaired_apart_whatever_becomes_of_the_one_before() -> None:
+    def mend(uid: str) -> bool | None:
+        match uid:
+            case "locked":
+                raise LockedError("is in work")
+            case "sick":
+                raise RetryableError("does not answer")
+            case "bug":
+                raise ZeroDivisionError("x")
+        return {"changed": True, "whole": False, "begun": None}[uid]
+
+    report = look([entry(uid) for uid in ("locked", "sick", "bug", "changed", "whole", "begun")], mend)
+    assert report == RecoveryReport(
+        kept=("whole",),
+        rebuilt=("changed",),
+        rolled_back=("begun",),
+        removed=(),
+        problems=(
+            "claim default/claim-sick (sick): does not answer",
+            "claim default/claim-bug (bug): unexpected ZeroDivisionError('x')",
+        ),
+        busy=("locked",),
+    )
+    assert RecoveryReport() == RecoveryReport((), (), (), (), (), ())
+
+
+def test_a_repair_that_was_given_up_before_it_began_never_begins() -> None:
+    gate, made = threading.Event(), []
+    executor = DaemonExecutor(1, "test")
+    apart = OnThreads(executor, 0.05)
+    with pytest.raises(RetryableError, match="repair of a has not ended within 0 s"):
+        apart("repair of a", lambda: gate.wait(DEADLINE_S))
+    with pytest.raises(RetryableError, match="repair of b"):
+        apart("repair of b", lambda: made.append("b"))
+    gate.set()
+    assert OnThreads(executor, DEADLINE_S)("repair of c", lambda: "c") == "c"
+    assert made == []
+
+
+def test_a_round_of_repairs_has_an_end() -> None:
+    assert OnThreads(DaemonExecutor(1, "test"))._timeout_s == REPAIR_TIMEOUT_S
+    assert 0 < REPAIR_TIMEOUT_S < 60
+
+
+def test_a_timeout_of_the_call_itself_is_the_calls_own() -> None:
+    def fail() -> None:
+        raise TimeoutError("of the driver")
+
+    with pytest.raises(TimeoutError, match="of the driver"):
+        OnThreads(DaemonExecutor(1, "test"), DEADLINE_S)("repair", fail)
+
+
+def test_an_abandoned_claim_that_cannot_be_undone_does_not_end_the_search() -> None:
+    ledger = MemoryLedger(Points(), {})
+    for one in (entry("a", "gpu-0"), entry("b", "gpu-1"), entry("elsewhere", "gpu-7")):
+        ledger.start(one, durable=True)
+    undone = []
+
+    def undo(other: Entry) -> None:
+        if other.uid == "a":
+            raise RetryableError("the driver does not answer")
+        undone.append(other.uid)
+
+    wanted = entry("wanted", "gpu-0", "gpu-1")
+    assert undo_abandoned(wanted, ledger, NamedLocks(), NamedLocks(), undo, Deadline.of(DEADLINE_S))
+    assert undone == ["b"]
+    undone.clear()
+    claims = NamedLocks()
+    with claims.hold(["b"], Deadline.of(0)):
+        assert not undo_abandoned(wanted, ledger, claims, NamedLocks(), undo, Deadline.of(DEADLINE_S))
+    assert undone == [], "what somebody works at is not abandoned"
+
+
+def test_configuration_that_is_wrong_is_named_with_its_claim_and_field(world: World) -> None:
+    wrong = partition()
+    del wrong["opaque"]["parameters"]["size"]
+    with pytest.raises(ConfigurationError) as missing:
+        world.preparer.prepare(claim("a", "gpu-0", config=[wrong]))
+    assert str(missing.value) == (
+        "claim default/claim-a: status.allocation.devices.config[0].opaque.parameters.size: is missing; "
+        "correct the settings"
+    )
+    version, kind = Partitions.kind
+    with pytest.raises(ConfigurationError, match="known kinds: none$"):
+        decode({"apiVersion": version, "kind": kind}, {}, field="x")
+    for part in ({"kind": kind}, {"apiVersion": version}):
+        (missing_name,) = {"apiVersion", "kind"} - part.keys()
+        with pytest.raises(ConfigurationError, match=f"^x.{missing_name}: is missing"):
+            decode(part, {}, field="x")
+
+
+def test_a_claim_without_configuration_or_pod_says_so() -> None:
+    read = allocation.read(claim("a", "gpu-0"), DRIVER)
+    assert record.digest(read) == "" and read.pod_claim_name is None
+    (device,) = read.devices
+    assert not device.admin_access and device.share_id is None
+
+
+def test_how_long_each_phase_took_is_told(world: World) -> None:
+    took: list[tuple[str, float]] = []
+    preparer = Preparer(
+        DRIVER,
+        world.ledger,
+        world.specs,
+        world.lookup,
+        node="node-a",
+        recipes=world.preparer._recipes,
+        setups=[world.partitions],
+        took=lambda phase, seconds: took.append((phase, seconds)),
+    )
+    began = time.perf_counter()
+    preparer.prepare(claim("plain", "gpu-0"))
+    preparer.prepare(claim("parted", "gpu-1", config=[partition()]))
+    spent = time.perf_counter() - began
+    assert [phase for phase, _ in took] == ["lock", "ledger", "cdi", "lock", "ledger", "setup", "ledger", "cdi"]
+    assert all(0 <= seconds <= spent for _, seconds in took)
