@@ -9,7 +9,7 @@ FAKE   := python/dra_agent/simulate/lib/libnvidia-ml.so.1
 HOOK   := python/dra_agent/setup/lib/dra-agent-hook
 
 .DEFAULT_GOAL := help
-.PHONY: help lock build demo test test-rust test-python lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-gpu faults faults-disk faults-server soak manifests
+.PHONY: help lock build demo test test-rust test-python lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-gpu faults faults-disk faults-server fuzz soak mutants-python mutants-rust manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -90,6 +90,30 @@ faults-server: build ## every request to the API server fails once (ARGS='--ever
 MINUTES ?= 0
 soak: build ## 100,000 claims with faults and restarts among them: nothing grows (about half an hour; MINUTES=10: as many as fit)
 	PYTHONPATH=tests $(PY) -m soak.soak --minutes $(MINUTES) $(ARGS)
+
+mutants-python: build ## change one line of prepare, plugin, reclaim, publish or setup at a time: does a test fail? (ARGS='--package prepare --sample 200')
+	PYTHONPATH=tests $(PY) -m mutants.campaign $(ARGS)
+
+fuzz: build ## coverage-guided inputs for everything that is read from elsewhere (a minute for each target; MINUTES=10: ten)
+	PYTHONPATH=tests $(PY) -m fuzz.campaign --minutes $(or $(filter-out 0,$(MINUTES)),1) $(ARGS)
+
+CARGO_MUTANTS := target/cargo-mutants/27.1.0/bin/cargo-mutants
+CRATES ?= hook slices ledger allocator
+
+$(CARGO_MUTANTS):
+	@$(CARGO) install --quiet --locked --debug --root target/cargo-mutants/27.1.0 --version 27.1.0 cargo-mutants
+
+# The ledger's two models use none of its code, and its tests try every 11th byte and fewer random lives
+# (DRA_TEST_SAMPLE). The score is of what the named crates' own tests notice.
+MUTANTS_ledger := --lib $(foreach test,damage failing_disk files opening rules turns waiting,--test=$(test))
+mutants-rust: $(CARGO_MUTANTS) $(SYNC) ## defects put into the Rust crates: which of them no test notices (CRATES=ledger, ARGS='--shard 0/8')
+	@export CARGO_TARGET_DIR=$(abspath target/mutants/build) DRA_TEST_SAMPLE=11 \
+	  PROPTEST_RNG_SEED=1 PROPTEST_MAX_SHRINK_ITERS=0 PROPTEST_DISABLE_FAILURE_PERSISTENCE=1; \
+	$(foreach crate,$(CRATES),mkdir -p target/mutants/$(crate); \
+	  nice -n 15 $(CARGO_MUTANTS) mutants --manifest-path rust/$(crate)/Cargo.toml --jobs 1 --output target/mutants/$(crate) \
+	    $(addprefix -C=,$(or $(MUTANTS_$(crate)),--tests)) $(ARGS); ended=$$?; \
+	  if [ $$ended != 0 ] && [ $$ended != 2 ] && [ $$ended != 3 ]; then exit $$ended; fi; ) \
+	$(PY) tests/mutants/rust.py $(addprefix target/mutants/,$(CRATES))
 
 test-gpu: build ## the agent's look at this machine's NVIDIA GPUs beside nvidia-smi's; changes no setting
 	DRA_AGENT_TEST_GPU=1 $(PY) -m pytest -n 0 -rs tests/gpu $(ARGS)

@@ -50,6 +50,7 @@ def run(root: Path, args: argparse.Namespace, shared_as: str | None) -> dict[str
             ledger,
             SpecDirectory(root / "cdi", DRIVER),
             lambda pool, name: devices.get(name),
+            node=POOL.partition("/")[0],
             recipes=Recipes(Host(dev=root / "dev"), directories=[root / "cdi"]),
             device_locks=NamedLocks(root / "state" / "locks", process=shared_as) if shared_as else None,
         )

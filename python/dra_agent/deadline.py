@@ -23,8 +23,10 @@ class Deadline:
 
     def at_most(self, seconds: float) -> Deadline:
         """Return this deadline, or the one this many seconds away where that is earlier."""
-        return min(self, Deadline.of(seconds))
+        at = time.monotonic() + seconds
+        return self if self.at <= at else Deadline(at)
 
     def at_least(self, seconds: float) -> Deadline:
         """Return this deadline, or the one this many seconds away where that is later."""
-        return max(self, Deadline.of(seconds))
+        at = time.monotonic() + seconds
+        return self if self.at >= at else Deadline(at)

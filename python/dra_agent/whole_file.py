@@ -28,7 +28,8 @@ def put(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = False) ->
     it is written, so that `remove_leftovers` of another process does not take it for a leftover.
     """
     # Random: in a container every agent has the same process id, and a leftover of the last one may still be there.
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+    folder, _, name = os.fspath(path).rpartition("/")
+    temporary = f"{folder or '.'}/.{name}.{os.urandom(8).hex()}.tmp"
     try:
         handle = _open_locked(temporary, mode)
         try:
@@ -36,18 +37,18 @@ def put(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = False) ->
             write_all(handle, data)
             if durable:
                 os.fsync(handle)
-            temporary.rename(path)
+            os.rename(temporary, path)  # noqa: PTH104 - no Path for each claim
         finally:
             os.close(handle)
     except OSError:
         with suppress(OSError):
-            temporary.unlink()
+            os.unlink(temporary)  # noqa: PTH108
         raise
     if durable:
         sync_folder(path.parent)
 
 
-def _open_locked(temporary: Path, mode: int) -> int:
+def _open_locked(temporary: str, mode: int) -> int:
     while True:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         fcntl.flock(handle, fcntl.LOCK_EX)

@@ -131,6 +131,8 @@ def test_the_inventory_section_reaches_its_struct(file: Path) -> None:
         ("standalone = 'yes'", r"config\.toml:1: Expected `bool`, got `str` \(standalone\)"),
         ("[inventory]\ninclude = 'all'", r"config\.toml:2: .*\(inventory\.include\)"),
         ("node-name = ", r"config\.toml:1: not TOML: Invalid value$"),
+        ("\nnode-name = " + "[" * 5000, r"config\.toml: not TOML that can be read: it is nested too deeply$"),
+        ("node-name = " + "1" * 5000, r"config\.toml: not TOML that can be read: .*4300 digits"),
         ("standalone = true\n[inventory\n", r"config\.toml:2: not TOML: "),
         ("standalone = true\n\nnode-name = 'UP'", r"config\.toml:3: 'UP' is not a DNS subdomain"),
         ("\ndriver-name = 'a_b'", r"config\.toml:2: 'a_b' is not a DNS subdomain"),

@@ -130,3 +130,37 @@ def test_a_request_has_a_size(server: HttpServer, ending: bytes) -> None:
             while connection.recv(4096):
                 pass
             raise ConnectionResetError("closed")
+
+
+@pytest.mark.parametrize(
+    "smuggled",
+    [
+        b"GET /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 60\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nContent-Length: 60\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: keep-alive\r\n\r\n",
+        b"GET /metrics HTTP/1.1\nHost: a\n\n",
+        b"POST /metrics HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+    ],
+    ids=["both lengths", "two lengths", "pipelined", "bare line feeds", "another encoding"],
+)
+def test_no_request_is_smuggled_behind_another(server: HttpServer, smuggled: bytes) -> None:
+    """A proxy in front of the metrics and the agent never disagree about where a request ends: one connection, one."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(smuggled + b"GET /healthz HTTP/1.1\r\nHost: b\r\n\r\n")
+        answers = b""
+        try:
+            while part := connection.recv(4096):
+                answers += part
+        except ConnectionResetError:
+            pass  # closed with the second request unread
+    assert answers.count(b"HTTP/1.") == 1 and not answers.endswith(b"ok\n"), answers
+
+
+@pytest.mark.parametrize("path", ["/metrics%0d%0aSet-Cookie:%20a=b", "/../metrics", "/metrics/../healthz"])
+def test_no_path_brings_headers_or_another_page(server: HttpServer, path: str) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+        with connection.makefile("rb") as stream:
+            answer = stream.read()
+    head = answer.partition(b"\r\n\r\n")[0]
+    assert b" 404 " in head.splitlines()[0] and b"Set-Cookie" not in head

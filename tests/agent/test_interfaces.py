@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,17 +44,25 @@ spec:
 
 
 @pytest.fixture
-def claimed(start: Start, state: Path, tmp_path: Path) -> Iterator[tuple[AgentProcess, list[str]]]:
+def interface_name() -> Iterator[str]:
+    """The name that the simulated host gives its NIC; one test of this machine has it at a time."""
+    with (Path(tempfile.gettempdir()) / f"dra-agent-test-{NIC}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield NIC
+
+
+@pytest.fixture
+def claimed(interface_name: str, start: Start, state: Path, tmp_path: Path) -> Iterator[tuple[AgentProcess, list[str]]]:
     """An agent, and the hook's command line of a claim that it has prepared; a real interface stands for the NIC's."""
     flags = ("--simulate", "dgx-h100", "--net-devices")
     agent = start(*flags).ready()
     agent.wait_for("--net-devices is without effect")
-    hardware = (state / "simulated/dgx-h100/sys/class/net" / NIC / "address").read_text().strip()
-    ip("link", "add", NIC, "address", hardware, "type", "veth", "peer", "name", "dra-killed")
+    hardware = (state / "simulated/dgx-h100/sys/class/net" / interface_name / "address").read_text().strip()
+    ip("link", "add", interface_name, "address", hardware, "type", "veth", "peer", "name", "dra-killed")
     try:
-        for name in (NIC, "dra-killed"):
+        for name in (interface_name, "dra-killed"):
             ip("link", "set", name, "up")
-        ip("address", "add", "192.0.2.7/24", "dev", NIC)
+        ip("address", "add", "192.0.2.7/24", "dev", interface_name)
         file = tmp_path / "claim.yaml"
         file.write_text(CLAIM)
         for path in (EXAMPLES / "classes/nics.yaml", file):
@@ -62,7 +72,7 @@ def claimed(start: Start, state: Path, tmp_path: Path) -> Iterator[tuple[AgentPr
         (hook,) = device["containerEdits"]["hooks"]
         yield agent, [hook["path"], *hook["args"][1:]]
     finally:
-        for name in (NIC, "dra-killed"):
+        for name in (interface_name, "dra-killed"):
             ip("link", "delete", name, check=False)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from agent.conftest import AgentProcess
 from dra_agent import simulate
+from dra_agent.agent.one_owner import ID_FILE, state_id
 
 
 @pytest.fixture
@@ -63,3 +64,27 @@ def test_one_state_directory_refuses_a_second_agent_without_naming_another_direc
     second = start_real("one")
     assert second.process.wait(60) == 1
     assert f"pid {first.process.pid}" in second.said() and "--state-dir" not in second.said()
+
+
+def test_a_state_directory_has_an_id_that_stays_and_that_no_other_directory_gets(tmp_path: Path) -> None:
+    """A device number and an inode are given again to the next directory; the id of a removed one is not."""
+    state = tmp_path / "state"
+    state.mkdir()
+    first = state_id(state)
+    assert (state_id(state), (state / ID_FILE).read_text().strip()) == (first, first)
+    assert [path.name for path in state.iterdir()] == [ID_FILE], "nothing but the id is left"
+    state.rename(tmp_path / "moved")
+    state.mkdir()
+    assert state_id(tmp_path / "moved") == first != state_id(state)
+
+
+def test_an_agent_says_nothing_of_its_id_and_keeps_it_over_a_restart(
+    start_real: Callable[..., AgentProcess], tmp_path: Path
+) -> None:
+    ids = []
+    for _ in range(2):
+        agent = start_real("one").ready()
+        assert agent.end(signal.SIGTERM) == 0
+        assert "no id" not in agent.said()
+        ids.append((tmp_path / "one" / ID_FILE).read_text())
+    assert ids[0] == ids[1]

@@ -148,7 +148,7 @@ def test_two_pods_never_see_each_others_device(agents: Agents, namespace: Namesp
     pods = [f"user-{number}" for number in range(8)]
     for pod in pods:
         namespace.pod(pod, template="one-gpu", node="node-a")
-    namespace.running(*pods, at_most=60)
+    namespace.running(*pods)
     seen = {pod: own_gpus(namespace, pod) for pod in pods}
     assert all(len(gpus) == 1 for gpus in seen.values()), seen
     assert len({gpu for gpus in seen.values() for gpu in gpus}) == 8

@@ -182,7 +182,7 @@ def test_match_attribute_pcie_root_over_gpu_and_nic(agents: Agents, namespace: N
     for name in claims:
         namespace.claim(name, *pair, constraints=[match(root, "gpu", "nic")])
         namespace.pod(name, claim=name, node="node-a")
-    namespace.running(*claims, at_most=60)
+    namespace.running(*claims)
     used = set()
     for name in claims:
         results = {result["request"]: result for result in namespace.results(name)}

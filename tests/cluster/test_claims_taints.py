@@ -62,4 +62,4 @@ def test_taints_and_tolerations_on_devices(start_agent: StartAgent, namespace: N
     namespace.delete_pod("brave")
     namespace.gone("brave")
     # The taint goes with its cause, and nobody has to do anything.
-    namespace.running("careful", at_most=60)
+    namespace.running("careful")

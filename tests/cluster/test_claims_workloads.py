@@ -31,7 +31,7 @@ def test_a_job_of_8_pods_on_4_gpus_runs_through_in_turn(agents: Agents, namespac
     def done() -> bool:
         return bool(namespace.api.get(JOBS, "train", namespace.name)["status"].get("succeeded") == 8)
 
-    namespace.api.wait(done, "all eight pods have succeeded", 120)
+    namespace.api.wait(done, "all eight pods have succeeded")
     assert "failed" not in namespace.api.get(JOBS, "train", namespace.name)["status"]
     turns: dict[str, list[tuple[float, float]]] = {}
     for pod in pods_of(namespace, "train"):
@@ -87,7 +87,7 @@ def test_a_deployment_rolling_over(agents: Agents, namespace: Namespace) -> None
         found = versions(namespace)
         return len(found) == GPUS == len(pods_of(namespace, "serve")) and set(found.values()) == {version}
 
-    namespace.api.wait(lambda: all_of("1"), "version 1 runs", 60)
+    namespace.api.wait(lambda: all_of("1"), "version 1 runs")
     before = set(versions(namespace))
     change = {"spec": deployment("2")["spec"]}
     namespace.api.patch(DEPLOYMENTS, "serve", change, namespace.name)
@@ -98,7 +98,7 @@ def test_a_deployment_rolling_over(agents: Agents, namespace: Namespace) -> None
         least = min(least, len(versions(namespace)))
         return all_of("2")
 
-    namespace.api.wait(rolled, "version 2 runs", 120)
+    namespace.api.wait(rolled, "version 2 runs")
     assert not before & set(versions(namespace))
     # Kubernetes keeps all but one of them. Counted from Running on, a successor may be a moment late.
     assert least >= GPUS - 2

@@ -124,12 +124,12 @@ def test_an_agent_that_is_killed_while_the_gpu_is_changed_leaves_nothing_set(
     assert set_on(agents) == {uuid: 3}
     agent.simulate("hang", "nvmlDeviceGetHandleByUUID")
     namespace.delete_pod("other")
-    agent.wait_for_log("did not answer within 10 s", at_most=60)
+    agent.wait_for_log("did not answer within 10 s")
     assert set_on(agents) == {uuid: 3}
     agent.kill()
     agent.simulate("clear")
     agent.start().ready()
-    namespace.gone("other", at_most=90)
+    namespace.gone("other")
     namespace.api.wait(lambda: set_on(agents) == {}, "the claim's release is finished")
 
 

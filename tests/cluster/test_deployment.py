@@ -37,7 +37,7 @@ class Deployment:
             self.cluster.kubectl("apply", "-n", HOME, "-f", "-", input=self.rendered(node, {**values, **changes}))
         for node in self.values:
             self.cluster.kubectl("rollout", "status", "-n", HOME, f"daemonset/{self.release(node)}", "--timeout=120s")
-            self.cluster.api.wait(lambda node=node: len(self.pods(node)) == 1, f"one agent on {node}", 90)
+            self.cluster.api.wait(lambda node=node: len(self.pods(node)) == 1, f"one agent on {node}")
 
     def rendered(self, node: str, values: dict[str, Any]) -> str:
         command = [str(self.cluster.programs / "helm"), "template", self.release(node), str(CHART), "--namespace", HOME]
@@ -51,7 +51,7 @@ class Deployment:
         """Take it down, with its slices."""
         for node in self.values:
             self.cluster.api.delete(DAEMON_SETS, self.release(node), HOME)
-        self.cluster.api.wait(lambda: not self.cluster.api.list(PODS, HOME), "the agents are gone", 90)
+        self.cluster.api.wait(lambda: not self.cluster.api.list(PODS, HOME), "the agents are gone")
         for found in self.cluster.api.list(SLICES, fields={"spec.driver": DRIVER}):
             self.cluster.api.delete(SLICES, found["metadata"]["name"])
 
@@ -122,7 +122,7 @@ def deployed(session_cluster: Cluster, image: str) -> Iterator[Deployment]:
     try:
         deployment.apply()
         for node in session_cluster.nodes:
-            session_cluster.api.wait(lambda node=node: deployment.published(node.name), f"slices of {node.name}", 30)
+            session_cluster.api.wait(lambda node=node: deployment.published(node.name), f"slices of {node.name}")
         yield deployment
     except BaseException:
         print(session_cluster.kubectl("describe", "pods", "-n", HOME, check=False))
@@ -148,7 +148,7 @@ def test_a_pod_with_a_claim_runs_beside_the_daemonset(
         assert variable in namespace.environment(f"user-{node}")
     # The token of the pod names its node: only so can the agent write this.
     claim = namespace.claim_of("user-node-a")["metadata"]["name"]
-    cluster.api.wait(lambda: namespace.get_claim(claim)["status"].get("devices"), "the claim's status tells", 20)
+    cluster.api.wait(lambda: namespace.get_claim(claim)["status"].get("devices"), "the claim's status tells")
     (told,) = namespace.get_claim(claim)["status"]["devices"]
     assert told["driver"] == DRIVER
     for node in deployed.values:
@@ -216,7 +216,7 @@ def test_a_rolling_update_leaves_slices_and_claims_alone(
     for name in ("holder", "second"):
         namespace.delete_pod(name)
     namespace.gone("holder", "second")
-    cluster.api.wait(lambda: not cluster.node("node-a").cdi_files(), "the claim is released", 20)
+    cluster.api.wait(lambda: not cluster.node("node-a").cdi_files(), "the claim is released")
     sockets = [path.name for path in cluster.node("node-a").kubelet_dir.glob("plugins_registry/*")]
     assert len([name for name in sockets if DRIVER in name]) == 1, f"sockets of agents that are gone: {sockets}"
 
@@ -224,9 +224,9 @@ def test_a_rolling_update_leaves_slices_and_claims_alone(
 def test_nodes_of_a_device_plugin_get_no_agent(cluster: Cluster, deployed: Deployment) -> None:
     cluster.kubectl("label", "node", "node-b", "dra-agent.internal/manager=device-plugin")
     try:
-        cluster.api.wait(lambda: not deployed.pods("node-b"), "no agent is left on node-b", 60)
+        cluster.api.wait(lambda: not deployed.pods("node-b"), "no agent is left on node-b")
         assert len(deployed.pods("node-a")) == 1
     finally:
         cluster.kubectl("label", "node", "node-b", "dra-agent.internal/manager-")
-    cluster.api.wait(lambda: len(deployed.pods("node-b")) == 1, "the agent is back on node-b", 30)
+    cluster.api.wait(lambda: len(deployed.pods("node-b")) == 1, "the agent is back on node-b")
     deployed.apply()

@@ -76,4 +76,4 @@ def test_turning_it_on_while_a_pod_runs_is_safe(start_agent: StartAgent, namespa
         again = next(status for status in statuses if status["name"] == "again")
         return bool(again["restartCount"] and again["state"].get("running")) and sees()
 
-    namespace.api.wait(restarted_and_sees, "the restarted container sees its metadata", 90)
+    namespace.api.wait(restarted_and_sees, "the restarted container sees its metadata")

@@ -10,6 +10,7 @@ import pytest
 from cluster.conftest import StartAgent
 from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import Object
+from cluster.kube.process import LONG
 from cluster.kube.workload import Namespace, request
 
 SETTINGS = """\
@@ -44,7 +45,7 @@ def resource_health(namespace: Namespace, pod: str) -> list[Object]:
     ]
 
 
-def until_health(namespace: Namespace, pod: str, health: str, at_most: float = 30.0) -> Object:
+def until_health(namespace: Namespace, pod: str, health: str, at_most: float = LONG) -> Object:
     def said() -> bool:
         return [resource["health"] for resource in resource_health(namespace, pod)] == [health]
 

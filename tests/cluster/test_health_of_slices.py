@@ -203,7 +203,6 @@ def tainted(agent: Agent) -> dict[str, list[tuple[str, str]]]:
     return {name: [(one["key"], one["effect"]) for one in item["taints"]] for name, item in devices if "taints" in item}
 
 
-@pytest.mark.timeout(420)
 def test_what_happens_to_an_instance_that_was_made_for_a_claim_is_its_partitions_alone(
     start_agent: StartAgent, namespace: Namespace, slices_class: str, divided: Path
 ) -> None:
@@ -228,7 +227,6 @@ def test_what_happens_to_an_instance_that_was_made_for_a_claim_is_its_partitions
     namespace.api.wait(lambda: tainted(agent).keys() == everything, "all of the GPU is tainted")
 
 
-@pytest.mark.timeout(420)
 def test_a_lost_gpu_taints_whole_and_partitions_until_it_is_back(
     start_agent: StartAgent, namespace: Namespace, slices_class: str, divided: Path
 ) -> None:

@@ -55,7 +55,7 @@ def test_a_token_that_is_bound_to_the_node_does_everything(
     bound = {"apiVersion": "v1", "kind": "Node", "name": node["name"], "uid": node["uid"]}
     as_service(requested(cluster, RELEASE, cluster.identity().namespace, boundObjectRef=bound)).ready()
     use_a_gpu(namespace)
-    cluster.api.wait(lambda: namespace.get_claim("gpu")["status"].get("devices"), "the status tells", 20)
+    cluster.api.wait(lambda: namespace.get_claim("gpu")["status"].get("devices"), "the status tells")
     release(namespace)
 
 
@@ -111,5 +111,5 @@ def test_a_token_that_is_replaced_in_its_file_is_taken_up(
     agent = start_agent("node-a", PROFILE, kubeconfig=path, ready=False)
     agent.wait_for_log("Unauthorized")
     file.write_text(cluster.identity().token("node-a"))
-    agent.ready(90)
+    agent.ready()
     assert agent.slices()

@@ -33,7 +33,6 @@ def gpus(names: dict[str, object]) -> list[str]:
     return sorted(name for name in names if name.startswith("gpu-"))
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("device_plugin")
 def test_gpus_of_a_device_plugin_are_not_published_until_it_is_gone(
     cluster: Cluster, start_agent: StartAgent, namespace: Namespace
@@ -49,13 +48,13 @@ def test_gpus_of_a_device_plugin_are_not_published_until_it_is_gone(
         told = [event["message"] for event in listed if event["reason"] == "SecondManager"]
         return [message for message in told if "device plugin nvidia.com/gpu" in message]  # the Node is everybody's
 
-    cluster.api.wait(said, "an Event of the Node", 20)
+    cluster.api.wait(said, "an Event of the Node")
     assert "gives out" in said()[0] and "are not published by dra-agent" in said()[0]
     assert 'dra_agent_second_manager_devices{manager="device plugin nvidia.com/gpu"}' in agent.get("/metrics")[1]
 
     advertise(cluster, None)
-    cluster.api.wait(lambda: gpus(agent.devices()), "the GPUs are published", 100)
-    namespace.running("waits", at_most=60)
+    cluster.api.wait(lambda: gpus(agent.devices()), "the GPUs are published")
+    namespace.running("waits")
     assert "dra_agent_second_manager_devices{" not in agent.get("/metrics")[1]
 
 
@@ -76,7 +75,7 @@ def test_a_device_of_another_driver_is_not_published_and_its_holder_goes_on(
     try:
         agent.restart()
         agent.ready()
-        cluster.api.wait(lambda: result["device"] not in agent.devices(), "the device is withdrawn", 30)
+        cluster.api.wait(lambda: result["device"] not in agent.devices(), "the device is withdrawn")
         assert gpus(agent.devices()) == [name for name in every if name != result["device"]]
         namespace.running("holder")
         # Another pod of the same claim is prepared by the agent that does not publish the device any more.
@@ -85,7 +84,7 @@ def test_a_device_of_another_driver_is_not_published_and_its_holder_goes_on(
         for name in ("holder", "second"):
             namespace.delete_pod(name)
         namespace.gone("holder", "second")
-        cluster.api.wait(lambda: not cluster.node("node-a").cdi_files(), "the claim is released", 20)
+        cluster.api.wait(lambda: not cluster.node("node-a").cdi_files(), "the claim is released")
     finally:
         cluster.api.delete(SLICES, "theirs")
 

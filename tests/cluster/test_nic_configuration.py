@@ -112,7 +112,7 @@ def test_a_container_that_is_started_again_has_it_still(
         return int(status["restartCount"]) if status["ready"] else -1
 
     namespace.execute("user", "touch /shared/end")
-    namespace.api.wait(lambda: started() == 1, "the container is started again", 60)
+    namespace.api.wait(lambda: started() == 1, "the container is started again")
     assert "net1" in links(namespace)
 
     # While nobody is there who could say whether it is where it should be, it does not start, and says so.
@@ -124,10 +124,10 @@ def test_a_container_that_is_started_again_has_it_still(
         def told() -> bool:
             return any(wanted in event and "is it running?" in event for event in namespace.events("user"))
 
-        namespace.api.wait(told, "the pod says why its container does not start", 90)
+        namespace.api.wait(told, "the pod says why its container does not start")
     finally:
         agents["node-a"].start().ready()
-    namespace.api.wait(lambda: started() >= 2, "the container starts when the agent is there again", 120)
+    namespace.api.wait(lambda: started() >= 2, "the container starts when the agent is there again")
     assert "net1" in links(namespace)
 
 
@@ -141,7 +141,7 @@ def test_a_pod_in_the_hosts_network_is_told_that_it_cannot_have_it(
     def told() -> bool:
         return any(wanted in event for event in namespace.events("user"))
 
-    namespace.api.wait(told, "the pod says why its container does not start", 60)
+    namespace.api.wait(told, "the pod says why its container does not start")
     shown = json.loads(subprocess.run(["ip", "-json", "link"], check=True, capture_output=True).stdout)
     assert interface[1] in {link["ifname"] for link in shown}
 

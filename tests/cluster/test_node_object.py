@@ -22,7 +22,6 @@ def test_slices_go_with_the_node_object_and_come_back_with_its_successor(
     until(
         lambda: uids.isdisjoint(item["metadata"]["uid"] for item in agent.slices()),
         "the garbage collector has removed the slices of the Node that is gone",
-        60,
     )
     agent.wait_for_log("there is no Node 'node-b'")
     assert agent.slices() == []
@@ -36,4 +35,4 @@ def test_slices_go_with_the_node_object_and_come_back_with_its_successor(
         owners = {item["metadata"]["ownerReferences"][0]["uid"] for item in found}
         return owners == {new} and len(found) == len(before) and agent.pools_are_complete()
 
-    until(owned, "the new Node owns the slices", 30)
+    until(owned, "the new Node owns the slices")

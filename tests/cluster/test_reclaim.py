@@ -62,7 +62,7 @@ def effects(agent: Agent) -> set[str]:
 
 
 def tainted(agent: Agent, effect: str) -> None:
-    until(lambda: effects(agent) == {effect}, f"every device of {agent.node.name} has {effect or 'no taint'}", 30)
+    until(lambda: effects(agent) == {effect}, f"every device of {agent.node.name} has {effect or 'no taint'}")
 
 
 def deployment(name: str, replicas: int, **spec: Any) -> Object:
@@ -88,7 +88,7 @@ def on_node(namespace: Namespace, app: str, node: str, count: int) -> list[Objec
         here = [pod for pod in running if pod["spec"].get("nodeName") == node]
         return len(here) == len(found) == count and all("deletionTimestamp" not in p["metadata"] for p in here)
 
-    namespace.api.wait(there, f"{count} pods of {app} run on {node}", 90)
+    namespace.api.wait(there, f"{count} pods of {app} run on {node}")
     return found
 
 
@@ -117,15 +117,15 @@ def test_a_spot_notice_moves_claims_to_the_other_node(
     t6 = time.time()
     assert pools(namespace) == {"node-b/gpu"}
     tainted(doomed, "NoExecute")
-    until(lambda: ask(doomed.state_dir, Status())["complete"], "every claim is released", 30)
+    until(lambda: ask(doomed.state_dir, Status())["complete"], "every claim is released")
     status = ask(doomed.state_dir, Status())
     assert [claim["state"] for claim in status["claims"]] == ["released", "released"]
     # What holds no device is not touched.
     assert namespace.get_pod("plain")["metadata"]["uid"] == plain["metadata"]["uid"]
     assert "deletionTimestamp" not in namespace.get_pod("plain")["metadata"]
-    until(lambda: "ClaimsReleased" in node_events(cluster, "node-a"), "the node's Events say so", 20)
+    until(lambda: "ClaimsReleased" in node_events(cluster, "node-a"), "the node's Events say so")
     assert "ReclaimNotice" in node_events(cluster, "node-a")
-    assert doomed.metrics()["dra_agent_reclaim_taint_publish_duration_seconds"] < 5
+    assert doomed.metrics()["dra_agent_reclaim_taint_publish_duration_seconds"] < 5 * cluster.api.pace()
     print(f"notice to pods running elsewhere: {t6 - t0:.2f} s; to tainted: {status['tainted_after']:.3f} s")
 
 
@@ -179,7 +179,7 @@ def test_an_agent_that_is_killed_in_the_middle_goes_on_with_the_same_time(
     doomed.kill()
     doomed.start()
     doomed.wait_for_log("a reclaim goes on")
-    until(lambda: ask(doomed.state_dir, Status())["complete"], "every claim is released", 60)
+    until(lambda: ask(doomed.state_dir, Status())["complete"], "every claim is released")
     assert taints(doomed) == before
     on_node(namespace, "serve", "node-b", 1)
     assert not [name for name in doomed.node.cdi_files() if "-claim_" in name]
@@ -194,11 +194,11 @@ def test_a_new_claim_is_not_prepared_on_a_doomed_host(doomed: Agent, namespace: 
     tainted(doomed, "NoExecute")
     namespace.pod("late", template="late")
     namespace.api.wait(
-        lambda: any("this host is being taken" in event for event in namespace.events("late")), "the pod is told", 30
+        lambda: any("this host is being taken" in event for event in namespace.events("late")), "the pod is told"
     )
     ask(doomed.state_dir, Cancel())
     # The kubelet tries again when it next looks at the pod anyway: after a minute and a half at most.
-    namespace.running("late", at_most=120)
+    namespace.running("late")
 
 
 def test_an_api_server_that_is_away_at_the_notice(
@@ -216,7 +216,7 @@ def test_an_api_server_that_is_away_at_the_notice(
     apiserver.start()
     cluster.control_plane.ready()
     on_node(namespace, "serve", "node-b", 1)
-    until(lambda: ask(doomed.state_dir, Status())["complete"], "every claim is released", 60)
+    until(lambda: ask(doomed.state_dir, Status())["complete"], "every claim is released")
 
 
 def test_sigterm_without_a_notice_moves_nobody(doomed: Agent, namespace: Namespace) -> None:

@@ -66,7 +66,6 @@ def make(namespace: Namespace) -> None:
     run_on(namespace, "serve", "node-a", 2)
 
 
-@pytest.mark.timeout(400)
 def test_the_api_server_is_away_at_the_notice_and_for_long(
     doomed: Agent, cluster: Cluster, namespace: Namespace, way: Way
 ) -> None:
@@ -94,14 +93,14 @@ def test_the_api_server_is_away_at_the_notice_and_for_long(
     plane.apiserver.start()
     plane.ready()
     back = time.monotonic()
-    until(lambda: effects(doomed) == {"NoExecute"}, "every device is tainted", 30, every=0.01)
+    until(lambda: effects(doomed) == {"NoExecute"}, "every device is tainted", every=0.01)
     took = time.monotonic() - back
     print(f"\n{tries:.1f} tries a second; tainted {took:.2f} s after the API server was back")
     assert tries < TRIES
-    assert took < 2.0
+    assert took < 2.0 * doomed.node.api.pace()
     (added,) = {taint["timeAdded"] for found in taints(doomed).values() for taint in found}
     assert added[:19] == noticed[:19], "tolerations count from the notice"
-    run_on(namespace, "serve", "node-b", 2, at_most=120)
+    run_on(namespace, "serve", "node-b", 2)
     all_released(doomed, 60)
     assert no_specs(doomed)
     complaints = [line for line in doomed.said().splitlines() if " warning " in line or " error " in line]
@@ -109,7 +108,6 @@ def test_the_api_server_is_away_at_the_notice_and_for_long(
     assert "Traceback" not in doomed.said(this_life=False)
 
 
-@pytest.mark.timeout(300)
 def test_an_agent_that_alone_is_cut_off_takes_no_new_claims(
     doomed: Agent, cluster: Cluster, namespace: Namespace, way: Way
 ) -> None:
@@ -121,17 +119,17 @@ def test_an_agent_that_alone_is_cut_off_takes_no_new_claims(
     announce(doomed, 120)
     # The scheduler knows nothing of it, and the kubelet neither.
     namespace.pod("late", template="late", node="node-a")
-    namespace.api.wait(lambda: namespace.get_pod("late")["spec"].get("nodeName") == "node-a", "it is bound", 30)
-    namespace.api.wait(lambda: any("Prepare" in event for event in namespace.events("late")), "the kubelet is told", 60)
+    namespace.api.wait(lambda: namespace.get_pod("late")["spec"].get("nodeName") == "node-a", "it is bound")
+    namespace.api.wait(lambda: any("Prepare" in event for event in namespace.events("late")), "the kubelet is told")
     assert effects(doomed) == {""}
     assert len(status(doomed)["claims"]) == before + 2, "those that were prepared, and no other"
 
     open_node_b(cluster)
     way.open()
     tainted(doomed, "NoExecute")
-    run_on(namespace, "serve", "node-b", 2, at_most=120)
+    run_on(namespace, "serve", "node-b", 2)
     assert namespace.get_pod("late")["status"]["phase"] == "Pending"
     namespace.delete_pod("late")
-    namespace.gone("late", at_most=120)
+    namespace.gone("late")
     all_released(doomed, 60)
     cancel(doomed)

@@ -36,8 +36,6 @@ RIGHTS = ("podEviction=evict", "cordon=true")
 OF_TEMPLATE = {"name": "devices", "resourceClaimTemplateName": "one-gpu"}
 GOES = "serve"
 
-pytestmark = pytest.mark.timeout(500)
-
 
 @pytest.fixture(scope="module")
 def untainting() -> Iterator[Cluster]:
@@ -71,7 +69,7 @@ def agents(cluster: Cluster, config: str, *rights: str) -> Iterator[Agent]:
             shutil.rmtree(agent.state_dir, ignore_errors=True)
             started.append(agent.start())
         for agent in started:
-            agent.ready(at_most=90)
+            agent.ready()
         cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": True}})
         yield started[0]
     finally:
@@ -127,7 +125,7 @@ def test_who_is_deleted_at_once_learns_why_where_that_is_granted(
                 noticed = announce(doomed, 60)
                 all_released(doomed, 60)
             gone = history.deleted(before)
-            assert gone.at - noticed < 10
+            assert gone.at - noticed < 10 * untainting.api.pace()
             conditions = gone.object["status"]["conditions"]
             assert [one.get("reason") for one in conditions if one["type"] == "DisruptionTarget"] == reasons
         ask(doomed.state_dir, Cancel())
@@ -148,7 +146,7 @@ def test_a_pod_that_waits_for_its_first_prepare_is_moved_too(untainting: Cluster
                 pods = namespace.api.list(PODS, namespace.name)
                 return [pod["spec"].get("nodeName") for pod in pods] == ["node-a"]
 
-            until(bound, "the pod is bound to node-a", 30)
+            until(bound, "the pod is bound to node-a")
             untainting.api.patch(NODES, "node-b", {"spec": {"unschedulable": None}})
             announce(doomed, 60)
         finally:
@@ -168,7 +166,7 @@ def all_refused(agent: Agent) -> list[dict[str, Any]]:
         found[:] = status(agent)["claims"]
         return bool(found)
 
-    until(refused, f"a claim of {agent.node.name} is refused", 30)
+    until(refused, f"a claim of {agent.node.name} is refused")
     assert {one["state"] for one in found} <= {"refused", "released"}
     return found
 

@@ -77,7 +77,7 @@ def test_an_agent_that_is_killed_while_it_moves_pods(doomed: Agent, cluster: Clu
         noticed = announce(doomed, NOTICE)
         tainted(doomed, "NoExecute")
         first = taints(doomed)
-        until(lambda: "released" in states(doomed), "the first claim is released", 30)
+        until(lambda: "released" in states(doomed), "the first claim is released")
         (left,) = [claim for claim in status(doomed)["claims"] if claim["state"] == "released"]
         took = status(doomed)["tainted_after"]
         time.sleep(1)  # for what it knows to be on disk
@@ -85,7 +85,7 @@ def test_an_agent_that_is_killed_while_it_moves_pods(doomed: Agent, cluster: Clu
         time.sleep(2)
         doomed.start()
         doomed.wait_for_log("a reclaim goes on")
-        until(lambda: len(states(doomed)) == len(APPS), "it also knows the claim that left before", 20)
+        until(lambda: len(states(doomed)) == len(APPS), "it also knows the claim that left before")
         all_released(doomed, NOTICE + 20)
         # 60 s of grace are cut to what the host has; a busy machine takes some seconds more to carry it out.
         grace = history.deleted(before["extended"]).object["metadata"]["deletionGracePeriodSeconds"]
@@ -101,7 +101,7 @@ def test_an_agent_that_is_killed_while_it_moves_pods(doomed: Agent, cluster: Clu
         events = cluster.kubectl("get", "events", "-n", "default", "--field-selector", "involvedObject.name=node-a")
         return f"{len(APPS)} of {len(APPS)} claims released" in events
 
-    until(told, "one Event tells of all claims", 20)
+    until(told, "one Event tells of all claims")
     for app in ("claim", "extended"):
         uid = before[app]
         assert history.runs(app, "node-b").at < history.over(uid).at, "its successor did not wait for it"

@@ -47,7 +47,7 @@ def test_a_claim_that_pods_name_is_not_fetched_back(doomed: Agent, cluster: Clus
     open_node_b(cluster)
     with History(namespace) as history:
         noticed = announce(doomed, 40)
-        until(lambda: condition(cluster)["status"] == "True", "the Node says that it is taken", 10)
+        until(lambda: condition(cluster)["status"] == "True", "the Node says that it is taken")
         all_released(doomed, 30)
         run_on(namespace, "serve", "node-b", 2)
         took = time.monotonic() - noticed
@@ -61,8 +61,8 @@ def test_a_claim_that_pods_name_is_not_fetched_back(doomed: Agent, cluster: Clus
     assert said["reason"] == "Operator" and "a scenario" in said["message"]
     assert condition(cluster, "node-b")["status"] == "none"
     cancel(doomed)
-    until(lambda: not closed(cluster), "the node takes pods again", 10)
-    until(lambda: condition(cluster)["status"] == "False", "the Node says that it is over", 10)
+    until(lambda: not closed(cluster), "the node takes pods again")
+    until(lambda: condition(cluster)["status"] == "False", "the Node says that it is over")
     assert condition(cluster)["reason"] == "Cancelled"
 
 
@@ -80,4 +80,4 @@ def test_a_node_with_claims_of_templates_stays_open(doomed: Agent, cluster: Clus
     assert not closed(cluster)
     doomed.kill()
     doomed.start().ready()
-    until(lambda: condition(cluster)["status"] == "True", "the Node still says so", 10)
+    until(lambda: condition(cluster)["status"] == "True", "the Node still says so")

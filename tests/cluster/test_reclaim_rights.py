@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from cluster.kube.agent import DRIVER
-from cluster.kube.api import NODES, PODS, SERVICE_ACCOUNTS, Api, Kind
+from cluster.kube.api import NODES, PODS, Api, Kind
 from cluster.kube.cluster import Cluster
-from cluster.kube.identity import RELEASE
 from cluster.kube.workload import Namespace
-from cluster.test_rights import refusal
+from cluster.test_rights import kinds_of_tokens, refusal
 
 CHART_VALUES = ("podEviction=evict",)
 POLICIES = Kind("admissionregistration.k8s.io/v1", "validatingadmissionpolicies", namespaced=False)
@@ -28,17 +27,20 @@ def own(cluster: Cluster) -> Api:
     def narrowed() -> bool:
         return NOT_ITS_NODE in refusal(lambda: api.patch(NODES, "node-b", {"spec": {"unschedulable": None}}))
 
-    cluster.api.wait(narrowed, "the policy about nodes is in force", 30)
+    cluster.api.wait(narrowed, "the policy about nodes is in force")
     return api
 
 
 @pytest.fixture
-def nowhere(cluster: Cluster) -> Api:
+def tokens(cluster: Cluster, own: Api) -> dict[str, Api]:
+    """Every kind of token of an agent of node-a."""
+    return kinds_of_tokens(cluster, cluster.identity(DRIVER, *CHART_VALUES))
+
+
+@pytest.fixture
+def nowhere(tokens: dict[str, Api]) -> Api:
     """The same account with a token that names no node."""
-    identity = cluster.identity(DRIVER, *CHART_VALUES)
-    path = SERVICE_ACCOUNTS.path(identity.namespace, RELEASE, "token")
-    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 600}}
-    return cluster.api.as_user(str(cluster.api.call("POST", path, body)["status"]["token"]))
+    return tokens["bound to nothing"]
 
 
 def test_policies_compile_against_the_types_of_the_server(cluster: Cluster, own: Api) -> None:
@@ -51,7 +53,7 @@ def test_policies_compile_against_the_types_of_the_server(cluster: Cluster, own:
         def checked(name: str = name) -> bool:
             return "typeChecking" in cluster.api.get(POLICIES, name).get("status", {})
 
-        cluster.api.wait(checked, f"the types of {name} are checked", 30)
+        cluster.api.wait(checked, f"the types of {name} are checked")
         assert not cluster.api.get(POLICIES, name)["status"]["typeChecking"].get("expressionWarnings")
 
 
@@ -64,6 +66,26 @@ def test_the_own_node_is_closed_and_opened_and_no_other(cluster: Cluster, own: A
     assert "unschedulable" not in cluster.api.get(NODES, "node-b")["spec"]
 
 
+@pytest.mark.parametrize("who", ["pod", "bound to the node", "bound to nothing", "kubelet"])
+def test_no_token_closes_or_taints_another_node(cluster: Cluster, tokens: dict[str, Api], who: str) -> None:
+    before = cluster.api.get(NODES, "node-b")["spec"]
+    evicting = [{"key": "x", "effect": "NoExecute"}]
+    for spec in ({"unschedulable": True}, {"taints": evicting}, {"unschedulable": True, "taints": evicting}):
+        assert refusal(lambda spec=spec: tokens[who].patch(NODES, "node-b", {"spec": spec})), spec
+    assert cluster.api.get(NODES, "node-b")["spec"] == before
+
+
+@pytest.mark.parametrize("who", ["pod", "bound to the node", "bound to nothing", "kubelet"])
+def test_no_token_evicts_the_pods_of_its_own_node_by_a_taint(
+    cluster: Cluster, tokens: dict[str, Api], who: str
+) -> None:
+    for key in ("x", CORDON):
+        taints = [{"key": key, "effect": "NoExecute"}]
+        assert refusal(lambda taints=taints: tokens[who].patch(NODES, "node-a", {"spec": {"taints": taints}})), key
+    assert "taints" not in cluster.api.get(NODES, "node-a")["spec"]
+
+
+@pytest.mark.parametrize("who", ["pod", "bound to the node"])
 @pytest.mark.parametrize(
     "change",
     [
@@ -80,8 +102,8 @@ def test_the_own_node_is_closed_and_opened_and_no_other(cluster: Cluster, own: A
     ],
     ids=str,
 )
-def test_nothing_else_of_the_own_node_is_changed(own: Api, change: dict[str, Any]) -> None:
-    assert "whether it takes new pods" in refusal(lambda: own.patch(NODES, "node-a", change))
+def test_nothing_else_of_the_own_node_is_changed(tokens: dict[str, Api], who: str, change: dict[str, Any]) -> None:
+    assert "whether it takes new pods" in refusal(lambda: tokens[who].patch(NODES, "node-a", change))
 
 
 def test_the_taint_of_a_closed_node_is_the_agents_to_add_and_remove(cluster: Cluster, own: Api) -> None:
@@ -145,3 +167,26 @@ def test_pods_of_the_own_node_are_deleted_and_no_others(own: Api, nowhere: Api, 
     assert "cannot deletecollection" in refusal(lambda: own.call("DELETE", PODS.path(namespace.name, None, None), {}))
     assert "cannot list" in refusal(lambda: own.list(PODS, namespace.name))
     assert "deletionTimestamp" not in namespace.get_pod("on-node-b")["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("values", "allowed"),
+    [((), set()), (("podEviction=delete",), {"delete"}), (CHART_VALUES, {"delete", "evict"})],
+    ids=["none", "delete", "evict"],
+)
+def test_pods_are_moved_only_as_the_value_says(
+    cluster: Cluster, own: Api, namespace: Namespace, values: tuple[str, ...], allowed: set[str]
+) -> None:
+    api = cluster.api.as_user(cluster.identity(DRIVER, *values).token("node-a"))
+    namespace.pod("delete", node="node-a")
+    namespace.pod("evict", node="node-a")
+    namespace.running("delete", "evict")
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "evict"}}
+    ways = {
+        "delete": lambda: api.call("DELETE", PODS.path(namespace.name, "delete", None), {"gracePeriodSeconds": 1}),
+        "evict": lambda: api.call("POST", PODS.path(namespace.name, "evict", "eviction"), eviction),
+    }
+    for way, call in ways.items():
+        said = refusal(call)
+        assert bool(said) == (way not in allowed), f"{way}: {said or 'carried out'}"
+        assert said == "" or "cannot" in said

@@ -58,7 +58,7 @@ def test_a_release_is_watched_and_the_pod_that_keeps_a_claim_is_named(
         table = agent_command(*where)
         code, said = terminal.end(60)
     now = json.loads(blocked.stdout)
-    assert (now["phase"], now["complete"]) == ("notice", False) and now["tainted_after"] < 5
+    assert (now["phase"], now["complete"]) == ("notice", False) and now["tainted_after"] < 5 * cluster.api.pace()
     records = {(claim["pods"] or [""])[0]: claim for claim in now["claims"]}
     assert records[names["stubborn"]]["state"] == "prepared" and records[names["stubborn"]]["seconds"] is None
     assert records[""]["state"] == "released" and records[""]["seconds"] > 0

@@ -13,7 +13,7 @@ import pytest
 from cluster.kube.agent import DRIVER
 from cluster.kube.api import CLAIMS, EVENTS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, SLICES, Api, Kind, RefusedError
 from cluster.kube.cluster import Cluster
-from cluster.kube.identity import CHART, RELEASE
+from cluster.kube.identity import CHART, RELEASE, Identity
 from cluster.kube.workload import Namespace, request
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,8 +23,14 @@ POLICIES = Kind("admissionregistration.k8s.io/v1", "validatingadmissionpolicies"
 
 @pytest.fixture
 def tokens(cluster: Cluster) -> dict[str, Api]:
-    """The ways in which an agent of node-a can be somebody to the API server."""
+    """Every kind of token of an agent of node-a, once the policies are in force."""
     identity = cluster.identity()
+    in_force(cluster, cluster.api.as_user(identity.token("node-a")))
+    return kinds_of_tokens(cluster, identity)
+
+
+def kinds_of_tokens(cluster: Cluster, identity: Identity) -> dict[str, Api]:
+    """The ways in which an agent of node-a can be somebody to the API server."""
     path = SERVICE_ACCOUNTS.path(identity.namespace, RELEASE, "token")
 
     def requested(**bound: Any) -> str:
@@ -35,7 +41,6 @@ def tokens(cluster: Cluster) -> dict[str, Api]:
         }
         return str(cluster.api.call("POST", path, body)["status"]["token"])
 
-    in_force(cluster, cluster.api.as_user(identity.token("node-a")))
     node = cluster.api.get(NODES, "node-a")["metadata"]
     to_node = {"apiVersion": "v1", "kind": "Node", "name": node["name"], "uid": node["uid"]}
     return {
@@ -56,7 +61,7 @@ def in_force(cluster: Cluster, agent: Api) -> None:
         cluster.api.delete(SLICES, "test-in-force")
         return False
 
-    cluster.api.wait(refused, "the policy about slices is in force", 60)
+    cluster.api.wait(refused, "the policy about slices is in force")
 
 
 def a_slice(name: str, pool_name: str = "", **spec: Any) -> dict[str, Any]:
@@ -139,7 +144,7 @@ def test_the_policy_compiles_against_the_types_of_the_server(cluster: Cluster) -
         status = cluster.api.get(POLICIES, RELEASE).get("status", {})
         return "typeChecking" in status and status.get("observedGeneration") is not None
 
-    cluster.api.wait(checked, "the policy's types are checked", 30)
+    cluster.api.wait(checked, "the policy's types are checked")
     assert not cluster.api.get(POLICIES, RELEASE)["status"]["typeChecking"].get("expressionWarnings")
 
 

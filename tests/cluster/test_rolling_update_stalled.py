@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import yaml
 
 from cluster.kube.agent import DRIVER, Agent
@@ -16,6 +15,7 @@ from cluster.kube.workload import Namespace, request
 StartAgent = Callable[..., Agent]
 HARDWARE = "l40s"
 TAINTED_AFTER_S = 1.0
+"""Seconds from the notice to the last write that the API server has accepted."""
 
 
 def tainted(agent: Agent) -> bool:
@@ -32,7 +32,6 @@ def out_of_reach(kubeconfig: Path, copy: Path) -> Path:
     return copy
 
 
-@pytest.mark.timeout(300)
 def test_a_stalled_rolling_update_and_a_notice(
     cluster: Cluster, start_agent: StartAgent, namespace: Namespace, tmp_path: Path
 ) -> None:
@@ -49,13 +48,15 @@ def test_a_stalled_rolling_update_and_a_notice(
         "node-a", HARDWARE, *flags, "--pod-uid", "0d9cbd40-new", instance="new", kubeconfig=away, ready=False
     )
     new.wait_for_log("info ready")
-    new.wait_for_log("slices cannot be followed", 60)
-    until(lambda: new.get("/readyz")[0] == 503, "the update does not go on", 60)
+    new.wait_for_log("slices cannot be followed")
+    until(lambda: new.get("/readyz")[0] == 503, "the update does not go on")
 
     notice.touch()
-    until(lambda: tainted(old), "every device is tainted", 60)
-    until(lambda: "dra_agent_reclaim_taint_publish_duration_seconds" in old.metrics(), "the old agent has seen it", 60)
-    assert old.metrics()["dra_agent_reclaim_taint_publish_duration_seconds"] < TAINTED_AFTER_S
-    namespace.gone("user", at_most=60)
+    until(lambda: tainted(old), "every device is tainted")
+    until(lambda: "dra_agent_reclaim_taint_publish_duration_seconds" in old.metrics(), "the old agent has seen it")
+    took = old.metrics()["dra_agent_reclaim_taint_publish_duration_seconds"]
+    pace = cluster.api.pace()
+    assert took < TAINTED_AFTER_S * pace, f"tainted after {took:.2f} s on a machine that is {pace:.1f} times as slow"
+    namespace.gone("user")
     for agent in (old, new):
         assert "Traceback" not in agent.said()

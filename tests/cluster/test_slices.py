@@ -13,7 +13,7 @@ import pytest
 from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import NODES, SLICES, Object, RefusedError
 from cluster.kube.cluster import Cluster, running
-from cluster.kube.process import until
+from cluster.kube.process import LONG, until
 from cluster.kube.watching import Event, SliceWatch
 from cluster.kube.workload import Namespace, request
 
@@ -52,25 +52,29 @@ def test_wiped_by_a_kubelet_restart_and_back_within_2_seconds(start_agent: Start
         until(lambda: len(watch.of("DELETED")) == len(before), "the kubelet wipes the slices")
         until(lambda: len(watch.of("ADDED")) == len(before), "the slices are published again")
         until(agent.pools_are_complete, "the pools are complete")
+    pace = agent.node.api.pace()
     wiped, back = watch.of("DELETED"), watch.of("ADDED")
     assert {event.object["metadata"]["uid"] for event in wiped} == set(before)
     for event in wiped:
         again = next(other for other in back if other.object["spec"]["pool"]["name"] == pool_of(event))
-        assert again.at - event.at < 2.0
+        assert again.at - event.at < 2.0 * pace
     assert sorted(map(str, before.values())) == sorted(str(event.object["spec"]["devices"]) for event in back)
     assert bystander.slices() == others
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_unchanged_over_an_agent_restart(start_agent: StartAgent, number: signal.Signals) -> None:
+    began = time.monotonic()
     agent = start_agent("node-a", "dgx-h100")
+    first = time.monotonic() - began
     before = agent.slices()
     with SliceWatch(agent.node.api, OURS) as watch:
         began = time.monotonic()
         agent.process.end(number)
         agent.start()
         agent.ready()
-        assert time.monotonic() - began < 5.0
+        again = time.monotonic() - began
+        assert again < max(5.0, 2 * first), f"{again:.1f} s to be ready again, {first:.1f} s the first time"
         time.sleep(QUIET)
         assert watch.events == []
     # Byte by byte: with resourceVersion and managedFields, so not even a write without a change has happened.
@@ -84,7 +88,7 @@ def test_removed_after_the_agent_stops_for_good(start_agent: StartAgent) -> None
     began = time.monotonic()
     agent.end()
     assert agent.slices(), "the agent leaves its slices to its successor"
-    until(lambda: not agent.slices(), "the kubelet removes the slices", 60)
+    until(lambda: not agent.slices(), "the kubelet removes the slices")
     assert time.monotonic() - began > 25
     assert bystander.slices() == others
 
@@ -126,7 +130,6 @@ def test_208_devices_in_as_few_slices_as_the_limits_allow(
     assert len({result["device"] for result in namespace.results("some")}) == 8
 
 
-@pytest.mark.timeout(500)
 def test_an_apiserver_with_a_gate_off() -> None:
     # A cluster of its own, because gates are set when the API server starts. Taints are what the agent needs most:
     # without them a device that must not be allocated cannot be told from one that may.
@@ -134,7 +137,7 @@ def test_an_apiserver_with_a_gate_off() -> None:
         node = without.node("node-a")
         agent = Agent(node, "dgx-h100", without.identity().kubeconfig("node-a"))
         try:
-            agent.start().ready(at_most=90)
+            agent.start().ready()
             calm(agent)
             assert len(agent.devices()) == 18
 
@@ -197,7 +200,7 @@ def writes(agent: Agent) -> list[str]:
     return [item["metadata"]["resourceVersion"] for item in agent.slices()]
 
 
-def calm(agent: Agent, at_most: float = 30.0) -> None:
+def calm(agent: Agent, at_most: float = LONG) -> None:
     """Wait until nothing was written for a while: it does not write again and again what the API server drops."""
     before: list[str] = []
     looked = time.monotonic()

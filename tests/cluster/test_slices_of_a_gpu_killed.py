@@ -17,7 +17,6 @@ from cluster.kube.process import until
 from cluster.kube.workload import Namespace, request
 from dra_agent.simulate import mig
 
-pytestmark = pytest.mark.timeout(420)
 RETRY = 150.0
 """Seconds in which a kubelet asks again for what failed: at its next full look at the pod."""
 ADDRESS = "0000:1b:00.0"
@@ -51,7 +50,7 @@ def order_kill(agent: Agent, function: str, when: When) -> None:
 
 
 def start_again(agent: Agent) -> None:
-    until(lambda: not agent.process.running, "the agent is killed in the call", 60)
+    until(lambda: not agent.process.running, "the agent is killed in the call")
     agent.simulate("clear")
     agent.start().ready()
 
@@ -75,7 +74,7 @@ def uuid(namespace: Namespace, pod: str) -> str:
 
 
 def nothing_is_left(agent: Agent) -> None:
-    until(lambda: slices(agent) == {}, "every instance is destroyed", 30)
+    until(lambda: slices(agent) == {}, "every instance is destroyed")
     assert not list((agent.state_dir / "mig").glob("*"))
     assert not agent.node.cdi_files()
 
@@ -120,7 +119,7 @@ def test_killed_while_it_destroys_a_slice(agent: Agent, namespace: Namespace, fu
     namespace.delete_pod("goes")
     start_again(agent)
     namespace.gone("goes", at_most=RETRY)
-    until(lambda: set(slices(agent)) == {stays}, "what the pod had is destroyed, and nothing else", 30)
+    until(lambda: set(slices(agent)) == {stays}, "what the pod had is destroyed, and nothing else")
     make(namespace, "next", "1g.10gb")
     namespace.running("next")
     assert set(slices(agent)) == {stays, uuid(namespace, "next")}, "its place can be had again"

@@ -127,7 +127,7 @@ def test_it_follows_the_devices_health(start_agent: StartAgent, namespace: Names
         return {event.partition(":")[0] for event in namespace.events("mine")}
 
     namespace.api.wait(lambda: "DeviceUnhealthy" in said(), "an Event of the claim says so")
-    namespace.api.wait(lambda: ready(told(namespace, "mine")[0])["status"] == "True", "it has recovered", 60)
+    namespace.api.wait(lambda: ready(told(namespace, "mine")[0])["status"] == "True", "it has recovered")
     namespace.api.wait(lambda: "DeviceHealthy" in said(), "an Event of the claim says so")
     assert ready(told(namespace, "mine")[0])["lastTransitionTime"] > ready(during)["lastTransitionTime"]
     assert ready(during)["lastTransitionTime"] > ready(before)["lastTransitionTime"]
@@ -169,7 +169,7 @@ def test_an_operator_sees_a_claim_that_can_never_be_prepared(start_agent: StartA
         said[:] = namespace.events("wrong")
         return any(event.startswith("PrepareFailed: ") and "NoSuchKind" in event for event in said)
 
-    namespace.api.wait(seen, "an Event of the claim says why", 60)
+    namespace.api.wait(seen, "an Event of the claim says why")
     assert namespace.cluster.kubectl("describe", "resourceclaim", "wrong", "-n", namespace.name).count("NoSuchKind")
 
 

@@ -29,8 +29,6 @@ THEIRS = f"entries of driver {DRIVER} and its own node's pools in status.devices
 CONSUMER = {"apiGroup": "example.com", "resource": "trainings", "name": "x", "uid": "y"}
 POLICIES = Kind("admissionregistration.k8s.io/v1", "validatingadmissionpolicies", namespaced=False)
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def coarse() -> Iterator[Cluster]:
@@ -62,7 +60,7 @@ def own(coarse: Cluster, inside: Namespace) -> Api:
         more = [CONSUMER, {**CONSUMER, "uid": str(uuid4())}]
         return bool(refusal(lambda: write(api, inside, "probe", {"reservedFor": more})))
 
-    coarse.api.wait(narrowed, "the policy is in force", 30)
+    coarse.api.wait(narrowed, "the policy is in force")
     return api
 
 
@@ -100,7 +98,7 @@ def test_the_policy_compiles_against_the_types_of_the_server(coarse: Cluster, ow
     def checked() -> bool:
         return "typeChecking" in coarse.api.get(POLICIES, f"{RELEASE}-claims").get("status", {})
 
-    coarse.api.wait(checked, "the policy's types are checked", 30)
+    coarse.api.wait(checked, "the policy's types are checked")
     assert not coarse.api.get(POLICIES, f"{RELEASE}-claims")["status"]["typeChecking"].get("expressionWarnings")
 
 
@@ -229,7 +227,7 @@ def test_the_agents_own_telling_arrives(coarse: Cluster, inside: Namespace) -> N
         coarse.node("node-a"), "l40s", coarse.identity().kubeconfig("node-a"), flags=("--claim-status", "all")
     ).start()
     try:
-        agent.ready(at_most=90)
+        agent.ready()
         inside.claim("mine", request("gpu", "gpu"))
         inside.pod("user", claim="mine", node="node-a")
         inside.running("user")

@@ -40,7 +40,7 @@ def test_nothing_is_left(number: signal.Signals) -> None:
         run.send_signal(number)
         run.wait(60)
     directory = BASE / str(place_number)
-    until(lambda: not directory.exists(), f"{directory} is gone", 60)
+    until(lambda: not directory.exists(), f"{directory} is gone")
     assert owned(directory) == []
     assert str(directory) not in Path("/proc/mounts").read_text()
     addresses = subprocess.run(["ip", "-brief", "address"], check=True, capture_output=True, text=True).stdout

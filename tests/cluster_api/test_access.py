@@ -100,7 +100,7 @@ def test_a_kubeconfig_that_cannot_be_used_says_why(tmp_path: Path, change: dict[
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "[", "just text", "clusters: 7", "\x00"])
+@pytest.mark.parametrize("text", ["", "[", "just text", "clusters: 7", "\x00", "[" * 5000])
 def test_what_is_no_kubeconfig_says_so(tmp_path: Path, text: str) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(text)

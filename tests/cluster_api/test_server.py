@@ -205,10 +205,11 @@ def test_a_page_instead_of_an_answer_says_so(fake_api: FakeApi, ask: Any, status
 
 def test_json_that_is_torn_or_no_object_is_unavailable(fake_api: FakeApi, ask: Any) -> None:
     fake_api.fail(200, body='{"metadata":')
+    fake_api.fail(200, body='{"metadata":' * 10_000)
     fake_api.fail(200, body="[1]")
 
     async def story(api: ApiServer) -> None:
-        for what in ("no JSON", "no object"):
+        for what in ("no JSON", "no JSON", "no object"):
             with pytest.raises(UnavailableError, match=what):
                 await api.get(NODES, "n1")
 

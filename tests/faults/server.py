@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -30,6 +29,8 @@ from cluster_api.faults import Fault
 from dra_agent import simulate
 from dra_agent.reclaim.client import ask
 from dra_agent.reclaim.wire import Cancel, Start
+from faults import run as campaign
+from faults.run import Selection, Termination, exit_code
 from plugin.fake_kubelet import Driver, FakeKubelet
 
 PROFILE = "l40s"
@@ -207,37 +208,25 @@ def rehearse(folder: Path) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--every", type=int, default=1, help="run every N-th case only")
-    parser.add_argument("--seed", type=int, default=0, help="with which case to begin")
-    parser.add_argument("--point", type=int, help="only this request")
-    parser.add_argument("--fault", choices=list(FAULTS), help="only this fault")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="dra-rehearsal-") as folder:
-        requests = rehearse(Path(folder))
-    print(f"{len(requests)} requests in a case: {dict(Counter(one.split()[0] for one in requests))}", flush=True)
-    both = [(point, fault) for point in range(len(requests)) for fault in FAULTS]
-    chosen = [
-        (point, fault)
-        for point, fault in both[random.Random(args.seed).randrange(args.every) :: args.every]
-        if args.point in (None, point) and args.fault in (None, fault)
-    ]
-    failed = 0
-    began = time.monotonic()
-    for number, (point, fault) in enumerate(chosen, 1):
-        with tempfile.TemporaryDirectory(prefix="dra-faults-") as folder:
-            try:
-                run(point, fault, Path(folder))
-            except Exception as error:  # noqa: BLE001 - every failure is reported, and the campaign goes on
-                failed += 1
-                print(f"FAILED --point {point} --fault '{fault}' ({requests[point]}): {error!r}", flush=True)
-                print(
-                    "\n".join(f"    {line}" for line in (Path(folder) / "log").read_text().splitlines()[-30:]),
-                    flush=True,
-                )
-        if number % 50 == 0:
-            print(f"{number} of {len(chosen)} cases, {time.monotonic() - began:.0f} s", flush=True)
-    print(f"{len(chosen) - failed} passed, {failed} failed in {time.monotonic() - began:.0f} s")
-    return 1 if failed else 0
+    Selection.add_arguments(parser, FAULTS)
+    selection = Selection.of(parser.parse_args())
+    with Termination() as termination:
+        with tempfile.TemporaryDirectory(prefix="dra-rehearsal-") as folder:
+            requests = rehearse(Path(folder))
+        print(f"{len(requests)} requests in a case: {dict(Counter(one.split()[0] for one in requests))}", flush=True)
+        log = ""
+
+        def case(point: int, fault: str) -> str:
+            nonlocal log
+            with tempfile.TemporaryDirectory(prefix="dra-faults-") as folder:
+                try:
+                    run(point, fault, Path(folder))
+                finally:
+                    log = (Path(folder) / "log").read_text()
+            return fault
+
+        chosen = list(selection.cases(len(requests), FAULTS))
+        return exit_code(campaign.run(chosen, case, requests.__getitem__, lambda: log, termination))
 
 
 if __name__ == "__main__":

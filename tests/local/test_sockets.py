@@ -234,6 +234,23 @@ def test_nobody_there_says_what_to_do(short_path: Path) -> None:
         connect(short_path / "s")
 
 
+def test_a_client_that_connects_while_the_server_stops_is_dropped(short_path: Path) -> None:
+    async def run(turns: int) -> None:
+        server = Server(short_path / "s", echo, line_limit=LIMIT)
+        await server.start()
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(str(short_path / "s"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.stop()
+        client.settimeout(60)
+        assert await asyncio.to_thread(client.recv, 1) == b""
+        client.close()
+
+    for turns in range(8):  # accepted, connected, its task made, its task begun
+        asyncio.run(run(turns))
+
+
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 def test_a_socket_that_another_server_took_and_left_is_taken_again(short_path: Path, end: str) -> None:
     path = short_path / "s"

@@ -15,6 +15,7 @@ EXCEPTIONS = {
     "eventually.py": "the helper",
     "faults": "programs of their own that report broken promises",
     "inventory/test_amd_settling.py": "the time for which a device is offered is the subject",
+    "mutants/plugin.py": "a program of its own that ends a test run which takes too long",
     "prepare/test_sharing.py": "keeps two agents busy",
     "publish/test_publisher.py": "wipes slices, and changes devices, all the time",
     "reclaim/fake_logind.py": "a server",

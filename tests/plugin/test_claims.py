@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from typing import Any
@@ -325,6 +326,53 @@ def test_a_stop_waits_for_what_may_end_and_not_for_what_hangs() -> None:
         assert await hung and await turns.finished(60.0)
 
     asyncio.run(scenario())
+
+
+def test_a_stop_drops_what_has_not_begun_and_begins_nothing_more() -> None:
+    gate, begun = threading.Event(), []
+
+    async def scenario() -> None:
+        turns = Turns(1)
+        until = asyncio.get_running_loop().time() + 120
+        assert turns.worth_waiting(5.0) == 0.0
+
+        def hang() -> str:
+            begun.append(threading.current_thread().name)
+            gate.wait(60)
+            return "done"
+
+        running = asyncio.create_task(turns.take("u1", "preparing", None, hang, until))
+        await eventually_async(lambda: begun)
+        queued = asyncio.create_task(turns.take("u2", "preparing", None, lambda: begun.append("u2"), until))
+        await eventually_async(lambda: len(turns.busy) == 2)
+        turns.close()
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            await queued
+        gate.set()
+        assert await running == "done"
+        assert len(begun) == 1 and begun[0].startswith("claims"), "threads are named for who looks at a hung agent"
+
+    asyncio.run(scenario())
+
+
+def test_what_fails_when_its_caller_has_left_is_no_unhandled_error(caplog: pytest.LogCaptureFixture) -> None:
+    gate = threading.Event()
+
+    def fail() -> None:
+        gate.wait(60)
+        raise ValueError("late")
+
+    async def scenario() -> None:
+        turns = Turns(1)
+        with pytest.raises(RetryableError, match="still preparing it"):
+            await turns.take("u", "preparing", None, fail, asyncio.get_running_loop().time() + 0.05)
+        gate.set()
+        await eventually_async(lambda: not turns.busy)
+        gc.collect()
+        turns.close()
+
+    asyncio.run(scenario())
+    assert not caplog.records
 
 
 FATES = ["good", "permanent", "retryable", "bug", "gone", "replaced", "pending", "early", "no name"]

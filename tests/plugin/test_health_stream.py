@@ -13,6 +13,7 @@ import pytest
 
 from dra_agent.plugin import health_stream
 from dra_agent.plugin.proto import health_v1_pb2, health_v1alpha1_pb2
+from eventually import eventually_async
 from plugin.conftest import Node, Run
 from plugin.fake_kubelet import Driver
 
@@ -63,7 +64,8 @@ def test_every_device_is_told_at_once_and_again_on_a_change(
     node: Node, run: Run, health: Health, messages: ModuleType
 ) -> None:
     async def scenario() -> None:
-        async with node.registered(health=health) as (_, driver):
+        async with node.registered(health=health) as (plugin, driver):
+            plugin._health._again = 3600.0  # type: ignore[union-attr]
             assert driver.services[2:] == ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
             stream = watch(driver, messages)
             first = await asyncio.wait_for(stream.read(), 60)
@@ -106,7 +108,8 @@ def test_it_is_told_again_within_the_lease(node: Node, run: Run, health: Health)
 
 def test_a_change_on_another_thread_reaches_every_watcher(node: Node, run: Run, health: Health) -> None:
     async def scenario() -> None:
-        async with node.registered(health=health) as (_, driver):
+        async with node.registered(health=health) as (plugin, driver):
+            plugin._health._again = 3600.0  # type: ignore[union-attr]
             streams = [watch(driver), watch(driver, health_v1alpha1_pb2), watch(driver)]
             for stream in streams:
                 await asyncio.wait_for(stream.read(), 60)
@@ -142,6 +145,34 @@ def test_watchers_that_left_are_forgotten(node: Node, run: Run, health: Health) 
                 stream.cancel()
             await asyncio.sleep(0.2)
             assert plugin._health._wake == set()  # type: ignore[union-attr]
+
+    run(scenario())
+
+
+def test_text_that_is_not_unicode_is_told_with_a_replacement(node: Node, run: Run, health: Health) -> None:
+    health.found = [Row("gpu-0", "unhealthy", "driver said \udcff")]
+
+    async def scenario() -> None:
+        async with node.registered(health=health) as (_, driver):
+            stream = watch(driver)
+            assert (await asyncio.wait_for(stream.read(), 60)).devices[0].message == "driver said ?"
+            stream.cancel()
+
+    run(scenario())
+
+
+def test_one_connection_has_a_limited_number_of_streams(node: Node, run: Run, health: Health) -> None:
+    async def scenario() -> None:
+        async with node.registered(health=health) as (plugin, driver):
+            plugin._health._again = 3600.0  # type: ignore[union-attr]
+            streams = [watch(driver) for _ in range(257)]
+            reads = [asyncio.ensure_future(stream.read()) for stream in streams]
+            await eventually_async(lambda: sum(read.done() for read in reads) >= 256)
+            (waiting,) = (read for read in reads if not read.done())
+            next(stream for stream, read in zip(streams, reads, strict=True) if read.done()).cancel()
+            assert (await asyncio.wait_for(waiting, 60)).devices
+            for stream in streams:
+                stream.cancel()
 
     run(scenario())
 

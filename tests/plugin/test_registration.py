@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import socket
 import stat
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 import pytest
 
+from dra_agent.errors import RetryableError
 from dra_agent.plugin import kubelet_plugin
+from dra_agent.plugin.kubelet_plugin import KubeletPlugin
+from dra_agent.plugin.socket_file import SocketFile
+from dra_agent.plugin.sockets import socket_paths
 from plugin.conftest import DRIVER, Node, Run
 
 
@@ -147,6 +155,105 @@ def test_a_file_in_the_way_is_named_not_removed(node: Node, run: Run) -> None:
 
     run(scenario())
     assert path.read_text() == "precious"
+
+
+def test_a_listener_that_answers_nobody_is_a_listener(short_path: Path) -> None:
+    path = short_path / "dra.sock"
+    with contextlib.ExitStack() as open_sockets:
+        busy = open_sockets.enter_context(socket.socket(socket.AF_UNIX))
+        busy.bind(str(path))
+        busy.listen(0)
+        for _ in range(100):
+            client = open_sockets.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            if client.connect_ex(str(path)):
+                break
+        else:
+            pytest.fail("the backlog has no end")
+        with pytest.raises(RetryableError, match="another process listens"):
+            SocketFile(path)
+
+
+def test_a_socket_that_was_not_bound_cannot_be_published(short_path: Path) -> None:
+    file = SocketFile(short_path / "dra.sock")
+    with pytest.raises(RetryableError, match="cannot be made: No such file"):
+        file.publish()
+    assert not file.stands and not list(short_path.iterdir())
+
+
+def test_one_socket_that_cannot_be_bound_leaves_no_other(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = SocketFile.address.fget
+    assert usual is not None
+
+    def address(file: SocketFile) -> str:
+        return f"unix:{node.directory}/missing/x" if file.path.name.endswith("-reg.sock") else usual(file)
+
+    monkeypatch.setattr(SocketFile, "address", property(address))
+    monkeypatch.setattr(kubelet_plugin, "LOOK", 0.05)
+
+    async def scenario() -> None:
+        async with node.plugin() as plugin, node.kubelet() as kubelet:
+            assert "cannot listen" in plugin.ills[0] and f"{DRIVER}-reg.sock" in plugin.ills[0]
+            assert not [path for path in node.kubelet_dir.rglob("*") if not path.is_dir()]
+            monkeypatch.setattr(SocketFile, "address", property(usual))
+            await kubelet.driver()
+            assert plugin.ills == []
+
+    run(scenario())
+
+
+@dataclass
+class Observed:
+    registrations: list[tuple[bool, str]] = field(default_factory=list)
+    phases: list[tuple[str, float]] = field(default_factory=list)
+
+    def registration(self, registered: bool, error: str) -> None:
+        self.registrations.append((registered, error))
+
+    def phase(self, phase: str, seconds: float) -> None:
+        self.phases.append((phase, seconds))
+
+
+def test_what_the_kubelet_does_is_observed(node: Node, run: Run) -> None:
+    node.claims.add("c", "u")
+    observed, told = Observed(), []
+
+    async def scenario() -> None:
+        began = time.perf_counter()
+        async with (
+            node.plugin(observer=observed, registered=told.append) as plugin,
+            node.kubelet(refuse="name is taken") as kubelet,
+        ):
+            await kubelet.look()
+            kubelet.refuse = ""
+            driver = await kubelet.driver()
+            assert (await driver.call("prepare", [("default", "c", "u")])).claims["u"].devices
+            assert str(plugin.state) == "registered with the kubelet"
+        ((phase, seconds),) = observed.phases
+        assert phase == "fetch" and 0 <= seconds <= time.perf_counter() - began
+
+    run(scenario())
+    assert observed.registrations == [(False, "name is taken"), (True, "")]
+    assert [(state.done, state.error) for state in told] == observed.registrations
+
+
+def test_a_plugin_that_is_given_no_source_of_health_prepares(node: Node, run: Run) -> None:
+    node.claims.add("c", "u")
+
+    async def scenario() -> None:
+        plugin = KubeletPlugin(socket_paths(node.kubelet_dir, DRIVER, ""), DRIVER, node.claims, health=True)
+        await plugin.open()
+        plugin.serve(node.devices)
+        try:
+            async with node.kubelet() as kubelet:
+                driver = await kubelet.driver()
+                assert (await driver.call("prepare", [("default", "c", "u")])).claims["u"].devices
+        finally:
+            await plugin.close()
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            await plugin._turns.take("v", "preparing", None, list, asyncio.get_running_loop().time() + 60)
+
+    run(scenario())
 
 
 @pytest.mark.parametrize("what", ["all", "registry", "service"])

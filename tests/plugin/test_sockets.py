@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_agent.errors import UsageError
-from dra_agent.plugin.sockets import LONGEST, socket_paths, sockets_of_instances
+from dra_agent.plugin.sockets import LONGEST, SocketPaths, socket_paths, sockets_of_instances
 
 KUBELET = Path("/var/lib/kubelet")
 UID = "8a3f4d5e-1c2b-4f6a-9d8e-7b6c5a4f3e2d"
@@ -88,6 +88,20 @@ def test_bytes_count_not_characters() -> None:
     assert len(str(directory / f"plugins_registry/{'d' * 25}-reg.sock")) < LONGEST
     for path in socket_paths(directory, "d" * 25).distinct:
         assert len(str(path).encode()) <= LONGEST
+
+
+def test_beside_the_sockets_of_other_drivers_no_name_says_whose_it_is(tmp_path: Path) -> None:
+    both = tmp_path / "plugins_registry" / "dra-short-reg.sock"
+    both.parent.mkdir()
+    (both.parent / "dra-another.sock").touch()
+    assert list(sockets_of_instances(SocketPaths(both, both), "d")) == []
+
+
+def test_a_name_of_exactly_the_longest_length_is_taken() -> None:
+    name = f"{'d' * 20}-reg.sock"
+    directory = Path("/" + "k" * (LONGEST - len(f"//plugins_registry/{name}")))
+    path = socket_paths(directory, "d" * 20).registration
+    assert path.name == name and len(bytes(path)) == LONGEST
 
 
 @pytest.mark.parametrize("driver", [1, 18, 25, 27, 30, 33, 36, 45])

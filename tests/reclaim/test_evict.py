@@ -259,7 +259,7 @@ def work(
     counted: Counter[tuple[str, str]] = Counter()
 
     async def play() -> None:
-        release = Release(list, Claims(), node="n")
+        release = Release(list, Claims(), node="n", driver=DRIVER)
         release.records["c"] = ClaimRecord("c", "ns", "claim", now)
         release.claims["c"] = claim()
         evictor = Evictor(Mover(pods, counted), release, lambda: state, mode=mode, node="n", driver=DRIVER)
@@ -496,7 +496,7 @@ def test_an_agent_that_is_replaced_moves_nobody() -> None:
 
     async def play() -> None:
         nonlocal active
-        release = Release(list, Claims(), node="n")
+        release = Release(list, Claims(), node="n", driver=DRIVER)
         release.records["c"] = ClaimRecord("c", "ns", "claim", now)
         release.claims["c"] = claim()
         mover = Mover(pods, Counter())

@@ -124,7 +124,7 @@ class World:
             publish=self.publisher.devices_changed,
             published=self.publisher.slices,
             wanted=lambda: [found.name for found in self.inventory.devices],
-            release=lambda: Release(lambda: list(self.ledger), Claims(), node=NODE),
+            release=lambda: Release(lambda: list(self.ledger), Claims(), node=NODE, driver=DRIVER),
             released=released,
             tell=lambda what, note: self.told.append((what, note)),
             file=RecordFile(self.folder, "boot"),
@@ -351,7 +351,11 @@ def test_a_claim_that_was_allocated_elsewhere_or_made_anew_is_released(world: Wo
         await world.notice()
         for entry in (moved, renewed):
             world.unprepare(entry)
-        allocation = {"devices": {"results": [{"pool": "other/gpu", "device": "d"}]}}
+        results = [
+            {"driver": DRIVER, "pool": "other/gpu", "device": "d"},
+            {"driver": "nic.example.com", "pool": f"{NODE}/nic", "device": "d"},
+        ]
+        allocation = {"devices": {"results": results}}
         world.api.set_status("resourceclaims", "ns", "moved", {"allocation": allocation})
         world.api.remove("resourceclaims", "renewed", "ns")
         world.hold("renewed")

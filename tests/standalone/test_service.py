@@ -18,6 +18,7 @@ from dra_agent.errors import AgentError, PermanentError, RetryableError, UsageEr
 from dra_agent.standalone.client import Client
 from dra_agent.standalone.service import StandaloneService
 from dra_agent.standalone.wire import Apply, Delete, Get, ListClaims, ListClasses, State
+from eventually import eventually
 
 
 class Running:
@@ -311,7 +312,7 @@ def test_claims_are_given_up_also_where_one_is_still_being_prepared(
     preparer.hangs = True
     applying, _ = asked(agent.path, Apply([claim("stuck"), claim("other")]))
     assert preparer.began.wait(60)
-    suspended = agent.call(agent.service.suspend("the host is taken", give_up=True))
+    suspended = agent.call(agent.service.suspend("the host is taken", give_up=True, timeout_s=60.0))
     with Client(agent.path) as client:
         assert client.ask(Get("default", "stuck"))["phase"] == "Allocated", "what is being prepared is not given up yet"
         assert not suspended.done()
@@ -319,4 +320,26 @@ def test_claims_are_given_up_also_where_one_is_still_being_prepared(
         suspended.result(60)
         applying.join(60)
         assert {view["phase"] for view in client.ask(ListClaims())} == {"Pending"}
+    assert preparer.prepared == {}
+
+
+@pytest.mark.parametrize("give_up", [False, True])
+def test_a_device_that_hangs_keeps_no_other_claim_from_being_given_up(
+    agent: Running, claim: Any, preparer: Any, hanging: threading.Event, give_up: bool
+) -> None:
+    """A notice may be of 30 s, and hooks and the release of every claim come after this wait."""
+    preparer.hangs = True
+    applying, _ = asked(agent.path, Apply([claim("stuck"), claim("other")]))
+    assert preparer.began.wait(60)
+    agent.call(agent.service.suspend("the host is taken", give_up=give_up, timeout_s=0.1)).result(30)
+    if not give_up:
+        agent.call(agent.service.suspend("the host is taken", give_up=True, timeout_s=0.1)).result(30)
+
+    def held() -> set[str]:
+        return {view.name for view in agent.call(agent.service.held()).result(30)}
+
+    eventually(lambda: held() == {"stuck"}, lambda: f"still hold devices while one hangs: {held()}")
+    hanging.set()
+    eventually(lambda: held() == set(), lambda: f"still hold devices: {held()}")
+    applying.join(60)
     assert preparer.prepared == {}

@@ -45,8 +45,8 @@ class Node:
     def entries(self) -> list[Entry]:
         return list(self.entries_by_uid.values())
 
-    def hold(self, uid: str, name: str, device: str = "gpu-0") -> None:
-        held = (HeldDevice(POOL, device, "gpu"),)
+    def hold(self, uid: str, name: str, device: str = "gpu-0", pool: str = POOL) -> None:
+        held = (HeldDevice(pool, device, "gpu"),)
         self.entries_by_uid[uid] = Entry(uid, "default", name, held, "completed")
 
     def unprepare(self, uid: str, deadline: Deadline) -> None:
@@ -189,8 +189,9 @@ def test_a_claim_whose_device_is_open_is_kept_until_it_is_closed(fake_api: FakeA
     run(fake_api, tmp_path, host, story)
 
 
+@pytest.mark.parametrize("pool", [POOL, "former-name/gpu"])
 def test_a_holder_in_the_way_is_checked_at_once_and_the_error_names_the_command(
-    fake_api: FakeApi, tmp_path: Path, host: Host
+    fake_api: FakeApi, tmp_path: Path, host: Host, pool: str
 ) -> None:
     class Refusing:
         def prepare(self, claim: dict[str, Any], deadline: Deadline) -> list[Any]:
@@ -202,7 +203,7 @@ def test_a_holder_in_the_way_is_checked_at_once_and_the_error_names_the_command(
     async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiServer) -> None:
         put(fake_api, "gone", "g")
         gone.start(node.unprepare)
-        node.hold("g", "gone")
+        node.hold("g", "gone", pool=pool)
         wanted = {"driver": "d", "pool": POOL, "device": "gpu-0", "request": "r"}
         claim = {"metadata": {"uid": "new"}, "status": {"allocation": {"devices": {"results": [wanted]}}}}
         fake_api.remove("resourceclaims", "gone", "default")

@@ -33,6 +33,10 @@ class ConfigFile:
             raise UsageError(f"not UTF-8 text (byte {error.start})", where=str(path)) from error
         except tomllib.TOMLDecodeError as error:
             raise self._not_toml(str(error)) from error
+        except (RecursionError, ValueError) as error:
+            # tomllib follows nesting with Python's stack, and leaves integers to Python, which has a limit of digits.
+            what = str(error).partition(";")[0] if isinstance(error, ValueError) else "it is nested too deeply"
+            raise UsageError(f"not TOML that can be read: {what}", where=str(path)) from error
         values = self._spelled(values, Config, "")
         try:
             self.config = msgspec.convert(values, Config, dec_hook=to_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from dra_agent.agent.publish_metrics import PublishMetrics
 from dra_agent.agent.reporting import Reporting
 from dra_agent.cluster.kinds import RESOURCE_CLAIMS
 from dra_agent.cluster.server import ApiServer, connect
+from dra_agent.errors import AgentError
 from dra_agent.plugin.kubelet_plugin import KubeletPlugin
 from dra_agent.plugin.registration import Registered
 from dra_agent.plugin.sockets import socket_paths
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 CONNECT = 30.0
 """Seconds that reading credentials takes at most; nothing is asked of the server then."""
+
+log = logging.getLogger(__name__)
 
 
 class KubernetesMode:
@@ -126,9 +130,18 @@ class KubernetesMode:
         reporting = self._reporting.telling(gone.wrap(leaving.refusing(preparer)))
         self._plugin.serve(reporting, hardware.board)
         gone.start(reporting.unprepare)
-        self._release_socket = ReleaseSocket(self._config.state_dir, gone)
-        await self._release_socket.start()
+        await self._listen_to_operators(gone)
         await leaving.start(self._publisher, _Claims(self._api))
+
+    async def _listen_to_operators(self, gone: GoneClaims) -> None:
+        listening = ReleaseSocket(self._config.state_dir, gone)
+        try:
+            await listening.start()
+        except AgentError as error:
+            # On a read-only state directory prepared claims are served all the same.
+            log.error("operators cannot reach the agent about claims", extra={"reason": str(error)})
+        else:
+            self._release_socket = listening
 
     def devices_changed(self) -> None:
         """Tell of it whoever looks at slices and claims."""

@@ -163,7 +163,8 @@ class Leaving:
         node.start(self._reclaim.state)
 
     def _release_of(self, claims: Claims) -> Release:
-        return Release(self._ledger.entries, claims, node=self._config.node, named=self._named_claim)
+        node, driver = self._config.node, self._config.driver_name
+        return Release(self._ledger.entries, claims, node=node, driver=driver, named=self._named_claim)
 
     def _named_claim(self) -> None:
         if self._node is not None:

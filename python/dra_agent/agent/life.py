@@ -162,6 +162,8 @@ class Agent:
             log.info("the host was restarted: claims are prepared again where they stand", extra={"claims": rebooted})
         for problem in ledger.report.problems():
             log.error("the ledger was damaged", extra={"problem": problem})
+        if ledger.report.not_writable:
+            log.error("nothing can be recorded in the ledger", extra={"reason": ledger.report.not_writable})
         hardware = self._hardware = await self._work(
             worker,
             "reading the host",
@@ -295,6 +297,7 @@ class Agent:
             ledger,
             specs,
             hardware.lookup,
+            node=config.node,
             recipes=recipes,
             setups=setups,
             metadata=metadata,

@@ -79,7 +79,7 @@ def state_id(state_dir: Path) -> str:
         finally:
             os.close(handle)
         with suppress(FileExistsError):
-            temporary.hardlink_to(path)
+            path.hardlink_to(temporary)
         return path.read_text().strip() or made
     except OSError as error:
         # A read-only or full disk: the directory itself is what agents that share it have in common.

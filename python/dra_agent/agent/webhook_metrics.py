@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 PREFIX = "dra_agent_webhook"
-RESULTS = ("allowed", "refused", "unreadable", "too_large", "defect")
+RESULTS = ("allowed", "refused", "unreadable", "too_large", "defect", "unauthenticated")
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -47,6 +47,10 @@ class WebhookMetrics(Told):
         """Count one."""
         self._reviews.labels(result).inc()
         self._seconds.observe(seconds)
+
+    def stranger(self) -> None:
+        """Count a client without a right certificate, for which nothing was judged."""
+        self._reviews.labels("unauthenticated").inc()
 
     def describe(self) -> Iterator[Metric]:
         """Nothing is read before the first scrape."""

@@ -7,13 +7,14 @@ import logging
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dra_agent import __version__
 from dra_agent.agent.setups import known_setups
 from dra_agent.agent.signals import Signals
 from dra_agent.webhook.admission import judge
 from dra_agent.webhook.certificate import Certificate
+from dra_agent.webhook.clients import ClientRule
 from dra_agent.webhook.server import Webhook
 
 if TYPE_CHECKING:
@@ -22,10 +23,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class Tls(NamedTuple):
+    """What the webhook shows, and what it asks of its clients."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+    """The authority of clients' certificates; without it clients need none."""
+    client_names: tuple[str, ...] = ()
+    """One of which a client's certificate must have; empty: any name will do."""
+
+
 async def serve(
     address: tuple[str, int],
-    certificate: Path,
-    key: Path,
+    tls: Tls,
     driver: str,
     metrics_address: tuple[str, int] | None,
     signals: Signals,
@@ -36,9 +47,10 @@ async def serve(
     setups = known_setups()
     with ExitStack() as stack:
         stack.enter_context(signals.attach(stop.set, reload))
-        shown = Certificate(certificate, key)
+        shown = Certificate(tls.certificate, tls.key, tls.client_ca)
+        clients = ClientRule(required=tls.client_ca is not None, names=tls.client_names)
         metrics = _metrics(stack, shown, metrics_address) if metrics_address is not None else None
-        webhook = Webhook(address, shown, lambda body: judge(body, driver, setups), metrics)
+        webhook = Webhook(address, shown, lambda body: judge(body, driver, setups), metrics, clients)
         await webhook.start()
         if metrics is not None:
             metrics.of(webhook)

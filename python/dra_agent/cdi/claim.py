@@ -16,6 +16,9 @@ from dra_agent.cdi.validate import problems, warnings
 from dra_agent.cdi.version import minimum_version
 from dra_agent.errors import PermanentError
 from dra_agent.inventory.device import Device as HostDevice
+from dra_agent.printable import printable
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,9 @@ def compose(driver: str, uid: str, namespace: str, name: str, devices: Sequence[
         parts.append(Device(cdi_name, edits))
         ids.append((*held.edits.foreign_ids, f"{driver}/{CLAIM_CLASS}={cdi_name}"))
     common = ContainerEdits(env=(f"DRA_AGENT_CLAIM={claim}",))
+    _check_lines(
+        [text for edits in (common, *(part.container_edits for part in parts)) for text in edits.env], claim, uid
+    )
     if shared:
         common = common.merged(shared)
     draft = Spec("", f"{driver}/{CLAIM_CLASS}", tuple(parts), container_edits=common)
@@ -71,6 +77,17 @@ def compose(driver: str, uid: str, namespace: str, name: str, devices: Sequence[
             todo="report this, with the claim and its device",
         )
     return ClaimSpec(spec, encode(spec), tuple(ids), tuple(held.edits.notes for held in devices))
+
+
+def _check_lines(variables: Sequence[str], claim: str, uid: str) -> None:
+    """Refuse control characters: a line feed begins another variable for whoever keeps variables in lines."""
+    for text in variables:
+        if _CONTROL.search(text):
+            raise PermanentError(
+                f"a variable for its containers has control characters: {printable(text, line=True, longest=128)}",
+                where=f"claim {printable(claim, line=True, longest=128)} ({uid})",
+                todo="take names as the API server accepts them",
+            )
 
 
 def _shared(devices: Sequence[ClaimedDevice]) -> ContainerEdits | None:

@@ -96,14 +96,16 @@ def spec_files(directory: Path) -> list[Path]:
     return [directory / name for name in spec_names(directory)]
 
 
-def spec_names(directory: Path) -> list[str]:
-    """List the names of those files, sorted."""
+def spec_names(directory: Path, *, without: str | None = None) -> list[str]:
+    """List the names of those files, sorted; without those that contain `without`."""
     try:
         with os.scandir(directory) as entries:
             return sorted(
                 entry.name
                 for entry in entries
-                if entry.name.endswith((".json", ".yaml")) and not entry.is_dir(follow_symlinks=False)
+                if (without is None or without not in entry.name)
+                and entry.name.endswith((".json", ".yaml"))
+                and not entry.is_dir(follow_symlinks=False)
             )
     except OSError:
         return []

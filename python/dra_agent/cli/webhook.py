@@ -7,7 +7,7 @@ from pathlib import Path
 
 EPILOG = """\
 The API server asks it about ResourceClaims, ResourceClaimTemplates and DeviceClasses (docs/webhook.md); the Helm chart
-installs it with webhook.enabled. The two files are read again whenever they are replaced.
+installs it with webhook.enabled. The files of certificates and keys are read again whenever they are replaced.
 """
 
 
@@ -20,6 +20,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", default=":8443", metavar="HOST:PORT", help="where to listen (default: :8443)")
     parser.add_argument("--tls-cert", type=Path, required=True, metavar="FILE", help="the certificate, PEM")
     parser.add_argument("--tls-key", type=Path, required=True, metavar="FILE", help="its key, PEM")
+    parser.add_argument(
+        "--client-ca",
+        type=Path,
+        metavar="FILE",
+        help="refuse reviews to clients without a certificate of these authorities, PEM (default: answer everybody)",
+    )
+    parser.add_argument(
+        "--client-name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with --client-ca: the common name or DNS name that a client's certificate must have; may be repeated",
+    )
     add_flags(parser, ("driver_name", "metrics_address", "log_level", "log_format"))
 
 
@@ -30,13 +43,21 @@ def run(args: argparse.Namespace) -> int:
     from dra_agent.agent import logs, signals
     from dra_agent.agent.config import listen_address, load
     from dra_agent.agent.reload import Reload
-    from dra_agent.agent.webhooks import serve
+    from dra_agent.agent.webhooks import Tls, serve
+    from dra_agent.errors import UsageError
 
     received = signals.install()
     config = load(args)
     logs.set_up(config.log_level, config.log_format)
+    if args.client_name and args.client_ca is None:
+        raise UsageError(
+            "names of clients are compared in certificates, and no certificate is asked for",
+            where="--client-name",
+            todo="give the authority of the clients' certificates with --client-ca",
+        )
     address = listen_address(args.listen, "--listen")
     metrics = listen_address(config.metrics_address) if config.metrics_address else None
     reload = Reload(config, lambda: load(args))
-    asyncio.run(serve(address, args.tls_cert, args.tls_key, config.driver_name, metrics, received, reload))
+    tls = Tls(args.tls_cert, args.tls_key, args.client_ca, tuple(args.client_name))
+    asyncio.run(serve(address, tls, config.driver_name, metrics, received, reload))
     return 0

@@ -189,6 +189,8 @@ def read_kubeconfig(path: Path) -> Access:
         line = f", line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or "unreadable"
         raise UsageError(f"this is no YAML: {problem}{line}", where=where) from None
+    except RecursionError as error:
+        raise UsageError("this is no kubeconfig: it is nested too deeply", where=where) from error
     except msgspec.ValidationError as error:
         raise UsageError(f"this is no kubeconfig: {error}", where=where) from error
     contexts = {entry.name: entry.context for entry in config.contexts}

@@ -253,7 +253,7 @@ async def _refused(connection: Connection, status: int, headers: dict[str, str],
     data = await _whole(connection, where)
     try:
         message = status_message(msgspec.json.decode(data))
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         message = None
     wait = retry_after(headers.get("retry-after"))
     if message is None:
@@ -277,7 +277,7 @@ async def _foreign(connection: Connection, status: int, headers: dict[str, str],
 def _object(data: bytes, where: str) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise UnavailableError(f"the answer is no JSON: {_excerpt(data)}", where=where) from error
     if not isinstance(document, dict):
         raise UnavailableError(f"the answer is no object: {_excerpt(data)}", where=where)

@@ -182,7 +182,7 @@ class ApiServer:
         where = f"API server {self.address}: watch {request.path}"
         try:
             raw = msgspec.json.decode(line, type=_Raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise UnavailableError(f"the watch gives something unknown: {error}", where=where) from error
         if raw.type == "ERROR":
             status = raw.object.get("code") or _INTERNAL

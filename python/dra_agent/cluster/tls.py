@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 
-from dra_agent import user_file, whole_file
+from dra_agent import user_file
 from dra_agent.cluster.access import MAX_FILE_BYTES, Access, Pem
 from dra_agent.cluster.errors import UnavailableError
+from dra_agent.memory_file import memory_file
 
 
 def tls_context(access: Access, certificate: Pem | None = None, key: Pem | None = None) -> ssl.SSLContext | None:
@@ -24,7 +24,7 @@ def tls_context(access: Access, certificate: Pem | None = None, key: Pem | None 
         elif authority.data is not None:
             context = ssl.create_default_context(cadata=_text(authority.data))
         else:
-            with _File(authority) as path:
+            with memory_file(_read(authority)) as path:
                 context = ssl.create_default_context(cafile=path)
     except (ssl.SSLError, OSError) as error:
         raise UnavailableError(
@@ -37,7 +37,7 @@ def tls_context(access: Access, certificate: Pem | None = None, key: Pem | None 
     certificate, key = certificate or access.certificate, key or access.key
     if certificate is not None and key is not None:
         try:
-            with _File(certificate) as certificate_path, _File(key) as key_path:
+            with memory_file(_read(certificate)) as certificate_path, memory_file(_read(key)) as key_path:
                 context.load_cert_chain(certificate_path, key_path, password="")  # never ask a terminal
         except (ssl.SSLError, OSError) as error:
             raise UnavailableError(
@@ -50,22 +50,8 @@ def _text(data: bytes) -> str:
     return data.decode("ascii", errors="replace")
 
 
-class _File:
-    """A file in memory, as OpenSSL reads keys from files only, and a FIFO or a device at a path would block it."""
-
-    def __init__(self, pem: Pem) -> None:
-        self._pem = pem
-        self._handle: int | None = None
-
-    def __enter__(self) -> str:
-        data = self._pem.data
-        if data is None:
-            assert self._pem.path is not None
-            data = user_file.read(self._pem.path, MAX_FILE_BYTES)
-        self._handle = os.memfd_create("pem", os.MFD_CLOEXEC)
-        whole_file.write_all(self._handle, data)
-        return f"/proc/self/fd/{self._handle}"
-
-    def __exit__(self, *_: object) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
+def _read(pem: Pem) -> bytes:
+    if pem.data is not None:
+        return pem.data
+    assert pem.path is not None
+    return user_file.read(pem.path, MAX_FILE_BYTES)

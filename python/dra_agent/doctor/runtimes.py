@@ -106,13 +106,13 @@ def _says(values: Any, key: str) -> bool:
 def _toml(path: Any) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, RecursionError, ValueError):
         return {}
 
 
 def _json(path: Any) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, RecursionError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}

@@ -33,11 +33,11 @@ class Confirmation:
         shown, counting = list(shown), list(counting)
         fatal = {cause.name for cause in counting if cause.severity == Severity.FATAL and cause.confirmed}
         weighed = [self._weighed(device, cause, fatal, now) for cause in shown]
-        if not blind:
-            names = {cause.name for cause in shown}
-            for times in (self._since, self._waiting):
-                for key in [key for key in times if key[0] == device and key[1] not in names]:
-                    del times[key]
+        names = {cause.name for cause in shown}
+        # A blind look takes nothing back, and another one as blind would confirm nothing: it is not asked for.
+        for times in (self._waiting,) if blind else (self._since, self._waiting):
+            for key in [key for key in times if key[0] == device and key[1] not in names]:
+                del times[key]
         return weighed
 
     def forget(self, devices: Iterable[str]) -> None:

@@ -74,8 +74,8 @@ class Monitor:
         for device in inventory.devices:
             spells = self._spells.of(device.name)
             before = {spell.cause.name for spell in spells}
-            # A library that does not answer says nothing of what was wrong before.
-            blind = device.health == "unmonitored"
+            # A library that does not answer, or does not have the device, says nothing of what was wrong before.
+            blind = device.health == "unmonitored" or not device.observed
             counting = [spell.cause for spell in spells]
             shown = self._confirmation.weigh(device.name, causes.of_device(device), counting, now, blind=blind)
             if self._spells.see(device.name, shown, now, first=not self._looked, blind=blind):

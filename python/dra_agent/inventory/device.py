@@ -124,6 +124,8 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     health_reason: str | None = None
     ailments: tuple[Ailment, ...] = ()
     """Why it is unhealthy."""
+    observed: bool = True
+    """False: a claim has it at vfio-pci, and its health cannot be read; what was wrong with it before still counts."""
     memory_errors: int | None = None
     """Uncorrected errors since its driver was loaded; None where nobody counts them."""
     corrected_errors: int | None = None
@@ -181,7 +183,7 @@ class Inventory(msgspec.Struct, frozen=True):
     def lookup(self, pool: str, name: str) -> Device | None:
         """Find a device by pool ("<node>/gpu") and name, as an allocation result gives them."""
         device = self.device(name)
-        return device if device is not None and pool.rpartition("/")[2] == device.family else None
+        return device if device is not None and device_key(pool, name) == (device.family, name) else None
 
     def family(self, family: Family) -> tuple[Device, ...]:
         """Give the devices of one family: the contents of its pool."""
@@ -191,6 +193,14 @@ class Inventory(msgspec.Struct, frozen=True):
 def pool_name(node: str, family: Family) -> str:
     """Name the pool of a family on a node: one pool each, so that a change in one never disturbs another."""
     return f"{node}/{family}"
+
+
+def device_key(pool: str, name: str) -> tuple[str, str]:
+    """Return what names a device on this host: family and name, whatever the node was called when it was allocated.
+
+    Kubernetes names a device by driver, pool and name. A node that was renamed has the same device in another pool.
+    """
+    return pool.rpartition("/")[2], name
 
 
 def device_name(family: Family, pci_address: str, *parts: str | int) -> str:

@@ -67,7 +67,10 @@ class Handovers:
         return found
 
     def read(self, address: str) -> Handover | None:
-        """Give that of one function; None where there is none."""
+        """Give that of one function; None where there is none.
+
+        Its device is without health: what was seen of it at one moment is not so for as long as a claim has it.
+        """
         path = self._path(address)
         try:
             handover = msgspec.json.decode(whole_file.read(path, _MOST), type=Handover)
@@ -82,7 +85,7 @@ class Handovers:
             log.error("what a function was before it was handed over is damaged", extra={"file": str(aside)})
             log.error("damage", extra={"reason": str(error)})
             return None
-        return handover
+        return msgspec.structs.replace(handover, device=_not_observed(handover.device))
 
     def write(self, handover: Handover) -> None:
         """Keep one; durable when it returns."""
@@ -109,3 +112,16 @@ class Handovers:
 
     def _error(self, path: Path, what: str, error: OSError) -> RetryableError:
         return RetryableError(f"{what}: {error.strerror}", where=str(path), todo="see to its disk and its owner")
+
+
+def _not_observed(device: Device) -> Device:
+    return msgspec.structs.replace(
+        device,
+        taints=(),
+        health="healthy",
+        health_reason=None,
+        ailments=(),
+        memory_errors=None,
+        corrected_errors=None,
+        observed=False,
+    )

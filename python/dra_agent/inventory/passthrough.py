@@ -7,7 +7,7 @@ binding it to vfio-pci changes nothing of what is published.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -63,6 +63,22 @@ class Passthrough:
         except AgentError as error:
             problems.append(Problem(error.where or "passthrough", error.what, error.todo))
             return {}
+
+    def taken_meanwhile(
+        self, devices: Iterable[Device], handed_over: Collection[str], problems: list[Problem]
+    ) -> list[Device]:
+        """Give the devices, those as they were published that claims got after `handed_over` was read.
+
+        What their vendors' libraries answered about them since is about devices that those no longer have.
+        """
+        devices = list(devices)
+        present = {device.pci_address for device in devices} - set(handed_over)
+        now = {address: device for address, device in self.handed_over(problems).items() if address in present}
+        if not now:
+            return devices
+        names = {device.name for device in devices if device.pci_address in now}
+        problems[:] = [problem for problem in problems if problem.where not in names]
+        return [device for device in devices if device.pci_address not in now] + list(now.values())
 
     def apply(
         self,

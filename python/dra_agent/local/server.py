@@ -52,6 +52,7 @@ class Server:
         self._every = every
         self._keeping: asyncio.Task[None] | None = None
         self._clients: set[asyncio.Task[None]] = set()
+        self._stopped = False
 
     async def start(self) -> None:
         """Listen; a socket that an agent left behind when it was killed is replaced.
@@ -70,6 +71,7 @@ class Server:
 
     async def stop(self) -> None:
         """Stop listening, drop the clients and remove the socket."""
+        self._stopped = True
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
@@ -97,7 +99,7 @@ class Server:
             listening.close()
             raise PermanentError(f"cannot listen: {error.strerror}", where=str(self.path)) from error
         before_it = self._server
-        self._server = await asyncio.start_unix_server(self._serve, sock=listening, limit=self._line_limit)
+        self._server = await asyncio.start_unix_server(self._connected, sock=listening, limit=self._line_limit)
         if before_it is not None:
             before_it.close()
 
@@ -117,13 +119,17 @@ class Server:
                     told = str(error)
                     log.warning("cannot listen again", extra={"socket": str(self.path), "reason": told})
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        if len(self._clients) >= MOST or not _welcome(writer):
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not a coroutine: one that is canceled before its first step would leave the connection open.
+        if self._stopped or len(self._clients) >= MOST or not _welcome(writer):
             writer.close()
             return
+        task = asyncio.create_task(self._serve(reader, writer))
         self._clients.add(task)
+        task.add_done_callback(self._clients.discard)
+        task.add_done_callback(lambda _: writer.close())
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while line := await _line(reader):
                 await _send(writer, await self._answer(line))
@@ -133,9 +139,6 @@ class Server:
                 await _send(writer, Answer(failure=too_long))
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
             pass  # a client that went, fell asleep, or is dropped
-        finally:
-            self._clients.discard(task)
-            writer.close()
 
     async def _answer(self, line: bytes) -> Answer:
         try:

@@ -196,4 +196,4 @@ def _device(messages: ModuleType, item: Prepared) -> Any:
 
 def _text(error: AgentError) -> str:
     """Give what fits into the pod's event; never "", which would say that all is well."""
-    return (str(error) or type(error).__name__).encode("utf-8", "replace").decode()[:LONGEST_ERROR]
+    return (str(error) or type(error).__name__)[:LONGEST_ERROR]

@@ -64,7 +64,7 @@ class Turns:
 
     def close(self) -> None:
         """Begin nothing more; what hangs is not waited for."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown()
 
     def worth_waiting(self, grace: float) -> float:
         """Return the seconds until everything that runs now has run for `grace` seconds, or has ended before.

@@ -59,16 +59,18 @@ class Release:
         claims: Claims,
         *,
         node: str,
+        driver: str,
         named: Callable[[], None] = lambda: None,
         now: Callable[[], datetime] = STEADY.now,
     ) -> None:
-        """`held` gives the claims of the ledger; `node` names the pools that are this node's ("node/gpu").
+        """`held` gives the claims of the ledger; `node` names the pools of `driver` that are this node's ("node/gpu").
 
         `named` is called for each claim that was not made for one pod, once it was read.
         """
         self._held = held
         self._claims = claims
         self._node = node
+        self._driver = driver
         self._named = named
         self._now = now
         self._slots = asyncio.Semaphore(TOGETHER)
@@ -141,7 +143,7 @@ class Release:
                 self._named()
         record.pods = _pods(claim)
         record.pods_gone = None if record.pods else record.pods_gone or self._now()
-        if record.given_back and _elsewhere(claim, record.uid, self._node):
+        if record.given_back and _elsewhere(claim, record.uid, self._driver, self._node):
             record.released = self._now()
             record.pods = ()
 
@@ -160,11 +162,13 @@ def _pods(claim: Mapping[str, Any] | None) -> tuple[str, ...]:
     return tuple(str(one.get("name", "")) for one in reserved if one.get("resource", "pods") == "pods")
 
 
-def _elsewhere(claim: Mapping[str, Any] | None, uid: str, node: str) -> bool:
+def _elsewhere(claim: Mapping[str, Any] | None, uid: str, driver: str, node: str) -> bool:
     if claim is None or claim.get("metadata", {}).get("uid") != uid:
         return True
     allocation = (claim.get("status") or {}).get("allocation")
     if not allocation:
         return True
     results = (allocation.get("devices") or {}).get("results") or []
-    return not any(str(result.get("pool", "")).startswith(f"{node}/") for result in results)
+    return not any(
+        result.get("driver") == driver and str(result.get("pool", "")).startswith(f"{node}/") for result in results
+    )

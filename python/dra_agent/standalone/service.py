@@ -52,6 +52,8 @@ ANSWER_AFTER_S = 45.0
 """How long an answer waits for its claims to be prepared or released; the command line waits a minute for it."""
 STOP_AFTER_S = 5.0
 """How long a stop waits for what is under way. What hangs is continued at the next start."""
+SUSPEND_TIMEOUT_S = 5.0
+"""How long `suspend` waits for what is under way: notices of clouds begin at 30 s."""
 MAX_OBJECTS_PER_APPLY = 25_000
 _T = TypeVar("_T")
 
@@ -142,16 +144,25 @@ class StandaloneService:
         self.queue.devices_changed()
         self._wake.set()
 
-    async def suspend(self, why: str, *, give_up: bool) -> None:
-        """Allocate and prepare nothing more; with `give_up` have every claim released before this returns."""
+    async def suspend(self, why: str, *, give_up: bool, timeout_s: float = SUSPEND_TIMEOUT_S) -> None:
+        """Allocate and prepare nothing more; with `give_up` release every claim.
+
+        Returns when nothing is under way, after `timeout_s` at the latest. A claim that a hung device keeps under way
+        is released by a later step, once that is over: no other claim waits for it.
+        """
         await self._work(lambda: self.queue.suspend(why, give_up=give_up))
-        if self._loop_task is not None:
-            # What is being prepared now can be given up after that only.
-            while True:
-                await self._step()
-                if not await self._crew.done():
-                    break
-            self._wake.set()
+        if self._loop_task is None:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    # What is being prepared now can be given up after that only.
+                    await self._step()
+                    if not await self._crew.done():
+                        break
+        except TimeoutError:
+            log.warning("claims are still being prepared or released", extra={"claims": self._crew.busy})
+        self._wake.set()
 
     async def change_reason(self, why: str) -> None:
         """Say another reason for what `suspend` began."""
@@ -196,15 +207,17 @@ class StandaloneService:
         self._wake.set()
         now = asyncio.get_running_loop().time
         try_until, until = now() + min(FIRST_TRY_S, ANSWER_AFTER_S), now() + ANSWER_AFTER_S
-        while True:
-            seen = self._steps
-            if await self._work(lambda: self.queue.is_settled(uids)):
-                return
-            tried = await self._work(lambda: self.queue.is_tried(uids))
-            left = (until if tried else try_until) - now()
-            if left <= 0:
-                return
-            await self._moves(seen, left)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                while True:
+                    seen = self._steps
+                    if await self._work(lambda: self.queue.is_settled(uids)):
+                        return
+                    tried = await self._work(lambda: self.queue.is_tried(uids))
+                    left = (until if tried else try_until) - now()
+                    if left <= 0:
+                        return
+                    await self._moves(seen, left)
 
     async def _work(self, call: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)

@@ -20,7 +20,7 @@ from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError
 from dra_agent.health.prepared import unusable_reason
 from dra_agent.host import Host
-from dra_agent.inventory.device import Device
+from dra_agent.inventory.device import Device, device_key
 from dra_agent.prepare.ports import DeviceHeldError, Entry, Ledger, Lookup
 from dra_agent.setup.openers import check_closed, nodes_of
 from dra_agent.status.events import CLAIM_GONE, Events, Subject
@@ -110,12 +110,16 @@ class GoneClaims:
     def holders(self, claim: dict[str, Any]) -> list[Entry]:
         """Return the entries that hold a device that the claim was allocated."""
         results = ((claim.get("status") or {}).get("allocation") or {}).get("devices", {}).get("results") or ()
-        wanted = {(one.get("pool"), one.get("device")) for one in results if one.get("driver") == self._driver}
+        wanted = {
+            device_key(str(one.get("pool")), str(one.get("device")))
+            for one in results
+            if one.get("driver") == self._driver
+        }
         own = claim.get("metadata", {}).get("uid")
         return [
             entry
             for entry in self._ledger.entries()
-            if entry.uid != own and any((held.pool, held.device) in wanted for held in entry.devices)
+            if entry.uid != own and any(device_key(held.pool, held.device) in wanted for held in entry.devices)
         ]
 
     def unusable(self) -> list[dict[str, str]]:

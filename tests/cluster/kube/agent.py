@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .api import SLICES, Object
 from .node import Node
-from .process import Process, until
+from .process import LONG, Process, until
 
 DRIVER = "dra-agent.internal"
 """The name that the agent has unless it is told another one."""
@@ -63,7 +63,7 @@ class Agent:
         self.process.start()
         return self
 
-    def ready(self, at_most: float = 30.0) -> Agent:
+    def ready(self, at_most: float = LONG) -> Agent:
         """Wait until it serves, and the kubelet has registered it and its slices are published."""
 
         def published() -> bool:
@@ -82,7 +82,7 @@ class Agent:
         """SIGKILL."""
         self.process.kill()
 
-    def end(self, at_most: float = 20.0) -> int | None:
+    def end(self, at_most: float = 60.0) -> int | None:
         """SIGTERM; its exit code."""
         return self.process.end(signal.SIGTERM, at_most)
 
@@ -95,7 +95,7 @@ class Agent:
         """Its log."""
         return self.process.said(this_life=this_life)
 
-    def wait_for_log(self, pattern: str, at_most: float = 30.0) -> re.Match[str]:
+    def wait_for_log(self, pattern: str, at_most: float = LONG) -> re.Match[str]:
         """Wait until its present life has logged the pattern."""
 
         def found() -> re.Match[str] | None:

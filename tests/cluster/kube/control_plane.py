@@ -11,7 +11,7 @@ from pathlib import Path
 from . import pki
 from .api import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Api, RefusedError
 from .place import Place
-from .process import STARTED_WITHIN, Process, until
+from .process import Process, until
 
 API_PORT = 443
 KUBELETS = "dra-cluster:kubelets"
@@ -71,7 +71,7 @@ class ControlPlane:
             except RefusedError:
                 return False
 
-        until(ready, "the API server is ready", STARTED_WITHIN)
+        until(ready, "the API server is ready")
 
     def restart_apiserver(self) -> None:
         """End the API server and start it again; returns when it serves."""

@@ -14,7 +14,7 @@ from dra_agent.reclaim.wire import Cancel, Start, Status
 
 from .agent import DRIVER, Agent
 from .api import CLAIMS, DEPLOYMENTS, JOBS, PODS, STATEFUL_SETS, Api, Kind, Object
-from .process import until
+from .process import LONG, until
 from .workload import Namespace, container, pod_spec
 
 KEY = f"{DRIVER}/reclaim"
@@ -63,10 +63,10 @@ def effects(agent: Agent) -> set[str]:
 
 def tainted(agent: Agent, effect: str) -> None:
     """Wait until every device has a taint of that effect, or with "" none."""
-    until(lambda: effects(agent) == {effect}, f"every device of {agent.node.name} has {effect or 'no taint'}", 30)
+    until(lambda: effects(agent) == {effect}, f"every device of {agent.node.name} has {effect or 'no taint'}")
 
 
-def all_released(agent: Agent, at_most: float = 60.0) -> list[dict[str, Any]]:
+def all_released(agent: Agent, at_most: float = LONG) -> list[dict[str, Any]]:
     """Wait until the agent says that every claim is released; its records of them."""
     claims: list[dict[str, Any]] = []
 
@@ -205,7 +205,7 @@ def pods(namespace: Namespace, app: str) -> list[Object]:
     return [pod for pod in found if pod["status"]["phase"] not in ("Succeeded", "Failed")]
 
 
-def run_on(namespace: Namespace, app: str, node: str, count: int = 1, at_most: float = 60.0) -> list[Object]:
+def run_on(namespace: Namespace, app: str, node: str, count: int = 1, at_most: float = LONG) -> list[Object]:
     """Wait until so many pods of the workload run on that node and no pod of it is anywhere else."""
     found: list[Object] = []
 

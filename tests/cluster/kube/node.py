@@ -15,7 +15,7 @@ from . import image
 from .api import NODES, Api
 from .place import Place
 from .prerequisites import CNI_PLUGINS
-from .process import STARTED_WITHIN, Process, until
+from .process import Process, until
 
 KUBELET_PORT = 10250
 
@@ -72,7 +72,7 @@ class Node:
 
     def ready(self) -> None:
         """Wait until the API server calls the node Ready: seconds, and minutes where several clusters start at once."""
-        self.api.wait(self.is_ready, f"{self.name} is Ready", STARTED_WITHIN)
+        self.api.wait(self.is_ready, f"{self.name} is Ready")
 
     def is_ready(self) -> bool:
         """Whether its Ready condition is True now."""
@@ -112,7 +112,7 @@ class Node:
             self.containerd.alive()
             return bool(self.containerd_socket.is_socket() and self.ctr("version"))
 
-        until(serves, f"{self.name}'s containerd serves", STARTED_WITHIN)
+        until(serves, f"{self.name}'s containerd serves")
 
     def _write_cni(self) -> None:
         directory = self.directory / "cni"

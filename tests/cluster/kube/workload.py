@@ -8,6 +8,7 @@ from typing import Any
 from . import image
 from .api import CLAIMS, EVENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, TEMPLATES, Api, Object
 from .cluster import Cluster
+from .process import LONG
 
 WAIT = image.IDLE
 """The shell command of a pod that runs until it is deleted, and then ends at once."""
@@ -138,7 +139,7 @@ class Namespace:
         allocation = body.get("status", {}).get("allocation", {})
         return list(allocation.get("devices", {}).get("results", []))
 
-    def running(self, *pods: str, at_most: float = 30.0) -> Object:
+    def running(self, *pods: str, at_most: float = LONG) -> Object:
         """Wait until every named pod is Running with all containers ready; the last one. Fails where one ends."""
 
         def runs(name: str) -> bool:
@@ -151,7 +152,7 @@ class Namespace:
             self.api.wait(lambda name=name: runs(name), f"pod {name} runs", at_most)
         return self.get_pod(pods[-1])
 
-    def ended(self, pod: str, at_most: float = 30.0, phase: str = "Succeeded") -> str:
+    def ended(self, pod: str, at_most: float = LONG, phase: str = "Succeeded") -> str:
         """Wait until the pod has ended in that phase; the log of its first container."""
 
         def has_ended() -> bool:
@@ -163,7 +164,7 @@ class Namespace:
         assert body["status"]["phase"] == phase, f"{pod} is {body['status']['phase']}: {said}"
         return said
 
-    def gone(self, *pods: str, at_most: float = 30.0) -> float:
+    def gone(self, *pods: str, at_most: float = LONG) -> float:
         """Wait until the named pods are no more; seconds."""
 
         def left() -> list[str]:
@@ -199,7 +200,7 @@ class Namespace:
         listed.sort(key=lambda event: event["metadata"]["creationTimestamp"])
         return [f"{event['reason']}: {event['message']}" for event in listed]
 
-    def scheduled_never(self, pod: str, pattern: str, at_most: float = 20.0) -> str:
+    def scheduled_never(self, pod: str, pattern: str, at_most: float = LONG) -> str:
         """Wait until the scheduler says why the pod does not fit, with this text in it."""
         said: list[str] = []
 
@@ -223,7 +224,7 @@ class Namespace:
         def empty() -> bool:
             return not self.api.list(PODS, self.name) and not self.api.list(CLAIMS, self.name)
 
-        self.api.wait(empty, f"namespace {self.name} is empty", 60)
+        self.api.wait(empty, f"namespace {self.name} is empty")
 
 
 def container(name: str, *claims: str | tuple[str, str], command: str = WAIT, **more: Any) -> Object:

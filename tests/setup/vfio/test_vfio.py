@@ -434,7 +434,8 @@ def test_an_agent_that_dies_anywhere_is_undone_or_finished_by_the_next(bench: Be
     assert (bench.driver(FPGA), bench.override(FPGA)) == original
     for point in range(binding):
         where = die(bench, point, lambda: bench.vfio().set_up("uid-1", [item], AUTO, None))
-        assert bench.inventory().device(item.device.name) == item.device, where
+        found = bench.inventory().device(item.device.name)
+        assert found is not None and published(found) == published(item.device), where
         bench.vfio().roll_back("uid-1", [item.key], AUTO)
         assert (bench.driver(FPGA), bench.override(FPGA)) == original, where
         assert bench.handovers.all() == {}, where

@@ -56,7 +56,7 @@ class PublishedSpecs:
 
     def _specs(self, directory: Path) -> list[tuple[Path, Spec]]:
         # Specs of claims, ours and other drivers', are many, come and go, and never define a vendor's plain devices.
-        candidates = [directory / name for name in spec_names(directory) if "-claim_" not in name]
+        candidates = [directory / name for name in spec_names(directory, without="-claim_")]
         parsed = [(path, self._parse(path)) for path in candidates]
         with self._lock:
             for path in [known for known in self._parsed if known.parent == directory and known not in candidates]:

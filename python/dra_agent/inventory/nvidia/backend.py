@@ -181,18 +181,14 @@ class NvidiaBackend:
             draft.health, draft.health_reason = "unmonitored", "NVML does not answer"
             draft.problems.append(_hung_problem(draft.name, error))
             return None, not was_stuck
-        except LostError as error:
-            self._handles.pop(address, None)
-            draft.ail("gpu-lost", f"NVML: {error.what}")
-            draft.problems.append(
-                Problem(
-                    draft.name, f"the GPU is lost ({error.what})", "drain the node and reset or power-cycle the GPU"
-                )
-            )
-            return None, False
         except NvmlError as error:
-            draft.ail("unreadable", f"NVML: {error.what}")
-            draft.problems.append(Problem(draft.name, error.what, error.todo or "look at the kernel's log (dmesg)"))
+            has_driver = _has_driver(draft)
+            if isinstance(error, LostError) or not has_driver:
+                self._handles.pop(address, None)
+            if has_driver:
+                _judge_error(draft, error)
+            else:
+                draft.health, draft.health_reason = "unmonitored", "its driver was just taken away"
             return None, False
         self._known[address] = facts
         _judge(draft, facts)
@@ -272,6 +268,22 @@ class NvidiaBackend:
                 handle = self._nvml.call("nvmlDeviceGetHandleByPciBusId", bus_id.encode(), about=address)
             self._handles[address] = handle
         return handle
+
+
+def _has_driver(draft: Draft) -> bool:
+    """Tell whether NVIDIA's driver has the GPU now, or it is off the bus: what the topology says may be older."""
+    return draft.files.link("driver") == DRIVER or not draft.files.folder.is_dir()
+
+
+def _judge_error(draft: Draft, error: NvmlError) -> None:
+    """Say what is wrong with a GPU about which NVML answers with an error."""
+    if isinstance(error, LostError):
+        draft.ail("gpu-lost", f"NVML: {error.what}")
+        what, todo = f"the GPU is lost ({error.what})", "drain the node and reset or power-cycle the GPU"
+    else:
+        draft.ail("unreadable", f"NVML: {error.what}")
+        what, todo = error.what, error.todo or "look at the kernel's log (dmesg)"
+    draft.problems.append(Problem(draft.name, what, todo))
 
 
 def _judge(draft: Draft, facts: GpuFacts) -> None:

@@ -1,0 +1,24 @@
+"""A file in memory, for libraries that read files only.
+
+OpenSSL reads keys from paths only, and would wait for a FIFO or a device at a path. What `user_file` has read with a
+bound is handed to it under a path of this process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dra_agent import whole_file
+
+
+@contextmanager
+def memory_file(data: bytes) -> Iterator[str]:
+    """Yield a path of this process that leads to `data`, until the end of the block."""
+    handle = os.memfd_create("data", os.MFD_CLOEXEC)
+    try:
+        whole_file.write_all(handle, data)
+        yield f"/proc/self/fd/{handle}"
+    finally:
+        os.close(handle)

@@ -1,0 +1,114 @@
+"""A simulated machine that the agent takes for a real one, and of which one device's driver can hang.
+
+The agent is given its /sys and /dev as it would be given those of the host, so its accesses are made as on hardware:
+by processes of their own, which wait in the kernel. What they write is carried out here as the simulation does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from dra_agent import simulate
+from dra_agent.simulate.kernel import SimulatedKernel
+
+from .attributes import Attribute, served
+
+DRIVERS, DEVICES = "bus/pci/drivers", "bus/pci/devices"
+PROBE = "bus/pci/drivers_probe"
+
+
+class DrivenMachine:
+    """The machine while it is served; `machine` makes one."""
+
+    def __init__(self, root: Path, profile: str, address: str) -> None:
+        """`address` is the PCI address of the device whose driver can hang."""
+        self.root = root / "machine"
+        self.address = address
+        simulate.build(profile, self.root)
+        # Not beside the file by which an agent knows a simulated machine.
+        self.roots = root / "roots"
+        self.roots.mkdir()
+        for name in ("sys", "dev"):
+            (self.roots / name).symlink_to(self.root / name)
+        self._kernel = _Kernel(self.root)
+        self._device_lock = threading.Lock()
+        """Of the device, as in the kernel: a driver that hangs while it is unbound keeps it."""
+        self._goes_on = threading.Event()
+        self._goes_on.set()
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What an agent is started with."""
+        run = self.roots / "run"
+        return ("--sysfs-root", str(self.roots / "sys"), "--dev-root", str(self.roots / "dev"), "--run-dir", str(run))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The dynamic loader finds the machine's NVML as it finds NVIDIA's on a real one."""
+        return {"LD_LIBRARY_PATH": str(self.root / "lib")}
+
+    @property
+    def driver(self) -> str | None:
+        """The driver that has the device."""
+        link = self.root / "sys" / DEVICES / self.address / "driver"
+        return link.readlink().name if link.is_symlink() else None
+
+    @contextlib.contextmanager
+    def hang(self) -> Iterator[None]:
+        """Whoever unbinds the device meanwhile waits in the kernel; at the end it comes back and does its work."""
+        self._goes_on.clear()
+        try:
+            yield
+        finally:
+            self._goes_on.set()
+
+    def attributes(self) -> dict[Path, Attribute]:
+        """The files whose accesses take the device's lock, and those that bind."""
+        sysfs = self.root / "sys"
+        override = f"{DEVICES}/{self.address}/driver_override"
+        found = {
+            (sysfs / override).resolve(): Attribute(self._override, lambda text: self._locked(override, text)),
+            sysfs / PROBE: Attribute(write=lambda text: self._locked(PROBE, text)),
+        }
+        for driver in (self.driver, "vfio-pci"):
+            path = f"{DRIVERS}/{driver}/unbind"
+            found[sysfs / path] = Attribute(write=lambda text, path=path: self._unbind(path, text))  # type: ignore[misc]
+        return found
+
+    def _override(self) -> str:
+        with self._device_lock:
+            return f"{self._kernel.override or '(null)'}\n"
+
+    def _locked(self, path: str, text: str) -> None:
+        with self._device_lock:
+            self._kernel.write(path, text)
+
+    def _unbind(self, path: str, text: str) -> None:
+        with self._device_lock:
+            self._goes_on.wait()
+            self._kernel.write(path, text)
+
+
+class _Kernel(SimulatedKernel):
+    """Keeps the override of the one device, whose file is served."""
+
+    override = ""
+
+    def _override(self, address: str) -> str:
+        return self.override
+
+    def _attribute(self, address: str, name: str, text: str) -> None:
+        assert name == "driver_override", name
+        self.override = "" if text == "(null)" else text
+
+
+@contextlib.contextmanager
+def machine(root: Path, profile: str, address: str) -> Iterator[DrivenMachine]:
+    """Make one below `root`, which must not exist, and serve it for as long as the block lasts."""
+    root.mkdir()
+    made = DrivenMachine(root, profile, address)
+    with served(root / "attributes", made.attributes()):
+        yield made

@@ -1,0 +1,57 @@
+"""A campaign goes on after a failure, ends at SIGTERM with what it came to, and goes on where it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from faults.run import Selection, Termination, exit_code, run
+
+FAULTS = ("EIO", "ENOSPC")
+
+
+def test_a_run_that_is_ended_tells_what_it_came_to_and_goes_on_there(capsys: pytest.CaptureFixture[str]) -> None:
+    done: list[tuple[int, str]] = []
+
+    def case(point: int, fault: str) -> str:
+        done.append((point, fault))
+        if (point, fault) == (1, "EIO"):
+            raise AssertionError("a claim is gone")
+        if (point, fault) == (2, "EIO"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return fault
+
+    before = signal.getsignal(signal.SIGTERM)
+    with Termination() as termination:
+        tally = run(list(Selection().cases(4, FAULTS)), case, "call {}".format, lambda: "the log", termination)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert done == [(0, "EIO"), (0, "ENOSPC"), (1, "EIO"), (1, "ENOSPC"), (2, "EIO")]
+    assert (tally.passed, tally.failed, tally.next_point, exit_code(tally)) == (4, 1, 2, 143)
+    told = capsys.readouterr().out
+    assert "FAILED --point 1 --fault 'EIO' (call 1)" in told and "a claim is gone" in told and "    the log" in told
+    assert "     2 EIO" in told and "4 passed, 1 failed" in told and "ARGS='--from 2' goes on" in told
+    # The point at which it ended is run whole.
+    rest = list(Selection(first=2).cases(4, FAULTS))
+    assert rest == [(2, "EIO"), (2, "ENOSPC"), (3, "EIO"), (3, "ENOSPC")]
+
+
+def test_a_run_to_the_end_fails_where_a_case_failed() -> None:
+    def case(point: int, fault: str) -> str:
+        if point == 1:
+            raise RuntimeError
+        return fault
+
+    with Termination() as termination:
+        bad = run([(0, "EIO"), (1, "EIO")], case, str, str, termination)
+        good = run([(0, "EIO")], case, str, str, termination)
+    assert (exit_code(bad), exit_code(good), bad.next_point) == (1, 0, None)
+
+
+def test_a_sample_takes_every_nth_case_and_a_seed_takes_others() -> None:
+    everything = list(Selection().cases(10, FAULTS))
+    samples = [list(Selection(every=4, seed=seed).cases(10, FAULTS)) for seed in range(20)]
+    assert {len(sample) for sample in samples} == {5} and len({tuple(sample) for sample in samples}) == 4
+    assert {case for sample in samples for case in sample} == set(everything)
+    assert list(Selection(point=3, fault="EIO").cases(10, FAULTS)) == [(3, "EIO")]
