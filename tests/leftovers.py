@@ -1,12 +1,15 @@
-"""What a test leaves behind fails that test, and no other one: processes, threads, open files and sockets.
+"""What a test leaves behind fails that test, and no other one: processes, threads, open files, sockets, settings.
 
-Without this, Python's ResourceWarning for a process or socket of one test is raised while another one runs.
+Without this, Python's ResourceWarning for a process or socket of one test is raised while another one runs, and a test
+that turns off the process's log fails whichever test reads the log after it.
 """
 
 from __future__ import annotations
 
 import gc
+import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -55,18 +58,42 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Run first and last of a test's own fixtures."""
-    descriptors, threads = _descriptors(), set(threading.enumerate())
+    descriptors, threads, settings = _descriptors(), set(threading.enumerate()), _process_settings()
     yield
     left = [f"process {process.pid} ({process.args})" for process in list(_processes) if _ended_by_force(process)]
     left += [f"thread {thread.name}" for thread in _running_since(threads)]
     if _descriptors() > descriptors:
         gc.collect()  # here and now Python's warning about a file or socket is about this test
     assert not left, f"still running after the test: {'; '.join(left)}"
+    changed = [
+        f"{name}: {old} before, {new} after"
+        for (name, old), new in zip(settings.items(), _process_settings().values(), strict=True)
+        if old != new
+    ]
+    assert not changed, f"the test leaves its process changed: {'; '.join(changed)}"
 
 
 def adopt_processes() -> None:
     """Leave every process that was started so far to who calls: a cluster ends its own."""
     _processes.clear()
+
+
+def _process_settings() -> dict[str, object]:
+    """Read what belongs to the whole process and is read by other tests."""
+    root = logging.getLogger()
+    return {
+        "levels of the log that are turned off": root.manager.disable,
+        "level of the root logger": root.level,
+        "handlers of the root logger": [
+            handler for handler in root.handlers if type(handler).__module__ != "_pytest.logging"
+        ],
+        "level of the agent's logger": logging.getLogger("dra_agent").level,
+        "environment": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+        "working directory": Path.cwd(),
+        "handlers of signals": {
+            number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        },
+    }
 
 
 def _descriptors() -> int:

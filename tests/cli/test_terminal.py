@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from dra_agent.agent import signals
 from dra_agent.agent.logs import JsonFormatter, TextFormatter
 from dra_agent.cli.main import COMMANDS, main
 from dra_agent.cli.output import emit, progress, table
@@ -69,6 +70,8 @@ def test_no_command_prints_control_characters(
 
     monkeypatch.setattr(module, "add_arguments", lambda parser: None)
     monkeypatch.setattr(module, "run", run)
+    # A service receives the signals of its process until it ends; this process is pytest's.
+    monkeypatch.setattr(signals, "install", lambda: None)
     assert main([command]) == 0
     captured = capsys.readouterr()
     assert "\\x1b]8;;https://evil.example/" in captured.out

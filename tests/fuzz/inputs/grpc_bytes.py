@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 import tempfile
 import threading
@@ -28,7 +27,6 @@ class _Server:
     """A plugin on a thread of its own, and one connection of a kubelet to it."""
 
     def __init__(self) -> None:
-        logging.disable(logging.CRITICAL)
         self.paths = socket_paths(Path(tempfile.mkdtemp(prefix="dra-fuzz-")), DRIVER, "")
         ready = threading.Event()
         threading.Thread(target=lambda: asyncio.run(self._serve(ready)), daemon=True).start()
