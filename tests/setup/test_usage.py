@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from cluster_api.fake import FakeApi
 from dra_agent import simulate
 from dra_agent.cli.main import main
 from dra_agent.host import Host
@@ -18,14 +18,21 @@ from dra_agent.prepare.record import ClaimRecord, DeviceRecord
 from dra_agent.setup.limits.driver_limit import CgroupMemory
 from dra_agent.setup.limits.grants import Grant, Grants
 from dra_agent.setup.shares.usage import Held, Meter, Usage
-from dra_agent.simulate import nvml
+from dra_agent.simulate import change
 
 GPU = "gpu-0000-1b-00-0"
 MIB = 1 << 20
+REGION = "drm/0000:1b:00.0/vram0"
 
 
-def held(claim: str = "default/train", consumed: str | None = "4Gi", request: str = "gpu") -> Held:
-    return Held("uid-1", claim, f"{GPU}/share-1", consumed, (request,))
+POD, OTHER_POD = "1b4e28ba-2fa1-11d2-883f-0016d3cca427", "6ba7b810-9dad-11d1-80b4-00c04fd430c8"
+
+
+def held(
+    claim: str = "default/train", *pods: str, share: str = "share-1", consumed: str | None = "4Gi", why: str = ""
+) -> Held:
+    known = None if why else frozenset(pods or (POD,))
+    return Held("uid-" + claim.replace("/", "-"), claim, f"{GPU}/{share}", consumed, "n/gpu", known, why)
 
 
 def gpu(enforcement: str | None, vendor: str = "nvidia", **identity: str) -> Device:
@@ -48,42 +55,110 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def process(tree: Path, pid: int, claim: str, cgroup: str, request: str = "gpu") -> None:
+def slice_of(pod: str, container: str = "a") -> str:
+    """The cgroup of a container, as a kubelet and containerd with systemd's driver name it."""
+    uid = pod.replace("-", "_")
+    return f"kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{uid}.slice/cri-containerd-{container}.scope"
+
+
+PODMAN = f"machine.slice/libpod-{'0123456789abcdef' * 4}.scope"
+
+
+def process(tree: Path, pid: int, cgroup: str, claim: str = "default/train") -> None:
     folder = tree / "proc" / str(pid)
     folder.mkdir(parents=True)
-    (folder / "environ").write_bytes(
-        b"PATH=/bin\0DRA_AGENT_DEVICE_GPU_0000_1B_00_0=" + f"{claim}/{request}".encode() + b"\0"
-    )
+    (folder / "environ").write_bytes(f"PATH=/bin\0DRA_AGENT_DEVICE_GPU_0000_1B_00_0={claim}/gpu\0".encode())
     (folder / "cgroup").write_text(f"0::/{cgroup}\n")
 
 
-def meter(tree: Path) -> Meter:
+def charged(tree: Path, cgroup: str, amount: int) -> None:
+    folder = tree / "sys/fs/cgroup" / cgroup
+    folder.mkdir(parents=True)
+    (folder / "dmem.current").write_text(f"drm/0000:99:00.0/vram0 7\n{REGION} {amount}\n")
+
+
+def meter(tree: Path, *everything: Held, standalone: bool = False) -> Meter:
     host = Host(tree / "sys", tree / "dev", tree / "proc")
-    return Meter(host, tree / "state", 1.0, tree / "proc")
+    return Meter(host, tree / "state", 1.0, everything or (held(),), standalone=standalone)
 
 
-def test_the_kernel_counts_by_the_cgroups_of_a_claims_containers(tree: Path) -> None:
-    region = "drm/0000:1b:00.0/vram0"
-    for name, amount in (("a", 100), ("b", 20), ("c", 3)):
-        (tree / f"sys/fs/cgroup/{name}").mkdir()
-        (tree / f"sys/fs/cgroup/{name}/dmem.current").write_text(f"drm/0000:99:00.0/vram0 7\n{region} {amount}\n")
-    process(tree, 1, "default/train", "a")
-    process(tree, 2, "default/train", "a")
-    process(tree, 3, "default/train", "b")
-    process(tree, 4, "default/other", "c")
-    assert meter(tree).read(held(), gpu("dmem", "amd", dmem=region)) == Usage(
-        4 << 30, 120, "kernel, per cgroup", limit_for="container"
+def amd() -> Device:
+    return gpu("dmem", "amd", dmem=REGION)
+
+
+def test_the_kernel_counts_by_the_cgroups_of_a_claims_pods(tree: Path) -> None:
+    for pid, (pod, container, amount) in enumerate(((POD, "a", 100), (POD, "b", 20), (OTHER_POD, "a", 3)), start=1):
+        charged(tree, slice_of(pod, container), amount)
+        process(tree, pid, slice_of(pod, container))
+    process(tree, 8, slice_of(POD) + "/of-the-containers-own")
+    process(tree, 9, "system.slice/monitor.service")
+    assert meter(tree).read(held(), amd()) == Usage(4 << 30, 120, "kernel, per cgroup", limit_for="container")
+
+
+def test_an_environment_makes_no_process_a_claims(tree: Path) -> None:
+    """Each has the variable that the claim's CDI spec gives its containers."""
+    charged(tree, slice_of(OTHER_POD), 3)
+    process(tree, 1, slice_of(OTHER_POD), "default/train")
+    other = held("default/other", OTHER_POD, share="share-2")
+    reader = meter(tree, held(), other)
+    assert [reader.read(one, amd()).used for one in (held(), other)] == [0, 3]
+
+
+def test_a_pod_with_two_shares_of_one_gpu_is_counted_for_neither(tree: Path) -> None:
+    """A cgroup names the pod and the container, and not which of the pod's claims the container has."""
+    charged(tree, slice_of(POD), 100)
+    process(tree, 1, slice_of(POD))
+    for second in (held("default/other", POD, share="share-2"), held(share="share-2")):
+        reader = meter(tree, held(), second)
+        for one in (held(), second):
+            usage = reader.read(one, amd())
+            assert usage.used is None and "several claims or requests" in (usage.note or "")
+
+
+def test_a_claim_whose_pods_are_unknown_leaves_all_of_its_device_in_doubt(tree: Path) -> None:
+    charged(tree, slice_of(POD), 100)
+    process(tree, 1, slice_of(POD))
+    unknown = held("default/other", share="share-2", why="not asked")
+    reader = meter(tree, held(), unknown)
+    assert reader.read(held(), amd()).used is None
+    assert (
+        meter(tree, unknown).read(unknown, amd()).note == f"whose cgroup {slice_of(POD)} is cannot be told: not asked"
     )
 
 
-def test_two_shares_of_one_gpu_in_one_claim_are_not_counted_twice(tree: Path) -> None:
-    region = "drm/0000:1b:00.0/vram0"
-    for number, (name, amount) in enumerate((("large", 100), ("small", 20))):
-        (tree / f"sys/fs/cgroup/{name}").mkdir()
-        (tree / f"sys/fs/cgroup/{name}/dmem.current").write_text(f"{region} {amount}\n")
-        process(tree, number + 1, "default/train", name, name)
-    device = gpu("dmem", "amd", dmem=region)
-    assert [meter(tree).read(held(request=name), device).used for name in ("large", "small")] == [100, 20]
+def test_without_kubernetes_the_only_claim_of_a_device_has_what_containers_use_of_it(tree: Path) -> None:
+    charged(tree, PODMAN, 100)
+    process(tree, 1, PODMAN + "/container")
+    process(tree, 2, "user.slice/user-1000.slice/session-1.scope")
+    alone = held("default/train", why="none")
+    assert meter(tree, alone, standalone=True).read(alone, amd()).used == 100
+    second = held("default/other", share="share-2", why="none")
+    assert meter(tree, alone, second, standalone=True).read(alone, amd()).used is None
+    # On a node of a cluster it is a container of which nothing says whose it is.
+    usage = meter(tree).read(held(), amd())
+    assert usage.used is None and "names no pod" in (usage.note or "")
+
+
+def test_a_container_of_a_user_is_in_doubt_where_it_has_the_device_open(tree: Path) -> None:
+    (tree / "dev").mkdir()
+    (tree / "dev/card0").touch()
+    function = tree / "sys/bus/pci/devices/0000:1b:00.0/drm/card0"
+    function.mkdir(parents=True)
+    (function / "dev").touch()
+    (function / "uevent").write_text("DEVNAME=card0\n")
+    process(tree, 1, f"user.slice/user-1000.slice/{PODMAN}")
+    assert meter(tree).read(held(), amd()).used == 0
+    (tree / "proc/1/fd").mkdir()
+    (tree / "proc/1/fd/3").symlink_to(tree / "dev/card0")
+    usage = meter(tree).read(held(), amd())
+    assert usage.used is None and "process 1" in (usage.note or "") and "user's own" in (usage.note or "")
+
+
+def test_who_does_not_see_the_hosts_processes_counts_nothing(tree: Path) -> None:
+    (tree / "proc/self/ns").mkdir(parents=True)
+    (tree / "proc/self/ns/pid").symlink_to("pid:[4026532201]")
+    usage = meter(tree).read(held(), amd())
+    assert usage.used is None and "process namespace" in (usage.note or "")
 
 
 def test_what_several_processes_have_each_is_told(tree: Path) -> None:
@@ -95,7 +170,7 @@ def test_the_driver_counts_by_the_cgroups_that_it_limits(tree: Path) -> None:
     for name in ("a", "b"):
         (tree / f"sys/fs/cgroup/{name}").mkdir()
     share = {held().key: Grant(GPU, "0000:1b:00.0", 4 << 30, "GPU-1", ("a", "gone", "b"))}
-    Grants(tree / "state/limits").write("uid-1", share)
+    Grants(tree / "state/limits").write(held().uid, share)
 
     class Driver:
         def get(self, uuid: str, address: str, cgroup: Path) -> CgroupMemory:
@@ -113,49 +188,80 @@ def test_where_nobody_counts_it_is_unknown(tree: Path) -> None:
     assert (usage.limit, usage.used, usage.counted_by) == (None, None, None)
     assert meter(tree).read(held(), None).note == "the device is not on this host now"
     # A count that cannot be read is not a count of nothing.
-    process(tree, 1, "default/train", "gone")
-    region = "drm/0000:1b:00.0/vram0"
-    assert meter(tree).read(held(), gpu("dmem", "amd", dmem=region)).used is None
+    process(tree, 1, slice_of(POD))
+    assert meter(tree).read(held(), amd()).used is None
+
+
+CLAIM = b"DRA_AGENT_DEVICE_GPU_0000_1B_00_0=default/train/gpu\0"
 
 
 @pytest.fixture
-def computing(tmp_path: Path) -> Iterator[Path]:
-    """A simulated host on which a process of a claim and somebody else's compute on one GPU."""
+def computing(tmp_path: Path) -> Path:
+    """A node on which the claim's pod and another pod, with the claim's variable, compute on one GPU."""
     state = tmp_path / "state"
     root = state / "simulated/dgx-h100"
-    host = simulate.build("dgx-h100", root)
-    assert host.nvml_library is not None
-    lib = host.nvml_library.parent
-    environment = {"DRA_AGENT_DEVICE_GPU_0000_1B_00_0": "default/train/gpu"}
-    mine = subprocess.Popen(["/bin/sleep", "60"], env=environment)
-    other = subprocess.Popen(["/bin/sleep", "60"], env={})
-    known = nvml.read(lib)
-    uuid = next(gpu.uuid for gpu in known.devices if gpu.pci.address.lower().endswith("1b:00.0"))
-    processes = (
-        nvml.Process(uuid, mine.pid, 1500 * MIB),
-        nvml.Process(uuid, other.pid, 7 * MIB),
-    )
-    nvml.write(lib, msgspec.structs.replace(known, processes=processes))
+    simulate.build("dgx-h100", root)
+    for pid, pod, amount in ((4711, POD, 1500), (4712, OTHER_POD, 7)):
+        folder = root / "proc" / str(pid)
+        folder.mkdir(parents=True)
+        (folder / "cgroup").write_text(f"0::/{slice_of(pod)}\n")
+        (folder / "environ").write_bytes(CLAIM)
+        change.start_process(root, "0000:1b:00.0", pid, amount * MIB)
     ledger = JournalLedger(state, "boot")
     record = ClaimRecord((DeviceRecord("n/gpu", GPU, ("gpu",), "share-1", consumed_capacity={"memory": "4Gi"}),))
     entry = Entry("uid-1", "default", "train", (HeldDevice("n/gpu", GPU, "gpu", "share-1", shared=True),))
     ledger.start(entry, durable=True)
     ledger.complete("uid-1", msgspec.to_builtins(record))
     ledger.close()
-    yield state
-    for process in (mine, other):
-        process.kill()
-        process.wait()
+    return state
 
 
-def test_the_command_says_what_each_claim_has(computing: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["claims", "--usage", "--state-dir", str(computing), "--simulate", "dgx-h100"]
-    assert main([*arguments, "-o", "json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)
-    assert row["used"] == 1500 * MIB
-    assert row["counted_by"] == "driver, per process"
+@pytest.fixture
+def usage(
+    computing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def run(*arguments: str) -> str:
+        assert main(["claims", "--usage", "--state-dir", str(computing), "--simulate", "dgx-h100", *arguments]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def reserve(fake_api: FakeApi, *consumers: dict[str, str], uid: str = "uid-1") -> None:
+    metadata = {"name": "train", "namespace": "default", "uid": uid}
+    fake_api.put("resourceclaims", {"metadata": metadata, "spec": {}, "status": {"reservedFor": list(consumers)}})
+
+
+def test_the_command_counts_the_pods_that_a_claim_is_reserved_for(
+    usage: Callable[..., str], fake_api: FakeApi, tmp_path: Path
+) -> None:
+    reserve(fake_api, {"resource": "pods", "name": "train-0", "uid": POD})
+    server = ("--kubeconfig", str(fake_api.kubeconfig(tmp_path / "kubeconfig")))
+    (row,) = json.loads(usage(*server, "-o", "json"))
+    assert (row["used"], row["counted_by"], row["note"]) == (1500 * MIB, "driver, per process", None)
     assert (row["device"], row["claim"], row["consumed"], row["limit"]) == (GPU, "default/train", "4Gi", None)
-    assert main(arguments) == 0
-    assert "1500Mi" in capsys.readouterr().out
-    assert main([*arguments, "-n", "elsewhere", "-o", "json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
+    assert "1500Mi" in usage(*server)
+    assert json.loads(usage(*server, "-n", "elsewhere", "-o", "json")) == []
+
+
+def test_the_command_says_that_it_does_not_know_the_pods(
+    usage: Callable[..., str], fake_api: FakeApi, tmp_path: Path
+) -> None:
+    (row,) = json.loads(usage("-o", "json"))
+    assert (row["used"], row["counted_by"]) == (None, None) and "--kubeconfig" in row["note"]
+    server = ("--kubeconfig", str(fake_api.kubeconfig(tmp_path / "kubeconfig")), "-o", "json")
+    assert "gone" in json.loads(usage(*server))[0]["note"]
+    reserve(fake_api, {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "train", "uid": "u"})
+    assert "podgroups" in json.loads(usage(*server))[0]["note"]
+
+
+def test_another_claim_of_the_name_says_nothing_of_the_pods(
+    usage: Callable[..., str], fake_api: FakeApi, tmp_path: Path
+) -> None:
+    reserve(fake_api, {"resource": "pods", "name": "train-0", "uid": POD}, uid="another")
+    (row,) = json.loads(usage("--kubeconfig", str(fake_api.kubeconfig(tmp_path / "kubeconfig")), "-o", "json"))
+    assert row["used"] is None and "another claim of this name" in row["note"]

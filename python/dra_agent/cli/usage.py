@@ -6,9 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
+    from dra_agent.cluster import ApiServer
     from dra_agent.inventory.device import Device
+    from dra_agent.prepare.ports import Entry
     from dra_agent.setup.shares.usage import Held, Meter
+
+_GET_TIMEOUT_S = 10.0
 
 
 def print_usage(args: argparse.Namespace) -> int:
@@ -18,18 +23,23 @@ def print_usage(args: argparse.Namespace) -> int:
     from dra_agent.cli.shown_host import shown_host
     from dra_agent.inventory import take
     from dra_agent.setup.shares.usage import Meter
+    from dra_agent.standalone.wire import SOCKET
     from dra_agent.topology import scan
 
     shown = shown_host(args)
     config = shown.config
+    entries = _entries(shown.records)
+    standalone = config.standalone or (config.state_dir / SOCKET).exists()
+    holdings = _holdings(entries, {} if standalone else _pods(args, entries))
     with command_host(config) as host:
         inventory = take(host, scan(host), config.inventory, driver=config.driver_name)
-        meter = Meter(host, config.state_dir, config.inventory.nvml_timeout)
+        everything = [held for held, _ in holdings]
+        meter = Meter(host, config.state_dir, config.inventory.nvml_timeout, everything, standalone=standalone)
         try:
             rows = [
-                _row(held, name, inventory.device(name), meter)
-                for held, name in _holdings(shown.records)
-                if args.namespace in (None, held.claim.partition("/")[0])
+                _row(held, inventory.device(_name(held)), meter)
+                for held, is_shown in holdings
+                if is_shown and args.namespace in (None, held.claim.partition("/")[0])
             ]
         finally:
             meter.close()
@@ -54,35 +64,88 @@ def print_usage(args: argparse.Namespace) -> int:
     return 0
 
 
-def _holdings(state_dir: Any) -> list[tuple[Held, str]]:
-    from dra_agent.inventory.shares import MEMORY
+def _entries(state_dir: Path) -> list[Entry]:
     from dra_agent.prepare.ledger_copy import read_copy
-    from dra_agent.prepare.record import read
-    from dra_agent.setup.shares.usage import Held
 
     entries, _ = read_copy(state_dir) or ([], None)
-    return [
-        (
-            Held(
-                entry.uid,
-                f"{entry.namespace}/{entry.name}",
-                item.key,
-                item.consumed_capacity.get(MEMORY),
-                tuple(item.requests),
-            ),
-            item.device,
-        )
-        for entry in entries
-        if (record := read(entry)) is not None
-        for item in record.devices
-        if not item.admin_access
-    ]
+    return entries
 
 
-def _row(held: Held, name: str, device: Device | None, meter: Meter) -> dict[str, Any]:
+def _holdings(entries: list[Entry], pods: dict[str, frozenset[str] | str]) -> list[tuple[Held, bool]]:
+    """Return what claims hold, and whether it is shown; `pods` has the UIDs of a claim's pods, or why they are unknown.
+
+    Who only watches a device, and a claim whose record cannot be read, may use it, and has no amount of it.
+    """
+    from dra_agent.inventory.shares import MEMORY
+    from dra_agent.prepare.record import read
+    from dra_agent.prepare.setup import key_of
+    from dra_agent.setup.shares.usage import Held
+
+    found = []
+    for entry in entries:
+        record = read(entry)
+        users = pods.get(entry.uid, "")
+        known, why = (None, users) if isinstance(users, str) else (users, "")
+        name = f"{entry.namespace}/{entry.name}"
+        if record is None:
+            keys = [(key_of(item.device, item.share_id), item.pool) for item in entry.devices if item.request]
+            found += [(Held(entry.uid, name, key, None, pool, known, why), False) for key, pool in keys]
+            continue
+        for item in record.devices:
+            consumed = item.consumed_capacity.get(MEMORY)
+            found.append((Held(entry.uid, name, item.key, consumed, item.pool, known, why), not item.admin_access))
+    return found
+
+
+def _pods(args: argparse.Namespace, entries: list[Entry]) -> dict[str, frozenset[str] | str]:
+    """Return the pods that each claim is reserved for, by UIDs, or why they are not known."""
+    from dra_agent.cli.connection import ask_cluster, knows_cluster
+    from dra_agent.errors import AgentError
+
+    if not entries:
+        return {}
+    if not knows_cluster(args):
+        why = "which pods use the claim is not known: name the API server with --kubeconfig"
+        return dict.fromkeys((entry.uid for entry in entries), why)
+    try:
+        return ask_cluster(args, lambda api: _reserved(api, entries))
+    except AgentError as error:
+        why = f"which pods use the claim is not known: {error.what}"
+        return dict.fromkeys((entry.uid for entry in entries), why)
+
+
+async def _reserved(api: ApiServer, entries: list[Entry]) -> dict[str, frozenset[str] | str]:
+    import asyncio
+
+    from dra_agent.cluster import RESOURCE_CLAIMS, NotFoundError
+    from dra_agent.errors import AgentError
+
+    async def one(entry: Entry) -> frozenset[str] | str:
+        try:
+            claim = await api.get(RESOURCE_CLAIMS, entry.name, entry.namespace, timeout=_GET_TIMEOUT_S)
+        except NotFoundError:
+            return "the claim is gone from the API server"
+        except AgentError as error:
+            return f"which pods use the claim is not known: {error.what}"
+        if claim["metadata"].get("uid") != entry.uid:
+            return "the API server has another claim of this name"
+        consumers = (claim.get("status") or {}).get("reservedFor") or ()
+        for consumer in consumers:
+            if consumer.get("resource") != "pods" or consumer.get("apiGroup") or not consumer.get("uid"):
+                return f"the claim is reserved for {consumer.get('resource')} {consumer.get('name')}, and not for a pod"
+        return frozenset(str(consumer["uid"]) for consumer in consumers)
+
+    return dict(zip((entry.uid for entry in entries), await asyncio.gather(*map(one, entries)), strict=True))
+
+
+def _name(held: Held) -> str:
+    return held.key.partition("/")[0]
+
+
+def _row(held: Held, device: Device | None, meter: Meter) -> dict[str, Any]:
     usage = meter.read(held, device)
     return {
-        "device": name,
+        "device": _name(held),
         "claim": held.claim,
         "uid": held.uid,
         "key": held.key,

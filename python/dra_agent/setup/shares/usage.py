@@ -1,28 +1,28 @@
 """How much memory of its devices each claim has now, by whoever counts it; where nobody does, that is said.
 
-Processes are a claim's by what their environment says, which the claim's CDI spec has put there. A process that has
-changed its environment is nobody's.
+A process belongs to a claim by its cgroup, which names its pod, and by the pods that the claim is reserved for. Neither
+is a container's to choose, as its environment is. Where the two leave a doubt, the claim's usage is unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from dra_agent import _native
-from dra_agent.cdi.claim import variable
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.inventory.device import Device
 from dra_agent.inventory.nvidia.library import shared
 from dra_agent.inventory.shares import offered_enforcement
+from dra_agent.inventory.sight import blindness
+from dra_agent.setup.containers import Place, place_of
 from dra_agent.setup.limits.cgroups import hierarchy
 from dra_agent.setup.limits.driver_limit import DriverLimit
 from dra_agent.setup.limits.grants import Grants
-
-_DEVICE = b"DRA_AGENT_DEVICE_"
+from dra_agent.setup.openers import nodes_of, openers
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -34,8 +34,11 @@ class Held(msgspec.Struct, frozen=True):
     key: str
     consumed: str | None
     """Memory that the scheduler has given it of a shared device (a Quantity text)."""
-    requests: tuple[str, ...]
-    """Requests of the claim that it answers: another one may have another share of the same device."""
+    pool: str = ""
+    pods: frozenset[str] | None = None
+    """UIDs of the pods that the claim is reserved for; None where they are not known."""
+    pods_unknown: str = ""
+    """Why they are not known."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -54,17 +57,25 @@ class Usage(msgspec.Struct, frozen=True):
 _EACH = {"nvml-cgroup": "container", "dmem": "container", "mps": "process"}
 
 
+class _DoubtError(Exception):
+    """Something uses the device, and whose it is cannot be told."""
+
+
 class Meter:
     """Reads usage on one host, once; `close` lets go of NVML."""
 
-    def __init__(self, host: Host, state_dir: Path, timeout: float, proc: Path = Path("/proc")) -> None:
+    def __init__(
+        self, host: Host, state_dir: Path, timeout: float, everything: Sequence[Held], *, standalone: bool = False
+    ) -> None:
+        """`everything` is what claims of the host hold, for administrators, too. `standalone`: no claim has pods."""
         self._host = host
         self._grants = Grants(state_dir / "limits")
         self._nvml = shared(host.nvml_library, timeout)
         self._driver = DriverLimit(host.nvml_library, timeout)
-        self._proc = proc
-        self._processes = _processes(proc)
+        self._standalone = standalone
+        self._everything = everything
         self._computing: dict[str, dict[int, int | None]] = {}
+        self._places: dict[int, Place] | None = None
 
     def close(self) -> None:
         """Let go of the library."""
@@ -86,7 +97,7 @@ class Meter:
                 return Usage(limit, self._by_kernel(held, device), "kernel, per cgroup", limit_for=each)
             if device.vendor == "nvidia" and device.identity.get("uuid") and "parent" not in device.identity:
                 return Usage(limit, self._by_process(held, device), "driver, per process", limit_for=each)
-        except (AgentError, OSError) as error:
+        except (AgentError, OSError, _DoubtError) as error:
             return Usage(limit, None, None, str(error), each)
         return Usage(limit, None, None, "nobody counts it for such a device", each)
 
@@ -100,55 +111,92 @@ class Meter:
     def _by_kernel(self, held: Held, device: Device) -> int:
         root = hierarchy(self._host.sysfs)
         region = device.identity.get("dmem", "")
-        names = {_cgroup(self._proc, pid) for pid in self._pids(held, device)} - {None, ""}
-        return sum(_amount(root / str(name) / "dmem.current", region) for name in names)
+        self._check_sight()
+        mine: set[str] = set()
+        doubts: dict[str, str] = {}
+        using: set[int] | None = None
+        for pid, place in self._all_places().items():
+            doubt = self._doubt(held, place)
+            if doubt is None:
+                continue
+            if not doubt:
+                if not place.cgroup:
+                    raise _DoubtError(f"process {pid} of the claim is in no cgroup of version 2")
+                mine.add(place.cgroup)
+            elif place.cgroup:
+                doubts[place.cgroup] = doubt
+            else:
+                if using is None:
+                    nodes = nodes_of(self._host, device.pci_address)
+                    using = {opener.pid for opener in openers(self._host, nodes)}
+                if pid in using:
+                    raise _DoubtError(f"whose process {pid} is cannot be told: {doubt}")
+        for name, doubt in sorted(doubts.items()):
+            file = root / name / "dmem.current"
+            if file.exists() and _amount(file, region):
+                raise _DoubtError(f"whose cgroup {name} is cannot be told: {doubt}")
+        return sum(_amount(root / name / "dmem.current", region) for name in mine)
 
     def _by_process(self, held: Held, device: Device) -> int | None:
+        self._check_sight()
         uuid = device.identity["uuid"]
         if uuid not in self._computing:
             self._nvml.start()
             about = device.pci_address
             handle = self._nvml.call("nvmlDeviceGetHandleByUUID", uuid.encode(), about=about)
             self._computing[uuid] = dict(self._nvml.call("compute_processes", handle, about=about))
-        amounts = [used for pid, used in self._computing[uuid].items() if pid in self._pids(held, device)]
+        amounts = []
+        for pid, used in self._computing[uuid].items():
+            place = place_of(self._host.proc, pid)
+            if place is None or (doubt := self._doubt(held, place)) is None:
+                continue  # it has ended, or is another's
+            if doubt:
+                raise _DoubtError(f"whose process {pid} is cannot be told: {doubt}")
+            amounts.append(used)
         known = [amount for amount in amounts if amount is not None]
         return sum(known) if len(known) == len(amounts) else None
 
-    def _pids(self, held: Held, device: Device) -> set[int]:
-        name = variable(device.name)
-        return {pid for one in held.requests for pid in self._processes.get((f"{held.claim}/{one}", name), ())}
+    def _check_sight(self) -> None:
+        if blind := blindness(self._host):
+            raise _DoubtError(f"whose processes use it cannot be told: {blind}")
+
+    def _all_places(self) -> dict[int, Place]:
+        if self._places is None:
+            pids = _pids(self._host.proc)
+            self._places = {pid: place for pid in pids if (place := place_of(self._host.proc, pid)) is not None}
+        return self._places
+
+    def _doubt(self, held: Held, place: Place) -> str | None:
+        """Tell whether a user of the device is this claim's: "" if it is, None if not, else why that is not certain."""
+        if place.kind == "host":
+            return None
+        rivals = [one for one in self._everything if _device(one) == _device(held)]
+        if place.kind == "pod":
+            rivals = [one for one in rivals if one.pods is None or place.pod_uid in one.pods]
+        if held not in rivals:
+            return None
+        if place.kind == "unknown":
+            return place.reason
+        if len(rivals) > 1:
+            known = place.kind == "pod" and all(one.pods is not None for one in rivals)
+            whose = "its pod" if known else "its container"
+            return f"{whose} may have the device by several claims or requests"
+        if self._standalone:
+            return ""  # only this claim has the device, so a container that uses it has it from there
+        if held.pods is None:
+            return held.pods_unknown or "which pods the claim is reserved for is not known"
+        return "" if place.kind == "pod" else "its cgroup names no pod"
 
 
-def _processes(proc: Path) -> dict[tuple[str, str], set[int]]:
-    """Give the processes of each request ("namespace/claim/request") and device variable ("GPU_0000_1B_00_0")."""
-    found: dict[tuple[str, str], set[int]] = {}
-    for folder in _numbered(proc):
-        try:
-            environment = (folder / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        for entry in environment:
-            name, _, value = entry.partition(b"=")
-            if name.startswith(_DEVICE):
-                for request in value.decode(errors="replace").split(","):
-                    key = (request, name[len(_DEVICE) :].decode(errors="replace"))
-                    found.setdefault(key, set()).add(int(folder.name))
-    return found
+def _device(held: Held) -> tuple[str, str]:
+    return (held.pool, held.key.partition("/")[0])
 
 
-def _numbered(proc: Path) -> Iterable[Path]:
+def _pids(proc: Path) -> Iterable[int]:
     try:
-        return [path for path in proc.iterdir() if path.name.isdecimal()]
+        return [int(path.name) for path in proc.iterdir() if path.name.isdecimal()]
     except OSError:
         return []
-
-
-def _cgroup(proc: Path, pid: int) -> str | None:
-    try:
-        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
-    except OSError:
-        return None
-    return next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), None)
 
 
 def _amount(path: Path, region: str) -> int:

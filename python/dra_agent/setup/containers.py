@@ -1,0 +1,103 @@
+"""Which pod or container a process belongs to, by its cgroup, which no container without privileges chooses.
+
+The kubelet names the cgroup of a pod after its UID (pkg/kubelet/cm/pod_container_manager_linux.go); a container can
+make cgroups below its own only. So the outermost names count, and only below the roots at which kubelets put pods: a
+user's own tree of cgroups (user.slice) may have any names. Everything that is neither is unknown, with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Kind = Literal["host", "pod", "container", "unknown"]
+
+_UUID = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}"
+_PREFIXES: tuple[tuple[str, ...], ...] = (
+    ("kubepods",),
+    ("kubelet", "kubepods"),
+    ("kubepods.slice",),
+    ("kubelet.slice", "kubelet-kubepods.slice"),
+)
+"""Of the cgroupfs driver and of systemd's; those below "kubelet" are of kind's nodes (--cgroup-root=/kubelet)."""
+_QOS = re.compile(r"(?:burstable|besteffort)|(?:kubelet-)?kubepods-(?:burstable|besteffort)\.slice")
+_POD = re.compile(rf"pod({_UUID})|(?:kubelet-)?kubepods(?:-burstable|-besteffort)?-pod({_UUID})\.slice")
+_POD_ANYWHERE = re.compile(rf"pod{_UUID}")
+_CONTAINER = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+"""The id that podman, Docker, CRI-O and containerd give a container: libpod-ID.scope, docker/ID, crio-ID.scope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process runs."""
+
+    kind: Kind
+    """ "container" is one that belongs to no pod that can be told, "host" is a process outside of containers."""
+    pod_uid: str = ""
+    cgroup: str = ""
+    """The container's, below the unified hierarchy; "" where that does not say."""
+    reason: str = ""
+    """Why it is unknown."""
+
+
+def place_of(proc: Path, pid: int) -> Place | None:
+    """Return where a process runs; None where there is no such process."""
+    try:
+        text = (proc / str(pid) / "cgroup").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except OSError as error:
+        return Place("unknown", reason=f"its cgroup cannot be read ({error.strerror})")
+    return parse(text)
+
+
+def parse(text: str) -> Place:
+    """Read a /proc/PID/cgroup: lines ID:CONTROLLERS:PATH, one for each hierarchy, that of version 2 with "0::"."""
+    places: list[Place] = []
+    unified = ""
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        path = rest.partition(":")[2]
+        place = _parse_path(path)
+        if path.strip("/"):
+            places.append(place)
+        if number == "0":
+            unified = place.cgroup
+    if not places:
+        return Place("host")
+    for place in places:
+        if place.kind == "unknown":
+            return place
+    if len({(place.kind, place.pod_uid) for place in places}) > 1:
+        return Place("unknown", reason="its cgroups of several hierarchies name different pods or containers")
+    return Place(places[0].kind, places[0].pod_uid, unified)
+
+
+def _parse_path(path: str) -> Place:
+    parts = [part for part in path.removesuffix(" (deleted)").split("/") if part]
+    if ".." in parts:
+        return Place("unknown", reason="its cgroup lies outside of the agent's cgroup namespace")
+    for prefix in _PREFIXES:
+        if tuple(parts[: len(prefix)]) == prefix:
+            return _below_kubepods(parts, len(prefix))
+    if any(_POD_ANYWHERE.search(part) for part in parts):
+        return Place("unknown", reason=f"its cgroup /{'/'.join(parts)[:200]} is not below a kubelet's root")
+    for index, part in enumerate(parts):
+        if not _CONTAINER.search(part):
+            continue
+        if parts[0] == "user.slice":
+            return Place("unknown", reason="its cgroup is a user's own, who may call it what they like")
+        return Place("container", cgroup="/".join(parts[: index + 1]))
+    return Place("host", cgroup="/".join(parts))
+
+
+def _below_kubepods(parts: list[str], index: int) -> Place:
+    if index < len(parts) and _QOS.fullmatch(parts[index]):
+        index += 1
+    found = _POD.fullmatch(parts[index]) if index < len(parts) else None
+    if found is None:
+        return Place("unknown", reason=f"its cgroup /{'/'.join(parts)[:200]} names no pod")
+    uid = (found[1] or found[2]).replace("_", "-")
+    return Place("pod", uid, "/".join(parts[: index + 2]))
