@@ -1,7 +1,9 @@
 //! As much JSON as the hook needs: members of an object by name, whole numbers, texts and true. Strict and shallow.
 //!
 //! The hook has no dependency, so that it is a small static program; the runtime's state is JSON of which only `pid`
-//! matters (OCI runtime specification, "State").
+//! matters (OCI runtime specification, "State"). What is no JSON is refused: the number in it could be another process.
+
+use std::collections::BTreeSet;
 
 /// Objects and arrays within one another.
 const DEEPEST: usize = 32;
@@ -46,30 +48,13 @@ pub(crate) fn write_string(to: &mut String, text: &str) {
 fn member<'a>(text: &'a str, name: &str) -> Result<Option<&'a str>, String> {
     let mut reader = Reader { text, at: 0 };
     let mut found = None;
-    reader.expect('{')?;
-    if !reader.takes('}') {
-        loop {
-            reader.space();
-            let key = reader.string()?;
-            reader.expect(':')?;
-            reader.space();
-            let from = reader.at;
-            reader.value(0)?;
-            if string_value(key).as_deref() == Some(name) {
-                if found.is_some() {
-                    return Err(format!("{name} is there twice"));
-                }
-                found = text.get(from..reader.at);
-            }
-            if reader.takes(',') {
-                continue;
-            }
-            reader.expect('}')?;
-            break;
+    reader.object(0, &mut |key, value| {
+        if key == name {
+            found = Some(value);
         }
-    }
+    })?;
     reader.space();
-    if reader.at == text.len() {
+    if reader.rest().is_empty() {
         Ok(found)
     } else {
         Err(reader.wrong("the end"))
@@ -77,31 +62,11 @@ fn member<'a>(text: &'a str, name: &str) -> Result<Option<&'a str>, String> {
 }
 
 fn string_value(raw: &str) -> Option<String> {
-    let inner = raw.strip_prefix('"')?.strip_suffix('"')?;
-    let mut value = String::new();
-    let mut characters = inner.chars();
-    while let Some(character) = characters.next() {
-        if character != '\\' {
-            value.push(character);
-            continue;
-        }
-        match characters.next()? {
-            'n' => value.push('\n'),
-            't' => value.push('\t'),
-            'r' => value.push('\r'),
-            'b' | 'f' => value.push(' '),
-            'u' => {
-                let digits: String = characters.by_ref().take(4).collect();
-                let code = u32::from_str_radix(&digits, 16).ok()?;
-                // Half of a pair: shown as unknown, since nothing is decided by it.
-                value.push(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER));
-            }
-            other => value.push(other),
-        }
-    }
-    Some(value)
+    let mut reader = Reader { text: raw, at: 0 };
+    reader.string().ok().filter(|_| reader.rest().is_empty())
 }
 
+/// Reads the grammar of RFC 8259, and no name twice: readers differ in which of the values they take.
 struct Reader<'a> {
     text: &'a str,
     at: usize,
@@ -115,71 +80,153 @@ impl<'a> Reader<'a> {
         }
         match self.peek() {
             Some('"') => self.string().map(|_| ()),
-            Some('{') => self.collection('{', '}', depth, true),
-            Some('[') => self.collection('[', ']', depth, false),
-            _ => self.plain(),
+            Some('{') => self.object(depth + 1, &mut |_, _| {}),
+            Some('[') => self.array(depth + 1),
+            Some('-' | '0'..='9') => self.number(),
+            _ => self.word(),
         }
     }
 
-    fn collection(
-        &mut self,
-        open: char,
-        close: char,
-        depth: usize,
-        keys: bool,
-    ) -> Result<(), String> {
-        self.expect(open)?;
-        if self.takes(close) {
+    /// Reads an object whose values have the given depth; `each` gets the name of each member and the text of its value.
+    fn object(&mut self, depth: usize, each: &mut dyn FnMut(&str, &'a str)) -> Result<(), String> {
+        let mut names = BTreeSet::new();
+        self.expect('{')?;
+        if self.takes('}') {
             return Ok(());
         }
         loop {
-            if keys {
-                self.space();
-                self.string()?;
-                self.expect(':')?;
+            let name = self.string()?;
+            self.expect(':')?;
+            self.space();
+            let from = self.at;
+            self.value(depth)?;
+            each(&name, self.text.get(from..self.at).unwrap_or_default());
+            if names.contains(&name) {
+                return Err(format!("{name:?} is there twice"));
             }
-            self.value(depth + 1)?;
-            if !self.takes(',') {
-                return self.expect(close);
+            names.insert(name);
+            if !self.goes_on('}')? {
+                return Ok(());
             }
         }
     }
 
-    /// A number, true, false or null.
-    fn plain(&mut self) -> Result<(), String> {
-        let rest = self.rest();
-        let length = rest
-            .find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.')))
-            .unwrap_or(rest.len());
-        let word = rest.get(..length).unwrap_or_default();
-        let number = word.starts_with(|c: char| c.is_ascii_digit() || c == '-')
-            && word.parse::<f64>().is_ok();
-        if !number && !matches!(word, "true" | "false" | "null") {
-            return Err(self.wrong("a value"));
+    fn array(&mut self, depth: usize) -> Result<(), String> {
+        self.expect('[')?;
+        if self.takes(']') {
+            return Ok(());
         }
-        self.at += length;
+        loop {
+            self.value(depth)?;
+            if !self.goes_on(']')? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether another item follows; else the collection is closed.
+    fn goes_on(&mut self, close: char) -> Result<bool, String> {
+        if self.takes(',') {
+            return Ok(true);
+        }
+        if self.takes(close) {
+            return Ok(false);
+        }
+        Err(self.wrong(&format!("',' or {close:?}")))
+    }
+
+    fn number(&mut self) -> Result<(), String> {
+        self.next_if('-');
+        if !self.next_if('0') {
+            self.digits()?;
+        }
+        if self.next_if('.') {
+            self.digits()?;
+        }
+        if self.next_if('e') || self.next_if('E') {
+            let _ = self.next_if('+') || self.next_if('-');
+            self.digits()?;
+        }
         Ok(())
     }
 
-    fn string(&mut self) -> Result<&'a str, String> {
-        let from = self.at;
+    fn digits(&mut self) -> Result<(), String> {
+        let rest = self.rest();
+        let digits = rest.trim_start_matches(|c: char| c.is_ascii_digit());
+        if digits.len() == rest.len() {
+            return Err(self.wrong("a digit"));
+        }
+        self.at += rest.len() - digits.len();
+        Ok(())
+    }
+
+    fn word(&mut self) -> Result<(), String> {
+        for word in ["true", "false", "null"] {
+            if self.rest().starts_with(word) {
+                self.at += word.len();
+                return Ok(());
+            }
+        }
+        Err(self.wrong("a value"))
+    }
+
+    fn string(&mut self) -> Result<String, String> {
+        let mut text = String::new();
         self.expect('"')?;
-        let mut escaped = false;
-        for (offset, character) in self.rest().char_indices() {
+        while let Some(character) = self.peek() {
+            if character < ' ' {
+                return Err(self.wrong("an escape of this control character"));
+            }
+            self.at += character.len_utf8();
             match character {
-                _ if escaped => escaped = false,
-                '\\' => escaped = true,
-                '"' => {
-                    self.at += offset + 1;
-                    return self
-                        .text
-                        .get(from..self.at)
-                        .ok_or_else(|| self.wrong("text"));
-                }
-                _ => {}
+                '"' => return Ok(text),
+                '\\' => text.push(self.escaped()?),
+                _ => text.push(character),
             }
         }
         Err("a text has no end".to_owned())
+    }
+
+    /// What a backslash begins.
+    fn escaped(&mut self) -> Result<char, String> {
+        for (letter, character) in [
+            ('"', '"'),
+            ('\\', '\\'),
+            ('/', '/'),
+            ('b', '\u{8}'),
+            ('f', '\u{c}'),
+            ('n', '\n'),
+            ('r', '\r'),
+            ('t', '\t'),
+        ] {
+            if self.next_if(letter) {
+                return Ok(character);
+            }
+        }
+        if !self.next_if('u') {
+            return Err(self.wrong("an escape"));
+        }
+        let unit = self.code_unit()?;
+        let after = self.at;
+        if (0xd800..0xdc00).contains(&unit) && self.next_if('\\') && self.next_if('u') {
+            let low = self.code_unit()?;
+            if (0xdc00..0xe000).contains(&low) {
+                let code = 0x10000 + ((unit - 0xd800) << 10) + (low - 0xdc00);
+                return Ok(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER));
+            }
+        }
+        // Half of a pair is shown as unknown: Python writes bytes of a path that are no text so.
+        self.at = after;
+        Ok(char::from_u32(unit).unwrap_or(char::REPLACEMENT_CHARACTER))
+    }
+
+    fn code_unit(&mut self) -> Result<u32, String> {
+        let digits = self.rest().get(..4).unwrap_or_default();
+        if digits.len() != 4 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(self.wrong("four hexadecimal digits"));
+        }
+        self.at += digits.len();
+        u32::from_str_radix(digits, 16).map_err(|error| error.to_string())
     }
 
     fn expect(&mut self, wanted: char) -> Result<(), String> {
@@ -192,6 +239,10 @@ impl<'a> Reader<'a> {
 
     fn takes(&mut self, wanted: char) -> bool {
         self.space();
+        self.next_if(wanted)
+    }
+
+    fn next_if(&mut self, wanted: char) -> bool {
         let there = self.peek() == Some(wanted);
         if there {
             self.at += wanted.len_utf8();
@@ -249,6 +300,9 @@ mod tests {
             r#"{"x":,"pid":1}"#,
             r#"{"x":[1 2],"pid":1}"#,
             r#"{"x":{"y":1]},"pid":1}"#,
+            r#"{"x":[1,],"pid":1}"#,
+            r#"{"pid":1,}"#,
+            "{\u{a0}\"pid\":1}",
         ] {
             assert!(pid(state).is_err(), "{state:?}");
         }
@@ -256,6 +310,116 @@ mod tests {
             pid("[]"),
             Err("no JSON object: '{' is expected at byte 0".to_owned())
         );
+    }
+
+    #[test]
+    fn numbers_are_those_of_json() {
+        for number in [
+            "007",
+            "01",
+            "-01",
+            "00",
+            "+1",
+            "1.",
+            "-.5",
+            ".5",
+            "1.e3",
+            "1e",
+            "1e+",
+            "-",
+            "--1",
+            "-inf",
+            "-nan",
+            "-infinity",
+            "0x10",
+            "1_000",
+            "1e5x",
+        ] {
+            for state in [
+                format!("{{\"pid\":{number}}}"),
+                format!("{{\"x\":[{number}],\"pid\":1}}"),
+            ] {
+                let refused = pid(&state).expect_err(&state);
+                assert!(
+                    refused.starts_with("no JSON object: "),
+                    "{state}: {refused}"
+                );
+            }
+        }
+        for number in ["0", "-0", "10", "0.5", "-0.25e-7", "1E+3", "0e0", "1e999"] {
+            assert_eq!(
+                pid(&format!("{{\"x\":{number},\"pid\":1}}")),
+                Ok(1),
+                "{number}"
+            );
+        }
+        assert_eq!(
+            pid(r#"{"pid":007}"#),
+            Err("no JSON object: ',' or '}' is expected at byte 8".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_pid_is_a_whole_number_without_an_exponent() {
+        for number in [
+            "1.0",
+            "1e2",
+            "-1",
+            "0",
+            "-0",
+            "4294967296",
+            "true",
+            "null",
+            "[1]",
+        ] {
+            assert_eq!(
+                pid(&format!("{{\"pid\":{number}}}")),
+                Err(format!("pid {number} is no process"))
+            );
+        }
+        assert_eq!(pid(r#"{"pid":4294967295}"#), Ok(u32::MAX));
+    }
+
+    #[test]
+    fn texts_are_those_of_json() {
+        for text in [
+            "a\nb", "a\tb", "a\0b", r"\x41", r"\u12", r"\u+123", r"\u12g4", r"\'", "\\",
+        ] {
+            for state in [
+                format!("{{\"x\":\"{text}\",\"pid\":1}}"),
+                format!("{{\"{text}\":1,\"pid\":1}}"),
+            ] {
+                assert!(pid(&state).is_err(), "{state:?}");
+            }
+        }
+        assert_eq!(pid(r#"{"\u0070id":7}"#), Ok(7), "an escaped name");
+        assert_eq!(
+            pid(r#"{"x":"\"\\\/\b\f\n\r\t\ud83d\ude00\ud800","pid":7}"#),
+            Ok(7)
+        );
+    }
+
+    #[test]
+    fn a_name_that_an_object_has_twice_is_refused() {
+        for (state, name) in [
+            (r#"{"pid":1,"pid":1}"#, "pid"),
+            (r#"{"pid":1,"\u0070id":2}"#, "pid"),
+            (
+                r#"{"annotations":{},"pid":1,"annotations":{}}"#,
+                "annotations",
+            ),
+            (r#"{"id":"a","pid":1,"id":"b"}"#, "id"),
+            (r#"{"pid":1,"annotations":{"a":"1","b":"2","a":"3"}}"#, "a"),
+            (r#"{"pid":1,"x":[{"y":{"z":1,"z":2}}]}"#, "z"),
+        ] {
+            assert_eq!(
+                pid(state),
+                Err(format!("{name:?} is there twice")),
+                "{state}"
+            );
+        }
+        let apart = r#"{"pid":1,"id":{"pid":2,"id":3},"x":[{"pid":4},{"pid":5}],"\ud83d\ude00":6,"\ud83d\ude01":7}"#;
+        assert_eq!(pid(apart), Ok(1));
     }
 
     #[test]
@@ -284,6 +448,12 @@ mod tests {
         assert_eq!(
             text_within(answer, "failure", "what").as_deref(),
             Some("no \"claim\" ä")
+        );
+        let pairs = r#"{"failure":{"what":"\ud83d\ude00 \udc80 \ud83dx \b\f\/"}}"#;
+        assert_eq!(
+            text_within(pairs, "failure", "what").as_deref(),
+            Some("\u{1f600} \u{fffd} \u{fffd}x \u{8}\u{c}/"),
+            "a pair, a half, a half before a letter"
         );
         let mut line = String::new();
         write_string(&mut line, "a\"b\\c\nd");
