@@ -1,7 +1,7 @@
 //! One line of a journal or a snapshot, and how a file of them is read when it is damaged.
 //!
-//! A line is `LENGTH CRC JSON\n`, both numbers as eight hexadecimal digits; the length frames the JSON and the newline
-//! gives a reader that lost the frame a place to find it again. So one damaged byte costs at most one record.
+//! A line is `LENGTH CRC JSON\n`, both numbers as eight hexadecimal digits. A reader that lost the frame goes on at the
+//! next place where a length and a checksum fit what follows. So damage costs only the records that it hits.
 
 use std::ops::Range;
 
@@ -122,11 +122,6 @@ pub(crate) fn scan(bytes: &[u8]) -> Scan {
             scan.records.push(record);
             scan.sound_until = match bytes.get(end) {
                 Some(b'\n') => end + 1,
-                // A damaged newline must not take the record behind it along.
-                Some(byte) if *byte != 0 && decode_at(bytes, end + 1).is_some() => {
-                    scan.note(end..end + 1);
-                    end + 1
-                }
                 _ => end,
             };
             scan.sound_until
@@ -141,10 +136,7 @@ pub(crate) fn scan(bytes: &[u8]) -> Scan {
             }
             end
         } else {
-            let end = bytes[at..]
-                .iter()
-                .position(|byte| *byte == b'\n')
-                .map_or(bytes.len(), |offset| at + offset + 1);
+            let end = end_of_damage(bytes, at);
             scan.note(at..end);
             end
         };
@@ -162,6 +154,16 @@ impl Scan {
     }
 }
 
+/// Where the damage that begins at `at` ends: at the next record, which its own length and checksum prove wherever it
+/// begins, or behind the line. The text of a record holds no other one: JSON escapes the quotes that this would need.
+fn end_of_damage(bytes: &[u8], at: usize) -> usize {
+    let line = bytes[at..].iter().position(|byte| *byte == b'\n');
+    let end = line.map_or(bytes.len(), |offset| at + offset + 1);
+    (at + 1..end)
+        .find(|start| decode_at(bytes, *start).is_some())
+        .unwrap_or(end)
+}
+
 fn decode_at(bytes: &[u8], at: usize) -> Option<(Record, usize)> {
     let frame = bytes.get(at..at + FRAME)?;
     if frame[8] != b' ' || frame[17] != b' ' {
@@ -172,6 +174,10 @@ fn decode_at(bytes: &[u8], at: usize) -> Option<(Record, usize)> {
         .filter(|length| *length <= 2 * MAX_RECORD)?;
     let end = at + FRAME + length;
     let json = bytes.get(at + FRAME..end)?;
+    // Without this, each frame that noise resembles would cost a checksum of what is behind it.
+    if !(json.starts_with(b"{") && json.ends_with(b"}")) {
+        return None;
+    }
     if crc32fast::hash(json) != hex(&frame[9..17])? {
         return None;
     }

@@ -134,6 +134,53 @@ fn one_wrong_byte_in_a_journal_costs_no_claim() {
     }
 }
 
+/// A frame that no newline precedes is found by its length and its checksum.
+#[test]
+fn damage_across_the_end_of_a_record_costs_only_the_records_it_hit() {
+    let disk = FaultyDisk::default();
+    let started = open(&disk);
+    for number in 0..CLAIMS {
+        started.start(claim(number), true).unwrap();
+    }
+    let whole = disk.contents(JOURNAL);
+    let whole = &whole[..used(&whole)];
+    let ends = ends(whole);
+    assert_eq!(
+        ends.len(),
+        1 + CLAIMS,
+        "a header, and a record of each claim"
+    );
+    for (hit, end) in ends[1..].iter().enumerate() {
+        let expected: Vec<String> = (0..CLAIMS)
+            .filter(|number| *number != hit)
+            .map(|number| format!("uid-{number}"))
+            .collect();
+        let from = end - 3;
+        let kinds: [(&str, &[u8]); 5] = [
+            ("other bytes", b"\x01\x02\x03"),
+            ("zeros", &[0; 3]),
+            ("nothing", b""),
+            ("the begin of a frame", b"000000"),
+            (
+                "a frame of a record that is longer than the file",
+                b"0000ffff 00000000 {",
+            ),
+        ];
+        for (what, bytes) in kinds {
+            let damaged = [&whole[..from], bytes, &whole[*end..], &[0; 64]].concat();
+            let ledger = open(&with_contents("journal-00000001", &damaged));
+            assert_eq!(
+                uids(&ledger),
+                expected,
+                "{what} in place of bytes {from} to {end}: {:?}",
+                ledger.report()
+            );
+            let report = ledger.report();
+            assert_eq!(report.damage.len(), 1, "{what}: {report:?}");
+        }
+    }
+}
+
 #[test]
 fn one_wrong_byte_in_a_snapshot_costs_at_most_the_claim_it_hit() {
     let disk = journalled();
