@@ -9,16 +9,20 @@ import asyncio
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyroute2 import IPRoute
+from pyroute2.netns import setns
 
 from dra_agent.agent.hooks import Hooks
 from dra_agent.cdi.claim import ClaimedDevice, compose
@@ -29,10 +33,11 @@ from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.device import Device
 from dra_agent.prepare.setup import SetupOutcome
-from dra_agent.setup import rtnetlink
+from dra_agent.setup import bpf, rtnetlink
 from dra_agent.setup.net import NetworkInterfaces
 from dra_agent.setup.net.mover import TASK
 from eventually import eventually
+from setup import bpf_programs
 from setup.test_net import ADDRESS, given, nic, want
 
 HARDWARE = "02:fc:00:00:31:%02x"
@@ -186,6 +191,175 @@ def test_an_interface_is_moved_and_put_back_as_it_was(the_nic: Nic, pod: int) ->
     (host,) = json.loads(ip("-json", "address", "show", "dev", the_nic.name))
     assert (host["mtu"], addresses(host)) == (1500, ["192.0.2.7/24"]) and "UP" in host["flags"]
     assert not (NET / "net1").exists() and not (the_nic.root / "state/net/nic-0.json").exists()
+
+
+def described(pod: int, name: str) -> dict[str, Any]:
+    """All that the kernel says of an interface, but its numbers and what it counts."""
+    found: dict[str, Any]
+    (found,) = json.loads(ip("-json", "-details", "link", "show", "dev", name, inside=pod))
+    drop = ("ifindex", "link", "link_index", "link_netnsid", "operstate", "group_ifindex")
+    return {key: value for key, value in found.items() if key not in drop}
+
+
+def spoil(pod: int, hardware: str) -> None:
+    """What root of a pod can do to an interface."""
+    ip("link", "set", "net1", "down", inside=pod)
+    ip("link", "set", "net1", "address", hardware, "mtu", "900", "txqueuelen", "7", "alias", "mine", inside=pod)
+    ip("link", "set", "net1", "promisc", "on", "allmulticast", "on", "arp", "off", "group", "7", inside=pod)
+    ip("link", "set", "net1", "gso_max_size", "4000", "gso_max_segs", "5", inside=pod)
+
+
+@contextmanager
+def in_network(pid: int) -> Iterator[None]:
+    """Be in a pod's network, on a thread of its own."""
+    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    there = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+    try:
+        setns(there)
+        yield
+    finally:
+        setns(own)
+        os.close(own)
+        os.close(there)
+
+
+def attach_xdp(pid: int, name: str, *, by_link: bool = False) -> int | None:
+    """Attach a program as a pod would; gives the link. Skips where the kernel loads none."""
+
+    def run() -> int | None:
+        with in_network(pid):
+            try:
+                program = bpf_programs.load(bpf_programs.XDP)
+            except OSError as error:
+                return pytest.skip(f"no XDP program can be loaded here: {error}")
+            try:
+                index = socket.if_nametoindex(name)
+                if by_link:
+                    return bpf_programs.link(index, program)
+                with IPRoute() as network:
+                    network.link("set", index=index, xdp_fd=program)
+            finally:
+                os.close(program)
+        return None
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result(60)
+
+
+def attach_tcx(pid: int, name: str) -> None:
+    def run() -> None:
+        with in_network(pid):
+            try:
+                program = bpf_programs.load(bpf_programs.TCX)
+            except OSError as error:
+                pytest.skip(f"no program can be loaded here: {error}")
+            try:
+                bpf_programs.attach_tcx(socket.if_nametoindex(name), program)
+            except OSError as error:
+                pytest.skip(f"this kernel has no tcx: {error}")
+            finally:
+                os.close(program)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run).result(60)
+
+
+def test_nothing_that_a_pod_has_made_of_an_interface_is_left(the_nic: Nic, pod: int) -> None:
+    ip("link", "property", "add", "dev", the_nic.name, "altname", f"{the_nic.name}alt")
+    ip("link", "set", the_nic.name, "alias", "the host's", "txqueuelen", "500")
+    before = described(os.getpid(), the_nic.name)
+    outcome = the_nic.prepare(name="net1")
+    with answered(the_nic.agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+    spoil(pod, "02:00:00:00:00:99")
+    ip("link", "property", "del", "dev", "net1", "altname", f"{the_nic.name}alt", inside=pod)
+    ip("link", "property", "add", "dev", "net1", "altname", f"{the_nic.name}mine", inside=pod)
+    the_nic.come_back(pod)
+    the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record)
+    assert described(os.getpid(), the_nic.name) == before
+    assert addresses(links(os.getpid())[the_nic.name]) == ["192.0.2.7/24"]
+
+
+def test_a_pod_cannot_keep_the_name_of_the_hosts_interface(the_nic: Nic, pod: int) -> None:
+    """As an alternative name of its own it would keep the kernel from giving the interface its name again."""
+    outcome = the_nic.prepare(name="net1")
+    with answered(the_nic.agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+    ip("link", "property", "add", "dev", "net1", "altname", the_nic.name, inside=pod)
+    the_nic.come_back(pod)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
+    assert links(os.getpid())[the_nic.name]["ifname"] == the_nic.name
+
+
+def test_a_program_that_a_pod_left_on_an_interface_is_removed(the_nic: Nic, pod: int) -> None:
+    outcome = the_nic.prepare(name="net1")
+    with answered(the_nic.agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+    attach_xdp(pod, "net1")
+    the_nic.come_back(pod)
+    assert "xdp" in described(os.getpid(), "net1")
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
+    assert "xdp" not in described(os.getpid(), the_nic.name)
+
+
+def test_a_filter_that_a_pod_left_on_an_interface_is_removed(the_nic: Nic, pod: int) -> None:
+    """The kernel removes queueing disciplines, with their filters, where an interface is moved; tcx stays."""
+    outcome = the_nic.prepare(name="net1")
+    with answered(the_nic.agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+    tc = ["nsenter", f"--net=/proc/{pod}/ns/net", "tc", "qdisc", "replace", "dev", "net1", "root", "pfifo"]
+    subprocess.run(tc, capture_output=True, check=False)
+    attach_tcx(pod, "net1")
+    the_nic.come_back(pod)
+    index = socket.if_nametoindex("net1")
+    assert bpf.tcx_programs(index)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
+    assert bpf.tcx_programs(index) == ()
+    shown = subprocess.run(["tc", "qdisc", "show", "dev", the_nic.name], capture_output=True, text=True, check=False)
+    assert "pfifo limit" not in shown.stdout
+
+
+def test_a_nic_whose_program_cannot_be_removed_is_withheld(the_nic: Nic, pod: int) -> None:
+    """Somebody holds the link, so the kernel removes it for nobody else."""
+    outcome = the_nic.prepare(name="net1")
+    with answered(the_nic.agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+    held = attach_xdp(pod, "net1", by_link=True)
+    assert held is not None
+    try:
+        the_nic.come_back(pod)
+        with pytest.raises(RetryableError, match=r"an XDP program \(id \d+\) stays on it: .*bpftool link"):
+            the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
+        assert the_nic.note()["uid"] == "a"
+    finally:
+        os.close(held)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
+    assert "xdp" not in described(os.getpid(), the_nic.name)
+
+
+def test_a_program_of_the_host_stays(the_nic: Nic, pod: int) -> None:
+    attach_xdp(os.getpid(), the_nic.name)
+    before = described(os.getpid(), the_nic.name)["xdp"]
+    outcome = the_nic.prepare(name="net1")
+    with answered(the_nic.agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+    the_nic.come_back(pod)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
+    assert described(os.getpid(), the_nic.name)["xdp"] == before
+
+
+def test_an_interface_that_an_earlier_agent_moved_is_cleaned_too(the_nic: Nic, pod: int) -> None:
+    outcome = the_nic.prepare(name="net1")
+    with answered(the_nic.agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+    note = the_nic.note()
+    del note["link"]  # it kept less
+    (the_nic.root / "state/net/nic-0.json").write_text(json.dumps(note))
+    ip("link", "set", "net1", "down", inside=pod)
+    ip("link", "set", "net1", "address", "02:00:00:00:00:99", inside=pod)
+    the_nic.come_back(pod)
+    the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record)
+    assert described(os.getpid(), the_nic.name)["address"] == the_nic.hardware
 
 
 def test_a_second_container_and_one_that_is_restarted_find_it_and_change_nothing(the_nic: Nic, pod: int) -> None:

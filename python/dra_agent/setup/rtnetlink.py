@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from dra_agent import netlink
+from dra_agent.setup import bpf
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
@@ -23,6 +24,18 @@ if TYPE_CHECKING:
 DEADLINE = 15.0
 """Seconds for the whole process, of which a loaded host takes some; with PATIENCE before it, less than the hook's."""
 _ETHERNET = len("02:fc:00:00:00:01")
+_FLAGS = 0x80 | 0x100 | 0x200 | 0x1000
+"""IFF_NOARP, IFF_PROMISC, IFF_ALLMULTI and IFF_MULTICAST (linux/if.h): those that are set, and not reported."""
+_NUMBERS = {
+    "IFLA_TXQLEN": "txqlen",
+    "IFLA_GROUP": "group",
+    "IFLA_GSO_MAX_SIZE": "gso_max_size",
+    "IFLA_GSO_MAX_SEGS": "gso_max_segs",
+    "IFLA_GRO_MAX_SIZE": "gro_max_size",
+}
+"""Attributes of a link that anybody with CAP_NET_ADMIN in its network sets, as the kernel and pyroute2 call them."""
+_XDP_MODES = {"IFLA_XDP_SKB_PROG_ID": 1 << 1, "IFLA_XDP_DRV_PROG_ID": 1 << 2, "IFLA_XDP_HW_PROG_ID": 1 << 3}
+"""With the flag that names the mode (XDP_FLAGS_SKB_MODE and others, linux/if_link.h)."""
 
 
 class Present(msgspec.Struct, frozen=True):
@@ -60,6 +73,36 @@ class Restore(msgspec.Struct, frozen=True, tag="restore"):
     addresses: tuple[str, ...]
 
 
+class Link(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an interface was, as far as a container with its network can change it and a move does not."""
+
+    hardware_address: str
+    flags: int | None = None
+    """None, here and below: not known, and left as it is."""
+    numbers: dict[str, int] = {}
+    """By attribute ("IFLA_TXQLEN")."""
+    alias: str | None = None
+    altnames: tuple[str, ...] | None = None
+    xdp: tuple[int, ...] = ()
+    """Ids of the programs that the host has on it."""
+    tcx: tuple[int, ...] = ()
+
+
+class Describe(msgspec.Struct, frozen=True, tag="describe"):
+    """Say how an interface of the host is."""
+
+    name: str
+    hardware_address: str
+
+
+class Reset(msgspec.Struct, frozen=True, tag="reset"):
+    """Make an interface that has come back what it was, and remove programs that are not the host's."""
+
+    name: str
+    """Now."""
+    link: Link
+
+
 class Done(msgspec.Struct, frozen=True, omit_defaults=True):
     """What became of it."""
 
@@ -67,9 +110,14 @@ class Done(msgspec.Struct, frozen=True, omit_defaults=True):
     """`taken`: another interface has the name there; `away`: it is neither on the host nor there."""
     refused: str = ""
     """What the kernel did not do, and why; the interface is where it was put until then."""
+    changed: tuple[str, ...] = ()
+    """What was not as before, in words."""
+    doubts: tuple[str, ...] = ()
+    """What stays otherwise than before, or cannot be known."""
+    link: Link | None = None
 
 
-def ask(request: Move | Restore, deadline: float = DEADLINE) -> Done:
+def ask(request: Move | Restore | Describe | Reset, deadline: float = DEADLINE) -> Done:
     """Run the process and give its answer; RetryableError where it fails or does not end in time."""
     files = (request.network,) if isinstance(request, Move) else ()
     todo = "see the kernel's log (dmesg); it is tried again"
@@ -121,6 +169,149 @@ def restore(request: Restore) -> Done:
     return Done("there")
 
 
+def describe(request: Describe) -> Done:
+    """Do it; in the host's network."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as host:
+        found = _links(host).get(request.name)
+        if found is None or str(found.get_attr("IFLA_ADDRESS")) != request.hardware_address[:_ETHERNET]:
+            return Done("away")
+        programs = bpf.tcx_programs(int(found["index"]))
+        link = Link(
+            request.hardware_address,
+            int(found["flags"]) & _FLAGS,
+            {name: int(value) for name in _NUMBERS if (value := found.get_attr(name)) is not None},
+            _alias(found),
+            tuple(_altnames(found)),
+            tuple(_xdp(found).values()),
+            programs or (),
+        )
+    return Done("there", link=link)
+
+
+def reset(request: Reset) -> Done:
+    """Do it; in the host's network."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as host:
+        found = _links(host).get(request.name)
+        if found is None:
+            return Done("away")
+        cleaning = _Cleaning(host, int(found["index"]), request.link)
+        refused = cleaning.remove_programs(found) or cleaning.set_hardware_address(found) or cleaning.set_flags(found)
+        if not refused:
+            cleaning.set_others(found)
+        return Done("there", refused, tuple(cleaning.changed), tuple(cleaning.doubts))
+
+
+class _Cleaning:
+    def __init__(self, host: IPRoute, index: int, before: Link) -> None:
+        self._host = host
+        self._index = index
+        self._before = before
+        self.changed: list[str] = []
+        self.doubts: list[str] = []
+
+    def remove_programs(self, found: Any) -> str:
+        for mode, program in _xdp(found).items():
+            if program in self._before.xdp:
+                continue
+            off = {"attrs": [("IFLA_XDP_FD", -1), ("IFLA_XDP_FLAGS", _XDP_MODES[mode])]}
+            if why := self._set(IFLA_XDP=off):
+                return _stays("an XDP program", program, why)
+            self.changed.append(f"XDP program {program} removed")
+        programs = bpf.tcx_programs(self._index)
+        if programs is None:
+            self.doubts.append("whether a program of tcx is on it: bpf(2) is not allowed")
+        for program in programs or ():
+            if program in self._before.tcx:
+                continue
+            if why := bpf.detach_tcx(self._index, program):
+                return _stays("a tcx program", program, why)
+            self.changed.append(f"tcx program {program} removed")
+        return ""
+
+    def set_hardware_address(self, found: Any) -> str:
+        before, now = self._before.hardware_address, str(found.get_attr("IFLA_ADDRESS"))
+        # InfiniBand's 20 bytes are the adapter's to choose.
+        if len(before) != _ETHERNET or before == now:
+            return ""
+        if self._set(address=before):
+            # Most adapters take another address only while they are switched off; the caller switches it on again.
+            why = self._set(state="down") or self._set(address=before)
+            if why:
+                return f"its hardware address stays {now}, which was {before}: {why}"
+        self.changed.append(f"hardware address {now} back to {before}")
+        return ""
+
+    def set_flags(self, found: Any) -> str:
+        before, now = self._before.flags, int(found["flags"]) & _FLAGS
+        if before is None or before == now:
+            return ""
+        if why := self._set(flags=before, change=before ^ now):
+            return f"its flags stay {now:#x}, which were {before:#x}: {why}"
+        self.changed.append(f"flags {now:#x} back to {before:#x}")
+        return ""
+
+    def set_others(self, found: Any) -> None:
+        before = self._before
+        for name, value in before.numbers.items():
+            now = found.get_attr(name)
+            if name in _NUMBERS and now is not None and int(now) != value:
+                self._note(f"{_NUMBERS[name]} {now} back to {value}", self._set(**{_NUMBERS[name]: value}))
+        if before.alias is not None and before.alias != _alias(found):
+            self._note("alias back", self._set(IFLA_IFALIAS=before.alias))
+        if before.altnames is None:
+            return
+        now_called = _altnames(found)
+        # First what is too much: it may be the name that the interface is to have again.
+        for name in now_called:
+            if name not in before.altnames:
+                self._note(f"alternative name {name} removed", self._link("property_del", altname=name))
+        for name in before.altnames:
+            if name not in now_called:
+                self._note(f"alternative name {name} back", self._link("property_add", altname=name))
+
+    def _note(self, what: str, why: str) -> None:
+        if why:
+            self.doubts.append(f"{what}: {why}")
+        else:
+            self.changed.append(what)
+
+    def _set(self, **attributes: Any) -> str:
+        return self._link("set", **attributes)
+
+    def _link(self, command: str, **attributes: Any) -> str:
+        from pyroute2.netlink.exceptions import NetlinkError
+
+        try:
+            self._host.link(command, index=self._index, **attributes)
+        except NetlinkError as error:
+            return os.strerror(error.code)
+        return ""
+
+
+def _stays(what: str, program: int, why: str) -> str:
+    return f"{what} (id {program}) stays on it: {why}; somebody holds it by a link, see `bpftool link`"
+
+
+def _xdp(link: Any) -> dict[str, int]:
+    found = link.get_attr("IFLA_XDP")
+    if found is None:
+        return {}
+    return {mode: int(program) for mode in _XDP_MODES if (program := found.get_attr(mode))}
+
+
+def _altnames(link: Any) -> list[str]:
+    names = link.get_attr("IFLA_PROP_LIST")
+    return [] if names is None else [str(name) for name in names.get_attrs("IFLA_ALT_IFNAME")]
+
+
+def _alias(link: Any) -> str:
+    return str(link.get_attr("IFLA_IFALIAS") or "")
+
+
 def _finish(inside: IPRoute, index: int, request: Move) -> str:
     """Switch it on, which gives it its own routes, and give it addresses and others; says what cannot be."""
     from pyroute2.netlink.exceptions import NetlinkError
@@ -168,8 +359,13 @@ def _is(link: Any, request: Move, hardware_address: str) -> bool:
 
 def main() -> None:
     """Answer one request."""
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Move | Restore)
-    done = move(request) if isinstance(request, Move) else restore(request)
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Move | Restore | Describe | Reset)
+    if isinstance(request, Move):
+        done = move(request)
+    elif isinstance(request, Restore):
+        done = restore(request)
+    else:
+        done = describe(request) if isinstance(request, Describe) else reset(request)
     sys.stdout.buffer.write(msgspec.json.encode(done))
 
 

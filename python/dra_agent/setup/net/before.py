@@ -6,6 +6,7 @@ import msgspec
 
 from dra_agent.inventory.api import Attribute
 from dra_agent.setup.net.parameters import Interface
+from dra_agent.setup.rtnetlink import Link
 
 MOST = 1 << 16
 """Bytes."""
@@ -25,6 +26,8 @@ class Before(msgspec.Struct, frozen=True, omit_defaults=True):
     """By which it is known in a container's network."""
     addresses: tuple[str, ...] = ()
     """In CIDR notation, those that somebody has given it for good."""
+    link: Link | None = None
+    """What else a container can change of it; None where it stays on the host, or an earlier agent kept less."""
     described: dict[str, Attribute] = {}
     """The attributes that the device has of it, as published: inventory/moved.py shows them while it is away."""
     interface: Interface = Interface()

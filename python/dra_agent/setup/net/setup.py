@@ -20,6 +20,7 @@ from dra_agent.inventory.addresses import addresses
 from dra_agent.inventory.device import Device
 from dra_agent.inventory.moved import INTERFACE_ATTRIBUTES
 from dra_agent.inventory.sight import blindness
+from dra_agent.inventory.uplink import is_ours
 from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
 from dra_agent.setup import rtnetlink
@@ -147,9 +148,16 @@ class NetworkInterfaces:
         given = addresses(ifname, hardware, permanent=True) if wanted.name is not None else ()
         attributes = item.device.attributes
         described = {name: attributes[name] for name in INTERFACE_ATTRIBUTES if name in attributes}
-        before = Before(uid, item.device.pci_address, ifname, mtu, up, hardware, given, described, wanted)
+        link = self._described(ifname, hardware) if wanted.name is not None else None
+        before = Before(uid, item.device.pci_address, ifname, mtu, up, hardware, given, link, described, wanted)
         self._kept.write(device, before)
         return before
+
+    def _described(self, ifname: str, hardware: str) -> rtnetlink.Link | None:
+        """Return what only rtnetlink says; None where the kernel's interface is not the one that /sys shows."""
+        if not is_ours(ifname, hardware):
+            return None
+        return rtnetlink.ask(rtnetlink.Describe(ifname, hardware)).link
 
     def _set_mtu(self, device: str, ifname: str, mtu: int) -> None:
         try:
@@ -168,14 +176,16 @@ class NetworkInterfaces:
             log.warning("the NIC is gone, so nothing of it is put back", extra={"device": device})
             return
         try:
+            if before.network or (before.moving and before.link is not None):
+                self._reset(device, now, before)
             if now != before.ifname:
                 if self._interfaces.is_up(now):
                     self._interfaces.switch(now, on=False)
                 self._interfaces.rename(now, before.ifname)
             if self._interfaces.mtu(before.ifname) != before.mtu:
                 self._interfaces.set_mtu(before.ifname, before.mtu)
-            if before.up and not self._interfaces.is_up(before.ifname):
-                self._interfaces.switch(before.ifname, on=True)
+            if before.up != self._interfaces.is_up(before.ifname):
+                self._interfaces.switch(before.ifname, on=before.up)
             if (before.network or before.moving) and before.addresses:
                 done = rtnetlink.ask(rtnetlink.Restore(before.ifname, before.addresses))
                 if done.refused:
@@ -186,6 +196,19 @@ class NetworkInterfaces:
                 where=f"device {device}",
                 todo=f"see `ip link show {now}`; it is tried again",
             ) from error
+
+    def _reset(self, device: str, now: str, before: Before) -> None:
+        """Undo what its container made of an interface; RetryableError where a part of that is not to be left."""
+        done = rtnetlink.ask(rtnetlink.Reset(now, before.link or rtnetlink.Link(before.hardware_address)))
+        extra = {"device": device, "interface": before.ifname}
+        if done.changed:
+            log.info("interface put back as it was", extra={**extra, "changed": "; ".join(done.changed)})
+        if done.doubts:
+            log.warning("interface may not be as it was", extra={**extra, "reason": "; ".join(done.doubts)})
+        if done.refused:
+            raise RetryableError(
+                f"{before.ifname}: {done.refused}", where=f"device {device}", todo="remove it; it is tried again"
+            )
 
     def _back(self, device: str, before: Before) -> str | None:
         """Wait until the interface is on the host, and say what it is called now; None where its NIC is gone."""

@@ -1,0 +1,77 @@
+"""Programs on a network interface that rtnetlink does not show: those of tcx, by bpf(2) (Linux 6.6, linux/bpf.h).
+
+An interface keeps them when it is moved to another network namespace, unlike queueing disciplines and their filters.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+
+_SYSCALL = {"x86_64": 321, "aarch64": 280}.get(platform.machine())
+_PROG_DETACH, _PROG_GET_FD_BY_ID, _PROG_QUERY = 9, 13, 16
+_INGRESS, _EGRESS = 46, 47
+"""BPF_TCX_INGRESS and BPF_TCX_EGRESS."""
+_ATTRIBUTES_BYTES = 128
+_QUERY = struct.Struct("<IIIIQI")
+MAX_PROGRAMS = 64
+"""The kernel attaches as many on each way (BPF_MPROG_MAX)."""
+
+
+def tcx_programs(index: int) -> tuple[int, ...] | None:
+    """Return the ids of an interface's programs; None where this process may not ask."""
+    found: list[int] = []
+    for way in (_INGRESS, _EGRESS):
+        programs = _query(index, way)
+        if programs is None:
+            return None
+        found += programs
+    return tuple(sorted(set(found)))
+
+
+def detach_tcx(index: int, program: int) -> str:
+    """Detach a program; returns why it stays, "" where it does not."""
+    try:
+        descriptor, _ = _bpf(_PROG_GET_FD_BY_ID, struct.pack("<I", program))
+    except OSError as error:
+        return "" if error.errno == errno.ENOENT else str(error.strerror)
+    try:
+        for way in (_INGRESS, _EGRESS):
+            if program not in (_query(index, way) or ()):
+                continue
+            try:
+                _bpf(_PROG_DETACH, struct.pack("<III", index, descriptor, way))
+            except OSError as error:
+                if error.errno != errno.ENOENT:
+                    return str(error.strerror)
+    finally:
+        os.close(descriptor)
+    return ""
+
+
+def _query(index: int, way: int) -> list[int] | None:
+    ids = (ctypes.c_uint32 * MAX_PROGRAMS)()
+    try:
+        _, answer = _bpf(_PROG_QUERY, _QUERY.pack(index, way, 0, 0, ctypes.addressof(ids), MAX_PROGRAMS))
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.ENOENT, errno.ENODEV):
+            return []  # a kernel without tcx, or an interface without programs
+        return None
+    count = _QUERY.unpack_from(answer)[5]
+    return list(ids[:count])
+
+
+def _bpf(command: int, attributes: bytes) -> tuple[int, bytes]:
+    """Call; returns what it gives and the attributes as the kernel leaves them. OSError as the kernel answers."""
+    if _SYSCALL is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    library = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(attributes.ljust(_ATTRIBUTES_BYTES, b"\0"), _ATTRIBUTES_BYTES)
+    done: int = library.syscall(_SYSCALL, command, buffer, _ATTRIBUTES_BYTES)
+    if done < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return done, buffer.raw
