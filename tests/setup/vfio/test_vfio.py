@@ -275,7 +275,7 @@ def test_what_the_kernel_refuses_is_said_and_undone(bench: Bench, attribute: str
 
 
 def test_a_driver_that_never_lets_go_holds_up_one_device_for_a_while(bench: Bench) -> None:
-    fpga, nic, vfio = bench.device(FPGA), bench.device(NIC), bench.vfio(deadline=0.3)
+    fpga, nic, vfio = bench.device(FPGA), bench.device(NIC), bench.vfio(deadline=3.0)
     change.answer_write(bench.folder / "host", FPGA, "unbind", machine=bench.machine)
     with pytest.raises(RetryableError, match="has not come back from a write to unbind"):
         vfio.set_up("uid-1", [fpga], AUTO, None)
@@ -312,7 +312,7 @@ def test_what_waits_for_a_hung_driver_is_not_even_read(bench: Bench, monkeypatch
         with pytest.raises(RetryableError, match="has not come back from a write to unbind"):
             call()
     # Another agent on the same host, which knows nothing of it, waits for the read and no longer than its deadline.
-    impatient = bench.vfio(deadline=0.3)
+    impatient = bench.vfio(deadline=3.0)
     with pytest.raises(RetryableError, match="has not come back from a read of driver_override"):
         impatient.roll_back("uid-1", [item.key], AUTO)
     change.clear(bench.folder / "host")
