@@ -9,7 +9,7 @@ FAKE   := python/dra_agent/simulate/lib/libnvidia-ml.so.1
 HOOK   := python/dra_agent/setup/lib/dra-agent-hook
 
 .DEFAULT_GOAL := help
-.PHONY: help lock build demo test test-rust test-python lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-gpu faults faults-disk faults-server fuzz soak mutants-python mutants-rust manifests
+.PHONY: help lock build demo test test-rust test-python lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server fuzz soak mutants-python mutants-rust manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -60,7 +60,7 @@ test-rust: ## cargo tests and clippy
 	$(CARGO) fmt --all --check
 
 test-python: build ## pytest
-	$(PY) -m pytest -n 2
+	$(PY) -m pytest -n 4
 
 lint: build ## ruff, mypy --strict, import rules, licenses and sources of crates
 	$(VENV)/bin/ruff check python tests benchmarks deploy demo
@@ -74,6 +74,9 @@ audit: $(SYNC) ## known vulnerabilities of crates and Python packages; asks the 
 	@test -x target/audit/bin/pip-audit || python3 -m venv target/audit
 	@target/audit/bin/pip install --quiet --disable-pip-version-check 'pip-audit==2.10.1'
 	target/audit/bin/pip-audit --requirement requirements.lock --require-hashes --disable-pip
+
+cluster-programs: build ## build the programs of the two-node cluster, once
+	@PYTHONPATH=tests $(PY) -m cluster.kube.build
 
 test-cluster: build ## scenarios on a real two-node cluster; needs root, Go and the packages of docs/test-cluster.md
 	$(PY) -m pytest -n 2 --dist loadfile tests/cluster tests/deploy $(ARGS)
