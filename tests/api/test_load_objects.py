@@ -97,6 +97,32 @@ def test_aliases_cannot_grow_without_bound() -> None:
     assert "aliases grow" in refused(text)
 
 
+def test_aliases_cannot_repeat_long_texts_without_bound() -> None:
+    """A megabyte that is there four hundred times is one object in memory, and 400 MiB once it is written out."""
+    long = "x" * (1 << 20)
+    values = f"    k0: &a {long}\n" + "".join(f"    k{n}: *a\n" for n in range(1, 400))
+    keys = f"    k0:\n      ? &a {long}\n      : 1\n" + "".join(f"    k{n}:\n      *a : 1\n" for n in range(1, 400))
+    for grown in (values, keys):
+        text = CLAIM.replace("  name: pair\n", "  name: pair\n  annotations:\n" + grown)
+        assert "aliases grow to more than 16 MiB" in refused(text)
+
+
+def test_aliases_of_several_documents_count_together() -> None:
+    one = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 5)
+    )
+    assert "aliases grow" in refused("---\n".join([one] * 20))
+
+
+@pytest.mark.parametrize("tag", ["!!python/object/apply:os.system", "!!python/object/new:os.system", "!run"])
+@pytest.mark.parametrize("place", ["metadata: {tag} [{command}]", "metadata: {{name: {tag} [{command}]}}"])
+def test_tags_run_and_make_nothing(tmp_path: Path, tag: str, place: str) -> None:
+    text = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\n"
+    line = place.format(tag=tag, command=f'"touch {tmp_path}/made"')
+    assert "must be" in refused(text + line + "\nspec: {devices: {}}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -105,3 +106,31 @@ def test_a_link_a_pipe_and_a_directory_are_not_read(path: Path, tmp_path: Path) 
     path.mkdir()
     with pytest.raises(SourceError, match="no regular file"):
         look(path)
+
+
+def test_no_file_is_too_large_to_be_refused(path: Path) -> None:
+    """A tebibyte that takes no room, and a file that is written to for as long as it is read."""
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(SourceError, match="longer than 4096 bytes"):
+        look(path)
+    path.write_bytes(b"")
+    ended, refused = threading.Event(), False
+
+    def grow() -> None:
+        with path.open("ab", buffering=0) as file:
+            while not ended.is_set() and file.tell() < 1 << 30:
+                file.write(b" " * 1024)
+
+    writer = threading.Thread(target=grow)
+    writer.start()
+    try:
+        while not refused and writer.is_alive():
+            try:
+                look(path)
+            except SourceError as error:
+                refused = "longer than 4096 bytes" in str(error)
+    finally:
+        ended.set()
+        writer.join(60)
+    assert refused

@@ -242,3 +242,10 @@ def test_what_cannot_be(slicing: TimeSlicing) -> None:
     slicing.check(old, want("Default"))
     with pytest.raises(PermanentError, match=r"^timeSlicing.interval: a GPU of compute capability 6.1.0"):
         slicing.check(old, want("Short"))
+
+
+@pytest.mark.parametrize("uuid", ["--help", "-i", "GPU-1 --gpu-reset", "GPU-1\n", "", "--id=0"])
+def test_no_name_becomes_an_option_of_the_tool(slicing: TimeSlicing, smi: Smi, uuid: str) -> None:
+    with pytest.raises(PermanentError, match="is no UUID of a GPU"):
+        slicing.set_up("a", whole(gpu(uuid=uuid)), want("Long"), None)
+    assert smi.calls() == []

@@ -22,7 +22,9 @@ _NULL = re.compile(r"(?:~|null|Null|NULL|)\Z")
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[([^\]]*)\]")
 _MERGE = "<<"
 _MAX_ALIASED = 1_000_000
-"""How many nodes a document may have once its aliases are written out."""
+"""How many nodes a document may have once its aliases are written out, and all documents beyond one for each byte."""
+_MAX_ALIASED_TEXT = 16 << 20
+"""Characters by which a file may grow once its aliases are written out. In memory they are one object until then."""
 _MAX_DEPTH = 100
 """How deep lists and mappings may lie in each other; the API's objects stay below 20."""
 _TOO_DEEP = f"more than {_MAX_DEPTH} lists and mappings lie in each other"
@@ -55,12 +57,13 @@ def read_documents(text: str, file: str) -> Iterator[Document]:
 
     kind = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     loader = None
+    reader = _Reader(file, len(text))
     try:
         _refuse_deep(yaml.parse(text, kind), file)
         loader = kind(text)
         while loader.check_node():
             node: yaml.Node | None = loader.get_node()
-            value = _Reader(file).value(node, 0) if node is not None else None
+            value = reader.document(node) if node is not None else None
             if value is not None:
                 yield Document(value, node)
     except UnicodeEncodeError as error:
@@ -97,9 +100,17 @@ def _unreadable(what: str, file: str, line: int | None) -> UsageError:
 class _Reader:
     """Turns nodes into values. Its own, because PyYAML reads `0000:3b:00.0` and dates as numbers and times."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, length: int) -> None:
         self._file = file
         self._seen = 0
+        self._nodes = length + _MAX_ALIASED
+        self._text = length + _MAX_ALIASED_TEXT
+
+    def document(self, node: yaml.Node) -> Any:
+        """Give the value of one document."""
+        self._nodes -= self._seen
+        self._seen = 0
+        return self.value(node, 0)
 
     def value(self, node: yaml.Node, depth: int) -> Any:
         import yaml
@@ -107,7 +118,7 @@ class _Reader:
         self._seen += 1
         if depth > _MAX_DEPTH:  # through aliases, the stream of events being shallow
             raise self._error(node, _TOO_DEEP)
-        if self._seen > _MAX_ALIASED:
+        if self._seen > min(_MAX_ALIASED, self._nodes):
             raise self._error(node, "its aliases grow to more than a million entries")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
@@ -122,6 +133,7 @@ class _Reader:
             key = key_node.value
             if not isinstance(key, str):
                 raise self._error(key_node, "a key must be text")
+            self._count_text(key_node)
             value = self.value(value_node, depth)
             if key == _MERGE and not key_node.style:
                 for mapping in value if isinstance(value, list) else [value]:
@@ -136,6 +148,7 @@ class _Reader:
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
         text: str = node.value
+        self._count_text(node)
         if node.style or node.tag == "tag:yaml.org,2002:binary":
             return text
         if _NULL.match(text):
@@ -147,6 +160,11 @@ class _Reader:
         if _FLOAT.match(text):
             return float(text)
         return text
+
+    def _count_text(self, node: yaml.Node) -> None:
+        self._text -= len(node.value)
+        if self._text < 0:
+            raise self._error(node, f"its aliases grow to more than {_MAX_ALIASED_TEXT >> 20} MiB")
 
     def _error(self, node: yaml.Node, what: str) -> UsageError:
         return _unreadable(what, self._file, node.start_mark.line + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from dra_agent.errors import PermanentError
@@ -12,6 +13,7 @@ DEADLINE = 10.0
 _NOT_SUPPORTED = 3
 _GONE = frozenset({6, 9, 12, 15})
 """No such GPU, driver not loaded, no NVML library, GPU lost: what was set on it is gone with it."""
+_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,95}")
 _TODO = "run it by hand to see what is wrong; changing a GPU takes root"
 
 
@@ -23,6 +25,9 @@ class NvidiaSmi:
     """The tool, for one GPU: a call that hangs for it keeps nobody from another; safe to use from several threads."""
 
     def __init__(self, path: Path, uuid: str, deadline: float = DEADLINE) -> None:
+        """PermanentError for what is no UUID."""
+        if not _UUID.fullmatch(uuid):
+            raise PermanentError("is no UUID of a GPU", where=repr(uuid[:80]))  # the tool could take it for an option
         self._uuid = uuid
         self._program = Program(path, deadline, todo=_TODO)
 
