@@ -65,7 +65,7 @@ class Tree:
         given = {"ociVersion": "1.2.0", "id": "c", "status": "created", "pid": 41} if state is None else state
         return subprocess.run(
             [BUILT, *arguments, "--proc", str(self.proc)],
-            input=json.dumps(given),
+            input=given if isinstance(given, str) else json.dumps(given),
             capture_output=True,
             text=True,
             timeout=120,
@@ -152,6 +152,24 @@ def test_a_limit_that_is_not_what_was_asked_is_a_failure(tree: Tree) -> None:
 def test_a_state_that_names_no_process_is_a_failure(tree: Tree, state: Any) -> None:
     edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30)
     assert tree.hook(*arguments(edits), state=state).returncode == 1
+    assert (tree.container / "dmem.max").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        '{"pid": 41, "pid": 42}',
+        '{"pid": 42, "p\\u0069d": 41}',
+        '{"pid": 41, "annotations": {"a": "1", "a": "2"}}',
+        '{"pid": 41, "annotations": {}, "annotations": {"pid": 42}}',
+        '{"pid": 41, "annotations": {"a": {"b": [{"c": 1, "c": 1}]}}}',
+    ],
+)
+def test_a_state_with_a_name_twice_is_a_failure(tree: Tree, state: str) -> None:
+    """Readers differ in which of the two they take."""
+    edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30)
+    done = tree.hook(*arguments(edits), state=state)
+    assert done.returncode == 1 and "is there twice" in done.stderr
     assert (tree.container / "dmem.max").read_text() == ""
 
 
