@@ -14,7 +14,7 @@ import pytest
 
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.deadline import Deadline
-from dra_agent.errors import AgentError, RetryableError
+from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.inventory.device import Device
 from dra_agent.plugin.turns import Turns
 from dra_agent.prepare import RecoveryReport
@@ -299,3 +299,58 @@ def test_a_prepare_whose_caller_gave_up_while_it_hung_begins_nothing(tmp_path: P
             hung.result(GENEROUS_S)
     assert old.hardware == {} and new.ledger.entries() == [] and new.specs.claims() == {}
     assert new.preparer.prepare(WITH_SETUP) and new.preparer.unprepare("sick")
+
+
+def test_a_claim_that_one_agent_hangs_with_is_not_undone_by_the_other_for_another_allocation(tmp_path: Path) -> None:
+    old, new = agents(tmp_path)
+    hang = Hang(old, f"partition made on {SICK}")
+    with threads() as executor:
+        hung = executor.submit(old.preparer.prepare, WITH_SETUP)
+        assert hang.reached.wait(GENEROUS_S)
+        moved = claim("sick", "gpu-2")
+        with pytest.raises(LockedError, match=r"another agent has been in work on it \(pid \d+, old, for claim"):
+            new.preparer.prepare(moved, Deadline.of(GENEROUS_S))
+        assert set(old.hardware) == {SICK}
+        hang.released.set()
+        assert hung.result(GENEROUS_S)
+        with pytest.raises(PermanentError, match="unprepare it first"):
+            new.preparer.prepare(moved)
+        assert new.usable("sick") and new.preparer.unprepare("sick") and new.preparer.prepare(moved)
+        assert old.hardware == {}
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_release_waits_for_the_devices_that_the_claim_has_now(tmp_path: Path, moved: bool) -> None:
+    """Not for those that it had when this agent read the ledger last, at which another claim hangs by now."""
+    old, new = agents(tmp_path)
+    old.preparer.prepare(claim("a", SICK))
+    new.preparer.unprepare("a")
+    if moved:
+        new.preparer.prepare(claim("a", "gpu-3"))
+    hang = Hang(new, f"partition made on {SICK}")
+    with threads() as executor:
+        hung = executor.submit(new.preparer.prepare, WITH_SETUP)
+        assert hang.reached.wait(GENEROUS_S)
+        assert old.preparer.unprepare("a", Deadline.of(GENEROUS_S)) is moved
+        hang.released.set()
+        assert hung.result(GENEROUS_S)
+
+
+def test_a_release_that_hangs_does_not_take_the_spec_of_the_claim_s_next_life(tmp_path: Path) -> None:
+    old, new = agents(tmp_path)
+    old.preparer.prepare(claim("a", "gpu-0"))
+    new.preparer.unprepare("a")
+    moved = claim("a", "gpu-1")
+    new.preparer.prepare(moved)
+    hang = Hang(old, "before delete")
+    with threads() as executor:
+        patience = Deadline.of(0.2)
+        hung = executor.submit(old.preparer.unprepare, "a", patience)
+        assert hang.reached.wait(GENEROUS_S)
+        # Whoever asks the other agent meanwhile waits: what hangs has the devices that the claim has now.
+        with pytest.raises(LockedError):
+            new.preparer.unprepare("a", Deadline.of(0.05))
+        eventually(lambda: not patience.remaining())
+        hang.released.set()
+        assert hung.result(GENEROUS_S) is True
+    assert new.preparer.prepare(moved) and new.usable("a")

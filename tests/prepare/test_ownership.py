@@ -288,3 +288,41 @@ def test_a_claim_that_begins_while_another_agent_starts_keeps_its_device(world: 
     compared[0].join(60)
     with pytest.raises(DeviceHeldError, match="for claims a"):
         acquire(agent(files, "other"), "b", [device()])
+
+
+def test_a_release_frees_a_device_that_was_not_there_when_the_agent_started(world: World, files: Path) -> None:
+    world.ownership = agent(files, "one")
+    world.start()
+    world.preparer.prepare(claim("a", "gpu-0", "gpu-1"))
+    gone = world.devices.pop("gpu-0")
+    world.ownership = agent(files, "one")
+    world.crash_and_restart()
+    assert world.ownership.reconcile(world.ledger, world.lookup) == []
+    world.preparer.unprepare("a")
+    acquire(agent(files, "other"), "b", [gone])
+
+
+def test_a_device_that_comes_back_after_a_reboot_is_owned_again(world: World, files: Path) -> None:
+    for ask in ("prepare", "mend"):
+        world.ownership = agent(files, "one")
+        world.start()
+        wanted = claim(ask, "gpu-0")
+        world.preparer.prepare(wanted)
+        back = world.devices.pop("gpu-0")
+        (files / "0000:00:00.0").unlink()
+        world.crash_and_restart()
+        assert world.ownership.reconcile(world.ledger, world.lookup) == []
+        world.devices["gpu-0"] = back
+        assert world.preparer.prepare(wanted) if ask == "prepare" else world.preparer.mend().problems == ()
+        with pytest.raises(DeviceHeldError, match=f"for claims {ask}"):
+            acquire(agent(files, "other"), "b", [back])
+        world.preparer.unprepare(ask)
+
+
+def test_a_claim_that_another_agent_moved_to_another_device_leaves_no_owner(tmp_path: Path, files: Path) -> None:
+    old, new = sharing(tmp_path, files, "old"), sharing(tmp_path, files, "new")
+    old.preparer.prepare(claim("a", "gpu-0"))
+    new.preparer.unprepare("a")
+    new.preparer.prepare(claim("a", "gpu-1"))
+    old.preparer.unprepare("a")
+    acquire(agent(files, "other"), "b", [old.devices["gpu-0"], old.devices["gpu-1"]])

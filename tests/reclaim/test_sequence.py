@@ -534,7 +534,7 @@ def test_new_claims_are_refused_while_a_notice_holds_and_old_ones_are_not() -> N
     preparer, known = Preparer(), {"old"}
     refused: list[dict[str, Any]] = []
     refusing = RefusingPreparer(
-        preparer, lambda: states[-1], lambda uid: uid if uid in known else None, refused=refused.append
+        preparer, lambda: states[-1], lambda uid, deadline: uid if uid in known else None, refused=refused.append
     )
     new, old = {"metadata": {"uid": "new"}}, {"metadata": {"uid": "old"}}
     assert refusing.prepare(new, Deadline.of(60)) == ["device"]
@@ -546,6 +546,31 @@ def test_new_claims_are_refused_while_a_notice_holds_and_old_ones_are_not() -> N
     assert refusing.prepare(old, Deadline.of(60)) == ["device"]
     assert refused == [new]
     refusing.unprepare("new", Deadline.of(60))
+
+
+def test_what_another_agent_prepared_or_released_before_the_notice_is_known(tmp_path: Path) -> None:
+    from dra_agent.prepare.ledger import JournalLedger
+    from dra_agent.prepare.ports import Entry
+    from dra_agent.reclaim.notice import apply
+    from dra_agent.reclaim.reading import Reading
+
+    taken = apply(State("b"), Reading("aws.spot", "notice", "n", "spot"), datetime.now(UTC))
+    with (
+        JournalLedger(tmp_path, "b", shared_as="old") as old,
+        JournalLedger(tmp_path, "b", shared_as="new") as new,
+    ):
+        for uid in ("kept", "released"):
+            with old.turn():
+                old.start(Entry(uid, "default", uid, ()), durable=True)
+                old.complete(uid, {})
+        with new.turn():
+            new.release("released")
+            new.start(Entry("later", "default", "later", ()), durable=True)
+        refusing = RefusingPreparer(Preparer(), lambda: taken, old.current)
+        for uid in ("kept", "later"):
+            assert refusing.prepare({"metadata": {"uid": uid}}, Deadline.of(60)) == ["device"]
+        with pytest.raises(RetryableError, match="being taken"):
+            refusing.prepare({"metadata": {"uid": "released"}}, Deadline.of(60))
 
 
 @pytest.mark.parametrize("slow", [False, True])

@@ -85,7 +85,9 @@ class Leaving:
 
     def refusing(self, preparer: Preparing[PreparedDevice]) -> RefusingPreparer[PreparedDevice]:
         """Have no new claims prepared while a notice holds."""
-        return RefusingPreparer(preparer, lambda: self._reclaim.state, self._ledger.get, self._prepared, self._refused)
+        return RefusingPreparer(
+            preparer, lambda: self._reclaim.state, self._ledger.current, self._prepared, self._refused
+        )
 
     def _prepared(self, claim: dict[str, Any]) -> None:
         """On a thread of the preparer."""

@@ -131,6 +131,11 @@ class JournalLedger:
         found = _raising(lambda: self._native.get(uid))
         return None if found is None else msgspec.json.decode(found, type=Entry)
 
+    def current(self, uid: str, deadline: Deadline | None = None) -> Entry | None:
+        """Find a claim in a turn: another agent may have changed it since this one's last."""
+        with self.turn(deadline):
+            return self.get(uid)
+
     def entries(self) -> list[Entry]:
         """List all claims, ordered by uid."""
         return msgspec.json.decode(_raising(self._native.entries), type=list[Entry])

@@ -11,7 +11,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
@@ -65,8 +65,11 @@ class Ownership(Protocol):
         """
         ...
 
-    def release(self, uid: str, deadline: Deadline) -> None:
-        """Give up what the claim owned. Never raises: a file that remains is corrected at the next start."""
+    def release(self, uid: str, deadline: Deadline, devices: Collection[Device] | None = None) -> None:
+        """Give up what the claim owned: these devices; None where not all of them are known now.
+
+        Never raises: a file that remains is corrected at the next start.
+        """
         ...
 
     def foreign_claims(self) -> frozenset[str]:
@@ -85,7 +88,7 @@ class NoOwnership:
         """Do nothing."""
         return _NOTHING_LOCKED
 
-    def release(self, uid: str, deadline: Deadline) -> None:
+    def release(self, uid: str, deadline: Deadline, devices: Collection[Device] | None = None) -> None:
         """Do nothing."""
 
     def foreign_claims(self) -> frozenset[str]:
@@ -108,7 +111,6 @@ class DeviceOwnership:
         self._directory = str(directory)
         self._state_dir = state_dir
         self._owner = owner
-        self._addresses: dict[str, frozenset[str]] = {}
 
     def acquire(self, uid: str, devices: Iterable[Device], deadline: Deadline) -> AbstractContextManager[Unlock]:
         """See Ownership.acquire."""
@@ -117,13 +119,9 @@ class DeviceOwnership:
             names.setdefault(device.pci_address, device.name)
         return _Acquisition(self, uid, names, deadline.at_most(LOCK_TIMEOUT_S))
 
-    def release(self, uid: str, deadline: Deadline) -> None:
+    def release(self, uid: str, deadline: Deadline, devices: Collection[Device] | None = None) -> None:
         """See Ownership.release."""
-        addresses = self._addresses.pop(uid, None)
-        if addresses is None:
-            # Another process on the same state directory, or an earlier one, prepared the claim.
-            addresses = frozenset(self._mine())
-        for address in addresses:
+        for address in self._mine() if devices is None else {device.pci_address for device in devices}:
             self._drop(address, lambda claim: claim == uid, deadline.at_most(LOCK_TIMEOUT_S))
 
     def foreign_claims(self) -> frozenset[str]:
@@ -277,7 +275,6 @@ class _Acquisition:
         except BaseException:
             self._restore()
             raise
-        self._ownership._addresses[self._uid] = frozenset(self._names)
         return self._unlock
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
@@ -303,7 +300,7 @@ class SimulatedOwnership(DeviceOwnership):
         """Do nothing."""
         return _NOTHING_LOCKED
 
-    def release(self, uid: str, deadline: Deadline) -> None:
+    def release(self, uid: str, deadline: Deadline, devices: Collection[Device] | None = None) -> None:
         """Do nothing."""
 
     def reconcile(self, ledger: Ledger, lookup: Lookup) -> list[str]:

@@ -37,7 +37,7 @@ from dra_agent.prepare.describe import Description, describe
 from dra_agent.prepare.locks import NamedLocks
 from dra_agent.prepare.ownership import NoOwnership, Ownership
 from dra_agent.prepare.plan import plan
-from dra_agent.prepare.ports import DeviceHeldError, Entry, Ledger, Lookup
+from dra_agent.prepare.ports import DeviceHeldError, Entry, HeldDevice, Ledger, Lookup
 from dra_agent.prepare.record import ClaimRecord, DeviceRecord
 from dra_agent.prepare.recovery import Apart, directly, forget_others, look, remove_strangers
 from dra_agent.prepare.result import PreparedDevice, RecoveryReport
@@ -124,8 +124,7 @@ class Preparer:
                     pass
             entry = self._entry(allocation.uid, deadline)
             if entry is not None and entry.state == STARTED:
-                self._undo(entry, deadline)  # an earlier try that could not be undone at the time
-                entry = None
+                entry = self._undo_begun(entry, allocation, deadline, purpose)
             if entry is None:
                 return self._first_time(allocation, deadline)
             return self._again(entry, allocation, deadline)
@@ -155,8 +154,8 @@ class Preparer:
         deadline = deadline or Deadline.of(CALL_TIMEOUT_S)
         purpose = f"releasing claim {uid}"
         with self._claims.hold([uid], deadline, purpose):
-            # What this process read in its last turn says which locks to take; the next one reads it again.
-            entry = self._ledger.get(uid) or self._entry(uid, deadline)
+            # In a turn: by another agent the claim may have been given other devices since this one read it.
+            entry = self._entry(uid, deadline)
             while entry is not None:
                 with self._devices.hold(lock_names(entry.devices), deadline, purpose):
                     if self._release(entry, deadline):
@@ -233,7 +232,7 @@ class Preparer:
             if self._ledger.get(entry.uid) != entry:
                 return False
             self._ledger.release(entry.uid)
-        self._ownership.release(entry.uid, deadline.at_least(OWNER_TIMEOUT_S))
+        self._disown(entry, deadline)
         return True
 
     def _remove_files(self, uid: str, deadline: Deadline) -> bool:
@@ -316,6 +315,23 @@ class Preparer:
                 self._try_to_undo(entry)
             raise
 
+    def _undo_begun(self, entry: Entry, allocation: Allocation, deadline: Deadline, purpose: str) -> Entry | None:
+        """Undo an earlier try that could not be undone at the time; give what the claim is if it is no such try.
+
+        LockedError where another agent is in work on it, with devices that it was allocated before. The caller has the
+        locks of the present ones, so those are tried and not waited for.
+        """
+        mine = lock_names(allocation.devices)
+        before = lock_names(entry.devices) - mine
+        with self._devices.hold(before, Deadline.of(0), purpose):
+            now = self._entry(entry.uid, deadline) if before else entry
+            if now is None or now.state != STARTED:
+                return now
+            if not lock_names(now.devices) <= mine | before:
+                raise _KnownError(entry)
+            self._undo(now, deadline)
+        return None
+
     def _again(self, entry: Entry, allocation: Allocation, deadline: Deadline) -> list[PreparedDevice]:
         if not records.same_devices(entry, allocation):
             held = ", ".join(device.device for device in entry.devices if device.request)
@@ -339,6 +355,10 @@ class Preparer:
     def _rebuild(self, entry: Entry, deadline: Deadline) -> tuple[ClaimSpec, bool]:
         """Make a completed claim's spec be what it has to be now; True where it had to be written."""
         recorded = self._record(entry)
+        # It may own nothing: after a reboot, of a device that was not there when the agent started.
+        owned = [self._find(item.pool, item.device) for item in entry.devices if _is_owned(item)]
+        with self._ownership.acquire(entry.uid, owned, deadline):
+            pass
         record, edits = repeat(entry, recorded, self._setups, self._find)
         if record != recorded:
             # Before the spec: who undoes the claim must know what was made for it.
@@ -381,7 +401,15 @@ class Preparer:
         undo(entry, self._specs, self._setups, self._metadata)
         with self._ledger.turn(deadline.at_least(LEDGER_TIMEOUT_S)):
             self._ledger.release(entry.uid)
-        self._ownership.release(entry.uid, deadline.at_least(OWNER_TIMEOUT_S))
+        self._disown(entry, deadline)
+
+    def _disown(self, entry: Entry, deadline: Deadline) -> None:
+        # Not by what this process remembers: another agent may have prepared the claim since, with other devices.
+        found = [self._lookup(item.pool, item.device) for item in entry.devices if _is_owned(item)]
+        devices = [device for device in found if device is not None]
+        self._ownership.release(
+            entry.uid, deadline.at_least(OWNER_TIMEOUT_S), devices if len(devices) == len(found) else None
+        )
 
     def _try_to_undo(self, entry: Entry) -> None:
         """Undo a prepare that failed, as far as the ledger knows it."""
@@ -434,6 +462,11 @@ def _check_time(deadline: Deadline, where: str) -> None:
     """Refuse to begin what nobody waits for any more: by now another agent may have answered its release."""
     if not deadline.remaining():
         raise RetryableError("its caller no longer waits for it", where=where)
+
+
+def _is_owned(device: HeldDevice) -> bool:
+    """Tell whether a claim owns a device by this entry: not one that it only watches, nor twice for a partition."""
+    return bool(device.request) and not device.admin_access
 
 
 class _Timed:

@@ -29,13 +29,14 @@ class RefusingPreparer(Preparing[_Prepared]):
         self,
         preparer: Preparing[_Prepared],
         state: Callable[[], State],
-        known: Callable[[str], object | None],
+        known: Callable[[str, Deadline], object | None],
         prepared: Callable[[dict[str, Any]], None] = lambda claim: None,
         refused: Callable[[dict[str, Any]], None] = lambda claim: None,
     ) -> None:
         """`known` finds what the ledger has of a claim's uid: a repeat of what is prepared is answered as ever.
 
-        `prepared` is told of each claim that was prepared, `refused` of each that was not; they must not wait.
+        Of a ledger that agents of a rolling update share it gives what is true now. `prepared` is told of each claim
+        that was prepared, `refused` of each that was not; they must not wait.
         """
         self._preparer = preparer
         self._state = state
@@ -46,7 +47,7 @@ class RefusingPreparer(Preparing[_Prepared]):
     def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[_Prepared]:
         """Prepare a claim; RetryableError where it is a new one and the host is being taken."""
         state = self._state()
-        if state.phase == "notice" and self._known(str(claim["metadata"].get("uid", ""))) is None:
+        if state.phase == "notice" and self._known(str(claim["metadata"].get("uid", "")), deadline) is None:
             cause = state.cause
             assert cause is not None
             self._refused(claim)
