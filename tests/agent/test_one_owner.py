@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,15 +15,17 @@ import pytest
 from agent.conftest import AgentProcess
 from dra_agent import simulate
 from dra_agent.agent.one_owner import ID_FILE, state_id
+from dra_agent.host import Host
 
 
 @pytest.fixture
 def start_real(tmp_path: Path) -> Iterator[Callable[..., AgentProcess]]:
     """Start agents on one sysfs tree that none of them takes for a simulated host."""
-    host = simulate.build("cpu-only", tmp_path / "host")
     agents: list[AgentProcess] = []
 
-    def start(state: str, *flags: str) -> AgentProcess:
+    def start(state: str, *flags: str, profile: str = "cpu-only") -> AgentProcess:
+        root = tmp_path / "host"
+        host = Host(root / "sys", root / "dev") if root.exists() else simulate.build(profile, root)
         log = tmp_path / f"log-{len(agents)}"
         command = [sys.executable, "-m", "dra_agent", "run", "--standalone", "--state-dir", str(tmp_path / state)]
         command += ["--sysfs-root", str(host.sysfs), "--dev-root", str(host.dev), "--node-name", "node-a"]
@@ -55,6 +58,34 @@ def test_a_second_agent_for_the_same_devices_is_refused_and_told_of_the_first(
     first.process.wait(30)
     start_real("two").ready()
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "run", tmp_path / "run" / "hosts")} == {0o755}
+
+
+def test_doctor_names_both_agents_of_different_drivers_and_their_devices(
+    start_real: Callable[..., AgentProcess], tmp_path: Path
+) -> None:
+    """Each publishes the device, and the second claim for it is refused at prepare."""
+    excluding = tmp_path / "excluding.toml"
+    excluding.write_text("[inventory]\nexclude = ['true']\n")
+
+    def doctor(state: str) -> tuple[int, list[dict[str, str]]]:
+        command = [sys.executable, "-m", "dra_agent", "doctor", "--state-dir", str(tmp_path / state), "-o", "json"]
+        variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, check=False)
+        found = json.loads(done.stdout)["findings"]
+        return done.returncode, [one for one in found if "two agents of this host" in one["what"]]
+
+    first = start_real("one", "--driver-name", "gpu.example.com", profile="mi300x").ready()
+    start_real("apart", "--driver-name", "nothing.example.com", "--config", str(excluding), profile="mi300x").ready()
+    assert doctor("one")[1] == []
+    second = start_real("two", "--driver-name", "nvidia.example.com", profile="mi300x").ready()
+    for state, other, agent in (("one", "two", second), ("two", "one", first)):
+        code, (finding,) = doctor(state)
+        assert (code, finding["severity"]) == (1, "problem")
+        assert f"state directory {tmp_path / state})" in finding["where"]
+        assert f"state directory {tmp_path / other}, pid {agent.process.pid})" in finding["where"]
+        assert "gpu-0000-" in finding["what"]
+    assert second.end(signal.SIGTERM) == 0
+    assert doctor("one")[1] == []
 
 
 def test_one_state_directory_refuses_a_second_agent_without_naming_another_directory(

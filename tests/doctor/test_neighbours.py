@@ -8,7 +8,7 @@ import socket
 import sqlite3
 
 from doctor.conftest import VERSIONS, Programs
-from dra_agent.doctor import Severity, examine
+from dra_agent.doctor import OtherAgent, Severity, examine
 from dra_agent.neighbours import Remembered, Verdict, remember
 
 
@@ -79,6 +79,39 @@ def test_what_the_agent_found_of_others_is_told(scanned, ailments):
     assert finding.severity is Severity.PROBLEM and "two pods" in finding.what
     examination.inventory = None
     assert any(found.where == "device plugin nvidia.com/gpu" for found in examine(examination))
+
+
+def test_two_agents_for_the_same_devices_are_both_named(scanned, ailments, tmp_path):
+    examination = scanned()
+    (tmp_path / "theirs").mkdir()
+    gpu, nic = "gpu-0000-1b-00-0", "nic-0000-18-00-0"
+    theirs = OtherAgent("nvidia.example.com", tmp_path / "theirs", 4711, (gpu, nic))
+    examination.other_agents = (theirs,)
+    (finding,) = ailments(examination)
+    assert finding.severity is Severity.PROBLEM and f"{gpu}, {nic}" in finding.what
+    assert finding.where == (
+        f"driver dra-agent.internal (state directory {examination.state_dir}) and "
+        f"driver nvidia.example.com (state directory {tmp_path / 'theirs'}, pid 4711)"
+    )
+    assert "inventory.exclude" in finding.todo
+    # One of them does not publish what the other one does: no claim can get it twice.
+    remember(theirs.state_dir, Remembered(Verdict({gpu: "driver dra-agent.internal"})))
+    (finding,) = ailments(examination)
+    assert finding.severity is Severity.PROBLEM and f"both publish {nic}" in finding.what
+    remember(theirs.state_dir, Remembered(Verdict(dict.fromkeys((gpu, nic), "driver dra-agent.internal"))))
+    (finding,) = ailments(examination)
+    assert finding.severity is Severity.WARNING and gpu in finding.what
+    remember(theirs.state_dir, Remembered(Verdict({gpu: "x", nic: "x"}), published=True))
+    assert ailments(examination)[0].severity is Severity.PROBLEM
+
+
+def test_agents_with_devices_of_their_own_are_no_finding(scanned, ailments, tmp_path):
+    examination = scanned()
+    examination.other_agents = (OtherAgent("nics.example.com", tmp_path, 4711, ()),)
+    assert ailments(examination) == []
+    examination.other_agents = (OtherAgent("nics.example.com", tmp_path, 4711, None),)
+    (finding,) = ailments(examination)
+    assert finding.severity is Severity.WARNING and "not known" in finding.what and "root" in finding.todo
 
 
 def test_gpus_without_the_toolkit_are_a_warning_on_a_real_host(scanned):

@@ -29,12 +29,18 @@ def looking(fake_api: FakeApi, tmp_path: Path) -> Callable[..., None]:
     """Run a story beside somebody who looks at the fake API server every 50 ms."""
     path = fake_api.kubeconfig(tmp_path / "kubeconfig")
 
-    def run(story: Story, *, every: float = 0.05, patience: float = 60.0) -> None:
+    def run(story: Story, *, every: float = 0.05, patience: float = 60.0, agents: dict[str, str] | None = None) -> None:
         async def live(api: ApiServer) -> None:
             told: list[Verdict] = []
             devices = [GPU]
             found = Neighbours(
-                api, node="node-1", driver="ours", devices=lambda: devices, changed=told.append, every=every
+                api,
+                node="node-1",
+                driver="ours",
+                devices=lambda: devices,
+                changed=told.append,
+                agents=lambda: agents or {},
+                every=every,
             )
             await found.start(patience)
             try:
@@ -80,6 +86,17 @@ def test_only_slices_of_others_on_this_node_are_asked_for(fake_api, looking):
         assert not any(seen.write or seen.watch for seen in fake_api.requests)
 
     looking(story)
+
+
+def test_another_agent_of_the_host_is_named(fake_api, looking):
+    fake_api.put("nodes", NODE)
+    fake_api.put("resourceslices", foreign(driver="second.example.com"))
+
+    async def story(found, told, devices):
+        (manager,) = found.verdict.by_manager()
+        assert manager == "driver second.example.com (dra-agent of this host, state directory /var/lib/second)"
+
+    looking(story, agents={"second.example.com": "/var/lib/second"})
 
 
 def test_a_manager_that_comes_and_goes_is_told_once_each(fake_api, looking):

@@ -46,6 +46,19 @@ def refused(*slices: dict[str, Any], node: dict[str, Any] = node(), devices: Any
     return decide(devices, observe(node=node, slices=slices, driver=DRIVER, name=NODE)).managers
 
 
+def test_another_agent_of_the_host_is_named_by_its_state_directory() -> None:
+    """Two drivers of this product on one node: people look for the second one's configuration."""
+    slices = [
+        listed("nvidia.example.com", told("gpu-0000-1b-00-0", **{"resource.kubernetes.io/pciBusID": "0000:1b:00.0"}))
+    ]
+    agents = {"nvidia.example.com": "/var/lib/second", "nics.example.com": "/var/lib/third"}
+    seen = observe(node=node(), slices=slices, driver=DRIVER, name=NODE, agents=agents)
+    verdict = decide(ALL, seen)
+    assert verdict.managers == {
+        "gpu-0": "driver nvidia.example.com (dra-agent of this host, state directory /var/lib/second)"
+    }
+
+
 @pytest.mark.parametrize(
     ("resource", "covered"),
     [

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from dra_agent.agent.config import Config
 from dra_agent.agent.hardware import Hardware
+from dra_agent.agent.one_owner import other_agents
 from dra_agent.inventory import Inventory
 from dra_agent.neighbours import Remembered, Verdict, recall, remember, without
 from dra_agent.neighbours.look import Neighbours, Reader
@@ -38,6 +39,7 @@ class Guard:
             devices=lambda: hardware.inventory.devices,
             changed=self._found,
             verdict=recall(config.state_dir).verdict,
+            agents=lambda: {agent.driver: agent.state_dir for agent in other_agents(config)},
         )
 
     async def start(self) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import logging
 import os
 import time
@@ -34,6 +33,46 @@ class _DriverRecord(msgspec.Struct, frozen=True):
     owner: str
     state_dir: str
     pid: int
+
+
+class OtherAgent(msgspec.Struct, frozen=True):
+    """An agent of this host that serves another driver."""
+
+    driver: str
+    state_dir: str
+    pid: int
+    is_running: bool
+    """False for one that has ended since the host booted."""
+
+
+def other_agents(config: Config) -> list[OtherAgent]:
+    """Return the agents of this host for other drivers and the same hardware, as far as their records can be read."""
+    if config.simulate is not None:
+        return []
+    folder = _directory(config) / "drivers"
+    found = []
+    try:
+        names = sorted(os.listdir(folder))  # noqa: PTH208 - names only
+    except OSError:
+        return []
+    for name in names:
+        if name == config.driver_name:
+            continue
+        try:
+            handle = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue
+        try:
+            record = _record(handle)
+            if record is not None and record.state_dir != str(config.state_dir):
+                # Who gets the lock for a moment keeps nobody from starting: starting agents try for seconds.
+                running = not _lock(handle, fcntl.LOCK_EX)
+                found.append(OtherAgent(name, record.state_dir, record.pid, running))
+        except OSError:
+            continue
+        finally:
+            os.close(handle)
+    return found
 
 
 def join(config: Config, closing: Callable[[Callable[[], None]], object]) -> Ownership:
@@ -95,6 +134,8 @@ def _directory(config: Config) -> Path:
     root = config.sysfs_root.resolve()
     if str(root) == "/sys":
         return config.run_dir
+    import hashlib  # of which only such a host needs anything
+
     # Another tree is other hardware, and the same for every agent that reads it.
     return config.run_dir / "hosts" / hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
 

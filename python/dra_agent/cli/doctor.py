@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING
 from dra_agent.cli.output import add_output_flag
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dra_agent.cli.shown_host import ShownHost
-    from dra_agent.doctor import Examination, Finding
+    from dra_agent.doctor import Examination, Finding, OtherAgent
     from dra_agent.host import Host
+    from dra_agent.inventory import Inventory
+    from dra_agent.topology import Topology
 
 EPILOG = """\
 examples:
@@ -82,9 +86,38 @@ def _examination(shown: ShownHost, host: Host) -> Examination:
             handovers=Handovers(shown.records),
         )
         examination.inventory = with_health(taken, shown, host)
+        examination.other_agents = tuple(_other_agents(shown, host, examination.topology, taken))
     except AgentError as error:
         examination.failure = str(error)
     return examination
+
+
+def _other_agents(shown: ShownHost, host: Host, topology: Topology, ours: Inventory) -> Iterator[OtherAgent]:
+    """Ask the other agents of the host what they manage of the same hardware."""
+    from pathlib import Path
+
+    import msgspec
+
+    from dra_agent.agent.about import ask
+    from dra_agent.agent.one_owner import other_agents
+    from dra_agent.doctor import OtherAgent
+    from dra_agent.errors import AgentError
+    from dra_agent.inventory import take
+
+    for other in other_agents(shown.config):
+        if not other.is_running:
+            continue
+        agent = ask(msgspec.structs.replace(shown.config, state_dir=Path(other.state_dir)))
+        names: tuple[str, ...] | None = None
+        if agent is not None:
+            try:
+                theirs = take(host, topology, agent.config.inventory, driver=agent.config.driver_name)
+            except AgentError:
+                pass
+            else:
+                addresses = {device.pci_address for device in theirs.devices}
+                names = tuple(device.name for device in ours.devices if device.pci_address in addresses)
+        yield OtherAgent(other.driver, Path(other.state_dir), other.pid, names)
 
 
 def _print(findings: list[Finding], *, show_all: bool) -> None:

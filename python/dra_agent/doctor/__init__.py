@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dra_agent.doctor.commands import Commands, Result, SystemCommands
-from dra_agent.doctor.examination import Examination, Ledger
+from dra_agent.doctor.examination import Examination, Ledger, OtherAgent
 from dra_agent.doctor.examine import CHECKS, examine, is_healthy
 from dra_agent.doctor.finding import Finding, Severity
 
@@ -13,6 +13,7 @@ __all__ = [
     "Examination",
     "Finding",
     "Ledger",
+    "OtherAgent",
     "Result",
     "Severity",
     "SystemCommands",

@@ -1,4 +1,4 @@
-"""Whether others give out the same devices here: device plugins and DRA drivers.
+"""Whether others give out the same devices here: device plugins, DRA drivers and other agents of this product.
 
 They leave a socket for the kubelet; what only an API server knows is what the agent has found out and remembers.
 """
@@ -26,6 +26,7 @@ _WORDS = {
 def check(examination: Examination) -> Iterator[Finding]:
     """Look at the kubelet's sockets, and at what the agent remembers."""
     yield from _found_by_the_agent(examination)
+    yield from _other_agents(examination)
     if examination.inventory is None:
         return
     vendors = sorted({device.vendor for device in examination.inventory.devices})
@@ -57,6 +58,37 @@ def _found_by_the_agent(examination: Examination) -> Iterator[Finding]:
                 manager,
                 "keep the two apart by node labels, or exclude the devices there or here (docs/neighbours.md)",
             )
+
+
+def _other_agents(examination: Examination) -> Iterator[Finding]:
+    ours = _withheld(examination.state_dir)
+    for other in examination.other_agents:
+        where = (
+            f"driver {examination.driver} (state directory {examination.state_dir}) and "
+            f"driver {other.driver} (state directory {other.state_dir}, pid {other.pid})"
+        )
+        todo = "stop one of them, or give each its own devices with inventory.exclude (docs/neighbours.md)"
+        if other.devices is None:
+            what = (
+                "whether these two agents of this host manage the same devices is not known: the other did not answer"
+            )
+            yield warning(what, where, "run `dra-agent doctor` as root")
+        elif other.devices:
+            theirs = _withheld(other.state_dir)
+            both = [name for name in other.devices if name not in ours and name not in theirs]
+            what = f"two agents of this host manage {', '.join(other.devices)}"
+            if both:
+                named = ", ".join(both) if len(both) < len(other.devices) else "them"
+                what = f"{what}; both publish {named}, and the second claim for a device fails at prepare"
+                yield problem(what, where, todo)
+            else:
+                yield warning(f"{what}; each device is published by one of them, whichever came first", where, todo)
+
+
+def _withheld(state_dir: Path) -> set[str]:
+    """Name the devices that the agent of a state directory does not publish, because another manager has them."""
+    remembered = recall(state_dir)
+    return set() if remembered.published else set(remembered.verdict.managers)
 
 
 def _sockets(folder: Path, own: str) -> list[Path]:

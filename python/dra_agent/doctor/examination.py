@@ -28,6 +28,17 @@ class Ledger:
     """Prepared claims (NAMESPACE/NAME), each with a device that it holds."""
 
 
+@dataclass(frozen=True, slots=True)
+class OtherAgent:
+    """An agent that runs on the host for another driver."""
+
+    driver: str
+    state_dir: Path
+    pid: int
+    devices: tuple[str, ...] | None
+    """Names of devices of ours that it manages too; None where it did not say."""
+
+
 @dataclass(kw_only=True)
 class Examination:
     """One look at one host. What could not be taken is None, and the failure says why."""
@@ -50,6 +61,7 @@ class Examination:
     locks: Path = Path("/proc/locks")
     kubelet_dir: Path = Path("/var/lib/kubelet")
     commands: Commands = field(default_factory=SystemCommands)
+    other_agents: tuple[OtherAgent, ...] = ()
     user: int = field(default_factory=os.geteuid)
     simulated: bool = False
 

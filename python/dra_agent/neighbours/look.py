@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from dra_agent.cluster.backoff import Backoff
@@ -51,17 +51,20 @@ class Neighbours:
         devices: Callable[[], Iterable[Device]],
         changed: Callable[[Verdict], None],
         verdict: Verdict | None = None,
+        agents: Callable[[], Mapping[str, str]] = dict,
         every: float = EVERY,
     ) -> None:
         """`devices` gives ours as they are; `changed` is called on the loop with each verdict that differs.
 
-        `verdict` is that of an earlier run: it stands until somebody was asked.
+        `verdict` is that of an earlier run: it stands until somebody was asked. `agents` gives the state directories
+        of other agents of the host, by driver.
         """
         self._api = api
         self._node = node
         self._driver = driver
         self._devices = devices
         self._changed = changed
+        self._agents = agents
         self._every = every
         self._backoff = Backoff.for_lists(longest=every)
         self._seen: Seen | None = None
@@ -121,7 +124,7 @@ class Neighbours:
         node, others = await asyncio.gather(
             self._api.get(NODES, self._node), self._api.list(RESOURCE_SLICES, fields=fields)
         )
-        return observe(node=node, slices=others.items, driver=self._driver, name=self._node)
+        return observe(node=node, slices=others.items, driver=self._driver, name=self._node, agents=self._agents())
 
     def _fail(self, reason: str) -> None:
         if reason != self._failure:

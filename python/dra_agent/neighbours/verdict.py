@@ -23,13 +23,17 @@ class Seen(msgspec.Struct, frozen=True):
     listed: dict[str, str] = {}
     """PCI address or UUID, in lower case → the driver that lists such a device."""
     plugins: tuple[Plugin, ...] = ()
+    agents: dict[str, str] = {}
+    """Driver → state directory, of agents of this product that run or ran on the host."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
     """Devices of ours that another manager gives out too."""
 
     managers: dict[str, str] = {}
-    """Device name → who: "device plugin nvidia.com/gpu", "driver gpu.nvidia.com"."""
+    """Device name → who: "device plugin nvidia.com/gpu", "driver gpu.nvidia.com".
+
+    An agent of this host has its state directory added: "driver a.example.com (dra-agent of this host, ...)"."""
 
     def __bool__(self) -> bool:
         return bool(self.managers)
@@ -49,17 +53,24 @@ class Verdict(msgspec.Struct, frozen=True):
         )
 
 
-def observe(*, node: Mapping[str, Any], slices: Iterable[Mapping[str, Any]], driver: str, name: str) -> Seen:
+def observe(
+    *,
+    node: Mapping[str, Any],
+    slices: Iterable[Mapping[str, Any]],
+    driver: str,
+    name: str,
+    agents: Mapping[str, str] | None = None,
+) -> Seen:
     """Take from the node's objects what tells of others.
 
     `node` is the Node of that `name` and `slices` are ResourceSlices of other drivers (those of `driver` are passed
-    over), both as the API server's JSON values.
+    over), both as the API server's JSON values. `agents` is as in Seen.
     """
     listed: dict[str, str] = {}
     for foreign in foreign_devices(slices, driver=driver, node=name):
         for identity in foreign.identities:
             listed[identity] = min(foreign.driver, listed.get(identity, foreign.driver))
-    return Seen(listed, tuple(plugins_of(node)))
+    return Seen(listed, tuple(plugins_of(node)), dict(agents or {}))
 
 
 def decide(devices: Iterable[Device], seen: Seen) -> Verdict:
@@ -71,7 +82,9 @@ def decide(devices: Iterable[Device], seen: Seen) -> Verdict:
     for device in devices:
         who = next((seen.listed[identity] for identity in sorted(identities_of(device)) if identity in seen.listed), "")
         if who:
-            managers[device.name] = f"driver {who}"
+            agent = seen.agents.get(who)
+            more = f" (dra-agent of this host, state directory {agent})" if agent is not None else ""
+            managers[device.name] = f"driver {who}{more}"
         elif (plugin := next((plugin for plugin in seen.plugins if plugin.covers(device)), None)) is not None:
             managers[device.name] = f"device plugin {plugin.resource}"
     return Verdict(managers)
