@@ -46,10 +46,13 @@ class Target:
 
 
 RUST = (
+    Target("allocation", 8192),
     Target("cel", 512, "cel"),
+    Target("device", 4096),
     Target("inventory", 8192),
     Target("ledger", 256),
     Target("object", 8192),
+    Target("oci_state", 512, "oci_state"),
     Target("pattern", 128),
     Target("quantity", 64),
     Target("slice_diff", 8192),
@@ -83,6 +86,11 @@ def build_drivers() -> Path:
     folder = WORK / "build"
     # With a target of its own, what runs while building (build scripts, macros) has no coverage.
     command = [cargo, "build", "--locked", "--quiet", "--release", "--target", host, "--target-dir", str(folder)]
-    environment = {**os.environ, "RUSTFLAGS": " ".join(COVERAGE)}
+    environment = {
+        **os.environ,
+        "RUSTFLAGS": " ".join(COVERAGE),
+        "RUSTC_WRAPPER": str(DRIVERS / "rustc"),
+        "COVERED_FOLDER": str(ROOT),
+    }
     subprocess.run([*command, "--manifest-path", str(DRIVERS / "Cargo.toml")], env=environment, cwd=ROOT, check=True)
     return folder / host / "release"

@@ -15,7 +15,7 @@ use crate::Target;
 #[path = "../../ledger/tests/faulty/mod.rs"]
 mod faulty;
 
-use faulty::FaultyDisk;
+use faulty::{FaultyDisk, without_zeros};
 
 pub const TARGET: Target = Target {
     name: "ledger",
@@ -54,7 +54,7 @@ fn check(data: &[u8]) {
     );
 
     damage(&mut files, &mut program);
-    let damaged = FaultyDisk::default();
+    let damaged = FaultyDisk::thrifty();
     for (name, bytes) in &files {
         damaged.plant(&format!("{FOLDER}/{name}"), bytes);
     }
@@ -114,7 +114,7 @@ fn written(entry: &Entry) -> (String, Value) {
 
 /// Claims start, complete and are released, the ledger is compacted, and its process is killed.
 fn history(program: &mut impl Iterator<Item = u8>) -> FaultyDisk {
-    let mut disk = FaultyDisk::default();
+    let mut disk = FaultyDisk::thrifty();
     let mut ledger = open(&disk).expect("a new ledger");
     for _ in 0..MAX_STEPS {
         let Some(step) = program.next().filter(|step| *step != END_OF_HISTORY) else {
@@ -173,11 +173,7 @@ fn damage(files: &mut BTreeMap<String, Vec<u8>>, program: &mut impl Iterator<Ite
             return;
         };
         // The space that is set aside is zeros: places are in what is used of it, and a little beyond.
-        let used = bytes
-            .iter()
-            .rposition(|byte| *byte != 0)
-            .map_or(0, |last| last + 1);
-        let reach = (used + 32).min(bytes.len()).max(1);
+        let reach = (without_zeros(bytes) + 32).min(bytes.len()).max(1);
         let at = ((next() << 8) | next()) % reach;
         let length = next() % 64;
         let end = (at + length).min(bytes.len());

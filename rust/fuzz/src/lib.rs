@@ -3,12 +3,15 @@
 //! A target panics where a property does not hold. `fuzz/` drives the targets with libFuzzer (docs/testing.md);
 //! `tests/corpus.rs` replays the committed corpus. No part of the agent depends on this crate.
 
+pub mod allocation;
 mod api_server;
 pub mod cel;
+pub mod device;
 pub mod inventory;
 mod json;
 pub mod ledger;
 pub mod object;
+pub mod oci_state;
 pub mod pattern;
 pub mod quantity;
 pub mod slice_diff;
@@ -20,10 +23,13 @@ pub use target::Target;
 
 /// All targets, by the names of their folders in `fuzz/corpus`.
 pub const TARGETS: &[Target] = &[
+    allocation::TARGET,
     cel::TARGET,
+    device::TARGET,
     inventory::TARGET,
     ledger::TARGET,
     object::TARGET,
+    oci_state::TARGET,
     pattern::TARGET,
     quantity::TARGET,
     slice_diff::TARGET,

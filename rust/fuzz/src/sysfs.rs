@@ -1,9 +1,10 @@
 //! Damaged sysfs trees. An input is a list of changes to the tree of a host, as JSON: `[PATH, "file", CONTENT]`,
 //! `[PATH, "link", TARGET]`, `[PATH, "folder"]` and `[PATH, "gone"]`.
 
+use std::cell::Cell;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use dra_topology::{Change, Topology, Uevent};
@@ -23,6 +24,13 @@ pub const TARGET: Target = Target {
     cpu: Duration::from_secs(5),
 };
 
+thread_local! {
+    /// Of the last input, as it was before: to build a tree is most of the work of an input.
+    static HOST: Cell<Option<Host>> = const { Cell::new(None) };
+}
+
+/// After so many inputs the tree is compared with what it should be.
+const RESTORED_BEFORE_CHECK: u32 = 1024;
 const MAX_CHANGES: usize = 16;
 const PLACES: [&str; 5] = [
     "pci0000:3a/0000:3a:00.0",
@@ -39,12 +47,20 @@ fn check(data: &[u8]) {
     if changes.len() > MAX_CHANGES {
         return;
     }
-    let tree = host();
-    let mut told = tree.scan();
-    let mut rescanned = tree.scan();
-    for change in &changes {
-        make(&tree, change);
+    // One that failed is dropped, whatever it looks like.
+    let mut host = HOST.take().unwrap_or_else(Host::new);
+    check_changes(&mut host, &changes);
+    host.restore();
+    HOST.set(Some(host));
+}
+
+fn check_changes(host: &mut Host, changes: &[Value]) {
+    let mut told = host.tree.scan();
+    let mut rescanned = host.tree.scan();
+    for change in changes {
+        host.make(change);
     }
+    let tree = &host.tree;
     let scanned = Topology::scan(tree.root());
     if let Ok(scanned) = &scanned {
         let json: Value = serde_json::from_slice(&scanned.to_json()).expect("a snapshot is JSON");
@@ -128,32 +144,123 @@ fn host() -> Tree {
     tree
 }
 
-/// Makes a change within the tree; whatever the file system refuses stays as it was.
-fn make(tree: &Tree, change: &Value) {
-    let Some(below) = change[0].as_str().filter(|path| is_within(path)) else {
-        return;
-    };
-    let path = tree.path(below);
-    let content = change[2].as_str().unwrap_or_default();
-    match change[1].as_str() {
-        Some("file") if !path.is_symlink() => {
-            let _ = path.parent().map(fs::create_dir_all);
-            let _ = fs::write(&path, content);
+#[derive(Debug, PartialEq)]
+enum Content {
+    Folder,
+    File(Vec<u8>),
+    Link(PathBuf),
+}
+
+/// A tree that can be changed and restored.
+struct Host {
+    tree: Tree,
+    /// What the tree had first, folders before what is in them.
+    entries: Vec<(PathBuf, Content)>,
+    /// Where changes were made, without links on the way.
+    touched: Vec<PathBuf>,
+    restored: u32,
+}
+
+impl Host {
+    fn new() -> Self {
+        let tree = host();
+        let mut entries = Vec::new();
+        list(&real(tree.root()).expect("a folder"), &mut entries);
+        Self {
+            tree,
+            entries,
+            touched: Vec::new(),
+            restored: 0,
         }
-        Some("link") => {
-            let _ = path.parent().map(fs::create_dir_all);
-            if stays_within(tree, &path, content) {
+    }
+
+    /// Makes a change within the tree; whatever the file system refuses stays as it was.
+    fn make(&mut self, change: &Value) {
+        let Some(below) = change[0].as_str().filter(|path| is_within(path)) else {
+            return;
+        };
+        let path = self.tree.path(below);
+        self.touch(&path);
+        let content = change[2].as_str().unwrap_or_default();
+        match change[1].as_str() {
+            Some("file") if !path.is_symlink() => {
+                let _ = path.parent().map(fs::create_dir_all);
+                let _ = fs::write(&path, content);
+            }
+            Some("link") => {
+                let _ = path.parent().map(fs::create_dir_all);
+                if stays_within(&self.tree, &path, content) {
+                    remove(&path);
+                    let _ = symlink(content, &path);
+                }
+            }
+            Some("folder") => {
                 remove(&path);
-                let _ = symlink(content, &path);
+                let _ = fs::create_dir_all(&path);
+            }
+            Some("gone") => remove(&path),
+            _ => {}
+        }
+    }
+
+    /// Notes the topmost place at or above `path` that a change of it can make or unmake.
+    fn touch(&mut self, path: &Path) {
+        let mut place = path;
+        while let Some(folder) = place.parent() {
+            if let (Some(folder), Some(name)) = (real(folder), place.file_name()) {
+                self.touched.push(folder.join(name));
+                return;
+            }
+            place = folder;
+        }
+    }
+
+    /// Undoes the changes, the last one first, so that each place is the one that was changed.
+    fn restore(&mut self) {
+        for place in std::mem::take(&mut self.touched).iter().rev() {
+            remove(place);
+            for (path, content) in &self.entries {
+                if path.starts_with(place) {
+                    // What is refused lies below another place, which an earlier change made a file.
+                    let _ = match content {
+                        Content::Folder => fs::create_dir(path),
+                        Content::File(bytes) => fs::write(path, bytes),
+                        Content::Link(target) => symlink(target, path),
+                    };
+                }
             }
         }
-        Some("folder") => {
-            remove(&path);
-            let _ = fs::create_dir_all(&path);
+        self.restored += 1;
+        if self.restored.is_multiple_of(RESTORED_BEFORE_CHECK) {
+            let mut entries = Vec::new();
+            list(&real(self.tree.root()).expect("a folder"), &mut entries);
+            assert_eq!(entries, self.entries, "the tree was not restored");
         }
-        Some("gone") => remove(&path),
-        _ => {}
     }
+}
+
+fn list(folder: &Path, entries: &mut Vec<(PathBuf, Content)>) {
+    let mut paths: Vec<PathBuf> = fs::read_dir(folder)
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    paths.sort();
+    for path in paths {
+        if path.is_symlink() {
+            let target = fs::read_link(&path).expect("a link");
+            entries.push((path, Content::Link(target)));
+        } else if path.is_dir() {
+            entries.push((path.clone(), Content::Folder));
+            list(&path, entries);
+        } else {
+            let bytes = fs::read(&path).expect("a file");
+            entries.push((path, Content::File(bytes)));
+        }
+    }
+}
+
+fn real(path: &Path) -> Option<PathBuf> {
+    fs::canonicalize(path).ok()
 }
 
 fn remove(path: &Path) {
@@ -168,7 +275,6 @@ fn remove(path: &Path) {
 fn stays_within(tree: &Tree, link: &Path, target: &str) -> bool {
     let below = target.trim_start_matches("../");
     let ups = (target.len() - below.len()) / "../".len();
-    let real = |path: &Path| fs::canonicalize(path).ok();
     let depth = link.parent().and_then(real).and_then(|folder| {
         let root = real(tree.root())?;
         Some(folder.strip_prefix(root).ok()?.components().count())

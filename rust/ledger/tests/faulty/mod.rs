@@ -36,7 +36,11 @@ struct Inner {
     queued: Option<u64>,
     turnstiles: u64,
     note: Vec<u8>,
+    thrifty: bool,
 }
+
+/// Zeros at the end of a write that a thrifty disk keeps.
+const KEPT_ZEROS: usize = 64;
 
 #[derive(Clone, Debug, Default)]
 struct Content {
@@ -76,6 +80,13 @@ impl Drop for Lock {
 }
 
 impl FaultyDisk {
+    /// A disk that keeps little of the space that journals set aside: for many small histories.
+    pub fn thrifty() -> Self {
+        let disk = Self::default();
+        disk.inner().thrifty = true;
+        disk
+    }
+
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -146,6 +157,7 @@ impl FaultyDisk {
             names: names.clone(),
             durable_names: names.clone(),
             next: inner.next,
+            thrifty: inner.thrifty,
             ..Inner::default()
         };
         Self(Arc::new(Mutex::new(after)))
@@ -160,6 +172,7 @@ impl FaultyDisk {
             durable_names: inner.durable_names.clone(),
             next: inner.next,
             note: inner.note.clone(),
+            thrifty: inner.thrifty,
             ..Inner::default()
         };
         Self(Arc::new(Mutex::new(after)))
@@ -177,6 +190,17 @@ fn put(content: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
         *content = longer;
     }
     content[offset..offset + bytes.len()].copy_from_slice(bytes);
+}
+
+/// Where the zeros at the end of `bytes` begin. They are compared in blocks: there may be very many.
+pub fn without_zeros(bytes: &[u8]) -> usize {
+    const BLOCK: usize = 4096;
+    let blocks = bytes.rchunks_exact(BLOCK);
+    let zeros = blocks.take_while(|block| **block == [0; BLOCK]).count() * BLOCK;
+    let rest = &bytes[..bytes.len() - zeros];
+    rest.iter()
+        .rposition(|byte| *byte != 0)
+        .map_or(0, |last| last + 1)
 }
 
 impl Inner {
@@ -368,6 +392,11 @@ impl DiskFile for Handle {
         // A failing write leaves half of it behind.
         let bytes = if failed.is_err() {
             &bytes[..bytes.len() / 2]
+        } else {
+            bytes
+        };
+        let bytes = if inner.thrifty {
+            &bytes[..bytes.len().min(without_zeros(bytes) + KEPT_ZEROS)]
         } else {
             bytes
         };
