@@ -9,7 +9,7 @@ FAKE   := python/dra_agent/simulate/lib/libnvidia-ml.so.1
 HOOK   := python/dra_agent/setup/lib/dra-agent-hook
 
 .DEFAULT_GOAL := help
-.PHONY: help lock build demo test test-rust test-python lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server fuzz soak mutants-python mutants-rust manifests
+.PHONY: help lock build demo test test-rust test-python lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server fuzz soak lifecycle mutants-python mutants-rust manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -93,6 +93,9 @@ faults-server: build ## every request to the API server fails once (ARGS='--ever
 MINUTES ?= 0
 soak: build ## 100,000 claims with faults and restarts among them: nothing grows (about half an hour; MINUTES=10: as many as fit)
 	PYTHONPATH=tests $(PY) -m soak.soak --minutes $(MINUTES) $(ARGS)
+
+lifecycle: build ## claims in any order of steps, hangs, kills and reboots, with one, two and three agents (10 minutes; MINUTES=60: an hour)
+	PYTHONPATH=tests $(PY) -m prepare.life_cycle.campaign --minutes $(or $(filter-out 0,$(MINUTES)),10) $(ARGS)
 
 mutants-python: build ## change one line of prepare, plugin, reclaim, publish or setup at a time: does a test fail? (ARGS='--package prepare --sample 200')
 	PYTHONPATH=tests $(PY) -m mutants.campaign $(ARGS)

@@ -231,7 +231,8 @@ class Partitions:
 class World:
     """One host with eight GPUs, and an agent on it that can be killed and started again."""
 
-    def __init__(self, root: Path, gpus: int = 8, *, metadata: bool | None = None) -> None:
+    def __init__(self, root: Path, gpus: int = 8, *, metadata: bool | None = None, driver: str = DRIVER) -> None:
+        self.driver = driver
         self.metadata_dir = root / "plugins" / DRIVER / "dra-device-metadata"
         self.metadata_enabled = metadata
         self.host = Host(sysfs=root / "sys", dev=root / "dev", proc=root / "proc")
@@ -260,15 +261,15 @@ class World:
         return self.devices.get(name) if pool.rpartition("/")[2] == "gpu" else None
 
     def start(self) -> None:
-        self.specs = CrashingDirectory(self.cdi, DRIVER)
+        self.specs = CrashingDirectory(self.cdi, self.driver)
         self.specs.points = self.points
         setups: list[VendorSetup] = [self.partitions, *self.more_setups]
         self.metadata: CrashingMetadata | None = None
         if self.metadata_enabled is not None:
-            self.metadata = CrashingMetadata(self.metadata_dir, DRIVER, enabled=self.metadata_enabled)
+            self.metadata = CrashingMetadata(self.metadata_dir, self.driver, enabled=self.metadata_enabled)
             self.metadata.points = self.points
         self.preparer = Preparer(
-            DRIVER,
+            self.driver,
             self.ledger,
             self.specs,
             self.lookup,

@@ -1,0 +1,17 @@
+"""Any order of claims, repeats, releases, hangs, deaths, reboots and notices, with one agent on the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prepare.life_cycle.asking import Member
+from prepare.life_cycle.machine import LifeCycle
+from prepare.life_cycle.runs import run
+
+
+class OneAgent(LifeCycle):
+    members = (Member("only", "one"),)
+
+
+def test_one_agent(short_path: Path) -> None:
+    run(OneAgent, short_path)
