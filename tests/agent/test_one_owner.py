@@ -58,6 +58,9 @@ def test_a_second_agent_for_the_same_devices_is_refused_and_told_of_the_first(
     first.process.wait(30)
     start_real("two").ready()
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "run", tmp_path / "run" / "hosts")} == {0o755}
+    drivers = list((tmp_path / "run").glob("hosts/*/drivers/*"))
+    # Who can open such a file can lock it, and keep the agent from starting.
+    assert drivers and {path.stat().st_mode & 0o7777 for path in drivers} == {0o600}
 
 
 def test_doctor_names_both_agents_of_different_drivers_and_their_devices(

@@ -149,13 +149,16 @@ def test_a_directory_that_is_not_there_or_full_is_named(files: Path, monkeypatch
         acquire(agent(files, "one"), "a", [device()])
 
 
-def test_everybody_may_read_who_owns_a_device_and_its_owner_only_may_write(files: Path) -> None:
+def test_nobody_else_can_lock_an_owner_file(files: Path) -> None:
+    """Who can read a file can lock it, and no claim would get its device for as long as that lasts."""
     before = os.umask(0)
     try:
         acquire(agent(files, "one"), "a", [device()])
+        (files / "0000:af:00.0").touch(0o644)  # as an earlier agent made it
+        acquire(agent(files, "one"), "b", [device("0000:af:00.0")])
     finally:
         os.umask(before)
-    assert (files / "0000:3b:00.0").stat().st_mode & 0o7777 == 0o644
+    assert {path.stat().st_mode & 0o7777 for path in files.iterdir()} == {0o600}
 
 
 def test_a_file_that_somebody_keeps_locked_is_given_up_in_time(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
-import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,7 +16,9 @@ from pathlib import Path
 import msgspec
 
 from dra_agent.agent.config import Config
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.file_lock import keep_private, lock, try_lock
 from dra_agent.prepare.ownership import DeviceOwnership, Ownership, SimulatedOwnership
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 ID_FILE = "agent-id"
 START_TIMEOUT_S = 5.0
 """For another agent that starts at the same time to record who it is."""
-POLL_S = 0.02
 
 
 class _DriverRecord(msgspec.Struct, frozen=True):
@@ -66,7 +65,7 @@ def other_agents(config: Config) -> list[OtherAgent]:
             record = _record(handle)
             if record is not None and record.state_dir != str(config.state_dir):
                 # Who gets the lock for a moment keeps nobody from starting: starting agents try for seconds.
-                running = not _lock(handle, fcntl.LOCK_EX)
+                running = not try_lock(handle)
                 found.append(OtherAgent(name, record.state_dir, record.pid, running))
         except OSError:
             continue
@@ -142,23 +141,26 @@ def _directory(config: Config) -> Path:
 
 def _take_driver(path: Path, owner: str, config: Config) -> int:
     """Hold a shared lock for the agent's life; the content says whose state directory it is for."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    other: _DriverRecord | None = None
+
+    def attempt(handle: int) -> bool:
+        """Be the first agent of this driver, or another one on the same state directory."""
+        nonlocal other
+        if try_lock(handle):
+            data = msgspec.json.encode(_DriverRecord(owner, str(config.state_dir), os.getpid())) + b"\n"
+            os.pwrite(handle, data, 0)
+            os.ftruncate(handle, len(data))
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            return True
+        # The record may be that of an agent that ended, or be written in a moment.
+        other = _record(handle)
+        return other is not None and other.owner == owner and try_lock(handle, shared=True)
+
     try:
-        end = time.monotonic() + START_TIMEOUT_S
-        while True:
-            if _lock(handle, fcntl.LOCK_EX):
-                data = msgspec.json.encode(_DriverRecord(owner, str(config.state_dir), os.getpid())) + b"\n"
-                os.pwrite(handle, data, 0)
-                os.ftruncate(handle, len(data))
-                fcntl.flock(handle, fcntl.LOCK_SH)
-                return handle
-            other = _record(handle)
-            if other is not None and other.owner == owner and _lock(handle, fcntl.LOCK_SH):
-                return handle
-            if time.monotonic() >= end:
-                break
-            # The record may be that of an agent that ended, or be written in a moment.
-            time.sleep(POLL_S)
+        keep_private(handle)
+        if lock(handle, Deadline.of(START_TIMEOUT_S), attempt):
+            return handle
         where = f", with state directory {other.state_dir} (pid {other.pid})" if other is not None else ""
         raise PermanentError(
             f"another agent of this host serves driver {config.driver_name}{where}",
@@ -168,16 +170,6 @@ def _take_driver(path: Path, owner: str, config: Config) -> int:
     except BaseException:
         os.close(handle)
         raise
-
-
-def _lock(handle: int, kind: int) -> bool:
-    try:
-        fcntl.flock(handle, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        raise
-    return True
 
 
 def _record(handle: int) -> _DriverRecord | None:

@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
+from dra_agent.file_lock import lock
 
 MAX_WAITERS = 2
 """Who may wait for a name whose holder is slow."""
@@ -31,8 +32,6 @@ SLOW_AFTER_S = 5.0
 """Seconds after which a holder counts as slow: longer than a set-up usually takes, for shares come in bursts."""
 SETUP_TIMEOUT_S = 15.0
 """Seconds that a set-up waits for a lock of its own, inside of a call that is given 40."""
-POLL_INTERVALS_S = (0.001, 0.05)
-"""First and longest pause between two tries at a lock that another process has."""
 MAX_KEPT_OPEN = 128
 """Lock files that stay open for the next holder: opening one costs as much as the rest of a lock."""
 _DETAIL = 120
@@ -81,7 +80,25 @@ class NamedLocks:
         """
         return _Held(self, sorted(set(names)), deadline, purpose)
 
-    def _acquire(self, name: str, deadline: Deadline, purpose: str) -> None:
+    def acquire(self, name: str, deadline: Deadline, purpose: str) -> int | None:
+        """Take one name, as `hold` does; returns the locked file that other processes see, which `release` takes."""
+        self._take_turn(name, deadline, purpose)
+        if self._folder is None:
+            return None
+        try:
+            return self._lock_file(name, deadline, purpose)
+        except BaseException:
+            self._end_turn(name)
+            raise
+
+    def release(self, name: str, file: int | None) -> None:
+        """Let go of a name that `acquire` has given."""
+        # The file first: who gets the name within the process next finds its file free.
+        if file is not None:
+            self._unlock_file(name, file)
+        self._end_turn(name)
+
+    def _take_turn(self, name: str, deadline: Deadline, purpose: str) -> None:
         with self._guard:
             lock = self._locks.get(name)
             if lock is None:
@@ -102,7 +119,7 @@ class NamedLocks:
                     raise self._refused(name, lock)
             turn.wait(min(left, slow_in) if slow_in > 0 else left)
 
-    def _release(self, name: str) -> None:
+    def _end_turn(self, name: str) -> None:
         with self._guard:
             lock = self._locks[name]
             if lock.waiting:
@@ -135,17 +152,12 @@ class NamedLocks:
         if handle is None:
             handle = self._opened(name)
         try:
-            pause, longest = POLL_INTERVALS_S
-            while not _try_lock(handle):
-                left = deadline.remaining()
-                if not left:
-                    raise LockedError(
-                        f"another agent has been in work on it ({_holder(handle)})",
-                        where=name,
-                        todo="it is tried again; where it lasts, see what that agent waits for",
-                    )
-                time.sleep(min(pause, left))
-                pause = min(2 * pause, longest)
+            if not lock(handle, deadline):
+                raise LockedError(
+                    f"another agent has been in work on it ({_holder(handle)})",
+                    where=name,
+                    todo="it is tried again; where it lasts, see what that agent waits for",
+                )
             with suppress(OSError):  # a full disk: the lock holds all the same, others are just not told by whom
                 os.pwrite(handle, f"{self._process}, for {purpose}".encode()[:_DETAIL].ljust(_DETAIL), 0)
         except OSError as error:
@@ -184,24 +196,19 @@ class NamedLocks:
 class _Held:
     """The names of one holder, for a `with` statement; a class, for every request takes two of them."""
 
-    __slots__ = ("_deadline", "_files", "_locks", "_names", "_purpose", "_taken")
+    __slots__ = ("_deadline", "_locks", "_names", "_purpose", "_taken")
 
     def __init__(self, locks: NamedLocks, names: list[str], deadline: Deadline, purpose: str) -> None:
         self._locks = locks
         self._names = names
         self._deadline = deadline
         self._purpose = purpose
-        self._taken: list[str] = []
-        self._files: list[tuple[str, int]] = []
+        self._taken: list[tuple[str, int | None]] = []
 
     def __enter__(self) -> None:
-        locks = self._locks
         try:
             for name in self._names:
-                locks._acquire(name, self._deadline, self._purpose)
-                self._taken.append(name)
-                if locks._folder is not None:
-                    self._files.append((name, locks._lock_file(name, self._deadline, self._purpose)))
+                self._taken.append((name, self._locks.acquire(name, self._deadline, self._purpose)))
         except BaseException:
             self._release()
             raise
@@ -210,25 +217,14 @@ class _Held:
         self._release()
 
     def _release(self) -> None:
-        # Files first: who gets a name within the process next finds its file free.
-        while self._files:
-            self._locks._unlock_file(*self._files.pop())
         while self._taken:
-            self._locks._release(self._taken.pop())
+            self._locks.release(*self._taken.pop())
 
 
 def setup_locks(state_dir: Path | None, kind: str) -> NamedLocks:
     """Return the locks of one kind of set-up for all agents on a state directory; without one, for this process."""
     folder = None if state_dir is None else state_dir / "locks" / kind
     return NamedLocks(folder, max_waiters=MAX_SETUP_WAITERS)
-
-
-def _try_lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _holder(handle: int) -> str:

@@ -7,10 +7,8 @@ files keep them apart. The files are below /run, so a reboot removes them togeth
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -20,6 +18,7 @@ import msgspec
 
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, RetryableError
+from dra_agent.file_lock import keep_private, lock
 from dra_agent.inventory.device import Device
 from dra_agent.prepare.ports import DeviceHeldError, Ledger, Lookup
 
@@ -27,7 +26,6 @@ log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_S = 5.0
 """For the files of one claim, where its caller does not have less. Owners keep a lock for one turn at the ledger."""
-LOCK_POLL_S = 0.001
 MAX_RECORD_BYTES = 1 << 20
 """Of one file; claims' UIDs have 36 bytes each."""
 MAX_CLAIMS_IN_MESSAGE = 4
@@ -322,24 +320,20 @@ def is_running(pid: int) -> bool:
 def _lock(path: str, deadline: Deadline, *, create: bool = True) -> int:
     """Open a file and lock it; FileNotFoundError where it is not there and not to be created."""
     try:
-        handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0) | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0) | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         if error.errno == errno.ENOENT and not create:
             raise
         raise _unusable(path, error) from error
     try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return handle
-            except BlockingIOError:
-                if not deadline.remaining():
-                    raise RetryableError(
-                        "is locked by another process, which does not unlock it",
-                        where=path,
-                        todo="check which agent does not answer",
-                    ) from None
-                time.sleep(LOCK_POLL_S)
+        keep_private(handle)
+        if not lock(handle, deadline):
+            raise RetryableError(
+                "is locked by another process, which does not unlock it",
+                where=path,
+                todo="check which agent does not answer",
+            )
+        return handle
     except OSError as error:
         os.close(handle)
         raise _unusable(path, error) from error
