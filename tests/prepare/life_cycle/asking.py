@@ -110,6 +110,7 @@ class Asking(RuleBasedStateMachine):
             assert not busy, f"{uid} was released while a call for it hangs"
             assert event.released == (entry is not None), f"{uid}: {event}"
             side.promises.pop(uid, None)
+            side.unowned.discard(uid)
             assert uid not in side.ledger() and uid not in disk.specs(self.root / "cdi", side.driver)
             self._count("unprepared" if entry is not None else "unprepared: there was nothing")
         elif event is None or event.fired:
@@ -131,6 +132,7 @@ class Asking(RuleBasedStateMachine):
             assert promise is None or promise.wanted != wanted or promise.ids == ids, "another answer than before"
             side.promises[uid] = Promise(wanted, ids)
             side.loose.discard(uid)
+            side.unowned.discard(uid)
             self._count("prepared" if promise is None else "prepared again")
             return
         stopped = event is None or bool(event.fired)
@@ -149,6 +151,9 @@ class Asking(RuleBasedStateMachine):
         self.host.reboot()
         for side in self.sides:
             side.noticed = side.died = False
+            side.unowned = {
+                uid for uid, one in side.ledger().items() if self.host.missing(name for name, _ in disk.held_by(one))
+            }
             for promise in side.promises.values():
                 promise.whole = False
         for slot in self.slots:
@@ -170,6 +175,11 @@ class Asking(RuleBasedStateMachine):
             return
         entries = side.ledger()
         lost = {uid for uid, one in entries.items() if self.host.missing(name for name, _ in disk.held_by(one))}
+        lost |= {
+            uid
+            for uid in side.unowned & entries.keys()
+            if self.host.foreign(side, {d for d, _ in disk.held_by(entries[uid])})
+        }
         for uid in lost:
             event.problems = [problem for problem in event.problems if f"({uid})" not in problem]
         assert not event.problems, event.problems
@@ -179,6 +189,7 @@ class Asking(RuleBasedStateMachine):
             assert one["state"] == "completed" or uid in hung, f"{uid} was begun, and is not undone"
         for uid, promise in side.promises.items():
             promise.whole = promise.whole or uid not in lost | hung
+        side.unowned &= lost | hung
         self._count("repairs")
 
     def _ask(self, chosen: Slot, what: str, seconds: float, stop: Stop, **more: Any) -> Event | None:
@@ -234,7 +245,8 @@ class Asking(RuleBasedStateMachine):
             str(self.root), member.name, member.side, slot.side.driver, f"boot-{self.host.boot}", GPUS, member.shared
         )
         slot.agent = self.nursery.start(settings)
-        assert not slot.agent.problems, slot.agent.problems
+        problems = [one for one in slot.agent.problems if not any(f"({uid})" in one for uid in slot.side.unowned)]
+        assert not problems, problems
         slot.side.died = False
         if recover:
             self._recover(slot, NO_STOP)

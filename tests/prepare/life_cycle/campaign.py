@@ -29,20 +29,18 @@ def main() -> int:
     parser.add_argument("--host", choices=HOSTS, help="one of them; otherwise each in turn")
     parser.add_argument("--seed", type=int, default=1, help="of the first round; each further one has the next")
     args = parser.parse_args()
-    began, number = time.monotonic(), args.seed
     names = [args.host] if args.host else list(HOSTS)
-    while True:
-        for name in names:
-            try:
-                with tempfile.TemporaryDirectory(prefix="dra-") as folder:
-                    run(HOSTS[name], Path(folder), examples=EXAMPLES, steps=STEPS, begin_with=number)
-            except BaseException:
-                print(f"FAILED: --host {name} --seed {number}", flush=True)
-                raise
-        if time.monotonic() - began > 60 * args.minutes:
-            break
-        number += 1
-    print(f"passed: {', '.join(names)}, seeds {args.seed} to {number}, {(time.monotonic() - began) / 60:.0f} minutes")
+    began, rounds = time.monotonic(), 0
+    while rounds < len(names) or time.monotonic() - began < 60 * args.minutes:
+        name, number = names[rounds % len(names)], args.seed + rounds // len(names)
+        try:
+            with tempfile.TemporaryDirectory(prefix="dra-") as folder:
+                run(HOSTS[name], Path(folder), examples=EXAMPLES, steps=STEPS, begin_with=number)
+        except BaseException:
+            print(f"FAILED: --host {name} --seed {number}", flush=True)
+            raise
+        rounds += 1
+    print(f"passed: {rounds} rounds of {', '.join(names)} from seed {args.seed} in {time.monotonic() - began:.0f} s")
     for what, count in sorted(LifeCycle.counted.items()):
         print(f"{count:8} {what}")
     return 0

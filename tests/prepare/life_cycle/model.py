@@ -40,6 +40,9 @@ class Side:
     died: bool = False
     """Whether an agent has died since the last start: what it owned and had not begun yet is still written down."""
 
+    unowned: set[str] = field(default_factory=set)
+    """Claims with a device that was not there after a reboot: until they are repaired another agent may take it."""
+
     @property
     def path(self) -> Path:
         return self.root / self.name
@@ -97,7 +100,7 @@ class Host:
         if entry is not None and entry["state"] == "completed":
             if disk.held_by(entry) != wanted.held:
                 return {"other devices"}
-            return {"missing"} if self.missing(wanted.names) else set()
+            return {"missing"} if self.missing(wanted.names) else self.foreign(side, wanted.names)
         if entry is not None and locks_of(entry) & taken:
             return {"busy"}
         why = {"missing"} if self.missing(wanted.names) else set()
@@ -107,12 +110,13 @@ class Host:
                 in_work = other in claim_locks or locks_of(theirs) & taken
                 if theirs["state"] == "completed" or in_work:
                     why.add("held")
+        return why | self.foreign(side, wanted.names)
+
+    def foreign(self, side: Side, names: Iterable[str]) -> set[str]:
+        """Say that an agent with another state directory owns one of the devices."""
         owners = disk.owners(self.root / "run")
-        for number in wanted.gpus:
-            record = owners.get(f"0000:{number:02x}:00.0")
-            if record is not None and Path(record.state_dir) != side.path:
-                why.add("held")
-        return why
+        records = [owners.get(address_of(name)) for name in names]
+        return {"held"} if any(one is not None and Path(one.state_dir) != side.path for one in records) else set()
 
     def check(self, sides: Collection[Side], in_work: Mapping[str, Collection[str]]) -> None:
         """Compare the disk with the model; `in_work` are claims at which hanging calls are, by state directory."""
@@ -128,9 +132,12 @@ class Host:
                 if Path(record.state_dir) == side.path and not side.died:
                     others = set(record.claims) - entries.keys() - working
                     assert not others, f"{address} is owned for claims that hold nothing: {others}"
+        unowned = {(side.name, uid) for side in sides for uid in side.unowned}
         holders = [(name, uid, disk.held_by(one)) for name in found for uid, one in found[name].items()]
         for index, (name, uid, held) in enumerate(holders):
             for other_name, other, theirs in holders[:index]:
+                if name != other_name and {(name, uid), (other_name, other)} & unowned:
+                    continue
                 assert not exclude(held, theirs), f"{uid} of {name} and {other} of {other_name} hold one device"
 
     def _check_promises(
@@ -145,10 +152,10 @@ class Host:
             if not promise.whole:
                 continue
             assert disk.provides(specs.get(uid), promise.ids, promise.wanted), f"spec of {uid}: {specs.get(uid)}"
-            for number, name in zip(promise.wanted.gpus, promise.wanted.names, strict=True):
+            for name in promise.wanted.names:
                 if promise.wanted.partition:
                     assert partitions.get(name) == (side.driver, uid), f"partition of {uid} on {name}"
-                record = owners.get(f"0000:{number:02x}:00.0")
+                record = owners.get(address_of(name))
                 assert record is not None and uid in record.claims, f"{name} is not owned for {uid}: {record}"
 
     def _check_leftovers(
@@ -161,6 +168,11 @@ class Host:
             if driver == side.driver:
                 held = {name for name, _ in disk.held_by(entries[uid])} if uid in entries else set()
                 assert device in held, f"{device} is set up for {uid}, which holds {held}"
+
+
+def address_of(name: str) -> str:
+    """Give the PCI address of a GPU."""
+    return f"0000:{int(name.removeprefix('gpu-')):02x}:00.0"
 
 
 def locks_of(entry: Mapping[str, Any]) -> set[str]:
