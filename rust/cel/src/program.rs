@@ -16,12 +16,25 @@ use crate::{check, json, stack, syntax, validate};
 /// The longest expression that Kubernetes accepts, in bytes.
 pub const MAX_LENGTH: usize = 10 * 1024;
 
-/// What may nest one expression in another.
+/// What may nest one expression in another, beside `in`. What `&&` and `||` join is balanced.
 const NESTING: &[u8] = b"([{?!-+*/%=<>.";
 /// From so many of these on, an expression is compiled with more room.
 const MANY_SIGNS: usize = 64;
 /// From this depth on, an expression is evaluated with more room.
 const DEEP: usize = 48;
+
+/// How often something in the text may nest one expression in another, at least.
+fn nesting_signs(expression: &str) -> usize {
+    let signs = expression.bytes().filter(|b| NESTING.contains(b)).count();
+    // `1in[1]` has the operator too, and a name such as `x1in` is counted in vain.
+    let words = expression.match_indices("in").filter(|(at, word)| {
+        let before = expression[..*at].bytes().next_back();
+        let after = expression[at + word.len()..].bytes().next();
+        !before.is_some_and(|b| b.is_ascii_alphabetic() || b == b'_')
+            && !after.is_some_and(|b| b.is_ascii_alphanumeric() || b == b'_')
+    });
+    signs + words.count()
+}
 
 /// A compiled expression: compile once, evaluate on any number of devices, from any thread.
 #[derive(Clone, Debug)]
@@ -62,8 +75,7 @@ impl Program {
                 "the expression has {length} bytes, at most {MAX_LENGTH} are allowed"
             )));
         }
-        let signs = expression.bytes().filter(|b| NESTING.contains(b)).count();
-        stack::with_room(signs > MANY_SIGNS, || {
+        stack::with_room(nesting_signs(expression) > MANY_SIGNS, || {
             let (root, size) = syntax::parse(expression)?;
             let checked = check::check(&root, size)?;
             validate::validate(&root, &checked)?;
