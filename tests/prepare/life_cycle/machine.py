@@ -103,7 +103,10 @@ class LifeCycle(Asking):
         hanging = [(slot, hung) for slot in self.slots for hung in slot.hung]
         slot, hung = hanging[number % len(hanging)]
         assert slot.agent is not None
+        before = slot.side.ledger()
         event = slot.agent.ask("go on", hung=hung.number, how=how)
+        begun = slot.side.ledger().keys() - before.keys()
+        assert not begun, f"{begun} was begun when its caller had given up"
         slot.hung.remove(hung)
         self._note_locks(slot, event)
         if hung.uid not in slot.side.promises:
