@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -107,7 +108,7 @@ class ConfigFile:
 
     def _spelled(self, values: dict[str, Any], struct: type[msgspec.Struct], above: str) -> dict[str, Any]:
         """Keys as fields are named (`node-name` is `node_name`); an unknown one is refused with the nearest known."""
-        known = {field.name: field.type for field in msgspec.structs.fields(struct)}
+        known = _fields(struct)
         spelled: dict[str, Any] = {}
         for key, value in values.items():
             name = key.replace("-", "_")
@@ -135,6 +136,12 @@ class ConfigFile:
         return UsageError(f"not TOML: {what}", where=f"{self._path}:{number}")
 
 
+@functools.cache
+def _fields(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """Types by the names of a struct's fields. msgspec compiles every annotation each time it is asked."""
+    return {field.name: field.type for field in msgspec.structs.fields(struct)}
+
+
 def _struct_of(kind: Any) -> type[msgspec.Struct] | None:
     """The struct that a field holds, or holds several of."""
     for one in (kind, *get_args(kind)):
@@ -160,5 +167,5 @@ def _choices(keys: list[str]) -> tuple[str, ...]:
     for key in keys:
         if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
             return ()
-        kind = next((field.type for field in msgspec.structs.fields(kind) if field.name == key), None)
+        kind = _fields(kind).get(key)
     return get_args(kind) if get_origin(kind) is Literal else ()
