@@ -8,10 +8,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import struct
 
-_SYSCALL = {"x86_64": 321, "aarch64": 280}.get(platform.machine())
+_SYSCALL = {"x86_64": 321, "aarch64": 280}.get(os.uname().machine)
 _PROG_DETACH, _PROG_GET_FD_BY_ID, _PROG_QUERY = 9, 13, 16
 _INGRESS, _EGRESS = 46, 47
 """BPF_TCX_INGRESS and BPF_TCX_EGRESS."""

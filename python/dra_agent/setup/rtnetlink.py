@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from dra_agent import netlink
-from dra_agent.setup import bpf
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
@@ -85,7 +84,8 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True):
     altnames: tuple[str, ...] | None = None
     xdp: tuple[int, ...] = ()
     """Ids of the programs that the host has on it."""
-    tcx: tuple[int, ...] = ()
+    tcx: tuple[int, ...] | None = ()
+    """The same; None where the agent might not ask, and so removes none."""
 
 
 class Describe(msgspec.Struct, frozen=True, tag="describe"):
@@ -177,6 +177,8 @@ def describe(request: Describe) -> Done:
         found = _links(host).get(request.name)
         if found is None or str(found.get_attr("IFLA_ADDRESS")) != request.hardware_address[:_ETHERNET]:
             return Done("away")
+        from dra_agent.setup import bpf  # with ctypes, which the agent's own process does without
+
         programs = bpf.tcx_programs(int(found["index"]))
         link = Link(
             request.hardware_address,
@@ -185,7 +187,7 @@ def describe(request: Describe) -> Done:
             _alias(found),
             tuple(_altnames(found)),
             tuple(_xdp(found).values()),
-            programs or (),
+            programs,
         )
     return Done("there", link=link)
 
@@ -214,6 +216,8 @@ class _Cleaning:
         self.doubts: list[str] = []
 
     def remove_programs(self, found: Any) -> str:
+        from dra_agent.setup import bpf
+
         for mode, program in _xdp(found).items():
             if program in self._before.xdp:
                 continue
@@ -222,10 +226,11 @@ class _Cleaning:
                 return _stays("an XDP program", program, why)
             self.changed.append(f"XDP program {program} removed")
         programs = bpf.tcx_programs(self._index)
-        if programs is None:
-            self.doubts.append("whether a program of tcx is on it: bpf(2) is not allowed")
-        for program in programs or ():
-            if program in self._before.tcx:
+        if programs is None or (programs and self._before.tcx is None):
+            self.doubts.append("whether a pod's program of tcx is on it: bpf(2) is not allowed, or was not at prepare")
+            return ""
+        for program in programs:
+            if program in (self._before.tcx or ()):
                 continue
             if why := bpf.detach_tcx(self._index, program):
                 return _stays("a tcx program", program, why)
