@@ -40,6 +40,7 @@ def main() -> int:
             print(f"FAILED: --host {name} --seed {number}", flush=True)
             raise
         rounds += 1
+        print(f"--host {name} --seed {number}: passed", flush=True)
     print(f"passed: {rounds} rounds of {', '.join(names)} from seed {args.seed} in {time.monotonic() - began:.0f} s")
     for what, count in sorted(LifeCycle.counted.items()):
         print(f"{count:8} {what}")
