@@ -1,5 +1,6 @@
 //! Regular expressions in RE2's syntax: a pattern, a line end, and the text that is searched.
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use dra_cel::{DeviceInput, Program};
@@ -18,6 +19,13 @@ const DRIVER: &str = "d";
 const PATTERN: &str = "device.attributes.d.pattern";
 const TEXT: &str = "device.attributes.d.text";
 
+/// `matches`, `find` and `findAll` with a pattern that is known when they are evaluated: to compile them is most of the work.
+static COMPUTED: LazyLock<[Program; 3]> = LazyLock::new(|| {
+    ["matches", "find", "findAll"].map(|function| {
+        Program::compile_value(&format!("{TEXT}.{function}({PATTERN})")).expect("an expression")
+    })
+});
+
 fn check(data: &[u8]) {
     let Ok(input) = std::str::from_utf8(data) else {
         return;
@@ -28,15 +36,13 @@ fn check(data: &[u8]) {
     }))
     .expect("a device");
     let device = DeviceInput::new(DRIVER, &device).expect("a device with two texts");
-    let ask = |expression: &str| -> Result<Value, String> {
-        let program = Program::compile_value(expression).map_err(|error| error.to_string())?;
+    let evaluate = |program: &Program| -> Result<Value, String> {
         program.evaluate(&device).map_err(|error| error.to_string())
     };
-
-    let matches = ask(&format!("{TEXT}.matches({PATTERN})"));
-    let first = ask(&format!("{TEXT}.find({PATTERN})"));
-    let all = ask(&format!("{TEXT}.findAll({PATTERN})"));
-    let constant = ask(&format!("{TEXT}.matches({})", literal(pattern)));
+    let [matches, first, all] = COMPUTED.each_ref().map(evaluate);
+    let constant = Program::compile_value(&format!("{TEXT}.matches({})", literal(pattern)))
+        .map_err(|error| error.to_string())
+        .and_then(|program| evaluate(&program));
     let (Ok(Value::Bool(matches)), Ok(Value::String(first)), Ok(Value::Array(all))) =
         (&matches, &first, &all)
     else {
