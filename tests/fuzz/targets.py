@@ -63,6 +63,7 @@ PYTHON = (
     Target("config", 512, "config"),
     Target("grpc_bytes", 256),
     Target("grpc_message", 256),
+    Target("request", 512, "request"),
 )
 TARGETS = {target.name: target for target in (*RUST, *PYTHON)}
 

@@ -1,4 +1,4 @@
-"""Text from elsewhere that is nested too deeply is refused in words, as any other that cannot be read."""
+"""Text from elsewhere that is nested too deeply, or no UTF-8, is refused in words, as any other that cannot be read."""
 
 from __future__ import annotations
 
@@ -10,20 +10,48 @@ import pytest
 from dra_agent.agent.hooks import Hooks
 from dra_agent.cdi.metadata import generation_of
 from dra_agent.errors import PermanentError, UsageError
-from dra_agent.reclaim.wire import decode_request
+from dra_agent.reclaim import wire as reclaim
+from dra_agent.standalone import wire as standalone
+from dra_agent.status import release_socket
+from dra_agent.webhook.admission import NoReviewError, judge
 
 DEEP = b'{"none":' + b"[" * 3000
 
 
-def test_a_reclaim_request() -> None:
+def wrong(field: str) -> list[bytes]:
+    """Return what is nested too deeply, and what has a text that is no UTF-8."""
+    return [DEEP, b'{"%s":"\xff"}' % field.encode()]
+
+
+@pytest.mark.parametrize("line", wrong("op"))
+def test_a_reclaim_request(line: bytes) -> None:
     with pytest.raises(UsageError, match="not a request"):
-        decode_request(DEEP)
+        reclaim.decode_request(line)
 
 
-def test_a_request_of_a_hook(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", [b'{"op":"apply","objects":[' + b'{"a":' * 3000, *wrong("op")])
+def test_a_standalone_request(line: bytes) -> None:
+    with pytest.raises(UsageError, match="not a request"):
+        standalone.decode_request(line)
+
+
+@pytest.mark.parametrize("line", wrong("op"))
+def test_a_request_to_release(line: bytes) -> None:
+    with pytest.raises(UsageError, match="not a request"):
+        release_socket.decode_request(line)
+
+
+@pytest.mark.parametrize("line", wrong("task"))
+def test_a_request_of_a_hook(line: bytes, tmp_path: Path) -> None:
     hooks = Hooks(tmp_path / "s", {})
     with pytest.raises(PermanentError, match="not understood"):
-        asyncio.run(hooks._answer(DEEP))
+        asyncio.run(hooks._answer(line))
+
+
+@pytest.mark.parametrize("body", wrong("apiVersion"))
+def test_a_review(body: bytes) -> None:
+    with pytest.raises(NoReviewError, match="not an AdmissionReview"):
+        judge(body, "d.example.com", {})
 
 
 def test_a_metadata_file() -> None:

@@ -55,7 +55,7 @@ class Hooks:
     async def _answer(self, line: bytes) -> bool:
         try:
             task = msgspec.json.decode(line, type=_Task).task
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise PermanentError(f"not understood: {error}", where="a hook's request") from error
         if task not in self._tasks:
             raise PermanentError(f"task {task!r} is not known to this agent", where="a hook's request")

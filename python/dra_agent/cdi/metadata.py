@@ -68,7 +68,7 @@ def generation_of(data: bytes) -> int | None:
     """Read the generation of a stream that this agent wrote; None where it is none."""
     try:
         return msgspec.json.decode(data, type=_Document).metadata.generation
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
 
 

@@ -81,7 +81,7 @@ async def run_command(command: ExecCommand, access: Access) -> ExecCredentials:
         raise UnavailableError(f"the command for credentials failed ({process.returncode}): {said}", where=where)
     try:
         status = msgspec.json.decode(out, type=_Credential).status
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise UnavailableError(f"the command printed no ExecCredential: {error}", where=where) from error
     expires = status.expiration_timestamp
     if expires is not None and expires.tzinfo is None:

@@ -253,7 +253,7 @@ async def _refused(connection: Connection, status: int, headers: dict[str, str],
     data = await _whole(connection, where)
     try:
         message = status_message(msgspec.json.decode(data))
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         message = None
     wait = retry_after(headers.get("retry-after"))
     if message is None:

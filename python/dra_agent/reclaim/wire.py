@@ -47,7 +47,7 @@ def decode_request(line: bytes) -> Request:
     """Read one request; UsageError for anything that is none."""
     try:
         request = _requests.decode(line)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise UsageError(f"not a request: {error}") from error
     if isinstance(request, Start) and request.seconds is not None and not 0 <= request.seconds <= 7 * 86400:
         raise UsageError(f"{request.seconds:g} seconds is not between now and a week from now")

@@ -63,5 +63,5 @@ def decode_request(line: bytes) -> Request:
     """Read one request; raises UsageError for anything that is none."""
     try:
         return _requests.decode(line)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise UsageError(f"not a request: {error}") from error

@@ -50,13 +50,18 @@ class ReleaseSocket:
         await self._server.stop()
 
     async def _do(self, line: bytes) -> Any:
-        try:
-            request = _requests.decode(line)
-        except msgspec.MsgspecError as error:
-            raise UsageError(f"not a request: {error}") from error
+        request = decode_request(line)
         if isinstance(request, Health):
             return self._claims.unusable()
         return await self._claims.release(request.claim, force=request.force)
+
+
+def decode_request(line: bytes) -> Release | Health:
+    """Read one request; UsageError for anything that is none."""
+    try:
+        return _requests.decode(line)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise UsageError(f"not a request: {error}") from error
 
 
 def ask(state_dir: Path, request: Release | Health) -> Any:

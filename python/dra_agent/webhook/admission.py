@@ -58,7 +58,7 @@ def judge(body: bytes, driver: str, setups: Mapping[Kind, VendorSetup]) -> Verdi
     """Answer a review; NoReviewError where it is none."""
     try:
         asked = msgspec.json.decode(body, type=_Review)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise NoReviewError(f"not an AdmissionReview: {error}") from error
     if (asked.api_version, asked.kind) != (VERSION, "AdmissionReview"):
         raise NoReviewError(f"{asked.kind} of {asked.api_version} is not AdmissionReview of {VERSION}")

@@ -1,0 +1,46 @@
+"""Requests on local sockets and reviews of the API server: the first byte says which, the rest is the request.
+
+It is understood, or refused in words; what is understood and written is read as the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dra_agent.agent.hooks import Hooks
+from dra_agent.errors import AgentError
+from dra_agent.reclaim import wire as reclaim
+from dra_agent.standalone import wire as standalone
+from dra_agent.status import release_socket
+from dra_agent.webhook.admission import NoReviewError, judge
+
+_DRIVER = "d.example.com"
+_loop = asyncio.new_event_loop()
+_hooks = Hooks(Path("/nonexistent/hooks.sock"), {"limit": bool, "interface": bool})
+_DECODERS: tuple[Callable[[bytes], Any], ...] = (
+    standalone.decode_request,
+    reclaim.decode_request,
+    release_socket.decode_request,
+)
+
+
+def check(data: bytes) -> None:
+    """Read a request as the agent does."""
+    kind, text = (data[0], data[1:]) if data else (0, b"")
+    try:
+        match kind % 5:
+            case 3:
+                _loop.run_until_complete(_hooks._answer(text))
+            case 4:
+                judge(text, _DRIVER, {})
+            case decoder:
+                request = _DECODERS[decoder](text)
+                written = msgspec.json.encode(request)
+                assert _DECODERS[decoder](written) == request, "what was written is another request"
+    except (AgentError, NoReviewError) as error:
+        assert str(error), "a refusal that says nothing"
