@@ -177,11 +177,20 @@ fn generation(slices: &[ResourceSlice], published: &Current<'_>, target: &Resour
     let mut changed = 0;
     for slice in slices {
         match name::index(&slice.metadata).and_then(|index| published.by_index.get(&index)) {
-            None => return published.generation + 1,
+            None => return following(published.generation),
             Some(before)
                 if before.spec.pool == *target && same_content(&before.spec, &slice.spec) => {}
             Some(_) => changed += 1,
         }
     }
-    published.generation + i64::from(changed > 1)
+    if changed > 1 {
+        following(published.generation)
+    } else {
+        published.generation
+    }
+}
+
+/// The generation after this one. After the last one comes 1: once every slice is rewritten, none has the last one.
+fn following(generation: i64) -> i64 {
+    generation.checked_add(1).unwrap_or(1)
 }
