@@ -8,6 +8,9 @@ NATIVE := $(VENV)/.native
 FAKE   := python/dra_agent/simulate/lib/libnvidia-ml.so.1
 HOOK   := python/dra_agent/setup/lib/dra-agent-hook
 
+# Tests start hundreds of agents; each would compile the whole package.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help lock build demo test test-rust test-python lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server fuzz soak lifecycle mutants-python mutants-rust manifests
 
