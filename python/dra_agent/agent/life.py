@@ -28,6 +28,7 @@ from dra_agent.agent.mode import Mode, OnThread
 from dra_agent.agent.notify import READY, STOPPING, WATCHDOG, Notifier
 from dra_agent.agent.pulse import BEAT, Pulse
 from dra_agent.agent.reclaiming import Reclaiming
+from dra_agent.agent.shared_ledger import SharedLedger
 from dra_agent.agent.signals import Signals, run_unless
 from dra_agent.agent.watching import Watcher
 from dra_agent.daemon_threads import DaemonExecutor
@@ -127,6 +128,7 @@ class Agent:
                 "the devices are simulated: CDI specs are kept away from container runtimes",
                 extra={"cdi_dir": str(config.cdi_dir)},
             )
+        instances = None
         if shared_as is not None:
             instances = Instances(config.state_dir, shared_as)
             stack.callback(instances.close)
@@ -158,6 +160,10 @@ class Agent:
             lambda: JournalLedger(config.state_dir, boot_id(host.proc), shared_as=shared_as),
         )
         stack.callback(ledger.close)
+        if instances is not None:
+            shared_ledger = SharedLedger(ledger, instances.others)
+            stack.callback(shared_ledger.stop)
+            shared_ledger.start()
         if rebooted := len(ledger.report.earlier_boot):
             log.info("the host was restarted: claims are prepared again where they stand", extra={"claims": rebooted})
         for problem in ledger.report.problems():

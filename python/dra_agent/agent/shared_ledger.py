@@ -1,0 +1,72 @@
+"""Keeps the view of a ledger up to date that agents of a rolling update share.
+
+Outside a turn an agent sees the ledger as it was in its own last turn. The one that acts on a reclaim notice may serve
+no kubelet, and have no turn of its own for a minute; claims that the other agent prepares meanwhile have to be released
+too. So it takes a turn at short intervals for as long as another agent lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from dra_agent.daemon_threads import DaemonExecutor
+from dra_agent.deadline import Deadline
+from dra_agent.errors import RetryableError
+from dra_agent.prepare.ledger import JournalLedger
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+"""Seconds between two turns."""
+TIMEOUT_S = 5.0
+"""Seconds that one turn is waited for."""
+
+
+class SharedLedger:
+    """From `start` to `stop`. Lives on the event loop, and waits on a thread of its own."""
+
+    def __init__(
+        self,
+        ledger: JournalLedger,
+        others: Callable[[], Sequence[str]],
+        *,
+        interval_s: float = INTERVAL_S,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """`others` lists the other agents that live on the state directory; RetryableError where it cannot."""
+        self._ledger = ledger
+        self._others = others
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._executor = DaemonExecutor(1, "shared ledger")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Follow what other agents record."""
+        self._task = asyncio.create_task(self._run(), name="shared ledger")
+
+    def stop(self) -> None:
+        """Stop; a turn that is waited for is given up at its own deadline."""
+        if self._task is not None:
+            self._task.cancel()
+        self._executor.shutdown()
+
+    async def _run(self) -> None:
+        failed = False
+        while True:
+            await asyncio.sleep(self._interval_s)
+            try:
+                if self._others():
+                    await asyncio.get_running_loop().run_in_executor(self._executor, self._refresh)
+            except RetryableError as error:
+                if not failed:
+                    log.warning("what other agents recorded is not known", extra={"reason": str(error)})
+                failed = True
+            else:
+                failed = False
+
+    def _refresh(self) -> None:
+        with self._ledger.turn(Deadline.of(self._timeout_s)):
+            pass  # a turn begins with what others have written since the last one
