@@ -12,6 +12,7 @@ from cluster.kube.agent import DRIVER
 from cluster.kube.api import SLICES, Api
 from cluster.kube.cluster import Cluster
 from cluster.test_rights import a_slice, refusal, slices, tokens
+from eventually import eventually
 
 __all__ = ["slices", "tokens"]
 
@@ -29,9 +30,11 @@ def in_pool(pool: str, name: str = "test-attack", **spec: Any) -> dict[str, Any]
 
 
 @pytest.fixture
-def planted(cluster: Cluster) -> Iterator[dict[str, Any]]:
+def planted(cluster: Cluster, tokens: dict[str, Api]) -> Iterator[dict[str, Any]]:
     """A slice with the attacker's node and the other node's pool, written by the administrator."""
     made = cluster.api.create(SLICES, in_pool("node-b/gpu", "test-planted", devices=[{"name": "gpu-9"}]))
+    # Before the Node authorizer has seen it, it refuses a kubelet in the policy's place.
+    eventually(lambda: refusal(lambda: tokens["kubelet"].get(SLICES, "test-planted")) == "")
     yield made
     cluster.api.delete(SLICES, "test-planted")
 
