@@ -23,11 +23,14 @@ from dra_agent.inventory.device import Device, DeviceNode
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.prepare.locks import NamedLocks
+from dra_agent.prepare.ownership import DeviceOwnership
 
 DRIVER = "dra-agent.internal"
 POOL = "node-a/gpu"
 NODES = ("/dev/nvidia{}", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 GPUS = 8
+TMPFS = Path("/dev/shm")
+"""For owner files, which are below /run."""
 
 
 def main() -> None:
@@ -38,11 +41,11 @@ def main() -> None:
     args = parser.parse_args()
     print(f"one GPU per claim, {args.held} other claims held, {args.rounds} rounds, times in microseconds")
     for title, shared_as in (("one agent", None), ("able to share the ledger (rolling update)", "bench")):
-        with tempfile.TemporaryDirectory(dir=args.dir) as directory:
-            report(title, run(Path(directory), args, shared_as))
+        with tempfile.TemporaryDirectory(dir=args.dir) as directory, tempfile.TemporaryDirectory(dir=TMPFS) as owners:
+            report(title, run(Path(directory), Path(owners), args, shared_as))
 
 
-def run(root: Path, args: argparse.Namespace, shared_as: str | None) -> dict[str, dict[str, list[float]]]:
+def run(root: Path, owners: Path, args: argparse.Namespace, shared_as: str | None) -> dict[str, dict[str, list[float]]]:
     devices = make_devices(root, GPUS + args.held)
     with JournalLedger(root / "state", "boot", shared_as=shared_as) as ledger:
         preparer = Preparer(
@@ -53,6 +56,7 @@ def run(root: Path, args: argparse.Namespace, shared_as: str | None) -> dict[str
             node=POOL.partition("/")[0],
             recipes=Recipes(Host(dev=root / "dev"), directories=[root / "cdi"]),
             device_locks=NamedLocks(root / "state" / "locks", process=shared_as) if shared_as else None,
+            ownership=DeviceOwnership(owners, root / "state", "bench"),
         )
         for number in range(args.held):
             preparer.prepare(claim(f"held-{number}", f"gpu-{GPUS + number}"))
