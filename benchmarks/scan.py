@@ -109,6 +109,8 @@ def time_event(work: Path, ours: Path) -> None:
         Contender(f"event on a {what}", [str(ours), "event", sysfs, f"/devices/{place}"], 60)
         for what, place in (("GPU", gpu), ("switch", switch))
     ]
+    snapshot = [sys.executable, str(HERE / "scan_live.py"), sysfs, f"/devices/{gpu}"]
+    events.append(Contender("GPU, snapshot in Python", snapshot, 60))
     for _ in range(TURNS):
         for contender in (scan, *events):
             contender.turn(tree.functions)

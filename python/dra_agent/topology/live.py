@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import msgspec
 
 from dra_agent import _native
 from dra_agent.errors import PermanentError
 from dra_agent.host import Host
-from dra_agent.topology.model import Change, Distance, Topology
+from dra_agent.topology.model import Change, Device, Distance, Topology
 from dra_agent.topology.uevent import Uevent
 
 _topology = msgspec.json.Decoder(Topology)
@@ -27,13 +30,46 @@ class LiveTopology:
             self._native = _native.Topology.scan(str(host.sysfs))
         except _native.TopologyError as error:
             raise self._refused(error) from None
+        self._guard = threading.Lock()
+        self._decoded: Topology | None = None
+        """The last snapshot without distances; None where it cannot be brought up to date."""
+        self._outdated: set[str] = set()
+        """Addresses of which it is out of date."""
+        self._positions: dict[str, int] | None = None
+        """Index of each address in it; None where that has to be found."""
 
     def snapshot(self, *, distances: bool = False) -> Topology:
-        """The topology as it is known now.
+        """Return the topology as it is known now; devices that no event changed are the objects of the last snapshot.
 
         `distances`: with those of all pairs, whose number grows with the square of the devices.
         """
-        return _topology.decode(self._native.to_json() if distances else self._native.devices_to_json())
+        if distances:
+            return _topology.decode(self._native.to_json())
+        with self._guard:
+            if self._decoded is None:
+                self._decoded = _topology.decode(self._native.devices_to_json())
+                self._positions = None
+            else:
+                self._decoded = self._updated(self._decoded)
+            self._outdated.clear()
+            return self._decoded
+
+    def _updated(self, last: Topology) -> Topology:
+        read = _topology.decode(self._native.some_devices_to_json(sorted(self._outdated)))
+        if not self._outdated and (read.numa_nodes, read.problems) == (last.numa_nodes, last.problems):
+            return last
+        devices = list(last.devices)
+        if self._positions is None:
+            self._positions = {device.pci_address: index for index, device in enumerate(devices)}
+        positions = self._positions
+        if len(read.devices) == len(self._outdated) and positions.keys() >= self._outdated:
+            for device in read.devices:
+                devices[positions[device.pci_address]] = device
+        else:
+            kept = [device for device in last.devices if device.pci_address not in self._outdated]
+            devices = sorted([*kept, *read.devices], key=_order)
+            self._positions = None
+        return Topology(read.numa_nodes, tuple(devices), problems=read.problems)
 
     def distance(self, one: str, other: str) -> Distance | None:
         """How far apart two wanted devices are; None where one is unknown, not wanted, or both are the same."""
@@ -49,20 +85,32 @@ class LiveTopology:
 
         The event only tells where to look: one that comes late, twice or out of order does no harm.
         """
-        try:
-            return _change.decode(self._native.apply(event.encode()))
-        except _native.TopologyError as error:
-            raise self._refused(error) from None
+        message = event.encode()
+        return self._change(lambda: self._native.apply(message))
 
     def rescan(self) -> Change:
         """Read everything again; says what had changed without an event."""
-        try:
-            return _change.decode(self._native.rescan())
-        except _native.TopologyError as error:
-            raise self._refused(error) from None
+        return self._change(self._native.rescan)
+
+    def _change(self, read: Callable[[], bytes]) -> Change:
+        with self._guard:
+            decoded, self._decoded = self._decoded, None  # for as long as it is not known what has changed
+            try:
+                change = _change.decode(read())
+            except _native.TopologyError as error:
+                self._decoded = decoded
+                raise self._refused(error) from None
+            self._decoded = decoded
+            self._outdated.update(change.added, change.removed, change.changed)
+            return change
 
     def _refused(self, error: Exception) -> PermanentError:
         return PermanentError(str(error), todo="check that --sysfs-root names a directory that stands for /sys")
+
+
+def _order(device: Device) -> tuple[int, str]:
+    """Addresses of one domain are equally long, and those of a higher one never shorter."""
+    return len(device.pci_address), device.pci_address
 
 
 def scan(host: Host, *, distances: bool = False) -> Topology:

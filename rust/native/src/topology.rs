@@ -39,6 +39,20 @@ impl PyTopology {
         PyBytes::new(py, &json)
     }
 
+    /// Addresses that are none, or of no device, are left out.
+    fn some_devices_to_json<'py>(
+        &self,
+        py: Python<'py>,
+        addresses: Vec<String>,
+    ) -> Bound<'py, PyBytes> {
+        let addresses: Vec<PciAddress> = addresses
+            .iter()
+            .filter_map(|address| PciAddress::parse(address.as_bytes()))
+            .collect();
+        let json = py.detach(|| lock(&self.0).some_devices_to_json(&addresses));
+        PyBytes::new(py, &json)
+    }
+
     fn distance(&self, one: &str, other: &str) -> Option<&'static str> {
         let one = PciAddress::parse(one.as_bytes())?;
         let other = PciAddress::parse(other.as_bytes())?;

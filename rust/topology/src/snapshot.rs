@@ -96,13 +96,13 @@ impl Topology {
     /// The snapshot without distances; see [`Topology::distance`].
     #[must_use]
     pub fn snapshot_of_devices(&self) -> Snapshot<'_> {
+        self.snapshot_with(self.functions.values().map(|f| self.view(f)).collect())
+    }
+
+    fn snapshot_with<'a>(&'a self, devices: Vec<DeviceView<'a>>) -> Snapshot<'a> {
         Snapshot {
             numa_nodes: &self.nodes,
-            devices: self
-                .functions
-                .values()
-                .map(|function| self.view(function))
-                .collect(),
+            devices,
             distances: None,
             problems: self
                 .problems
@@ -124,6 +124,14 @@ impl Topology {
     #[must_use]
     pub fn devices_to_json(&self) -> Vec<u8> {
         serde_json::to_vec(&self.snapshot_of_devices()).unwrap_or_default()
+    }
+
+    /// As [`Topology::devices_to_json`], with no devices but these; what is not there is left out.
+    #[must_use]
+    pub fn some_devices_to_json(&self, addresses: &[PciAddress]) -> Vec<u8> {
+        let found = addresses.iter().filter_map(|a| self.functions.get(a));
+        let devices = found.map(|function| self.view(function)).collect();
+        serde_json::to_vec(&self.snapshot_with(devices)).unwrap_or_default()
     }
 
     /// How far apart two wanted devices are; none where one is unknown, not wanted, or both are the same.
