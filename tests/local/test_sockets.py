@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import socket
 import stat
 import warnings
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +251,27 @@ def test_a_client_that_connects_while_the_server_stops_is_dropped(short_path: Pa
 
     for turns in range(8):  # accepted, connected, its task made, its task begun
         asyncio.run(run(turns))
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_client_that_is_accepted_in_the_last_moment_of_a_server_is_closed(short_path: Path) -> None:
+    async def run(turns: int) -> None:
+        server = Server(short_path / "s", echo, line_limit=LIMIT)
+        await server.start()
+        stopping = asyncio.create_task(server.stop())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(60)
+            with suppress(FileNotFoundError, ConnectionRefusedError):
+                client.connect(str(short_path / "s"))
+                with suppress(ConnectionResetError):
+                    assert await asyncio.to_thread(client.recv, 1) == b""
+            await stopping
+
+    for turns in range(12):
+        asyncio.run(run(turns))
+        gc.collect()  # here Python warns of what was left open
 
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])

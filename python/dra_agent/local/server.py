@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from dra_agent.asyncio_server import stop_accepting
 from dra_agent.errors import AgentError, PermanentError, UsageError
 from dra_agent.local.lines import Answer, Failure, failure_of
 
@@ -76,10 +77,11 @@ class Server:
             self._keeping.cancel()
             await asyncio.gather(self._keeping, return_exceptions=True)
         if self._server is not None:
-            self._server.close()
+            await stop_accepting(self._server)
             for client in self._clients:
                 client.cancel()
             await asyncio.gather(*self._clients, return_exceptions=True)
+            await asyncio.sleep(0)  # a transport that was closed gives its socket up in the next turn
             with contextlib.suppress(OSError):
                 # A newer agent may listen here by now.
                 if self.path.stat().st_ino == self._inode:
@@ -101,7 +103,7 @@ class Server:
         before_it = self._server
         self._server = await asyncio.start_unix_server(self._connected, sock=listening, limit=self._line_limit)
         if before_it is not None:
-            before_it.close()
+            await stop_accepting(before_it)
 
     async def _keep(self) -> None:
         """Listen again where nobody does: the agent that took the socket is gone, or somebody has removed it."""

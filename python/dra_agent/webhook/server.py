@@ -16,6 +16,7 @@ from contextlib import AsyncExitStack, suppress
 
 import h11
 
+from dra_agent.asyncio_server import stop_accepting
 from dra_agent.errors import UsageError
 from dra_agent.webhook.admission import NoReviewError, Verdict
 from dra_agent.webhook.certificate import Certificate
@@ -119,7 +120,7 @@ class Webhook:
         self._closing = True
         self._refresher.cancel()
         for server in self._servers:
-            server.close()
+            await stop_accepting(server)
         busy = {task for task in self._connections if not task.done()}
         for task in busy:
             if task.get_name() == _WAITING:
@@ -166,11 +167,11 @@ class Webhook:
                 made.append(await self._listen(context, sock=one.dup()))  # noqa: PERF401  (what is made is kept on errors)
         except OSError:
             for server in made:
-                server.close()
+                await stop_accepting(server)
             raise
         before, self._servers, self._context = self._servers, made, context
         for server in before:
-            server.close()
+            await stop_accepting(server)
         if self._clients.required:
             for task in [task for task in self._connections if task.get_name() == _WAITING]:
                 self._end(task)
