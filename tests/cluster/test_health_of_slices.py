@@ -248,8 +248,9 @@ def test_a_lost_gpu_taints_whole_and_partitions_until_it_is_back(
         "both pods are evicted",
     )
     assert tainted(agent).keys() == everything, "what is taken back of them takes no device away"
+    # A lost GPU comes back by a reset: never with the instances that it had.
+    agent.simulate("reset", GPU)
     agent.simulate("clear")
-    agent.simulate("reset", GPU)  # without which a lost GPU does not come back
     namespace.gone(*doomed, at_most=PATIENT)
     namespace.api.wait(lambda: not tainted(agent), "the taints are gone")
     namespace.claim("next", request("slice", slices_class))
