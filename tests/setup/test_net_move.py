@@ -40,8 +40,12 @@ from eventually import eventually
 from setup import bpf_programs
 from setup.test_net import ADDRESS, given, nic, want
 
-HARDWARE = "02:fc:00:00:31:%02x"
 NET = Path("/sys/class/net")
+# Other processes that run these tests share the host's network, so every name and address there is this one's own.
+IN_POD = f"net{os.getpid()}"
+ON_HOST = f"dra{os.getpid()}a"
+PEER = f"dra{os.getpid()}b"
+HARDWARE_ADDRESS = ":".join(f"{byte:02x}" for byte in (0x02, 0xFC, *os.getpid().to_bytes(4, "big")))
 
 
 def ip(*words: str, inside: int | None = None, check: bool = True) -> str:
@@ -64,8 +68,7 @@ class Nic:
     """A NIC of the host, made of one end of a veth pair, and an agent that has prepared it for claim `a`."""
 
     def __init__(self, root: Path) -> None:
-        self.name, self.peer = f"dra{os.getpid() % 10000}a", f"dra{os.getpid() % 10000}b"
-        self.hardware = HARDWARE % (os.getpid() % 256)
+        self.name, self.peer, self.hardware = ON_HOST, PEER, HARDWARE_ADDRESS
         self.root = root
         self.host = Host(sysfs=root / "sys")
         device = root / "sys/bus/pci/devices" / ADDRESS / "net"
@@ -83,7 +86,7 @@ class Nic:
         folder = self.root / "host"
         agent = NetworkInterfaces(self.host, self.root / "state", folder, patience=0.3)
         # The device's folder in /sys, which for a NIC shows the host's interfaces alone.
-        agent._interfaces.of = lambda address: [name for name in (self.name, "net1") if (NET / name).exists()]  # type: ignore[method-assign]
+        agent._interfaces.of = lambda address: [name for name in (self.name, IN_POD) if (NET / name).exists()]  # type: ignore[method-assign]
         return agent
 
     def prepare(self, **interface: Any) -> SetupOutcome:
@@ -96,7 +99,7 @@ class Nic:
         command = [hook.path, *hook.args[1:]]
         return subprocess.run(command, input=state, capture_output=True, text=True, timeout=120, check=False)
 
-    def come_back(self, pod: int, name: str = "net1") -> None:
+    def come_back(self, pod: int, name: str = IN_POD) -> None:
         ip("link", "set", name, "netns", str(os.getpid()), inside=pod)
 
     def note(self) -> dict[str, Any]:
@@ -104,7 +107,7 @@ class Nic:
         return found
 
     def remove(self) -> None:
-        for name in (self.name, self.peer, "net1"):
+        for name in (self.name, self.peer, IN_POD):
             ip("link", "delete", name, check=False)
 
 
@@ -178,19 +181,19 @@ def answered(agent: NetworkInterfaces, *, after: float = 0.0) -> Iterator[None]:
 
 
 def test_an_interface_is_moved_and_put_back_as_it_was(the_nic: Nic, pod: int) -> None:
-    outcome = the_nic.prepare(name="net1", mtu=1400)
+    outcome = the_nic.prepare(name=IN_POD, mtu=1400)
     with answered(the_nic.agent):
         done = the_nic.hook(outcome, pod)
     assert (done.returncode, done.stderr) == (0, "")
-    assert not (NET / the_nic.name).exists() and not (NET / "net1").exists()
-    found = links(pod)["net1"]
+    assert not (NET / the_nic.name).exists() and not (NET / IN_POD).exists()
+    found = links(pod)[IN_POD]
     assert (found["mtu"], found["address"]) == (1400, the_nic.hardware)
     assert "UP" in found["flags"] and addresses(found) == ["192.0.2.7/24"]
     the_nic.come_back(pod)
     the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
     (host,) = json.loads(ip("-json", "address", "show", "dev", the_nic.name))
     assert (host["mtu"], addresses(host)) == (1500, ["192.0.2.7/24"]) and "UP" in host["flags"]
-    assert not (NET / "net1").exists() and not (the_nic.root / "state/net/nic-0.json").exists()
+    assert not (NET / IN_POD).exists() and not (the_nic.root / "state/net/nic-0.json").exists()
 
 
 def described(pod: int, name: str) -> dict[str, Any]:
@@ -203,10 +206,10 @@ def described(pod: int, name: str) -> dict[str, Any]:
 
 def spoil(pod: int, hardware: str) -> None:
     """What root of a pod can do to an interface."""
-    ip("link", "set", "net1", "down", inside=pod)
-    ip("link", "set", "net1", "address", hardware, "mtu", "900", "txqueuelen", "7", "alias", "mine", inside=pod)
-    ip("link", "set", "net1", "promisc", "on", "allmulticast", "on", "arp", "off", "group", "7", inside=pod)
-    ip("link", "set", "net1", "gso_max_size", "4000", "gso_max_segs", "5", inside=pod)
+    ip("link", "set", IN_POD, "down", inside=pod)
+    ip("link", "set", IN_POD, "address", hardware, "mtu", "900", "txqueuelen", "7", "alias", "mine", inside=pod)
+    ip("link", "set", IN_POD, "promisc", "on", "allmulticast", "on", "arp", "off", "group", "7", inside=pod)
+    ip("link", "set", IN_POD, "gso_max_size", "4000", "gso_max_segs", "5", inside=pod)
 
 
 @contextmanager
@@ -268,12 +271,12 @@ def test_nothing_that_a_pod_has_made_of_an_interface_is_left(the_nic: Nic, pod: 
     ip("link", "property", "add", "dev", the_nic.name, "altname", f"{the_nic.name}alt")
     ip("link", "set", the_nic.name, "alias", "the host's", "txqueuelen", "500")
     before = described(os.getpid(), the_nic.name)
-    outcome = the_nic.prepare(name="net1")
+    outcome = the_nic.prepare(name=IN_POD)
     with answered(the_nic.agent):
         assert the_nic.hook(outcome, pod).returncode == 0
     spoil(pod, "02:00:00:00:00:99")
-    ip("link", "property", "del", "dev", "net1", "altname", f"{the_nic.name}alt", inside=pod)
-    ip("link", "property", "add", "dev", "net1", "altname", f"{the_nic.name}mine", inside=pod)
+    ip("link", "property", "del", "dev", IN_POD, "altname", f"{the_nic.name}alt", inside=pod)
+    ip("link", "property", "add", "dev", IN_POD, "altname", f"{the_nic.name}mine", inside=pod)
     the_nic.come_back(pod)
     the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record)
     assert described(os.getpid(), the_nic.name) == before
@@ -282,36 +285,36 @@ def test_nothing_that_a_pod_has_made_of_an_interface_is_left(the_nic: Nic, pod: 
 
 def test_a_pod_cannot_keep_the_name_of_the_hosts_interface(the_nic: Nic, pod: int) -> None:
     """As an alternative name of its own it would keep the kernel from giving the interface its name again."""
-    outcome = the_nic.prepare(name="net1")
+    outcome = the_nic.prepare(name=IN_POD)
     with answered(the_nic.agent):
         assert the_nic.hook(outcome, pod).returncode == 0
-    ip("link", "property", "add", "dev", "net1", "altname", the_nic.name, inside=pod)
+    ip("link", "property", "add", "dev", IN_POD, "altname", the_nic.name, inside=pod)
     the_nic.come_back(pod)
     the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
     assert links(os.getpid())[the_nic.name]["ifname"] == the_nic.name
 
 
 def test_a_program_that_a_pod_left_on_an_interface_is_removed(the_nic: Nic, pod: int) -> None:
-    outcome = the_nic.prepare(name="net1")
+    outcome = the_nic.prepare(name=IN_POD)
     with answered(the_nic.agent):
         assert the_nic.hook(outcome, pod).returncode == 0
-    attach_xdp(pod, "net1")
+    attach_xdp(pod, IN_POD)
     the_nic.come_back(pod)
-    assert "xdp" in described(os.getpid(), "net1")
+    assert "xdp" in described(os.getpid(), IN_POD)
     the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
     assert "xdp" not in described(os.getpid(), the_nic.name)
 
 
 def test_a_filter_that_a_pod_left_on_an_interface_is_removed(the_nic: Nic, pod: int) -> None:
     """The kernel removes queueing disciplines, with their filters, where an interface is moved; tcx stays."""
-    outcome = the_nic.prepare(name="net1")
+    outcome = the_nic.prepare(name=IN_POD)
     with answered(the_nic.agent):
         assert the_nic.hook(outcome, pod).returncode == 0
-    tc = ["nsenter", f"--net=/proc/{pod}/ns/net", "tc", "qdisc", "replace", "dev", "net1", "root", "pfifo"]
+    tc = ["nsenter", f"--net=/proc/{pod}/ns/net", "tc", "qdisc", "replace", "dev", IN_POD, "root", "pfifo"]
     subprocess.run(tc, capture_output=True, check=False)
-    attach_tcx(pod, "net1")
+    attach_tcx(pod, IN_POD)
     the_nic.come_back(pod)
-    index = socket.if_nametoindex("net1")
+    index = socket.if_nametoindex(IN_POD)
     assert bpf.tcx_programs(index)
     the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
     assert bpf.tcx_programs(index) == ()
@@ -321,10 +324,10 @@ def test_a_filter_that_a_pod_left_on_an_interface_is_removed(the_nic: Nic, pod: 
 
 def test_a_nic_whose_program_cannot_be_removed_is_withheld(the_nic: Nic, pod: int) -> None:
     """Somebody holds the link, so the kernel removes it for nobody else."""
-    outcome = the_nic.prepare(name="net1")
+    outcome = the_nic.prepare(name=IN_POD)
     with answered(the_nic.agent):
         assert the_nic.hook(outcome, pod).returncode == 0
-    held = attach_xdp(pod, "net1", by_link=True)
+    held = attach_xdp(pod, IN_POD, by_link=True)
     assert held is not None
     try:
         the_nic.come_back(pod)
@@ -340,7 +343,7 @@ def test_a_nic_whose_program_cannot_be_removed_is_withheld(the_nic: Nic, pod: in
 def test_a_program_of_the_host_stays(the_nic: Nic, pod: int) -> None:
     attach_xdp(os.getpid(), the_nic.name)
     before = described(os.getpid(), the_nic.name)["xdp"]
-    outcome = the_nic.prepare(name="net1")
+    outcome = the_nic.prepare(name=IN_POD)
     with answered(the_nic.agent):
         assert the_nic.hook(outcome, pod).returncode == 0
     the_nic.come_back(pod)
@@ -349,35 +352,35 @@ def test_a_program_of_the_host_stays(the_nic: Nic, pod: int) -> None:
 
 
 def test_an_interface_that_an_earlier_agent_moved_is_cleaned_too(the_nic: Nic, pod: int) -> None:
-    outcome = the_nic.prepare(name="net1")
+    outcome = the_nic.prepare(name=IN_POD)
     with answered(the_nic.agent):
         assert the_nic.hook(outcome, pod).returncode == 0
     note = the_nic.note()
     del note["link"]  # it kept less
     (the_nic.root / "state/net/nic-0.json").write_text(json.dumps(note))
-    ip("link", "set", "net1", "down", inside=pod)
-    ip("link", "set", "net1", "address", "02:00:00:00:00:99", inside=pod)
+    ip("link", "set", IN_POD, "down", inside=pod)
+    ip("link", "set", IN_POD, "address", "02:00:00:00:00:99", inside=pod)
     the_nic.come_back(pod)
     the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record)
     assert described(os.getpid(), the_nic.name)["address"] == the_nic.hardware
 
 
 def test_a_second_container_and_one_that_is_restarted_find_it_and_change_nothing(the_nic: Nic, pod: int) -> None:
-    outcome = the_nic.prepare(name="net1")
+    outcome = the_nic.prepare(name=IN_POD)
     with answered(the_nic.agent):
         assert the_nic.hook(outcome, pod).returncode == 0
     # What the first container makes of it is its own business from then on.
-    ip("address", "replace", "198.51.100.1/24", "dev", "net1", inside=pod)
-    ip("address", "delete", "192.0.2.7/24", "dev", "net1", inside=pod)
-    ip("link", "set", "net1", "address", "02:00:00:00:00:99", inside=pod)
+    ip("address", "replace", "198.51.100.1/24", "dev", IN_POD, inside=pod)
+    ip("address", "delete", "192.0.2.7/24", "dev", IN_POD, inside=pod)
+    ip("link", "set", IN_POD, "address", "02:00:00:00:00:99", inside=pod)
     with answered(the_nic.new_agent()):
         done = the_nic.hook(outcome, pod)
     assert (done.returncode, done.stderr) == (0, "")
-    assert addresses(links(pod)["net1"]) == ["198.51.100.1/24"]
+    assert addresses(links(pod)[IN_POD]) == ["198.51.100.1/24"]
 
 
 def test_containers_that_start_at_the_same_time_all_start(the_nic: Nic, pod: int) -> None:
-    outcome = the_nic.prepare(name="net1")
+    outcome = the_nic.prepare(name=IN_POD)
     codes: list[int] = []
     threads = [threading.Thread(target=lambda: codes.append(the_nic.hook(outcome, pod).returncode)) for _ in range(4)]
     with answered(the_nic.agent):
@@ -385,19 +388,19 @@ def test_containers_that_start_at_the_same_time_all_start(the_nic: Nic, pod: int
             thread.start()
         for thread in threads:
             thread.join(60)
-    assert codes == [0, 0, 0, 0] and "net1" in links(pod)
+    assert codes == [0, 0, 0, 0] and IN_POD in links(pod)
 
 
 def test_a_move_that_an_agent_did_not_live_to_end_is_ended_by_the_next(the_nic: Nic, pod: int) -> None:
-    outcome = the_nic.prepare(name="net1", routes=[{"destination": "203.0.113.0/24", "gateway": "192.0.2.1"}])
+    outcome = the_nic.prepare(name=IN_POD, routes=[{"destination": "203.0.113.0/24", "gateway": "192.0.2.1"}])
     # The kernel's part is one step; killed after it, nothing is noted and nothing is set.
-    ip("link", "set", the_nic.name, "netns", str(pod), "name", "net1")
-    assert "network" not in the_nic.note() and addresses(links(pod)["net1"]) == []
+    ip("link", "set", the_nic.name, "netns", str(pod), "name", IN_POD)
+    assert "network" not in the_nic.note() and addresses(links(pod)[IN_POD]) == []
     with answered(the_nic.new_agent()):
         done = the_nic.hook(outcome, pod)
     assert (done.returncode, done.stderr) == (0, "")
-    assert addresses(links(pod)["net1"]) == ["192.0.2.7/24"]
-    assert "203.0.113.0/24 via 192.0.2.1 dev net1" in ip("route", inside=pod)
+    assert addresses(links(pod)[IN_POD]) == ["192.0.2.7/24"]
+    assert f"203.0.113.0/24 via 192.0.2.1 dev {IN_POD}" in ip("route", inside=pod)
     assert the_nic.note()["network"] == os.fspath(Path(f"/proc/{pod}/ns/net").readlink())
 
 
@@ -405,28 +408,28 @@ def test_addresses_come_back_also_where_nobody_lived_to_say_that_it_was_moved(
     the_nic: Nic, pod: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that moves it is killed after the move: the container does not start, and the claim is released."""
-    outcome = the_nic.prepare(name="net1")
+    outcome = the_nic.prepare(name=IN_POD)
 
     def killed(request: rtnetlink.Move) -> rtnetlink.Done:
-        ip("link", "set", the_nic.name, "netns", str(pod), "name", "net1")
+        ip("link", "set", the_nic.name, "netns", str(pod), "name", IN_POD)
         raise RetryableError("asking the kernel did not answer within 15 s")
 
     with answered(the_nic.agent):
         monkeypatch.setattr(rtnetlink, "ask", killed)
         assert the_nic.hook(outcome, pod).returncode == 1
     monkeypatch.undo()
-    assert addresses(links(pod)["net1"]) == []
+    assert addresses(links(pod)[IN_POD]) == []
     the_nic.come_back(pod)
     the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record)
     assert addresses(links(os.getpid())[the_nic.name]) == ["192.0.2.7/24"]
 
 
 def test_it_is_said_where_an_interface_is_that_another_pod_has(the_nic: Nic, pod: int, other_pod: int) -> None:
-    outcome = the_nic.prepare(name="net1")
+    outcome = the_nic.prepare(name=IN_POD)
     with answered(the_nic.agent):
         assert the_nic.hook(outcome, pod).returncode == 0
         # An interface of that name that is not the NIC's is none of the claim's.
-        ip("link", "add", "net1", "type", "veth", "peer", "name", "x", inside=other_pod)
+        ip("link", "add", IN_POD, "type", "veth", "peer", "name", "x", inside=other_pod)
         done = the_nic.hook(outcome, other_pod)
         assert done.returncode == 1
         (line,) = done.stderr.splitlines()
@@ -434,34 +437,36 @@ def test_it_is_said_where_an_interface_is_that_another_pod_has(the_nic: Nic, pod
         assert line.startswith("dra-agent-hook: the claim's network interface cannot be moved to the container: device")
         assert f"device nic-0 of claim a: its interface {the_nic.name} is neither on the host nor in" in line
         assert f"network {second}; it was moved to {first}; one pod at a time" in line
-        assert the_nic.note()["network"] == first and "net1" in links(pod)
+        assert the_nic.note()["network"] == first and IN_POD in links(pod)
         with pytest.raises(RetryableError, match="has not come back from the container"):
             the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
         # The first pod has gone, and its network gave the interface back under the name that it had there.
         the_nic.come_back(pod)
-        ip("link", "delete", "net1", inside=other_pod)
+        ip("link", "delete", IN_POD, inside=other_pod)
         assert the_nic.hook(outcome, other_pod).returncode == 0
-    assert addresses(links(other_pod)["net1"]) == ["192.0.2.7/24"]
+    assert addresses(links(other_pod)[IN_POD]) == ["192.0.2.7/24"]
 
 
 def test_addresses_and_routes_of_the_claim(the_nic: Nic, pod: int) -> None:
     routes = [{"destination": "203.0.113.0/24", "gateway": "10.7.0.1"}, {"destination": "fd00:8::/64"}]
-    outcome = the_nic.prepare(name="net1", addresses=["10.7.0.5/24", "fd00:7::5/64"], routes=routes)
+    outcome = the_nic.prepare(name=IN_POD, addresses=["10.7.0.5/24", "fd00:7::5/64"], routes=routes)
     with answered(the_nic.agent):
         done = the_nic.hook(outcome, pod)
     assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(addresses(links(pod)["net1"])) == ["10.7.0.5/24", "fd00:7::5/64"], "instead of the host's"
-    assert "203.0.113.0/24 via 10.7.0.1 dev net1" in ip("route", inside=pod)
-    assert "fd00:8::/64 dev net1" in ip("-6", "route", inside=pod)
+    assert sorted(addresses(links(pod)[IN_POD])) == ["10.7.0.5/24", "fd00:7::5/64"], "instead of the host's"
+    assert f"203.0.113.0/24 via 10.7.0.1 dev {IN_POD}" in ip("route", inside=pod)
+    assert f"fd00:8::/64 dev {IN_POD}" in ip("-6", "route", inside=pod)
 
 
 def test_a_route_that_the_kernel_refuses_is_named_each_time(the_nic: Nic, pod: int) -> None:
-    outcome = the_nic.prepare(name="net1", routes=[{"destination": "203.0.113.0/24", "gateway": "10.99.0.1"}])
+    outcome = the_nic.prepare(name=IN_POD, routes=[{"destination": "203.0.113.0/24", "gateway": "10.99.0.1"}])
     with answered(the_nic.agent):
         for _ in range(2):
             done = the_nic.hook(outcome, pod)
             assert done.returncode == 1
-            wanted = "net1: interface.routes[0]: no route to 203.0.113.0/24 by way of 10.99.0.1: Network is unreachable"
+            wanted = (
+                f"{IN_POD}: interface.routes[0]: no route to 203.0.113.0/24 by way of 10.99.0.1: Network is unreachable"
+            )
             assert wanted in done.stderr
 
 
@@ -469,26 +474,26 @@ def test_a_pod_network_without_ipv6_lacks_only_what_nobody_asked_for(the_nic: Ni
     ip("address", "add", "fd00:7::9/64", "dev", the_nic.name)
     off = "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6"
     subprocess.run(["nsenter", f"--net=/proc/{pod}/ns/net", "sh", "-c", off], check=True)
-    outcome = the_nic.prepare(name="net1")
+    outcome = the_nic.prepare(name=IN_POD)
     with answered(the_nic.agent):
         done = the_nic.hook(outcome, pod)
     assert (done.returncode, done.stderr) == (0, "")
-    assert addresses(links(pod)["net1"]) == ["192.0.2.7/24"]
+    assert addresses(links(pod)[IN_POD]) == ["192.0.2.7/24"]
 
 
 def test_a_name_that_the_pod_has_already(the_nic: Nic, pod: int) -> None:
-    ip("link", "add", "net1", "type", "veth", "peer", "name", "net2", inside=pod)
-    outcome = the_nic.prepare(name="net1")
+    ip("link", "add", IN_POD, "type", "veth", "peer", "name", "net2", inside=pod)
+    outcome = the_nic.prepare(name=IN_POD)
     with answered(the_nic.agent):
         done = the_nic.hook(outcome, pod)
-    assert done.returncode == 1 and "the pod's network has another interface net1" in done.stderr
+    assert done.returncode == 1 and f"the pod's network has another interface {IN_POD}" in done.stderr
     assert (NET / the_nic.name).exists()
 
 
 def test_an_interface_of_the_same_name_that_is_not_the_nics_stays(
     the_nic: Nic, pod: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = the_nic.prepare(name="net1")
+    outcome = the_nic.prepare(name=IN_POD)
     agent = the_nic.new_agent()
     # As /sys shows it on a host that is simulated, or not this one.
     monkeypatch.setattr(agent._interfaces, "hardware_address", lambda name: "02:00:00:00:00:01")
@@ -499,7 +504,7 @@ def test_an_interface_of_the_same_name_that_is_not_the_nics_stays(
 
 
 def test_the_hosts_own_network_is_no_container(the_nic: Nic) -> None:
-    outcome = the_nic.prepare(name="net1")
+    outcome = the_nic.prepare(name=IN_POD)
     with answered(the_nic.agent):
         done = the_nic.hook(outcome, os.getpid())
     assert done.returncode == 1 and "leave interface.name out for pods with hostNetwork" in done.stderr
@@ -521,15 +526,15 @@ def test_the_hosts_own_network_is_no_container(the_nic: Nic) -> None:
 def test_what_is_asked_for_is_looked_at_before_anything_is_done(
     the_nic: Nic, pod: int, ask: dict[str, Any], said: str
 ) -> None:
-    the_nic.prepare(name="net1")
+    the_nic.prepare(name=IN_POD)
     line = json.dumps({"claim": "a", "key": "nic-0", "task": TASK, "pid": pod} | ask)
     with pytest.raises(PermanentError, match=said):
         the_nic.agent.mover.move(line.encode())
-    assert (NET / the_nic.name).exists() and "net1" not in links(pod)
+    assert (NET / the_nic.name).exists() and IN_POD not in links(pod)
 
 
 def test_a_claim_that_is_gone_or_keeps_its_interface_on_the_host_moves_nothing(the_nic: Nic, pod: int) -> None:
-    outcome = the_nic.prepare(name="net1")
+    outcome = the_nic.prepare(name=IN_POD)
     the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
     with answered(the_nic.agent):
         assert "has no such interface" in the_nic.hook(outcome, pod).stderr
@@ -539,11 +544,11 @@ def test_a_claim_that_is_gone_or_keeps_its_interface_on_the_host_moves_nothing(t
 
 
 def test_a_container_waits_for_an_agent_that_is_being_started(the_nic: Nic, pod: int) -> None:
-    outcome = the_nic.prepare(name="net1")
+    outcome = the_nic.prepare(name=IN_POD)
     with answered(the_nic.new_agent(), after=1.0):
         done = the_nic.hook(outcome, pod)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "net1" in links(pod)
+    assert IN_POD in links(pod)
     began = time.monotonic()
     done = the_nic.hook(outcome, pod)
     assert done.returncode == 1 and "is it running?" in done.stderr
@@ -559,13 +564,13 @@ def test_containers_of_a_real_runtime(the_nic: Nic, tmp_path: Path) -> None:
     runtime, reasons = find(rootfs, cdi)
     if runtime is None:
         pytest.skip(f"no container runtime works here: {'; '.join(reasons)}")
-    outcome = the_nic.prepare(name="net1", addresses=["10.7.0.5/24"])
+    outcome = the_nic.prepare(name=IN_POD, addresses=["10.7.0.5/24"])
     device = Device("nic-0", "nic", "mellanox", ADDRESS, {}, identity={"ifname": the_nic.name})
     edits = Recipes(the_nic.host, directories=[cdi]).edits(device).with_setup(outcome.edits["nic-0"])
     spec = compose("dra-agent.internal", "a", "default", "net", [ClaimedDevice(device, edits, ("nic",))])
     SpecDirectory(cdi, "dra-agent.internal").write("a", spec.data)
     assert json.loads(spec.data)["cdiVersion"] == "0.3.0", "runtimes of any age read it"
-    script = "echo $DRA_AGENT_DEVICE_NIC_0_IFNAME; ip -o -4 address show dev net1"
+    script = f"echo $DRA_AGENT_DEVICE_NIC_0_IFNAME; ip -o -4 address show dev {IN_POD}"
     command = runtime.command(spec.ids[0], rootfs, ["/bin/busybox", "sh", "-c", script])
 
     def run() -> subprocess.CompletedProcess[str]:
@@ -575,15 +580,15 @@ def test_containers_of_a_real_runtime(the_nic: Nic, tmp_path: Path) -> None:
     assert refused.returncode != 0 and "dra-agent-hook" in refused.stderr and not refused.stdout
     with answered(the_nic.agent):
         done = run()
-    assert done.stdout.startswith("net1\n") and "inet 10.7.0.5/24" in done.stdout, done.stderr
+    assert done.stdout.startswith(f"{IN_POD}\n") and "inet 10.7.0.5/24" in done.stdout, done.stderr
 
 
 def test_what_else_a_device_has_is_not_moved(the_nic: Nic, pod: int) -> None:
-    outcome = the_nic.prepare(name="net1")
+    outcome = the_nic.prepare(name=IN_POD)
     # As a card in switchdev mode shows its own interface and those that stand for its virtual functions.
     agent = the_nic.new_agent()
     agent._interfaces.of = lambda address: [the_nic.peer, *([the_nic.name] if (NET / the_nic.name).exists() else [])]  # type: ignore[method-assign]
     with answered(agent):
         assert the_nic.hook(outcome, pod).returncode == 0
     assert (NET / the_nic.peer).exists() and not (NET / the_nic.name).exists()
-    assert links(pod)["net1"]["address"] == the_nic.hardware
+    assert links(pod)[IN_POD]["address"] == the_nic.hardware
