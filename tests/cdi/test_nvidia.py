@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 import time
 from collections.abc import Callable
@@ -263,6 +264,36 @@ def test_a_capability_whose_driver_is_unknown_is_an_error(host: Host, cdi: Path)
     )
     with pytest.raises(RetryableError, match="nvidia-cap66 cannot be used"):
         Recipes(host, directories=[cdi]).edits(mig)
+
+
+def mig_device(host: Host, make_node: MakeNode) -> Device:
+    """A MIG instance with its nodes, of which the driver tells in /proc."""
+    host.dev_path("/dev/nvidia0").unlink()
+    make_node(host.dev_path("/dev/nvidia0"), 195, 0)
+    (host.proc / "devices").write_text("Character devices:\n511 nvidia-caps\n")
+    for folder, minor in (("gi7", 66), ("gi7/ci0", 67)):
+        capability = host.proc / "driver/nvidia/capabilities/gpu0/mig" / folder
+        capability.mkdir(parents=True)
+        (capability / "access").write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
+    paths = {"/dev/nvidia0": "gpu", **{f"/dev/nvidia-caps/nvidia-cap{n}": "capability" for n in (66, 67)}}
+    nodes = tuple(DeviceNode(path, str(host.dev_path(path)), role) for path, role in paths.items())  # type: ignore[arg-type]
+    identity = {"uuid": UUID, "minor": "0", "gpu_instance": "7", "compute_instance": "0"}
+    return Device("gpu-0-mig", "gpu", "nvidia", "0000:1b:00.0", {}, nodes=nodes, identity=identity)
+
+
+@pytest.mark.parametrize("published", [False, True], ids=["own-nodes", "published-spec"])
+@pytest.mark.parametrize("gone", ["gi7", "gi7/ci0"])
+def test_a_mig_instance_that_was_destroyed_since_it_was_published_is_refused(
+    host: Host, cdi: Path, tmp_path: Path, make_node: MakeNode, gone: str, published: bool
+) -> None:
+    """Its nodes need not exist, and their numbers are those of the next instance with the same ids."""
+    device = mig_device(host, make_node)
+    if published:
+        (cdi / "nvidia.yaml").write_text(as_yaml(toolkit_spec(tmp_path)))
+    Recipes(host, directories=[cdi]).edits(device)
+    shutil.rmtree(host.proc / "driver/nvidia/capabilities/gpu0/mig" / gone)
+    with pytest.raises(RetryableError, match=r"device gpu-0-mig: its MIG instance is no longer on the GPU"):
+        Recipes(host, directories=[cdi]).edits(device)
 
 
 def test_versions_are_compared_by_number() -> None:

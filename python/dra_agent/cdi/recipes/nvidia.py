@@ -8,6 +8,7 @@ Driver libraries must match the running kernel driver to the last digit, hence t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from dra_agent.cdi.recipes import nodes
 from dra_agent.cdi.recipes.nvidia_ctk import NvidiaCtk
 from dra_agent.cdi.recipes.nvidia_published import PublishedSpecs
 from dra_agent.cdi.recipes.recipe import DeviceEdits
+from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.device import Device
 from dra_agent.inventory.device import DeviceNode as HostNode
@@ -65,6 +67,7 @@ class NvidiaGpu:
 
     def _own_nodes(self, device: Device) -> ContainerEdits:
         """Look at the GPU's nodes now, whichever way is taken: no way works for a GPU whose node is gone."""
+        _check_instance(self._host, device)
         unmade = {
             node.path: made
             for node in device.nodes
@@ -85,6 +88,25 @@ def capability_edits(host: Host, minors: Sequence[int], *, device: str) -> Conta
         found = ContainerEdits(device_nodes=(made,)) if made is not None else nodes.of_device([node], device=device)
         edits = edits.merged(found)
     return edits
+
+
+def _check_instance(host: Host, device: Device) -> None:
+    """RetryableError where a MIG instance was destroyed since the inventory looked.
+
+    The driver shows the capabilities of an instance as long as it exists (MIG user guide, "Device Nodes and
+    Capabilities"). The minors belong to the ids, not to the instance: the next one with these ids would be injected.
+    """
+    identity = device.identity
+    if "gpu_instance" not in identity or not any(node.role == "capability" for node in device.nodes):
+        return
+    gpu = host.proc / f"driver/nvidia/capabilities/gpu{identity.get('minor')}/mig/gi{identity['gpu_instance']}"
+    for folder in (gpu, gpu / f"ci{identity.get('compute_instance')}"):
+        if not os.path.lexists(folder / "access"):
+            raise RetryableError(
+                f"its MIG instance is no longer on the GPU: {folder / 'access'} is missing",
+                where=f"device {device.name}",
+                todo="run `nvidia-smi -L`; the next inventory publishes what is there",
+            )
 
 
 def _capability(host: Host, node: HostNode) -> DeviceNode | None:
