@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from dra_agent.errors import RetryableError
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Deadline:
@@ -20,6 +22,11 @@ class Deadline:
     def remaining(self) -> float:
         """Return the seconds that are left; 0.0 once it has passed."""
         return max(0.0, self.at - time.monotonic())
+
+    def check(self, where: str) -> None:
+        """Raise RetryableError once it has passed: nobody waits any more for what would begin now."""
+        if not self.remaining():
+            raise RetryableError("its caller no longer waits for it", where=where)
 
     def at_most(self, seconds: float) -> Deadline:
         """Return this deadline, or the one this many seconds away where that is earlier."""

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from deadlines import a_minute
 from dra_agent.host import Host
 from dra_agent.inventory import Inventory, InventorySettings, take
 from dra_agent.inventory.handover import Handovers
@@ -54,7 +55,7 @@ class Machine:
         (device,) = self.look().devices
         wanted = msgspec.convert({"interface": interface}, NicConfig)
         agent.check(device, wanted)
-        agent.set_up(uid, [SetupDevice(device, ("nic",))], wanted, None)
+        agent.set_up(uid, [SetupDevice(device, ("nic",))], wanted, None, a_minute())
         return agent
 
 

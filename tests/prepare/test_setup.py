@@ -9,9 +9,11 @@ import msgspec
 import pytest
 
 from dra_agent.cdi.injection import applied_edits
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.device import Device
 from dra_agent.prepare.setup import SetupDevice, SetupOutcome
+from eventually import eventually
 from prepare.world import POOL, PartitionParameters, Partitions, World, claim, partition, result
 
 
@@ -195,14 +197,16 @@ class Clocks:
     def check(self, device: Device, parameters: Lock) -> None:
         pass
 
-    def set_up(self, uid: str, devices: Sequence[SetupDevice], parameters: Lock, previous: Any) -> SetupOutcome:
+    def set_up(
+        self, uid: str, devices: Sequence[SetupDevice], parameters: Lock, previous: Any, deadline: Deadline
+    ) -> SetupOutcome:
         self.calls.append(f"clock {parameters.clock}")
         return SetupOutcome(None, {})
 
-    def tear_down(self, uid: str, keys: Sequence[str], record: Any) -> None:
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
         self.calls.append("clock reset")
 
-    def roll_back(self, uid: str, keys: Sequence[str], parameters: Lock) -> None:
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: Lock, deadline: Deadline) -> None:
         self.calls.append("clock reset")
 
 
@@ -217,6 +221,37 @@ def test_set_ups_come_in_the_agents_order_and_go_in_reverse(world: World) -> Non
     world.preparer.prepare(claim("a", "gpu-0", config=[clock, partition(1)]))
     world.preparer.unprepare("a")
     assert world.partitions.calls == ["set_up", "clock 5", "clock reset", "tear_down"]
+
+
+def test_a_set_up_that_nobody_waits_for_any_more_is_not_begun(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before it took all of the caller's time; it is undone in a time of its own."""
+    world.more_setups = [Clocks(world.partitions.calls)]
+    world.start()
+    version, kind = Clocks.kind
+    clock = {
+        "opaque": {"driver": "dra-agent.internal", "parameters": {"apiVersion": version, "kind": kind, "clock": 5}}
+    }
+    given: list[float] = []
+    set_up = world.partitions.set_up
+
+    def slow(*arguments: Any) -> SetupOutcome:
+        deadline: Deadline = arguments[-1]
+        eventually(lambda: not deadline.remaining(), "the caller's deadline never passed")
+        return set_up(*arguments)
+
+    def undone(*arguments: Any) -> None:
+        given.append(arguments[-1].remaining())
+        world.partitions._remove(arguments[0], arguments[1])
+
+    monkeypatch.setattr(world.partitions, "set_up", slow)
+    monkeypatch.setattr(world.partitions, "roll_back", undone)
+    with pytest.raises(RetryableError, match="claim a: its caller no longer waits for it"):
+        world.preparer.prepare(claim("a", "gpu-0", config=[clock, partition(1)]), Deadline.of(0.3))
+    assert world.partitions.calls == ["set_up", "clock reset"], "no clock is set, and what may have been is reset"
+    assert world.hardware == {} and world.ledger.entries() == []
+    assert given and given[0] > 5, "seconds for undoing"
+    monkeypatch.setattr(world.partitions, "set_up", set_up)
+    assert world.preparer.prepare(claim("a", "gpu-0", config=[clock, partition(1)]))
 
 
 def test_a_set_up_that_had_to_be_made_anew_is_undone_as_it_is_now(world: World) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from prepare.world import Partitions, World, claim, partition
 
@@ -19,7 +20,7 @@ class NotingPartitions(Partitions):
     def noted(self, uid: str) -> Sequence[str]:
         return [key for key, owner in self.hardware.items() if owner == uid]
 
-    def tear_down(self, uid: str, keys: Sequence[str], record: Any) -> None:
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
         self.calls.append("tear_down")
         self._remove(uid, keys)
 

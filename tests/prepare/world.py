@@ -199,7 +199,9 @@ class Partitions:
         if parameters.size > 7:
             raise PermanentError("size: at most 7", todo="ask for less")
 
-    def set_up(self, uid: str, devices: Sequence[SetupDevice], parameters: Any, previous: Any) -> SetupOutcome:
+    def set_up(
+        self, uid: str, devices: Sequence[SetupDevice], parameters: Any, previous: Any, deadline: Deadline
+    ) -> SetupOutcome:
         self.calls.append("set_up")
         self.seen = list(devices)
         edits = {}
@@ -212,12 +214,12 @@ class Partitions:
             edits[item.key] = ContainerEdits(env=(f"PARTITION={parameters.size}",))
         return SetupOutcome({"size": parameters.size, "generation": self.generation}, edits)
 
-    def tear_down(self, uid: str, keys: Sequence[str], record: Any) -> None:
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
         self.calls.append("tear_down")
         assert record == {"size": record["size"], "generation": self.generation}
         self._remove(uid, keys)
 
-    def roll_back(self, uid: str, keys: Sequence[str], parameters: Any) -> None:
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: Any, deadline: Deadline) -> None:
         self.calls.append("roll_back")
         self._remove(uid, keys)
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from deadlines import a_minute
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import Attribute, Capacity, Device
@@ -100,7 +101,7 @@ def arguments(edits: Any) -> list[str]:
 
 
 def test_the_kernel_is_told_a_region_and_its_limit(tree: Tree) -> None:
-    edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30)
+    edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30, a_minute())
     done = tree.hook(*arguments(edits))
     assert (done.returncode, done.stderr) == (0, "")
     assert (tree.container / "dmem.max").read_text() == f"{REGION} {4 << 30}\n"
@@ -112,7 +113,7 @@ def test_the_kernel_is_told_a_region_and_its_limit(tree: Tree) -> None:
 def test_controllers_that_are_given_already_are_left_alone(tree: Tree) -> None:
     for folder in (tree.root, tree.root / "kubepods.slice", tree.root / SLICE):
         (folder / "cgroup.subtree_control").write_text("cpu dmem\n")
-    edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30)
+    edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30, a_minute())
     assert tree.hook(*arguments(edits)).returncode == 0
     assert (tree.root / "cgroup.subtree_control").read_text() == "cpu dmem\n"
 
@@ -129,7 +130,7 @@ def test_controllers_that_are_given_already_are_left_alone(tree: Tree) -> None:
     ],
 )
 def test_what_cannot_be_limited_does_not_start_and_says_why_in_a_line(tree: Tree, damage: Any, said: str) -> None:
-    edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30)
+    edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30, a_minute())
     damage(tree)
     done = tree.hook(*arguments(edits))
     assert done.returncode == 1
@@ -144,13 +145,13 @@ def test_a_limit_that_is_not_what_was_asked_is_a_failure(tree: Tree) -> None:
     limit = tree.container / "dmem.max"
     limit.unlink()
     limit.symlink_to("/dev/null")
-    edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30)
+    edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30, a_minute())
     assert "is not limited" in tree.hook(*arguments(edits)).stderr
 
 
 @pytest.mark.parametrize("state", [{}, {"pid": 0}, {"pid": "41"}, [], {"pid": 42}])
 def test_a_state_that_names_no_process_is_a_failure(tree: Tree, state: Any) -> None:
-    edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30)
+    edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30, a_minute())
     assert tree.hook(*arguments(edits), state=state).returncode == 1
     assert (tree.container / "dmem.max").read_text() == ""
 
@@ -167,7 +168,7 @@ def test_a_state_that_names_no_process_is_a_failure(tree: Tree, state: Any) -> N
 )
 def test_a_state_with_a_name_twice_is_a_failure(tree: Tree, state: str) -> None:
     """Readers differ in which of the two they take."""
-    edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30)
+    edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30, a_minute())
     done = tree.hook(*arguments(edits), state=state)
     assert done.returncode == 1 and "is there twice" in done.stderr
     assert (tree.container / "dmem.max").read_text() == ""
@@ -195,7 +196,7 @@ def answered(limiter: Limiter, socket: Path) -> Iterator[None]:
 
 
 def test_the_driver_is_told_by_the_agent_whom_the_hook_asks(tree: Tree) -> None:
-    edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30)
+    edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30, a_minute())
     with answered(tree.limiter, tree.path / "host/hooks.sock"):
         for _ in range(2):
             done = tree.hook(*arguments(edits))
@@ -203,12 +204,12 @@ def test_the_driver_is_told_by_the_agent_whom_the_hook_asks(tree: Tree) -> None:
     assert tree.driver.set_ == [("GPU-1", "0000:03:00.0", tree.container, 4 << 30)] * 2
     kept = json.loads((tree.path / "state/limits/uid-1.json").read_text())
     assert kept["gpu-a/share-1"]["cgroups"] == [SCOPE]
-    tree.limiter.revoke("uid-1")
+    tree.limiter.revoke("uid-1", a_minute())
     assert not (tree.path / "state/limits/uid-1.json").exists()
 
 
 def test_cgroups_of_containers_that_have_ended_are_forgotten(tree: Tree) -> None:
-    tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30)
+    tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30, a_minute())
     for number in range(3):
         name = f"{SLICE}/cri-again-{number}.scope"
         (tree.root / name).mkdir()
@@ -220,7 +221,7 @@ def test_cgroups_of_containers_that_have_ended_are_forgotten(tree: Tree) -> None
 
 
 def test_a_second_container_of_a_share_is_told_of(tree: Tree, caplog: pytest.LogCaptureFixture) -> None:
-    tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30)
+    tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30, a_minute())
     for name, said in ((SCOPE, 0), (SCOPE, 0), (f"{SLICE}/cri-2.scope", 1)):
         (tree.root / name).mkdir(exist_ok=True)
         tree.limiter.apply(msgspec.json.encode(Ask("uid-1", "gpu-a/share-1", name)))
@@ -228,13 +229,13 @@ def test_a_second_container_of_a_share_is_told_of(tree: Tree, caplog: pytest.Log
 
 
 def test_without_the_agent_no_container_starts_unlimited(tree: Tree) -> None:
-    edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30)
+    edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30, a_minute())
     done = tree.hook(*arguments(edits))
     assert done.returncode == 1 and "is it running?" in done.stderr
 
 
 def test_what_the_driver_refuses_is_what_the_container_says(tree: Tree) -> None:
-    edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30)
+    edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30, a_minute())
     tree.driver.refuses = 'no "permission"'
     with answered(tree.limiter, tree.path / "host/hooks.sock"):
         done = tree.hook(*arguments(edits))
@@ -242,8 +243,8 @@ def test_what_the_driver_refuses_is_what_the_container_says(tree: Tree) -> None:
 
 
 def test_a_claim_that_is_gone_has_no_limit_to_apply(tree: Tree) -> None:
-    edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30)
-    tree.limiter.revoke("uid-1")
+    edits = tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30, a_minute())
+    tree.limiter.revoke("uid-1", a_minute())
     with answered(tree.limiter, tree.path / "host/hooks.sock"):
         done = tree.hook(*arguments(edits))
     assert done.returncode == 1 and "no such share" in done.stderr
@@ -264,7 +265,7 @@ def test_a_claim_that_is_gone_has_no_limit_to_apply(tree: Tree) -> None:
     ],
 )
 def test_names_from_outside_are_looked_at_before_they_are_used(tree: Tree, ask: Ask) -> None:
-    tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30)
+    tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30, a_minute())
     (tree.root / "kubepods.slice/link").symlink_to(tree.path)
     with pytest.raises(PermanentError):
         tree.limiter.apply(msgspec.json.encode(ask))

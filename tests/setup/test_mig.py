@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from deadlines import a_minute
 from dra_agent import whole_file
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import Collector, Device, Inventory, InventorySettings, PartitionRule
@@ -116,7 +118,7 @@ def test_a_partition_is_made_with_the_mode_and_destroyed_after(world: World) -> 
     device = world.device(name)
     parameters = world.setup.default(device)
     assert parameters is not None
-    outcome = world.setup.set_up("u1", [ask(device)], parameters, None)
+    outcome = world.setup.set_up("u1", [ask(device)], parameters, None, a_minute())
     assert world.exist() == [(9, 4, 1)]
     edits = outcome.edits[name]
     (variable,) = edits.env
@@ -127,7 +129,7 @@ def test_a_partition_is_made_with_the_mode_and_destroyed_after(world: World) -> 
     nodes = [node.path for node in edits.device_nodes] + [mount.container_path for mount in edits.mounts]
     assert len(nodes) == 2
     assert all(path.startswith("/dev/nvidia-caps/nvidia-cap") for path in nodes)
-    world.setup.tear_down("u1", [name], outcome.record)
+    world.setup.tear_down("u1", [name], outcome.record, a_minute())
     assert world.exist() == []
     assert world.notes() == []
 
@@ -135,14 +137,14 @@ def test_a_partition_is_made_with_the_mode_and_destroyed_after(world: World) -> 
 def test_a_repeat_changes_nothing_and_mends_what_is_gone(world: World) -> None:
     name = f"{FIRST}-mig-1g-10gb-6"
     device = world.device(name)
-    first = world.setup.set_up("u1", [ask(device)], MigConfig(), None)
-    again = world.again().set_up("u1", [ask(device)], MigConfig(), first.record)
+    first = world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
+    again = world.again().set_up("u1", [ask(device)], MigConfig(), first.record, a_minute())
     assert again == first
     driver = drivers.GpuDriver(world.nvml, world.host, "0000:01:00.0", {})
     (instance,) = driver.instances()
     driver.destroy_compute(driver.computes(instance)[0])
     driver.destroy(instance)
-    mended = world.setup.set_up("u1", [ask(device)], MigConfig(), first.record)
+    mended = world.setup.set_up("u1", [ask(device)], MigConfig(), first.record, a_minute())
     assert mended.record != first.record
     assert world.exist() == [(19, 6, 1)]
 
@@ -150,7 +152,7 @@ def test_a_repeat_changes_nothing_and_mends_what_is_gone(world: World) -> None:
 def test_what_is_offered_stays_the_same_while_claims_come_and_go(world: World) -> None:
     before = world.inventory()
     device = world.device(f"{FIRST}-mig-2g-20gb-2")
-    world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     during = world.inventory()
     assert [one.to_api() for one in during.devices] == [one.to_api() for one in before.devices]
     assert during.counter_sets == before.counter_sets
@@ -182,10 +184,10 @@ def test_an_instance_of_somebody_else_is_never_destroyed(world: World) -> None:
     whole = world.device(FIRST)
     world.somebody_makes(9, 4, 4)
     with pytest.raises(RetryableError, match="is in the way, and the agent has not made it"):
-        world.setup.set_up("u1", [ask(device)], MigConfig(), None)
-    world.setup.roll_back("u1", [device.name], MigConfig())
+        world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
+    world.setup.roll_back("u1", [device.name], MigConfig(), a_minute())
     with pytest.raises(RetryableError, match="is in the way, and the agent has not made it"):
-        world.setup.set_up("u2", [ask(whole)], MigConfig(), None)
+        world.setup.set_up("u2", [ask(whole)], MigConfig(), None, a_minute())
     assert world.exist() == [(9, 4, 1)]
     assert world.notes() == []
 
@@ -193,33 +195,33 @@ def test_an_instance_of_somebody_else_is_never_destroyed(world: World) -> None:
 def test_an_instance_of_somebody_else_is_destroyed_where_the_operator_wants_it(world: World) -> None:
     world.somebody_makes(9, 4, 4)
     device = world.device(f"{FIRST}-mig-1g-10gb-6", "destroy")
-    world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     assert world.exist() == [(19, 6, 1)]
 
 
 def test_the_whole_gpu_is_taken_back_out_of_mig_mode(world: World) -> None:
     part, whole = world.device(f"{FIRST}-mig-1g-10gb-6"), world.device(FIRST)
-    world.setup.set_up("u1", [ask(part)], MigConfig(), None)
+    world.setup.set_up("u1", [ask(part)], MigConfig(), None, a_minute())
     assert world.mode()
     with pytest.raises(RetryableError, match="claim u1 holds it"):
-        world.setup.set_up("u2", [ask(whole)], MigConfig(), None)
-    world.setup.tear_down("u1", [part.name], None)
-    assert world.setup.set_up("u2", [ask(whole)], MigConfig(), None).edits == {}
+        world.setup.set_up("u2", [ask(whole)], MigConfig(), None, a_minute())
+    world.setup.tear_down("u1", [part.name], None, a_minute())
+    assert world.setup.set_up("u2", [ask(whole)], MigConfig(), None, a_minute()).edits == {}
     assert not world.mode()
 
 
 def test_a_process_that_lingers_is_waited_for_and_then_told_of(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
-    world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     monkeypatch.setattr(gpus, "_PATIENCE", 0.6)
     change.fail(world.root, "nvmlComputeInstanceDestroy", IN_USE, machine=MACHINE)
     with pytest.raises(RetryableError, match="a process still uses it") as raised:
-        world.setup.tear_down("u1", [device.name], None)
+        world.setup.tear_down("u1", [device.name], None, a_minute())
     assert raised.value.todo is not None
     assert world.exist() == [(19, 6, 1)]
     monkeypatch.setattr(gpus, "_PATIENCE", 60.0)
     threading.Timer(0.3, lambda: change.clear(world.root)).start()
-    world.setup.tear_down("u1", [device.name], None)
+    world.setup.tear_down("u1", [device.name], None, a_minute())
     assert world.exist() == []
 
 
@@ -227,16 +229,35 @@ def test_a_gpu_instance_that_outlives_its_compute_instance_is_finished_later(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
-    world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     monkeypatch.setattr(gpus, "_PATIENCE", 0.0)
     change.fail(world.root, "nvmlGpuInstanceDestroy", IN_USE, machine=MACHINE)
     with pytest.raises(RetryableError, match="GPU instance cannot be destroyed"):
-        world.setup.tear_down("u1", [device.name], None)
+        world.setup.tear_down("u1", [device.name], None, a_minute())
     assert world.exist() == [(19, 6, 0)]
     change.clear(world.root)
     # Whatever is done next on the GPU finishes it, an agent that was started again too.
-    world.again().set_up("u2", [ask(world.device(f"{FIRST}-mig-3g-40gb-4"))], MigConfig(), None)
+    world.again().set_up("u2", [ask(world.device(f"{FIRST}-mig-3g-40gb-4"))], MigConfig(), None, a_minute())
     assert world.exist() == [(9, 4, 1)]
+
+
+def test_a_caller_that_no_longer_waits_has_nothing_made(world: World) -> None:
+    device = world.device(f"{FIRST}-mig-1g-10gb-6")
+    with pytest.raises(RetryableError, match="its caller no longer waits for it"):
+        world.setup.set_up("u1", [ask(device)], MigConfig(), None, Deadline.of(0))
+    assert world.exist() == [] and not world.mode()
+
+
+def test_a_partition_in_use_is_tried_again_no_longer_than_the_caller_waits(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were it tried for the set-up's own time, the test would take an hour."""
+    device = world.device(f"{FIRST}-mig-1g-10gb-6")
+    world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
+    monkeypatch.setattr(gpus, "_PATIENCE", 3600.0)
+    change.fail(world.root, "nvmlComputeInstanceDestroy", IN_USE, machine=MACHINE)
+    with pytest.raises(RetryableError, match="a process still uses it"):
+        world.setup.tear_down("u1", [device.name], None, Deadline.of(1))
 
 
 def test_no_room_is_tried_again_and_then_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,11 +265,11 @@ def test_no_room_is_tried_again_and_then_told(world: World, monkeypatch: pytest.
     monkeypatch.setattr(gpus, "_PATIENCE", 0.6)
     change.fail(world.root, "nvmlDeviceCreateGpuInstanceWithPlacement", NO_ROOM, machine=MACHINE)
     with pytest.raises(RetryableError, match="the GPU has no room"):
-        world.setup.set_up("u1", [ask(device)], MigConfig(), None)
-    world.setup.roll_back("u1", [device.name], MigConfig())
+        world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
+    world.setup.roll_back("u1", [device.name], MigConfig(), a_minute())
     assert world.notes() == []
     threading.Timer(0.3, lambda: change.clear(world.root)).start()
-    world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     assert world.exist() == [(19, 6, 1)]
 
 
@@ -262,26 +283,26 @@ def test_a_hung_call_about_one_gpu_never_delays_another_and_leaks_nothing(
 
     def hang() -> None:
         try:
-            world.setup.set_up("u1", [ask(slow)], MigConfig(), None)
+            world.setup.set_up("u1", [ask(slow)], MigConfig(), None, a_minute())
         except RetryableError as error:
             failed.append(error)
 
     hanging = threading.Thread(target=hang)
     hanging.start()
     time.sleep(0.3)
-    world.setup.set_up("u2", [ask(quick)], MigConfig(), None)
+    world.setup.set_up("u2", [ask(quick)], MigConfig(), None, a_minute())
     assert hanging.is_alive(), "the other GPU was not delayed by the hung one"
     hanging.join()
     assert len(failed) == 1
     with pytest.raises(RetryableError):
-        world.setup.roll_back("u1", [slow.name], MigConfig())
-    world.setup.tear_down("u2", [quick.name], None)
+        world.setup.roll_back("u1", [slow.name], MigConfig(), a_minute())
+    world.setup.tear_down("u2", [quick.name], None, a_minute())
     assert world.exist(1) == []
     change.clear(world.root)
 
     def rolled_back() -> bool:  # the call comes back, and makes what nobody waits for any more
         try:
-            world.setup.roll_back("u1", [slow.name], MigConfig())
+            world.setup.roll_back("u1", [slow.name], MigConfig(), a_minute())
         except RetryableError:
             return False
         return True
@@ -294,27 +315,27 @@ def test_a_hung_call_about_one_gpu_never_delays_another_and_leaks_nothing(
 def test_two_claims_that_share_a_partition_keep_it_until_both_are_done(world: World) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
     for uid in ("u1", "u2"):
-        world.setup.set_up(uid, [SetupDevice(device, ("gpu",), share_id="s")], MigConfig(), None)
-    world.setup.tear_down("u1", [f"{device.name}/s"], None)
+        world.setup.set_up(uid, [SetupDevice(device, ("gpu",), share_id="s")], MigConfig(), None, a_minute())
+    world.setup.tear_down("u1", [f"{device.name}/s"], None, a_minute())
     assert world.exist() == [(19, 6, 1)]
-    world.setup.tear_down("u2", [f"{device.name}/s"], None)
+    world.setup.tear_down("u2", [f"{device.name}/s"], None, a_minute())
     assert world.exist() == []
 
 
 def test_claims_that_share_a_partition_cannot_tear_each_other_s_compute_instance_away(world: World) -> None:
     device = world.device(f"{FIRST}-mig-3g-40gb-4")
     shared_with = SetupDevice(device, ("gpu",), share_id="s")
-    world.setup.set_up("u1", [shared_with], MigConfig(), None)
+    world.setup.set_up("u1", [shared_with], MigConfig(), None, a_minute())
     with pytest.raises(RetryableError, match="claim u1 shares .* with 3, not 1"):
-        world.setup.set_up("u2", [shared_with], MigConfig(compute_slices=1), None)
-    world.setup.roll_back("u2", [shared_with.key], MigConfig(compute_slices=1))
+        world.setup.set_up("u2", [shared_with], MigConfig(compute_slices=1), None, a_minute())
+    world.setup.roll_back("u2", [shared_with.key], MigConfig(compute_slices=1), a_minute())
     assert world.exist() == [(9, 4, 1)]
 
 
 def test_fewer_compute_slices_than_the_profile_has(world: World) -> None:
     device = world.device(f"{FIRST}-mig-3g-40gb-4")
     world.setup.check(device, MigConfig(compute_slices=2))
-    outcome = world.setup.set_up("u1", [ask(device)], MigConfig(compute_slices=2), None)
+    outcome = world.setup.set_up("u1", [ask(device)], MigConfig(compute_slices=2), None, a_minute())
     driver = drivers.GpuDriver(world.nvml, world.host, "0000:01:00.0", {})
     assert [compute.slices for compute in driver.computes(driver.instances()[0])] == [2]
     assert outcome.record[device.name]["ci"] == 0
@@ -324,18 +345,18 @@ def test_fewer_compute_slices_than_the_profile_has(world: World) -> None:
 
 def test_what_the_ledger_does_not_know_is_destroyed_at_start(world: World) -> None:
     for uid, start in (("u1", 6), ("u2", 5)):
-        world.setup.set_up(uid, [ask(world.device(f"{FIRST}-mig-1g-10gb-{start}"))], MigConfig(), None)
+        world.setup.set_up(uid, [ask(world.device(f"{FIRST}-mig-1g-10gb-{start}"))], MigConfig(), None, a_minute())
     world.again().keep_only({"u2"}.__contains__)
     assert world.exist() == [(19, 5, 1)]
 
 
 def test_a_note_that_cannot_be_understood_destroys_nothing(world: World) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
-    world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     (name,) = world.notes()
     (world.root.parent / "state/mig" / name).write_text("{")
     with pytest.raises(RetryableError, match="is no note of MIG instances"):
-        world.again().tear_down("u1", [device.name], None)
+        world.again().tear_down("u1", [device.name], None, a_minute())
     assert world.exist() == [(19, 6, 1)]
     assert any("is no note of MIG instances" in problem.what for problem in world.inventory().problems)
 
@@ -343,15 +364,15 @@ def test_a_note_that_cannot_be_understood_destroys_nothing(world: World) -> None
 def test_a_damaged_note_of_one_gpu_holds_up_no_claim_of_another(world: World) -> None:
     first, second = (world.device(f"{name}-mig-1g-10gb-6") for name in (FIRST, SECOND))
     for uid, device in (("u1", first), ("u2", second)):
-        world.setup.set_up(uid, [ask(device)], MigConfig(), None)
+        world.setup.set_up(uid, [ask(device)], MigConfig(), None, a_minute())
     (world.root.parent / "state/mig" / world.notes()[0]).write_text("{")
-    world.again().tear_down("u2", [second.name], None)
+    world.again().tear_down("u2", [second.name], None, a_minute())
     assert (world.exist(0), world.exist(1)) == ([(19, 6, 1)], [])
 
 
 def test_at_start_a_gpu_that_fails_keeps_no_orphans_on_the_others(world: World) -> None:
     for uid, name in (("u1", FIRST), ("u2", SECOND)):
-        world.setup.set_up(uid, [ask(world.device(f"{name}-mig-1g-10gb-6"))], MigConfig(), None)
+        world.setup.set_up(uid, [ask(world.device(f"{name}-mig-1g-10gb-6"))], MigConfig(), None, a_minute())
     (world.root.parent / "state/mig" / world.notes()[0]).write_text("{")
     with pytest.raises(RetryableError, match="is no note of MIG instances"):
         world.again().keep_only(lambda uid: False)
@@ -360,10 +381,10 @@ def test_at_start_a_gpu_that_fails_keeps_no_orphans_on_the_others(world: World) 
 
 def test_a_claim_on_two_gpus_gives_back_what_it_can(world: World) -> None:
     devices = [world.device(f"{name}-mig-1g-10gb-6") for name in (FIRST, SECOND)]
-    world.setup.set_up("u1", [ask(device) for device in devices], MigConfig(), None)
+    world.setup.set_up("u1", [ask(device) for device in devices], MigConfig(), None, a_minute())
     (world.root.parent / "state/mig" / world.notes()[0]).write_text("{")
     with pytest.raises(RetryableError, match="is no note of MIG instances"):
-        world.again().tear_down("u1", [device.name for device in devices], None)
+        world.again().tear_down("u1", [device.name for device in devices], None, a_minute())
     assert world.exist(1) == []
 
 
@@ -379,17 +400,17 @@ def test_what_came_while_room_was_waited_for_is_somebody_else_s(world: World, mo
 
     monkeypatch.setattr(drivers.GpuDriver, "make", overtaken)
     with pytest.raises(RetryableError, match="the GPU has no room"):
-        world.setup.set_up("u1", [ask(device)], MigConfig(), None)
-    world.setup.roll_back("u1", [device.name], MigConfig())
+        world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
+    world.setup.roll_back("u1", [device.name], MigConfig(), a_minute())
     assert world.exist() == [(19, 6, 0)]
     assert world.notes() == []
 
 
 def test_a_gpu_that_is_gone_holds_no_claim_back(world: World) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
-    world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     change.unplug(world.root, "0000:01:00.0", MACHINE)
-    world.setup.tear_down("u1", [device.name], None)
+    world.setup.tear_down("u1", [device.name], None, a_minute())
     assert world.notes() == []
 
 
@@ -451,27 +472,27 @@ def test_an_agent_killed_in_any_step_leaks_nothing(
     kill(step, 1, after)
     made = False
     with pytest.raises(Killed):
-        world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+        world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
         made = True
-        world.setup.tear_down("u1", [device.name], None)
+        world.setup.tear_down("u1", [device.name], None, a_minute())
     monkeypatch.undo()
     if made:
-        world.again().tear_down("u1", [device.name], None)
+        world.again().tear_down("u1", [device.name], None, a_minute())
     else:
-        world.again().roll_back("u1", [device.name], MigConfig())
+        world.again().roll_back("u1", [device.name], MigConfig(), a_minute())
     assert world.exist() == []
     assert world.notes() == []
     # And the place can be had again.
-    world.setup.set_up("u2", [ask(device)], MigConfig(), None)
+    world.setup.set_up("u2", [ask(device)], MigConfig(), None, a_minute())
     assert world.exist() == [(14, 4, 1)]
 
 
 def test_an_agent_killed_in_the_midst_can_go_on_instead(world: World, kill: Callable[[str, int, bool], None]) -> None:
     """A completed claim that is torn down half is set up again at start, until the kubelet asks again."""
     device = world.device(f"{FIRST}-mig-2g-20gb-4")
-    first = world.setup.set_up("u1", [ask(device)], MigConfig(), None)
+    first = world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     kill("nvmlGpuInstanceDestroy", 1, False)
     with pytest.raises(Killed):
-        world.setup.tear_down("u1", [device.name], None)
-    world.again().set_up("u1", [ask(device)], MigConfig(), first.record)
+        world.setup.tear_down("u1", [device.name], None, a_minute())
+    world.again().set_up("u1", [ask(device)], MigConfig(), first.record, a_minute())
     assert world.exist() == [(14, 4, 1)]

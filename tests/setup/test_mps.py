@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from deadlines import a_minute
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import Attribute, Capacity, Device
@@ -114,7 +115,7 @@ def share(
 
 def test_a_container_is_told_its_limits_and_where_its_daemon_is(world: World) -> None:
     item = share(1, "4Gi", "66")
-    outcome = world.setup.set_up("uid-1", [item], ShareConfig(), None)
+    outcome = world.setup.set_up("uid-1", [item], ShareConfig(), None, a_minute())
     edits = outcome.edits[item.key]
     assert edits.env == (
         "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps",
@@ -135,7 +136,7 @@ def test_a_container_is_told_its_limits_and_where_its_daemon_is(world: World) ->
 def test_other_users_reach_the_pipes_whatever_the_agents_umask_is(world: World) -> None:
     before = os.umask(0o077)
     try:
-        world.setup.set_up("uid-1", [share(1)], ShareConfig(), None)
+        world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     finally:
         os.umask(before)
     place = world.place()
@@ -148,7 +149,7 @@ def test_other_users_reach_the_pipes_whatever_the_agents_umask_is(world: World) 
 def test_one_daemon_for_all_shares_of_a_gpu_from_the_first_to_the_last(world: World) -> None:
     world.modes.now["GPU-gpu-a"] = 1
     for number, memory in enumerate(("4Gi", "8Gi", "2Gi")):
-        world.setup.set_up(f"uid-{number}", [share(number, memory)], ShareConfig(), None)
+        world.setup.set_up(f"uid-{number}", [share(number, memory)], ShareConfig(), None, a_minute())
     told = world.told()
     assert [line for line in told if line.startswith("started")] == ["started GPU-gpu-a"]
     # What a client may have that asks for nothing is the largest share, set anew only when that grows.
@@ -158,31 +159,31 @@ def test_one_daemon_for_all_shares_of_a_gpu_from_the_first_to_the_last(world: Wo
     ]
     pid = world.pid()
     for number in (1, 0):
-        world.setup.tear_down(f"uid-{number}", [f"gpu-a/share-{number}"], None)
+        world.setup.tear_down(f"uid-{number}", [f"gpu-a/share-{number}"], None, a_minute())
         assert world.pid() == pid
         assert world.modes.now == {"GPU-gpu-a": 3}
-    world.setup.tear_down("uid-2", ["gpu-a/share-2"], None)
+    world.setup.tear_down("uid-2", ["gpu-a/share-2"], None, a_minute())
     assert world.told()[-1] == "quit"
     assert world.modes.now == {"GPU-gpu-a": 1}
     assert not world.place().pipe.exists() and not (world.path / "state/mps/gpu-a.json").exists()
-    world.setup.tear_down("uid-2", ["gpu-a/share-2"], None)
+    world.setup.tear_down("uid-2", ["gpu-a/share-2"], None, a_minute())
 
 
 def test_servers_that_run_are_told_of_a_larger_share(world: World) -> None:
     world.place().make()
     (world.place().log / "servers").write_text("4711\n")
-    world.setup.set_up("uid-1", [share(1, "8Gi")], ShareConfig(), None)
+    world.setup.set_up("uid-1", [share(1, "8Gi")], ShareConfig(), None, a_minute())
     assert "set_device_pinned_mem_limit 4711 0 8192M" in world.told()
 
 
 def test_a_repeat_changes_nothing_and_mends_what_has_died(world: World) -> None:
-    first = world.setup.set_up("uid-1", [share(1)], ShareConfig(), None)
+    first = world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     pid = world.pid()
     assert pid is not None
-    assert world.setup.set_up("uid-1", [share(1)], ShareConfig(), first.record) == first
+    assert world.setup.set_up("uid-1", [share(1)], ShareConfig(), first.record, a_minute()) == first
     assert world.pid() == pid
     kill(pid)
-    assert world.setup.set_up("uid-1", [share(1)], ShareConfig(), first.record) == first
+    assert world.setup.set_up("uid-1", [share(1)], ShareConfig(), first.record, a_minute()) == first
     assert world.pid() not in (None, pid)
 
 
@@ -199,7 +200,7 @@ def kill(pid: int) -> None:
 
 
 def test_a_daemon_that_dies_is_started_again_and_told_once(world: World) -> None:
-    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None)
+    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     assert world.mps.watch() == {}
     pid = world.pid()
     assert pid is not None
@@ -212,7 +213,7 @@ def test_a_daemon_that_dies_is_started_again_and_told_once(world: World) -> None
 
 
 def test_a_daemon_that_does_not_come_up_is_told_until_it_does(world: World) -> None:
-    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None)
+    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     pid = world.pid()
     assert pid is not None
     (world.place().log / "refuses").touch()
@@ -225,21 +226,21 @@ def test_a_daemon_that_does_not_come_up_is_told_until_it_does(world: World) -> N
 
 def test_an_agent_that_was_killed_goes_on_with_the_daemon_and_ends_it(world: World) -> None:
     world.modes.now["GPU-gpu-a"] = 2
-    first = world.setup.set_up("uid-1", [share(1)], ShareConfig(), None)
+    first = world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     pid = world.pid()
     setup = world.again()
-    assert setup.set_up("uid-1", [share(1)], ShareConfig(), first.record) == first
+    assert setup.set_up("uid-1", [share(1)], ShareConfig(), first.record, a_minute()) == first
     assert world.pid() == pid
-    world.again().roll_back("uid-1", ["gpu-a/share-1"], ShareConfig())
+    world.again().roll_back("uid-1", ["gpu-a/share-1"], ShareConfig(), a_minute())
     assert world.pid() is None
     assert world.modes.now == {"GPU-gpu-a": 2}
 
 
 def test_what_a_crash_left_between_the_last_share_and_the_daemon_is_ended(world: World) -> None:
-    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None)
+    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     world.modes.fails = True
     with pytest.raises(RetryableError):
-        world.setup.tear_down("uid-1", ["gpu-a/share-1"], None)
+        world.setup.tear_down("uid-1", ["gpu-a/share-1"], None, a_minute())
     world.modes.fails = False
     world.again()
     assert world.mps.watch() == {}
@@ -248,7 +249,7 @@ def test_what_a_crash_left_between_the_last_share_and_the_daemon_is_ended(world:
 
 
 def test_a_number_in_an_old_file_is_nobodys_to_kill(world: World) -> None:
-    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None)
+    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     pid = world.pid()
     assert pid is not None
     kill(pid)
@@ -256,7 +257,7 @@ def test_a_number_in_an_old_file_is_nobodys_to_kill(world: World) -> None:
     try:
         (world.place().pipe / "nvidia-cuda-mps-control.pid").write_text(f"{other.pid}\n")
         began = time.monotonic()
-        world.setup.tear_down("uid-1", ["gpu-a/share-1"], None)
+        world.setup.tear_down("uid-1", ["gpu-a/share-1"], None, a_minute())
         assert time.monotonic() - began < 50
         assert other.poll() is None
     finally:
@@ -268,26 +269,28 @@ def test_a_mig_device_has_a_daemon_and_the_mode_of_its_gpu_stays(world: World) -
     device = msgspec.structs.replace(
         gpu("gpu-b", parent="gpu-whole", share="mps"), attributes={"memoryEnforcement": Attribute.of("none")}
     )
-    outcome = world.setup.set_up("uid-1", [share(1, device=device)], ShareConfig(), None)
+    outcome = world.setup.set_up("uid-1", [share(1, device=device)], ShareConfig(), None, a_minute())
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4096M" in outcome.edits["gpu-b/share-1"].env
     assert world.pid("gpu-b")
     assert world.modes.now == {}
-    world.setup.tear_down("uid-1", ["gpu-b/share-1"], None)
+    world.setup.tear_down("uid-1", ["gpu-b/share-1"], None, a_minute())
     assert world.modes.now == {}
 
 
 def test_two_gpus_through_mps_are_not_for_one_request(world: World) -> None:
     both = [share(1), share(2, device=gpu("gpu-b"))]
     with pytest.raises(PermanentError, match="one control daemon only"):
-        world.setup.set_up("uid-1", both, ShareConfig(), None)
-    world.setup.set_up("uid-1", [both[0], share(2, device=gpu("gpu-b"), request="other")], ShareConfig(), None)
+        world.setup.set_up("uid-1", both, ShareConfig(), None, a_minute())
+    world.setup.set_up(
+        "uid-1", [both[0], share(2, device=gpu("gpu-b"), request="other")], ShareConfig(), None, a_minute()
+    )
     assert world.pid("gpu-a") and world.pid("gpu-b")
 
 
 def test_a_claim_may_lower_its_part_of_the_multiprocessors_and_not_raise_it(world: World) -> None:
     for asked, wished, given in (("66", 20, "20"), ("66", 90, "50"), ("0", 90, "90"), ("1", None, "1")):
         item = share(1, multiprocessors=asked)
-        outcome = world.setup.set_up("uid-1", [item], ShareConfig(wished), None)
+        outcome = world.setup.set_up("uid-1", [item], ShareConfig(wished), None, a_minute())
         assert f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={given}" in outcome.edits[item.key].env
 
 
@@ -295,13 +298,13 @@ def test_a_daemon_that_hangs_keeps_no_other_gpu_waiting(world: World) -> None:
     world.mps = MpsSharing(world.host, world.path / "state", world.modes, deadline=30.0)  # type: ignore[arg-type]
     world.setup = ShareSetup(world.mps, world.setup.limiter)
     for name in ("gpu-a", "gpu-b"):
-        world.setup.set_up(f"uid-{name}", [share(1, device=gpu(name))], ShareConfig(), None)
+        world.setup.set_up(f"uid-{name}", [share(1, device=gpu(name))], ShareConfig(), None, a_minute())
     hangs = world.place("gpu-a").log / "hangs"
     hangs.touch()
     watching = threading.Thread(target=world.mps.watch)
     watching.start()
     try:
-        world.setup.set_up("uid-2", [share(2, device=gpu("gpu-b"))], ShareConfig(), None)
+        world.setup.set_up("uid-2", [share(2, device=gpu("gpu-b"))], ShareConfig(), None, a_minute())
         assert watching.is_alive()
     finally:
         hangs.unlink()
@@ -316,9 +319,9 @@ def test_a_pipe_too_long_for_a_socket_is_refused() -> None:
 def test_a_program_that_is_gone_is_told(world: World) -> None:
     (world.path / "lib/nvidia-cuda-mps-control").unlink()
     with pytest.raises(RetryableError, match="not on this host any more"):
-        world.setup.set_up("uid-1", [share(1)], ShareConfig(), None)
+        world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     # Releasing the claim is possible all the same.
-    world.setup.roll_back("uid-1", ["gpu-a/share-1"], ShareConfig())
+    world.setup.roll_back("uid-1", ["gpu-a/share-1"], ShareConfig(), a_minute())
     assert world.modes.now == {"GPU-gpu-a": 0}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from deadlines import a_minute
 from dra_agent.setup.mps.clients import Clients
 from dra_agent.setup.mps.control import Control
 from dra_agent.setup.mps.place import Place
@@ -77,20 +78,20 @@ def test_nothing_is_left_of_an_agent_that_died_at_any_step(
         world.modes.now["GPU-gpu-a"] = 1
         setup = world.again()
         if ending:
-            setup.set_up("uid-1", [item], ShareConfig(), None)
+            setup.set_up("uid-1", [item], ShareConfig(), None, a_minute())
         begun = dying(number, after)
         try:
             if ending:
-                setup.tear_down("uid-1", [item.key], {item.key: "mps"})
+                setup.tear_down("uid-1", [item.key], {item.key: "mps"}, a_minute())
             else:
-                setup.set_up("uid-1", [item], ShareConfig(), None)
+                setup.set_up("uid-1", [item], ShareConfig(), None, a_minute())
             died = False
         except Death:
             died = True
         reached.update(begun)
         monkeypatch.undo()
         # What the ledger has begun is undone by the next agent; what was being undone is undone again.
-        world.again().roll_back("uid-1", [item.key], ShareConfig())
+        world.again().roll_back("uid-1", [item.key], ShareConfig(), a_minute())
         world.mps.watch()
         assert world.pid() is None, begun
         assert world.modes.now == {"GPU-gpu-a": 1}, begun
@@ -109,20 +110,20 @@ def test_a_share_beside_one_whose_set_up_died_goes_on(
     world: World, dying: Callable[[int, bool], list[str]], monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     setup = world.setup
-    first = setup.set_up("uid-1", [share(1, "8Gi")], ShareConfig(), None)
+    first = setup.set_up("uid-1", [share(1, "8Gi")], ShareConfig(), None, a_minute())
     pid = world.pid()
     for number in range(1, MOST):
         begun = dying(number, after)
         try:
-            world.again().set_up("uid-2", [share(2, "16Gi")], ShareConfig(), None)
+            world.again().set_up("uid-2", [share(2, "16Gi")], ShareConfig(), None, a_minute())
             died = False
         except Death:
             died = True
         monkeypatch.undo()
         setup = world.again()
-        setup.roll_back("uid-2", ["gpu-a/share-2"], ShareConfig())
+        setup.roll_back("uid-2", ["gpu-a/share-2"], ShareConfig(), a_minute())
         assert world.pid() == pid and world.modes.now == {"GPU-gpu-a": 3}, begun
-        assert setup.set_up("uid-1", [share(1, "8Gi")], ShareConfig(), first.record) == first
+        assert setup.set_up("uid-1", [share(1, "8Gi")], ShareConfig(), first.record, a_minute()) == first
         if not died:
             return
     raise AssertionError("never came through")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from deadlines import a_minute
 from dra_agent.errors import RetryableError
 from dra_agent.program import Program
 from dra_agent.setup.mps.place import Place
@@ -59,21 +60,21 @@ def folder(pidfile: Path) -> None:
 def test_a_pidfile_of_a_container_keeps_no_claim_from_being_released(
     world: World, attack: Callable[[Path], None]
 ) -> None:
-    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None)
+    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     pid = world.pid()
     assert pid is not None
     pidfile = world.place().pipe / PIDFILE
     pidfile.unlink()
     attack(pidfile)
     began = time.monotonic()
-    world.setup.tear_down("uid-1", ["gpu-a/share-1"], None)
+    world.setup.tear_down("uid-1", ["gpu-a/share-1"], None, a_minute())
     assert time.monotonic() - began < LONG_S
     assert is_gone(pid)
     assert not world.place().pipe.exists()
 
 
 def test_a_container_chooses_no_process_to_be_killed(world: World) -> None:
-    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None)
+    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     pid = world.pid()
     assert pid is not None
     # Everything that the daemon's process has, and the agent could look for.
@@ -83,7 +84,7 @@ def test_a_container_chooses_no_process_to_be_killed(world: World) -> None:
         (world.place().pipe / PIDFILE).unlink()
         (world.place().pipe / PIDFILE).write_text(f"{victim.pid}\n")
         kill(pid)
-        world.setup.tear_down("uid-1", ["gpu-a/share-1"], None)
+        world.setup.tear_down("uid-1", ["gpu-a/share-1"], None, a_minute())
         assert victim.poll() is None
     finally:
         victim.kill()
@@ -102,19 +103,19 @@ def test_a_daemon_that_a_container_keeps_from_hearing_is_killed(
     world: World, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
     monkeypatch.setattr("dra_agent.setup.mps.control._ENDING", 0.2)
-    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None)
+    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     pid = world.pid()
     assert pid is not None
     for name in ("control", PIDFILE):
         (world.place().pipe / name).unlink()
     if restarted:
         world.again()
-    world.setup.tear_down("uid-1", ["gpu-a/share-1"], None)
+    world.setup.tear_down("uid-1", ["gpu-a/share-1"], None, a_minute())
     eventually(lambda: is_gone(pid))
 
 
 def test_folders_without_end_are_removed_all_the_same(world: World) -> None:
-    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None)
+    world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     handle = os.open(world.place().pipe, os.O_RDONLY | os.O_DIRECTORY)
     for _ in range(DEEP):
         os.mkdir("d", dir_fd=handle)
@@ -123,7 +124,7 @@ def test_folders_without_end_are_removed_all_the_same(world: World) -> None:
         handle = inner
     os.close(handle)
     (world.place().pipe / "out").symlink_to(world.path)
-    world.setup.tear_down("uid-1", ["gpu-a/share-1"], None)
+    world.setup.tear_down("uid-1", ["gpu-a/share-1"], None, a_minute())
     place = world.place()
     assert not place.pipe.exists(), "out of the way at once"
     end = time.monotonic() + LONG_S

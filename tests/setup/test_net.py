@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from deadlines import a_minute
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.device import Device
@@ -72,18 +73,18 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def test_an_mtu_is_set_and_put_back(tree: Tree) -> None:
-    outcome = tree.agent().set_up("a", given(nic()), want(mtu=9000), None)
+    outcome = tree.agent().set_up("a", given(nic()), want(mtu=9000), None, a_minute())
     assert tree.shown("ens1") == (9000, True) and outcome.edits == {}
-    again = tree.agent().set_up("a", given(nic()), want(mtu=9000), outcome.record)
+    again = tree.agent().set_up("a", given(nic()), want(mtu=9000), outcome.record, a_minute())
     assert again == outcome, "an agent that starts again knows how it was"
-    tree.agent().tear_down("a", ["nic-0"], outcome.record)
+    tree.agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
     assert tree.shown("ens1") == (1500, True) and list((tree.state / "net").iterdir()) == []
-    tree.agent().tear_down("a", ["nic-0"], outcome.record)
+    tree.agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
 
 
 def test_containers_get_the_hook_also_when_it_has_moved_the_interface(tree: Tree) -> None:
     agent = tree.agent()
-    outcome = agent.set_up("a", given(nic()), want(name="net1", mtu=9000), None)
+    outcome = agent.set_up("a", given(nic()), want(name="net1", mtu=9000), None, a_minute())
     (hook,) = outcome.edits["nic-0"].hooks
     assert hook.hook_name == "createRuntime" and Path(hook.path).stat().st_mode & 0o777 == 0o755
     about = ("--claim", "a", "--key", "nic-0", "--task", "interface")
@@ -92,11 +93,11 @@ def test_containers_get_the_hook_also_when_it_has_moved_the_interface(tree: Tree
     assert outcome.edits["nic-0"].env == ("DRA_AGENT_DEVICE_NIC_0_IFNAME=net1",)
     tree.remove(ADDRESS, "ens1")
     moved = Device("nic-0", "nic", "mellanox", ADDRESS, {})  # as the inventory has it now
-    assert tree.agent().set_up("a", given(moved), want(name="net1", mtu=9000), outcome.record) == outcome
+    assert tree.agent().set_up("a", given(moved), want(name="net1", mtu=9000), outcome.record, a_minute()) == outcome
     with pytest.raises(RetryableError, match="ens1 has not come back from the container; end what still runs"):
-        agent.tear_down("a", ["nic-0"], outcome.record)
+        agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
     tree.add(ADDRESS, "ens1", mtu=9000, flags="0x1002")  # the kernel brings it back switched off
-    agent.tear_down("a", ["nic-0"], outcome.record)
+    agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
     assert tree.shown("ens1") == (1500, True)
 
 
@@ -108,16 +109,16 @@ def test_an_mtu_that_the_adapter_does_not_take(tree: Tree, monkeypatch: pytest.M
 
     monkeypatch.setattr(agent._interfaces, "set_mtu", refuse)
     with pytest.raises(PermanentError, match="interface.mtu: ens1 cannot have 9999: Invalid argument; ask for less"):
-        agent.set_up("a", given(nic()), want(mtu=9999), None)
-    agent.roll_back("a", ["nic-0"], want(mtu=9999))
+        agent.set_up("a", given(nic()), want(mtu=9999), None, a_minute())
+    agent.roll_back("a", ["nic-0"], want(mtu=9999), a_minute())
     assert tree.shown("ens1") == (1500, True)
 
 
 def test_a_nic_that_is_gone_holds_no_claim_up(tree: Tree) -> None:
     agent = tree.agent()
-    agent.set_up("a", given(nic()), want(name="net1"), None)
+    agent.set_up("a", given(nic()), want(name="net1"), None, a_minute())
     shutil.rmtree(tree.host.sysfs / "bus/pci/devices" / ADDRESS)
-    agent.tear_down("a", ["nic-0"], None)
+    agent.tear_down("a", ["nic-0"], None, a_minute())
     assert list((tree.state / "net").iterdir()) == []
 
 
@@ -125,12 +126,12 @@ def test_what_was_begun_is_put_back(tree: Tree) -> None:
     agent = tree.agent()
     tree.add("0000:32:00.0", "ens2")
     with pytest.raises(PermanentError, match="net1 would be the name of 2 interfaces"):
-        agent.set_up("a", [*given(nic()), *given(nic("nic-1", "ens2"))], want(name="net1"), None)
+        agent.set_up("a", [*given(nic()), *given(nic("nic-1", "ens2"))], want(name="net1"), None, a_minute())
     mtu = tree.host.sysfs / "class/net/ens1/mtu"
-    agent.set_up("a", given(nic()), want(mtu=9000), None)
-    tree.agent().roll_back("b", ["nic-0"], want(mtu=9000))
+    agent.set_up("a", given(nic()), want(mtu=9000), None, a_minute())
+    tree.agent().roll_back("b", ["nic-0"], want(mtu=9000), a_minute())
     assert tree.shown("ens1")[0] == 9000, "another claim's"
-    tree.agent().roll_back("a", ["nic-0"], want(mtu=9000))
+    tree.agent().roll_back("a", ["nic-0"], want(mtu=9000), a_minute())
     assert mtu.read_text().strip() == "1500"
 
 
@@ -233,6 +234,7 @@ import subprocess, sys
 from pathlib import Path
 sys.path[:0] = {path!r}
 from dra_agent.host import Host
+from deadlines import a_minute
 from setup.test_net import ADDRESS, given, nic, want
 from dra_agent.setup.net import NetworkInterfaces
 
@@ -248,12 +250,12 @@ agent = NetworkInterfaces(Host(sysfs=root / "sys"), root / "state", root)
 def shown(name):
     folder = Path("/sys/class/net") / name
     return int((folder / "mtu").read_text()), int((folder / "flags").read_text(), 16) & 1
-outcome = agent.set_up("a", given(nic(ifname="dra0")), want(name="net1", mtu=1300), None)
+outcome = agent.set_up("a", given(nic(ifname="dra0")), want(name="net1", mtu=1300), None, a_minute())
 assert shown("dra0") == (1300, 1), shown("dra0")
 # What a runtime and the kernel do: into a network with another name, and back from it under that name, switched off.
 ip("link", "set", "dra0", "down")
 ip("link", "set", "dra0", "name", "net1")
-agent.tear_down("a", ["nic-0"], outcome.record)
+agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
 assert shown("dra0") == (1400, 1), shown("dra0")
 assert not Path("/sys/class/net/net1").exists()
 print("as it was")

@@ -24,6 +24,7 @@ import pytest
 from pyroute2 import IPRoute
 from pyroute2.netns import setns
 
+from deadlines import a_minute
 from dra_agent.agent.hooks import Hooks
 from dra_agent.cdi.claim import ClaimedDevice, compose
 from dra_agent.cdi.directory import SpecDirectory
@@ -90,7 +91,7 @@ class Nic:
         return agent
 
     def prepare(self, **interface: Any) -> SetupOutcome:
-        return self.agent.set_up("a", given(nic(ifname=self.name)), want(**interface), None)
+        return self.agent.set_up("a", given(nic(ifname=self.name)), want(**interface), None, a_minute())
 
     def hook(self, outcome: SetupOutcome, pid: int) -> subprocess.CompletedProcess[str]:
         """What a runtime does before it starts a container whose first process this is."""
@@ -190,7 +191,7 @@ def test_an_interface_is_moved_and_put_back_as_it_was(the_nic: Nic, pod: int) ->
     assert (found["mtu"], found["address"]) == (1400, the_nic.hardware)
     assert "UP" in found["flags"] and addresses(found) == ["192.0.2.7/24"]
     the_nic.come_back(pod)
-    the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
     (host,) = json.loads(ip("-json", "address", "show", "dev", the_nic.name))
     assert (host["mtu"], addresses(host)) == (1500, ["192.0.2.7/24"]) and "UP" in host["flags"]
     assert not (NET / IN_POD).exists() and not (the_nic.root / "state/net/nic-0.json").exists()
@@ -278,7 +279,7 @@ def test_nothing_that_a_pod_has_made_of_an_interface_is_left(the_nic: Nic, pod: 
     ip("link", "property", "del", "dev", IN_POD, "altname", f"{the_nic.name}alt", inside=pod)
     ip("link", "property", "add", "dev", IN_POD, "altname", f"{the_nic.name}mine", inside=pod)
     the_nic.come_back(pod)
-    the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record)
+    the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
     assert described(os.getpid(), the_nic.name) == before
     assert addresses(links(os.getpid())[the_nic.name]) == ["192.0.2.7/24"]
 
@@ -290,7 +291,7 @@ def test_a_pod_cannot_keep_the_name_of_the_hosts_interface(the_nic: Nic, pod: in
         assert the_nic.hook(outcome, pod).returncode == 0
     ip("link", "property", "add", "dev", IN_POD, "altname", the_nic.name, inside=pod)
     the_nic.come_back(pod)
-    the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
     assert links(os.getpid())[the_nic.name]["ifname"] == the_nic.name
 
 
@@ -301,7 +302,7 @@ def test_a_program_that_a_pod_left_on_an_interface_is_removed(the_nic: Nic, pod:
     attach_xdp(pod, IN_POD)
     the_nic.come_back(pod)
     assert "xdp" in described(os.getpid(), IN_POD)
-    the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
     assert "xdp" not in described(os.getpid(), the_nic.name)
 
 
@@ -316,7 +317,7 @@ def test_a_filter_that_a_pod_left_on_an_interface_is_removed(the_nic: Nic, pod: 
     the_nic.come_back(pod)
     index = socket.if_nametoindex(IN_POD)
     assert bpf.tcx_programs(index)
-    the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
     assert bpf.tcx_programs(index) == ()
     shown = subprocess.run(["tc", "qdisc", "show", "dev", the_nic.name], capture_output=True, text=True, check=False)
     assert "pfifo limit" not in shown.stdout
@@ -332,11 +333,11 @@ def test_a_nic_whose_program_cannot_be_removed_is_withheld(the_nic: Nic, pod: in
     try:
         the_nic.come_back(pod)
         with pytest.raises(RetryableError, match=r"an XDP program \(id \d+\) stays on it: .*bpftool link"):
-            the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
+            the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
         assert the_nic.note()["uid"] == "a"
     finally:
         os.close(held)
-    the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
     assert "xdp" not in described(os.getpid(), the_nic.name)
 
 
@@ -347,7 +348,7 @@ def test_a_program_of_the_host_stays(the_nic: Nic, pod: int) -> None:
     with answered(the_nic.agent):
         assert the_nic.hook(outcome, pod).returncode == 0
     the_nic.come_back(pod)
-    the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
     assert described(os.getpid(), the_nic.name)["xdp"] == before
 
 
@@ -361,7 +362,7 @@ def test_an_interface_that_an_earlier_agent_moved_is_cleaned_too(the_nic: Nic, p
     ip("link", "set", IN_POD, "down", inside=pod)
     ip("link", "set", IN_POD, "address", "02:00:00:00:00:99", inside=pod)
     the_nic.come_back(pod)
-    the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record)
+    the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
     assert described(os.getpid(), the_nic.name)["address"] == the_nic.hardware
 
 
@@ -420,7 +421,7 @@ def test_addresses_come_back_also_where_nobody_lived_to_say_that_it_was_moved(
     monkeypatch.undo()
     assert addresses(links(pod)[IN_POD]) == []
     the_nic.come_back(pod)
-    the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record)
+    the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
     assert addresses(links(os.getpid())[the_nic.name]) == ["192.0.2.7/24"]
 
 
@@ -439,7 +440,7 @@ def test_it_is_said_where_an_interface_is_that_another_pod_has(the_nic: Nic, pod
         assert f"network {second}; it was moved to {first}; one pod at a time" in line
         assert the_nic.note()["network"] == first and IN_POD in links(pod)
         with pytest.raises(RetryableError, match="has not come back from the container"):
-            the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
+            the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
         # The first pod has gone, and its network gave the interface back under the name that it had there.
         the_nic.come_back(pod)
         ip("link", "delete", IN_POD, inside=other_pod)
@@ -535,7 +536,7 @@ def test_what_is_asked_for_is_looked_at_before_anything_is_done(
 
 def test_a_claim_that_is_gone_or_keeps_its_interface_on_the_host_moves_nothing(the_nic: Nic, pod: int) -> None:
     outcome = the_nic.prepare(name=IN_POD)
-    the_nic.agent.tear_down("a", ["nic-0"], outcome.record)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
     with answered(the_nic.agent):
         assert "has no such interface" in the_nic.hook(outcome, pod).stderr
         the_nic.prepare(mtu=1400)

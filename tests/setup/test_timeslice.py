@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from deadlines import a_minute
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.device import Device
@@ -50,62 +51,62 @@ def slicing(smi: Smi, tmp_path: Path) -> TimeSlicing:
 
 @pytest.mark.parametrize(("interval", "number"), [("Default", "0"), ("Short", "1"), ("Medium", "2"), ("Long", "3")])
 def test_it_is_set_and_reset(slicing: TimeSlicing, smi: Smi, interval: str, number: str) -> None:
-    outcome = slicing.set_up("a", whole(gpu()), want(interval), None)
+    outcome = slicing.set_up("a", whole(gpu()), want(interval), None, a_minute())
     assert smi.slice(UUID) == number
     assert outcome.edits["gpu-0"].env == (f"DRA_AGENT_DEVICE_GPU_0_TIME_SLICE={interval}",)
-    slicing.tear_down("a", ["gpu-0"], outcome.record)
+    slicing.tear_down("a", ["gpu-0"], outcome.record, a_minute())
     assert smi.slice(UUID) == "0"
     calls = len(smi.calls())
-    slicing.tear_down("a", ["gpu-0"], outcome.record)
+    slicing.tear_down("a", ["gpu-0"], outcome.record, a_minute())
     assert len(smi.calls()) == calls, "nothing to undo is success"
 
 
 def test_a_gpu_that_was_exclusive_is_so_again_afterwards(slicing: TimeSlicing, smi: Smi) -> None:
     smi.set_mode(UUID, "Exclusive_Process")
-    slicing.set_up("a", whole(gpu()), want("Short"), None)
+    slicing.set_up("a", whole(gpu()), want("Short"), None, a_minute())
     assert smi.mode(UUID) == "DEFAULT"
-    slicing.set_up("b", whole(gpu()), want("Short"), None)
-    slicing.tear_down("a", ["gpu-0"], None)
+    slicing.set_up("b", whole(gpu()), want("Short"), None, a_minute())
+    slicing.tear_down("a", ["gpu-0"], None, a_minute())
     assert smi.mode(UUID) == "DEFAULT" and smi.slice(UUID) == "1"
-    slicing.tear_down("b", ["gpu-0"], None)
+    slicing.tear_down("b", ["gpu-0"], None, a_minute())
     assert smi.mode(UUID) == "EXCLUSIVE_PROCESS" and smi.slice(UUID) == "0"
 
 
 def test_one_interval_on_a_gpu(slicing: TimeSlicing, smi: Smi) -> None:
-    slicing.set_up("a", [share(gpu(), "s1")], want("Short"), None)
-    slicing.set_up("b", [share(gpu(), "s2"), share(gpu(), "s3")], want("Short"), None)
+    slicing.set_up("a", [share(gpu(), "s1")], want("Short"), None, a_minute())
+    slicing.set_up("b", [share(gpu(), "s2"), share(gpu(), "s3")], want("Short"), None, a_minute())
     with pytest.raises(RetryableError, match=r"gpu-0: timeSlicing.interval: Long is wanted, and Short is set .* a, b"):
-        slicing.set_up("c", [share(gpu(), "s4")], want("Long"), None)
-    slicing.roll_back("c", ["gpu-0/s4"], want("Long"))
+        slicing.set_up("c", [share(gpu(), "s4")], want("Long"), None, a_minute())
+    slicing.roll_back("c", ["gpu-0/s4"], want("Long"), a_minute())
     assert smi.slice(UUID) == "1"
-    slicing.set_up("d", whole(gpu("gpu-1", OTHER)), want("Long"), None)
+    slicing.set_up("d", whole(gpu("gpu-1", OTHER)), want("Long"), None, a_minute())
     assert smi.slice(OTHER) == "3", "another GPU is another matter"
-    slicing.tear_down("a", ["gpu-0/s1"], None)
-    slicing.tear_down("b", ["gpu-0/s2"], None)
+    slicing.tear_down("a", ["gpu-0/s1"], None, a_minute())
+    slicing.tear_down("b", ["gpu-0/s2"], None, a_minute())
     assert smi.slice(UUID) == "1", "one share has it still"
-    slicing.tear_down("b", ["gpu-0/s3"], None)
+    slicing.tear_down("b", ["gpu-0/s3"], None, a_minute())
     assert smi.slice(UUID) == "0"
-    slicing.set_up("c", [share(gpu(), "s4")], want("Long"), None)
+    slicing.set_up("c", [share(gpu(), "s4")], want("Long"), None, a_minute())
     assert smi.slice(UUID) == "3"
 
 
 def test_two_intervals_in_one_claim_can_never_be(slicing: TimeSlicing) -> None:
-    slicing.set_up("a", [share(gpu(), "s1")], want("Short"), None)
+    slicing.set_up("a", [share(gpu(), "s1")], want("Short"), None, a_minute())
     with pytest.raises(PermanentError, match="Long is wanted, and Short is set for another share in the same claim"):
-        slicing.set_up("a", [share(gpu(), "s2")], want("Long"), None)
+        slicing.set_up("a", [share(gpu(), "s2")], want("Long"), None, a_minute())
 
 
 def test_a_repeat_asks_nothing_until_the_driver_may_have_forgotten(
     slicing: TimeSlicing, smi: Smi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome = slicing.set_up("a", whole(gpu()), want("Short"), None)
+    outcome = slicing.set_up("a", whole(gpu()), want("Short"), None, a_minute())
     calls = len(smi.calls())
-    assert slicing.set_up("a", whole(gpu()), want("Short"), outcome.record) == outcome
+    assert slicing.set_up("a", whole(gpu()), want("Short"), outcome.record, a_minute()) == outcome
     assert len(smi.calls()) == calls
     (smi.folder / f"slice-{UUID}").unlink()
     now = time.monotonic()
     monkeypatch.setattr(timeslice.time, "monotonic", lambda: now + timeslice.AGAIN + 1)
-    slicing.set_up("a", whole(gpu()), want("Short"), outcome.record)
+    slicing.set_up("a", whole(gpu()), want("Short"), outcome.record, a_minute())
     assert smi.slice(UUID) == "1"
 
 
@@ -114,61 +115,61 @@ def test_what_a_killed_agent_set_is_reset_by_the_next(slicing: TimeSlicing, smi:
     # Killed after the interval was asked for and before anything was answered.
     smi.fail("set-timeslice")
     with pytest.raises(RetryableError, match="exit status 255: it went wrong"):
-        slicing.set_up("a", whole(gpu()), want("Long"), None)
+        slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
     assert smi.mode(UUID) == "DEFAULT"
     smi.fail(None)
     later = TimeSlicing(smi.path, tmp_path / "state")
-    later.roll_back("a", ["gpu-0"], want("Long"))
+    later.roll_back("a", ["gpu-0"], want("Long"), a_minute())
     assert smi.slice(UUID) == "0" and smi.mode(UUID) == "EXCLUSIVE_PROCESS"
     assert list((tmp_path / "state/timeslice").iterdir()) == []
 
 
 def test_a_restarted_agent_sets_it_again_and_knows_who_has_it(slicing: TimeSlicing, smi: Smi, tmp_path: Path) -> None:
-    first = slicing.set_up("a", whole(gpu()), want("Long"), None)
+    first = slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
     (smi.folder / f"slice-{UUID}").unlink()  # the host was restarted
     later = TimeSlicing(smi.path, tmp_path / "state")
     with pytest.raises(RetryableError, match="Long is set for claim a"):
-        later.set_up("b", whole(gpu()), want("Short"), None)
-    assert later.set_up("a", whole(gpu()), want("Long"), first.record) == first
+        later.set_up("b", whole(gpu()), want("Short"), None, a_minute())
+    assert later.set_up("a", whole(gpu()), want("Long"), first.record, a_minute()) == first
     assert smi.slice(UUID) == "3"
 
 
 def test_two_agents_of_a_rolling_update_set_and_reset_in_turn(slicing: TimeSlicing, smi: Smi, tmp_path: Path) -> None:
     newer = TimeSlicing(smi.path, tmp_path / "state")
-    slicing.set_up("a", whole(gpu()), want("Long"), None)
-    newer.tear_down("a", ["gpu-0"], None)
+    slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
+    newer.tear_down("a", ["gpu-0"], None, a_minute())
     assert smi.slice(UUID) == "0"
-    slicing.set_up("b", whole(gpu()), want("Long"), None)
+    slicing.set_up("b", whole(gpu()), want("Long"), None, a_minute())
     assert smi.slice(UUID) == "3", "what it set before is not what it is now"
 
 
 def test_a_reset_that_fails_keeps_the_claim(slicing: TimeSlicing, smi: Smi) -> None:
-    slicing.set_up("a", whole(gpu()), want("Long"), None)
+    slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
     smi.fail("set-timeslice 0", 4, "Insufficient Permissions")
     with pytest.raises(RetryableError, match=r"nvidia-smi: exit status 4: Insufficient Permissions; run it by hand"):
-        slicing.tear_down("a", ["gpu-0"], None)
+        slicing.tear_down("a", ["gpu-0"], None, a_minute())
     smi.fail(None)
-    slicing.tear_down("a", ["gpu-0"], None)
+    slicing.tear_down("a", ["gpu-0"], None, a_minute())
     assert smi.slice(UUID) == "0"
 
 
 @pytest.mark.parametrize("status", [6, 9, 12, 15])
 def test_a_gpu_that_is_lost_holds_no_claim_up(slicing: TimeSlicing, smi: Smi, status: int, tmp_path: Path) -> None:
-    slicing.set_up("a", whole(gpu()), want("Long"), None)
+    slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
     smi.fail(".", status, "GPU is lost")
     later = TimeSlicing(smi.path, tmp_path / "state")
     with pytest.raises(RetryableError, match="device gpu-0: nvidia-smi: GPU is lost"):
-        later.set_up("b", whole(gpu()), want("Long"), None)
-    later.roll_back("b", ["gpu-0"], want("Long"))
-    slicing.tear_down("a", ["gpu-0"], None)
+        later.set_up("b", whole(gpu()), want("Long"), None, a_minute())
+    later.roll_back("b", ["gpu-0"], want("Long"), a_minute())
+    slicing.tear_down("a", ["gpu-0"], None, a_minute())
     assert list((tmp_path / "state/timeslice").iterdir()) == []
 
 
 def test_a_gpu_without_time_slices_says_so(slicing: TimeSlicing, smi: Smi) -> None:
     smi.fail("set-timeslice", 3, "Not Supported")
     with pytest.raises(PermanentError, match=rf"timeSlicing.interval: {UUID} does not have it: Not Supported"):
-        slicing.set_up("a", whole(gpu()), want("Long"), None)
-    slicing.roll_back("a", ["gpu-0"], want("Long"))
+        slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
+    slicing.roll_back("a", ["gpu-0"], want("Long"), a_minute())
 
 
 def test_a_hung_call_for_one_gpu_delays_no_other(smi: Smi, tmp_path: Path) -> None:
@@ -178,40 +179,40 @@ def test_a_hung_call_for_one_gpu_delays_no_other(smi: Smi, tmp_path: Path) -> No
 
     def set_up() -> None:
         with pytest.raises(RetryableError, match="did not answer within 5 s") as caught:
-            slicing.set_up("a", whole(gpu()), want("Long"), None)
+            slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
         failed.append(caught.value)
 
     slow = threading.Thread(target=set_up)
     slow.start()
-    slicing.set_up("b", whole(gpu("gpu-1", OTHER)), want("Long"), None)
+    slicing.set_up("b", whole(gpu("gpu-1", OTHER)), want("Long"), None, a_minute())
     assert slow.is_alive() and smi.slice(OTHER) == "3"
     slow.join()
     assert failed
     with pytest.raises(RetryableError, match="is left alone"):
-        slicing.set_up("a", whole(gpu()), want("Long"), None)
+        slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
 
 
 def test_without_the_tool(tmp_path: Path, smi: Smi) -> None:
     with pytest.raises(RetryableError, match="nvidia-smi is not on this host"):
-        TimeSlicing(None, tmp_path / "state").set_up("a", whole(gpu()), want("Long"), None)
+        TimeSlicing(None, tmp_path / "state").set_up("a", whole(gpu()), want("Long"), None, a_minute())
     # A tool that is gone since does not hold what is held because of it.
-    TimeSlicing(smi.path, tmp_path / "state").set_up("a", whole(gpu()), want("Long"), None)
-    TimeSlicing(None, tmp_path / "state").tear_down("a", ["gpu-0"], None)
+    TimeSlicing(smi.path, tmp_path / "state").set_up("a", whole(gpu()), want("Long"), None, a_minute())
+    TimeSlicing(None, tmp_path / "state").tear_down("a", ["gpu-0"], None, a_minute())
     assert list((tmp_path / "state/timeslice").iterdir()) == []
 
 
 def test_a_damaged_file_is_set_aside(slicing: TimeSlicing, smi: Smi, tmp_path: Path) -> None:
-    slicing.set_up("a", whole(gpu()), want("Long"), None)
+    slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
     file = tmp_path / "state/timeslice/gpu-0.json"
     file.write_text("{")
-    slicing.set_up("a", whole(gpu()), want("Long"), None)
-    slicing.tear_down("a", ["gpu-0"], None)
+    slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
+    slicing.tear_down("a", ["gpu-0"], None, a_minute())
     assert smi.slice(UUID) == "0" and [path.name for path in file.parent.iterdir()] == ["gpu-0.json.corrupt-1"]
 
 
 def test_another_gpu_in_its_place_has_nothing_set(slicing: TimeSlicing, smi: Smi) -> None:
-    slicing.set_up("a", whole(gpu()), want("Long"), None)
-    slicing.set_up("b", whole(gpu(uuid=OTHER)), want("Short"), None)
+    slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
+    slicing.set_up("b", whole(gpu(uuid=OTHER)), want("Short"), None, a_minute())
     assert smi.slice(OTHER) == "1"
 
 
@@ -247,5 +248,5 @@ def test_what_cannot_be(slicing: TimeSlicing) -> None:
 @pytest.mark.parametrize("uuid", ["--help", "-i", "GPU-1 --gpu-reset", "GPU-1\n", "", "--id=0"])
 def test_no_name_becomes_an_option_of_the_tool(slicing: TimeSlicing, smi: Smi, uuid: str) -> None:
     with pytest.raises(PermanentError, match="is no UUID of a GPU"):
-        slicing.set_up("a", whole(gpu(uuid=uuid)), want("Long"), None)
+        slicing.set_up("a", whole(gpu(uuid=uuid)), want("Long"), None, a_minute())
     assert smi.calls() == []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deadlines import a_minute
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import take
@@ -36,12 +37,12 @@ def test_a_claims_time_slices_are_set_and_reset(host: Host, tmp_path: Path) -> N
     slicing = TimeSlicing(host.nvidia_smi, tmp_path / "state")
     wanted = GpuConfig(TimeSlices("Long"))
     slicing.check(devices[0], wanted)
-    slicing.set_up("a", [SetupDevice(devices[0], ("gpu",))], wanted, None)
+    slicing.set_up("a", [SetupDevice(devices[0], ("gpu",))], wanted, None, a_minute())
     assert time_slices(root) == {uuid: 3}
     assert nvml.read(root / "lib").conditions[uuid].compute_mode == 0
     build("l40s", root)  # an agent that starts again finds what was set
     assert time_slices(root) == {uuid: 3}
-    slicing.tear_down("a", [devices[0].name], None)
+    slicing.tear_down("a", [devices[0].name], None, a_minute())
     assert time_slices(root) == {} and nvml.read(root / "lib").conditions[uuid].compute_mode == 3
 
 
@@ -57,7 +58,7 @@ def test_what_goes_wrong_with_the_library_goes_wrong_with_the_tool(host: Host, t
     change.hang(root, None, uuid)
     slicing = TimeSlicing(host.nvidia_smi, tmp_path / "state", deadline=1)
     with pytest.raises(RetryableError, match="did not answer within 1 s"):
-        slicing.set_up("a", [SetupDevice(gpus[0], ("gpu",))], GpuConfig(TimeSlices("Long")), None)
+        slicing.set_up("a", [SetupDevice(gpus[0], ("gpu",))], GpuConfig(TimeSlices("Long")), None, a_minute())
     change.clear(root)
     change.unplug(root, uuid)
     assert smi(host, "-i", uuid, *query).returncode == 6

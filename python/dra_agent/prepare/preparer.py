@@ -34,7 +34,7 @@ from dra_agent.prepare import record as records
 from dra_agent.prepare.abandoned import lock_names, undo_abandoned
 from dra_agent.prepare.allocation import Allocation
 from dra_agent.prepare.describe import Description, describe
-from dra_agent.prepare.locks import NamedLocks
+from dra_agent.prepare.locks import SETUP_TIMEOUT_S, NamedLocks
 from dra_agent.prepare.ownership import NoOwnership, Ownership
 from dra_agent.prepare.plan import plan
 from dra_agent.prepare.ports import DeviceHeldError, Entry, HeldDevice, Ledger, Lookup
@@ -53,6 +53,9 @@ CALL_TIMEOUT_S = 40.0
 """Seconds for a request whose caller says nothing; the kubelet waits 45."""
 LEDGER_TIMEOUT_S = 5.0
 """Seconds that the ledger is waited for at least once hardware was changed, however little the caller has left."""
+
+UNDO_TIMEOUT_S = SETUP_TIMEOUT_S
+"""The same for a set-up that is undone: what stays half done is in the way of the next try."""
 
 OWNER_TIMEOUT_S = 1.0
 """The same for the files that say which agent of the host owns a device."""
@@ -161,7 +164,7 @@ class Preparer:
                     if self._release(entry, deadline):
                         log.info("claim unprepared", extra={"claim": uid})
                         return True
-                _check_time(deadline, f"claim {uid}")
+                deadline.check(f"claim {uid}")
                 entry = self._entry(uid, deadline)
             return self._remove_files(uid, deadline)
 
@@ -271,7 +274,7 @@ class Preparer:
         try:
             if spec is None:
                 with self._timed("setup"):
-                    record, edits = run(allocation.uid, steps, record)
+                    record, edits = run(allocation.uid, steps, record, deadline)
                 spec = self._compose(allocation, record, edits)
                 record = _with_ids(record, spec)
                 with self._timed("ledger"), self._ledger.turn(deadline.at_least(LEDGER_TIMEOUT_S)):
@@ -304,7 +307,8 @@ class Preparer:
             with self._ownership.acquire(entry.uid, owned, deadline) as unlock, self._ledger.turn(deadline):
                 if self._ledger.get(entry.uid) is not None:
                     raise _KnownError(entry)
-                _check_time(deadline, f"claim {entry.namespace}/{entry.name} ({entry.uid})")
+                # By now another agent may have answered the claim's release.
+                deadline.check(f"claim {entry.namespace}/{entry.name} ({entry.uid})")
                 self._ledger.start(entry, durable=completed is None)
                 started = True
                 unlock()
@@ -359,7 +363,7 @@ class Preparer:
         owned = [self._find(item.pool, item.device) for item in entry.devices if _is_owned(item)]
         with self._ownership.acquire(entry.uid, owned, deadline):
             pass
-        record, edits = repeat(entry, recorded, self._setups, self._find)
+        record, edits = repeat(entry, recorded, self._setups, self._find, deadline)
         if record != recorded:
             # Before the spec: who undoes the claim must know what was made for it.
             with self._ledger.turn(deadline.at_least(LEDGER_TIMEOUT_S)):
@@ -398,7 +402,7 @@ class Preparer:
         return describe(self._metadata, claim, record, self._find)
 
     def _undo(self, entry: Entry, deadline: Deadline) -> None:
-        undo(entry, self._specs, self._setups, self._metadata)
+        undo(entry, self._specs, self._setups, self._metadata, deadline.at_least(UNDO_TIMEOUT_S))
         with self._ledger.turn(deadline.at_least(LEDGER_TIMEOUT_S)):
             self._ledger.release(entry.uid)
         self._disown(entry, deadline)
@@ -456,12 +460,6 @@ class Preparer:
                 todo="unprepare it, or run the newer agent",
             )
         return record
-
-
-def _check_time(deadline: Deadline, where: str) -> None:
-    """Refuse to begin what nobody waits for any more: by now another agent may have answered its release."""
-    if not deadline.remaining():
-        raise RetryableError("its caller no longer waits for it", where=where)
 
 
 def _is_owned(device: HeldDevice) -> bool:

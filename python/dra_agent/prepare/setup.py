@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from dra_agent.cdi.model import ContainerEdits
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError
 from dra_agent.inventory.device import Device
 
@@ -115,17 +116,22 @@ class VendorSetup(Protocol):
         """
         ...
 
-    def set_up(self, uid: str, devices: Sequence[SetupDevice], parameters: Any, previous: Any) -> SetupOutcome:
+    def set_up(
+        self, uid: str, devices: Sequence[SetupDevice], parameters: Any, previous: Any, deadline: Deadline
+    ) -> SetupOutcome:
         """Bring the devices into the state that a claim asks for.
 
         Called again on every repeat, with the record of the last time: it checks that the set-up stands, and mends it.
+
+        What it waits for ends at the deadline. A change of hardware is not begun after it; one that has begun has a
+        bound of its own. Raises RetryableError then.
         """
         ...
 
-    def tear_down(self, uid: str, keys: Sequence[str], record: Any) -> None:
-        """Undo a finished set-up of devices with these keys; nothing to undo is success."""
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
+        """Undo a finished set-up of devices with these keys, waiting as `set_up` does; nothing to undo is success."""
         ...
 
-    def roll_back(self, uid: str, keys: Sequence[str], parameters: Any) -> None:
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: Any, deadline: Deadline) -> None:
         """Undo a set-up of which it is not known how far it came; nothing to undo is success."""
         ...

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from dra_agent.cdi.model import ContainerEdits
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError
 from dra_agent.inventory.device import Device
 from dra_agent.prepare.config import without_kind
@@ -20,26 +21,38 @@ Edits = Mapping[str, ContainerEdits]
 """By the key of a device."""
 
 
-def run(uid: str, steps: Sequence[SetupStep], record: ClaimRecord) -> tuple[ClaimRecord, Edits]:
-    """Set up what was planned, in order; what any of them raises ends it, and has to be undone."""
-    outcomes = [step.setup.set_up(uid, step.devices, step.parameters, None) for step in steps]
+def run(uid: str, steps: Sequence[SetupStep], record: ClaimRecord, deadline: Deadline) -> tuple[ClaimRecord, Edits]:
+    """Set up what was planned, in order; what any of them raises ends it, and has to be undone.
+
+    RetryableError where the deadline has passed before the last is begun.
+    """
+    outcomes: list[SetupOutcome] = []
+    for step in steps:
+        deadline.check(f"claim {uid}")
+        outcomes.append(step.setup.set_up(uid, step.devices, step.parameters, None, deadline))
     return _noted(record, outcomes), _merged(outcomes)
 
 
 def repeat(
-    entry: Entry, record: ClaimRecord, setups: Mapping[Kind, VendorSetup], find: Callable[[str, str], Device]
+    entry: Entry,
+    record: ClaimRecord,
+    setups: Mapping[Kind, VendorSetup],
+    find: Callable[[str, str], Device],
+    deadline: Deadline,
 ) -> tuple[ClaimRecord, Edits]:
     """Look whether the set-ups of a prepared claim stand, and mend them; the record differs where they left another.
 
-    PermanentError for a set-up that this agent does not have.
+    PermanentError for a set-up that this agent does not have; RetryableError where the deadline has passed before the
+    last is begun.
     """
     devices = {item.key: item for item in record.devices}
     outcomes: list[SetupOutcome] = []
     for step in record.setups:
+        deadline.check(f"claim {entry.namespace}/{entry.name} ({entry.uid})")
         setup = _setup(entry, step, setups)
         parameters = msgspec.convert(without_kind(step.parameters), setup.parameters)
         mine = [_to_set_up(devices[key], find) for key in step.devices]
-        outcomes.append(setup.set_up(entry.uid, mine, parameters, step.record))
+        outcomes.append(setup.set_up(entry.uid, mine, parameters, step.record, deadline))
     return _noted(record, outcomes), _merged(outcomes)
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.metadata_files import MetadataDirectory
+from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.prepare import record as records
 from dra_agent.prepare.config import without_kind
@@ -23,7 +24,8 @@ def undo(
     entry: Entry,
     specs: SpecDirectory,
     setups: Mapping[Kind, VendorSetup],
-    metadata: MetadataDirectory | None = None,
+    metadata: MetadataDirectory | None,
+    deadline: Deadline,
 ) -> None:
     """Remove a claim's spec and the files that it mounts, and undo its set-ups in reverse.
 
@@ -32,10 +34,10 @@ def undo(
     remove_files(entry.uid, specs, metadata)
     record = records.read(entry)
     if record is None:
-        _undo_by_notes(entry, setups)
+        _undo_by_notes(entry, setups, deadline)
     else:
         for step in reversed(record.setups):
-            _undo_step(entry, step, setups)
+            _undo_step(entry, step, setups, deadline)
 
 
 def remove_files(uid: str, specs: SpecDirectory, metadata: MetadataDirectory | None) -> bool:
@@ -44,14 +46,14 @@ def remove_files(uid: str, specs: SpecDirectory, metadata: MetadataDirectory | N
     return (metadata is not None and metadata.delete(uid)) or known
 
 
-def _undo_by_notes(entry: Entry, setups: Mapping[Kind, VendorSetup]) -> None:
+def _undo_by_notes(entry: Entry, setups: Mapping[Kind, VendorSetup], deadline: Deadline) -> None:
     """Undo what set-ups have noted themselves for a claim whose record this agent cannot read.
 
     What a set-up that this agent does not have did stays: RetryableError unless the record says that there is none.
     """
     for setup in reversed(list(setups.values())):
         if isinstance(setup, Noting) and (keys := setup.noted(entry.uid)):
-            setup.tear_down(entry.uid, keys, None)
+            setup.tear_down(entry.uid, keys, None, deadline)
             log.warning("set-up undone by its own notes", extra={"claim": entry.uid, "kind": setup.kind[1]})
     unknown = records.unknown_setups(entry, setups)
     if unknown is None or unknown:
@@ -64,7 +66,7 @@ def _undo_by_notes(entry: Entry, setups: Mapping[Kind, VendorSetup]) -> None:
     log.error("released a claim whose record cannot be read", extra={"claim": entry.uid})
 
 
-def _undo_step(entry: Entry, step: SetupRecord, setups: Mapping[Kind, VendorSetup]) -> None:
+def _undo_step(entry: Entry, step: SetupRecord, setups: Mapping[Kind, VendorSetup], deadline: Deadline) -> None:
     where = f"claim {entry.namespace}/{entry.name} ({entry.uid})"
     setup = setups.get((step.api_version, step.kind))
     if setup is None:
@@ -74,10 +76,10 @@ def _undo_step(entry: Entry, step: SetupRecord, setups: Mapping[Kind, VendorSetu
             todo="run the agent with the settings that it was prepared with",
         )
     if step.done:
-        setup.tear_down(entry.uid, step.devices, step.record)
+        setup.tear_down(entry.uid, step.devices, step.record, deadline)
         return
     try:
         parameters = msgspec.convert(without_kind(step.parameters), setup.parameters)
     except msgspec.ValidationError as error:
         raise RetryableError(f"its set-up cannot be undone: {error}", where=where, todo="report this") from error
-    setup.roll_back(entry.uid, step.devices, parameters)
+    setup.roll_back(entry.uid, step.devices, parameters, deadline)

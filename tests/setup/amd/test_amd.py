@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from deadlines import a_minute
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory import Collector, Inventory, take
 from dra_agent.inventory.amd_changes import ModeChanges
@@ -51,7 +52,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def given(setup: AmdPartitions, uid: str, *items: SetupDevice) -> list[list[str]]:
-    outcome = setup.set_up(uid, items, NONE, None)
+    outcome = setup.set_up(uid, items, NONE, None, a_minute())
     edits = [outcome.edits[item.key] for item in items]
     return [[node.path for node in one.device_nodes] + [mount.container_path for mount in one.mounts] for one in edits]
 
@@ -77,13 +78,13 @@ def test_all_partitions_of_a_mode_have_nodes_of_their_own(bench: Bench) -> None:
 def test_the_mode_stays_after_the_last_claim_and_the_next_one_changes_it(bench: Bench) -> None:
     setup, part, whole = bench.setup(), bench.item("-dpx-1"), bench.item("")
     given(setup, "uid-1", part)
-    setup.tear_down("uid-1", [part.key], None)
+    setup.tear_down("uid-1", [part.key], None, a_minute())
     assert bench.mode() == "DPX"
     assert list((bench.state / "amd").iterdir()) == []
     assert given(setup, "uid-2", whole) == [["/dev/dri/card0", "/dev/dri/renderD128"]]
     assert bench.mode() == "SPX"
-    setup.tear_down("uid-2", [whole.key], None)
-    setup.tear_down("uid-2", [whole.key], None)
+    setup.tear_down("uid-2", [whole.key], None, a_minute())
+    setup.tear_down("uid-2", [whole.key], None, a_minute())
 
 
 def test_a_second_mode_waits_for_the_claims_of_the_first(bench: Bench) -> None:
@@ -93,8 +94,8 @@ def test_a_second_mode_waits_for_the_claims_of_the_first(bench: Bench) -> None:
     with pytest.raises(RetryableError, match="mode DPX for claim uid-1, and it needs CPX"):
         given(restarted, "uid-2", other)
     assert bench.mode() == "DPX"
-    restarted.roll_back("uid-2", [other.key], NONE)
-    restarted.tear_down("uid-1", [part.key], None)
+    restarted.roll_back("uid-2", [other.key], NONE, a_minute())
+    restarted.tear_down("uid-1", [part.key], None, a_minute())
     given(restarted, "uid-2", other)
     assert bench.mode() == "CPX"
 
@@ -222,9 +223,9 @@ def test_an_agent_that_dies_before_or_after_the_change_leaves_nothing_in_the_way
     for late in (False, True):
         with pytest.raises(Crash):
             dying(late)()
-        bench.setup().roll_back("uid-1", [item.key], NONE)
+        bench.setup().roll_back("uid-1", [item.key], NONE, a_minute())
         given(bench.setup(), "uid-2", other)
-        bench.setup().tear_down("uid-2", [other.key], None)
+        bench.setup().tear_down("uid-2", [other.key], None, a_minute())
 
 
 def test_a_gpu_that_is_not_to_be_divided_is_none_of_it(bench: Bench) -> None:
@@ -238,5 +239,5 @@ def test_a_damaged_file_of_holders_is_set_aside(bench: Bench) -> None:
     setup, item = bench.setup(), bench.item("-cpx-0")
     given(setup, "uid-1", item)
     (bench.state / "amd/gpu-0000-11-00-0.json").write_bytes(b"{")
-    setup.tear_down("uid-1", [item.key], None)
+    setup.tear_down("uid-1", [item.key], None, a_minute())
     assert [path.name for path in (bench.state / "amd").iterdir()] == ["gpu-0000-11-00-0.json.corrupt-1"]

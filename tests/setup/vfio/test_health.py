@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deadlines import a_minute
 from dra_agent.health import HealthSettings, Monitor
 from dra_agent.inventory import Inventory
 from dra_agent.inventory.collect import Collector
@@ -30,7 +31,7 @@ class BoundMeanwhile(Handovers):
         found = super().all()
         if not self._is_bound:
             self._is_bound = True
-            self._bench.vfio().set_up("uid-1", [self._item], AUTO, None)
+            self._bench.vfio().set_up("uid-1", [self._item], AUTO, None, a_minute())
         return found
 
 
@@ -78,9 +79,9 @@ def test_one_bad_look_before_a_claim_gets_a_gpu_evicts_nobody_and_ends_once_the_
     suspected = [(f"{DRIVER}/gpu-lost", "NoSchedule")]
     assert [(taint.key, taint.effect) for taint in item.device.taints] == suspected
     change.clear(root)
-    outcome = bench.vfio().set_up("uid-1", [item], AUTO, None)
+    outcome = bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
     # The GPU cannot be asked now: neither is the one look confirmed by itself, nor is it over.
     assert taints(10) == suspected and not monitor.look_due()
     assert taints(1000) == suspected
-    bench.vfio().tear_down("uid-1", [item.key], outcome.record)
+    bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute())
     assert taints(1) == []

@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from deadlines import a_minute
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import InventorySettings, take
@@ -32,16 +34,16 @@ def paths(bench: Bench, edits: object) -> list[str]:
 def test_a_device_goes_to_vfio_and_back(bench: Bench) -> None:
     item, vfio = bench.device(FPGA), bench.vfio()
     assert vfio.default(item.device) == AUTO
-    outcome = vfio.set_up("uid-1", [item], AUTO, None)
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("vfio-pci", "vfio-pci")
     group = bench.machine.iommu_groups[FPGA]
     assert paths(bench, outcome.edits[item.key]) == [f"/dev/vfio/{group}", "/dev/vfio/vfio"]
-    again = vfio.set_up("uid-1", [item], AUTO, outcome.record)
+    again = vfio.set_up("uid-1", [item], AUTO, outcome.record, a_minute())
     assert again == outcome
-    vfio.tear_down("uid-1", [item.key], outcome.record)
+    vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
     assert bench.handovers.all() == {}
-    vfio.tear_down("uid-1", [item.key], outcome.record)
+    vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
     assert bench.driver(FPGA) == "dfl-pci"
 
 
@@ -50,12 +52,12 @@ def test_what_is_published_does_not_change_while_a_claim_has_the_device(bench: B
     item, vfio = bench.device(address), bench.vfio()
     before = {one.name: published(one) for one in bench.inventory().devices}
     assert item.device.attributes["type"].value == "vfio"
-    outcome = vfio.set_up("uid-1", [item], AUTO, None)
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     assert {one.name: published(one) for one in bench.inventory().devices} == before
     # Also without the rule, which somebody may have taken away meanwhile.
     without = take(bench.host, scan(bench.host), InventorySettings(), handovers=bench.handovers)
     assert next(published(one) for one in without.devices if one.name == item.device.name) == published(item.device)
-    vfio.tear_down("uid-1", [item.key], outcome.record)
+    vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
     assert {one.name: published(one) for one in bench.inventory().devices} == before
     found = bench.inventory(InventorySettings()).device(item.device.name)
     assert (found is not None and found.attributes["type"].value != "vfio" and found.nodes) or address == NIC
@@ -75,7 +77,7 @@ def test_a_gpu_keeps_its_facts_and_no_claim_for_a_gpu_gets_it(bench: Bench) -> N
 def test_neighbours_that_the_host_uses_are_named_and_nothing_is_touched(bench: Bench) -> None:
     item = bench.device(ALVEO)
     with pytest.raises(PermanentError, match=rf"IOMMU group \d+: {ALVEO_MANAGEMENT} \(xclmgmt\)"):
-        bench.vfio().set_up("uid-1", [item], AUTO, None)
+        bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
     assert bench.points.seen == []
     assert bench.driver(ALVEO) == "xocl"
 
@@ -83,7 +85,7 @@ def test_neighbours_that_the_host_uses_are_named_and_nothing_is_touched(bench: B
 def test_a_group_whose_other_functions_have_no_driver_is_given(bench: Bench) -> None:
     item = bench.device(ALVEO)
     bench.kernel.write(f"bus/pci/devices/{ALVEO_MANAGEMENT}/driver/unbind", ALVEO_MANAGEMENT)
-    bench.vfio().set_up("uid-1", [item], AUTO, None)
+    bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
     assert bench.driver(ALVEO) == "vfio-pci"
 
 
@@ -91,14 +93,14 @@ def test_a_group_is_given_to_one_claim_as_a_whole(bench_of: Callable[..., Bench]
     bench = bench_of(together=((FPGA, NIC),))
     fpga, nic = bench.device(FPGA), bench.device(NIC)
     with pytest.raises(PermanentError, match="0000:13:00.0"):
-        bench.vfio().set_up("uid-1", [fpga], AUTO, None)
-    outcome = bench.vfio().set_up("uid-1", [fpga, nic], AUTO, None)
+        bench.vfio().set_up("uid-1", [fpga], AUTO, None, a_minute())
+    outcome = bench.vfio().set_up("uid-1", [fpga, nic], AUTO, None, a_minute())
     assert (bench.driver(FPGA), bench.driver(NIC)) == ("vfio-pci", "vfio-pci")
-    bench.vfio().tear_down("uid-1", [nic.key], outcome.record)
+    bench.vfio().tear_down("uid-1", [nic.key], outcome.record, a_minute())
     assert (bench.driver(FPGA), bench.driver(NIC)) == ("vfio-pci", "mlx5_core")
     bench.kernel.write(f"bus/pci/devices/{NIC}/driver/unbind", NIC)
     with pytest.raises(RetryableError, match="another claim has functions of its IOMMU group"):
-        bench.vfio().set_up("uid-2", [nic], AUTO, None)
+        bench.vfio().set_up("uid-2", [nic], AUTO, None, a_minute())
 
 
 def test_a_function_without_iommu_is_not_offered(bench_of: Callable[..., Bench]) -> None:
@@ -114,8 +116,8 @@ def test_without_the_module_it_is_tried_again(bench_of: Callable[..., Bench]) ->
     bench = bench_of(vfio=False)
     item, vfio = bench.device(FPGA), bench.vfio()
     with pytest.raises(RetryableError, match=r"the driver vfio-pci is not loaded; run `modprobe vfio-pci`"):
-        vfio.set_up("uid-1", [item], AUTO, None)
-    vfio.roll_back("uid-1", [item.key], AUTO)
+        vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    vfio.roll_back("uid-1", [item.key], AUTO, a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
     assert bench.handovers.all() == {}
 
@@ -128,7 +130,7 @@ def test_iommufd_where_the_host_has_it(bench_of: Callable[..., Bench]) -> None:
 
     def given(iommu: str) -> list[str]:
         config = msgspec.convert({"iommu": iommu}, VfioConfig)
-        return paths(bench, vfio.set_up("uid-1", [item], config, None).edits[item.key])
+        return paths(bench, vfio.set_up("uid-1", [item], config, None, a_minute()).edits[item.key])
 
     assert given("legacy") == legacy
     newer = given("iommufd")
@@ -139,7 +141,7 @@ def test_iommufd_where_the_host_has_it(bench_of: Callable[..., Bench]) -> None:
 def test_iommufd_where_the_host_does_not_have_it(bench: Bench) -> None:
     item = bench.device(FPGA)
     with pytest.raises(PermanentError, match="iommu: this host has no /dev/iommu"):
-        bench.vfio().set_up("uid-1", [item], VfioConfig(iommu="iommufd"), None)
+        bench.vfio().set_up("uid-1", [item], VfioConfig(iommu="iommufd"), None, a_minute())
 
 
 def test_a_device_that_is_published_for_containers_is_never_bound(bench: Bench) -> None:
@@ -172,22 +174,22 @@ def test_a_device_that_a_process_has_open_is_not_touched(bench: Bench, address: 
     process = opened(bench, node)
     before = bench.driver(address)
     with pytest.raises(RetryableError, match=rf"train \(process 4711\) has {node} open"):
-        vfio.set_up("uid-1", [item], AUTO, None)
+        vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     assert (bench.driver(address), bench.points.seen) == (before, [])
     (process / "fd/3").unlink()
-    vfio.set_up("uid-1", [item], AUTO, None)
+    vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     assert bench.driver(address) == "vfio-pci"
 
 
 def test_a_machine_that_still_runs_keeps_its_device(bench: Bench) -> None:
     item, vfio = bench.device(FPGA), bench.vfio()
-    outcome = vfio.set_up("uid-1", [item], AUTO, None)
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     process = opened(bench, f"/dev/vfio/{bench.machine.iommu_groups[FPGA]}")
     with pytest.raises(RetryableError, match="process 4711"):
-        vfio.tear_down("uid-1", [item.key], outcome.record)
+        vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
     assert bench.driver(FPGA) == "vfio-pci"
     (process / "fd/3").unlink()
-    vfio.tear_down("uid-1", [item.key], outcome.record)
+    vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
     assert bench.driver(FPGA) == "dfl-pci"
 
 
@@ -195,7 +197,7 @@ def test_an_interface_in_a_bond_is_not_taken(bench: Bench) -> None:
     item = bench.device(NIC)
     (bench.host.sysfs / "class/net/ens1np0" / "upper_bond0").symlink_to("../bond0")
     with pytest.raises(RetryableError, match="ens1np0 is part of a bond"):
-        bench.vfio().set_up("uid-1", [item], AUTO, None)
+        bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
     assert bench.driver(NIC) == "mlx5_core"
 
 
@@ -231,14 +233,14 @@ def test_the_agents_own_library_lets_go_of_a_gpu_first(bench: Bench) -> None:
     vfio = Vfio(bench.host, Telling(), bench.state, library=library)
     library.processes = [31337]
     with pytest.raises(RetryableError, match="processes compute on it: 31337"):
-        vfio.set_up("uid-1", [bench.device(GPU)], AUTO, None)
+        vfio.set_up("uid-1", [bench.device(GPU)], AUTO, None, a_minute())
     assert (library.story, bench.handovers.all(), bench.driver(GPU)) == (["asked"], {}, "nvidia")
     library.processes = []
     library.story.clear()
-    vfio.set_up("uid-1", [bench.device(GPU)], AUTO, None)
+    vfio.set_up("uid-1", [bench.device(GPU)], AUTO, None, a_minute())
     assert library.story == ["asked", "let go", "driver_override", "unbind", "drivers_probe", "took again"]
     library.story.clear()
-    vfio.set_up("uid-1", [bench.device(FPGA)], AUTO, None)
+    vfio.set_up("uid-1", [bench.device(FPGA)], AUTO, None, a_minute())
     assert "let go" not in library.story, "no library has an FPGA open"
 
 
@@ -267,9 +269,9 @@ def test_what_the_kernel_refuses_is_said_and_undone(bench: Bench, attribute: str
     item, vfio = bench.device(FPGA), bench.vfio()
     change.answer_write(bench.folder / "host", FPGA, attribute, errno=16, machine=bench.machine)
     with pytest.raises(RetryableError, match=f"the kernel refused a write to {attribute}: Device or resource busy"):
-        vfio.set_up("uid-1", [item], AUTO, None)
+        vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     assert change.clear(bench.folder / "host") == 1
-    vfio.roll_back("uid-1", [item.key], AUTO)
+    vfio.roll_back("uid-1", [item.key], AUTO, a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
     assert bench.handovers.all() == {}
 
@@ -278,16 +280,16 @@ def test_a_driver_that_never_lets_go_holds_up_one_device_for_a_while(bench: Benc
     fpga, nic, vfio = bench.device(FPGA), bench.device(NIC), bench.vfio(deadline=3.0)
     change.answer_write(bench.folder / "host", FPGA, "unbind", machine=bench.machine)
     with pytest.raises(RetryableError, match="has not come back from a write to unbind"):
-        vfio.set_up("uid-1", [fpga], AUTO, None)
+        vfio.set_up("uid-1", [fpga], AUTO, None, a_minute())
     with pytest.raises(RetryableError, match="has not come back"):
-        vfio.roll_back("uid-1", [fpga.key], AUTO)
+        vfio.roll_back("uid-1", [fpga.key], AUTO, a_minute())
     patient = bench.vfio()
-    patient.set_up("uid-2", [nic], AUTO, None)
+    patient.set_up("uid-2", [nic], AUTO, None, a_minute())
     assert bench.driver(NIC) == "vfio-pci"
     change.clear(bench.folder / "host")
     vfio._accesses._under_way[FPGA][0].join(60)
     assert bench.driver(FPGA) is None, "what hung has happened"
-    vfio.roll_back("uid-1", [fpga.key], AUTO)
+    vfio.roll_back("uid-1", [fpga.key], AUTO, a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
 
 
@@ -303,21 +305,21 @@ def test_what_waits_for_a_hung_driver_is_not_even_read(bench: Bench, monkeypatch
     monkeypatch.setattr(Files, "text", text)
     change.answer_write(bench.folder / "host", FPGA, "unbind", machine=bench.machine)
     with pytest.raises(RetryableError, match="has not come back from a write to unbind"):
-        vfio.set_up("uid-1", [item], AUTO, None)
+        vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     for call in (
-        lambda: vfio.roll_back("uid-1", [item.key], AUTO),
-        lambda: vfio.tear_down("uid-1", [item.key], None),
-        lambda: vfio.set_up("uid-1", [item], AUTO, None),
+        lambda: vfio.roll_back("uid-1", [item.key], AUTO, a_minute()),
+        lambda: vfio.tear_down("uid-1", [item.key], None, a_minute()),
+        lambda: vfio.set_up("uid-1", [item], AUTO, None, a_minute()),
     ):
         with pytest.raises(RetryableError, match="has not come back from a write to unbind"):
             call()
     # Another agent on the same host, which knows nothing of it, waits for the read and no longer than its deadline.
     impatient = bench.vfio(deadline=3.0)
     with pytest.raises(RetryableError, match="has not come back from a read of driver_override"):
-        impatient.roll_back("uid-1", [item.key], AUTO)
+        impatient.roll_back("uid-1", [item.key], AUTO, a_minute())
     change.clear(bench.folder / "host")
     vfio._accesses._under_way[FPGA][0].join(30)
-    vfio.roll_back("uid-1", [item.key], AUTO)
+    vfio.roll_back("uid-1", [item.key], AUTO, a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
 
 
@@ -327,7 +329,7 @@ def test_two_claims_never_look_at_one_group_at_the_same_time(bench_of: Callable[
     fpga, nic = bench.device(FPGA), bench.device(NIC)
     for address in (FPGA, NIC):
         bench.kernel.write(f"bus/pci/devices/{address}/driver/unbind", address)
-    vfio = Vfio(bench.host, bench.kernel, bench.state, lock_timeout_s=0.05)
+    vfio = Vfio(bench.host, bench.kernel, bench.state)
     checked, go_on = threading.Event(), threading.Event()
 
     class Slow(Handovers):
@@ -337,37 +339,37 @@ def test_two_claims_never_look_at_one_group_at_the_same_time(bench_of: Callable[
             super().write(handover)
 
     vfio._handovers = Slow(bench.state)
-    first = threading.Thread(target=vfio.set_up, args=("uid-1", [fpga], AUTO, None))
+    first = threading.Thread(target=vfio.set_up, args=("uid-1", [fpga], AUTO, None, a_minute()))
     first.start()
     try:
         assert checked.wait(60)
         vfio._handovers = Handovers(bench.state)
         with pytest.raises(RetryableError, match=r"group \d+: claim uid-1 has been in work on it"):
-            vfio.set_up("uid-2", [nic], AUTO, None)
+            vfio.set_up("uid-2", [nic], AUTO, None, Deadline.of(0.05))
     finally:
         go_on.set()
         first.join(60)
     with pytest.raises(RetryableError, match="another claim has functions of its IOMMU group"):
-        vfio.set_up("uid-2", [nic], AUTO, None)
+        vfio.set_up("uid-2", [nic], AUTO, None, a_minute())
     assert set(bench.handovers.all()) == {FPGA}
 
 
 def test_a_claim_whose_record_is_lost_is_given_back_by_the_notes(bench: Bench) -> None:
     item, vfio = bench.device(FPGA), bench.vfio()
-    vfio.set_up("uid-1", [item], AUTO, None)
+    vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     assert vfio.noted("uid-1") == [item.key] and vfio.noted("uid-2") == []
-    vfio.tear_down("uid-1", vfio.noted("uid-1"), None)
+    vfio.tear_down("uid-1", vfio.noted("uid-1"), None, a_minute())
     assert bench.driver(FPGA) == "dfl-pci" and vfio.noted("uid-1") == []
 
 
 def test_a_device_that_is_pulled_out_while_a_claim_has_it(bench: Bench) -> None:
     item, vfio = bench.device(FPGA), bench.vfio()
-    outcome = vfio.set_up("uid-1", [item], AUTO, None)
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     change.unplug(bench.folder / "host", FPGA, bench.machine)
     assert bench.inventory().device(item.device.name) is None
     with pytest.raises(RetryableError, match="not on the bus"):
-        vfio.set_up("uid-1", [item], AUTO, outcome.record)
-    vfio.tear_down("uid-1", [item.key], outcome.record)
+        vfio.set_up("uid-1", [item], AUTO, outcome.record, a_minute())
+    vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
     assert bench.handovers.all() == {}
     change.replug(bench.folder / "host", FPGA, bench.machine)
     assert bench.driver(FPGA) == "dfl-pci"
@@ -376,32 +378,32 @@ def test_a_device_that_is_pulled_out_while_a_claim_has_it(bench: Bench) -> None:
 
 def test_what_was_bound_elsewhere_is_bound_again_on_a_repeat(bench: Bench) -> None:
     item, vfio = bench.device(FPGA), bench.vfio()
-    outcome = vfio.set_up("uid-1", [item], AUTO, None)
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     # As after a reboot: every driver has its own device again.
     bench.kernel.write(f"bus/pci/devices/{FPGA}/driver_override", "\n")
     bench.kernel.write(f"bus/pci/devices/{FPGA}/driver/unbind", FPGA)
     bench.kernel.write("bus/pci/drivers_probe", FPGA)
     assert bench.driver(FPGA) == "dfl-pci"
-    assert vfio.set_up("uid-1", [item], AUTO, outcome.record) == outcome
+    assert vfio.set_up("uid-1", [item], AUTO, outcome.record, a_minute()) == outcome
     assert bench.driver(FPGA) == "vfio-pci"
 
 
 def test_a_device_of_a_claim_that_is_gone_goes_to_the_next_and_then_home(bench: Bench) -> None:
     item = bench.device(FPGA)
-    bench.vfio().set_up("lost", [item], AUTO, None)
-    outcome = bench.vfio().set_up("next", [item], AUTO, None)
-    bench.vfio().tear_down("next", [item.key], outcome.record)
+    bench.vfio().set_up("lost", [item], AUTO, None, a_minute())
+    outcome = bench.vfio().set_up("next", [item], AUTO, None, a_minute())
+    bench.vfio().tear_down("next", [item.key], outcome.record, a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"address": "0000:11:00.1"}'])
 def test_a_damaged_file_costs_nobody_the_way_back(bench: Bench, damage: bytes) -> None:
     item, vfio = bench.device(FPGA), bench.vfio()
-    outcome = vfio.set_up("uid-1", [item], AUTO, None)
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     (bench.handovers.folder / f"{FPGA}.json").write_bytes(damage)
     assert bench.handovers.all() == {}
     assert [path.name for path in bench.handovers.folder.iterdir()] == [f"{FPGA}.json.corrupt-1"]
-    vfio.tear_down("uid-1", [item.key], msgspec.json.decode(msgspec.json.encode(outcome.record)))
+    vfio.tear_down("uid-1", [item.key], msgspec.json.decode(msgspec.json.encode(outcome.record)), a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
 
 
@@ -426,28 +428,28 @@ def test_an_agent_that_dies_anywhere_is_undone_or_finished_by_the_next(bench: Be
     # An override of the operator's own must be there again afterwards.
     bench.kernel.write(f"bus/pci/devices/{FPGA}/driver_override", "dfl-pci")
     original = (bench.driver(FPGA), bench.override(FPGA))
-    outcome = bench.vfio().set_up("uid-1", [item], AUTO, None)
-    bench.vfio().tear_down("uid-1", [item.key], outcome.record)
-    binding = deaths(bench, lambda: bench.vfio().set_up("uid-1", [item], AUTO, None))
-    release = deaths(bench, lambda: bench.vfio().tear_down("uid-1", [item.key], outcome.record))
+    outcome = bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
+    bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute())
+    binding = deaths(bench, lambda: bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute()))
+    release = deaths(bench, lambda: bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute()))
     assert (binding, release) == (8, 8)
     assert (bench.driver(FPGA), bench.override(FPGA)) == original
     for point in range(binding):
-        where = die(bench, point, lambda: bench.vfio().set_up("uid-1", [item], AUTO, None))
+        where = die(bench, point, lambda: bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute()))
         found = bench.inventory().device(item.device.name)
         assert found is not None and published(found) == published(item.device), where
-        bench.vfio().roll_back("uid-1", [item.key], AUTO)
+        bench.vfio().roll_back("uid-1", [item.key], AUTO, a_minute())
         assert (bench.driver(FPGA), bench.override(FPGA)) == original, where
         assert bench.handovers.all() == {}, where
         # The kubelet asks again for what was undone, or the agent repeats what it had begun.
-        where = die(bench, point, lambda: bench.vfio().set_up("uid-1", [item], AUTO, None))
-        assert bench.vfio().set_up("uid-1", [item], AUTO, None) == outcome, where
-        bench.vfio().tear_down("uid-1", [item.key], outcome.record)
+        where = die(bench, point, lambda: bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute()))
+        assert bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute()) == outcome, where
+        bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute())
         assert (bench.driver(FPGA), bench.override(FPGA)) == original, where
     for point in range(release):
-        bench.vfio().set_up("uid-1", [item], AUTO, None)
-        where = die(bench, point, lambda: bench.vfio().tear_down("uid-1", [item.key], outcome.record))
-        bench.vfio().tear_down("uid-1", [item.key], outcome.record)
+        bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
+        where = die(bench, point, lambda: bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute()))
+        bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute())
         assert (bench.driver(FPGA), bench.override(FPGA)) == original, where
         assert bench.handovers.all() == {}, where
 
@@ -472,7 +474,7 @@ def test_an_agent_in_a_pod_takes_no_driver_away_from_under_processes_that_it_can
     (bench.host.proc / "self/ns").mkdir(parents=True)
     (bench.host.proc / "self/ns/pid").symlink_to("pid:[4026532201]")
     with pytest.raises(RetryableError, match="cannot be told: the agent is not in the host's process namespace"):
-        vfio.set_up("uid-1", [item], AUTO, None)
+        vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     assert (bench.driver(FPGA), bench.points.seen) == ("dfl-pci", [])
     said = [problem for problem in bench.inventory().problems if problem.where == "inventory.passthrough"]
     assert [problem.todo for problem in said] and "hostPID" in str(said[0])
@@ -484,8 +486,8 @@ def test_an_agent_in_a_pod_takes_no_driver_away_from_under_processes_that_it_can
 def test_an_agent_that_went_blind_gives_back_what_a_claim_has(bench: Bench) -> None:
     vfio = bench.vfio()
     item = bench.device(FPGA)
-    outcome = vfio.set_up("uid-1", [item], AUTO, None)
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     (bench.host.proc / "self/ns").mkdir(parents=True)
     (bench.host.proc / "self/ns/pid").symlink_to("pid:[4026532201]")
-    vfio.tear_down("uid-1", [item.key], outcome.record)
+    vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
     assert bench.driver(FPGA) == "dfl-pci"

@@ -66,13 +66,18 @@ class AmdPartitions:
             )
 
     def set_up(
-        self, uid: str, devices: Sequence[SetupDevice], parameters: AmdPartitionConfig, previous: Any
+        self,
+        uid: str,
+        devices: Sequence[SetupDevice],
+        parameters: AmdPartitionConfig,
+        previous: Any,
+        deadline: Deadline,
     ) -> SetupOutcome:
         """Put each GPU into the mode of its devices, and find their nodes."""
         edits = {}
         for item in devices:
             address, mode = item.device.pci_address, item.device.identity[MODE]
-            with self._gpus.hold([_gpu_of(item.key)], Deadline.of(SETUP_TIMEOUT_S), f"claim {uid}"):
+            with self._gpus.hold([_gpu_of(item.key)], deadline.at_most(SETUP_TIMEOUT_S), f"claim {uid}"):
                 self._hold(uid, item, mode)
                 if self._changes.is_written(address):
                     # Who asks for the mode waits for the write, too, and cannot be ended.
@@ -80,6 +85,7 @@ class AmdPartitions:
                 gpu = Gpu(self._host, address, self._writes)
                 if gpu.mode != mode:
                     before = gpu.mode
+                    deadline.check(f"device {item.device.name}")
                     gpu.put_into(mode, int(item.device.identity[PARTITIONS]))
                     self._changes.end(address)
                     log.info("GPU divided", extra={"device": address, "mode": mode, "was": before, "claim": uid})
@@ -88,11 +94,11 @@ class AmdPartitions:
             edits[item.key] = nodes.edits(hosts, device=item.device.name)
         return SetupOutcome({item.key: item.device.identity[MODE] for item in devices}, edits)
 
-    def tear_down(self, uid: str, keys: Sequence[str], record: Any) -> None:
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
         """Let go of the GPUs."""
         for key in keys:
             gpu = _gpu_of(key)
-            with self._gpus.hold([gpu], Deadline.of(SETUP_TIMEOUT_S), f"claim {uid}"):
+            with self._gpus.hold([gpu], deadline.at_most(SETUP_TIMEOUT_S), f"claim {uid}"):
                 held = self._holders.read(gpu)
                 if held is None:
                     continue
@@ -102,9 +108,9 @@ class AmdPartitions:
                 else:
                     self._holders.forget(gpu)
 
-    def roll_back(self, uid: str, keys: Sequence[str], parameters: AmdPartitionConfig) -> None:
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: AmdPartitionConfig, deadline: Deadline) -> None:
         """The same: a mode that was set for nobody in the end is one that the next claim changes."""
-        self.tear_down(uid, keys, None)
+        self.tear_down(uid, keys, None, deadline)
 
     def noted(self, uid: str) -> Sequence[str]:
         """Give the keys of the devices that the notes say the claim has."""

@@ -41,7 +41,7 @@ class Limiter:
         self._claims = setup_locks(None, "limits")
         self._driver = driver
 
-    def grant(self, uid: str, item: SetupDevice, enforcement: str, amount: int) -> ContainerEdits:
+    def grant(self, uid: str, item: SetupDevice, enforcement: str, amount: int, deadline: Deadline) -> ContainerEdits:
         """Allow a share this many bytes: gives the hook that holds each container to it."""
         self._hook.install()
         root = hierarchy(self._host.sysfs)
@@ -58,7 +58,7 @@ class Limiter:
         uuid = item.device.identity.get("uuid")
         if uuid is None:
             raise RetryableError("NVIDIA's driver does not have it now", where=f"device {item.device.name}")
-        with self._claims.hold([uid], Deadline.of(SETUP_TIMEOUT_S), "a limit"):
+        with self._claims.hold([uid], deadline.at_most(SETUP_TIMEOUT_S), "a limit"):
             grants = self._grants.read(uid) or {}
             known = grants.get(item.key)
             wanted = Grant(
@@ -68,9 +68,9 @@ class Limiter:
                 self._grants.write(uid, {**grants, item.key: wanted})
         return self._hook.asks(uid, item.key, *where)
 
-    def revoke(self, uid: str) -> None:
+    def revoke(self, uid: str, deadline: Deadline) -> None:
         """Forget a claim's shares: the driver forgets the limit with the cgroup."""
-        with self._claims.hold([uid], Deadline.of(SETUP_TIMEOUT_S), "a limit"):
+        with self._claims.hold([uid], deadline.at_most(SETUP_TIMEOUT_S), "a limit"):
             self._grants.forget(uid, durable=False)
 
     def noted(self, uid: str) -> list[str]:

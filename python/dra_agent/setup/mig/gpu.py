@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 WAIT = 20.0
 """Seconds that a claim waits for its turn at a GPU: the kubelet asks again after 45."""
+REPAIR_S = 120.0
+"""Seconds for giving back what claims left that nobody knows any more: several calls of the driver for each."""
 _PATIENCE = 5.0
 """Seconds for which a step is tried again that something is still in the way of."""
 _PAUSE = 0.25
@@ -73,18 +75,18 @@ class PartitionedGpu:
         self._driver = driver
         self._locks = locks or NamedLocks()
 
-    def make(self, wanted: Wanted) -> Made:
+    def make(self, wanted: Wanted, deadline: Deadline) -> Made:
         """Make a partition, or find it standing. RetryableError says what is in the way."""
-        with self._alone(), self._driver() as driver:
+        with self._alone(deadline), self._driver() as driver:
             if not driver.mode()[0]:
-                _patiently(lambda: driver.set_mode(True))
+                _patiently(lambda: driver.set_mode(True), deadline)
             note = self._notebook.read(self._address)
-            instance = self._clear(driver, note, wanted)
+            instance = self._clear(driver, note, wanted, deadline)
             held = _held(self._notebook.read(self._address), wanted)
             self._notebook.write(held)
             if instance is None:
                 try:
-                    instance = _patiently(lambda: driver.make(wanted.profile, wanted.placement))
+                    instance = _patiently(lambda: driver.make(wanted.profile, wanted.placement), deadline)
                 except (NoRoomError, PermanentError):
                     # What was refused was not made: an instance that lies there by now is somebody else's.
                     others = tuple(one for one in held.instances if one.device != wanted.device)
@@ -93,9 +95,9 @@ class PartitionedGpu:
             compute = self._compute(driver, held, instance, wanted)
             return Made(driver.uuid(compute), instance.id, compute.id, driver.capabilities(instance, compute))
 
-    def release(self, holder: str) -> None:
+    def release(self, holder: str, deadline: Deadline) -> None:
         """Let go of what a claim holds here; what nobody holds is destroyed. RetryableError while it is in use."""
-        with self._alone():
+        with self._alone(deadline):
             note = self._notebook.read(self._address)
             for one in note.instances:
                 if holder not in (*one.holders, one.leaving):
@@ -105,21 +107,22 @@ class PartitionedGpu:
                 note = _with(note, one, left)
                 self._notebook.write(note)
                 if not others:
-                    note = self._finish(note, left)
+                    note = self._finish(note, left, deadline)
 
-    def make_whole(self, *, destroy_foreign: bool) -> None:
+    def make_whole(self, deadline: Deadline, *, destroy_foreign: bool) -> None:
         """Switch MIG mode off, so that the GPU can be used as a whole. RetryableError while an instance is there."""
-        with self._alone(), self._driver() as driver:
+        with self._alone(deadline), self._driver() as driver:
             if not driver.mode()[0]:
                 return
             note = self._notebook.read(self._address)
             for instance in driver.instances():
-                self._remove(driver, note, instance, destroy_foreign=destroy_foreign)
-            _patiently(lambda: driver.set_mode(False))
+                self._remove(driver, note, instance, deadline, destroy_foreign=destroy_foreign)
+            _patiently(lambda: driver.set_mode(False), deadline)
 
     def keep_only(self, known: Callable[[str], bool]) -> None:
-        """Let go of what holders have that nobody knows any more."""
-        with self._alone():
+        """Let go of what holders have that nobody knows any more; it has no caller, and takes its own time."""
+        deadline = Deadline.of(REPAIR_S)
+        with self._alone(deadline):
             note = self._notebook.read(self._address)
             for one in note.instances:
                 left = msgspec.structs.replace(one, holders=tuple(filter(known, one.holders)))
@@ -127,16 +130,16 @@ class PartitionedGpu:
                     note = _with(note, one, left)
                     self._notebook.write(note)
                 if not left.holders and not (left.leaving and known(left.leaving)):
-                    note = self._finish(note, left)
+                    note = self._finish(note, left, deadline)
 
-    def _finish(self, note: Note, one: MadeInstance) -> Note:
+    def _finish(self, note: Note, one: MadeInstance, deadline: Deadline) -> Note:
         """Destroy what nobody holds; gives the note without it."""
         try:
             with self._driver() as driver:
                 if driver.mode()[0]:
                     for instance in driver.instances():
                         if _noted(note, instance) == one:
-                            _destroy(driver, instance)
+                            _destroy(driver, instance, deadline)
         except (LostError, UnknownGpuError) as error:
             # Such a GPU comes back by a reset at the earliest, and no instance outlives that.
             log.warning("instance given up with its GPU", extra={"device": one.device, "reason": str(error)})
@@ -144,7 +147,7 @@ class PartitionedGpu:
         self._notebook.write(note)
         return note
 
-    def _clear(self, driver: GpuDriver, note: Note, wanted: Wanted) -> Instance | None:
+    def _clear(self, driver: GpuDriver, note: Note, wanted: Wanted, deadline: Deadline) -> Instance | None:
         """Find the wanted instance standing, or clear its place; what may not go is a RetryableError."""
         standing = None
         for instance in driver.instances():
@@ -158,10 +161,12 @@ class PartitionedGpu:
             ):
                 standing = instance
             else:
-                self._remove(driver, note, instance, destroy_foreign=wanted.destroy_foreign)
+                self._remove(driver, note, instance, deadline, destroy_foreign=wanted.destroy_foreign)
         return standing
 
-    def _remove(self, driver: GpuDriver, note: Note, instance: Instance, *, destroy_foreign: bool) -> None:
+    def _remove(
+        self, driver: GpuDriver, note: Note, instance: Instance, deadline: Deadline, *, destroy_foreign: bool
+    ) -> None:
         where = f"GPU {self._address}"
         what = f"MIG instance {instance.id} (profile {instance.profile} at memory slice {instance.placement.start})"
         noted = _noted(note, instance)
@@ -175,7 +180,7 @@ class PartitionedGpu:
                 todo=f"destroy it (nvidia-smi mig -dci -gi {instance.id}, nvidia-smi mig -dgi -gi {instance.id}), or "
                 'set foreign = "destroy" in [[inventory.partition]]',
             )
-        _destroy(driver, instance)
+        _destroy(driver, instance, deadline)
         if noted is not None:
             self._notebook.write(_with(self._notebook.read(self._address), noted, None))
 
@@ -196,8 +201,8 @@ class PartitionedGpu:
             driver.destroy_compute(compute)
         return driver.make_compute(instance, wanted.compute_slices)
 
-    def _alone(self) -> AbstractContextManager[None]:
-        return self._locks.hold([f"GPU {self._address}"], Deadline.of(WAIT), "another claim's partition")
+    def _alone(self, deadline: Deadline) -> AbstractContextManager[None]:
+        return self._locks.hold([f"GPU {self._address}"], deadline.at_most(WAIT), "another claim's partition")
 
 
 def _noted(note: Note, instance: Instance) -> MadeInstance | None:
@@ -225,19 +230,23 @@ def _held(note: Note, wanted: Wanted) -> Note:
     return msgspec.structs.replace(note, instances=(*others, held))
 
 
-def _destroy(driver: GpuDriver, instance: Instance) -> None:
+def _destroy(driver: GpuDriver, instance: Instance, deadline: Deadline) -> None:
     for compute in driver.computes(instance):
-        _patiently(lambda compute=compute: driver.destroy_compute(compute))  # type: ignore[misc]
-    _patiently(lambda: driver.destroy(instance))
+        _patiently(lambda compute=compute: driver.destroy_compute(compute), deadline)  # type: ignore[misc]
+    _patiently(lambda: driver.destroy(instance), deadline)
 
 
-def _patiently(step: Callable[[], _T]) -> _T:
-    """Try a step again for a while: a container that has just ended lets go of its GPU a moment later."""
-    end = time.monotonic() + _PATIENCE
+def _patiently(step: Callable[[], _T], deadline: Deadline) -> _T:
+    """Try a step again for a while: a container that has just ended lets go of its GPU a moment later.
+
+    RetryableError where the deadline has passed before it is tried.
+    """
+    deadline.check("a MIG instance")
+    end = deadline.at_most(_PATIENCE)
     while True:
         try:
             return step()
         except (InUseError, NoRoomError):
-            if time.monotonic() + _PAUSE >= end:
+            if end.remaining() <= _PAUSE:
                 raise
         time.sleep(_PAUSE)

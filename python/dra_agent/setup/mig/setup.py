@@ -10,6 +10,7 @@ from typing import Any
 from dra_agent.cdi.claim import variable
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.cdi.recipes.nvidia import capability_edits
+from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError
 from dra_agent.host import Host
 from dra_agent.inventory.device import Device, device_name
@@ -57,7 +58,9 @@ class MigSetup:
                 todo=f"ask for at most {slices}, or claim a larger profile",
             )
 
-    def set_up(self, uid: str, devices: Sequence[SetupDevice], parameters: MigConfig, previous: Any) -> SetupOutcome:
+    def set_up(
+        self, uid: str, devices: Sequence[SetupDevice], parameters: MigConfig, previous: Any, deadline: Deadline
+    ) -> SetupOutcome:
         """Make what is not there; the record says what stands, for people."""
         del previous  # what stands is seen on the GPU
         record: dict[str, Any] = {}
@@ -67,7 +70,7 @@ class MigSetup:
             gpu = self._gpu(device.pci_address)
             destroy_foreign = device.identity.get("foreign") == "destroy"
             if device.identity.get("mig") == _WHOLE:
-                gpu.make_whole(destroy_foreign=destroy_foreign)
+                gpu.make_whole(deadline, destroy_foreign=destroy_foreign)
                 continue
             profile, start, size = (int(number) for number in device.identity["mig"].split(":"))
             wanted = Wanted(
@@ -78,12 +81,12 @@ class MigSetup:
                 parameters.compute_slices,
                 destroy_foreign,
             )
-            made = gpu.make(wanted)
+            made = gpu.make(wanted, deadline)
             record[item.key] = {"uuid": made.uuid, "gi": made.gpu_instance, "ci": made.compute_instance}
             edits[item.key] = self._edits(device, made)
         return SetupOutcome(record, edits)
 
-    def tear_down(self, uid: str, keys: Sequence[str], record: Any) -> None:
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
         """Destroy what nobody else holds; the notes say where it is."""
         del record
 
@@ -96,14 +99,14 @@ class MigSetup:
                 return
             held = {holder for one in self._notebook.read(address).instances for holder in (*one.holders, one.leaving)}
             for holder in sorted(holders & held):
-                self._gpu(address).release(holder)
+                self._gpu(address).release(holder, deadline)
 
         self._each_gpu(release)
 
-    def roll_back(self, uid: str, keys: Sequence[str], parameters: MigConfig) -> None:
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: MigConfig, deadline: Deadline) -> None:
         """Do the same: what has been begun is noted."""
         del parameters
-        self.tear_down(uid, keys, None)
+        self.tear_down(uid, keys, None, deadline)
 
     def keep_only(self, is_held: Callable[[str], bool]) -> None:
         """Destroy what is noted for claims that hold nothing; RetryableError where that fails."""

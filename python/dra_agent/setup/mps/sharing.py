@@ -35,14 +35,14 @@ class MpsSharing:
         self._controls: dict[str, Control] = {}
         self._sick: dict[str, str] = {}
 
-    def join(self, uid: str, item: SetupDevice, client: Client) -> ContainerEdits:
+    def join(self, uid: str, item: SetupDevice, client: Client, deadline: Deadline) -> ContainerEdits:
         """Make a share a client of its GPU's daemon, which is started where it does not run."""
         device = item.device
         uuid = device.identity.get("uuid")
         if uuid is None:
             raise RetryableError("NVIDIA's driver does not have it now", where=f"device {device.name}")
         place = self._place(device.name)
-        with self._gpus.hold([device.name], Deadline.of(SETUP_TIMEOUT_S), f"claim {uid}"):
+        with self._gpus.hold([device.name], deadline.at_most(SETUP_TIMEOUT_S), f"claim {uid}"):
             shared = self._clients.read(device.name)
             if shared is not None and shared.uuid != uuid:
                 self._end(device.name, shared)  # another GPU has come into its place
@@ -58,10 +58,10 @@ class MpsSharing:
             self._sick.pop(device.name, None)
         return place.edits(client.memory_mib, client.percentage)
 
-    def leave(self, uid: str, key: str) -> None:
+    def leave(self, uid: str, key: str, deadline: Deadline) -> None:
         """Take a share out; with the last one the daemon ends and the compute mode is as it was."""
         device = key.partition("/")[0]
-        with self._gpus.hold([device], Deadline.of(SETUP_TIMEOUT_S), f"claim {uid}"):
+        with self._gpus.hold([device], deadline.at_most(SETUP_TIMEOUT_S), f"claim {uid}"):
             shared = self._clients.read(device)
             if shared is None:
                 return

@@ -85,7 +85,9 @@ class NetworkInterfaces:
                 todo="run it with systemd/net.conf, or with hostPID, hostNetwork and privileged; or leave the name out",
             )
 
-    def set_up(self, uid: str, devices: Sequence[SetupDevice], parameters: NicConfig, previous: Any) -> SetupOutcome:
+    def set_up(
+        self, uid: str, devices: Sequence[SetupDevice], parameters: NicConfig, previous: Any, deadline: Deadline
+    ) -> SetupOutcome:
         """Set the MTU, and have containers ask for the interface; once it is moved, nothing is set any more."""
         wanted = parameters.interface
         if wanted.name is not None and len(devices) > 1:
@@ -97,7 +99,7 @@ class NetworkInterfaces:
         edits: dict[str, ContainerEdits] = {}
         record: dict[str, str] = {}
         for item in devices:
-            with self._devices.hold([item.device.name], Deadline.of(SETUP_TIMEOUT_S), f"claim {uid}"):
+            with self._devices.hold([item.device.name], deadline.at_most(SETUP_TIMEOUT_S), f"claim {uid}"):
                 before = self._before(uid, item, wanted)
                 record[item.key] = before.ifname
                 present = self._interfaces.of(before.address)
@@ -110,20 +112,20 @@ class NetworkInterfaces:
                 edits[item.key] = ContainerEdits(env=(told,)).merged(asks)
         return SetupOutcome(record, edits)
 
-    def tear_down(self, uid: str, keys: Sequence[str], record: Any) -> None:
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
         """Put each interface back as it was; RetryableError while it has not come back."""
         for key in keys:
             name = key.partition("/")[0]
-            with self._devices.hold([name], Deadline.of(SETUP_TIMEOUT_S), f"claim {uid}"):
+            with self._devices.hold([name], deadline.at_most(SETUP_TIMEOUT_S), f"claim {uid}"):
                 before = self._kept.read(name)
                 if before is None or before.uid != uid:
                     continue
-                self._put_back(name, before)
+                self._put_back(name, before, deadline)
                 self._kept.forget(name)
 
-    def roll_back(self, uid: str, keys: Sequence[str], parameters: NicConfig) -> None:
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: NicConfig, deadline: Deadline) -> None:
         """The same: how an interface was is on disk before it is changed."""
-        self.tear_down(uid, keys, None)
+        self.tear_down(uid, keys, None, deadline)
 
     def noted(self, uid: str) -> Sequence[str]:
         """Give the names of the devices whose interfaces the claim has."""
@@ -170,8 +172,8 @@ class NetworkInterfaces:
                 raise PermanentError(what, where=f"device {device}", todo="ask for less") from error
             raise RetryableError(what, where=f"device {device}") from error
 
-    def _put_back(self, device: str, before: Before) -> None:
-        now = self._back(device, before)
+    def _put_back(self, device: str, before: Before, deadline: Deadline) -> None:
+        now = self._back(device, before, deadline)
         if now is None:
             log.warning("the NIC is gone, so nothing of it is put back", extra={"device": device})
             return
@@ -210,16 +212,16 @@ class NetworkInterfaces:
                 f"{before.ifname}: {done.refused}", where=f"device {device}", todo="remove it; it is tried again"
             )
 
-    def _back(self, device: str, before: Before) -> str | None:
+    def _back(self, device: str, before: Before, deadline: Deadline) -> str | None:
         """Wait until the interface is on the host, and say what it is called now; None where its NIC is gone."""
-        until = time.monotonic() + self._patience
+        until = deadline.at_most(self._patience)
         while True:
             if self._interfaces.of(before.address) is None:
                 return None
             name = self._interfaces.find(before.address, before.ifname, before.interface.name)
             if name is not None:
                 return name
-            if time.monotonic() >= until:
+            if not until.remaining():
                 raise RetryableError(
                     f"its interface {before.ifname} has not come back from the container",
                     where=f"device {device}",

@@ -7,6 +7,7 @@ from typing import Any
 
 from dra_agent import _native
 from dra_agent.cdi.model import ContainerEdits
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError
 from dra_agent.inventory.device import Device
 from dra_agent.inventory.shares import MEMORY, MULTIPROCESSORS, mechanism
@@ -46,7 +47,9 @@ class ShareSetup:
                 todo="leave it out, or choose devices with memoryEnforcement mps",
             )
 
-    def set_up(self, uid: str, devices: Sequence[SetupDevice], parameters: ShareConfig, previous: Any) -> SetupOutcome:
+    def set_up(
+        self, uid: str, devices: Sequence[SetupDevice], parameters: ShareConfig, previous: Any, deadline: Deadline
+    ) -> SetupOutcome:
         """Have each share held to its amount."""
         _one_server(devices)
         record: dict[str, str] = {}
@@ -58,21 +61,21 @@ class ShareSetup:
             amount = _amount(item, MEMORY)
             if used == _MPS:
                 client = Client(amount // _MIB, _percentage(item, parameters))
-                edits[item.key] = self.mps.join(uid, item, client)
+                edits[item.key] = self.mps.join(uid, item, client, deadline)
             elif used in _BY_CGROUP:
-                edits[item.key] = self.limiter.grant(uid, item, used, amount)
+                edits[item.key] = self.limiter.grant(uid, item, used, amount, deadline)
             record[item.key] = used
         return SetupOutcome(record, edits)
 
-    def tear_down(self, uid: str, keys: Sequence[str], record: Any) -> None:
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
         """Let go of each share."""
         for key in keys:
-            self.mps.leave(uid, key)
-        self.limiter.revoke(uid)
+            self.mps.leave(uid, key, deadline)
+        self.limiter.revoke(uid, deadline)
 
-    def roll_back(self, uid: str, keys: Sequence[str], parameters: ShareConfig) -> None:
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: ShareConfig, deadline: Deadline) -> None:
         """The same: who shares what is on disk before anything is done."""
-        self.tear_down(uid, keys, None)
+        self.tear_down(uid, keys, None, deadline)
 
     def noted(self, uid: str) -> Sequence[str]:
         """Give the keys of the shares that the notes say the claim has."""

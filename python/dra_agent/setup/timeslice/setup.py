@@ -75,27 +75,29 @@ class TimeSlicing:
                 todo="choose Default, or a GPU of compute capability 7.0 or later",
             )
 
-    def set_up(self, uid: str, devices: Sequence[SetupDevice], parameters: GpuConfig, previous: Any) -> SetupOutcome:
+    def set_up(
+        self, uid: str, devices: Sequence[SetupDevice], parameters: GpuConfig, previous: Any, deadline: Deadline
+    ) -> SetupOutcome:
         """Set the interval on each GPU, unless it is set; refused while another claim has another interval there."""
         interval = parameters.time_slicing.interval
         edits: dict[str, ContainerEdits] = {}
         for item in devices:
             name = item.device.name
-            with self._gpus.hold([name], Deadline.of(SETUP_TIMEOUT_S), f"claim {uid}"):
+            with self._gpus.hold([name], deadline.at_most(SETUP_TIMEOUT_S), f"claim {uid}"):
                 self._hold(uid, item, interval)
             edits[item.key] = ContainerEdits(env=(f"DRA_AGENT_DEVICE_{variable(name)}_TIME_SLICE={interval}",))
         return SetupOutcome({"interval": interval}, edits)
 
-    def tear_down(self, uid: str, keys: Sequence[str], record: Any) -> None:
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
         """Let go of the GPUs; the last claim's end resets the interval and the compute mode."""
         for key in keys:
             name = key.partition("/")[0]
-            with self._gpus.hold([name], Deadline.of(SETUP_TIMEOUT_S), f"claim {uid}"):
+            with self._gpus.hold([name], deadline.at_most(SETUP_TIMEOUT_S), f"claim {uid}"):
                 self._let_go(uid, name, key)
 
-    def roll_back(self, uid: str, keys: Sequence[str], parameters: GpuConfig) -> None:
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: GpuConfig, deadline: Deadline) -> None:
         """The same: who wants what is on disk before anything is set."""
-        self.tear_down(uid, keys, None)
+        self.tear_down(uid, keys, None, deadline)
 
     def noted(self, uid: str) -> Sequence[str]:
         """Give the keys of the devices that the notes say the claim has."""

@@ -9,6 +9,7 @@ import time
 
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.cdi.recipes import nodes
+from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.setup.vfio.functions import Functions
@@ -21,11 +22,11 @@ _LOOK = 0.02
 
 
 def edits(
-    host: Host, functions: Functions, address: str, group: int, interface: Interface, patience: float = PATIENCE
+    host: Host, functions: Functions, address: str, group: int, interface: Interface, deadline: Deadline
 ) -> ContainerEdits:
     """Give the edits for one function; PermanentError where the host does not have the interface that is asked for."""
     where = f"device {address}"
-    until = time.monotonic() + patience
+    until = deadline.at_most(PATIENCE)
     while True:
         legacy = (f"/dev/vfio/{group}", CONTAINER)
         device = functions.vfio_device(address)
@@ -38,7 +39,7 @@ def edits(
             raise PermanentError(
                 "iommu: this host has no /dev/iommu", where=where, todo='load iommufd, or ask for iommu "auto"'
             )
-        if time.monotonic() > until:
+        if not until.remaining():
             raise RetryableError(
                 f"its nodes are not there: {legacy[0]}, or {'/dev/vfio/devices/vfioN'} with {IOMMU}",
                 where=where,

@@ -43,12 +43,10 @@ class Vfio:
         *,
         library: Library | None = None,
         deadline: float = DEADLINE,
-        lock_timeout_s: float = SETUP_TIMEOUT_S,
     ) -> None:
         """`library`: NVIDIA's, which has every GPU open; the driver waits for whoever has one.
 
-        `deadline` in seconds is for each access to the kernel, `lock_timeout_s` for a group that another claim is set
-        up with.
+        `deadline` in seconds is for each access to the kernel.
         """
         self._host = host
         self._accesses = Writes(kernel, deadline)
@@ -57,7 +55,6 @@ class Vfio:
         self._handovers = Handovers(state_dir)
         self._library = library
         self._locks = setup_locks(state_dir, "vfio")
-        self._lock_timeout_s = lock_timeout_s
 
     def default(self, device: Device) -> VfioConfig | None:
         """Bind what the operator's rules have made a device for passthrough, whether the claim says how or not."""
@@ -70,32 +67,35 @@ class Vfio:
                 f"kind: {self.kind[1]} is for devices that inventory.passthrough chooses, and this is none of them"
             )
 
-    def set_up(self, uid: str, devices: Sequence[SetupDevice], parameters: VfioConfig, previous: Any) -> SetupOutcome:
+    def set_up(
+        self, uid: str, devices: Sequence[SetupDevice], parameters: VfioConfig, previous: Any, deadline: Deadline
+    ) -> SetupOutcome:
         """Bind every device, after a look at all groups; repeated, it binds what somebody has bound elsewhere."""
         mine = {item.device.pci_address: item for item in devices}
-        with self._hold(mine, uid):
+        with self._hold(mine, uid, deadline):
             groups = {address: self._checked(uid, item, mine) for address, item in mine.items()}
             for address, item in mine.items():
+                deadline.check(f"device {item.device.name}")
                 self._bind(uid, item, address)
         edits = {
-            item.key: nodes.edits(self._host, self._functions, address, groups[address], parameters.iommu)
+            item.key: nodes.edits(self._host, self._functions, address, groups[address], parameters.iommu, deadline)
             for address, item in mine.items()
         }
         return SetupOutcome([msgspec.to_builtins(one) for one in self._of(uid, list(edits))], edits)
 
-    def tear_down(self, uid: str, keys: Sequence[str], record: Any) -> None:
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
         """Bind back; where what is known of a device was lost, as the ledger remembers it."""
         kept = {one.address: one for one in self._of(uid, keys)}
         for remembered in msgspec.convert(record or [], list[Handover]):
             kept.setdefault(remembered.address, remembered)
         for handover in kept.values():
             if handover.key in keys:
-                self._give_back(handover)
+                self._give_back(handover, deadline)
 
-    def roll_back(self, uid: str, keys: Sequence[str], parameters: VfioConfig) -> None:
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: VfioConfig, deadline: Deadline) -> None:
         """Bind back what was begun: it is on disk before a driver is touched."""
         for handover in self._of(uid, keys):
-            self._give_back(handover)
+            self._give_back(handover, deadline)
 
     def noted(self, uid: str) -> Sequence[str]:
         """Give the keys of the devices that the claim has, or is about to have."""
@@ -133,9 +133,9 @@ class Vfio:
                 self._handovers.write(msgspec.structs.replace(kept, uid=uid, key=item.key))
             self._binding.bind(address, where)
 
-    def _give_back(self, handover: Handover) -> None:
+    def _give_back(self, handover: Handover, deadline: Deadline) -> None:
         address, where = handover.address, f"device {handover.device.name}"
-        with self._hold([address], handover.uid):
+        with self._hold([address], handover.uid, deadline):
             self._accesses.check(address)
             if self._functions.driver(address) == DRIVER and handover.driver != DRIVER:
                 check_given_back(self._functions, self._host, address, where)
@@ -146,10 +146,10 @@ class Vfio:
         return [one for one in self._handovers.all().values() if one.uid == uid and one.key in keys]
 
     @contextmanager
-    def _hold(self, addresses: Sequence[str] | dict[str, SetupDevice], uid: str) -> Iterator[None]:
+    def _hold(self, addresses: Sequence[str] | dict[str, SetupDevice], uid: str, deadline: Deadline) -> Iterator[None]:
         """Hold the functions and their groups: two claims must not look at one group and then both take of it."""
         groups = {f"group {self._functions.group(address)}" for address in addresses}
-        with self._locks.hold([*addresses, *groups], Deadline.of(self._lock_timeout_s), f"claim {uid}"):
+        with self._locks.hold([*addresses, *groups], deadline.at_most(SETUP_TIMEOUT_S), f"claim {uid}"):
             yield
 
     def _without_library(self, driver: str | None) -> AbstractContextManager[None]:
