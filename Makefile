@@ -82,7 +82,8 @@ cluster-programs: build ## build the programs of the two-node cluster, once
 	@PYTHONPATH=tests $(PY) -m cluster.kube.build
 
 test-cluster: build ## scenarios on a real two-node cluster; needs root, Go and the packages of docs/test-cluster.md
-	$(PY) -m pytest -n 2 --dist loadfile tests/cluster tests/deploy $(ARGS)
+	@# On a disk: containers' images and etcd's data are larger than memory has to be.
+	TMPDIR=$${TMPDIR:-/tmp} $(PY) -m pytest -n 2 --dist loadfile tests/cluster tests/deploy $(ARGS)
 
 faults: faults-disk faults-server ## everything that an agent writes or asks fails once, in every way (about three hours)
 

@@ -19,6 +19,7 @@ from leftovers import (
     pytest_sessionfinish,
     pytest_terminal_summary,
 )
+from temporary_files import keep_in_memory
 
 __all__ = [
     "fake_api",
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 RECORDED = Path(__file__).resolve().parents[2] / "shared" / "fixtures"
+
+keep_in_memory()
 
 # How long examples take to draw says how busy the machine is, and nothing of what is tested.
 settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

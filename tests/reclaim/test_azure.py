@@ -100,6 +100,7 @@ def test_a_damaged_event_of_another_vm_takes_nothing_away(azure: FakeAzure) -> N
         ("Reboot", 200, "Scheduled", "notice"),
         ("Reboot", None, "Started", "notice"),
         ("Redeploy", 86400 * 6, "Scheduled", "hint"),
+        ("Redeploy", 200, "Scheduled", "notice"),
         ("Redeploy", None, "Started", "notice"),
         ("Freeze", 900, "Scheduled", "hint"),
         ("Freeze", None, "Started", "hint"),
@@ -186,6 +187,12 @@ def test_a_name_that_is_none_makes_no_event_ours(azure: FakeAzure, name: str) ->
         await listener.until(lambda: listener.now("azure") == ())
 
     assert listen(source(azure), story).failures
+
+
+def test_the_longest_name_of_a_vm_is_one(azure: FakeAzure) -> None:
+    name = "x" * 200
+    azure.set(vm=name)
+    assert heard_of(azure, event(Resources=[name])).notices()
 
 
 def test_the_first_list_of_events_may_take_minutes_and_nothing_else(
@@ -281,6 +288,23 @@ def acknowledged(azure: FakeAzure, *, acknowledge: bool = True) -> list[str]:
 def test_what_a_user_asked_for_is_acknowledged_once_if_configured(azure: FakeAzure) -> None:
     azure.set(events=[event("Reboot", 900, EventSource="User", EventId="u1")])
     assert acknowledged(azure) == ["u1"]
+
+
+def test_an_event_that_comes_again_after_it_was_called_off_is_acknowledged_again(azure: FakeAzure) -> None:
+    """Azure holds it up for its whole time otherwise."""
+    src = source(azure, acknowledge=True)
+
+    async def story(listener: Listener) -> None:
+        for times in (1, 2):
+            azure.set(events=[event("Reboot", 900, EventSource="User", EventId="u1")])
+            await listener.until(lambda: listener.now("azure"))
+            await src.released()
+            await listener.until(lambda times=times: len(azure.acknowledged) == times)
+            azure.set(events=[])
+            await listener.until(lambda: listener.now("azure") == ())
+
+    listen(src, story)
+    assert azure.acknowledged == ["u1", "u1"]
 
 
 @pytest.mark.parametrize(

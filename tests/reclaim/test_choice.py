@@ -9,7 +9,7 @@ import pytest
 from dra_agent.errors import UsageError
 from dra_agent.host import Host
 from dra_agent.reclaim.settings import ReclaimSettings
-from dra_agent.reclaim.signals.choice import AZURE_ASSET_TAG, choose, cloud_of
+from dra_agent.reclaim.signals.choice import choose, cloud_of
 from dra_agent.reclaim.signals.http import MetadataService
 
 
@@ -26,8 +26,10 @@ def host(tmp_path: Path, **dmi: str) -> Host:
     [
         ({"sys_vendor": "Amazon EC2", "product_name": "p5.48xlarge"}, "aws"),
         ({"sys_vendor": "Xen", "bios_version": "4.11.amazon"}, "aws"),
+        ({"sys_vendor": "a partner", "bios_vendor": "Amazon EC2"}, "aws"),
         ({"sys_vendor": "Google", "product_name": "Google Compute Engine"}, "gcp"),
-        ({"sys_vendor": "Microsoft Corporation", "chassis_asset_tag": AZURE_ASSET_TAG}, "azure"),
+        # As Azure's documentation and cloud-init have it.
+        ({"sys_vendor": "Microsoft Corporation", "chassis_asset_tag": "7783-7084-3265-9085-8269-3286-77"}, "azure"),
         ({"sys_vendor": "Microsoft Corporation", "chassis_asset_tag": "1234"}, "none"),  # Hyper-V in a cellar
         ({"sys_vendor": "NVIDIA", "product_name": "DGXH100"}, "none"),
         ({"sys_vendor": "\xff\xfe" + "x" * 5000}, "none"),

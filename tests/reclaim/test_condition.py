@@ -33,6 +33,17 @@ def test_a_notice_says_who_and_when() -> None:
     assert condition_of(notice("operator"), DRIVER, LATER)["reason"] == "Operator"
 
 
+def test_a_source_is_a_reason_as_the_api_writes_them() -> None:
+    """The API server takes letters, digits, `_`, `,` and `:` only."""
+    assert condition_of(notice("node-problem.disk"), DRIVER, LATER)["reason"] == "NodeProblemDisk"
+
+
+def test_a_message_is_no_longer_than_anybody_reads() -> None:
+    said = apply(State("b"), Reading("file", "notice", "e", "x" * 5000, None), T0)
+    message = condition_of(said, DRIVER, LATER)["message"]
+    assert len(message) == 1024 and message.startswith("the host is taken soon (file: xxx")
+
+
 def test_what_is_no_notice_is_false() -> None:
     over = apply(notice(), Reading("aws.spot", "clear", "e", ""), LATER)
     assert over.phase == "cancelled"

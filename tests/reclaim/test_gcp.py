@@ -57,6 +57,17 @@ def test_a_preemption_ends_a_waiting_question_at_once(gcp: FakeGcp) -> None:
     assert t0 < 0.8 and not heard.failures
 
 
+def test_a_word_is_one_event_for_as_long_as_it_is_said(gcp: FakeGcp) -> None:
+    """It has no id of its own: what ended under this word is over until the word has changed."""
+    gcp.set(preempted="TRUE")
+
+    async def story(listener: Listener) -> None:
+        await listener.until(lambda: listener.now("gcp.preempted"))
+
+    (reading,) = listen(source(gcp), story).now("gcp.preempted") or ()
+    assert (reading.event, reading.once) == ("TRUE", "word")
+
+
 def test_while_nothing_changes_nothing_is_asked(gcp: FakeGcp) -> None:
     async def story(listener: Listener) -> None:
         await listener.until(lambda: gcp.waiting == 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -49,6 +49,8 @@ class World:
     released: int = 0
     early: bool = False
     """Whether a notice comes before anybody acts on it."""
+    evict: Callable[[Release], Coroutine[Any, Any, None]] | None = None
+    """Moves pods that the taint does not move."""
     reclaim: Reclaim = field(init=False)
     sequence: Sequence = field(init=False)
     publisher: Publisher = field(init=False)
@@ -127,6 +129,7 @@ class World:
             release=lambda: Release(lambda: list(self.ledger), Claims(), node=NODE, driver=DRIVER),
             released=released,
             tell=lambda what, note: self.told.append((what, note)),
+            evict=self.evict,
             file=RecordFile(self.folder, "boot"),
         )
         if self.early:
@@ -160,6 +163,29 @@ def test_a_hint_keeps_new_claims_away_and_a_notice_moves_pods_away(world: World)
 
     world.run(story)
     assert [what for what in world.whats() if what != "released"] == ["hint", "notice", "cancelled"]
+
+
+def test_pods_are_evicted_for_as_long_as_a_notice_holds(world: World) -> None:
+    told: list[str] = []
+
+    async def evict(release: Release) -> None:
+        told.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            told.append("ended")
+
+    async def story() -> None:
+        await world.reclaim.begin("hint", deadline=None, what="maybe")
+        await eventually_async(lambda: world.effects() == {"NoSchedule"})
+        assert told == [], "a hint moves nobody"
+        await world.notice()
+        await eventually_async(lambda: told == ["begun"])
+        await world.reclaim.cancel(everything=False)
+        await eventually_async(lambda: told == ["begun", "ended"])
+
+    world.evict = evict
+    world.run(story)
 
 
 def test_every_slice_is_written_once_and_soon(world: World) -> None:

@@ -22,7 +22,7 @@ from dra_agent.reclaim.service import Reclaim
 from dra_agent.reclaim.signals.aws import Aws
 from dra_agent.reclaim.signals.azure import Azure
 from dra_agent.reclaim.trigger import Trigger
-from dra_agent.reclaim.wire import SOCKET, Cancel, Request, Start, Status
+from dra_agent.reclaim.wire import SOCKET, Cancel, Request, Start, Status, decode_request
 from eventually import eventually_async
 from fake_clock import FakeTime
 from reclaim.listening import quick
@@ -415,6 +415,11 @@ def test_a_cancel_leaves_what_others_say_unless_it_is_for_all(tmp_path: Path) ->
     with_trigger(tmp_path, story)
 
 
+@pytest.mark.parametrize("seconds", [0.0, 7 * 86400.0])
+def test_an_operator_says_any_time_within_a_week(seconds: float) -> None:
+    assert decode_request(json.dumps({"op": "start", "seconds": seconds}).encode()) == Start(seconds=seconds)
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -423,6 +428,7 @@ def test_a_cancel_leaves_what_others_say_unless_it_is_for_all(tmp_path: Path) ->
         b"[]\n",
         b'{"op": "start", "kind": "clear"}\n',
         b'{"op": "start", "seconds": -1}\n',
+        b'{"op": "start", "seconds": 604801}\n',
         b'{"op": "start", "seconds": 1e300}\n',
         b'{"op": "start", "seconds": "soon"}\n',
         b'{"op": "stop"}\n',

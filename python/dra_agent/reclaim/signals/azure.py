@@ -145,7 +145,7 @@ class Azure:
     async def _name(self) -> str:
         answer = await self._ask(VM_NAME, AT_MOST)
         name = answer.text().strip()
-        if not name or len(name) > 256 or printable(name) != name or "<" in name:
+        if not name or printable(name) != name or "<" in name:
             raise SourceError("the VM's name that it gives is none")
         return name
 
