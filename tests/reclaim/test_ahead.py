@@ -100,6 +100,15 @@ def test_what_cannot_be_read_at_first_is_read_later_and_what_is_gone_is_not(monk
     learned(claims, pods, story, Entry("c"))
 
 
+def test_a_claim_that_is_gone_keeps_nobody_else_from_being_known() -> None:
+    pods, claims = Pods({"p": pod(600)}), Claims({"c": allocated()})
+
+    async def story(consumers: Consumers, entries: list[Entry]) -> None:
+        await eventually_async(lambda: [one.name for one in consumers] == ["p"])
+
+    learned(claims, pods, story, Entry("gone", name="gone"), Entry("c"))
+
+
 def test_another_claim_or_pod_of_that_name_is_nobody() -> None:
     pods = Pods({"p": pod() | {"metadata": {"name": "p", "uid": "another"}}})
     claims = Claims({"c": allocated(), "d": allocated("another")})

@@ -108,6 +108,14 @@ def test_a_link_a_pipe_and_a_directory_are_not_read(path: Path, tmp_path: Path) 
         look(path)
 
 
+def test_the_longest_file_is_read(path: Path) -> None:
+    path.write_text("{}" + " " * 4094)
+    assert len(look(path)) == 1
+    path.write_text("{}" + " " * 4095)
+    with pytest.raises(SourceError, match="longer than 4096 bytes"):
+        look(path)
+
+
 def test_no_file_is_too_large_to_be_refused(path: Path) -> None:
     """A tebibyte that takes no room, and a file that is written to for as long as it is read."""
     with path.open("wb") as file:

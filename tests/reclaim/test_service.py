@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -316,7 +316,55 @@ def test_sources_that_disagree_are_logged_once_and_the_earliest_counts(
     play(story)
     notices = [record for record in caplog.records if record.message == "reclaim notice received"]
     disagreements = [record for record in caplog.records if "disagree" in record.message]
-    assert len(notices) == 2 and len(disagreements) <= 1
+    assert len(notices) == 2 and len(disagreements) == 1
+
+
+@pytest.mark.parametrize(("seconds", "said"), [((60, 70), 1), ((70, 60), 1), ((60, 64), 0), ((60, 60), 0)])
+def test_a_deadline_of_another_source_that_is_seconds_away_is_a_disagreement(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, seconds: tuple[float, float], said: int
+) -> None:
+    async def story() -> None:
+        puppets = [Puppet("one"), Puppet("two")]
+        reclaim = Reclaim(tmp_path, "b", puppets)
+        await reclaim.start()
+        await eventually_async(lambda: all(puppet.watch for puppet in puppets))
+        for number, puppet in enumerate(puppets):
+            puppet.say(puppet.notice(seconds[number]))
+            await eventually_async(lambda number=number: len(reclaim.state.held) == number + 1)
+        # A hint has no say in it.
+        hint = Reading("two", "hint", "other", "w", datetime.now(UTC) + timedelta(hours=1))
+        puppets[1].say(puppets[1].notice(seconds[1]), hint)
+        await eventually_async(lambda: len(reclaim.state.held) == 3)
+        await reclaim.stop()
+
+    play(story)
+    disagreements = [record for record in caplog.records if "sources disagree" in record.message]
+    assert len(disagreements) == said
+    for record in disagreements:
+        assert [text.partition("=")[0] for text in record.__dict__["sources"]] == ["one", "two"]
+
+
+def test_a_source_recalls_what_it_said_itself_and_nothing_else(tmp_path: Path) -> None:
+    recalled: dict[str, list[str]] = {}
+
+    class Recalling(Puppet):
+        def recall(self, readings: Sequence[Reading]) -> None:
+            recalled[self.names[0]] = [reading.source for reading in readings]
+
+    async def story() -> None:
+        for first in (True, False):
+            puppets = [Recalling("one"), Recalling("two")]
+            reclaim = Reclaim(tmp_path, "b", puppets)
+            await reclaim.start()
+            await eventually_async(lambda puppets=puppets: all(puppet.watch for puppet in puppets))
+            if first:
+                for puppet in puppets:
+                    puppet.say(puppet.notice())
+                await eventually_async(lambda reclaim=reclaim: len(reclaim.state.held) == 2)
+            await reclaim.stop()
+
+    play(story)
+    assert recalled == {"one": ["one"], "two": ["two"]}
 
 
 def test_what_was_acted_on_before_a_reboot_of_the_host_is_not_acted_on_again(tmp_path: Path) -> None:

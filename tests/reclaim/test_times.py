@@ -5,13 +5,27 @@ from __future__ import annotations
 import contextlib
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_agent.reclaim.signals.times import believable, by_our_clock, parse_time
+from dra_agent.reclaim.stored_times import by_clock_of
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+def test_a_time_on_disk_that_no_clock_reaches_stays_what_it_is() -> None:
+    """The last that there is, moved further: the file is not worth an agent that does not start."""
+
+    class Kept(msgspec.Struct, frozen=True):
+        when: datetime
+        others: tuple[datetime, ...] = ()
+
+    last = datetime.max.replace(tzinfo=UTC)
+    moved = by_clock_of(Kept(last, (NOON,)), NOON, NOON + timedelta(hours=1))
+    assert moved == Kept(last, (NOON + timedelta(hours=1),))
 
 
 @pytest.mark.parametrize(

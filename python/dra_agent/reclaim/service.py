@@ -239,7 +239,12 @@ class Reclaim:
                 extra["deadline"] = after.deadline.isoformat()
                 extra["seconds"] = round((after.deadline - self._now()).total_seconds(), 1)
             log.warning(f"reclaim: {after.phase}", extra=extra)
-        if after.deadline is not None and after.deadline != before.deadline and _disagree(after):
+        # Also where the later word is heard second, and so changes no deadline.
+        if (
+            after.deadline is not None
+            and _disagree(after)
+            and (after.deadline != before.deadline or not _disagree(before))
+        ):
             log.warning(
                 "sources disagree about the deadline; the earliest counts",
                 extra={"deadline": after.deadline.isoformat(), "sources": _deadlines(after)},
