@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -325,15 +326,22 @@ def test_a_program_that_is_gone_is_told(world: World) -> None:
     assert world.modes.now == {"GPU-gpu-a": 0}
 
 
+@pytest.fixture
+def outside_of_shared_memory() -> Iterator[Path]:
+    """A folder that is there also for who has another /dev/shm, in which `tmp_path` may lie."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="dra-") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
-def test_the_daemon_has_a_shared_memory_of_its_own(tmp_path: Path) -> None:
-    shm = tmp_path / "shm"
+def test_the_daemon_has_a_shared_memory_of_its_own(outside_of_shared_memory: Path) -> None:
+    shm = outside_of_shared_memory / "shm"
     shm.mkdir()
     (shm / "mine").write_text("x")
-    launch = [sys.executable, "-m", "dra_agent.setup.mps.launch", str(shm), str(tmp_path / "log")]
+    launch = [sys.executable, "-m", "dra_agent.setup.mps.launch", str(shm), str(outside_of_shared_memory / "log")]
     done = subprocess.run([*launch, "/bin/ls", "/dev/shm"], capture_output=True, text=True, check=False)
     if "namespace" in done.stderr:
         pytest.skip(done.stderr)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "log").read_text() == "mine\n"
+    assert (outside_of_shared_memory / "log").read_text() == "mine\n"
     assert not Path("/dev/shm/mine").exists()
