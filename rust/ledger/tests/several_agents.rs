@@ -4,9 +4,10 @@
 //! the ledger, the two phases of a claim, undoing what a dead agent began. Two claims were allocated the same device,
 //! whatever the API server was supposed to prevent. The kubelet asks either agent, gives up on calls, and asks again.
 //!
-//! An agent begins with what it read in its last turn, which may be old, and the turn that changes the ledger reads it
-//! again. A turn at the ledger is one step here: the journal's records are there whole or not at all (`tests/crash.rs`), and a
-//! turn ends with its process. Deadlines are `expired`: a call that the kubelet no longer waits for starts nothing.
+//! A release begins with reading the ledger; a prepare begins with what the agent read in its last turn, which may be
+//! old. The turn that changes the ledger reads it again. A turn is one step here: the journal's records are there whole
+//! or not at all (`tests/crash.rs`), and a turn ends with its process. Deadlines are `expired`: a call that the kubelet
+//! no longer waits for starts nothing.
 
 use stateright::{Checker, Model, Property};
 
@@ -30,7 +31,7 @@ enum Kind {
 /// What an operation does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Step {
-    /// Find out which locks to take: by what the agent read last or, where that is nothing, by the ledger.
+    /// Find out in the ledger which locks to take.
     Peek,
     /// Take the device's lock, across processes.
     Lock,
@@ -167,7 +168,6 @@ impl Agents {
         let mut operation = world.operations[agent][claim]?;
         let known = world.known[agent][claim];
         let next = match operation.step {
-            Step::Peek if known.is_some() => Step::Lock,
             Step::Peek if world.ledger[claim].is_none() => {
                 world.specs[claim] = false;
                 Step::Answer(true)
