@@ -341,6 +341,17 @@ def test_scheduled_events_are_hints_until_they_are_near(aws: FakeAws, events: ob
     assert [reading.kind for reading in listen(source(aws), story).now("aws.maintenance") or ()] == kinds
 
 
+@pytest.mark.parametrize(("seconds", "doubted"), [(86400 * 10, False), (86400 * 5000, True)])
+def test_a_time_that_cannot_be_is_doubted_where_people_read_it(aws: FakeAws, seconds: float, doubted: bool) -> None:
+    aws.set(maintenance=[event(seconds)])
+
+    async def story(listener: Listener) -> None:
+        await listener.until(lambda: "aws.maintenance" in listener.seen_)
+
+    (reading,) = listen(source(aws), story).now("aws.maintenance") or ()
+    assert reading.doubt.endswith("is too far away to be true") is doubted
+
+
 def test_a_dead_service_is_not_hammered(aws: FakeAws) -> None:
     aws.fail("/", status=503, times=10_000)
 

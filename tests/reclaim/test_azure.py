@@ -139,6 +139,16 @@ def test_a_deadline_that_is_not_told_stays_where_it_was_first_seen(azure: FakeAz
     assert len(deadlines) == 1 and left(deadlines.pop()) > 20
 
 
+@pytest.mark.parametrize(
+    ("what", "seconds"), [("Preempt", 30), ("Terminate", 300), ("Reboot", 900), ("Redeploy", 600), ("Freeze", None)]
+)
+def test_without_a_time_the_shortest_warning_that_azure_gives_counts(
+    azure: FakeAzure, what: str, seconds: float | None
+) -> None:
+    (reading,) = heard_of(azure, event(what, None)).now("azure") or ()
+    assert reading.deadline is None if seconds is None else seconds - 60 < left(reading.deadline) <= seconds
+
+
 def test_the_name_of_the_vm_can_be_given(azure: FakeAzure) -> None:
     azure.set(events=[event(Resources=["other"])])
 
@@ -225,10 +235,13 @@ def test_an_event_of_before_the_boot_is_over(azure: FakeAzure) -> None:
     assert listen(source(azure), story).notices()
 
 
+@pytest.mark.parametrize("what", ["Reboot", "Redeploy"])
 @pytest.mark.parametrize(("minutes", "kind"), [(5, "hint"), (60, "notice")])
-def test_a_reboot_that_goes_on_after_a_boot_was_that_boot(azure: FakeAzure, minutes: float, kind: str) -> None:
+def test_a_reboot_that_goes_on_after_a_boot_was_that_boot(
+    azure: FakeAzure, minutes: float, kind: str, what: str
+) -> None:
     """Started comes without NotBefore: whether it is over is told by how long ago the host booted."""
-    azure.set(events=[event("Reboot", None, EventStatus="Started")])
+    azure.set(events=[event(what, None, EventStatus="Started")])
 
     async def story(listener: Listener) -> None:
         await listener.until(lambda: "azure" in listener.seen_)
