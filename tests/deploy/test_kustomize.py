@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.rendering import BASE, ROOT, one, several
+from deploy.rendering import BASE, CHART, ROOT, one, several
 
+WRITTEN_BY_PEOPLE = ("kustomization.yaml", "namespace.yaml")
 OF_HELM = ("app.kubernetes.io/managed-by", "helm.sh/chart")
 
 
@@ -25,13 +27,18 @@ def key(found):
 
 
 def test_the_base_is_what_the_chart_renders(helm, tmp_path):
-    before = {path.name: path.read_text() for path in BASE.iterdir()}
-    command = [sys.executable, ROOT / "deploy/base.py", "--helm", helm]
-    subprocess.run(command, check=True, capture_output=True)
-    after = {path.name: path.read_text() for path in BASE.iterdir()}
-    for name, text in before.items():
-        (BASE / name).write_text(text)
-    assert after == before, "the chart has changed: `make manifests` writes the base anew"
+    # In a copy: tests of other processes read the checkout at the same time.
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "examples/classes", tmp_path / "examples/classes")
+    base, classes = (tmp_path / folder.relative_to(ROOT) for folder in (BASE, CHART / "classes"))
+    for folder in (base, classes):
+        for path in folder.iterdir():
+            if path.name not in WRITTEN_BY_PEOPLE:
+                path.unlink()
+    subprocess.run([sys.executable, tmp_path / "deploy/base.py", "--helm", helm], check=True, capture_output=True)
+    for made, kept in ((base, BASE), (classes, CHART / "classes")):
+        after, before = ({path.name: path.read_text() for path in folder.iterdir()} for folder in (made, kept))
+        assert after == before, "the chart has changed: `make manifests` writes the base anew"
 
 
 def test_the_chart_has_the_classes_of_the_examples_in_files_of_its_own():
