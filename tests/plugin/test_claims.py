@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import selectors
 import threading
 import time
 from typing import Any
@@ -16,12 +17,15 @@ from hypothesis import strategies as st
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.plugin import kubelet_plugin, service
+from dra_agent.plugin.claims import ClaimReference, fetch
 from dra_agent.plugin.turns import Turns
 from dra_agent.prepare import PreparedDevice
-from eventually import eventually_async
-from plugin.conftest import Node, Run, claim
+from eventually import DEADLINE_S, eventually_async
+from plugin.conftest import Claims, Node, Run, claim
 
 C = ("default", "c", "u")
+SHORT_BUDGET_S = 0.2
+"""For calls that are to be answered before their work is done; who asks waits as long as the kubelet does."""
 
 
 class EarlyError(PermanentError):
@@ -120,7 +124,7 @@ def test_claims_of_one_call_are_read_and_prepared_side_by_side(node: Node, run: 
     together = threading.Barrier(3)
 
     def meet(claim: dict[str, Any], deadline: Deadline) -> list[PreparedDevice]:
-        together.wait(10)
+        together.wait(DEADLINE_S)
         return []
 
     node.devices.prepare = meet  # type: ignore[method-assign]
@@ -135,38 +139,86 @@ def test_claims_of_one_call_are_read_and_prepared_side_by_side(node: Node, run: 
     run(scenario())
 
 
-def test_a_claim_that_cannot_be_read_in_time_may_be_asked_for_again(node: Node, run: Run) -> None:
+def test_a_claim_that_cannot_be_read_in_time_may_be_asked_for_again(
+    node: Node, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node.claims.add("c", "u")
     node.claims.errors["c"] = [RetryableError("no connection")] * 1000
     node.claims.hang = {"hangs"}
 
     async def scenario() -> None:
         async with node.registered() as (_, driver):
-            began = time.monotonic()
-            answer = await driver.call("prepare", [C, ("default", "hangs", "v")], timeout=5)
-            assert time.monotonic() - began < 5
+            monkeypatch.setattr(service, "BUDGET", SHORT_BUDGET_S)
+            answer = await driver.call("prepare", [C, ("default", "hangs", "v")])
             assert "cannot be read: no connection" in answer.claims["u"].error
             assert answer.claims["v"].error == ("claim default/hangs: cannot be read: the API server does not answer")
-            assert 3 < node.claims.tries.count("c") < 20, "with a growing pause"
             node.claims.errors.clear()
+            monkeypatch.undo()
             assert (await driver.call("prepare", [C])).claims["u"].error == ""
 
     run(scenario())
 
 
-def test_a_slow_prepare_is_joined_by_the_repeat(node: Node, run: Run) -> None:
+def test_a_call_is_answered_before_its_caller_gives_up(node: Node, run: Run) -> None:
+    node.claims.add("c", "u")
+    left: list[float] = []
+
+    def look(claim: dict[str, Any], deadline: Deadline) -> list[PreparedDevice]:
+        left.append(deadline.remaining())
+        return []
+
+    node.devices.prepare = look  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        async with node.registered() as (_, driver):
+            for timeout in (20.0, 45.0):
+                await driver.call("prepare", [C], timeout=timeout)
+
+    run(scenario())
+    # gRPC sends what is left of a deadline, rounded up to a tenth of a second.
+    assert left[0] <= 20.0 - service.SPARE + 0.1 and left[1] <= service.BUDGET
+
+
+class Idle(selectors.DefaultSelector):
+    """Time that passes only while nothing is to be done, and then at once."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.now += timeout or 0.0
+        return super().select(0)
+
+
+def test_the_api_server_is_asked_again_with_a_growing_pause() -> None:
+    source = Claims(errors={"c": [RetryableError("no connection")] * 1000})
+    idle = Idle()
+    loop = asyncio.SelectorEventLoop(idle)
+    loop.time = lambda: idle.now  # type: ignore[method-assign]
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        with pytest.raises(RetryableError, match="cannot be read: no connection"):
+            runner.run(fetch(source, ClaimReference(*C), 3.4))
+    assert 3 < len(source.tries) < 20
+
+
+def test_a_slow_prepare_is_joined_by_the_repeat(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     node.claims.add("c", "u")
     gate = node.devices.gates["u"] = threading.Event()
 
     async def scenario() -> None:
         async with node.registered() as (plugin, driver):
+            given_up = asyncio.create_task(driver.call("prepare", [C]))
+            await eventually_async(lambda: node.devices.calls)
+            given_up.cancel()
+            monkeypatch.setattr(service, "BUDGET", SHORT_BUDGET_S)
             for _ in range(3):
-                answer = await driver.call("prepare", [C], timeout=3.0)
+                answer = await driver.call("prepare", [C])
                 assert "still preparing it" in answer.claims["u"].error
             assert plugin.busy == ["preparing claim u"]
             assert node.devices.calls == ["prepare u"], "a repeat must not take a second thread"
+            monkeypatch.undo()
+            asked = len(node.claims.tries)
             repeat = asyncio.create_task(driver.call("prepare", [C]))
-            await asyncio.sleep(0.1)
+            await eventually_async(lambda: len(node.claims.tries) > asked)
             gate.set()
             assert (await repeat).claims["u"].devices
             assert node.devices.calls == ["prepare u"]
@@ -175,7 +227,7 @@ def test_a_slow_prepare_is_joined_by_the_repeat(node: Node, run: Run) -> None:
     run(scenario())
 
 
-def test_unprepare_waits_for_a_running_prepare(node: Node, run: Run) -> None:
+def test_unprepare_waits_for_a_running_prepare(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     node.claims.add("c", "u")
     gate = node.devices.gates["u"] = threading.Event()
 
@@ -184,8 +236,10 @@ def test_unprepare_waits_for_a_running_prepare(node: Node, run: Run) -> None:
             given_up = asyncio.create_task(driver.call("prepare", [C]))
             await eventually_async(lambda: node.devices.calls)
             given_up.cancel()
-            answer = await driver.call("unprepare", [C], timeout=3.0)
+            monkeypatch.setattr(service, "BUDGET", SHORT_BUDGET_S)
+            answer = await driver.call("unprepare", [C])
             assert "still preparing it" in answer.claims["u"].error
+            monkeypatch.undo()
             last = asyncio.create_task(driver.call("unprepare", [C]))
             await asyncio.sleep(0.1)
             gate.set()
@@ -204,8 +258,9 @@ def test_a_claim_that_was_allocated_anew_is_not_answered_with_the_old_devices(no
             first = asyncio.create_task(driver.call("prepare", [C]))
             await eventually_async(lambda: node.devices.calls)
             node.claims.add("c", "u", device="new")
+            asked = len(node.claims.tries)
             second = asyncio.create_task(driver.call("prepare", [C]))
-            await asyncio.sleep(0.1)
+            await eventually_async(lambda: len(node.claims.tries) > asked)
             gate.set()
             assert (await first).claims["u"].devices[0].device_name == "old"
             assert (await second).claims["u"].devices[0].device_name == "new"
@@ -223,15 +278,18 @@ def test_unprepare_needs_no_api_server_and_no_known_claim(node: Node, run: Run) 
     run(scenario())
 
 
-def test_calls_wait_for_the_devices_to_be_known(node: Node, run: Run) -> None:
+def test_calls_wait_for_the_devices_to_be_known(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     node.claims.add("c", "u")
 
     async def scenario() -> None:
         async with node.registered(serve=False) as (plugin, driver):
-            answer = await driver.call("prepare", [C], timeout=3.0)
+            monkeypatch.setattr(service, "BUDGET", SHORT_BUDGET_S)
+            answer = await driver.call("prepare", [C])
             assert "still starting" in answer.claims["u"].error
+            monkeypatch.undo()
+            asked = len(node.claims.tries)
             waiting = asyncio.create_task(driver.call("prepare", [C]))
-            await asyncio.sleep(0.1)
+            await eventually_async(lambda: len(node.claims.tries) > asked)
             plugin.serve(node.devices)
             assert (await waiting).claims["u"].devices
 
@@ -259,8 +317,7 @@ def test_running_calls_are_finished_at_the_end(node: Node, run: Run) -> None:
             running = asyncio.create_task(driver.call("prepare", [C]))
             await eventually_async(lambda: plugin.busy)
             closing = asyncio.create_task(plugin.close())
-            await asyncio.sleep(0.2)
-            assert not kubelet.sockets(), "the kubelet must turn to another instance at once"
+            await eventually_async(lambda: not kubelet.sockets(), "the kubelet must turn to another instance at once")
             assert not closing.done()
             gate.set()
             assert (await running).claims["u"].devices
@@ -320,7 +377,8 @@ def test_a_stop_waits_for_what_may_end_and_not_for_what_hangs() -> None:
         await eventually_async(lambda: turns.busy)
         assert 0 < turns.worth_waiting(100.0) <= 100.0
         began = turns._work["u"].began
-        assert turns.worth_waiting(0.0) <= 0 and turns.worth_waiting(50.0) <= began + 50.0 - loop.time() + 0.1
+        now = loop.time()
+        assert turns.worth_waiting(0.0) <= 0 and turns.worth_waiting(50.0) <= began + 50.0 - now
         assert not await turns.finished(0.0)
         gate.set()
         assert await hung and await turns.finished(60.0)

@@ -20,6 +20,7 @@ from dra_agent.plugin import kubelet_plugin
 from dra_agent.plugin.kubelet_plugin import KubeletPlugin
 from dra_agent.plugin.socket_file import SocketFile
 from dra_agent.plugin.sockets import socket_paths
+from eventually import eventually_async
 from plugin.conftest import DRIVER, Node, Run
 
 
@@ -272,8 +273,8 @@ def test_vanished_sockets_come_back(node: Node, run: Run, what: str, monkeypatch
                 case "service":
                     first.endpoint.unlink()
             await kubelet.look()
-            await asyncio.sleep(0.3)
-            await kubelet.look()
+            left = kubelet.sockets()
+            await eventually_async(lambda: kubelet.sockets().keys() and kubelet.sockets() != left)
             again = await kubelet.driver()
             assert (await again.call("unprepare", [("default", "c", "u")])).claims["u"].error == ""
 
