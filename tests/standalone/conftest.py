@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ import pytest
 
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError
+from dra_agent.standalone import client as client_module
+from dra_agent.standalone import service as service_module
 from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.store import Store
+from dra_agent.standalone.validation import Validator
+from eventually import DEADLINE_S
 
 
 @dataclass
@@ -80,6 +85,16 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every answer more time than a busy machine needs; a test about one of these times sets it itself."""
+    monkeypatch.setattr(service_module, "FIRST_TRY_S", DEADLINE_S)
+    monkeypatch.setattr(service_module, "ANSWER_AFTER_S", DEADLINE_S)
+    monkeypatch.setattr(service_module, "STOP_AFTER_S", DEADLINE_S / 2)
+    monkeypatch.setattr(service_module, "Validator", partial(Validator, timeout=10 * DEADLINE_S))
+    monkeypatch.setattr(client_module, "ANSWER_TIMEOUT", 10 * DEADLINE_S)
 
 
 @pytest.fixture

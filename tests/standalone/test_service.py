@@ -18,7 +18,7 @@ from dra_agent.errors import AgentError, PermanentError, RetryableError, UsageEr
 from dra_agent.standalone.client import Client
 from dra_agent.standalone.service import StandaloneService
 from dra_agent.standalone.wire import Apply, Delete, Get, ListClaims, ListClasses, State
-from eventually import eventually
+from eventually import DEADLINE_S, eventually
 
 
 class Running:
@@ -76,7 +76,7 @@ def test_a_claim_from_apply_to_release(agent: Running, claim: Any, preparer: Any
         assert [view["name"] for view in client.ask(ListClaims())] == ["a"]
         assert [value["metadata"]["name"] for value in client.ask(ListClasses())] == ["gpu"]
         assert len(client.ask(State())["allocated"]) == 1
-        assert client.ask(Delete("ResourceClaim", "a", "default", 5.0)) is True
+        assert client.ask(Delete("ResourceClaim", "a", "default", DEADLINE_S)) is True
         assert client.ask(ListClaims()) == []
     assert preparer.prepared == {}
 
@@ -85,7 +85,7 @@ def test_waiting_ends_when_a_device_comes(agent: Running, claim: Any, devices: A
     with Client(agent.path) as client, Client(agent.path) as waiting:
         client.ask(Apply([claim("big", 3)]))
         answers: list[Any] = []
-        thread = threading.Thread(target=lambda: answers.append(waiting.ask(Get("default", "big", 20.0))))
+        thread = threading.Thread(target=lambda: answers.append(waiting.ask(Get("default", "big", DEADLINE_S))))
         thread.start()
         devices.names.append("gpu-2")
         agent.devices_changed()
@@ -143,7 +143,7 @@ def test_what_the_agent_cannot_do_is_raised_at_the_client(agent: Running, claim:
 )
 def test_garbage_is_refused_and_the_connection_goes_on(agent: Running, line: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as raw:
-        raw.settimeout(5)
+        raw.settimeout(DEADLINE_S)
         raw.connect(str(agent.path))
         raw.sendall(line + b"\n" + b'{"op":"list"}\n')
         lines = raw.makefile("rb")
@@ -194,10 +194,10 @@ def test_a_claim_that_failed_while_it_was_applied_is_tried_again_unasked(
         (applied,) = client.ask(Apply([claim("a")]))
         assert applied["claim"]["phase"] == "Allocated"
         preparer.error = None
-        assert client.ask(Get("default", "a", 10.0))["phase"] == "Prepared"
+        assert client.ask(Get("default", "a", DEADLINE_S))["phase"] == "Prepared"
         preparer.release_error = RetryableError("busy")
         threading.Timer(0.2, lambda: setattr(preparer, "release_error", None)).start()
-        assert client.ask(Delete("ResourceClaim", "a", "default", 10.0)) is True
+        assert client.ask(Delete("ResourceClaim", "a", "default", DEADLINE_S)) is True
 
 
 @pytest.fixture
@@ -251,22 +251,24 @@ def test_a_device_that_hangs_holds_up_its_own_claim_only(
         preparer.hangs = True
         thread, answers = asked(
             agent.path,
-            Apply([claim("stuck")]) if what == "prepare" else Delete("ResourceClaim", "stuck", "default", 50.0),
+            Apply([claim("stuck")])
+            if what == "prepare"
+            else Delete("ResourceClaim", "stuck", "default", 10 * DEADLINE_S),
         )
         assert preparer.began.wait(60)
         # All of these are answered while it hangs: nobody lets go before they are.
         assert client.ask(Apply([claim("other")]))[0]["claim"]["phase"] == "Prepared"
         assert client.ask(Get("default", "stuck"))["phase"] == {"prepare": "Allocated", "release": "Deleting"}[what]
-        assert client.ask(Delete("ResourceClaim", "other", "default", 20.0)) is True
+        assert client.ask(Delete("ResourceClaim", "other", "default", DEADLINE_S)) is True
         third = client.ask(Apply([claim("big", 2)]))[0]["claim"]
         assert (third["phase"], third["message"]) == ("Pending", "waits for devices that other claims hold")
         assert not answers
         hanging.set()
-        thread.join(60)
+        thread.join(DEADLINE_S)
         assert answers == [True] or answers[0][0]["claim"]["phase"] == "Prepared"
         if what == "prepare":
-            assert client.ask(Delete("ResourceClaim", "stuck", "default", 30.0)) is True
-        assert client.ask(Get("default", "big", 30.0))["phase"] == "Prepared", "what came free went to who waited"
+            assert client.ask(Delete("ResourceClaim", "stuck", "default", DEADLINE_S)) is True
+        assert client.ask(Get("default", "big", DEADLINE_S))["phase"] == "Prepared", "what came free went to who waited"
 
 
 def test_a_claim_that_is_deleted_while_it_is_prepared_is_released_once_that_is_over(
@@ -275,11 +277,9 @@ def test_a_claim_that_is_deleted_while_it_is_prepared_is_released_once_that_is_o
     preparer.hangs = True
     applying, _ = asked(agent.path, Apply([claim("stuck")]))
     assert preparer.began.wait(60)
-    deleting, gone = asked(agent.path, Delete("ResourceClaim", "stuck", "default", 50.0))
+    deleting, gone = asked(agent.path, Delete("ResourceClaim", "stuck", "default", 10 * DEADLINE_S))
     with Client(agent.path) as client:
-        until = threading.Event()
-        while client.ask(Get("default", "stuck"))["phase"] != "Deleting":
-            until.wait(0.01)
+        eventually(lambda: client.ask(Get("default", "stuck"))["phase"] == "Deleting")
         preparer.hangs = False
         hanging.set()
         deleting.join(60)
@@ -299,10 +299,10 @@ def test_an_agent_starts_beside_a_device_that_hangs(
     preparer.hangs = True
     second = Running(tmp_path, preparer, devices)
     with Client(second.path) as client:
-        assert client.ask(Get("default", "b", 30.0))["phase"] == "Prepared"
+        assert client.ask(Get("default", "b", DEADLINE_S))["phase"] == "Prepared"
         assert client.ask(Get("default", "a"))["phase"] == "Allocated"
         hanging.set()
-        assert client.ask(Get("default", "a", 30.0))["phase"] == "Prepared"
+        assert client.ask(Get("default", "a", DEADLINE_S))["phase"] == "Prepared"
     second.stop()
 
 
@@ -331,12 +331,12 @@ def test_a_device_that_hangs_keeps_no_other_claim_from_being_given_up(
     preparer.hangs = True
     applying, _ = asked(agent.path, Apply([claim("stuck"), claim("other")]))
     assert preparer.began.wait(60)
-    agent.call(agent.service.suspend("the host is taken", give_up=give_up, timeout_s=0.1)).result(30)
+    agent.call(agent.service.suspend("the host is taken", give_up=give_up, timeout_s=0.1)).result(DEADLINE_S)
     if not give_up:
-        agent.call(agent.service.suspend("the host is taken", give_up=True, timeout_s=0.1)).result(30)
+        agent.call(agent.service.suspend("the host is taken", give_up=True, timeout_s=0.1)).result(DEADLINE_S)
 
     def held() -> set[str]:
-        return {view.name for view in agent.call(agent.service.held()).result(30)}
+        return {view.name for view in agent.call(agent.service.held()).result(DEADLINE_S)}
 
     eventually(lambda: held() == {"stuck"}, lambda: f"still hold devices while one hangs: {held()}")
     hanging.set()

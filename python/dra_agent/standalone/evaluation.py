@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,15 +27,28 @@ class Evaluation:
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
         self._works = True
+        self._lock = threading.Lock()
+        self._stopped = False
 
     @contextmanager
     def of(self, uid: str) -> Iterator[None]:
-        """Note that a claim is evaluated, until this ends."""
-        self._write(uid)
+        """Note that a claim is evaluated, until this ends or the process stops."""
+        self._note(uid)
         try:
             yield
         finally:
+            self._note("")
+
+    def stop(self) -> None:
+        """Take the note away for good: a process that is told to end did not end by a claim."""
+        with self._lock:
+            self._stopped = True
             self._write("")
+
+    def _note(self, uid: str) -> None:
+        with self._lock:
+            if not self._stopped:  # the file may be the next process's already
+                self._write(uid)
 
     def park_interrupted(self, claims: ClaimIndex) -> None:
         """Let a claim that the last process did not finish with fail, and those with the same spec."""

@@ -151,6 +151,7 @@ class ClaimQueue:
     def stop(self) -> None:
         """End a step that is under way as soon as its allocation is answered; nothing of it is kept."""
         self._stopped = True
+        self._evaluation.stop()
 
     def is_tried(self, uids: Iterable[str]) -> bool:
         """Whether these claims have been tried since the last change that matters to them, or are gone."""
