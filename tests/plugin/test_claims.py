@@ -194,9 +194,11 @@ def test_the_api_server_is_asked_again_with_a_growing_pause() -> None:
     idle = Idle()
     loop = asyncio.SelectorEventLoop(idle)
     loop.time = lambda: idle.now  # type: ignore[method-assign]
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        with pytest.raises(RetryableError, match="cannot be read: no connection"):
-            runner.run(fetch(source, ClaimReference(*C), 3.4))
+    with (
+        asyncio.Runner(loop_factory=lambda: loop) as runner,
+        pytest.raises(RetryableError, match="cannot be read: no connection"),
+    ):
+        runner.run(fetch(source, ClaimReference(*C), 3.4))
     assert 3 < len(source.tries) < 20
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from deadlines import a_minute
-from dra_agent import whole_file
+from dra_agent import deadline, whole_file
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
@@ -26,7 +27,7 @@ from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriv
 from dra_agent.simulate.models import GIB, H100_SXM
 from dra_agent.simulate.parts.nvidia import gpu
 from dra_agent.topology import LiveTopology
-from eventually import eventually
+from eventually import DEADLINE_S, eventually
 
 MACHINE = Machine(
     "pair",
@@ -251,13 +252,21 @@ def test_a_caller_that_no_longer_waits_has_nothing_made(world: World) -> None:
 def test_a_partition_in_use_is_tried_again_no_longer_than_the_caller_waits(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Were it tried for the set-up's own time, the test would take an hour."""
+    """Time passes in the pauses between two tries only: what a call takes says how busy the machine is."""
+    passed_s = [0.0]
+
+    def pause(seconds: float) -> None:
+        passed_s[0] += seconds
+
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
     world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     monkeypatch.setattr(gpus, "_PATIENCE", 3600.0)
     change.fail(world.root, "nvmlComputeInstanceDestroy", IN_USE, machine=MACHINE)
     with pytest.raises(RetryableError, match="a process still uses it"):
+        monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: passed_s[0]))
+        monkeypatch.setattr(gpus, "time", SimpleNamespace(sleep=pause))
         world.setup.tear_down("u1", [device.name], None, Deadline.of(1))
+    assert 0.5 <= passed_s[0] <= 1
 
 
 def test_no_room_is_tried_again_and_then_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +277,7 @@ def test_no_room_is_tried_again_and_then_told(world: World, monkeypatch: pytest.
         world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     world.setup.roll_back("u1", [device.name], MigConfig(), a_minute())
     assert world.notes() == []
+    monkeypatch.setattr(gpus, "_PATIENCE", 60.0)
     threading.Timer(0.3, lambda: change.clear(world.root)).start()
     world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     assert world.exist() == [(19, 6, 1)]
@@ -277,27 +287,30 @@ def test_a_hung_call_about_one_gpu_never_delays_another_and_leaks_nothing(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, quick = world.device(f"{FIRST}-mig-1g-10gb-6"), world.device(f"{SECOND}-mig-1g-10gb-6")
-    monkeypatch.setattr(drivers, "SLOW", 5.0)
+    # Longer than the test may take: the call comes back when the test lets it.
+    monkeypatch.setattr(drivers, "SLOW", 10 * DEADLINE_S)
     change.hang(world.root, "nvmlDeviceCreateGpuInstanceWithPlacement", "0", MACHINE)
-    failed: list[Exception] = []
-
-    def hang() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(world.setup.set_up, "u1", [ask(slow)], MigConfig(), None, a_minute())
         try:
-            world.setup.set_up("u1", [ask(slow)], MigConfig(), None, a_minute())
-        except RetryableError as error:
-            failed.append(error)
+            eventually(world.notes, "the instance is noted right before it is made")
+            world.setup.set_up("u2", [ask(quick)], MigConfig(), None, a_minute())
+            assert not hanging.done(), "the other GPU was not delayed by the hung one"
+            world.setup.tear_down("u2", [quick.name], None, a_minute())
+            assert world.exist(1) == []
+        finally:
+            change.clear(world.root)
+        hanging.result(DEADLINE_S)
+    world.setup.tear_down("u1", [slow.name], None, a_minute())
 
-    hanging = threading.Thread(target=hang)
-    hanging.start()
-    time.sleep(0.3)
-    world.setup.set_up("u2", [ask(quick)], MigConfig(), None, a_minute())
-    assert hanging.is_alive(), "the other GPU was not delayed by the hung one"
-    hanging.join()
-    assert len(failed) == 1
+    # And a call that nobody waits for to the end.
+    monkeypatch.setattr(drivers, "SLOW", 0.5)
+    change.hang(world.root, "nvmlDeviceCreateGpuInstanceWithPlacement", "0", MACHINE)
+    with pytest.raises(RetryableError):
+        world.setup.set_up("u1", [ask(slow)], MigConfig(), None, a_minute())
+    monkeypatch.setattr(drivers, "SLOW", DEADLINE_S)
     with pytest.raises(RetryableError):
         world.setup.roll_back("u1", [slow.name], MigConfig(), a_minute())
-    world.setup.tear_down("u2", [quick.name], None, a_minute())
-    assert world.exist(1) == []
     change.clear(world.root)
 
     def rolled_back() -> bool:  # the call comes back, and makes what nobody waits for any more

@@ -7,7 +7,8 @@ from pathlib import Path
 _SCRIPT = """#!/bin/sh
 D=$(dirname "$0")
 echo "$@" >> "$D/calls"
-[ -e "$D/hang-$2" ] || [ -e "$D/hang-$3" ] && sleep 60
+N=0
+while [ $N -lt 6000 ] && { [ -e "$D/hang-$2" ] || [ -e "$D/hang-$3" ]; }; do sleep 0.05; N=$((N + 1)); done
 if [ -e "$D/fails" ] && echo "$@" | grep -q -e "$(cat "$D/fails")"; then
   cat "$D/says" >&2; exit "$(cat "$D/status")"
 fi
@@ -53,7 +54,11 @@ class Smi:
         (self.folder / "says").write_text(f"Unable to do it\n{says}\n")
 
     def hang(self, uuid: str) -> None:
+        """Let calls for a GPU hang, until `let_go`."""
         (self.folder / f"hang-{uuid}").touch()
+
+    def let_go(self, uuid: str) -> None:
+        (self.folder / f"hang-{uuid}").unlink()
 
     def _kept(self, name: str) -> str | None:
         try:
