@@ -11,6 +11,7 @@ import pytest
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.names import claim_device, parse
 from dra_agent.errors import PermanentError, RetryableError
+from eventually import eventually
 
 DRIVER = "dra-agent.internal"
 
@@ -52,11 +53,14 @@ def test_readers_never_see_half_a_spec(specs: SpecDirectory) -> None:
     specs.write("u", b"a" * 20000)
     reader = threading.Thread(target=read)
     reader.start()
-    for _ in range(60):
-        for text in texts:
-            specs.write("u", text)
-    stop.set()
-    reader.join()
+    try:
+        eventually(lambda: seen)
+        for _ in range(60):
+            for text in texts:
+                specs.write("u", text)
+    finally:
+        stop.set()
+        reader.join()
     assert seen and set(seen) <= texts
     assert [path.name for path in specs.path.iterdir()] == [specs.file("u").name]
 

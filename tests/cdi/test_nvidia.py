@@ -199,9 +199,10 @@ def test_a_hung_toolkit_costs_one_deadline(host: Host, cdi: Path, tmp_path: Path
     began = time.monotonic()
     with pytest.raises(RetryableError, match=r"did not answer within 0\.3 s"):
         ctk.edits(UUID, None)
+    asked = calls(tmp_path)  # none where the tool was ended before it came that far
     with pytest.raises(RetryableError, match="hung less than 30 s ago"):
         ctk.edits(OTHER, None)
-    assert time.monotonic() - began < 50 and len(calls(tmp_path)) == 1
+    assert time.monotonic() - began < 50 and calls(tmp_path) == asked
 
 
 def test_a_toolkit_that_cannot_be_run_is_named(host: Host, cdi: Path, tmp_path: Path) -> None:

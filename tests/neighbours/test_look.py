@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from dra_agent.cluster import ApiServer, connect
 from dra_agent.inventory import Attribute, Device
 from dra_agent.neighbours import Remembered, Verdict, recall, remember
 from dra_agent.neighbours.look import Neighbours
-from eventually import eventually_async
+from eventually import DEADLINE_S, eventually_async
 
 GPU = Device("gpu-0", "gpu", "nvidia", "0000:1b:00.0", attributes={"type": Attribute.of("gpu")})
 NODE = {"metadata": {"name": "node-1"}, "status": {"capacity": {}}}
@@ -156,10 +157,12 @@ def test_who_may_not_ask_publishes_all_the_same_and_says_so(fake_api, looking, c
 
 def test_a_server_that_is_silent_does_not_keep_the_node_without_devices(fake_api, looking, caplog):
     fake_api.put("nodes", PLUGIN)
-    fake_api.hang(0.7, times=None)
+    speaks = threading.Event()
+    fake_api.hang(DEADLINE_S, times=None, when=speaks)
 
     async def story(found, told, devices):
         assert not found.verdict
+        speaks.set()
         await eventually_async(lambda: found.verdict)
 
     looking(story, patience=0.1)

@@ -15,6 +15,8 @@ from pathlib import Path
 
 PIPES = Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
 LOGS = Path(os.environ["CUDA_MPS_LOG_DIRECTORY"])
+MAX_LIFE_S = 1800
+"""Of a daemon whose test did not live to end it; longer than any test runs."""
 TAKEN = ("set_default_device_pinned_mem_limit", "set_device_pinned_mem_limit", "set_default_active_thread_percentage")
 
 
@@ -49,7 +51,7 @@ def start() -> int:
     (PIPES / "nvidia-cuda-mps-control.pid").write_text(f"{os.getpid()}\n")
     with (LOGS / "told").open("a") as file:
         file.write(f"started {os.environ['CUDA_VISIBLE_DEVICES']}\n")
-    signal.alarm(120)
+    signal.alarm(MAX_LIFE_S)
     serve(listening)
     os._exit(0)
 

@@ -24,7 +24,7 @@ from dra_agent.setup.limits.limiter import Limiter
 from dra_agent.setup.mps.place import Place
 from dra_agent.setup.mps.sharing import MpsSharing
 from dra_agent.setup.shares import ShareConfig, ShareSetup
-from eventually import eventually
+from eventually import DEADLINE_S, eventually
 
 PROGRAM = Path(__file__).parent / "mps_control.py"
 
@@ -61,7 +61,7 @@ class World:
 
     def again(self) -> ShareSetup:
         """What an agent has that starts on the state of an earlier one."""
-        self.mps = MpsSharing(self.host, self.path / "state", self.modes)  # type: ignore[arg-type]
+        self.mps = MpsSharing(self.host, self.path / "state", self.modes, deadline=DEADLINE_S)  # type: ignore[arg-type]
         limiter = Limiter(self.host, self.path / "state", self.path / "host", DriverLimit(None, 1.0))
         self.setup = ShareSetup(self.mps, limiter)
         return self.setup
@@ -296,7 +296,7 @@ def test_a_claim_may_lower_its_part_of_the_multiprocessors_and_not_raise_it(worl
 
 
 def test_a_daemon_that_hangs_keeps_no_other_gpu_waiting(world: World) -> None:
-    world.mps = MpsSharing(world.host, world.path / "state", world.modes, deadline=30.0)  # type: ignore[arg-type]
+    world.mps = MpsSharing(world.host, world.path / "state", world.modes, deadline=10 * DEADLINE_S)  # type: ignore[arg-type]
     world.setup = ShareSetup(world.mps, world.setup.limiter)
     for name in ("gpu-a", "gpu-b"):
         world.setup.set_up(f"uid-{name}", [share(1, device=gpu(name))], ShareConfig(), None, a_minute())
@@ -309,7 +309,7 @@ def test_a_daemon_that_hangs_keeps_no_other_gpu_waiting(world: World) -> None:
         assert watching.is_alive()
     finally:
         hangs.unlink()
-        watching.join(60)
+        watching.join(DEADLINE_S)
 
 
 def test_a_pipe_too_long_for_a_socket_is_refused() -> None:

@@ -318,7 +318,7 @@ def test_what_waits_for_a_hung_driver_is_not_even_read(bench: Bench, monkeypatch
     with pytest.raises(RetryableError, match="has not come back from a read of driver_override"):
         impatient.roll_back("uid-1", [item.key], AUTO, a_minute())
     change.clear(bench.folder / "host")
-    vfio._accesses._under_way[FPGA][0].join(30)
+    vfio._accesses._under_way[FPGA][0].join(60)
     vfio.roll_back("uid-1", [item.key], AUTO, a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
 
