@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -252,7 +253,7 @@ class Claims:
 def work(
     pods: Pods, story: Callable[[Release], Awaitable[None]], mode: Mode = "auto", deadline: float = 60
 ) -> Counter[tuple[str, str]]:
-    """Run an evictor on one claim whose notice came ten seconds ago."""
+    """Run an evictor on one claim whose notice came ten seconds ago, by a clock that stands still."""
     now = datetime.now(UTC)
     reading = Reading("operator", "notice", "operator", "test", now + timedelta(seconds=deadline))
     state = apply(State("b"), reading, now - timedelta(seconds=10))
@@ -262,7 +263,8 @@ def work(
         release = Release(list, Claims(), node="n", driver=DRIVER)
         release.records["c"] = ClaimRecord("c", "ns", "claim", now)
         release.claims["c"] = claim()
-        evictor = Evictor(Mover(pods, counted), release, lambda: state, mode=mode, node="n", driver=DRIVER)
+        mover = Mover(pods, counted)
+        evictor = Evictor(mover, release, lambda: state, mode=mode, node="n", driver=DRIVER, now=lambda: now)
         task = asyncio.create_task(evictor.run())
         try:
             async with asyncio.timeout(60):
@@ -302,7 +304,7 @@ def test_a_pod_is_evicted_and_not_hammered() -> None:
 def test_a_budget_that_allows_no_disruption_is_asked_again() -> None:
     pods = Pods({"p": pod()}, errors=[ThrottledError("budget"), ThrottledError("budget")])
     counted = work(pods, until(lambda: pods.done))
-    assert counted["evict", "budget"] == 2 and counted["evict", "ok"] == 1
+    assert counted["evict", "budget"] == 2 and counted["evict", "ok"] == len(pods.done)
 
 
 @pytest.mark.parametrize(("error", "result"), [(ThrottledError("no"), "budget"), (UnavailableError("two"), "error")])
@@ -310,7 +312,7 @@ def test_near_the_deadline_a_budget_has_no_say(error: AgentError, result: str) -
     pods = Pods({"p": pod(10)}, errors=[error])
     counted = work(pods, until(lambda: pods.done), deadline=8)
     (act, _, grace) = pods.done[0]
-    assert act == "delete" and grace is not None and 4 <= grace <= 6
+    assert act == "delete" and grace == 6
     assert counted["evict", result] == 1 and counted["delete", "ok"] >= 1
 
 
@@ -319,7 +321,7 @@ def test_near_the_deadline_a_pod_still_learns_that_it_is_disrupted() -> None:
     pods = Pods({"p": pod(10)})
     counted = work(pods, until(lambda: pods.done), deadline=8)
     (act, _, grace) = pods.done[0]
-    assert act == "evict" and grace is not None and 4 <= grace <= 6
+    assert act == "evict" and grace == 6
     assert counted["evict", "ok"] >= 1 and not counted["delete", "ok"]
 
 
@@ -387,11 +389,16 @@ def test_a_missing_right_is_said_once_and_ends_it(caplog: pytest.LogCaptureFixtu
     assert sum("stay where they are" in record.message for record in caplog.records) == 1
 
 
+@dataclass
 class Guarded(Pods):
     """One pod may not be moved, as an admission webhook would have it."""
 
+    refused_at: list[float] = field(default_factory=list)
+    """In the loop's time."""
+
     async def evict(self, namespace: str, name: str, uid: str, grace: int | None = None) -> None:
         if name == "guarded":
+            self.refused_at.append(asyncio.get_running_loop().time())
             self.done.append(("refused", name, None))
             raise ForbiddenError('admission webhook "guard" denied the request')
         await super().evict(namespace, name, uid, grace)
@@ -412,12 +419,13 @@ def test_one_pod_that_may_not_be_moved_does_not_keep_the_others(caplog: pytest.L
 
     async def story(release: Release) -> None:
         release.claims["c"] = used_by("guarded", "other")
-        await asyncio.sleep(0.7)
+        await eventually_async(lambda: len(pods.refused_at) >= 3)
 
     counted = work(pods, story)
     assert ("evict", "other", None) in pods.done
     asked = pods.done.count(("refused", "guarded", None))
-    assert 2 <= asked <= 5, "it is asked again, as often as others are"
+    pauses = [later - earlier for earlier, later in itertools.pairwise(pods.refused_at)]
+    assert min(pauses) >= 0.2, "it is asked again, as rarely as others are"
     assert counted["evict", "error"] == asked
     assert sum("may not be moved" in record.message for record in caplog.records) == 1
 
@@ -438,7 +446,8 @@ def test_an_answer_that_does_not_come_keeps_no_other_pod_waiting() -> None:
     work(pods, story)
 
 
-def test_a_pod_with_two_claims_is_asked_once_a_turn() -> None:
+def test_a_pod_with_two_claims_is_asked_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_agent.reclaim.evictor.AGAIN", 3600.0)  # no second turn, however slow the first one is
     pods = Pods({"p": pod()})
 
     async def story(release: Release) -> None:
@@ -505,7 +514,7 @@ def test_an_agent_that_is_replaced_moves_nobody() -> None:
         await asyncio.sleep(0.2)
         assert pods.done == []
         active = True
-        await asyncio.sleep(0.2)
+        await eventually_async(lambda: pods.done)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from cluster_api.fake import FakeApi
+from dra_agent.clock import STEADY
 from dra_agent.cluster import RESOURCE_CLAIMS, Backoff, connect
 from dra_agent.cluster.server import ApiServer
 from dra_agent.deadline import Deadline
@@ -22,11 +24,11 @@ from dra_agent.publish import Publisher
 from dra_agent.reclaim.notice import State
 from dra_agent.reclaim.record_file import FILE, Kept, RecordFile
 from dra_agent.reclaim.refusal import RefusingPreparer
-from dra_agent.reclaim.release import Release
+from dra_agent.reclaim.release import LOOK_AGAIN, Release
 from dra_agent.reclaim.sequence import TELL_AGAIN, Sequence
 from dra_agent.reclaim.service import Reclaim
 from dra_agent.reclaim.taints import reclaimed
-from eventually import eventually_async
+from eventually import DEADLINE_S, eventually_async
 from publish.node import DRIVER, NODE, device, devices
 
 
@@ -142,6 +144,11 @@ class World:
     async def notice(self, seconds: float = 60) -> None:
         await self.reclaim.begin("notice", deadline=datetime.now(UTC) + timedelta(seconds=seconds), what="test")
 
+    def kept(self) -> str:
+        """What is on disk of the claims' records; empty while nothing is."""
+        file = self.folder / FILE
+        return file.read_text() if file.exists() else ""
+
     def whats(self) -> list[str]:
         return [what for what, _ in self.told]
 
@@ -249,17 +256,21 @@ def test_what_is_taken_back_while_the_agent_starts_is_over(
     async def before() -> None:
         await world.notice()
 
-    load = RecordFile.load
+    load, loading, go_on = RecordFile.load, threading.Event(), threading.Event()
 
     def slow(self: RecordFile, noticed: datetime) -> Kept:
-        time.sleep(0.5)
+        loading.set()
+        assert go_on.wait(DEADLINE_S)
         return load(self, noticed)
 
     async def taken_back() -> None:
-        await asyncio.sleep(0.1)
-        await world.reclaim.cancel(everything=False)
-        if anew:
-            await world.notice()
+        await eventually_async(loading.is_set)
+        try:
+            await world.reclaim.cancel(everything=False)
+            if anew:
+                await world.notice()
+        finally:
+            go_on.set()
 
     async def play() -> None:
         async with connect(world.api.kubeconfig(world.folder / "kubeconfig")) as api:
@@ -319,8 +330,7 @@ def test_who_was_refused_is_known_after_a_restart(world: World) -> None:
     async def before() -> None:
         await world.notice()
         world.refuse("pending")
-        file = world.folder / FILE
-        await eventually_async(lambda: file.exists() and '"refused"' in file.read_text())
+        await eventually_async(lambda: '"refused"' in world.kept())
 
     async def after() -> None:
         await eventually_async(lambda: [record.state for record in world.sequence.progress.claims] == ["refused"])
@@ -339,10 +349,15 @@ def test_a_claim_that_nobody_frees_is_not_asked_for_all_the_time(world: World, m
         entry = world.hold("kept")
         await world.notice()
         world.unprepare(entry)
-        await asyncio.sleep(1.5)
-        before = reads()
-        await asyncio.sleep(2.0)
-        assert reads() - before <= 2, "a look every two seconds"
+        soon = timedelta(seconds=0.5)
+        await eventually_async(
+            lambda: (back := world.sequence.progress.claims[0].unprepared) and STEADY.now() - back > soon
+        )
+        loop = asyncio.get_running_loop()
+        before, began = reads(), loop.time()
+        await asyncio.sleep(2.5)
+        # One may be on its way, and one due at once.
+        assert reads() - before <= 2 + (loop.time() - began) / LOOK_AGAIN, "a look every two seconds"
         world.deallocate(entry)
         await eventually_async(lambda: world.sequence.progress.complete)
 
@@ -394,7 +409,10 @@ def test_a_claim_that_was_allocated_elsewhere_or_made_anew_is_released(world: Wo
 def test_at_the_deadline_people_are_told_who_keeps_a_claim(world: World) -> None:
     async def story() -> None:
         world.hold("stuck", pods=("stubborn-0", "stubborn-1"))
-        await world.notice(1.0)
+        await world.notice()
+        # Its pods are known before the deadline passes.
+        await eventually_async(lambda: world.sequence.progress.claims[0].pods)
+        await world.notice(0)
         await eventually_async(lambda: "kept" in world.whats())
 
     world.run(story)
@@ -404,10 +422,11 @@ def test_at_the_deadline_people_are_told_who_keeps_a_claim(world: World) -> None
 def test_a_notice_on_a_node_without_claims_is_done_at_once(world: World) -> None:
     async def story() -> None:
         await world.notice()
-        await eventually_async(lambda: "released" in world.whats())
+        # Sources and people are told by two tasks, in any order.
+        await eventually_async(lambda: "released" in world.whats() and world.released >= 1)
 
     world.run(story)
-    assert world.released >= 1 and dict(world.told)["released"] == "0 of 0 claims released"
+    assert dict(world.told)["released"] == "0 of 0 claims released"
 
 
 def test_a_claim_whose_prepare_ends_after_the_notice_is_followed_too(world: World) -> None:
@@ -505,13 +524,17 @@ def test_taints_that_the_api_server_does_not_take_are_complained_about(
 
     world.api.drop_fields(without_taints)
 
+    def complaints() -> int:
+        return sum("not tainted" in record.message for record in caplog.records)
+
     async def story() -> None:
         await world.notice()
-        await asyncio.sleep(0.8)
+        await eventually_async(complaints)
+        await asyncio.sleep(0.5)
         assert world.sequence.progress.tainted_after is None
 
     world.run(story)
-    assert sum("not tainted" in record.message for record in caplog.records) == 1
+    assert complaints() == 1
 
 
 def test_devices_that_are_not_on_offer_need_no_taint_for_it_to_be_done(
@@ -632,11 +655,10 @@ def test_what_was_released_before_a_restart_is_told_after_it(world: World) -> No
         world.unprepare(gone)
         world.deallocate(gone)
         await eventually_async(lambda: [r.name for r in world.sequence.progress.claims if r.released] == ["gone"])
-        file = world.folder / FILE
-        await eventually_async(lambda: file.exists() and b'"released"' in file.read_bytes())
+        await eventually_async(lambda: '"released"' in world.kept())
         progress = world.sequence.progress
         before.update(tainted=progress.tainted_after, records={r.name: r for r in progress.claims})
-        assert stays.uid in file.read_text()
+        assert stays.uid in world.kept()
 
     world.run(first)
     world.told.clear()
@@ -660,8 +682,7 @@ def test_what_was_released_before_a_restart_is_told_after_it(world: World) -> No
             was.released,
         )
         assert after["stays"].tainted is not None and after["stays"].pods_gone is not None
-        file = world.folder / FILE
-        await eventually_async(lambda: b"2 of 2" in file.read_bytes())
+        await eventually_async(lambda: "2 of 2" in world.kept())
 
     world.run(second)
     assert "2 of 2 claims released" in dict(world.told)["released"]
@@ -678,9 +699,11 @@ def test_what_was_released_before_a_restart_is_told_after_it(world: World) -> No
 def test_who_was_too_late_is_known_after_a_restart(world: World) -> None:
     async def first() -> None:
         world.hold("stuck", pods=("stubborn",))
-        await world.notice(1.0)
-        await eventually_async(lambda: "kept" in world.whats())
-        await eventually_async(lambda: b'"overdue"' in (world.folder / FILE).read_bytes())
+        await world.notice()
+        await eventually_async(lambda: world.sequence.progress.claims[0].pods)
+        await world.notice(0)
+        await eventually_async(lambda: '"overdue"' in world.kept())
+        assert "kept" in world.whats()
 
     world.run(first)
     world.told.clear()

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import socket
-import time
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dra_agent.clock import STEADY
 from dra_agent.errors import RetryableError
 from dra_agent.reclaim.client import ask
 from dra_agent.reclaim.notice import State
@@ -23,7 +24,7 @@ from dra_agent.reclaim.signals.aws import Aws
 from dra_agent.reclaim.signals.azure import Azure
 from dra_agent.reclaim.trigger import Trigger
 from dra_agent.reclaim.wire import SOCKET, Cancel, Request, Start, Status, decode_request
-from eventually import eventually_async
+from eventually import DEADLINE_S, eventually_async
 from fake_clock import FakeTime
 from reclaim.listening import quick
 from reclaim.metadata.aws import FakeAws
@@ -53,7 +54,9 @@ class Puppet:
         self.watch.seen(self.names[0], readings)
 
     def notice(self, seconds: float = 60, event: str = "e", lasting: bool = False) -> Reading:
-        deadline = datetime.now(UTC) + timedelta(seconds=seconds)
+        return self.notice_of(STEADY.now() + timedelta(seconds=seconds), event, lasting)
+
+    def notice_of(self, deadline: datetime, event: str = "e", lasting: bool = False) -> Reading:
         return Reading(self.names[0], "notice", event, "w", deadline, lasting=lasting)
 
 
@@ -66,7 +69,7 @@ def play(story: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_a_notice_is_on_disk_before_anybody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_agent.reclaim.service.HEAD_START", 5.0)  # the disk of a test may be as busy as it likes
+    monkeypatch.setattr("dra_agent.reclaim.service.HEAD_START", DEADLINE_S)  # the disk may be as busy as it likes
 
     async def story() -> None:
         puppet = Puppet()
@@ -137,25 +140,38 @@ def test_a_source_that_is_no_longer_there_is_believed_no_longer(tmp_path: Path) 
     play(story)
 
 
+def blocked_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Nothing reaches the disk until this is set."""
+    real, free = os.fsync, threading.Event()
+
+    def fsync(handle: int) -> None:
+        free.wait(DEADLINE_S)
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return free
+
+
 def test_a_slow_disk_does_not_hold_up_a_notice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("dra_agent.reclaim.service.SAVE_AT_MOST", 0.05)
-    real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda handle: (time.sleep(0.5), real(handle))[1])
+    disk = blocked_disk(monkeypatch)
 
     async def story() -> None:
         reclaim = Reclaim(tmp_path, "b", [])
-        told: list[float] = []
+        told: list[str] = []
 
         async def listener(before: State, after: State) -> None:
-            told.append(time.monotonic())
+            told.append(after.phase)
 
         reclaim.on_change(listener)
         await reclaim.start()
-        began = time.monotonic()
-        await reclaim.begin("notice", deadline=None, what="")
-        assert told and told[0] - began < 0.4
+        try:
+            await reclaim.begin("notice", deadline=None, what="")
+            assert told == ["notice"] and not disk.is_set()
+        finally:
+            disk.set()
         await reclaim.stop()
 
     play(story)
@@ -165,8 +181,7 @@ def test_a_slow_disk_does_not_hold_up_a_notice(
 def test_a_busy_disk_is_waited_for_by_who_asked_and_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda handle: (time.sleep(0.1), real(handle))[1])
+    disk = blocked_disk(monkeypatch)
 
     async def story() -> None:
         reclaim = Reclaim(tmp_path, "b", [])
@@ -174,6 +189,7 @@ def test_a_busy_disk_is_waited_for_by_who_asked_and_nobody_else(
 
         async def listener(before: State, after: State) -> None:
             there.append((tmp_path / "reclaim.json").exists())
+            disk.set()
 
         reclaim.on_change(listener)
         await reclaim.start()
@@ -237,18 +253,26 @@ def test_a_lasting_notice_of_a_silent_source_runs_out_by_itself(
 ) -> None:
     monkeypatch.setattr("dra_agent.reclaim.notice.GRACE", timedelta(seconds=0.1))
 
+    told: list[tuple[str, datetime]] = []
+
+    async def listener(before: State, after: State) -> None:
+        told.append((after.phase, STEADY.now()))
+
     async def story() -> None:
         puppet = Puppet()
         reclaim = Reclaim(tmp_path, "b", [puppet])
+        reclaim.on_change(listener)
         await reclaim.start()
         await eventually_async(lambda: puppet.watch)
-        puppet.say(puppet.notice(0.3, lasting=True))
-        await eventually_async(lambda: reclaim.state.phase == "notice")
+        said = puppet.notice(0.3, lasting=True)
+        puppet.say(said)
+        await eventually_async(lambda: told)
         puppet.say()
-        await asyncio.sleep(0.1)
-        assert reclaim.state.phase == "notice"
-        await eventually_async(lambda: reclaim.state.phase == "cancelled")
+        await eventually_async(lambda: told[-1][0] == "cancelled")
         await reclaim.stop()
+        assert said.deadline is not None
+        for phase, when in told:
+            assert phase == "notice" or when >= said.deadline + timedelta(seconds=0.1)
 
     play(story)
 
@@ -309,6 +333,7 @@ def test_sources_that_disagree_are_logged_once_and_the_earliest_counts(
         reclaim = Reclaim(tmp_path, "b", sources)
         await reclaim.start()
         await eventually_async(lambda: len(reclaim.state.held) == 2)
+        await eventually_async(lambda: any("disagree" in record.message for record in caplog.records))
         await asyncio.sleep(0.2)
         await reclaim.stop()
         assert reclaim.state.cause is not None and reclaim.state.cause.source == "aws.spot"
@@ -328,12 +353,14 @@ def test_a_deadline_of_another_source_that_is_seconds_away_is_a_disagreement(
         reclaim = Reclaim(tmp_path, "b", puppets)
         await reclaim.start()
         await eventually_async(lambda: all(puppet.watch for puppet in puppets))
+        now = STEADY.now()
+        said = [puppet.notice_of(now + timedelta(seconds=left)) for puppet, left in zip(puppets, seconds, strict=True)]
         for number, puppet in enumerate(puppets):
-            puppet.say(puppet.notice(seconds[number]))
+            puppet.say(said[number])
             await eventually_async(lambda number=number: len(reclaim.state.held) == number + 1)
         # A hint has no say in it.
         hint = Reading("two", "hint", "other", "w", datetime.now(UTC) + timedelta(hours=1))
-        puppets[1].say(puppets[1].notice(seconds[1]), hint)
+        puppets[1].say(said[1], hint)
         await eventually_async(lambda: len(reclaim.state.held) == 3)
         await reclaim.stop()
 
@@ -416,8 +443,9 @@ async def asked(folder: Path, request: Request) -> Any:
 def with_trigger(tmp_path: Path, story: Callable[[Reclaim, Puppet], Awaitable[None]]) -> None:
     async def inner() -> None:
         puppet = Puppet()
-        reclaim = Reclaim(tmp_path, "b", [puppet])
-        trigger = Trigger(tmp_path / SOCKET, reclaim)
+        clock = FakeTime().clock()
+        reclaim = Reclaim(tmp_path, "b", [puppet], clock=clock)
+        trigger = Trigger(tmp_path / SOCKET, reclaim, now=clock.now)
         await reclaim.start()
         await trigger.start()
         await eventually_async(lambda: puppet.watch)
@@ -435,7 +463,7 @@ def test_an_operator_starts_looks_and_cancels(tmp_path: Path) -> None:
     async def story(reclaim: Reclaim, puppet: Puppet) -> None:
         assert (tmp_path / SOCKET).stat().st_mode & 0o777 == 0o600
         status = await asked(tmp_path, Start("notice", 30.0, "rack 7\nis moved"))
-        assert status["phase"] == "notice" and 29 < status["seconds_left"] <= 30
+        assert status["phase"] == "notice" and status["seconds_left"] == 30
         assert status["events"][0]["what"] == "rack 7?is moved"
         assert json.loads((tmp_path / "reclaim.json").read_text())["state"]["noticed"]
         earlier = await asked(tmp_path, Start("notice", 3600.0))
