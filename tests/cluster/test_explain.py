@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cluster.kube.agent import Agent
-from cluster.kube.api import CLASSES, NODES, RESOURCE_QUOTAS, TAINT_RULES
+from cluster.kube.api import CLASSES, RESOURCE_QUOTAS, TAINT_RULES
 from cluster.kube.cluster import Cluster
-from cluster.kube.workload import Namespace, container, match, request
+from cluster.kube.workload import Namespace, close, container, match, request
 
 HARDWARE = {"node-a": "dgx-h100", "node-b": "l40s"}
 OWN = 'device.attributes["dra-agent.internal"]'
@@ -125,7 +125,7 @@ def test_a_node_selector_keeps_the_pod_away(agents: dict[str, Agent], namespace:
 def test_a_cordoned_node_and_what_is_not_about_devices(
     agents: dict[str, Agent], namespace: Namespace, explain: Explain
 ) -> None:
-    namespace.api.patch(NODES, "node-b", {"spec": {"unschedulable": True}})
+    close(namespace.cluster, "node-b")
     namespace.claim("mine", request("gpu", "gpu", f'{OWN}.architecture == "Ada Lovelace"'))
     namespace.pod("user", claim="mine")
     waits(namespace)

@@ -14,7 +14,7 @@ from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import CLAIMS, DEPLOYMENTS, NODES, PODS, Object
 from cluster.kube.cluster import Cluster
 from cluster.kube.process import until
-from cluster.kube.workload import Namespace, container, pod_spec, request
+from cluster.kube.workload import Namespace, close, container, pod_spec, request
 from dra_agent.reclaim.client import ask
 from dra_agent.reclaim.wire import Cancel, Start, Status
 from reclaim.metadata.aws import FakeAws
@@ -37,7 +37,7 @@ def doomed(start_agent: StartAgent, cluster: Cluster, aws: FakeAws, tmp_path: Pa
     config.write_text(f'[reclaim]\ncloud = "aws"\nendpoint = "{aws.endpoint}"\n[reclaim.aws]\nrebalance = "hint"\n')
     start_agent("node-b", "l40s")
     agent = start_agent("node-a", "l40s", "--config", str(config))
-    cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": True}})
+    close(cluster, "node-b")
     return agent
 
 

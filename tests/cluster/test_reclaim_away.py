@@ -29,7 +29,7 @@ from cluster.kube.leaving import (
 )
 from cluster.kube.process import until
 from cluster.kube.way import Way
-from cluster.kube.workload import Namespace, request
+from cluster.kube.workload import Namespace, close, request
 
 AWAY = 30.0
 TRIES = 6.0
@@ -51,7 +51,7 @@ def doomed(start_agent: StartAgent, cluster: Cluster, way: Way, tmp_path: Path) 
     start_agent("node-b", "l40s")
     kubeconfig = way.kubeconfig(cluster.identity().kubeconfig("node-a"), tmp_path / "kubeconfig")
     agent = start_agent("node-a", "l40s", kubeconfig=kubeconfig)
-    cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": True}})
+    close(cluster, "node-b")
     return agent
 
 
@@ -101,7 +101,7 @@ def test_the_api_server_is_away_at_the_notice_and_for_long(
     (added,) = {taint["timeAdded"] for found in taints(doomed).values() for taint in found}
     assert added[:19] == noticed[:19], "tolerations count from the notice"
     run_on(namespace, "serve", "node-b", 2)
-    all_released(doomed, 60)
+    all_released(doomed)
     assert no_specs(doomed)
     complaints = [line for line in doomed.said().splitlines() if " warning " in line or " error " in line]
     assert len(complaints) < 30, "\n".join(complaints)
@@ -131,5 +131,5 @@ def test_an_agent_that_alone_is_cut_off_takes_no_new_claims(
     assert namespace.get_pod("late")["status"]["phase"] == "Pending"
     namespace.delete_pod("late")
     namespace.gone("late")
-    all_released(doomed, 60)
+    all_released(doomed)
     cancel(doomed)

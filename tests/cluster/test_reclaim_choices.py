@@ -26,7 +26,7 @@ from cluster.kube.leaving import (
     template,
 )
 from cluster.kube.process import until
-from cluster.kube.workload import Namespace, container, request
+from cluster.kube.workload import Namespace, close, container, request
 
 HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
 AGENT_CONFIG = '[reclaim]\nevict = "auto"\ncordon = true\n'
@@ -39,7 +39,7 @@ OF_TEMPLATE = {"name": "devices", "resourceClaimTemplateName": "one-gpu"}
 @pytest.fixture
 def doomed(agents: dict[str, Agent], cluster: Cluster) -> Iterator[Agent]:
     """The agent of node-a; node-b is closed to pods until `open_node_b`. Announcements are taken back in the end."""
-    cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": True}})
+    close(cluster, "node-b")
     yield agents["node-a"]
     cancel(agents["node-a"])
     until(lambda: not closed(cluster, "node-a"), "the node is open again")
@@ -107,17 +107,18 @@ def test_a_budget_that_allows_none(doomed: Agent, cluster: Cluster, namespace: N
         budget_that_allows_none(namespace, app)
     open_node_b(cluster)
     deleted_before = evictions(doomed, "delete", "ok")
+    notice = 16 * cluster.api.pace()
     with History(namespace) as history:
-        noticed = announce(doomed, 16)
-        all_released(doomed, 16)
+        noticed = announce(doomed, notice)
+        all_released(doomed)
         took = time.monotonic() - noticed
         for app in made:
             run_on(namespace, app, "node-b")
     # The taint asks no budget. The agent does, until 5 s and the pod's own 2 s are left before the deadline, less 2 s.
     (claim_pod,), (extended_pod,) = uids(before["claim"]), uids(before["extended"])
     assert history.deleted(claim_pod).at - noticed < 4 * cluster.api.pace()
-    assert 5 < history.deleted(extended_pod).at - noticed < 16
-    assert took < 16
+    assert 5 < history.deleted(extended_pod).at - noticed < notice
+    assert took < notice
     assert evictions(doomed, "evict", "budget") > 0
     assert evictions(doomed, "delete", "ok") == deleted_before + 1
 
@@ -133,7 +134,7 @@ def test_a_toleration_for_some_seconds(doomed: Agent, cluster: Cluster, namespac
     open_node_b(cluster)
     with History(namespace) as history:
         noticed = announce(doomed, 30)
-        all_released(doomed, 30)
+        all_released(doomed)
         for app in before:
             run_on(namespace, app, "node-b")
     asked = {app: history.deleted(pods[0]["metadata"]["uid"]).at - noticed for app, pods in before.items()}
@@ -176,7 +177,7 @@ def test_who_opts_out_stays_to_the_end_and_is_named(doomed: Agent, cluster: Clus
 
 
 def test_a_notice_that_is_taken_back_in_time(doomed: Agent, cluster: Cluster, namespace: Namespace) -> None:
-    tolerating("patient", namespace, tolerationSeconds=8)
+    tolerating("patient", namespace, tolerationSeconds=30)
     before = namespace.pod("patient", template="patient")
     namespace.running("patient")
     open_node_b(cluster)
@@ -187,7 +188,7 @@ def test_a_notice_that_is_taken_back_in_time(doomed: Agent, cluster: Cluster, na
     cancel(doomed)
     until(lambda: not closed(cluster, "node-a"), "the node is open again")
     # What Kubernetes had in mind for later does not happen.
-    time.sleep(max(0.0, noticed + 11 - time.monotonic()))
+    time.sleep(max(0.0, noticed + 33 - time.monotonic()))
     after = namespace.running("patient")
     assert after["metadata"]["uid"] == before["metadata"]["uid"] and "deletionTimestamp" not in after["metadata"]
     namespace.template("one-gpu", request("gpu", "gpu"))
@@ -232,7 +233,7 @@ def test_a_full_second_node(doomed: Agent, cluster: Cluster, namespace: Namespac
     namespace.pod("filler", claim="everything", node="node-b")
     namespace.running("filler")
     announce(doomed, 60)
-    assert len(all_released(doomed, 60)) == 3, "two claims of their own, and the shared one"
+    assert len(all_released(doomed)) == 3, "two claims of their own, and the shared one"
 
     def wait_for_room() -> bool:
         claims = {one["metadata"]["name"]: one for one in namespace.api.list(CLAIMS, namespace.name)}

@@ -27,7 +27,7 @@ from cluster.kube.leaving import (
     template,
 )
 from cluster.kube.process import until
-from cluster.kube.workload import Namespace, request
+from cluster.kube.workload import Namespace, close, request
 from dra_agent.reclaim.client import ask
 from dra_agent.reclaim.wire import Cancel
 
@@ -70,7 +70,7 @@ def agents(cluster: Cluster, config: str, *rights: str) -> Iterator[Agent]:
             started.append(agent.start())
         for agent in started:
             agent.ready()
-        cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": True}})
+        close(cluster, "node-b")
         yield started[0]
     finally:
         cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": None}})
@@ -95,7 +95,7 @@ def test_pods_are_evicted_where_devices_cannot_be_tainted(untainting: Cluster) -
         offered = set(doomed.devices())
         with History(namespace) as history:
             noticed = announce(doomed, 60)
-            claims = all_released(doomed, 60)
+            claims = all_released(doomed)
             run_on(namespace, GOES, "node-b")
         assert [claim["state"] for claim in claims] == ["released"]
         gone = history.deleted(before)
@@ -123,7 +123,7 @@ def test_who_is_deleted_at_once_learns_why_where_that_is_granted(
             before = on_node_a(untainting, namespace)
             with History(namespace) as history:
                 noticed = announce(doomed, 60)
-                all_released(doomed, 60)
+                all_released(doomed)
             gone = history.deleted(before)
             assert gone.at - noticed < 10 * untainting.api.pace()
             conditions = gone.object["status"]["conditions"]
@@ -153,7 +153,7 @@ def test_a_pod_that_waits_for_its_first_prepare_is_moved_too(untainting: Cluster
             kubelet.signal(signal.SIGCONT)
         (claim,) = all_refused(doomed)
         assert claim["unprepared"] is None
-        assert [one["state"] for one in all_released(doomed, 60)] == ["released"]
+        assert [one["state"] for one in all_released(doomed)] == ["released"]
         run_on(namespace, GOES, "node-b")
         ask(doomed.state_dir, Cancel())
 

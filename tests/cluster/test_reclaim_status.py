@@ -21,7 +21,8 @@ from cluster.kube.leaving import (
     tainted,
     template,
 )
-from cluster.kube.workload import Namespace, request
+from cluster.kube.process import LONG
+from cluster.kube.workload import Namespace, close, request
 from reclaim.terminal import Terminal
 
 HARDWARE = {"node-a": "l40s", "node-b": "l40s"}
@@ -30,7 +31,7 @@ OF_TEMPLATE = {"name": "devices", "resourceClaimTemplateName": "one-gpu"}
 
 @pytest.fixture
 def doomed(agents: dict[str, Agent], cluster: Cluster) -> Iterator[Agent]:
-    cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": True}})
+    close(cluster, "node-b")
     yield agents["node-a"]
     cancel(agents["node-a"])
 
@@ -42,7 +43,7 @@ def test_a_release_is_watched_and_the_pod_that_keeps_a_claim_is_named(
     agent_command: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     namespace.template("one-gpu", request("gpu", "gpu"))
-    apps = {"prompt": (EXITS, 2), "stubborn": (IGNORES_SIGTERM, 12)}
+    apps = {"prompt": (EXITS, 2), "stubborn": (IGNORES_SIGTERM, 40)}
     names = {}
     for app, (command, grace) in apps.items():
         kind, body = deployment(app, template(app, command, grace, claims=[OF_TEMPLATE]))
@@ -56,7 +57,7 @@ def test_a_release_is_watched_and_the_pod_that_keeps_a_claim_is_named(
         terminal.wait_for(rf"claims released .* 1/2 .*\d s left, waits for {names['stubborn']}(?! and| ,)")
         blocked = agent_command(*where, "-o", "json")
         table = agent_command(*where)
-        code, said = terminal.end(60)
+        code, said = terminal.end(LONG)
     now = json.loads(blocked.stdout)
     assert (now["phase"], now["complete"]) == ("notice", False) and now["tainted_after"] < 5 * cluster.api.pace()
     records = {(claim["pods"] or [""])[0]: claim for claim in now["claims"]}

@@ -23,10 +23,11 @@ from cluster.kube.leaving import (
     template,
 )
 from cluster.kube.process import until
-from cluster.kube.workload import Namespace, request
+from cluster.kube.workload import Namespace, close, request
 
 OF_TEMPLATE = {"name": "devices", "resourceClaimTemplateName": "one-gpu"}
-GRACE = 8
+GRACE = 30
+"""Seconds in which the test looks at an agent that waits for its pod."""
 
 StartAgent = Callable[..., Agent]
 
@@ -36,7 +37,7 @@ def doomed(start_agent: StartAgent, cluster: Cluster) -> Agent:
     """The agent of node-a; node-b has one, too, and is closed to pods at first."""
     start_agent("node-b", "l40s")
     agent = start_agent("node-a", "l40s")
-    cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": True}})
+    close(cluster, "node-b")
     return agent
 
 

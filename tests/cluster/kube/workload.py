@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import uuid4
 
 from . import image
-from .api import CLAIMS, EVENTS, NAMESPACES, PODS, SERVICE_ACCOUNTS, TEMPLATES, Api, Object
+from .api import CLAIMS, EVENTS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS, TEMPLATES, Api, Object
 from .cluster import Cluster
 from .process import LONG
 
@@ -225,6 +226,34 @@ class Namespace:
             return not self.api.list(PODS, self.name) and not self.api.list(CLAIMS, self.name)
 
         self.api.wait(empty, f"namespace {self.name} is empty")
+
+
+def close(cluster: Cluster, node: str) -> None:
+    """Cordon a node, and wait until the scheduler knows of it.
+
+    The scheduler watches nodes and pods apart: it can have a pod that was made after the cordon before it has that.
+    """
+    api, within = cluster.api, "default"
+    api.patch(NODES, node, {"spec": {"unschedulable": True}})
+    api.wait(lambda: api.get(SERVICE_ACCOUNTS, "default", within), f"a service account in {within}")
+
+    def kept_away() -> bool:
+        name = f"probe-{uuid4()}"
+        api.create(PODS, {"metadata": {"name": name}, "spec": pod_spec(node=node)}, within)
+        decided: list[str] = []
+
+        def is_decided() -> bool:
+            conditions = api.get(PODS, name, within)["status"].get("conditions", [])
+            decided[:] = [one["status"] for one in conditions if one["type"] == "PodScheduled"]
+            return bool(decided)
+
+        try:
+            api.wait(is_decided, f"the scheduler has looked at {name}")
+        finally:
+            api.delete(PODS, name, within, grace=0)
+        return decided == ["False"]
+
+    api.wait(kept_away, f"the scheduler knows that {node} is closed")
 
 
 def container(name: str, *claims: str | tuple[str, str], command: str = WAIT, **more: Any) -> Object:
