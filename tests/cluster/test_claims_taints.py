@@ -40,7 +40,7 @@ def test_taints_and_tolerations_on_nodes(
 
 
 def test_taints_and_tolerations_on_devices(start_agent: StartAgent, namespace: Namespace, tmp_path: Path) -> None:
-    (tmp_path / "agent.toml").write_text("[health]\nevent_seconds = 20\n")
+    (tmp_path / "agent.toml").write_text("[health]\nevent_seconds = 60\n")
     agent = start_agent("node-a", "vm-1gpu", "--config", str(tmp_path / "agent.toml"))
     (gpu,) = [name for name in agent.devices() if name.startswith("gpu-")]
     agent.simulate("xid", "0000:00:04.0", "48")

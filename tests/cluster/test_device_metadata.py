@@ -10,6 +10,8 @@ from cluster.kube.api import Object
 from cluster.kube.workload import Namespace, container, request
 
 BASE = "/var/run/kubernetes.io/dra-device-attributes"
+END = "/tmp/end"
+"""A file of the container's own, so that its successor does not have it."""
 
 
 def read(namespace: Namespace, pod: str, path: str, name: str | None = None) -> Object:
@@ -58,13 +60,15 @@ def test_a_container_reads_what_its_devices_are(start_agent: StartAgent, namespa
 def test_turning_it_on_while_a_pod_runs_is_safe(start_agent: StartAgent, namespace: Namespace) -> None:
     agent = start_agent("node-a", "dgx-h100")
     namespace.claim("mine", request("gpu", "gpu"))
-    each = [container("main", "c"), container("again", "c", command="sleep 12")]
+    once = f"trap 'exit 0' TERM; while [ ! -e {END} ]; do sleep 0.2; done"
+    each = [container("main", "c"), container("again", "c", command=once)]
     claims = [{"name": "c", "resourceClaimName": "mine"}]
     namespace.pod("user", claims=claims, containers=each, restartPolicy="Always", node="node-a")
     namespace.running("user")
     assert "dra-device-attributes" not in namespace.execute("user", "ls /var/run/kubernetes.io 2>&1 || true", "again")
     agent.end()
     start_agent("node-a", "dgx-h100", "--device-metadata")
+    namespace.execute("user", f"touch {END}", "again")
 
     def sees() -> bool:
         found = namespace.execute("user", f"ls {BASE}/resourceclaims/mine/gpu 2>/dev/null || true", "again")

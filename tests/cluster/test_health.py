@@ -16,7 +16,7 @@ from cluster.kube.workload import Namespace, request
 SETTINGS = """\
 [health]
 recovery_seconds = 2
-event_seconds = 6
+event_seconds = 30
 """
 XID = f"{DRIVER}/xid-95"
 
@@ -96,7 +96,7 @@ def test_a_fatal_fault_evicts_the_pod_and_the_agent_may_start_again_meanwhile(
     start_agent: StartAgent, namespace: Namespace, tmp_path: Path
 ) -> None:
     file = tmp_path / "agent.toml"
-    file.write_text("[health]\nrecovery_seconds = 2\nevent_seconds = 60\n")
+    file.write_text("[health]\nrecovery_seconds = 2\nevent_seconds = 600\n")
     agent = start_agent("node-a", "dgx-h100", "--config", str(file))
     namespace.claim("one", request("gpu", "gpu"))
     tolerated = {"key": f"{DRIVER}/xid-79", "operator": "Exists", "effect": "NoExecute"}

@@ -21,7 +21,7 @@ SETTINGS = """\
 [health]
 recovery_seconds = 3
 [inventory]
-nvml_timeout = 1.0
+nvml_timeout = 5.0
 include = ['device.attributes["resource.kubernetes.io"].pciBusID in ["0000:1b:00.0", "0000:43:00.0"]']
 """
 UPDATES = 'dra_agent_publish_writes_total{operation="update"}'

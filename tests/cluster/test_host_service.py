@@ -13,6 +13,7 @@ from cluster.kube.agent import Agent
 from cluster.kube.api import NODES, SERVICE_ACCOUNTS
 from cluster.kube.cluster import Cluster
 from cluster.kube.identity import RELEASE
+from cluster.kube.process import until
 from cluster.kube.workload import Namespace, request
 
 PROFILE = "l40s"
@@ -78,8 +79,12 @@ def test_a_token_that_is_bound_to_nothing_publishes_nothing_and_the_log_says_wha
     agent.wait_for_log("registered with the kubelet")
     agent.wait_for_log("slices cannot be published.*carries no node name: use that of a pod, or one that is bound")
     assert agent.slices() == []
-    status, said = agent.get("/readyz")
-    assert status == 503 and "slices cannot be published" in said and "carries no node name" in said
+
+    def told() -> bool:
+        status, said = agent.get("/readyz")
+        return status == 503 and "slices cannot be published" in said and "carries no node name" in said
+
+    until(told, "it is not ready, and says why")
 
 
 def test_an_account_without_rights_is_told_which_ones_it_lacks(
@@ -110,6 +115,8 @@ def test_a_token_that_is_replaced_in_its_file_is_taken_up(
     path.write_text(path.read_text().replace('"token": "expired"', f'"tokenFile": "{file}"'))
     agent = start_agent("node-a", PROFILE, kubeconfig=path, ready=False)
     agent.wait_for_log("Unauthorized")
-    file.write_text(cluster.identity().token("node-a"))
+    renewed = file.with_suffix(".new")
+    renewed.write_text(cluster.identity().token("node-a"))
+    renewed.replace(file)  # the agent may read it at any time
     agent.ready()
     assert agent.slices()

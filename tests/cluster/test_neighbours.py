@@ -10,6 +10,7 @@ from cluster.conftest import StartAgent
 from cluster.kube.agent import DRIVER
 from cluster.kube.api import CLASSES, EVENTS, NODES, SLICES
 from cluster.kube.cluster import Cluster
+from cluster.kube.process import until
 from cluster.kube.workload import Namespace, container, request
 
 PROFILE = "l40s"
@@ -50,12 +51,13 @@ def test_gpus_of_a_device_plugin_are_not_published_until_it_is_gone(
 
     cluster.api.wait(said, "an Event of the Node")
     assert "gives out" in said()[0] and "are not published by dra-agent" in said()[0]
-    assert 'dra_agent_second_manager_devices{manager="device plugin nvidia.com/gpu"}' in agent.get("/metrics")[1]
+    counted = 'dra_agent_second_manager_devices{manager="device plugin nvidia.com/gpu"}'
+    until(lambda: counted in agent.get("/metrics")[1], "they are counted")
 
     advertise(cluster, None)
     cluster.api.wait(lambda: gpus(agent.devices()), "the GPUs are published")
     namespace.running("waits")
-    assert "dra_agent_second_manager_devices{" not in agent.get("/metrics")[1]
+    until(lambda: "dra_agent_second_manager_devices{" not in agent.get("/metrics")[1], "the plugin is forgotten")
 
 
 def test_a_device_of_another_driver_is_not_published_and_its_holder_goes_on(

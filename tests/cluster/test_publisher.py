@@ -26,6 +26,8 @@ from dra_agent.publish import Publisher
 from eventually import eventually_async
 from publish.node import DRIVER, NODE, device, devices, partitioned, settled, tainted
 
+VALID_S = 20
+"""Of a certificate that expires while it is used; before that a busy machine has to have published."""
 GATES = ("DRADeviceTaints", "DRAPartitionableDevices", "DRAConsumableCapacity")
 
 
@@ -168,7 +170,8 @@ def test_slices_that_are_wiped_are_back_within_two_seconds(site: Site) -> None:
             await asyncio.to_thread(site.wipe)
             publisher.kubelet_registered()
             await eventually_async(lambda: len(site.devices()) == 130 and len(site.slices()) == 3)
-            assert time.monotonic() - before < 2.0
+            took = time.monotonic() - before
+            assert took < 2.0 * await asyncio.to_thread(site.plane.api.pace)
             assert uids.isdisjoint(item["metadata"]["uid"] for item in site.slices())
         await settled(publisher)
         assert publisher.reading().writes == {"create": 12, "update": 0, "delete": 0}
@@ -203,7 +206,7 @@ def test_watches_that_end_lose_nothing(site: Site, monkeypatch: pytest.MonkeyPat
         for _ in range(4):
             await asyncio.sleep(0.7)
             await asyncio.to_thread(site.wipe)
-            await eventually_async(lambda: len(site.slices()) == 1, within=35)
+            await eventually_async(lambda: len(site.slices()) == 1)
         assert api.requests["GET"] >= 4
         assert publisher.reading().errors == {}
 
@@ -218,12 +221,12 @@ def test_an_api_server_that_is_away_is_caught_up_with(site: Site) -> None:
         await asyncio.to_thread(site.plane.apiserver.kill)
         site.has(device(1), device(2))
         publisher.devices_changed()
-        await eventually_async(lambda: publisher.reading().pending == (f"{NODE}/gpu",), within=20)
+        await eventually_async(lambda: publisher.reading().pending == (f"{NODE}/gpu",))
         await asyncio.sleep(5)
         await asyncio.to_thread(site.plane.apiserver.start)
         await asyncio.to_thread(site.plane.ready)
         back = time.monotonic()
-        await eventually_async(lambda: len(site.devices()) == 2, within=30)
+        await eventually_async(lambda: len(site.devices()) == 2)
         print(f"published {time.monotonic() - back:.1f} s after the API server was back")
         await settled(publisher)
         assert publisher.reading().problems == ()
@@ -283,7 +286,7 @@ def test_a_client_certificate_that_expires_is_followed_to_its_successor(
         ):
             made.rename(place)
 
-    show(timedelta(seconds=5))
+    show(timedelta(seconds=VALID_S))
     config = json.loads(site.kubeconfig.read_text())
     config["users"][0]["user"] = {"client-certificate": "agent.crt", "client-key": "agent.key"}
     site.kubeconfig.write_text(json.dumps(config))
@@ -291,7 +294,7 @@ def test_a_client_certificate_that_expires_is_followed_to_its_successor(
 
     async def story(publisher: Publisher, _: ApiServer) -> None:
         await settled(publisher)
-        await asyncio.sleep(6)
+        await asyncio.sleep(VALID_S + 1)
         site.has(device(1), device(2))
         publisher.devices_changed()
         await eventually_async(lambda: any("has not expired" in problem for problem in publisher.reading().problems))

@@ -22,12 +22,18 @@ CORDON = "node.kubernetes.io/unschedulable"
 @pytest.fixture
 def own(cluster: Cluster) -> Api:
     """An agent of node-a, once the policies that narrow its rights are in force."""
-    api = cluster.api.as_user(cluster.identity(DRIVER, *CHART_VALUES).token("node-a"))
+    identity = cluster.identity(DRIVER, *CHART_VALUES)
+    api = cluster.api.as_user(identity.token("node-a"))
+    identity.token("node-b")  # makes a pod on that node
+    foreign = PODS.path(identity.namespace, "agent-node-b", None)
 
     def narrowed() -> bool:
         return NOT_ITS_NODE in refusal(lambda: api.patch(NODES, "node-b", {"spec": {"unschedulable": None}}))
 
     cluster.api.wait(narrowed, "the policy about nodes is in force")
+    cluster.api.wait(
+        lambda: refusal(lambda: api.call("DELETE", foreign, {"dryRun": ["All"]})), "the policy about pods is in force"
+    )
     return api
 
 

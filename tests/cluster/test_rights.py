@@ -62,6 +62,11 @@ def in_force(cluster: Cluster, agent: Api) -> None:
         return False
 
     cluster.api.wait(refused, "the policy about slices is in force")
+    # Each policy is taken up by itself.
+    nothing = {"spec": {"unschedulable": None}}
+    cluster.api.wait(
+        lambda: refusal(lambda: agent.patch(NODES, "node-b", nothing)), "the policy about nodes is in force"
+    )
 
 
 def a_slice(name: str, pool_name: str = "", **spec: Any) -> dict[str, Any]:

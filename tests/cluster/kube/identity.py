@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import image
-from .api import NAMESPACES, PODS, SERVICE_ACCOUNTS
+from .api import NAMESPACES, PODS, SERVICE_ACCOUNTS, Kind
 
 if TYPE_CHECKING:
     from .cluster import Cluster
@@ -22,6 +22,8 @@ TEMPLATES = ("serviceaccount", "rbac", "admissionpolicy")
 WITHOUT_POLICY = "admissionPolicy.create=false"
 """Helm does not show a template that renders to nothing."""
 HOURS = 6 * 3600
+REVIEWS = Kind("authorization.k8s.io/v1", "subjectaccessreviews", namespaced=False)
+REVIEW = {"apiVersion": REVIEWS.version, "kind": "SubjectAccessReview"}
 
 
 class Identity:
@@ -37,7 +39,8 @@ class Identity:
         suffix = "" if usual else "-" + hashlib.sha256(" ".join((driver, *values)).encode()).hexdigest()[:8]
         self.namespace = f"dra-agent{suffix}"
         self.driver = driver
-        cluster.api.create(NAMESPACES, {"metadata": {"name": self.namespace}})
+        if cluster.api.find(NAMESPACES, self.namespace) is None:  # or a first try came so far
+            cluster.api.create(NAMESPACES, {"metadata": {"name": self.namespace}})
         templates = [name for name in TEMPLATES if (name, True) != ("admissionpolicy", WITHOUT_POLICY in values)]
         shown = [flag for name in templates for flag in ("--show-only", f"templates/{name}.yaml")]
         command = [str(cluster.programs / "helm"), "template", RELEASE, str(CHART), "--namespace", self.namespace]
@@ -45,6 +48,16 @@ class Identity:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"helm template: {done.stderr}"
         cluster.kubectl("apply", "--namespace", self.namespace, "-f", "-", input=done.stdout)
+        # An agent that is refused for want of a right asks again much later, as somebody has to grant it first.
+        cluster.api.wait(self._may_publish, f"the rights of {self.namespace} are known to the API server")
+
+    def _may_publish(self) -> bool:
+        review = {
+            "user": f"system:serviceaccount:{self.namespace}:{RELEASE}",
+            "resourceAttributes": {"group": "resource.k8s.io", "resource": "resourceslices", "verb": "create"},
+        }
+        answer = self.cluster.api.call("POST", REVIEWS.path(None, None, None), {**REVIEW, "spec": review})
+        return bool(answer["status"]["allowed"])
 
     def token(self, node: str, *, pod: str = "") -> str:
         """A token that is bound to a pod of this account on the node, and ends with the pod."""
