@@ -65,7 +65,7 @@ class Eyes:
             assert begun.wait(10), f"the watch of {kind.plural} does not begin"
 
     def _follow(self, kind: Kind, fields: Mapping[str, str] | None, begun: threading.Event) -> None:
-        for type_, item in self._api.watch(kind, fields=fields, seconds=4 * 3600, begun=begun.set):
+        for type_, item in self._api.watch(kind, fields=fields, seconds=4 * 3600, begun=lambda _: begun.set()):
             seen = Seen(time.time(), type_, item)
             with self.news:
                 self._events.append((kind, seen))

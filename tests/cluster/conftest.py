@@ -58,13 +58,14 @@ import pytest
 
 from cluster.kube import build, prerequisites
 from cluster.kube.agent import DRIVER, Agent
-from cluster.kube.api import NODES, SLICES
+from cluster.kube.api import NODES, PODS, SLICES
 from cluster.kube.cluster import Cluster, running
+from cluster.kube.process import LONG
 from cluster.kube.workload import Namespace
 from leftovers import adopt_processes
 
 ROOT = Path(__file__).resolve().parents[2]
-LONGEST = 1200
+LONGEST = 3600
 """Seconds; the deadlines within a scenario come first, and say what did not happen."""
 HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
 
@@ -119,17 +120,35 @@ def session_cluster() -> Iterator[Cluster]:
 def cluster(session_cluster: Cluster) -> Iterator[Cluster]:
     """The cluster, with everything running; what a scenario left ended is started again after it."""
     yield session_cluster
-    for process in session_cluster.control_plane.processes:
+    _start_again(session_cluster)
+    for node in session_cluster.nodes:
+        session_cluster.api.patch(NODES, node.name, {"spec": {"unschedulable": None}})
+        node.ready()
+
+
+def _start_again(cluster: Cluster) -> None:
+    """Start what a scenario has ended, and have a Node for each kubelet."""
+    for process in cluster.control_plane.processes:
         if not process.running:
             process.start()
-    session_cluster.control_plane.ready()
-    for node in session_cluster.nodes:
+    cluster.control_plane.ready()
+    for node in cluster.nodes:
         if not node.containerd.running:
             node.containerd.start()
         if not node.kubelet.running:
             node.kubelet.start()
-        session_cluster.api.patch(NODES, node.name, {"spec": {"unschedulable": None}})
-        node.ready()
+        elif cluster.api.find(NODES, node.name) is None:
+            node.restart_kubelet()  # which makes it
+        cluster.api.wait(lambda node=node: cluster.api.get(NODES, node.name), f"there is a Node {node.name}")  # type: ignore[misc]
+
+
+def _start_agents_again() -> None:
+    """Start the agents that a scenario has ended where others may wait for them: without them no pod can go."""
+    running = {agent.state_dir for agent in _living if agent.process.running}
+    for agent in _living:
+        if agent.state_dir not in running:
+            running.add(agent.state_dir)
+            agent.start()
 
 
 def _start(
@@ -220,6 +239,10 @@ def namespace(cluster: Cluster, start_agent: StartAgent, request: pytest.Fixture
     made = Namespace(cluster, f"{name}-{len(cluster.namespaces)}")
     cluster.namespaces.append(made.name)
     yield made
+    # After a scenario that failed half-way, too.
+    _start_again(cluster)
+    if made.api.list(PODS, made.name):
+        _start_agents_again()
     made.remove()
 
 
@@ -229,7 +252,7 @@ def agent_command() -> Callable[..., subprocess.CompletedProcess[str]]:
 
     def command(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [sys.executable, "-m", "dra_agent", *arguments], capture_output=True, text=True, check=False, timeout=60
+            [sys.executable, "-m", "dra_agent", *arguments], capture_output=True, text=True, check=False, timeout=LONG
         )
         assert not check or done.returncode == 0, f"dra-agent {' '.join(arguments)}: {done.stderr}"
         return done

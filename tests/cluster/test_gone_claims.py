@@ -27,6 +27,6 @@ def test_a_claim_that_the_kubelet_lost_is_released(
     namespace.gone("first")
     agent.node.kubelet.start()
     namespace.pod("second", template="gpu", node="node-a")
-    agent.wait_for_log("claim that does not exist was released", 240)
+    agent.wait_for_log("claim that does not exist was released")
     namespace.running("second")
     assert len(agent.node.cdi_files()) == 1

@@ -96,7 +96,9 @@ def test_a_hung_unbind_holds_up_its_own_claim_only_also_through_a_restart(
         until(lambda: list(waiting(driven).values()) == ["unbind"], "the kernel does not come back from the unbind")
         (writer,) = waiting(driven)
         during = usual_time(namespace, "during")
-        assert during < USUAL * before, f"another GPU's pod: {before:.1f} s before, {during:.1f} s during the hang"
+        assert during < USUAL * before * agent.node.api.pace(), (
+            f"another GPU's pod: {before:.1f} s before, {during:.1f} s during the hang"
+        )
         said = "the kernel has not come back from a write to unbind"
         until(lambda: any(said in event for event in namespace.events("machine")), "the pod's events say what hangs")
         assert waiting(driven) == {writer: "unbind"}, "nothing more is asked about the device meanwhile"
@@ -107,7 +109,9 @@ def test_a_hung_unbind_holds_up_its_own_claim_only_also_through_a_restart(
         agent.start().ready()
         assert driven.driver == "nvidia" and writer in waiting(driven), "it hangs still, whatever is sent to it"
         after = usual_time(namespace, "after")
-        assert after < USUAL * before, f"another GPU's pod: {before:.1f} s before, {after:.1f} s after the restart"
+        assert after < USUAL * before * agent.node.api.pace(), (
+            f"another GPU's pod: {before:.1f} s before, {after:.1f} s after the restart"
+        )
         until(lambda: "driver_override" in waiting(driven).values(), "the new agent has found the device stuck")
         health_goes_on(agent, driven, OTHERS[1])
         assert namespace.get_pod("machine")["status"]["phase"] == "Pending"

@@ -22,8 +22,6 @@ from cluster.kube.workload import Namespace, request
 
 StartAgent = Callable[..., Agent]
 HARDWARE = "vm-1gpu"
-RETRY = 120.0
-"""Seconds within which the kubelet has asked again."""
 STUBBORN = "trap '' TERM; while :; do sleep 1; done"
 
 
@@ -85,7 +83,7 @@ def test_prepare_fails_then_works(start_agent: StartAgent, namespace: Namespace)
     assert namespace.get_pod("user")["status"]["phase"] == "Pending"
     assert agent.node.cdi_files() == {}
     hidden.rename(device)
-    namespace.running("user", at_most=RETRY)
+    namespace.running("user")
     namespace.delete_pod("user")
     namespace.gone("user")
     gpu_is_free(agent)
@@ -100,7 +98,7 @@ def test_prepare_too_slow_then_works(start_agent: StartAgent, namespace: Namespa
         refused(namespace, "user", "DeadlineExceeded")
     finally:
         agent.process.popen.send_signal(signal.SIGCONT)  # type: ignore[union-attr]
-    namespace.running("user", at_most=RETRY)
+    namespace.running("user")
     assert namespace.environment("user")["DRA_AGENT_REQUEST_GPU"] == namespace.results("gpu")[0]["device"]
     namespace.delete_pod("user")
     namespace.gone("user")
@@ -124,7 +122,7 @@ def test_kubelet_down_while_a_pod_is_deleted(
     with never_two_holders(agent.node):
         agent.node.kubelet.start()
         namespace.gone("first")
-        namespace.running("second", at_most=RETRY + 60)
+        namespace.running("second")
     namespace.delete_pod("second")
     namespace.gone("second")
     gpu_is_free(agent)
@@ -146,7 +144,7 @@ def test_pod_deleted_while_preparing(start_agent: StartAgent, namespace: Namespa
     namespace.gone("first")
     gpu_is_free(agent)
     namespace.pod("second", claim="gpu", node="node-a")
-    namespace.running("second", at_most=RETRY)
+    namespace.running("second")
     namespace.delete_pod("second")
     namespace.gone("second")
     gpu_is_free(agent)
@@ -161,12 +159,12 @@ def test_pod_force_deleted_never_two_holders(start_agent: StartAgent, namespace:
     uid = first["metadata"]["uid"]
     with never_two_holders(agent.node):
         namespace.delete_pod("first", grace=0)
-        namespace.gone("first", at_most=5)
+        namespace.gone("first")
         namespace.pod("second", template="gpu", node="node-a")
         # The scheduler gives the device to the second at once; the agent does not before the first has gone.
         until(lambda: namespace.results(namespace.claim_of("second")), "the second claim is allocated")
         assert namespace.results(namespace.claim_of("second"))[0]["device"] == namespace.results(first)[0]["device"]
-        namespace.running("second", at_most=RETRY + 60)
+        namespace.running("second")
     assert not [name for name in agent.node.cdi_files() if uid in name]
     namespace.delete_pod("second")
     namespace.gone("second")

@@ -49,7 +49,7 @@ def own(cluster: Cluster, namespace: Namespace) -> Api:
         foreign = event(f"in-force-{next(tried)}", namespace.name, reportingController="kubelet")
         return NOT_ITS_OWN in refusal(lambda: api.create(EVENTS, foreign, namespace.name))
 
-    cluster.api.wait(narrowed, "the policy about Events is in force", 60)
+    cluster.api.wait(narrowed, "the policy about Events is in force")
     return api
 
 
@@ -57,7 +57,7 @@ def test_the_policy_compiles_against_the_types_of_the_server(cluster: Cluster, o
     def checked() -> bool:
         return "typeChecking" in cluster.api.get(POLICIES, f"{RELEASE}-events").get("status", {})
 
-    cluster.api.wait(checked, "the policy's types are checked", 30)
+    cluster.api.wait(checked, "the policy's types are checked")
     assert not cluster.api.get(POLICIES, f"{RELEASE}-events")["status"]["typeChecking"].get("expressionWarnings")
 
 

@@ -13,8 +13,6 @@ from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.workload import Namespace, opaque, request
 from dra_agent.simulate import mig
 
-PATIENT = 90.0
-
 HARDWARE = {"node-a": "dgx-h100"}
 AGENT_CONFIG = """\
 [inventory]
@@ -48,7 +46,7 @@ def start(namespace: Namespace, name: str, profile: str | None, address: str = F
 def stop(namespace: Namespace, *names: str) -> None:
     for name in names:
         namespace.delete_pod(name)
-    namespace.gone(*names, at_most=PATIENT)
+    namespace.gone(*names)
     for name in names:
         namespace.delete_claim(name)
 
@@ -89,7 +87,7 @@ def test_seven_of_the_smallest_and_none_left(
     names = [f"s{number}" for number in range(7)]
     for name in names:
         start(namespace, name, "1g.10gb")
-    namespace.running(*names, at_most=PATIENT)
+    namespace.running(*names)
     assert {place(namespace, name) for name in names} == {f"1g-10gb-{slice_}" for slice_ in range(7)}
     assert exist(agents["node-a"]) == [19] * 7
     uuids = set()
@@ -113,7 +111,7 @@ def test_seven_of_the_smallest_and_none_left(
     assert f"counter {GPU}/memory-slice-6 has 0 left, 1 are needed" in said.stdout
 
     stop(namespace, "s3")
-    namespace.running("s7", at_most=PATIENT)
+    namespace.running("s7")
     assert exist(agents["node-a"]) == [19] * 7
     stop(namespace, "s7", *(name for name in names if name != "s3"))
     nothing_is_left(agents)
@@ -122,7 +120,7 @@ def test_seven_of_the_smallest_and_none_left(
 def test_what_the_placements_allow_and_what_they_forbid(agents: Agents, namespace: Namespace) -> None:
     for name in ("three", "other"):
         start(namespace, name, "3g.40gb")
-    namespace.running("three", "other", at_most=PATIENT)
+    namespace.running("three", "other")
     assert {place(namespace, name) for name in ("three", "other")} == {"3g-40gb-0", "3g-40gb-4"}
     start(namespace, "one", "1g.10gb")
     waits(namespace, "one")
@@ -131,7 +129,7 @@ def test_what_the_placements_allow_and_what_they_forbid(agents: Agents, namespac
     stop(namespace, low)
     start(namespace, "two", "2g.20gb")
     start(namespace, "last", "1g.10gb")
-    namespace.running("one", "two", "last", at_most=PATIENT)
+    namespace.running("one", "two", "last")
     assert exist(agents["node-a"]) == [9, 14, 19, 19]
     high = ({"three", "other"} - {low}).pop()
     stop(namespace, high, "one", "two", "last")
@@ -149,7 +147,7 @@ def test_one_gpu_is_filled_before_the_next_is_opened(agents: Agents, namespace: 
         name = f"f{number}"
         namespace.claim(name, request("gpu", "mig", f'device.attributes["{DRIVER}"].profile == "{profile}"'))
         namespace.pod(name, claim=name)
-        namespace.running(name, at_most=PATIENT)
+        namespace.running(name)
         (result,) = namespace.results(name)
         assert result["device"] == device
     stop(namespace, *(f"f{number}" for number in range(len(expected))))
@@ -158,19 +156,19 @@ def test_one_gpu_is_filled_before_the_next_is_opened(agents: Agents, namespace: 
 
 def test_the_whole_gpu_waits_for_its_slices_and_is_taken_again_after(agents: Agents, namespace: Namespace) -> None:
     start(namespace, "slice", "1g.10gb")
-    namespace.running("slice", at_most=PATIENT)
+    namespace.running("slice")
     before = in_mig_mode(agents["node-a"])
     start(namespace, "whole", None)
     waits(namespace, "whole")
     stop(namespace, "slice")
-    namespace.running("whole", at_most=PATIENT)
+    namespace.running("whole")
     assert place(namespace, "whole") == GPU
     after = in_mig_mode(agents["node-a"])
     assert after < before and len(before - after) == 1, "it alone is a whole again; others stay as tests left them"
     start(namespace, "slice-again", "1g.10gb")
     waits(namespace, "slice-again")
     stop(namespace, "whole")
-    namespace.running("slice-again", at_most=PATIENT)
+    namespace.running("slice-again")
     stop(namespace, "slice-again")
     nothing_is_left(agents)
 
@@ -179,7 +177,7 @@ def test_a_part_of_the_compute_slices(agents: Agents, namespace: Namespace) -> N
     parameters = {"apiVersion": "dra-agent.internal/v1", "kind": "MigConfig", "computeSlices": 1}
     namespace.claim("few", request("gpu", "mig", wish("3g.40gb")), config=[opaque(DRIVER, parameters, "gpu")])
     namespace.pod("few", claim="few")
-    namespace.running("few", at_most=PATIENT)
+    namespace.running("few")
     divided = mig.read(agents["node-a"].host)
     (compute,) = (compute for gpu in divided.values() for one in gpu.gpu_instances for compute in one.compute_instances)
     assert compute.size == 1
@@ -193,7 +191,7 @@ def test_a_hung_call_about_one_gpu_does_not_delay_another(agents: Agents, namesp
     def usual(name: str) -> float:
         began = time.monotonic()
         start(namespace, name, "1g.10gb", SECOND)
-        namespace.running(name, at_most=PATIENT)
+        namespace.running(name)
         return time.monotonic() - began
 
     before = usual("before")
@@ -201,10 +199,11 @@ def test_a_hung_call_about_one_gpu_does_not_delay_another(agents: Agents, namesp
     try:
         start(namespace, "hung", "1g.10gb")
         note = agent.host.parents[1] / f"mig/{FIRST.replace(':', '-')}.json"
-        namespace.api.wait(note.exists, "the agent has begun to make it", at_most=PATIENT)
+        namespace.api.wait(note.exists, "the agent has begun to make it")
         during = usual("during")
         assert namespace.get_pod("hung")["status"]["phase"] == "Pending"
-        assert during < before * 2 + 3.0, f"{during:.1f} s while a call hangs, {before:.1f} s before"
+        pace = agent.node.api.pace()
+        assert during < (before * 2 + 3.0) * pace, f"{during:.1f} s while a call hangs, {before:.1f} s before"
     finally:
         agent.simulate("clear")
     namespace.running("hung")

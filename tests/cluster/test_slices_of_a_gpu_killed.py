@@ -17,8 +17,6 @@ from cluster.kube.process import until
 from cluster.kube.workload import Namespace, request
 from dra_agent.simulate import mig
 
-RETRY = 150.0
-"""Seconds in which a kubelet asks again for what failed: at its next full look at the pod."""
 ADDRESS = "0000:1b:00.0"
 CONFIG = f"""\
 [inventory]
@@ -88,11 +86,11 @@ def test_killed_while_it_makes_a_slice(agent: Agent, namespace: Namespace, funct
     order_kill(agent, function, when)
     make(namespace, "new", "1g.10gb")
     start_again(agent)
-    namespace.running("new", at_most=RETRY)
+    namespace.running("new")
     assert set(slices(agent)) == {stays, uuid(namespace, "new")}, "each has its own, and nothing else exists"
     for name in ("stays", "new"):
         namespace.delete_pod(name)
-    namespace.gone("stays", "new", at_most=RETRY)
+    namespace.gone("stays", "new")
     nothing_is_left(agent)
 
 
@@ -101,10 +99,10 @@ def test_killed_while_it_switches_mig_mode_on(agent: Agent, namespace: Namespace
     order_kill(agent, MODE, when)
     make(namespace, "first", "1g.10gb")
     start_again(agent)
-    namespace.running("first", at_most=RETRY)
+    namespace.running("first")
     assert set(slices(agent)) == {uuid(namespace, "first")}
     namespace.delete_pod("first")
-    namespace.gone("first", at_most=RETRY)
+    namespace.gone("first")
     nothing_is_left(agent)
 
 
@@ -118,12 +116,12 @@ def test_killed_while_it_destroys_a_slice(agent: Agent, namespace: Namespace, fu
     order_kill(agent, function, when)
     namespace.delete_pod("goes")
     start_again(agent)
-    namespace.gone("goes", at_most=RETRY)
+    namespace.gone("goes")
     until(lambda: set(slices(agent)) == {stays}, "what the pod had is destroyed, and nothing else")
     make(namespace, "next", "1g.10gb")
     namespace.running("next")
     assert set(slices(agent)) == {stays, uuid(namespace, "next")}, "its place can be had again"
     for name in ("stays", "next"):
         namespace.delete_pod(name)
-    namespace.gone("stays", "next", at_most=RETRY)
+    namespace.gone("stays", "next")
     nothing_is_left(agent)

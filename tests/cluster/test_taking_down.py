@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.kube.place import BASE, Place
-from cluster.kube.process import owned, until
+from cluster.kube.process import LONG, owned, until
 
 OTHER_RUN = """
 import signal, sys
@@ -38,7 +38,7 @@ def test_nothing_is_left(number: signal.Signals) -> None:
         assert run.stdout
         place_number = int(run.stdout.readline())
         run.send_signal(number)
-        run.wait(60)
+        run.wait(LONG)
     directory = BASE / str(place_number)
     until(lambda: not directory.exists(), f"{directory} is gone")
     assert owned(directory) == []

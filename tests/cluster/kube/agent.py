@@ -82,7 +82,7 @@ class Agent:
         """SIGKILL."""
         self.process.kill()
 
-    def end(self, at_most: float = 60.0) -> int | None:
+    def end(self, at_most: float = LONG) -> int | None:
         """SIGTERM; its exit code."""
         return self.process.end(signal.SIGTERM, at_most)
 
@@ -111,7 +111,7 @@ class Agent:
         """GET on its port for metrics and health: status and text."""
         port = self.wait_for_log(r"port=(\d+)")[1]
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=LONG) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -146,7 +146,7 @@ class Agent:
     def simulate(self, action: str, *arguments: str) -> str:
         """Change its simulated host: `simulate("unplug", "0000:1b:00.0")`; what the command printed."""
         command = [sys.executable, "-m", "dra_agent", "simulate", action, str(self.host), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
         assert done.returncode == 0, f"simulate {action}: {done.stderr}"
         return done.stdout
 

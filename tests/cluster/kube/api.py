@@ -5,9 +5,11 @@ It shares nothing with the agent's own client, so that what one of them gets wro
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import json
+import socket
 import ssl
 import statistics
 import time
@@ -17,11 +19,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from .process import LONG
+from .process import LONG, until
 
 Object = dict[str, Any]
 QUIET_WRITE_S = 0.05
 """Seconds within which the API server takes a write on a machine with little else to do: etcd syncs its log."""
+
+WATCH_S = 3600
+"""Seconds after which a watch ends that nobody has ended: more than a scenario may take."""
+ANSWER_S = 120.0
+"""Seconds within which the API server answers on any machine: it gives up itself after 60."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,13 @@ class RefusedError(Exception):
         super().__init__(f"{code} {reason}: {message}")
         self.code = code
         self.reason = reason
+
+
+class NotNowError(RefusedError, LookupError):
+    """The answer can be another one soon: nothing of that name yet, a conflict, a server that is busy or not ready."""
+
+
+NOT_NOW = (404, 409, 429, 500, 503, 504)
 
 
 @dataclass(frozen=True)
@@ -131,23 +145,32 @@ class Api:
                 raise
 
     def watch(
-        self, kind: Kind, *, fields: Mapping[str, str] | None = None, seconds: float, begun: Callable[[], None]
+        self,
+        kind: Kind,
+        *,
+        fields: Mapping[str, str] | None = None,
+        begun: Callable[[Callable[[], None]], None],
+        seconds: int = WATCH_S,
     ) -> Iterator[tuple[str, Object]]:
-        """What happens from the call of `begun` on: ("ADDED", object), ...; ends after that many seconds."""
+        """What happens from the call of `begun` on: ("ADDED", object), ...
+
+        Ends when the server ends, after that many seconds, or when somebody calls what `begun` is given.
+        """
         version = self._listed(kind, None, fields, "")["metadata"]["resourceVersion"]
-        query = {"watch": "1", "resourceVersion": version, "timeoutSeconds": str(max(1, round(seconds)))}
+        query = {"watch": "1", "resourceVersion": version, "timeoutSeconds": str(seconds)}
         if fields:
             query["fieldSelector"] = ",".join(f"{key}={value}" for key, value in fields.items())
         connection = self._connect(seconds + 10)
         try:
             connection.request("GET", f"{kind.path(None, None, None)}?{urlencode(query)}", headers=self._headers())
+            held = connection.sock  # the connection forgets it when the server says that it will close
             answer = connection.getresponse()
-            begun()
+            begun(functools.partial(_hang_up, held))
             while line := answer.readline():
                 event = json.loads(line)
                 yield event["type"], event["object"]
-        except OSError:
-            return  # the server was stopped
+        except (OSError, ValueError, http.client.HTTPException):
+            return  # the server was stopped, or nobody wants more: what was on its way may be cut
         finally:
             connection.close()
 
@@ -166,7 +189,7 @@ class Api:
         payload = None if body is None else json.dumps(body)
         headers = self._headers() | ({"Content-Type": media_type} if payload else {})
         # A connection per request: none is left over that a restarted server has closed.
-        connection = self._connect(30)
+        connection = self._connect(ANSWER_S)
         try:
             connection.request(method, path, payload, headers)
             answer = connection.getresponse()
@@ -211,21 +234,13 @@ class Api:
 
         An object that is not there yet (404), or has not the field that is asked for, counts as not yet.
         """
-        began = time.monotonic()
-        while True:
-            last: Exception | None = None
-            try:
-                if condition():
-                    return time.monotonic() - began
-            except (AssertionError, LookupError, OSError) as error:
-                last = error
-            except RefusedError as refused:
-                if refused.code not in (404, 409, 429, 500, 503):
-                    raise
-                last = refused
-            if time.monotonic() - began > at_most:
-                raise AssertionError(f"not within {at_most:g} s: {what}" + (f" ({last})" if last else "")) from last
-            time.sleep(every)
+        return until(condition, what, at_most, every=every)
+
+
+def _hang_up(held: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        # Not as an SSLSocket, which would take from the thread that reads what it reads with.
+        socket.socket.shutdown(held, socket.SHUT_RDWR)
 
 
 @functools.cache
@@ -237,6 +252,7 @@ def _trusting(authority: str) -> ssl.SSLContext:
 def _refused(code: int, content: str) -> RefusedError:
     try:
         status = json.loads(content)
-        return RefusedError(code, status.get("reason", ""), status.get("message", ""))
+        reason, message = status.get("reason", ""), status.get("message", "")
     except ValueError:
-        return RefusedError(code, "", content[:500])
+        reason, message = "", content[:500]
+    return (NotNowError if code in NOT_NOW else RefusedError)(code, reason, message)

@@ -110,26 +110,57 @@ class Seen:
 class History:
     """Every change of the pods and claims of a namespace, from the beginning of the `with` block on."""
 
-    def __init__(self, namespace: Namespace, seconds: float = 170) -> None:
+    def __init__(self, namespace: Namespace) -> None:
         self._namespace = namespace
-        self._seconds = seconds
         self._seen: dict[Kind, list[Seen]] = {PODS: [], CLAIMS: []}
+        self._at_first: dict[Kind, dict[str, int]] = {}
         self._begun = {kind: threading.Event() for kind in self._seen}
+        self._ends: list[Callable[[], None]] = []
+        self._threads = [threading.Thread(target=self._follow, args=(kind,), daemon=True) for kind in self._seen]
 
     def __enter__(self) -> Self:
-        for kind in self._seen:
-            threading.Thread(target=self._follow, args=(kind,), daemon=True).start()
+        for thread in self._threads:
+            thread.start()
         for kind, begun in self._begun.items():
-            assert begun.wait(10), f"the watch of {kind.plural} does not begin"
+            assert begun.wait(LONG), f"the watch of {kind.plural} does not begin"
+        self._at_first = {kind: self._versions(kind) for kind in self._seen}
         return self
 
-    def __exit__(self, *_: object) -> None:
-        # The threads end with their watches; nobody waits for them.
-        pass
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        try:
+            for kind in self._seen if failed is None else ():
+                until(lambda kind=kind: self._has_all_of(kind), f"the watch of {kind.plural} has caught up")  # type: ignore[misc]
+        finally:
+            self._hang_up()
+
+    def _versions(self, kind: Kind) -> dict[str, int]:
+        found = self._namespace.api.list(kind, self._namespace.name)
+        return {item["metadata"]["uid"]: int(item["metadata"]["resourceVersion"]) for item in found}
+
+    def _has_all_of(self, kind: Kind) -> bool:
+        """Whether everything that the API server shows now has been seen: a watch tells of it a moment later."""
+        there = self._versions(kind)
+        last = {seen.uid: seen for seen in list(self._seen[kind])}
+        known = self._at_first[kind] | {
+            uid: int(seen.object["metadata"]["resourceVersion"]) for uid, seen in last.items()
+        }
+        gone = {uid for uid, seen in last.items() if seen.type == "DELETED"}
+        return all(known.get(uid, 0) >= version for uid, version in there.items()) and known.keys() - there <= gone
+
+    def _hang_up(self) -> None:
+        for end in self._ends:
+            end()
+        for thread in self._threads:
+            thread.join()
 
     def _follow(self, kind: Kind) -> None:
         api: Api = self._namespace.api
-        for type_, item in api.watch(kind, seconds=self._seconds, begun=self._begun[kind].set):
+
+        def begun(end: Callable[[], None]) -> None:
+            self._ends.append(end)
+            self._begun[kind].set()
+
+        for type_, item in api.watch(kind, begun=begun):
             if item["metadata"].get("namespace") == self._namespace.name:
                 self._seen[kind].append(Seen(time.monotonic(), type_, item))
 

@@ -15,7 +15,7 @@ from . import image
 from .api import NODES, Api
 from .place import Place
 from .prerequisites import CNI_PLUGINS
-from .process import Process, until
+from .process import LONG, Process, until
 
 KUBELET_PORT = 10250
 
@@ -99,7 +99,7 @@ class Node:
         """Run ctr in the kubelet's namespace of this node's containerd; what it printed."""
         place = ["--address", str(self.containerd_socket), "--namespace", "k8s.io"]
         command = [str(self.programs / "ctr"), *place, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
         assert done.returncode == 0, f"ctr {' '.join(arguments)}: {done.stderr}"
         return done.stdout
 

@@ -13,8 +13,11 @@ from pathlib import Path
 MARK = "DRA_TEST_CLUSTER"
 """The environment variable that says which cluster a process belongs to."""
 
-LONG = 180.0
+LONG = 600.0
 """Seconds after which something counts as what never comes: far longer than it takes on any machine.
+
+Some of it takes its time on every machine: a kubelet asks again for what failed after 60 to 90 s, and a pod whose event
+the scheduler has missed waits in its queue of unschedulable pods for 5 minutes.
 
 A wait with this deadline asserts that something happens, not how fast. How fast is asserted by what `until` returns.
 """
@@ -60,7 +63,7 @@ class Process:
         assert self.popen is not None, f"{self.name} was never started"
         return self.popen.pid
 
-    def end(self, number: int = signal.SIGTERM, at_most: float = 60.0) -> int | None:
+    def end(self, number: int = signal.SIGTERM, at_most: float = LONG) -> int | None:
         """Send the signal and wait; after `at_most` seconds SIGKILL. Returns the exit code, None if never started."""
         if self.popen is None:
             return None

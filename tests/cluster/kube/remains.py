@@ -23,9 +23,9 @@ CONTAINER_LOGS = Path("/var/log/containers")
 
 def clear(directory: Path) -> None:
     """Remove everything of the cluster in `directory`."""
-    until(lambda: not _kill(owned(directory)), f"no process of {directory} is left", 20)
+    until(lambda: not _kill(owned(directory)), f"no process of {directory} is left")
     containers = [path.name for path in directory.glob("*/runc/k8s.io/*")]
-    until(lambda: not _kill(_members(containers)), f"no container of {directory} is left", 20)
+    until(lambda: not _kill(_members(containers)), f"no container of {directory} is left")
     for bootstrap in directory.glob("*/c/io.containerd.runtime.v2.task/k8s.io/*/bootstrap.json"):
         # Shims listen below /run, whatever containerd's state directory is.
         with contextlib.suppress(OSError, ValueError, KeyError):

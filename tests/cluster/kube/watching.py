@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
 from .api import SLICES, Api, Object
+from .process import LONG
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,17 @@ class SliceWatch:
         self._fields = fields
         self._events: list[Event] = []
         self._listed = threading.Event()
+        self._end: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._collect, daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._listed.wait(10), "the watch does not begin"
+        assert self._listed.wait(LONG), "the watch does not begin"
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The thread ends with the watch's timeout; nobody waits for it.
-        pass
+        self._end()
+        self._thread.join()
 
     @property
     def events(self) -> list[Event]:
@@ -57,5 +59,9 @@ class SliceWatch:
         return [event for event in self.events if event.type in types]
 
     def _collect(self) -> None:
-        for type_, item in self._api.watch(SLICES, fields=self._fields, seconds=120, begun=self._listed.set):
+        for type_, item in self._api.watch(SLICES, fields=self._fields, begun=self._begun):
             self._events.append(Event(time.monotonic(), type_, item))
+
+    def _begun(self, end: Callable[[], None]) -> None:
+        self._end = end
+        self._listed.set()
