@@ -108,8 +108,7 @@ def gets(fake_api: FakeApi, name: str) -> int:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        await eventually_async(lambda: condition())
+    await eventually_async(condition)
 
 
 async def look(gone: GoneClaims, clock: Clock, seconds: float = 0.0) -> None:

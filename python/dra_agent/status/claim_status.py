@@ -141,14 +141,18 @@ class ClaimStatus:
         self._told.pop(uid, None)
 
     def _look_again(self) -> None:
-        for uid, claim in self._held.items():
-            told = self._told.get(uid)
-            if told is None:
-                continue  # still to be told of
-            conditions = {_key(one): _condition(one) for one in told}
-            now = {key: self._judge(key.pool, key.device, self._lookup(key.pool, key.device)) for key in claim.devices}
-            if any(key in conditions and conditions[key] != verdict[:2] for key, verdict in now.items()):
-                self._enqueue(uid)
+        for uid in list(self._held):
+            self._enqueue_if_changed(uid)
+
+    def _enqueue_if_changed(self, uid: str) -> None:
+        told = self._told.get(uid)
+        if told is None:
+            return  # still to be told of
+        conditions = {_key(one): _condition(one) for one in told}
+        keys = self._held[uid].devices
+        now = {key: self._judge(key.pool, key.device, self._lookup(key.pool, key.device)) for key in keys}
+        if any(key in conditions and conditions[key] != verdict[:2] for key, verdict in now.items()):
+            self._enqueue(uid)
 
     async def _run(self) -> None:
         while True:
@@ -234,6 +238,7 @@ class ClaimStatus:
     def _note(self, held: HeldClaim, told: list[Object]) -> None:
         if held.uid in self._held:  # else released meanwhile
             self._told[held.uid] = told
+            self._enqueue_if_changed(held.uid)  # while it was written
 
     async def _entries(self, keys: Sequence[DeviceKey]) -> list[Object]:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
