@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from eventually import eventually
+from eventually import DEADLINE_S, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")])
@@ -116,6 +117,11 @@ def pattern(expected: str) -> str:
     return anything.replace("\0", "[^\n]*").replace("\\\n", "\n")
 
 
+def listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as asking:
+        return asking.connect_ex(os.fspath(path)) == 0
+
+
 @contextmanager
 def running_agent(profile: str | None, directory: Path, environment: dict[str, str]) -> Iterator[None]:
     if profile is None:
@@ -132,10 +138,11 @@ def running_agent(profile: str | None, directory: Path, environment: dict[str, s
     )
     log.close()
     try:
-        socket, said = directory / "state" / "agent.sock", directory / "agent.log"
-        eventually(lambda: socket.exists() or agent.poll() is not None, said.read_text)
+        path, said = directory / "state" / "agent.sock", directory / "agent.log"
+        # A socket has its path a moment before anybody listens there.
+        eventually(lambda: listens(path) or agent.poll() is not None, said.read_text)
         assert agent.poll() is None, said.read_text()
         yield
     finally:
         agent.send_signal(signal.SIGTERM)
-        agent.wait(60)
+        agent.wait(DEADLINE_S)

@@ -21,7 +21,7 @@ from dra_agent.errors import AgentError, PermanentError, RetryableError, UsageEr
 from dra_agent.local import server as listening
 from dra_agent.local.client import Connection
 from dra_agent.local.server import Server
-from eventually import eventually_async
+from eventually import DEADLINE_S, eventually_async
 
 LIMIT = 64 * 1024
 
@@ -108,7 +108,7 @@ def test_a_line_without_end_is_refused_and_nobody_else_is_disturbed(short_path: 
 
     def story() -> None:
         with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(10)
+            client.settimeout(DEADLINE_S)
             client.connect(str(path))
             try:
                 client.sendall(b"x" * 1_000_000)
@@ -143,7 +143,7 @@ def test_a_silent_client_is_hung_up_on(short_path: Path, monkeypatch: pytest.Mon
 
     def story() -> bytes:
         with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(10)
+            client.settimeout(DEADLINE_S)
             client.connect(str(path))
             return client.recv(1)
 
@@ -281,17 +281,21 @@ def test_a_socket_that_another_server_took_and_left_is_taken_again(short_path: P
     async def run() -> None:
         older, newer = (Server(path, echo, line_limit=LIMIT, every=0.05) for _ in range(2))
         await older.start()
-        await newer.start()
-        taken = path.stat().st_ino
+        if end == "stopped":
+            await newer.start()
+            taken = path.stat().st_ino
+        else:
+            path.unlink()
+            killed = socket.socket(socket.AF_UNIX)
+            killed.bind(str(path))
+            killed.listen(128)
+            taken = path.stat().st_ino
         await asyncio.sleep(0.2)
         assert path.stat().st_ino == taken, "who listens there is left alone"
         if end == "stopped":
             await newer.stop()
         else:
-            # As after kill -9: nobody listens any more, and the file stays.
-            await newer.stop()
-            with socket.socket(socket.AF_UNIX) as left:
-                left.bind(str(path))
+            killed.close()  # as after kill -9: nobody listens any more, and the file stays
         try:
             await eventually_async(lambda: asyncio.to_thread(_answers, path))
             assert stat.S_IMODE(path.stat().st_mode) == 0o600
