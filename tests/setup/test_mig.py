@@ -53,12 +53,12 @@ class World:
         self.root = root / "host"
         built = build_machine(MACHINE, self.root)
         self.host = Host(built.sysfs, built.dev, built.proc, built.nvml_library, state=root / "state")
-        self.nvml = shared(self.host.nvml_library, 5.0)
+        self.nvml = shared(self.host.nvml_library, DEADLINE_S)
         self.setup = self.again()
 
     def again(self) -> MigSetup:
         """Begin anew, as an agent that was started again."""
-        self.setup = MigSetup(self.host, 2.0)
+        self.setup = MigSetup(self.host, DEADLINE_S)
         return self.setup
 
     def inventory(self, foreign: str = "keep") -> Inventory:

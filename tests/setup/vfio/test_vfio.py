@@ -20,6 +20,7 @@ from dra_agent.prepare.setup import UnsuitableError
 from dra_agent.setup.vfio import Vfio, VfioConfig
 from dra_agent.simulate import change
 from dra_agent.topology import scan
+from eventually import DEADLINE_S
 from setup.vfio.bench import ALVEO, ALVEO_MANAGEMENT, FPGA, GPU, NIC, Bench, Crash, published
 
 AUTO = VfioConfig()
@@ -248,8 +249,8 @@ def test_the_real_library_ends_its_process_and_is_started_again_after(bench: Ben
     from dra_agent.inventory.nvidia.library import EndedError, shared
     from dra_agent.setup.vfio.library import NvidiaLibrary
 
-    library = NvidiaLibrary(bench.host.nvml_library, 5.0)
-    nvml = shared(bench.host.nvml_library, 5.0)
+    library = NvidiaLibrary(bench.host.nvml_library, DEADLINE_S)
+    nvml = shared(bench.host.nvml_library, DEADLINE_S)
     try:
         assert library.users(GPU) == []
         assert library.users("0000:7f:00.0") == []
