@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 import warnings
 import weakref
@@ -148,7 +149,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     result = yield
     if hasattr(session.config, "workerinput"):
         return result
-    left = _of_this_run()
+    left = _that_stay()
     session.config.stash[_LEFT] = left
     if left and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -162,6 +163,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """Name what was left behind by the whole run."""
     for line in config.stash.get(_LEFT, []):
         terminalreporter.write_line(f"FAILED: left running: {line}", red=True)
+
+
+def _that_stay() -> list[str]:
+    """Processes that do not end. What follows its parent, which the last test ended, needs a moment for that."""
+    end = time.monotonic() + DEADLINE_S / 10
+    while (left := _of_this_run()) and time.monotonic() < end:
+        threading.Event().wait(POLL_INTERVAL_S)
+    return left
 
 
 def _of_this_run() -> list[str]:
