@@ -37,7 +37,7 @@ from dra_agent.prepare.setup import SetupOutcome
 from dra_agent.setup import bpf, rtnetlink
 from dra_agent.setup.net import NetworkInterfaces
 from dra_agent.setup.net.mover import TASK
-from eventually import eventually
+from eventually import DEADLINE_S, eventually
 from setup import bpf_programs
 from setup.test_net import ADDRESS, given, nic, want
 
@@ -157,24 +157,16 @@ def other_pod() -> Iterator[int]:
 
 
 @contextmanager
-def answered(agent: NetworkInterfaces, *, after: float = 0.0) -> Iterator[None]:
-    """Answer hooks as the agent does, which comes up after some seconds."""
+def answered(agent: NetworkInterfaces) -> Iterator[None]:
+    """Answer hooks as the agent does."""
     loop = asyncio.new_event_loop()
     hooks = Hooks(agent._hook.socket, {TASK: agent.mover.move})
-
-    async def begin() -> None:
-        await asyncio.sleep(after)
-        await hooks.start()
-
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    started = asyncio.run_coroutine_threadsafe(begin(), loop)
-    if not after:
-        started.result(60)
+    asyncio.run_coroutine_threadsafe(hooks.start(), loop).result(60)
     try:
         yield
     finally:
-        started.result(60)
         asyncio.run_coroutine_threadsafe(hooks.stop(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(60)
@@ -546,8 +538,18 @@ def test_a_claim_that_is_gone_or_keeps_its_interface_on_the_host_moves_nothing(t
 
 def test_a_container_waits_for_an_agent_that_is_being_started(the_nic: Nic, pod: int) -> None:
     outcome = the_nic.prepare(name=IN_POD)
-    with answered(the_nic.new_agent(), after=1.0):
-        done = the_nic.hook(outcome, pod)
+    agent = the_nic.new_agent()
+    with ThreadPoolExecutor(1) as pool, socket.socket(socket.AF_UNIX) as earlier:
+        # An earlier agent stops before it answers: from then on the hook tries again.
+        earlier.bind(os.fspath(agent._hook.socket))
+        earlier.listen()
+        earlier.settimeout(DEADLINE_S)
+        waiting = pool.submit(the_nic.hook, outcome, pod)
+        earlier.accept()[0].close()
+        agent._hook.socket.unlink()
+        earlier.close()
+        with answered(agent):
+            done = waiting.result()
     assert (done.returncode, done.stderr) == (0, "")
     assert IN_POD in links(pod)
     began = time.monotonic()
