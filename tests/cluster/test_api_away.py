@@ -9,6 +9,7 @@ from cluster.kube.api import CLAIMS
 from cluster.kube.cluster import Cluster
 from cluster.kube.process import until
 from cluster.kube.workload import Namespace, request
+from cluster.test_slices import calm
 
 HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
 AWAY = 60.0
@@ -94,7 +95,8 @@ def test_an_idle_agent_asks_for_next_to_nothing(cluster: Cluster, agents: Agents
                 found[verb] = found.get(verb, 0) + float(line.rsplit(" ", 1)[1])
         return found
 
-    time.sleep(5)
+    for agent in agents.values():
+        calm(agent)
     before = {name: agent.slices() for name, agent in agents.items()}
     first = asked()
     time.sleep(60)
