@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,15 +16,22 @@ from reclaim.metadata.aws import FakeAws
 from reclaim.running import Agent, Start, phases, settled
 
 
-def test_a_notice_of_a_cloud_reaches_the_agent_and_survives_its_death(start: Start, aws: FakeAws) -> None:
+def test_a_notice_of_a_cloud_reaches_the_agent_and_survives_its_death(
+    start: Start, aws: FakeAws, tmp_path: Path
+) -> None:
     config = f'[reclaim]\ncloud = "aws"\nendpoint = "{aws.endpoint}"\n'
     agent = start(config)
     assert agent.status()["phase"] == "none"
+    began = time.monotonic()
     when = (datetime.now(UTC) + timedelta(seconds=120)).strftime("%Y-%m-%dT%H:%M:%SZ")
     aws.set(spot={"action": "terminate", "time": when})
     agent.wait_for("reclaim: notice")
     before = agent.status()
-    assert before["events"][0]["source"] == "aws.spot" and 100 < before["seconds_left"] < 120
+    assert before["events"][0]["source"] == "aws.spot" and before["seconds_left"] < 120
+    assert before["seconds_left"] > 120 - 1 - (time.monotonic() - began)
+    # What is said at once is on disk only soon.
+    kept = tmp_path / "s" / "reclaim.json"
+    eventually(lambda: kept.exists() and "instance-action" in kept.read_text())
     agent.stop(signal.SIGKILL)
 
     aws.fail("/", status=503, times=10_000)
@@ -33,13 +39,16 @@ def test_a_notice_of_a_cloud_reaches_the_agent_and_survives_its_death(start: Sta
     again.wait_for("a reclaim goes on")
     after = again.status()
     assert (after["phase"], after["noticed"], after["deadline"]) == ("notice", before["noticed"], before["deadline"])
-    assert {source["up"] for source in after["sources"]} == {False}
+    eventually(lambda: {source["up"] for source in again.status()["sources"]} == {False}, lambda: str(again.status()))
 
 
 def test_an_operator_says_so_by_command(start: Start) -> None:
     agent = start("")
+    began = time.monotonic()
     code, text = agent.command("reclaim", "start", "--in", "90", "--why", "rack 7 is moved")
-    assert code == 0 and "notice: the host is taken in 90 s" in text and "rack 7 is moved" in text
+    left = re.search(r"notice: the host is taken in (\d+) s", text)
+    assert code == 0 and left is not None and "rack 7 is moved" in text
+    assert 89 - (time.monotonic() - began) < int(left[1]) <= 90
     code, text = agent.command("reclaim", "cancel")
     assert code == 0 and "cancelled" in text
     code, text = agent.command("reclaim", "start", "--in", "soon")
@@ -57,16 +66,24 @@ def test_metrics_tell_how_well_sources_are_heard(start: Start, aws: FakeAws) -> 
     import urllib.request
 
     config = f'metrics_address = "127.0.0.1:0"\n[reclaim]\ncloud = "aws"\nendpoint = "{aws.endpoint}"\n'
+    began = time.time()
     agent = start(config)
     aws.set(autoscaling="Terminated")
     agent.wait_for("reclaim: notice")
     port = agent.wait_for(r"port=(\d+)")[1]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
-        text = answer.read().decode()
-    assert 'dra_agent_reclaim_source_up{source="aws.spot"} 1.0' in text
+    text = ""
+
+    def is_heard() -> bool:
+        nonlocal text
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
+            text = answer.read().decode()
+        return 'dra_agent_reclaim_source_up{source="aws.spot"} 1.0' in text
+
+    # The notice is another voice's.
+    eventually(is_heard, lambda: text)
     assert 'dra_agent_reclaim_phase{phase="notice"} 1.0' in text and "dra_agent_reclaim_notices_total 1.0" in text
     seen = re.search(r'dra_agent_reclaim_last_poll_timestamp_seconds\{source="aws.spot"\} (\S+)', text)
-    assert seen is not None and time.time() - float(seen[1]) < 10
+    assert seen is not None and began - 1 < float(seen[1]) < time.time() + 1
 
 
 @pytest.mark.parametrize(
@@ -90,11 +107,10 @@ def test_a_mistake_in_the_section_ends_the_start(tmp_path: Path, config: str, co
 def hook(tmp_path: Path) -> Path:
     script = tmp_path / "hook.py"
     script.write_text(
-        f"#!{sys.executable}\nimport os, time\n"
-        f"with open('{tmp_path}/hooked', 'a') as file:\n"
-        "    file.write(' '.join([os.environ['DRA_AGENT_CLAIM_NAME'], os.environ['DRA_AGENT_RECLAIM_SOURCE'],\n"
-        "        os.environ['DRA_AGENT_CLAIM_DEVICES']]) + '\\n')\n"
-        "if os.environ['DRA_AGENT_CLAIM_NAME'] == 'a':\n    time.sleep(3600)\n"
+        # A shell starts in a moment: its time is limited.
+        f'#!/bin/sh\nwords="$DRA_AGENT_CLAIM_NAME $DRA_AGENT_RECLAIM_SOURCE $DRA_AGENT_CLAIM_DEVICES"\n'
+        f'echo "$words" >> {tmp_path}/hooked\n'
+        'test "$DRA_AGENT_CLAIM_NAME" != a || exec sleep 3600\n'
     )
     script.chmod(0o700)
     return script
@@ -103,7 +119,7 @@ def hook(tmp_path: Path) -> Path:
 def test_without_kubernetes_claims_are_given_up_and_come_back(
     start: Start, tmp_path: Path, claims: Path, hook: Path
 ) -> None:
-    config = f'[reclaim]\nhook = ["{hook}"]\nhook_seconds = 2.0\n'
+    config = f'[reclaim]\nhook = ["{hook}"]\nhook_seconds = 5.0\n'
     agent = start(config)
     assert agent.command("claim", "apply", "-f", str(claims))[0] == 0
     before = phases(agent)
@@ -155,23 +171,24 @@ def test_a_program_that_is_not_there_does_not_hold_up_a_release(start: Start, cl
 
 
 def test_told_to_stop_it_releases_claims_first(start: Start, tmp_path: Path, claims: Path) -> None:
-    script = tmp_path / "slow"
-    script.write_text("#!/bin/sh\nsleep 1\n")
+    script, gate = tmp_path / "slow", tmp_path / "gate"
+    script.write_text(f"#!/bin/sh\nwhile ! test -e {gate}; do sleep 0.05; done\n")
     script.chmod(0o700)
-    agent = start(f'[reclaim]\nhook = ["{script}"]\n')
+    agent = start(f'[reclaim]\nhook = ["{script}"]\nhook_seconds = 600\n')
     agent.command("claim", "apply", "-f", str(claims))
-    agent.command("reclaim", "start", "--in", "30")
+    agent.command("reclaim", "start", "--in", "600")
     agent.process.send_signal(signal.SIGTERM)
+    agent.wait_for("claims have to be given back first")
+    gate.touch()
     assert agent.process.wait(60) == 0
-    said = agent.log.read_text()
-    assert "claims have to be given back first" in said and "every claim is released" in said
+    assert "every claim is released" in agent.log.read_text()
 
 
 def test_a_socket_that_cannot_be_had_keeps_nobody_from_starting(tmp_path: Path, start: Start, aws: FakeAws) -> None:
     (tmp_path / "s").mkdir(mode=0o700)
     (tmp_path / "s" / "reclaim.sock").write_text("mine")
     agent = start(f'[reclaim]\ncloud = "aws"\nendpoint = "{aws.endpoint}"\n')
-    assert "operators cannot reach the agent about a reclaim" in agent.log.read_text()
+    agent.wait_for("operators cannot reach the agent about a reclaim")
     aws.set(autoscaling="Terminated")
     agent.wait_for("reclaim: notice")
     agent.stop()

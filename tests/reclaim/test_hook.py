@@ -25,7 +25,7 @@ def python(code: str) -> list[str]:
 def test_it_runs_once_for_each_claim_with_its_variables(tmp_path: Path) -> None:
     code = f"import os; open('{tmp_path}/' + os.environ['DRA_AGENT_CLAIM_NAME'], 'x').close()"
     names = [f"claim-{number}" for number in range(20)]
-    asyncio.run(run_hooks(python(code), claims(*names), 30.0))
+    asyncio.run(run_hooks(python(code), claims(*names), 600.0))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
 
 
@@ -57,7 +57,7 @@ def test_what_takes_too_long_is_killed_with_its_children(tmp_path: Path, caplog:
 def test_one_that_fails_is_logged_and_stops_nobody(
     command: list[str], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asyncio.run(run_hooks(command, claims("a", "b"), 20.0))
+    asyncio.run(run_hooks(command, claims("a", "b"), 600.0))
     assert sum(said in record.message and record.levelname == "ERROR" for record in caplog.records) == 2
 
 
