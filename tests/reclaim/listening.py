@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 
 from dra_agent.reclaim.reading import Reading, Source
 from dra_agent.reclaim.signals.polling import Pace
@@ -52,6 +53,13 @@ def listen(source: Source, story: Story) -> Listener:
 
     asyncio.run(play())
     return listener
+
+
+def is_due(deadline: datetime | None, seconds: float, since: datetime) -> bool:
+    """Whether a deadline is so long after some moment from then to now; services tell whole seconds."""
+    assert deadline is not None
+    usual, second = timedelta(seconds=seconds), timedelta(seconds=1)
+    return since + usual - second <= deadline <= datetime.now(UTC) + usual + second
 
 
 def quick(every: float) -> Pace:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dra_agent.reclaim.signals.logind import Logind
+from eventually import eventually
 from reclaim.fake_logind import Daemon, FakeLogind, Impostor, connections, stranger
-from reclaim.listening import Listener, listen, quick
+from reclaim.listening import Listener, is_due, listen, quick
 
 
 @pytest.fixture
@@ -29,13 +30,8 @@ def logind(daemon: Daemon) -> Iterator[FakeLogind]:
     logind.stop()
 
 
-def left(deadline: datetime | None) -> float:
-    assert deadline is not None
-    return (deadline - datetime.now(UTC)).total_seconds()
-
-
 def test_a_shutdown_is_a_notice_and_waits_until_claims_are_released(daemon: Daemon, logind: FakeLogind) -> None:
-    source = Logind(daemon.address, pace=quick)
+    source, began = Logind(daemon.address, pace=quick), datetime.now(UTC)
 
     async def story(listener: Listener) -> None:
         await listener.until(lambda: listener.now("logind") == ())
@@ -48,7 +44,7 @@ def test_a_shutdown_is_a_notice_and_waits_until_claims_are_released(daemon: Daem
         await listener.until(lambda: not logind.locked())
 
     (reading,) = listen(source, story).now("logind") or ()
-    assert reading.kind == "notice" and 5 < left(reading.deadline) <= 7
+    assert reading.kind == "notice" and is_due(reading.deadline, 7, began)
 
 
 def test_a_shutdown_that_is_called_off_is_over_and_the_next_one_waits_again(daemon: Daemon, logind: FakeLogind) -> None:
@@ -75,7 +71,8 @@ def test_releasing_claims_without_a_shutdown_keeps_the_lock(daemon: Daemon, logi
         assert source.delays
 
     listen(source, story)
-    assert not source.delays and not logind.locked()
+    assert not source.delays
+    eventually(lambda: not logind.locked())  # the daemon, which passed the lock on, closes its own copy later
 
 
 def test_an_agent_that_comes_while_the_host_shuts_down_says_so(daemon: Daemon, logind: FakeLogind) -> None:
@@ -203,4 +200,4 @@ def test_sockets_are_not_left_open(daemon: Daemon, logind: FakeLogind) -> None:
     listen(Logind(daemon.address, pace=quick), story)
     with socket.socket(socket.AF_UNIX) as probe:
         probe.connect(daemon.address.removeprefix("unix:path="))
-    assert len(connections(daemon.address)) == 1
+    eventually(lambda: len(connections(daemon.address)) == 1)

@@ -1,7 +1,7 @@
 """EC2's instance metadata service, version 2: tokens, 401, 404 with the service's own page.
 
 State: `spot`, `rebalance`, `maintenance` (JSON values), `autoscaling` (text); None is 404. `token_seconds` caps the life of
-tokens; `forget_tokens` set to anything makes every token given so far void.
+tokens, and `takes_tokens_for` is how long they are taken after all; `forget_tokens` set to anything makes every token given so far void.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class FakeAws(FakeService):
             return self._page(403)
         granted = min(int(seconds), self.state["token_seconds"])
         token = f"AQAEA{len(self._tokens):04d}=="
-        self._tokens[token] = time.monotonic() + granted
+        self._tokens[token] = time.monotonic() + self.state.get("takes_tokens_for", granted)
         return 200, token, {"X-Aws-Ec2-Metadata-Token-Ttl-Seconds": str(max(1, int(granted)))}
 
     def _page(self, status: int) -> tuple[int, str, dict[str, str]]:
