@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from deadlines import deadline_clock
 from prepare.world import World
+
+__all__ = ["deadline_clock", "world"]
 
 
 @pytest.fixture

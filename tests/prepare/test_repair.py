@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Executor, Future
+from typing import Any
 
 import pytest
 
@@ -52,16 +54,39 @@ def test_each_claim_is_repaired_apart_whatever_becomes_of_the_one_before() -> No
 
 
 def test_a_repair_that_was_given_up_before_it_began_never_begins() -> None:
-    gate, made = threading.Event(), []
+    began, gate, made = threading.Event(), threading.Event(), []
     executor = DaemonExecutor(1, "test")
-    apart = OnThreads(executor, 0.05)
-    with pytest.raises(RetryableError, match="repair of a has not ended within 0 s"):
-        apart("repair of a", lambda: gate.wait(DEADLINE_S))
-    with pytest.raises(RetryableError, match="repair of b"):
-        apart("repair of b", lambda: made.append("b"))
+
+    def hang() -> None:
+        began.set()
+        gate.wait(DEADLINE_S)
+
+    executor.submit(hang)
+    assert began.wait(DEADLINE_S)
+    with pytest.raises(RetryableError, match="repair of b has not ended within 0 s"):
+        OnThreads(executor, 0.05)("repair of b", lambda: made.append("b"))
     gate.set()
     assert OnThreads(executor, DEADLINE_S)("repair of c", lambda: "c") == "c"
     assert made == []
+
+
+class LateFuture(Future[Any]):
+    """Ends in the moment at which it is given up."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done():
+            self.set_result("late")
+            raise TimeoutError
+        return super().result(timeout)
+
+
+class LateExecutor(Executor):
+    def submit(self, *_: Any, **__: Any) -> Future[Any]:
+        return LateFuture()
+
+
+def test_a_repair_that_ends_in_the_moment_at_which_it_is_given_up_has_ended() -> None:
+    assert OnThreads(LateExecutor(), DEADLINE_S)("repair of a", lambda: "late") == "late"
 
 
 def test_a_round_of_repairs_has_an_end() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import resource
 import threading
-import time
+from pathlib import Path
 
 import pytest
 
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.prepare import turns
+from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.prepare.turns import Since, Turns
+from eventually import DEADLINE_S
 
 
 class Stile:
@@ -43,11 +46,11 @@ def holding(turns_: Turns, until: threading.Event) -> threading.Thread:
     def work() -> None:
         with turns_.hold():
             inside.set()
-            until.wait(10)
+            until.wait(DEADLINE_S)
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(DEADLINE_S)
     return thread
 
 
@@ -103,8 +106,10 @@ def test_who_cannot_join_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_callers_deadline_is_how_long_another_process_is_waited_for() -> None:
     stile = Stile()
-    with Turns(stile).hold(Deadline.of(7.0)):
-        assert 6.0 < stile.waits[0] <= 7.0
+    deadline = Deadline.of(7.0)
+    before = deadline.remaining()
+    with Turns(stile).hold(deadline):
+        assert deadline.remaining() <= stile.waits[0] <= before
 
 
 def test_a_refused_turn_leaves_the_door_open_for_the_next() -> None:
@@ -118,18 +123,14 @@ def test_a_refused_turn_leaves_the_door_open_for_the_next() -> None:
         assert stile.said == ["take"]
 
 
-def test_a_turn_costs_microseconds(tmp_path: object) -> None:
-    from pathlib import Path
-
-    from dra_agent.prepare.ledger import JournalLedger
-
-    with JournalLedger(Path(str(tmp_path)), "boot", shared_as="a") as ledger:
-        with ledger.turn():
-            pass
-        taken = []
+def test_a_turn_that_nobody_else_wants_waits_for_nothing(tmp_path: Path) -> None:
+    """Not for a disk in particular: a thread that waits gives its processor away, which the kernel counts."""
+    with JournalLedger(tmp_path, "boot", shared_as="a") as ledger:
+        waited = []
         for _ in range(300):
-            began = time.perf_counter()
+            before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
             with ledger.turn():
                 pass
-            taken.append(time.perf_counter() - began)
-        assert sorted(taken)[150] < 0.001, "a turn that nobody else wants must not wait for a disk"
+            waited.append(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before)
+        # Python's own lock is waited for now and then where other threads run.
+        assert sorted(waited)[150] == 0
