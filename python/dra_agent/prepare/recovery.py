@@ -55,7 +55,7 @@ class OnThreads:
             return future.result(self._timeout_s)
         except FutureTimeoutError:
             if future.done():
-                raise  # the call's own
+                return future.result()  # or the call's own timeout
             future.cancel()
             raise RetryableError(
                 f"{what} has not ended within {self._timeout_s:.0f} s",
