@@ -18,7 +18,7 @@ import pytest
 from cluster_api.fake import FakeApi
 from dra_agent.cluster import ApiServer
 from dra_agent.status import Events, Subject, events
-from dra_agent.status.events import DEVICE_HELD, PREPARE_FAILED, SECOND_MANAGER
+from dra_agent.status.events import DEVICE_HELD, PREPARE_FAILED, SECOND_MANAGER, TRIES
 from eventually import DEADLINE_S, eventually_async
 from status.conftest import DRIVER
 
@@ -204,20 +204,34 @@ def test_what_cannot_be_written_is_in_the_log(fake_api: FakeApi, ask: Any, caplo
 
 
 def test_a_missing_right_is_said_once(fake_api: FakeApi, ask: Any, caplog: pytest.LogCaptureFixture) -> None:
-    fake_api.fail(403, methods="PATCH", times=None)
+    refusal = fake_api.fail(403, methods="PATCH", times=None)
 
     async def story(api: ApiServer) -> None:
-        async with recording(api) as recorder:
+        async with recording(api, again=0.2) as recorder:
             for number in range(10):
                 recorder.record(PREPARE_FAILED, CLAIM, f"{number}")
-            await eventually_async(lambda: "Events are lost" in caplog.text)
+            await eventually_async(lambda: recorder.lost == 10)
+            assert len(fake_api.requests) == TRIES, "the first was tried again, and what waited was not tried"
+            fake_api.faults.lift(refusal)
             recorder.record(PREPARE_FAILED, CLAIM, "later")
-            await asyncio.sleep(0.2)
+            await eventually_async(lambda: written(fake_api))
 
     with caplog.at_level(logging.WARNING, "dra_agent.status"):
         ask(story)
-    assert len(fake_api.requests) == 1
+    assert [event["note"] for event in written(fake_api)] == ["later"]
     assert caplog.text.count("Events are not written") == 1
+
+
+def test_a_right_that_is_known_a_moment_late_loses_no_event(fake_api: FakeApi, ask: Any) -> None:
+    fake_api.fail(403, methods="PATCH", times=1)
+
+    async def story(api: ApiServer) -> None:
+        async with recording(api) as recorder:
+            recorder.record(PREPARE_FAILED, CLAIM, "early")
+            await eventually_async(lambda: written(fake_api))
+
+    ask(story)
+    assert [event["note"] for event in written(fake_api)] == ["early"]
 
 
 def test_a_namespace_that_is_being_deleted_is_no_missing_right(

@@ -65,8 +65,7 @@ class ClaimStatus:
         self._addresses = addresses
         self._families = families
         self._settle = settle
-        self._again = again
-        self._right = Right("claim status is not written", _GRANT)
+        self._right = Right("claim status is not written", _GRANT, again=again)
         self._backoff = Backoff()
         self._held: dict[str, HeldClaim] = {}
         self._due: dict[str, float] = {}
@@ -183,8 +182,7 @@ class ClaimStatus:
         except PermanentError as error:
             self.failed += 1
             if lacks_right(error):
-                self._right.refused(error)
-                pause = self._again
+                pause = self._right.refused(error)
             else:
                 log.warning("claim status refused", extra={"claim": uid, "reason": str(error)})
                 self._forget(uid)

@@ -132,6 +132,7 @@ class Events:
         burst: float = BURST,
         every: float = EVERY,
         repeat: float = REPEAT,
+        again: float = AGAIN,
     ) -> None:
         self._api = api
         self._driver = driver
@@ -141,7 +142,7 @@ class Events:
         self._repeat = repeat
         self._tokens = burst
         self._refilled = 0.0
-        self._right = Right("Events are not written", _GRANT)
+        self._right = Right("Events are not written", _GRANT, again=again)
         self._series: OrderedDict[tuple[Reason, Subject, str], _Series] = OrderedDict()
         self._due: dict[tuple[Reason, Subject, str], float] = {}
         self.written = 0
@@ -238,12 +239,12 @@ class Events:
             except ForbiddenError as error:
                 if _TERMINATING in str(error):
                     return  # nobody will look for it there
-                self._right.refused(error)
-                waiting = len(self._due)
-                self._due.clear()
-                self._say_lost(waiting + 1)
-                await asyncio.sleep(AGAIN)
-                return
+                pause = self._right.refused(error)
+                if attempt + 1 == TRIES:
+                    waiting = len(self._due)
+                    self._due.clear()
+                    self._say_lost(waiting + 1)
+                await asyncio.sleep(pause)
             except RetryableError as error:
                 if attempt + 1 == TRIES:
                     self._say(series, error)
