@@ -16,6 +16,7 @@ import pytest
 
 from dra_agent import simulate
 from dra_agent.simulate import change
+from eventually import eventually
 
 from .conftest import AgentProcess, Start
 
@@ -128,7 +129,8 @@ def test_a_hung_nvidia_library_stops_neither_claims_nor_health(
     agent.wait_for(r"device is not monitored")
     assert agent.get("/healthz") == (200, "ok\n")
     # Its taint tells, and takes it from nobody.
-    assert metric(agent, 'dra_agent_device_causes{cause="unmonitored",device="gpu-0000-00-04-0"}') == 1
+    cause = 'dra_agent_device_causes{cause="unmonitored",device="gpu-0000-00-04-0"} 1.0'
+    eventually(lambda: cause in agent.get("/metrics")[1], agent.said)
     assert devices_in(agent, "free") == free
     begin = time.monotonic()
     assert json.loads(cli("claim", "list", "-o", "json")) == []

@@ -93,6 +93,8 @@ def test_what_another_manager_gives_out_is_not_published_and_everybody_is_told(
     (event,) = [found for found in fake_api.objects("events") if found["reason"] == "SecondManager"]
     assert event["regarding"]["kind"] == "Node" and event["regarding"]["name"] == "node-a"
     assert event["note"] == f"{manager} gives out 1 device of this node too, which is not published by dra-agent: {GPU}"
+    # What was found is written for other processes by a thread that nothing waits for.
+    eventually(lambda: manager in recall(state).verdict.by_manager(), agent.said)
     assert f'dra_agent_second_manager_devices{{manager="{manager}"}} 1.0' in agent.get("/metrics")[1]
     shown = devices_command(state)
     assert GPU not in shown.stdout and f"not published: {GPU}: {manager}" in shown.stderr
@@ -112,7 +114,7 @@ def test_it_is_published_all_the_same_where_somebody_answers_for_it(
     fake_api.put("nodes", WITH_PLUGIN)
     agent = driver("--second-manager", "publish").ready()
     settled(fake_api, agent, lambda names: GPU in names)
-    assert recall(state).published
+    eventually(lambda: recall(state).published, agent.said)
     doctor = [
         sys.executable,
         "-m",
@@ -174,7 +176,7 @@ def test_what_an_earlier_run_found_stands_until_the_server_answers(
     assert GPU in recall(state).verdict.managers
     fake_api.faults.lift(fault)
     settled(fake_api, agent, lambda names: GPU in names)
-    assert not recall(state).verdict
+    eventually(lambda: not recall(state).verdict, agent.said)
     agent.end()
 
 

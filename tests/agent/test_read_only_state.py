@@ -99,6 +99,7 @@ def test_an_agent_of_a_cluster_goes_on_with_what_is_prepared(
             assert await prepare(driver, one) == prepared, "a claim that is prepared is answered"
             for refused in ((await prepare(driver, two)).error, await unprepare(driver, one)):
                 assert "Read-only file system" in refused and str(agents.state) in refused, refused
+            await asyncio.to_thread(second.ready)  # claims are served before the agent says that it has started
             status, why = second.get("/readyz")
             assert status == 503 and "Read-only file system" in why, why
             assert second.get("/healthz")[0] == 200, "a restart would not make it writable"
