@@ -78,6 +78,7 @@ class Soak:
         self._random = random.Random(seed)
         self._names = itertools.count()
         self._unplugged = False
+        self._watched: set[str] = set()
         self.agent: subprocess.Popen[bytes] | None = None
         self.lives = 0
         self.refused: Counter[str] = Counter()
@@ -197,13 +198,21 @@ class Soak:
             address = UNSTEADY.removeprefix("gpu-").replace("-", ":", 2).replace("-", ".")
             change.replug(self.host, address)
             self._unplugged = False
+        self._watched |= self.watched()
         self.api.compact()
         self.api.requests.clear()
+        # Each watch begins anew: one that a fault has ended is a connection that would be missing in what is counted.
+        self.api.end_watches()
         end = time.monotonic() + DEADLINE_S
-        while self.devices() != set(GPUS):
+        while self.devices() != set(GPUS) or not self._watched <= self.watched():
             if time.monotonic() > end:
-                raise SoakError(f"not published: {sorted(set(GPUS) - self.devices())}")
+                missing = sorted(set(GPUS) - self.devices()), sorted(self._watched - self.watched())
+                raise SoakError(f"not published: {missing[0]}, not watched: {missing[1]}")
             await asyncio.sleep(0.1)
+
+    def watched(self) -> set[str]:
+        """What has been watched since the last calm, or the start."""
+        return {seen.path for seen in self.api.requests if seen.watch}
 
     def devices(self) -> set[str]:
         """GPUs in the slices of the API server."""
@@ -247,15 +256,23 @@ def _count(folder: Path) -> int:
 def _children(pid: int) -> list[int]:
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
+        found += [int(child) for child in _read(task / "children").split()]
     return found
 
 
 def _pss(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+    for line in _read(Path(f"/proc/{pid}/smaps_rollup")).splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1])
     return 0
+
+
+def _read(path: Path) -> str:
+    """Nothing for a thread or process that has ended since it was listed."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 async def soak(one: Soak, pairs: int, *, warm_up: int, quiet_s: float, restarts: int, until: Callable[[], bool]) -> str:
@@ -271,7 +288,13 @@ async def soak(one: Soak, pairs: int, *, warm_up: int, quiet_s: float, restarts:
     seconds = time.monotonic() - began
     await one.calm()
     after = await one.settled_usage(quiet_s)
-    _check(one, before, after, files, slices)
+    end = time.monotonic() + DEADLINE_S
+    while left := _left_over(one, before, after, files, slices):
+        # What is in work for a moment goes, what is left over stays.
+        if time.monotonic() > end:
+            raise SoakError(left)
+        await asyncio.sleep(0.5)
+        after = one.usage()
     for number in range(restarts):
         held = one.allocate(one._random.choice(GPUS[:-1]))
         await one.until_done(driver, "prepare", held)
@@ -284,8 +307,11 @@ async def soak(one: Soak, pairs: int, *, warm_up: int, quiet_s: float, restarts:
             await one.until_done(driver, "prepare" if claim == held else "unprepare", claim)
         await one.until_done(driver, "unprepare", held)
     await one.calm()
-    if left := one.files() - files:
-        raise SoakError(f"files are left after {restarts} restarts: {sorted(left)}")
+    end = time.monotonic() + DEADLINE_S
+    while new := one.files() - files:
+        if time.monotonic() > end:
+            raise SoakError(f"files are left after {restarts} restarts: {sorted(new)}")
+        await asyncio.sleep(0.1)
     if "Traceback" in one.log():
         raise SoakError(f"a traceback in the log:\n{one.log()}")
     first, last = before.pss / 1024, after.pss / 1024
@@ -298,17 +324,18 @@ async def soak(one: Soak, pairs: int, *, warm_up: int, quiet_s: float, restarts:
     )
 
 
-def _check(one: Soak, before: Usage, after: Usage, files: set[str], slices: int) -> None:
+def _left_over(one: Soak, before: Usage, after: Usage, files: set[str], slices: int) -> str:
     if after.descriptors > before.descriptors + 2:
-        raise SoakError(f"descriptors: {before.descriptors} before, {after.descriptors} after")
+        return f"descriptors: {before.descriptors} before, {after.descriptors} after"
     if after.threads > max(before.threads, 40):
-        raise SoakError(f"threads: {before.threads} before, {after.threads} after")
+        return f"threads: {before.threads} before, {after.threads} after"
     if after.processes > before.processes:
-        raise SoakError(f"processes: {before.processes} before, {after.processes} after")
+        return f"processes: {before.processes} before, {after.processes} after"
     if left := one.files() - files:
-        raise SoakError(f"files are left: {sorted(left)}")
+        return f"files are left: {sorted(left)}"
     if one.slices() != slices:
-        raise SoakError(f"slices: {slices} before, {one.slices()} after")
+        return f"slices: {slices} before, {one.slices()} after"
+    return ""
 
 
 async def _until_it_dies(one: Soak, driver: Driver) -> list[tuple[str, str, str]]:
@@ -321,7 +348,8 @@ async def _until_it_dies(one: Soak, driver: Driver) -> list[tuple[str, str, str]
             try:
                 await driver.call("prepare", [claim])
                 released = await driver.call("unprepare", [claim])
-            except (grpc.aio.AioRpcError, asyncio.CancelledError):  # cancelled: the channel was closed
+            # Cancelled, or not begun: the channel was closed.
+            except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.CancelledError):
                 unanswered.append(claim)
                 return
             if released.claims[claim[2]].error:
