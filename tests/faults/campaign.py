@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from faults.disk import FAULTS, Fault, build
-from faults.node import CLAIMS, CLASSES, DEADLINE_S, HELD, BrokenPromiseError, Node
+from faults.node import CLAIMS, CLASSES, HELD, BrokenPromiseError, Node
 from faults.run import Selection, Termination, exit_code, run
 
 
@@ -76,7 +76,7 @@ class Campaign:
             self._node = Node(self._folder / f"node-{self._nodes}", self._library)
         node = self._node
         node.start()
-        node.apply(*CLASSES, *HELD, patience_s=DEADLINE_S)
+        node.apply(*CLASSES, *HELD)
         node.stop()
         if set(node.prepared) != {claim["metadata"]["name"] for claim in HELD}:
             raise BrokenPromiseError(f"a working disk, and only these claims were prepared: {sorted(node.prepared)}")
@@ -93,10 +93,8 @@ def _go(node: Node) -> None:
 def _check(node: Node) -> None:
     if not node.start():
         raise BrokenPromiseError("the agent does not start again on a disk that works")
-    node.settle()
     node.check_promises()
     node.release_all()
-    node.stop()
 
 
 def main() -> int:

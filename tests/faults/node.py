@@ -28,7 +28,8 @@ DEADLINE_S = 600.0
 """For what takes seconds: a campaign runs for hours, on a machine that does other things as well."""
 MIG_GPU, VFIO_GPU = "0000:1b:00.0", "0000:43:00.0"
 PATIENCE_S = 5.0
-"""For a claim on a disk that may never do what the claim needs."""
+"""For a claim on a disk that has failed, and may never do what the claim needs."""
+POLL_INTERVAL_S = 0.05
 DRIVER = "dra-agent.internal"
 CONFIG = f"""
 device_metadata = true
@@ -44,6 +45,7 @@ _SELECTORS = {
     "slice": f'{_OWN}.type == "mig" && {_OWN}.profile == "1g.10gb"',
     "passed": f'{_OWN}.type == "vfio"',
 }
+_READY = ("Prepared", "Unhealthy")
 _TIME_SLICE = {"apiVersion": f"{DRIVER}/v1", "kind": "GpuConfig", "timeSlicing": {"interval": "Short"}}
 
 
@@ -133,7 +135,7 @@ class Node:
             self.agent.wait()
         self.disk.close()
 
-    def apply(self, *objects: dict[str, Any], patience_s: float = PATIENCE_S) -> None:
+    def apply(self, *objects: dict[str, Any]) -> None:
         """Ask for claims one by one; an error is an answer too, and a claim may get its devices later."""
         for value in objects:
             name = value["metadata"]["name"]
@@ -146,8 +148,11 @@ class Node:
                     if is_claim:
                         self.unsure.discard(name)
                         self.accepted.add(name)
-                        view = client.ask(Get("default", name, patience_s))
-                        if view["phase"] in ("Prepared", "Unhealthy"):
+                        patience = Patience(self.disk)
+                        while (view := client.ask(Get("default", name, POLL_INTERVAL_S)))["phase"] not in _READY:
+                            if view["phase"] == "Failed" or patience.is_over():
+                                break
+                        else:
                             self.prepared[name] = view["cdi_device_ids"]
             except AgentError:
                 continue
@@ -159,9 +164,14 @@ class Node:
             self.accepted.discard(name)
             self.unsure.add(name)
             try:
+                patience = Patience(self.disk)
                 with Client(self.state / "agent.sock") as client:
-                    if client.ask(Delete("ResourceClaim", name, "default", PATIENCE_S)):
-                        self.unsure.discard(name)
+                    released = client.ask(Delete("ResourceClaim", name, "default", POLL_INTERVAL_S))
+                while not released and not patience.is_over():
+                    time.sleep(POLL_INTERVAL_S)
+                    released = name not in self.views()
+                if released:
+                    self.unsure.discard(name)
             except AgentError:
                 continue
 
@@ -170,18 +180,19 @@ class Node:
         with Client(self.state / "agent.sock") as client:
             return {view["name"]: view for view in client.ask(ListClaims())}
 
-    def settle(self) -> None:
-        """Wait until no claim is on the way: each is prepared, refused, or waits for devices."""
+    def settle(self) -> dict[str, dict[str, Any]]:
+        """Wait until no claim is on the way: each is prepared, refused, or waits for devices. Return all of them."""
         end = time.monotonic() + DEADLINE_S
-        while any(view["phase"] in ("Allocated", "Deleting") for view in self.views().values()):
+        while any(map(_is_on_the_way, (views := self.views()).values())):
             if time.monotonic() > end:
-                on_the_way = {name: (view["phase"], view["message"]) for name, view in self.views().items()}
+                on_the_way = {name: (view["phase"], view["message"]) for name, view in views.items()}
                 raise BrokenPromiseError(f"claims do not settle: {on_the_way}")
-            time.sleep(0.05)
+            time.sleep(POLL_INTERVAL_S)
+        return views
 
     def check_promises(self) -> None:
         """After a restart on a disk that works: what was answered holds, and no device has two holders."""
-        views = self.views()
+        views = self.settle()
         for name in self.accepted:
             _must(name in views, f"claim {name} was accepted and is gone")
         for name, ids in self.prepared.items():
@@ -199,11 +210,12 @@ class Node:
         self._check_log()
 
     def release_all(self) -> None:
-        """Delete every claim; then nothing of them may be left anywhere."""
+        """Delete every claim, and stop; then nothing of them may be left anywhere."""
         for name in list(self.views()):
             self.delete(name)
-        self.settle()
-        _must(not self.views(), f"claims that cannot be released: {self.views()}")
+        left_over = self.settle()
+        _must(not left_over, f"claims that cannot be released: {left_over}")
+        self.stop()  # a file that a running agent just writes is no leftover
         left = [path.name for path in self.cdi.rglob("*") if path.is_file()]
         _must(not left, f"CDI files of released claims: {left}")
         files = [path for path in self.state.rglob("*") if path.is_file() and "simulated" not in path.parts]
@@ -230,6 +242,25 @@ class Node:
     def _check_log(self) -> None:
         text = self.log.read_text()
         _must("Traceback" not in text, f"a traceback in the log:\n{text}")
+
+
+class Patience:
+    """How long a claim is waited for: as long as it takes while the disk works, and not much longer once it failed."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._end = time.monotonic() + DEADLINE_S
+        self._failed = False
+
+    def is_over(self) -> bool:
+        if not self._failed and self._disk.was_hit:
+            self._failed, self._end = True, time.monotonic() + PATIENCE_S
+        return time.monotonic() >= self._end
+
+
+def _is_on_the_way(view: dict[str, Any]) -> bool:
+    # An agent that has just started listens before it has tried every claim that waits.
+    return view["phase"] in ("Allocated", "Deleting") or view["message"].startswith("is not tried yet")
 
 
 def _must(truth: bool, otherwise: str) -> None:
