@@ -121,7 +121,6 @@ class Node:
 
 async def settled(publisher: Publisher) -> None:
     """Wait until what is published is what should be."""
-    await asyncio.sleep(0.05)
     await eventually_async(lambda: publisher.reading().behind == 0.0 and not publisher.reading().pending)
 
 

@@ -70,7 +70,7 @@ class Pool:
         self._complaint = Complaint()
         self.error: AgentError | None = None
         self.settled = False
-        """Whether what is published is what should be."""
+        """Whether what is published is what should be; False from `wake` until a plan has found nothing to write."""
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -79,6 +79,7 @@ class Pool:
 
     def wake(self, delay: float = 0.0) -> None:
         """Plan again in `delay` seconds, or earlier where that was due earlier."""
+        self.settled = False
         due = max(time.monotonic() + delay, self._hold)
         if self._due is None or due < self._due:
             self._due = due
