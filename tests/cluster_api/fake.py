@@ -12,6 +12,7 @@ import ssl
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -65,16 +66,19 @@ class FakeApi:
         """How many were opened."""
         self._context = context
         self._server: _Server | None = None
-        self._port = 0
+        self._place = _held_port()
+        weakref.finalize(self, self._place.close)
+        self.serving = 0
+        """Requests that are carried out now, watches not counted: one whose client has gone may still happen."""
+        self._counting = threading.Lock()
         self._stopping = threading.Event()
 
     # The server itself.
 
     def start(self) -> None:
-        """Listen: on a free port, and after `stop` on the same again."""
+        """Listen, after `stop` on the same port again: nobody else gets it meanwhile."""
         self._stopping = threading.Event()
-        self._server = _Server(("127.0.0.1", self._port), self, self._context)
-        self._port = self._server.server_address[1]
+        self._server = _Server(self._place.getsockname(), self, self._context)
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
@@ -90,7 +94,7 @@ class FakeApi:
 
     @property
     def url(self) -> str:
-        return f"{'http' if self._context is None else 'https'}://127.0.0.1:{self._port}"
+        return f"{'http' if self._context is None else 'https'}://127.0.0.1:{self._place.getsockname()[1]}"
 
     def kubeconfig(self, path: Path, **user: Any) -> Path:
         """Write a kubeconfig for it. `user` are fields of the user, such as token."""
@@ -217,8 +221,17 @@ class FakeApi:
         eventually(condition, lambda: "\n".join(f"{seen.method} {seen.path}" for seen in self.requests[-20:]))
 
 
+def _held_port() -> socket.socket:
+    """Bind a port of loopback that no other process gets, and on which nothing listens: who connects is refused."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    allow_reuse_port = True
     block_on_close = False
     request_queue_size = 128
 
@@ -282,7 +295,21 @@ class _Handler(BaseHTTPRequestHandler):
         query = {key: values[-1] for key, values in parse_qs(parts.query).items()}
         headers = {name.lower(): value for name, value in self.headers.items()}
         body = json.loads(data) if data else None
-        api.requests.append(Seen(method, parts.path, query, body, headers, time.monotonic()))
+        if query.get("watch") == "true":
+            api.requests.append(Seen(method, parts.path, query, body, headers, time.monotonic()))
+            self._answer_to(method, parts.path, query, body, headers)
+            return
+        with api._counting:
+            api.serving += 1
+            api.requests.append(Seen(method, parts.path, query, body, headers, time.monotonic()))
+        try:
+            self._answer_to(method, parts.path, query, body, headers)
+        finally:
+            with api._counting:
+                api.serving -= 1
+
+    def _answer_to(self, method: str, path: str, query: dict[str, str], body: Any, headers: dict[str, str]) -> None:
+        api = self.server.api
         fault = api.faults.next(method, self.path)
         if fault is not None and fault.action == "hang":
             (fault.when or api._stopping).wait(fault.seconds)
@@ -299,9 +326,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             if query.get("watch") == "true":
-                self._watch(parts.path, query)
+                self._watch(path, query)
                 return
-            answer = self._carry_out(method, parts.path, query, body)
+            answer = self._carry_out(method, path, query, body)
         except RefusedError as error:
             self._status(error.code, error.reason, error.message)
             return
@@ -311,7 +338,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.action == "late":
             api._stopping.wait(fault.seconds)
         if fault is not None and fault.action == "stale" and "items" in answer:
-            answer = self._stale(answer, parts.path, query)
+            answer = self._stale(answer, path, query)
         if fault is not None and fault.action == "truncate":
             self._truncate(json.dumps(answer).encode())
             return
@@ -379,7 +406,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
         self.wfile.flush()
-        while not stopping.is_set() and epoch == self.server.watch_epoch and time.monotonic() < end:
+        while not stopping.is_set() and epoch == self.server.watch_epoch:
             with store.changed:
                 if version < store.oldest:
                     self._event("ERROR", _status(410, "Expired", f"too old resource version: {version}"))
@@ -389,6 +416,8 @@ class _Handler(BaseHTTPRequestHandler):
                 if not news:
                     now = time.monotonic()
                     store.changed.wait(max(0.0, min(end, bookmark) - now))
+            if not news and time.monotonic() >= end:
+                break  # and never with news untold: such a watch says nothing, however short it is
             for at, _, type_, document in news:
                 if chosen(document):
                     self._event(type_, document)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cluster_api.fake import FakeApi
-from dra_agent.cluster import RESOURCE_SLICES, ApiServer, GoneError, UnavailableError, connect
+from dra_agent.cluster import RESOURCE_SLICES, ApiServer, GoneError, UnavailableError, WatchCursor, connect
+from eventually import eventually_async
 
 FIELDS = {"spec.nodeName": "n1"}
 
@@ -77,11 +79,12 @@ def test_bookmarks_keep_a_quiet_watch_from_getting_old(fake_api: FakeApi, kubeco
 
     async def main() -> None:
         async with connect(kubeconfig) as api:
-            watch = api.watch(RESOURCE_SLICES, fields=FIELDS, resource_version=str(fake_api.store.version))
+            cursor = WatchCursor(str(fake_api.store.version))
+            watch = api.watch(RESOURCE_SLICES, fields=FIELDS, resource_version=cursor)
             waiting = asyncio.ensure_future(anext(watch))
             await asyncio.to_thread(fake_api.wait, lambda: any(seen.watch for seen in fake_api.requests))
             fake_api.put("resourceslices", node_slice("other", "n2"))
-            await asyncio.sleep(0.3)
+            await eventually_async(lambda: cursor.resource_version == str(fake_api.store.version))
             fake_api.compact()
             fake_api.end_watches()
             await asyncio.to_thread(fake_api.wait, lambda: sum(seen.watch for seen in fake_api.requests) == 2)
@@ -111,7 +114,6 @@ def test_a_server_that_goes_away_breaks_the_watch(fake_api: FakeApi, kubeconfig:
             watch = api.watch(RESOURCE_SLICES, fields=FIELDS, resource_version=str(fake_api.store.version))
             waiting = asyncio.ensure_future(anext(watch))
             await asyncio.to_thread(fake_api.wait, lambda: any(seen.watch for seen in fake_api.requests))
-            await asyncio.sleep(0.1)
             await asyncio.to_thread(fake_api.stop)
             with pytest.raises(UnavailableError):
                 await asyncio.wait_for(waiting, 60)
@@ -156,7 +158,11 @@ def test_an_event_of_several_megabytes_arrives_whole(fake_api: FakeApi, kubeconf
     asyncio.run(main())
 
 
-def test_watches_that_end_at_once_do_not_go_round_and_round(fake_api: FakeApi, kubeconfig: Path) -> None:
+def test_watches_that_end_at_once_do_not_go_round_and_round(
+    fake_api: FakeApi, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # No time passes, however long the machine takes for a request.
+    monkeypatch.setattr("dra_agent.cluster.server.time", SimpleNamespace(monotonic=lambda: 0.0))
     fake_api.fail(200, body="", path="watch=true", times=None)
 
     async def main() -> None:
