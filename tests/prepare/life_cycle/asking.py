@@ -20,13 +20,13 @@ from prepare.life_cycle.words import AgentSettings, Event, Stop
 GPUS = 3
 SHORT_S = 0.02
 """Until the deadline of a call that has to wait for what hangs: all of it is waited for."""
-PATIENCE_S = 20.0
-"""Until the deadline of any other call. Nothing waits so long."""
+PATIENCE_S = 45.0
+"""Until the deadline of any other call. Nothing waits so long, on a machine that does a hundred other things."""
 PAST_EVERY_DEADLINE_S = 60.0
 MEMORY = Path("/dev/shm")
 """Syncs cost nothing there, and no power is cut here."""
-LATE_S = 10.0
-"""How late an answer may be on a machine that does a hundred other things."""
+LATE_S = 25.0
+"""How late an answer may be on such a machine: less than a call waits that does not heed its caller's deadline."""
 SAID = {
     "reclaim": "is being taken",
     "busy": "in work on it|still preparing|still unpreparing|no longer waits",
