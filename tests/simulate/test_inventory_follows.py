@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dra_agent.host import Host
 from dra_agent.inventory import InventorySettings, Watch
 from dra_agent.inventory.collect import Collector
+from dra_agent.inventory.nvidia.library import WHOLE, Nvml
 from dra_agent.simulate import build, change, tree
 from dra_agent.topology import scan
+from eventually import DEADLINE_S
 
+ADDRESS = "0000:43:00.0"
 GPU = "gpu-0000-43-00-0"
 
 
@@ -20,7 +24,7 @@ GPU = "gpu-0000-43-00-0"
 def watched(tmp_path: Path) -> Iterator[tuple[Path, Host, Watch]]:
     root = tmp_path / "host"
     host = build("dgx-h100", root)
-    watch = Watch(Collector(host, InventorySettings(nvml_timeout=0.3)), scan(host))
+    watch = Watch(Collector(host, InventorySettings(nvml_timeout=DEADLINE_S)), scan(host))
     yield root, host, watch
     change.clear(root)  # so that no thread is left in the library
     watch.close()
@@ -57,10 +61,19 @@ def test_a_gpu_that_returns_is_never_seen_half_there(
     assert [one for one in devices if any(one)] == [((GPU,), (), (), ())]
 
 
-def test_a_hung_gpu_is_unmonitored_and_the_others_are_well(watched: tuple[Path, Host, Watch]) -> None:
+def test_a_hung_gpu_is_unmonitored_and_the_others_are_well(
+    watched: tuple[Path, Host, Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
     root, host, watch = watched
     before = {device.name: device.attributes for device in watch.inventory.devices}
     change.hang(root, "nvmlDeviceGetMemoryInfo", device="1")
+    call = Nvml.call
+
+    def impatient(library: Nvml, name: str, *arguments: Any, about: str = WHOLE, timeout: float | None = None) -> Any:
+        hangs = name == "nvmlDeviceGetMemoryInfo" and about == ADDRESS
+        return call(library, name, *arguments, about=about, timeout=0.3 if hangs else timeout)
+
+    monkeypatch.setattr(Nvml, "call", impatient)
     assert watch.refresh(scan(host)).health == (GPU,)
     assert {device.name for device in watch.inventory.devices if device.health != "healthy"} == {GPU}
     assert {device.name: device.attributes for device in watch.inventory.devices} == before
@@ -83,7 +96,7 @@ def test_a_driver_that_answers_nothing_costs_health_and_no_device(watched: tuple
     root, host, watch = watched
     watch.close()  # one library serves all of a process, and would be initialised already
     change.fail(root, "nvmlInit", 18)
-    fresh = Watch(Collector(host, InventorySettings(nvml_timeout=0.3)), scan(host))
+    fresh = Watch(Collector(host, InventorySettings(nvml_timeout=DEADLINE_S)), scan(host))
     inventory = fresh.inventory
     fresh.close()
     gpus = [device for device in inventory.devices if device.family == "gpu"]

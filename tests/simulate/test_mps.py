@@ -18,7 +18,7 @@ from dra_agent.simulate import mps as mps_tool
 from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
 from dra_agent.simulate.models import GIB, H100_SXM
 from dra_agent.simulate.parts.nvidia import gpu
-from eventually import eventually
+from eventually import DEADLINE_S, eventually
 
 PAIR = Machine(
     "two",
@@ -54,7 +54,7 @@ class Mps:
     def start(self) -> int:
         return subprocess.run([self.program, "-d"], env=self.environment, timeout=120, check=False).returncode
 
-    def say(self, command: str, timeout: float = 20) -> tuple[int, str]:
+    def say(self, command: str, timeout: float = DEADLINE_S) -> tuple[int, str]:
         done = subprocess.run(
             [self.program],
             input=command + "\n",

@@ -73,7 +73,7 @@ for h in handles:
 nvml.nvmlDeviceRegisterEvents(handles[0], nvml.nvmlEventTypeDoubleBitEccError, other)
 quiet = outcome(nvml.nvmlEventSetWait_v2, watching, 0)
 ready()
-data = nvml.nvmlEventSetWait_v2(watching, 10000)
+data = nvml.nvmlEventSetWait_v2(watching, 60000)
 tell([quiet, nvml.nvmlDeviceGetIndex(data.device), data.eventType, data.eventData, data.gpuInstanceId,
       outcome(nvml.nvmlEventSetWait_v2, watching, 20), outcome(nvml.nvmlEventSetWait_v2, other, 20),
       outcome(nvml.nvmlDeviceRegisterEvents, handles[0], 1 << 40, watching),
@@ -88,8 +88,8 @@ def test_a_watched_gpu_that_falls_off_the_bus_is_xid_79_and_then_lost_once(dgx: 
 watching = nvml.nvmlEventSetCreate()
 nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(0), nvml.nvmlEventTypeXidCriticalError, watching)
 ready()
-first = nvml.nvmlEventSetWait_v2(watching, 10000)
-tell([first.eventData] + [outcome(nvml.nvmlEventSetWait_v2, watching, wait) for wait in (10000, 10)])"""
+first = nvml.nvmlEventSetWait_v2(watching, 60000)
+tell([first.eventData] + [outcome(nvml.nvmlEventSetWait_v2, watching, wait) for wait in (60000, 10)])"""
     told = beside(program, dgx, source, lambda: change.unplug(dgx, "0000:1b:00.0") and None)
     assert told == [79, "error 15", "error 10"]
 
