@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -32,8 +34,9 @@ class AgentProcess:
         """Wait until the log has the pattern; fail with the log where it never does."""
 
         def found() -> re.Match[str] | None:
+            ended = self.process.poll() is not None  # before the log is read: it may say this last, and end
             match = re.search(pattern, self.said())
-            assert match or self.process.poll() is None, f"the agent ended ({self.process.returncode}):\n{self.said()}"
+            assert match or not ended, f"the agent ended ({self.process.returncode}):\n{self.said()}"
             return match
 
         match = eventually(found, lambda: f"no {pattern!r} in:\n{self.said()}")
@@ -49,13 +52,46 @@ class AgentProcess:
         return self.process.wait(60)
 
     def get(self, path: str) -> tuple[int, str]:
-        port = self.wait_for(r"port=(\d+)")[1]
+        port = self.wait_for(r"port=(\d+)\s")[1]
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=120) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode()
+
+
+class ServiceManager:
+    """What systemd is to an agent. It takes what is sent at once: an agent drops what a full queue refuses."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.heard: list[str] = []
+        self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._channel.bind(str(path))
+        self._thread = threading.Thread(target=self._listen, name="service manager")
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while said := self._channel.recv(4096).decode():
+            self.heard.append(said)
+
+    def news(self) -> list[str]:
+        """What was said, without the signs of life."""
+        return [said for said in self.heard if said != "WATCHDOG=1"]
+
+    def close(self) -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+            channel.sendto(b"", str(self.path))
+        self._thread.join()
+        self._channel.close()
+
+
+@pytest.fixture
+def service_manager(short_path: Path) -> Iterator[ServiceManager]:
+    manager = ServiceManager(short_path / "n")
+    yield manager
+    manager.close()
 
 
 Start = Callable[..., AgentProcess]
@@ -71,9 +107,12 @@ def start(tmp_path: Path, state: Path) -> Iterator[Start]:
     """Start agents on the state directory; whatever is left of them is killed in the end."""
     agents: list[AgentProcess] = []
 
-    def start(*flags: str, environment: dict[str, str] | None = None) -> AgentProcess:
+    def start(*flags: str, environment: dict[str, str] | None = None, patch: str = "") -> AgentProcess:
+        """`patch`: statements before the start, for limits of time that a test must not depend on."""
         log = tmp_path / f"log-{len(agents)}"
-        command = [sys.executable, "-m", "dra_agent", "run", "--standalone", "--state-dir", str(state)]
+        main = f"import sys\nfrom dra_agent.cli.main import main\n{patch}\nsys.exit(main())"
+        command = [sys.executable, *(("-c", main) if patch else ("-m", "dra_agent")), "run", "--standalone"]
+        command += ["--state-dir", str(state)]
         command += ["--cdi-dir", str(tmp_path / "cdi"), "--simulate", "vm-1gpu", "--node-name", "node-a", *flags]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
         with log.open("w") as file:

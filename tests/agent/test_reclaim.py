@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from agent.conftest import AgentProcess, Start
+from agent.conftest import AgentProcess, ServiceManager, Start
 from agent.test_kubernetes import DRIVER, allocate, prepare, registered, unprepare
 from cluster_api.fake import FakeApi
+from dra_agent.errors import AgentError
 from dra_agent.reclaim import client
 from dra_agent.reclaim.wire import Cancel, Request, Status
 from dra_agent.reclaim.wire import Start as Begin
@@ -91,26 +93,25 @@ def test_a_notice_from_taint_to_release(world: World) -> None:
     world.until(lambda: "ReclaimCancelled" in world.reasons())
 
 
-def test_told_to_stop_it_goes_on_until_the_kubelet_has_given_claims_back(world: World, short_path: Path) -> None:
+def test_told_to_stop_it_goes_on_until_the_kubelet_has_given_claims_back(
+    world: World, service_manager: ServiceManager
+) -> None:
     claim = allocate(world.api, "one")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        channel.bind(str(short_path / "n"))
-        channel.settimeout(20)
-        agent = world.agent(environment={"NOTIFY_SOCKET": str(short_path / "n")})
+    agent = world.agent(environment={"NOTIFY_SOCKET": str(service_manager.path)})
 
-        async def scenario() -> None:
-            async with registered(world.kubelet) as driver:
-                assert not (await prepare(driver, claim)).error
-                world.ask(Begin("notice", 60.0))
-                agent.process.send_signal(signal.SIGTERM)
-                agent.wait_for("claims have to be given back first")
-                while not (said := channel.recv(4096).decode()).startswith("EXTEND_TIMEOUT_USEC="):
-                    assert "STOPPING" not in said
-                assert agent.process.poll() is None
-                assert await unprepare(driver, claim) == ""
+    async def scenario() -> None:
+        async with registered(world.kubelet) as driver:
+            assert not (await prepare(driver, claim)).error
+            world.ask(Begin("notice", 600.0))
+            agent.process.send_signal(signal.SIGTERM)
+            agent.wait_for("claims have to be given back first")
+            world.until(lambda: any(said.startswith("EXTEND_TIMEOUT_USEC=") for said in service_manager.news()))
+            assert "STOPPING=1" not in service_manager.news()
+            assert agent.process.poll() is None
+            assert await unprepare(driver, claim) == ""
 
-        asyncio.run(scenario())
-        assert agent.process.wait(60) == 0
+    asyncio.run(scenario())
+    assert agent.process.wait(60) == 0
 
 
 def test_a_second_signal_ends_the_waiting(world: World) -> None:
@@ -122,7 +123,7 @@ def test_a_second_signal_ends_the_waiting(world: World) -> None:
             assert not (await prepare(driver, claim)).error
 
     asyncio.run(scenario())
-    world.ask(Begin("notice", 60.0))
+    world.ask(Begin("notice", 600.0))
     agent.process.send_signal(signal.SIGTERM)
     agent.wait_for("claims have to be given back first")
     assert agent.end(signal.SIGTERM) == 0
@@ -137,11 +138,15 @@ def test_at_the_deadline_nothing_is_waited_for(world: World) -> None:
             assert not (await prepare(driver, claim)).error
 
     asyncio.run(scenario())
-    world.ask(Begin("notice", 3.0))
+    world.ask(Begin("notice", 600.0))
+    agent.process.send_signal(signal.SIGTERM)
+    agent.wait_for("claims have to be given back first")
+    # Of two deadlines the earlier one holds; whether it leaves time for the answer is up to the machine.
     began = time.monotonic()
-    assert agent.end() == 0
-    assert 0.5 < time.monotonic() - began < 50
-    assert "claims have to be given back first" in agent.said()
+    with contextlib.suppress(AgentError):
+        world.ask(Begin("notice", 3.0))
+    assert agent.process.wait(60) == 0
+    assert time.monotonic() - began > 0.5
 
 
 def test_without_claims_or_without_a_notice_it_stops_as_ever(world: World) -> None:
@@ -287,33 +292,37 @@ def test_a_pod_with_a_longer_grace_than_its_host_is_asked_before_the_taint(
 ) -> None:
     config = tmp_path / "config.toml"
     config.write_text('[reclaim]\nevict = "delete"\n')
-    claim = allocate(world.api, "one")
-    spec = {"nodeName": "node-a", "terminationGracePeriodSeconds": 600}
-    made = world.api.put("pods", {"metadata": {"name": "p", "namespace": "default"}, "spec": spec})
-    (found,) = world.api.objects("resourceclaims")
-    reserved = [{"resource": "pods", "name": "p", "uid": made["metadata"]["uid"]}]
-    world.api.set_status("resourceclaims", "default", "one", {**found["status"], "reservedFor": reserved})
-    world.agent(environment={"DRA_AGENT_CONFIG": str(config)})
+    claims = [allocate(world.api, "one"), allocate(world.api, "two", "nic-0000-00-05-0")]
+    for claim, pod, grace in zip(claims, ("p", "short"), (600, 1), strict=True):
+        spec = {"nodeName": "node-a", "terminationGracePeriodSeconds": grace}
+        made = world.api.put("pods", {"metadata": {"name": pod, "namespace": "default"}, "spec": spec})
+        (found,) = [one for one in world.api.objects("resourceclaims") if one["metadata"]["name"] == claim[1]]
+        reserved = [{"resource": "pods", "name": pod, "uid": made["metadata"]["uid"]}]
+        world.api.set_status("resourceclaims", "default", claim[1], {**found["status"], "reservedFor": reserved})
+    # The taint waits for them as long as it takes, on a slow machine too.
+    patch = "from dra_agent.reclaim import sequence\nsequence.AHEAD = 60.0"
+    world.agent(environment={"DRA_AGENT_CONFIG": str(config)}, patch=patch)
 
     async def scenario() -> None:
         async with registered(world.kubelet) as driver:
-            assert not (await prepare(driver, claim)).error
+            for claim in claims:
+                assert not (await prepare(driver, claim)).error
 
     asyncio.run(scenario())
-    world.until(lambda: [seen for seen in world.api.requests if seen.path.endswith("/pods/p")])
-    time.sleep(0.2)
-    world.api.requests.clear()
+    # Claims are looked at one after the other: the first one's pod is known once the second one's is asked for.
+    world.until(lambda: [seen for seen in world.api.requests if seen.path.endswith("/pods/short")])
     if not granted:
         world.api.fail(403, times=None, methods="POST", path="/eviction")
-    world.ask(Begin("notice", 30.0))
+    world.ask(Begin("notice", 300.0))
     world.until(lambda: world.effects() == {"NoExecute"})
     path = "/api/v1/namespaces/default/pods/p"
     # An eviction tells the pod that it was disrupted; where that is not granted, it is deleted all the same.
     expected = [("POST", f"{path}/eviction"), *([] if granted else [("DELETE", path)])]
-    writes = world.api.writes()[: len(expected)]
+    of_notice = [seen for seen in world.api.writes() if "/pods/" in seen.path or KEY in json.dumps(seen.body)]
+    writes = of_notice[: len(expected)]
     assert [(seen.method, seen.path) for seen in writes] == expected
     options = writes[0].body["deleteOptions"] if granted else writes[-1].body
-    assert 20 < options["gracePeriodSeconds"] <= 28
+    assert 200 < options["gracePeriodSeconds"] <= 298
 
 
 def test_events_are_in_order_also_where_a_notice_is_taken_back_at_once(world: World) -> None:

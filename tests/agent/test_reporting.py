@@ -98,16 +98,20 @@ def test_claims_say_what_they_hold_and_events_what_was_refused(
     name = "resourceclaimtemplates/my-gpu" if winner is first else "resourceclaims/second"
     assert f"/var/run/kubernetes.io/dra-device-attributes/{name}/gpu/{DRIVER}-metadata.json" in spec.read_text()
 
-    eventually(lambda: "dra_agent_events_written_total 1.0" in process.get("/metrics")[1])
-    metrics = process.get("/metrics")[1]
-    assert "dra_agent_claim_status_writes_total 1.0" in metrics and "dra_agent_claim_status_waiting 0.0" in metrics
-    assert "dra_agent_events_lost_total 0.0" in metrics
+    # The server has both before the agent has its answers.
+    counted = {
+        "dra_agent_events_written_total 1.0",
+        "dra_agent_claim_status_writes_total 1.0",
+        "dra_agent_claim_status_waiting 0.0",
+        "dra_agent_events_lost_total 0.0",
+    }
+    eventually(lambda: counted <= set(process.get("/metrics")[1].splitlines()), lambda: process.get("/metrics")[1])
 
     # A restart tells nothing anew.
     before = fake_api.store.get("resourceclaims", "team-a", winner[1])
     assert process.end() == 0
-    process = agent("--device-metadata", "--claim-status", "all")
     reads = [seen for seen in fake_api.requests if not seen.write and winner[1] in seen.path]
+    process = agent("--device-metadata", "--claim-status", "all")
     eventually(lambda: len([s for s in fake_api.requests if not s.write and winner[1] in s.path]) > len(reads))
     assert fake_api.store.get("resourceclaims", "team-a", winner[1]) == before
 

@@ -16,7 +16,7 @@ from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.prepare.ports import Entry, HeldDevice
 from eventually import eventually
 
-from .conftest import Start
+from .conftest import ServiceManager, Start
 
 
 def dra_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -130,19 +130,14 @@ def test_the_log_is_json_where_that_is_asked_for(start: Start) -> None:
     assert ready["devices"] > 0
 
 
-def test_systemd_is_told_when_it_is_ready_alive_and_stopping(start: Start, tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        channel.bind(str(tmp_path / "notify"))
-        channel.settimeout(30)
-        agent = start(environment={"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "300000"})
-        heard = channel.recv(4096).decode()
-        assert heard.startswith("READY=1\nSTATUS=")
-        assert [channel.recv(4096).decode() for _ in range(3)] == ["WATCHDOG=1"] * 3
-        agent.process.send_signal(signal.SIGTERM)
-        while (heard := channel.recv(4096).decode()) == "WATCHDOG=1":
-            pass
-        assert heard == "STOPPING=1"
-        assert agent.process.wait(60) == 0
+def test_systemd_is_told_when_it_is_ready_alive_and_stopping(start: Start, service_manager: ServiceManager) -> None:
+    agent = start(environment={"NOTIFY_SOCKET": str(service_manager.path), "WATCHDOG_USEC": "300000"})
+    eventually(lambda: len(service_manager.heard) >= 4, agent.said)
+    assert service_manager.heard[0].startswith("READY=1\nSTATUS=")
+    assert service_manager.heard[1:4] == ["WATCHDOG=1"] * 3
+    assert agent.end() == 0
+    eventually(lambda: len(service_manager.news()) >= 3, agent.said)
+    assert service_manager.news()[1:] == ["STOPPING=1", "STATUS=stopped"]
 
 
 def test_a_thread_that_hangs_does_not_keep_it_from_stopping(state: Path) -> None:
