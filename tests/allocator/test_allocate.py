@@ -10,6 +10,7 @@ import pytest
 
 from allocator.cases import DRIVER, ask, claim, device, memory, question, shared, slice_of
 from dra_agent.allocator import allocate
+from eventually import DEADLINE_S
 
 UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 
@@ -90,7 +91,7 @@ def test_a_very_long_list_of_claims_is_answered() -> None:
     devices = [device(f"d{i}") for i in range(128)]
     slices = [slice_of(*devices, name=f"s{i}", pool=f"p{i}") for i in range(63)]
     claims = [claim(ask(count=32), name=f"c{i}") for i in range(250)]
-    answer = allocate(**question(slices, claims))
+    answer = allocate(**question(slices, claims), deadline=DEADLINE_S)
     assert answer["allocated"]
     assert sum(len(result["devices"]["results"]) for result in answer["results"]) == 8000
 

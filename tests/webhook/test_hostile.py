@@ -14,6 +14,7 @@ import pytest
 
 from dra_agent.prepare.review import MAX_CONFIGS
 from dra_agent.webhook.admission import MAX_MESSAGE
+from eventually import DEADLINE_S
 from webhook.keys import Secret
 from webhook.test_admission import asked, entry, parameters, thing
 from webhook.test_server import RIGHT, Running, post, verdict
@@ -24,7 +25,7 @@ POSTED_BYTES = 7 << 20
 MEMORY_BYTES = 128 << 20
 """The chart's limit."""
 LOG_BYTES = 64 << 10
-PROBE_S = 10.0
+PROBE_S = DEADLINE_S
 HOSTILE = "\x1b]8;;https://evil.example/\x07"
 
 
