@@ -8,7 +8,6 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 EXCEPTIONS = {
-    "agent/test_kubernetes.py": "registers with the plugin again and again until the agent is ready",
     "agent/test_update_under_load.py": "prepares claims again and again while an instance ends",
     "cel/test_budget.py": "counts the turns that another thread leaves",
     "cluster": "scenarios of a real cluster have helpers and deadlines of their own",
@@ -17,7 +16,7 @@ EXCEPTIONS = {
     "inventory/test_amd_settling.py": "the time for which a device is offered is the subject",
     "mutants/plugin.py": "a program of its own that ends a test run which takes too long",
     "prepare/test_sharing.py": "keeps two agents busy",
-    "publish/test_publisher.py": "wipes slices, and changes devices, all the time",
+    "publish/test_publisher.py": "changes devices all the time",
     "reclaim/fake_logind.py": "a server",
     "soak/soak.py": "a program of its own that measures an agent over hours",
     "setup/mps_control.py": "a program that stands for NVIDIA's, and hangs",
