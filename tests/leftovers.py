@@ -124,7 +124,7 @@ def _running_since(before: set[threading.Thread]) -> list[threading.Thread]:
 
 
 def _joined(thread: threading.Thread) -> bool:
-    thread.join(DEADLINE_S / 10)
+    thread.join(DEADLINE_S)
     return not thread.is_alive()
 
 
@@ -167,7 +167,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 def _that_stay() -> list[str]:
     """Processes that do not end. What follows its parent, which the last test ended, needs a moment for that."""
-    end = time.monotonic() + DEADLINE_S / 10
+    end = time.monotonic() + DEADLINE_S
     while (left := _of_this_run()) and time.monotonic() < end:
         threading.Event().wait(POLL_INTERVAL_S)
     return left

@@ -6,7 +6,6 @@ import fcntl
 import json
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,8 +44,9 @@ spec:
 
 @pytest.fixture
 def interface_name() -> Iterator[str]:
-    """The name that the simulated host gives its NIC; one test of this machine has it at a time."""
-    with (Path(tempfile.gettempdir()) / f"dra-agent-test-{NIC}.lock").open("w") as file:
+    """The name that the simulated host gives its NIC; one test of this network namespace has it at a time."""
+    # Not a file among the temporary ones: processes of pytest can each have their own folder for them.
+    with Path("/proc/self/ns/net").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield NIC
 

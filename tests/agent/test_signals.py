@@ -39,7 +39,7 @@ sys.exit(main(["run", "--standalone", "--simulate", "vm-1gpu", "--state-dir", sy
 """
 BEFORE_THE_LOOP = "config.load = block"
 IN_THE_LOOP = "signals.START_STOP_S = 0.5; life.StateLock = block"
-ON_A_THREAD = "life.Hardware = hang"
+ON_A_THREAD = "signals.START_STOP_S = 600; life.Hardware = hang"
 
 Run = Callable[..., subprocess.Popen[str]]
 
