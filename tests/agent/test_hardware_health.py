@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,39 @@ import pytest
 
 from dra_agent import simulate
 from dra_agent.agent.hardware import Hardware
+from dra_agent.clock import STEADY
 from dra_agent.health import HealthSettings, Monitor
 from dra_agent.inventory import InventorySettings
 from dra_agent.inventory.nvidia.library import shared
+from dra_agent.nvml import patience
 from dra_agent.simulate import change
 from eventually import eventually
 
 DRIVER = "dra-agent.internal"
 GPU = "gpu-0000-00-04-0"
-SETTINGS = HealthSettings(recovery_seconds=0.3, event_seconds=0.5)
+SETTINGS = HealthSettings(recovery_seconds=3600, event_seconds=3600)
+"""Longer than a test: what has passed, has passed because the test says so."""
+PATIENT_S = 60.0
+"""For a library that answers: none on a slow machine counts as one that hangs."""
+HANGS_S = 0.3
+
+
+class Clock:
+    """The time of day, and what the test lets pass."""
+
+    def __init__(self) -> None:
+        self._passed_s = 0.0
+
+    def __call__(self) -> float:
+        return STEADY.unix() + self._passed_s
+
+    def pass_(self) -> None:
+        self._passed_s += 3601
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
@@ -32,14 +57,14 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def hardware(root: Path) -> Iterator[Hardware]:
+def hardware(root: Path, clock: Clock) -> Iterator[Hardware]:
     host = simulate.build("vm-1gpu", root)
     made = Hardware(
         host,
-        InventorySettings(nvml_timeout=0.3),
+        InventorySettings(nvml_timeout=PATIENT_S),
         node="node-a",
         driver=DRIVER,
-        monitor=Monitor(SETTINGS, DRIVER),
+        monitor=Monitor(SETTINGS, DRIVER, clock=clock),
     )
     yield made
     change.clear(root)
@@ -51,24 +76,24 @@ def taints(hardware: Hardware) -> list[dict[str, Any]]:
     return list(device.get("taints", []))
 
 
-def test_an_xid_taints_the_gpu_until_it_has_passed(hardware: Hardware, root: Path) -> None:
+def test_an_xid_taints_the_gpu_until_it_has_passed(hardware: Hardware, root: Path, clock: Clock) -> None:
     assert taints(hardware) == [] and not hardware.listen()
-    before = int(time.time())
+    before = int(clock())
     change.xid(root, GPU.removeprefix("gpu-").replace("-", ":", 2).replace("-", "."), 95)
     assert hardware.listen().changed == (GPU,)
     (taint,) = taints(hardware)
     assert (taint["key"], taint["effect"]) == (f"{DRIVER}/xid-95", "NoSchedule")
-    since = time.strptime(taint["timeAdded"], "%Y-%m-%dT%H:%M:%SZ")
-    assert before <= time.mktime(since) - time.timezone <= time.time() + 1
+    assert before <= datetime.fromisoformat(taint["timeAdded"]).timestamp() <= clock()
     rows = {row.device: row for row in hardware.board.rows()}
     assert rows[GPU].health == "unhealthy" and "XID 95" in rows[GPU].message
     assert not hardware.listen(), "nothing is new"
-    eventually(lambda: hardware.listen())
+    clock.pass_()
+    assert hardware.listen()
     assert taints(hardware) == []
     assert {row.health for row in hardware.board.rows()} == {"healthy"}
 
 
-def test_a_lost_gpu_is_seen_with_its_xid_and_not_by_the_next_look(hardware: Hardware, root: Path) -> None:
+def test_a_lost_gpu_is_seen_with_its_xid_and_not_by_the_next_look(hardware: Hardware, root: Path, clock: Clock) -> None:
     uuid = hardware.inventory.devices[0].identity["uuid"]
     change.fail(root, None, 15, uuid)
     change.xid(root, uuid, 79)
@@ -76,11 +101,22 @@ def test_a_lost_gpu_is_seen_with_its_xid_and_not_by_the_next_look(hardware: Hard
     assert {taint["key"] for taint in taints(hardware)} == {f"{DRIVER}/gpu-lost", f"{DRIVER}/xid-79"}
     assert {taint["effect"] for taint in taints(hardware)} == {"NoExecute"}
     change.clear(root)
-    eventually(lambda: hardware.refresh([], rescan=False) and not taints(hardware))
+    eventually(lambda: recovered(hardware, clock))
 
 
-def test_a_library_that_hangs_makes_devices_unknown_and_keeps_nobody_away(hardware: Hardware, root: Path) -> None:
+def recovered(hardware: Hardware, clock: Clock) -> bool:
+    """Look twice, with the time of a recovery in between."""
+    hardware.refresh([], rescan=False)
+    clock.pass_()
+    hardware.refresh([], rescan=False)
+    return not taints(hardware)
+
+
+def test_a_library_that_hangs_makes_devices_unknown_and_keeps_nobody_away(
+    hardware: Hardware, root: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     change.hang(root, None)
+    give_up_soon(hardware, monkeypatch)
     began = time.monotonic()
     hardware.refresh([], rescan=False)
     assert not hardware.listen()
@@ -89,10 +125,18 @@ def test_a_library_that_hangs_makes_devices_unknown_and_keeps_nobody_away(hardwa
     rows = {row.device: row.health for row in hardware.board.rows()}
     assert rows[GPU] == "unknown"
     change.clear(root)
-    eventually(lambda: hardware.refresh([], rescan=False) and hardware.inventory.devices[0].health == "healthy")
+    monkeypatch.undo()
+    eventually(lambda: recovered(hardware, clock) and hardware.inventory.devices[0].health == "healthy")
 
 
-def test_what_is_set_up_on_a_gpu_and_does_not_work_taints_it(hardware: Hardware) -> None:
+def give_up_soon(hardware: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have calls that hang given up in a moment, from now on: those before had the time of a slow machine."""
+    library = shared(hardware.host.nvml_library, PATIENT_S)
+    monkeypatch.setattr(library, "_timeout", HANGS_S)
+    library.close()
+
+
+def test_what_is_set_up_on_a_gpu_and_does_not_work_taints_it(hardware: Hardware, clock: Clock) -> None:
     assert hardware.report({GPU: "its MPS daemon had ended"}).changed == (GPU,)
     (taint,) = taints(hardware)
     assert (taint["key"], taint["effect"]) == (f"{DRIVER}/sharing-down", "NoSchedule")
@@ -102,11 +146,9 @@ def test_what_is_set_up_on_a_gpu_and_does_not_work_taints_it(hardware: Hardware)
     assert taints(hardware) == [taint]
     hardware.report({})
 
-    def well() -> bool:
-        hardware.listen()
-        return taints(hardware) == []
-
-    eventually(well)
+    clock.pass_()
+    hardware.listen()
+    assert taints(hardware) == []
 
 
 def test_a_report_of_a_gpu_that_is_gone_is_nobodys(hardware: Hardware) -> None:
@@ -116,22 +158,26 @@ def test_a_report_of_a_gpu_that_is_gone_is_nobodys(hardware: Hardware) -> None:
 
 @pytest.mark.parametrize(("wanted", "effect"), [("tell", "None"), ("NoSchedule", "NoSchedule")])
 @pytest.mark.parametrize("how", ["hangs", "crashes"])
-def test_a_library_that_fails_taints_as_unmonitored(root: Path, how: str, wanted: str, effect: str) -> None:
+def test_a_library_that_fails_taints_as_unmonitored(
+    root: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, how: str, wanted: str, effect: str
+) -> None:
     host = simulate.build("vm-1gpu", root)
     settings = msgspec.structs.replace(SETTINGS, unmonitored=wanted)
     hardware = Hardware(
         host,
-        InventorySettings(nvml_timeout=1.0),
+        InventorySettings(nvml_timeout=PATIENT_S),
         node="node-a",
         driver=DRIVER,
-        monitor=Monitor(settings, DRIVER),
+        monitor=Monitor(settings, DRIVER, clock=clock),
     )
     before = [device.to_api() for device in hardware.inventory.devices]
-    library = shared(host.nvml_library, 1.0)
+    library = shared(host.nvml_library, PATIENT_S)
     if how == "hangs":
         change.hang(root, None)
+        give_up_soon(hardware, monkeypatch)
         hardware.refresh([], rescan=False)
     else:
+        monkeypatch.setattr(patience, "FIRST_WAIT", PATIENT_S)
         # The second crash is one too many to start it again at once.
         for _ in range(2):
             hardware.refresh([], rescan=False)
@@ -144,7 +190,8 @@ def test_a_library_that_fails_taints_as_unmonitored(root: Path, how: str, wanted
     for device, known in zip(hardware.inventory.devices, before, strict=True):
         assert {**device.to_api(), "taints": []} == {**known, "taints": []}, "what is known of it stays"
     change.clear(root)
-    eventually(lambda: hardware.refresh([], rescan=False) and not taints(hardware))
+    monkeypatch.undo()
+    eventually(lambda: recovered(hardware, clock))
     assert hardware.inventory.devices[0].health == "healthy"
     library.close()
     hardware.close()
@@ -153,7 +200,7 @@ def test_a_library_that_fails_taints_as_unmonitored(root: Path, how: str, wanted
 def test_after_a_crash_of_the_library_events_are_heard_at_the_next_question_and_not_at_the_next_look(
     hardware: Hardware, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    library = shared(hardware.host.nvml_library, 0.3)
+    library = shared(hardware.host.nvml_library, PATIENT_S)
     try:
         # The second crash in a row is answered with a pause, and the end of that is not waited for by looks either.
         for number in (95, 94):
