@@ -145,6 +145,24 @@ def test_a_hung_nvidia_library_stops_neither_claims_nor_health(
     assert agent.end() == 0
 
 
+def test_an_agent_whose_start_takes_long_is_alive_meanwhile(start: Start, state: Path, tmp_path: Path) -> None:
+    host = state / "simulated" / "vm-1gpu"
+    state.mkdir()
+    simulate.build("vm-1gpu", host)
+    change.hang(host, None)
+    config = tmp_path / "config.toml"
+    config.write_text("[inventory]\nnvml_timeout = 600\n")
+    # Each beat is said, for the time without one that counts as illness is up to the machine.
+    patch = (
+        "from dra_agent.agent import pulse\npulse.Pulse.beat = lambda self: print('beat', file=sys.stderr, flush=True)"
+    )
+    agent = start("--config", str(config), patch=patch)
+    agent.wait_for("(?s)beat.*beat")
+    assert "info ready" not in agent.said()
+    change.clear(host)
+    agent.ready()
+
+
 def test_an_agent_starts_although_the_nvidia_library_hangs(start: Start, state: Path, tmp_path: Path) -> None:
     host = state / "simulated" / "vm-1gpu"
     state.mkdir()

@@ -92,7 +92,11 @@ class Agent:
         async with AsyncExitStack() as stack:
             stack.enter_context(self._signals.attach(self._told_to_stop, self._reload))
             stack.callback(self._notifier.send, "STATUS=stopped")
+            # A start may take longer than a loop may be still.
+            beating = asyncio.create_task(self._beat(), name="pulse")
+            stack.callback(beating.cancel)
             started = await run_unless(self._stop, self._needed, self._start(stack), poll_s=LINGER)
+            beating.cancel()
             if started:
                 await self._live()
             else:
@@ -351,6 +355,11 @@ class Agent:
             return
         devices = f"{len(self._hardware.inventory.devices)} devices on node {self._config.node}"
         self._notifier.send(*states, f"STATUS={devices}" + (f", {self._mode.status}" if self._mode.status else ""))
+
+    async def _beat(self) -> None:
+        while True:
+            self._pulse.beat()
+            await asyncio.sleep(BEAT)
 
     async def _live(self) -> None:
         every = BEAT if self._notifier.watchdog is None else min(BEAT, self._notifier.watchdog / 3)
