@@ -6,19 +6,24 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from agent.conftest import AgentProcess, Start
 from cluster_api.fake import FakeApi
-from dra_agent.agent.guard import _note
+from dra_agent.agent import guard as guard_module
+from dra_agent.agent.config import Config
+from dra_agent.agent.guard import Guard, _note
+from dra_agent.inventory import Device
 from dra_agent.neighbours import Remembered, Verdict, recall, remember
-from eventually import eventually
+from eventually import DEADLINE_S, eventually
 from plugin.fake_kubelet import FakeKubelet
 
 DRIVER = "dra-agent.internal"
@@ -192,3 +197,47 @@ def test_a_note_of_many_devices_fits_into_an_event() -> None:
     note = _note("device plugin rdma/hca_shared_devices_a", names, published=False)
     assert len(note) < 1024 and "200 devices of this node too, which are not published" in note and note.endswith("...")
     assert "is published by dra-agent all the same: x" in _note("driver y", ["x"], published=True)
+
+
+def test_what_was_found_last_is_remembered_however_slow_the_disk_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Device(GPU, "gpu", "nvidia", "0000:00:04.0", attributes={})
+    hardware = SimpleNamespace(inventory=SimpleNamespace(devices=(gpu,)))
+    began, go_on = threading.Event(), threading.Event()
+    kept: list[Remembered] = []
+
+    def slowly(state_dir: Path, found: Remembered) -> None:
+        if not began.is_set():
+            began.set()
+            assert go_on.wait(DEADLINE_S)
+        kept.append(found)
+
+    class Server:
+        async def get(self, kind: Any, name: str) -> dict[str, Any]:
+            return WITH_PLUGIN
+
+        async def list(self, kind: Any, *, fields: dict[str, str]) -> Any:
+            return SimpleNamespace(items=[])
+
+    async def story() -> None:
+        changed: list[bool] = []
+        config = Config(node_name="node-a", state_dir=tmp_path, run_dir=tmp_path)
+        guard = Guard(config, Server(), hardware, SimpleNamespace(record=ignore), changed=lambda: changed.append(True))  # type: ignore[arg-type]
+        await guard.start()
+        assert await asyncio.to_thread(began.wait, DEADLINE_S)
+        hardware.inventory.devices = ()
+        guard.devices_changed()
+        assert len(changed) == 2
+        await asyncio.sleep(0.1)  # longer than a second writer would need
+        go_on.set()
+        await guard.stop()
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    monkeypatch.setattr(guard_module, "remember", slowly)
+    asyncio.run(story())
+    assert kept[-1] == Remembered()
+
+
+def ignore(*_: object) -> None:
+    """An Event that nobody reads."""

@@ -6,6 +6,7 @@ Who the others are is neighbours' to find out, and writing slices the publisher'
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 
 from dra_agent.agent.config import Config
@@ -32,6 +33,7 @@ class Guard:
         self._hardware = hardware
         self._events = events
         self._changed = changed
+        self._remembering = threading.Lock()
         self._neighbours = Neighbours(
             api,
             node=config.node,
@@ -72,9 +74,12 @@ class Guard:
         self._changed()
 
     def _remember(self) -> None:
-        found = Remembered(self._neighbours.verdict, published=self._publishes)
         # A disk that is slow must not keep the kubelet waiting.
-        asyncio.get_running_loop().run_in_executor(None, remember, self._config.state_dir, found)
+        asyncio.get_running_loop().run_in_executor(None, self._write)
+
+    def _write(self) -> None:
+        with self._remembering:  # so that what is written last is what was found last
+            remember(self._config.state_dir, Remembered(self._neighbours.verdict, published=self._publishes))
 
 
 def _note(manager: str, names: list[str], *, published: bool) -> str:
