@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from typing import Any
@@ -13,6 +14,7 @@ from cluster_api.fake import FakeApi
 from dra_agent.cluster import Backoff
 from dra_agent.publish import Publisher
 from eventually import eventually_async
+from logged import logged_by
 from publish.node import DRIVER, NODE, Node, device, devices, settled, tainted
 
 
@@ -350,7 +352,7 @@ def test_a_server_that_cannot_be_used_is_told_in_one_line(
         assert publisher.reading().problems == ()
 
     node.run(story)
-    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    warnings = logged_by(caplog, "dra_agent", least=logging.WARNING)
     assert len(warnings) == 1, "said once, not at each try"
     assert not any(record.exc_info for record in caplog.records)
 

@@ -25,6 +25,8 @@ def time_for_disks_and_services(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = ("service.SAVE_AT_MOST", "signals.aws.AT_MOST", "signals.azure.AT_MOST", "signals.azure.FIRST")
     for limit in (*limits, "signals.dbus.AT_MOST", "signals.gcp.FIRST", "signals.gcp._LATE"):
         monkeypatch.setattr(f"dra_agent.reclaim.{limit}", LONG_S)
+    # A question that waits for a change is put once, however long the test takes.
+    monkeypatch.setattr("dra_agent.reclaim.signals.gcp.WAIT", int(LONG_S))
 
 
 @pytest.fixture

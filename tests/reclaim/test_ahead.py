@@ -20,6 +20,7 @@ from dra_agent.reclaim.notice import State, apply
 from dra_agent.reclaim.pods import Mode
 from dra_agent.reclaim.reading import Reading
 from eventually import eventually_async
+from logged import logged_by
 from reclaim.test_evict import DRIVER, Pods, claim, controlled_by, pod, tolerates
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -134,7 +135,7 @@ def test_without_the_right_it_is_said_once(caplog: pytest.LogCaptureFixture) -> 
         await asyncio.sleep(0.1)
 
     learned(claims, Closed(), story, Entry("c"))
-    assert [record.message for record in caplog.records] == ["grace periods of pods are not known"]
+    assert [one.message for one in logged_by(caplog, "dra_agent.reclaim")] == ["grace periods of pods are not known"]
 
 
 def notice(seconds: float | None) -> State:

@@ -15,6 +15,7 @@ from dra_agent.reclaim.settings import AwsSignals
 from dra_agent.reclaim.signals.aws import Aws
 from dra_agent.reclaim.signals.polling import Pace
 from eventually import DEADLINE_S, eventually_async
+from logged import logged_by
 from reclaim.listening import Listener, is_due, listen, quick
 from reclaim.metadata.aws import FakeAws
 
@@ -214,7 +215,8 @@ def test_by_a_clock_that_is_wrong_what_is_said_again_is_the_same(
         ("aws.rebalance", "hint"),
         ("aws.spot", "notice"),
     ]
-    assert len(caplog.records) == 2, [record.getMessage() for record in caplog.records]
+    said = [record.getMessage() for record in logged_by(caplog, "dra_agent.reclaim")]
+    assert len(said) == 2, said
 
 
 def test_a_deadline_years_ahead_is_the_usual_one(aws: FakeAws) -> None:

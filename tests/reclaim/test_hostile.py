@@ -20,6 +20,7 @@ from dra_agent.reclaim.signals.aws import Aws
 from dra_agent.reclaim.signals.azure import Azure
 from dra_agent.reclaim.signals.gcp import Gcp
 from eventually import eventually_async
+from logged import logged_by
 from reclaim.metadata.aws import FakeAws
 from reclaim.metadata.azure import FakeAzure
 from reclaim.metadata.gcp import FakeGcp
@@ -132,7 +133,7 @@ def test_no_notice_one_line_and_no_hammering(cloud: str, tmp_path: Path, caplog:
         asked = Counter(one.path for one in service.asked)
         # A question on a kept connection that was closed is put once more.
         assert max(asked.values()) <= 2 * tries_within(took), (name, asked)
-    complaints = Counter(getattr(one, "source", "") for one in caplog.records if one.levelno >= logging.WARNING)
+    complaints = Counter(getattr(one, "source", "") for one in logged_by(caplog, "dra_agent", least=logging.WARNING))
     assert complaints == {voice: len(services) for voice in VOICES[cloud]}, "one line for each voice of each service"
 
 

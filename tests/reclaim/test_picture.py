@@ -10,6 +10,7 @@ import pytest
 
 from dra_agent.reclaim.picture import FLAPPING, MOST_READINGS, SAY_AGAIN, Picture
 from dra_agent.reclaim.reading import Reading
+from logged import logged_by
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 NOTICE = Reading("azure", "notice", "1", "Preempt", NOW)
@@ -43,7 +44,7 @@ def test_what_is_said_again_and_again_is_told_and_logged_once(
     with caplog.at_level(logging.INFO):
         for _ in range(50):
             picture.seen("azure", [NOTICE])
-    assert told == [NOTICE] and len(caplog.records) == 1
+    assert told == [NOTICE] and len(logged_by(caplog, "dra_agent.reclaim.picture")) == 1
 
 
 def test_what_is_no_longer_said_is_cleared_once(picture: Picture, told: list[Reading]) -> None:
@@ -118,7 +119,7 @@ def test_a_silent_source_is_mentioned_now_and_then(
     for _ in range(3600):
         picture.failed("azure", "no answer")
         clock.now += 1
-    assert len(caplog.records) == 3600 / SAY_AGAIN
+    assert len(logged_by(caplog, "dra_agent.reclaim.picture")) == 3600 / SAY_AGAIN
 
 
 def test_a_source_that_comes_and_goes_does_not_fill_the_log(
@@ -130,4 +131,4 @@ def test_a_source_that_comes_and_goes_does_not_fill_the_log(
             picture.seen("azure", [])
             clock.now += 2
     # One line when it goes and one when it comes back, at most once a minute.
-    assert len(caplog.records) == 2 * 1200 / FLAPPING
+    assert len(logged_by(caplog, "dra_agent.reclaim.picture")) == 2 * 1200 / FLAPPING

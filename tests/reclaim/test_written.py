@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from dra_agent.cluster.errors import ForbiddenError, UnavailableError
 from dra_agent.reclaim.written import Written
 from eventually import eventually_async
+from logged import logged_by
 
 
 class Node:
@@ -89,11 +91,13 @@ def test_without_the_right_nothing_is_tried_again(caplog: pytest.LogCaptureFixtu
     node = Node(errors=(ForbiddenError("no"),))
     story(node, True, until=lambda: node.asked)
     assert node.asked == [True]
-    assert [record.message for record in caplog.records] == ["the cordon is not written"]
+    assert [one.message for one in logged_by(caplog, "dra_agent.reclaim")] == ["the cordon is not written"]
 
 
 def test_a_missing_right_is_said_once_also_of_the_next_word(caplog: pytest.LogCaptureFixture) -> None:
     node = Node(errors=(ForbiddenError("no"), ForbiddenError("no")))
     story(node, True, False, until=lambda: len(node.asked) == 2)
     assert node.asked == [True, False], "somebody may have granted it since"
-    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["the cordon is not written"]
+    assert [one.message for one in logged_by(caplog, "dra_agent.reclaim", least=logging.ERROR)] == [
+        "the cordon is not written"
+    ]

@@ -20,6 +20,7 @@ from dra_agent.cluster import ApiServer
 from dra_agent.status import Events, Subject, events
 from dra_agent.status.events import DEVICE_HELD, PREPARE_FAILED, SECOND_MANAGER, TRIES
 from eventually import DEADLINE_S, eventually_async
+from logged import logged_by
 from status.conftest import DRIVER
 
 CLAIM = Subject.claim("team-a", "training", "uid-1")
@@ -200,7 +201,7 @@ def test_what_cannot_be_written_is_in_the_log(fake_api: FakeApi, ask: Any, caplo
 
     with caplog.at_level(logging.WARNING, "dra_agent.status"):
         ask(story)
-    assert caplog.records[-1].note == "the note"  # type: ignore[attr-defined]
+    assert logged_by(caplog, "dra_agent.status")[-1].note == "the note"  # type: ignore[attr-defined]
 
 
 def test_a_missing_right_is_said_once(fake_api: FakeApi, ask: Any, caplog: pytest.LogCaptureFixture) -> None:
