@@ -126,9 +126,13 @@ def test_all_nodes_without_a_cluster_is_wrong_use(run: Run) -> None:
     assert code == 2 and "kubeconfig" in said
 
 
-def test_a_ledger_is_read_while_it_is_written(tmp_path: Path, node: JournalLedger) -> None:
+def test_a_ledger_is_read_while_it_is_written(
+    tmp_path: Path, node: JournalLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import threading
 
+    # No agent writes without a pause, and this one may replace a journal in each of a few tries.
+    monkeypatch.setattr("dra_agent.prepare.ledger_copy.TRIES", 1000)
     stop = threading.Event()
 
     def write() -> None:

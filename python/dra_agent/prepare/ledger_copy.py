@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from dra_agent.errors import RetryableError
@@ -27,8 +28,8 @@ def read_copy(state_dir: Path) -> tuple[list[Entry], LedgerReport] | None:
             if not source.exists():
                 return None
             return _read(source)
-        except (OSError, shutil.Error) as error:
-            reason = getattr(error, "strerror", None) or str(error)
+        except OSError as error:
+            reason = error.strerror or str(error)
             if isinstance(error, PermissionError) or attempt + 1 == TRIES:
                 raise RetryableError(f"cannot be read: {reason}", where=str(source), todo="try as root") from error
             time.sleep(PAUSE)
@@ -37,6 +38,16 @@ def read_copy(state_dir: Path) -> tuple[list[Entry], LedgerReport] | None:
 
 def _read(source: Path) -> tuple[list[Entry], LedgerReport]:
     with tempfile.TemporaryDirectory(prefix="dra-agent-ledger-") as directory:
-        shutil.copytree(source, Path(directory) / "ledger")
+        _copy(source, Path(directory) / "ledger")
         with JournalLedger(Path(directory), "copy") as ledger:
             return ledger.entries(), ledger.report
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.mkdir()
+    with ExitStack() as opened:
+        # All are opened before the first is read: an open journal stays whole when a snapshot replaces it.
+        files = [(path.name, opened.enter_context(path.open("rb"))) for path in source.iterdir() if path.is_file()]
+        for name, file in files:
+            with (target / name).open("wb") as copy:
+                shutil.copyfileobj(file, copy)
