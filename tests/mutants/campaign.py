@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from mutants.operators import Module, Mutant, modules
-from mutants.plugin import FOLDER, MODE, OPTIONS, PACKAGES
+from mutants.plugin import DEADLINE, FOLDER, MODE, OPTIONS, PACKAGES
 from mutants.tracing import VARIABLE
 from mutants.tree import ROOT, SOURCE, Tree
 
@@ -44,7 +44,7 @@ BESIDE = {
 """Tests of a package in other folders: those of a command that is little more than a function of the package."""
 TARGET = ROOT / "target" / "mutants"
 DEAD = frozenset({"killed", "timeout"})
-TEST_DEADLINE_S = "20"
+TEST_DEADLINE_S = os.environ.get(DEADLINE, "20")
 """How long a test waits for what a mutant may never do."""
 
 
@@ -185,7 +185,7 @@ class Worker:
             FOLDER: str(self._tree.source),
             PACKAGES: " ".join(MUTATED),
             MODE: f"serve {requests} {answers}",
-            "DRA_AGENT_TEST_DEADLINE_S": TEST_DEADLINE_S,
+            DEADLINE: TEST_DEADLINE_S,
         }
         command = [str(self._tree.python), "-m", "pytest", *OPTIONS, *files]
         self._log = (self._tree.folder / "log").open("wb")

@@ -14,6 +14,7 @@ import pytest
 from eventually import DEADLINE_S
 from mutants.campaign import MUTATED, Record
 from mutants.operators import Module, modules
+from mutants.plugin import DEADLINE
 from mutants.tree import ROOT, SOURCE
 
 EXAMPLE = '''"""A docstring."""
@@ -111,7 +112,7 @@ def test_mutants_die_where_a_test_asserts_and_live_where_none_does(tmp_path: Pat
     done = subprocess.run(
         [*command, "--target", str(tmp_path / "target"), "--workers", "1", "--results", str(results)],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests"), DEADLINE: str(DEADLINE_S)},
         capture_output=True,
         text=True,
         timeout=10 * DEADLINE_S,
