@@ -85,11 +85,13 @@ def test_the_lock_ends_with_the_process_however_it_ends(tmp_path: Path) -> None:
     """)
     with subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
-        pid = holder.stdout.readline().strip()
-        with pytest.raises(PermanentError, match=rf"another agent \(pid {pid}\)") as refused:
-            StateLock(tmp_path)
-        assert refused.value.exit_code == 1
-        holder.kill()
+        try:
+            pid = holder.stdout.readline().strip()
+            with pytest.raises(PermanentError, match=rf"another agent \(pid {pid}\)") as refused:
+                StateLock(tmp_path)
+            assert refused.value.exit_code == 1
+        finally:
+            holder.kill()  # a process that is stopped is waited for without end
     lock = StateLock(tmp_path)
     lock.close()
     StateLock(tmp_path).close()

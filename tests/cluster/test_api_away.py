@@ -13,6 +13,8 @@ from cluster.test_slices import calm
 
 HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
 AWAY = 60.0
+COMPLAINTS_S = 60.0
+"""Between two complaints of the agent about one kind of trouble, at least."""
 
 Agents = dict[str, Agent]
 
@@ -77,7 +79,9 @@ def test_api_server_away_for_60_seconds_while_pods_start_and_stop(
     for name, one in agents.items():
         assert uids(one.slices()) == uids(slices[name]), "nothing was deleted or created"
         warned = [line for line in one.said().splitlines() if " warning slices cannot be" in line]
-        assert len(warned) <= 5, "\n".join(warned)
+        # Slices and each of two pools complain at once, and of a trouble in other words once a minute.
+        most = 5 + 3 * (time.monotonic() - away) // COMPLAINTS_S
+        assert len(warned) <= most, "\n".join(warned)
         assert "Traceback" not in one.said()
     agent.simulate("replug", "0000:df:00.0")
     until(lambda: free in agent.devices(), "the device is back")

@@ -10,7 +10,7 @@ from cluster.conftest import StartAgent
 from cluster.kube.agent import DRIVER
 from cluster.kube.api import NODES
 from cluster.kube.cluster import Cluster
-from cluster.kube.workload import Namespace, request
+from cluster.kube.workload import Namespace, request, wait_until_closed
 
 KEY = "example.com/reserved"
 ON_NODE = {"key": KEY, "value": "training", "effect": "NoSchedule"}
@@ -20,8 +20,11 @@ ON_NODE = {"key": KEY, "value": "training", "effect": "NoSchedule"}
 def reserved(cluster: Cluster) -> object:
     """node-b with a taint, and node-a closed."""
     cluster.api.patch(NODES, "node-b", {"spec": {"taints": [ON_NODE]}})
-    yield
-    cluster.api.patch(NODES, "node-b", {"spec": {"taints": None}})
+    try:
+        wait_until_closed(cluster, "node-b")
+        yield
+    finally:
+        cluster.api.patch(NODES, "node-b", {"spec": {"taints": None}})
 
 
 def test_taints_and_tolerations_on_nodes(
@@ -45,9 +48,11 @@ def test_taints_and_tolerations_on_devices(start_agent: StartAgent, namespace: N
     (gpu,) = [name for name in agent.devices() if name.startswith("gpu-")]
     agent.simulate("xid", "0000:00:04.0", "48")
     namespace.api.wait(lambda: agent.devices()[gpu].get("taints"), "the GPU is tainted")
+    namespace.kept_away(request("gpu", "gpu"))
     namespace.claim("one", request("gpu", "gpu"))
     namespace.pod("careful", claim="one")
     namespace.scheduled_never("careful", "cannot allocate all claims")
+    agent.simulate("xid", "0000:00:04.0", "48")  # once more, so that it counts for a while
     other = {"key": f"{DRIVER}/ecc", "operator": "Exists", "effect": "NoSchedule"}
     namespace.claim("two", request("gpu", "gpu", tolerations=[other]))
     namespace.pod("mistaken", claim="two")

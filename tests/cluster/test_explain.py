@@ -12,6 +12,7 @@ import pytest
 from cluster.kube.agent import Agent
 from cluster.kube.api import CLASSES, RESOURCE_QUOTAS, TAINT_RULES
 from cluster.kube.cluster import Cluster
+from cluster.kube.process import until
 from cluster.kube.workload import Namespace, close, container, match, request
 
 HARDWARE = {"node-a": "dgx-h100", "node-b": "l40s"}
@@ -27,13 +28,29 @@ def explain(cluster: Cluster, namespace: Namespace, agent_command: Command) -> E
 
     def run(kind: str, name: str, *more: str) -> dict[str, Any]:
         arguments = ["explain", kind, name, "-n", namespace.name, "--kubeconfig", str(cluster.kubeconfig), *more]
-        shown = agent_command(*arguments, check=False)
-        done = agent_command(*arguments, "-o", "json", check=False)
-        assert done.returncode in (0, 1) and done.stdout, done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout)
-        assert (done.returncode == 0) == answer["fits"] and answer["summary"] in shown.stdout
-        assert answer["notes"] == []
-        return answer
+
+        def as_data() -> dict[str, Any]:
+            done = agent_command(*arguments, "-o", "json", check=False)
+            assert done.returncode in (0, 1) and done.stdout, done.stderr
+            answer: dict[str, Any] = json.loads(done.stdout)
+            assert (done.returncode == 0) == answer["fits"]
+            return answer
+
+        # The cluster changes between two looks: what is shown is compared where those around it agree.
+        answers = [as_data()]
+
+        def agree() -> bool:
+            shown = agent_command(*arguments, check=False)
+            answers.append(as_data())
+            before, after = answers[-2:]
+            if before["summary"] != after["summary"]:
+                return False
+            assert after["summary"] in shown.stdout
+            return True
+
+        until(agree, "two looks find the same")
+        assert answers[-1]["notes"] == []
+        return answers[-1]
 
     return run
 
@@ -81,6 +98,7 @@ def test_a_taint_that_is_not_tolerated(agents: dict[str, Agent], namespace: Name
     spec = {"deviceSelector": {"driver": "dra-agent.internal", "pool": "node-b/gpu"}, "taint": taint}
     namespace.api.create(TAINT_RULES, {"metadata": {"name": rule}, "spec": spec})
     try:
+        namespace.kept_away(request("gpu", "gpu", f'{OWN}.architecture == "Ada Lovelace"'))
         namespace.claim("mine", request("gpu", "gpu", f'{OWN}.architecture == "Ada Lovelace"'))
         namespace.pod("user", claim="mine")
         waits(namespace)

@@ -120,8 +120,10 @@ def test_an_xid_on_one_mig_instance_taints_that_instance_only(
     namespace.delete_pod("hit")
     namespace.gone("hit")
     namespace.delete_claim("hit")
-    raise_xid(agent, 94, held["hit"])  # once more, so that it counts for a while
+    raise_xid(agent, 94, held["hit"])
     namespace.api.wait(lambda: taints(agent, held["hit"]), "the slice is tainted")
+    namespace.kept_away(request("slice", slices_class))
+    raise_xid(agent, 94, held["hit"])  # once more, so that it counts for a while
     namespace.claim("last", request("slice", slices_class))
     namespace.pod("last", claim="last")
     namespace.scheduled_never("last", "cannot allocate all claims")
@@ -147,6 +149,7 @@ def test_a_lost_gpu_taints_all_its_slices_until_it_is_back(
     assert {name: keys for name, keys in tainted.items() if keys} == {
         name: [(LOST, "NoExecute")] for name in slices_of(agent)
     }, "all of this GPU, and no other"
+    namespace.kept_away(request("slice", slices_class))
     namespace.claim("next", request("slice", slices_class))
     namespace.pod("next", claim="next")
     namespace.scheduled_never("next", "cannot allocate all claims")

@@ -138,6 +138,7 @@ def test_a_hint_that_never_becomes_a_notice_moves_nobody(
     open_node_b(cluster)
     aws.set(rebalance={"noticeTime": "2026-10-27T08:22:00Z"})
     tainted(doomed, "NoSchedule")
+    namespace.kept_away(request("gpu", "gpu"), node="node-a")
     namespace.pod("new", template="one-gpu")
     assert namespace.running("new")["spec"]["nodeName"] == "node-b"
     aws.set(rebalance=None)

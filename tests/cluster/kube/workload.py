@@ -213,6 +213,27 @@ class Namespace:
         self.api.wait(refused, f"the scheduler says {pattern!r} of {pod}, not {said}", at_most)
         return said[0]
 
+    def kept_away(self, *requests: Object, node: str | None = None) -> None:
+        """Wait until the scheduler knows that no device is to be had for these requests, on a node or anywhere.
+
+        It watches slices, rules of taints and pods apart: it can have a pod that was made after a taint before it has
+        that.
+        """
+
+        def refused() -> bool:
+            name = f"probe-{uuid4()}"
+            self.claim(name, *requests)
+            self.pod(name, claim=name, node=node)
+            try:
+                return not is_scheduled(self.api, name, self.name)
+            finally:
+                self.delete_pod(name, grace=1)
+                self.gone(name)
+                self.delete_claim(name)
+                self.api.wait(lambda: not self.api.find(CLAIMS, name, self.name), f"claim {name} is gone")
+
+        self.api.wait(refused, "the scheduler knows that there is no device")
+
     def remove(self) -> None:
         """Delete everything of it, and wait until no pod and no claim of it is left."""
         for kind in (PODS, CLAIMS):
@@ -228,30 +249,40 @@ class Namespace:
         self.api.wait(empty, f"namespace {self.name} is empty")
 
 
-def close(cluster: Cluster, node: str) -> None:
-    """Cordon a node, and wait until the scheduler knows of it.
+def is_scheduled(api: Api, pod: str, namespace: str) -> bool:
+    """Wait until the scheduler has looked at a pod; whether it found a node for it."""
+    decided: list[str] = []
 
-    The scheduler watches nodes and pods apart: it can have a pod that was made after the cordon before it has that.
+    def looked() -> bool:
+        conditions = api.get(PODS, pod, namespace)["status"].get("conditions", [])
+        decided[:] = [one["status"] for one in conditions if one["type"] == "PodScheduled"]
+        return bool(decided)
+
+    api.wait(looked, f"the scheduler has looked at {pod}")
+    return decided == ["True"]
+
+
+def close(cluster: Cluster, node: str) -> None:
+    """Cordon a node, and wait until the scheduler knows of it."""
+    cluster.api.patch(NODES, node, {"spec": {"unschedulable": True}})
+    wait_until_closed(cluster, node)
+
+
+def wait_until_closed(cluster: Cluster, node: str) -> None:
+    """Wait until the scheduler knows that a node takes no pod.
+
+    It watches nodes and pods apart: it can have a pod that was made after a cordon or taint before it has that.
     """
     api, within = cluster.api, "default"
-    api.patch(NODES, node, {"spec": {"unschedulable": True}})
     api.wait(lambda: api.get(SERVICE_ACCOUNTS, "default", within), f"a service account in {within}")
 
     def kept_away() -> bool:
         name = f"probe-{uuid4()}"
         api.create(PODS, {"metadata": {"name": name}, "spec": pod_spec(node=node)}, within)
-        decided: list[str] = []
-
-        def is_decided() -> bool:
-            conditions = api.get(PODS, name, within)["status"].get("conditions", [])
-            decided[:] = [one["status"] for one in conditions if one["type"] == "PodScheduled"]
-            return bool(decided)
-
         try:
-            api.wait(is_decided, f"the scheduler has looked at {name}")
+            return not is_scheduled(api, name, within)
         finally:
             api.delete(PODS, name, within, grace=0)
-        return decided == ["False"]
 
     api.wait(kept_away, f"the scheduler knows that {node} is closed")
 
