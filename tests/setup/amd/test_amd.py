@@ -14,6 +14,7 @@ from dra_agent.setup.amd import AmdPartitionConfig, AmdPartitions
 from dra_agent.simulate import build_machine, change
 from dra_agent.simulate.kernel import SimulatedKernel
 from dra_agent.topology import scan
+from eventually import DEADLINE_S
 from inventory.half_made import half_made, unread, was_read
 from inventory.test_amd_modes import DIVISIBLE, machine
 
@@ -29,7 +30,7 @@ class Bench:
         self.kernel = SimulatedKernel(self.root, self.machine)
         self.state = folder / "state"
 
-    def setup(self, deadline: float = 10.0) -> AmdPartitions:
+    def setup(self, deadline: float = DEADLINE_S) -> AmdPartitions:
         return AmdPartitions(self.host, self.kernel, self.state, deadline=deadline)
 
     @property
@@ -129,15 +130,15 @@ def test_what_the_driver_refuses_is_said(bench: Bench, errno: int, error: type[E
         given(bench.setup(), "uid-1", bench.item("-cpx-0"))
 
 
-def test_a_driver_that_hangs_holds_up_one_gpu(bench: Bench) -> None:
-    setup = bench.setup(deadline=3.0)
+def test_a_driver_that_hangs_holds_up_one_gpu(bench: Bench, patience: float) -> None:
+    setup = bench.setup(deadline=patience)
     item = bench.item("-cpx-0")
     change.answer_write(bench.root, FIRST, "current_compute_partition", machine=bench.machine)
     with pytest.raises(RetryableError, match="has not come back"):
         given(setup, "uid-1", item)
     assert len(given(bench.setup(), "uid-2", bench.item("-cpx-0", SECOND))) == 1
     change.clear(bench.root)
-    setup._writes._under_way[FIRST][0].join(60)
+    setup._writes._under_way[FIRST][0].join(DEADLINE_S)
     given(setup, "uid-1", item)
     assert bench.mode() == "CPX"
 
@@ -168,7 +169,7 @@ def test_while_a_driver_hangs_nobody_asks_it_for_the_mode_and_each_try_says_so(b
     changes = ModeChanges()
     collector = Collector(bench.host, DIVISIBLE, mode_changes=changes)
     before = collector.take(scan(bench.host))
-    setup = AmdPartitions(bench.host, bench.kernel, bench.state, deadline=3.0, changes=changes)
+    setup = AmdPartitions(bench.host, bench.kernel, bench.state, deadline=10.0, changes=changes)
     item = bench.item("-cpx-0")
     change.answer_write(bench.root, FIRST, "current_compute_partition", machine=bench.machine)
     with pytest.raises(RetryableError, match="has not come back"):
@@ -179,7 +180,7 @@ def test_while_a_driver_hangs_nobody_asks_it_for_the_mode_and_each_try_says_so(b
     assert collector.take(scan(bench.host)) == before
     assert not was_read(bench.host, FIRST), "a read of the mode waits for the driver that is changing it"
     change.clear(bench.root)
-    setup._writes._under_way[FIRST][0].join(60)
+    setup._writes._under_way[FIRST][0].join(DEADLINE_S)
     given(setup, "uid-1", item)
     assert bench.mode() == "CPX"
     assert collector.take(scan(bench.host)) == before

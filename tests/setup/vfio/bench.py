@@ -19,6 +19,7 @@ from dra_agent.simulate.parts.bridges import port
 from dra_agent.simulate.parts.network import connectx6dx
 from dra_agent.simulate.parts.nvidia import gpu
 from dra_agent.topology import scan
+from eventually import DEADLINE_S
 
 FPGA, GPU, NIC, ALVEO, ALVEO_MANAGEMENT = (
     "0000:11:00.0",
@@ -115,7 +116,7 @@ class Bench:
     def handovers(self) -> Handovers:
         return Handovers(self.state)
 
-    def vfio(self, deadline: float = 10.0) -> Vfio:
+    def vfio(self, deadline: float = DEADLINE_S) -> Vfio:
         """An agent's set-up; a new one is an agent that was started again."""
         made = Vfio(self.host, DyingKernel(self.kernel, self.points), self.state, deadline=deadline)
         made._handovers = DyingHandovers(self.state, self.points)

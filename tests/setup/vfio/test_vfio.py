@@ -277,8 +277,8 @@ def test_what_the_kernel_refuses_is_said_and_undone(bench: Bench, attribute: str
     assert bench.handovers.all() == {}
 
 
-def test_a_driver_that_never_lets_go_holds_up_one_device_for_a_while(bench: Bench) -> None:
-    fpga, nic, vfio = bench.device(FPGA), bench.device(NIC), bench.vfio(deadline=3.0)
+def test_a_driver_that_never_lets_go_holds_up_one_device_for_a_while(bench: Bench, patience: float) -> None:
+    fpga, nic, vfio = bench.device(FPGA), bench.device(NIC), bench.vfio(deadline=patience)
     change.answer_write(bench.folder / "host", FPGA, "unbind", machine=bench.machine)
     with pytest.raises(RetryableError, match="has not come back from a write to unbind"):
         vfio.set_up("uid-1", [fpga], AUTO, None, a_minute())
@@ -288,13 +288,15 @@ def test_a_driver_that_never_lets_go_holds_up_one_device_for_a_while(bench: Benc
     patient.set_up("uid-2", [nic], AUTO, None, a_minute())
     assert bench.driver(NIC) == "vfio-pci"
     change.clear(bench.folder / "host")
-    vfio._accesses._under_way[FPGA][0].join(60)
+    vfio._accesses._under_way[FPGA][0].join(DEADLINE_S)
     assert bench.driver(FPGA) is None, "what hung has happened"
     vfio.roll_back("uid-1", [fpga.key], AUTO, a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
 
 
-def test_what_waits_for_a_hung_driver_is_not_even_read(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_for_a_hung_driver_is_not_even_read(
+    bench: Bench, patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel shows some attributes only under the device's lock, which a driver that hangs has."""
     read = Files.text
 
@@ -302,7 +304,7 @@ def test_what_waits_for_a_hung_driver_is_not_even_read(bench: Bench, monkeypatch
         assert name not in ("driver_override", "sriov_numvfs"), "read without a deadline"
         return read(files, name)
 
-    item, vfio = bench.device(FPGA), bench.vfio(deadline=5.0)
+    item, vfio = bench.device(FPGA), bench.vfio(deadline=patience)
     monkeypatch.setattr(Files, "text", text)
     change.answer_write(bench.folder / "host", FPGA, "unbind", machine=bench.machine)
     with pytest.raises(RetryableError, match="has not come back from a write to unbind"):
@@ -315,11 +317,11 @@ def test_what_waits_for_a_hung_driver_is_not_even_read(bench: Bench, monkeypatch
         with pytest.raises(RetryableError, match="has not come back from a write to unbind"):
             call()
     # Another agent on the same host, which knows nothing of it, waits for the read and no longer than its deadline.
-    impatient = bench.vfio(deadline=3.0)
+    impatient = bench.vfio(deadline=patience)
     with pytest.raises(RetryableError, match="has not come back from a read of driver_override"):
         impatient.roll_back("uid-1", [item.key], AUTO, a_minute())
     change.clear(bench.folder / "host")
-    vfio._accesses._under_way[FPGA][0].join(60)
+    vfio._accesses._under_way[FPGA][0].join(DEADLINE_S)
     vfio.roll_back("uid-1", [item.key], AUTO, a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
 
