@@ -49,10 +49,11 @@ def test_taints_and_tolerations_on_devices(start_agent: StartAgent, namespace: N
     agent.simulate("xid", "0000:00:04.0", "48")
     namespace.api.wait(lambda: agent.devices()[gpu].get("taints"), "the GPU is tainted")
     namespace.kept_away(request("gpu", "gpu"))
+    agent.simulate("xid", "0000:00:04.0", "48")  # once more, so that it counts for a while
     namespace.claim("one", request("gpu", "gpu"))
     namespace.pod("careful", claim="one")
     namespace.scheduled_never("careful", "cannot allocate all claims")
-    agent.simulate("xid", "0000:00:04.0", "48")  # once more, so that it counts for a while
+    agent.simulate("xid", "0000:00:04.0", "48")
     other = {"key": f"{DRIVER}/ecc", "operator": "Exists", "effect": "NoSchedule"}
     namespace.claim("two", request("gpu", "gpu", tolerations=[other]))
     namespace.pod("mistaken", claim="two")
