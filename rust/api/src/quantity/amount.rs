@@ -115,7 +115,7 @@ impl Amount {
     }
 
     /// How many digits stand left of the decimal point (zero or negative for fractions), give or take one.
-    fn length(&self) -> i64 {
+    pub(super) fn length(&self) -> i64 {
         let bits = match self {
             Self::Small { value, .. } => {
                 u64::from(u64::BITS - value.unsigned_abs().leading_zeros())

@@ -3,7 +3,11 @@
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::Quantity;
+use super::{Quantity, QuantityError};
+
+/// An object holds no larger number. A sum with a number that has a short text and millions of digits, such as
+/// `1e10000000`, takes the memory of its digits; `AsApproximateFloat64` of apimachinery is infinite from here on.
+const MAX_WHOLE_DIGITS: i64 = 308;
 
 impl Serialize for Quantity {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -27,7 +31,12 @@ impl Visitor<'_> for QuantityVisitor {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Quantity, E> {
-        Quantity::parse(text.trim()).map_err(E::custom)
+        let text = text.trim();
+        let quantity = Quantity::parse(text).map_err(E::custom)?;
+        if quantity.amount.length() > MAX_WHOLE_DIGITS {
+            return Err(E::custom(QuantityError::Exponent(text.to_owned())));
+        }
+        Ok(quantity)
     }
 
     fn visit_i64<E: Error>(self, number: i64) -> Result<Quantity, E> {

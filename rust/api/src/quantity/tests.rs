@@ -43,6 +43,19 @@ fn json_keeps_what_was_given() {
 }
 
 #[test]
+fn an_object_holds_no_number_whose_sum_takes_megabytes() {
+    for text in ["1e308", "-1e308", "1e-2147483648"] {
+        let read = serde_json::from_value::<Quantity>(text.into());
+        assert!(read.is_ok(), "{text}: {read:?}");
+    }
+    let digits = "9".repeat(400);
+    for text in ["1e311", "-1e311", "1e10000000", "0e2147483647", &digits] {
+        let error = serde_json::from_value::<Quantity>(text.into()).unwrap_err();
+        assert!(error.to_string().contains("too large"), "{text}: {error}");
+    }
+}
+
+#[test]
 fn absurd_exponents_are_answered_at_once() {
     assert_eq!(quantity("1e-2147483648").to_string(), "1e-9");
     assert!(matches!(
