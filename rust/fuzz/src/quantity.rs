@@ -70,8 +70,14 @@ fn read(text: &str) -> Option<Quantity> {
         "the canonical form of {text:?} has another canonical form"
     );
     let json = serde_json::to_string(&quantity).expect("a quantity is JSON");
-    let decoded: Quantity = serde_json::from_str(&json).expect("what was written is read");
-    assert_eq!(decoded, quantity, "{json} is read as another number");
+    // An object holds no number of more than 308 digits.
+    if let Ok(decoded) = serde_json::from_str::<Quantity>(&json) {
+        assert_eq!(decoded, quantity, "{json} is read as another number");
+    } else {
+        let bound = |text| Quantity::parse(text).expect("a quantity");
+        let is_large = quantity > bound("1e307") || quantity < bound("-1e307");
+        assert!(is_large || quantity.is_zero(), "{json} is refused");
+    }
     if let Some(expected) = whole_units(text) {
         assert_eq!(
             quantity.value(),

@@ -225,7 +225,7 @@ fn judge_distinct(
         .iter()
         .filter(|request| !request.alternative && named(constraint, &request.request))
         .map(|request| request.needed)
-        .sum();
+        .fold(0, i64::saturating_add);
     if i64::try_from(different).unwrap_or(i64::MAX) < needed {
         judged.problem = Some(format!(
             "{needed} devices must differ in {}, but the available ones have only {different} different values",

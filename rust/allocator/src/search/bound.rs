@@ -322,7 +322,10 @@ fn values_of(
     if constraint.distinct {
         let different: std::collections::HashSet<usize> =
             counts.iter().flat_map(HashMap::keys).copied().collect();
-        let wanted: usize = bound.iter().map(|(count, _)| count).sum();
+        let wanted = bound
+            .iter()
+            .map(|(count, _)| *count)
+            .fold(0, usize::saturating_add);
         return different.len() >= wanted;
     }
     first.keys().any(|value| {
