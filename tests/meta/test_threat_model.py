@@ -12,7 +12,7 @@ ROW = re.compile(r"^\| ([ABCDN]) \| .+ \| `(tests/\S+\.py)::(\w+)` \|$")
 
 def test_each_statement_names_a_test_that_exists() -> None:
     page = (ROOT / "docs/threat-model.md").read_text()
-    table = page.partition("## What they cannot do")[2].partition("## What is not protected")[0]
+    table = page.partition("## Prevented attacks")[2].partition("## Not protected")[0]
     rows = [line for line in table.splitlines() if line.startswith("|")][2:]
     found = [ROW.match(row) for row in rows]
     assert len(rows) > 15 and all(found), [row for row, match in zip(rows, found, strict=True) if match is None]
