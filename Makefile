@@ -6,7 +6,7 @@ PROFILE ?= release
 SYNC   := $(VENV)/.synced
 NATIVE := $(VENV)/.native
 FAKE   := python/dra_agent/simulate/lib/libnvidia-ml.so.1
-HOOK   := python/dra_agent/setup/lib/dra-agent-hook
+HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 
 # Tests start hundreds of agents; each would compile the whole package.
 unexport PYTHONDONTWRITEBYTECODE
@@ -161,10 +161,10 @@ fmt: $(SYNC) ## format everything
 	$(VENV)/bin/ruff check --fix python tests benchmarks deploy demo
 	$(VENV)/bin/ruff format python tests benchmarks deploy demo
 
-PROTO := python/dra_agent/plugin/proto
+PROTO := python/dra_agent/kubelet_plugin/proto
 proto: $(SYNC) ## generate the kubelet's messages anew from $(PROTO)
 	$(PY) -m grpc_tools.protoc --plugin=protoc-gen-mypy=$(VENV)/bin/protoc-gen-mypy -I python \
 	  --python_out=python --mypy_out=quiet:python $(PROTO)/*.proto
 
 clean: ## remove what was built
-	rm -rf target $(VENV) python/dra_agent/simulate/lib python/dra_agent/setup/lib python/dra_agent/*.so
+	rm -rf target $(VENV) python/dra_agent/simulate/lib python/dra_agent/device_setup/lib python/dra_agent/*.so

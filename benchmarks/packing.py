@@ -114,7 +114,7 @@ def published(order: Callable[[Device], int]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as directory:
         host = simulate.build("dgx-h100", Path(directory) / "host")
         collector = Collector(host, InventorySettings(partition=(rule,)))
-        found = collector.take(LiveTopology(host).snapshot())
+        found = collector.collect(LiveTopology(host).snapshot())
         collector.close()
     devices = tuple(msgspec.structs.replace(device, order=order(device)) for device in found.family("gpu"))
     only = Inventory(devices=devices, counter_sets=found.counter_sets)

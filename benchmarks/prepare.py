@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from dra_agent.cdi.directory import SpecDirectory
-from dra_agent.cdi.recipes import Recipes
+from dra_agent.cdi.edits import EditProviders
 from dra_agent.host import Host
-from dra_agent.inventory.device import Device, DeviceNode
+from dra_agent.inventory.model import Device, DeviceNode
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.locks import NamedLocks
+from dra_agent.prepare.locks import KeyedLocks
 from dra_agent.prepare.ownership import DeviceOwnership
 
 DRIVER = "dra-agent.internal"
@@ -54,8 +54,8 @@ def run(root: Path, owners: Path, args: argparse.Namespace, shared_as: str | Non
             SpecDirectory(root / "cdi", DRIVER),
             lambda pool, name: devices.get(name),
             node=POOL.partition("/")[0],
-            recipes=Recipes(Host(dev=root / "dev"), directories=[root / "cdi"]),
-            device_locks=NamedLocks(root / "state" / "locks", process=shared_as) if shared_as else None,
+            recipes=EditProviders(Host(dev=root / "dev"), directories=[root / "cdi"]),
+            device_locks=KeyedLocks(root / "state" / "locks", process=shared_as) if shared_as else None,
             ownership=DeviceOwnership(owners, root / "state", "bench"),
         )
         for number in range(args.held):
@@ -119,7 +119,7 @@ def measure(preparer: Preparer, bare: Bare, ledger: JournalLedger, rounds: int) 
                 began = time.perf_counter()
                 call()
                 times[step][name].append(time.perf_counter() - began)
-        ledger.tidy()
+        ledger.compact()
     return times
 
 

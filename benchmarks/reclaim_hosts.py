@@ -20,7 +20,7 @@ from cluster.kube.cluster import Cluster
 from cluster.kube.identity import RELEASE
 from cluster.kube.node import Node
 from cluster.kube.process import Process, until
-from dra_agent.reclaim.client import ask
+from dra_agent.reclaim.client import send_request
 from dra_agent.reclaim.wire import Cancel, Status
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,7 +84,7 @@ class Host:
 
     def forget(self) -> None:
         """Have the notice gone: AWS takes none back, so the operator does; then its source falls silent."""
-        ask(self.agent.state_dir, Cancel(everything=True))
+        send_request(self.agent.state_dir, Cancel(everything=True))
         self.metadata.leave()
         until(lambda: not self.tainted(), f"no device of {self.name} is tainted", 60)
         until(lambda: not self.closed(), f"{self.name} takes pods again", 30)
@@ -93,7 +93,7 @@ class Host:
 
     def status(self) -> dict[str, Any]:
         """What `dra-agent reclaim status` shows."""
-        answer: dict[str, Any] = ask(self.agent.state_dir, Status())
+        answer: dict[str, Any] = send_request(self.agent.state_dir, Status())
         return answer
 
     def closed(self) -> bool:

@@ -29,7 +29,7 @@ from drivers_contenders import Contender, Probe, rollup
 from drivers_plane import ControlPlane
 from slices_scheduler import allocate, allocated, make_class, make_pods, make_ready, scheduling, stop
 
-from dra_agent.simulate import change
+from dra_agent.simulate import inject
 
 DRIVER = "dra-agent.internal"
 NODE = "node-of-slices"
@@ -137,7 +137,7 @@ class Slices:
         others = [claim for name, found in claims.items() if not name.startswith(first) for claim in found]
         quiet = self.probe.calls(DRIVER, others, STEPS, rounds)
         address = first.removeprefix("gpu-").replace("-", ":", 2).replace("-", ".")
-        change.delay(self.root, None, 1000, address)
+        inject.delay(self.root, None, 1000, address)
         other_probe = Probe(self.programs / "probe")
         with other_probe.registering(DRIVER, self.agent.registry) as registered:
             registered()
@@ -158,7 +158,7 @@ class Slices:
         time.sleep(1)
         took = self.probe.calls(DRIVER, others, STEPS, rounds)
         over.set()
-        change.clear(self.root)
+        inject.clear(self.root)
         asking.join()
         other_probe.close()
         _print(f"claims of the other GPUs, {len(quiet[0])} calls each, ms", quiet)

@@ -30,7 +30,7 @@ from drivers import _binaries
 from drivers_plane import ControlPlane
 
 from dra_agent.errors import AgentError
-from dra_agent.reclaim.client import ask
+from dra_agent.reclaim.client import send_request
 from dra_agent.reclaim.wire import Cancel, Start, Status
 
 DRIVER = "dra-agent.internal"
@@ -61,13 +61,13 @@ class Agent:
         self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log, env=environment, cwd=tree)
 
     def notice(self) -> None:
-        ask(self.state, Start("notice", 3600.0, "a benchmark"))
+        send_request(self.state, Start("notice", 3600.0, "a benchmark"))
 
     def cancel(self) -> None:
-        ask(self.state, Cancel())
+        send_request(self.state, Cancel())
 
     def tainted_after(self) -> float | None:
-        value = ask(self.state, Status())["tainted_after"]
+        value = send_request(self.state, Status())["tainted_after"]
         return None if value is None else float(value)
 
     def end(self) -> None:

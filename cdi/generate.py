@@ -19,10 +19,10 @@ from typing import Any
 from unittest import mock
 from uuid import NAMESPACE_DNS, uuid5
 
-from dra_agent.cdi.claim import ClaimedDevice, compose
-from dra_agent.cdi.recipes import Recipes
+from dra_agent.cdi.claim import SpecDevice, build_spec
+from dra_agent.cdi.edits import EditProviders
 from dra_agent.host import Host
-from dra_agent.inventory.device import Device, DeviceNode, Family, NodeRole
+from dra_agent.inventory.model import Device, DeviceNode, Family, NodeRole
 
 HERE = Path(__file__).resolve().parent
 
@@ -118,11 +118,11 @@ CLAIMS: dict[str, list[Device]] = {
 
 def examples() -> Iterator[tuple[str, str]]:
     """Give each example's file name and text."""
-    recipes = Recipes(Host(), directories=())
+    recipes = EditProviders(Host(), directories=())
     with host_nodes(NUMBERS):
         for name, devices in CLAIMS.items():
-            held = [ClaimedDevice(item, recipes.edits(item), requests=(item.family,)) for item in devices]
-            spec = compose("dra-agent.internal", str(uuid5(NAMESPACE_DNS, name)), "default", name, held)
+            held = [SpecDevice(item, recipes.edits(item), requests=(item.family,)) for item in devices]
+            spec = build_spec("dra-agent.internal", str(uuid5(NAMESPACE_DNS, name)), "default", name, held)
             yield f"{name}.json", json.dumps(json.loads(spec.data), indent=2) + "\n"
 
 

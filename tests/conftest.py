@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from cluster_api.fixture import fake_api
+from fake_apiserver.fixture import fake_api
 from leftovers import (
     nothing_left_behind,
     pytest_configure,

@@ -1,4 +1,4 @@
-"""How many jobs of three GPUs does a node take? Asks the allocator until it says no: python jobs.py SLICES.json NODE."""
+"""How many jobs of three GPUs fit on a node? Asks the allocator until none fits: python jobs.py SLICES.json NODE."""
 
 import json
 import sys

@@ -25,7 +25,7 @@ class Allocation(TypedDict):
     """Why there is no answer; None where the claims simply do not fit."""
 
 
-def question(
+def encode_query(
     *,
     node: str | Object,
     classes: Iterable[Object],
@@ -76,7 +76,7 @@ def allocate(
     """
     from dra_agent import _native
 
-    asked = question(
+    asked = encode_query(
         node=node,
         classes=classes,
         slices=slices,

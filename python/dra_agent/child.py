@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dra_agent.program import Finished, Program
+from dra_agent.command import CompletedCommand, HostCommand
 
 WORKING_DIRECTORY = "/"
 _OPTIONS = ("-P", "-s", "-m")
@@ -48,18 +48,18 @@ def isolated_script(source: str) -> str:
     return f"#!{sys.executable} -IS\n{source}"
 
 
-class Child(Program):
+class Child(HostCommand):
     """A module of this package as a program with a deadline; safe to use from several threads."""
 
     def __init__(
-        self, module: str, deadline: float, *, todo: str | None = None, environment: Mapping[str, str] | None = None
+        self, module: str, deadline: float, *, hint: str | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
         """`deadline` is in seconds; `todo` goes with every error; `environment` is added to that of a child."""
-        super().__init__(Path(sys.executable), deadline, todo=todo)
+        super().__init__(Path(sys.executable), deadline, hint=hint)
         self._environment = _environment(environment)
         self._first = [*_OPTIONS, module]
 
-    def run(self, arguments: Sequence[str], given: bytes | None = None, files: Sequence[int] = ()) -> Finished:
+    def run(self, arguments: Sequence[str], given: bytes | None = None, files: Sequence[int] = ()) -> CompletedCommand:
         """Run it as `Program.run` does."""
         return super().run([*self._first, *arguments], given, files)
 

@@ -28,7 +28,7 @@ class Deadline:
         if not self.remaining():
             raise RetryableError("its caller no longer waits for it", where=where)
 
-    def at_most(self, seconds: float) -> Deadline:
+    def capped(self, seconds: float) -> Deadline:
         """Return this deadline, or the one this many seconds away where that is earlier."""
         at = time.monotonic() + seconds
         return self if self.at <= at else Deadline(at)

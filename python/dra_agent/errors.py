@@ -11,16 +11,16 @@ class AgentError(Exception):
     exit_code = 1
     """What a command that ends with this error exits with: 1 for "the answer is no", 2 for wrong use."""
 
-    def __init__(self, what: str, *, where: str | None = None, todo: str | None = None) -> None:
-        self.what = what
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        self.message = message
         self.where = where
-        self.todo = todo
-        super().__init__(what)
+        self.hint = hint
+        super().__init__(message)
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.what}" if self.where else self.what
+        text = f"{self.where}: {self.message}" if self.where else self.message
         # It goes to terminals, logs, Events, the kubelet and the API server; what it quotes is anybody's.
-        return printable(f"{text}; {self.todo}" if self.todo else text)
+        return printable(f"{text}; {self.hint}" if self.hint else text)
 
 
 class RetryableError(AgentError):

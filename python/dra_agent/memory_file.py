@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dra_agent import whole_file
+from dra_agent import atomic_file
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def memory_file(data: bytes) -> Iterator[str]:
     """Yield a path of this process that leads to `data`, until the end of the block."""
     handle = os.memfd_create("data", os.MFD_CLOEXEC)
     try:
-        whole_file.write_all(handle, data)
+        atomic_file.write_all(handle, data)
         yield f"/proc/self/fd/{handle}"
     finally:
         os.close(handle)

@@ -17,8 +17,8 @@ from dra_agent.errors import RetryableError
 _T = TypeVar("_T")
 
 
-def ask(
-    module: str, answer: type[_T], deadline: float, *, todo: str, given: bytes | None = None, files: Sequence[int] = ()
+def query_subprocess(
+    module: str, answer: type[_T], deadline: float, *, hint: str, given: bytes | None = None, files: Sequence[int] = ()
 ) -> _T:
     """Run the module, which prints its answer as JSON, and give that; RetryableError where it does not.
 
@@ -28,9 +28,9 @@ def ask(
         done = shared(module, deadline).run([], given, files)
         if done.status == 0:
             return msgspec.json.decode(done.output, type=answer)
-        what = f"failed: {done.last_words}" if done.errors.strip() else f"failed: exit code {done.status}"
+        what = f"failed: {done.last_line}" if done.errors.strip() else f"failed: exit code {done.status}"
     except RetryableError as error:
-        what = error.what
+        what = error.message
     except msgspec.MsgspecError as error:
         what = f"failed: {error}"
-    raise RetryableError(f"asking the kernel {what}", where="rtnetlink", todo=todo)
+    raise RetryableError(f"asking the kernel {what}", where="rtnetlink", hint=hint)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dra_agent import simulate
-from dra_agent.simulate import change
+from dra_agent.simulate import inject
 from eventually import eventually
 
 from .conftest import AgentProcess, Start
@@ -110,10 +110,10 @@ def test_a_gpu_that_is_pulled_out_leaves_the_slices_and_comes_back(
     agent = start("--metrics-address", "127.0.0.1:0").ready()
     before = devices_in(agent, "free")
     host = state / "simulated" / "vm-1gpu"
-    change.unplug(host, "0000:00:04.0")
+    inject.unplug(host, "0000:00:04.0")
     agent.wait_for(r"devices changed removed=gpu-0000-00-04-0")
     eventually(lambda: devices_in(agent, "free") == before - 1, agent.said)  # counted once it is logged
-    change.replug(host, "0000:00:04.0")
+    inject.replug(host, "0000:00:04.0")
     agent.wait_for(r"devices changed added=gpu-0000-00-04-0")
     eventually(lambda: devices_in(agent, "free") == before, agent.said)
 
@@ -125,7 +125,7 @@ def test_a_hung_nvidia_library_stops_neither_claims_nor_health(
     config.write_text("[inventory]\nnvml_timeout = 0.5\n")
     agent = start("--metrics-address", "127.0.0.1:0", "--config", str(config)).ready()
     free = devices_in(agent, "free")
-    change.hang(state / "simulated" / "vm-1gpu", None)
+    inject.hang(state / "simulated" / "vm-1gpu", None)
     agent.wait_for(r"device is not monitored")
     assert agent.get("/healthz") == (200, "ok\n")
     # Its taint tells, and takes it from nobody.
@@ -141,7 +141,7 @@ def test_a_hung_nvidia_library_stops_neither_claims_nor_health(
     rows = [line.split() for line in cli("devices", "--config", str(config), "--simulate", "vm-1gpu").splitlines()]
     (row,) = [row for row in rows if row[0] == "gpu-0000-00-04-0"]
     assert "unmonitored," in row, row
-    change.clear(state / "simulated" / "vm-1gpu")
+    inject.clear(state / "simulated" / "vm-1gpu")
     assert agent.end() == 0
 
 
@@ -149,17 +149,18 @@ def test_an_agent_whose_start_takes_long_is_alive_meanwhile(start: Start, state:
     host = state / "simulated" / "vm-1gpu"
     state.mkdir()
     simulate.build("vm-1gpu", host)
-    change.hang(host, None)
+    inject.hang(host, None)
     config = tmp_path / "config.toml"
     config.write_text("[inventory]\nnvml_timeout = 600\n")
     # Each beat is said, for the time without one that counts as illness is up to the machine.
     patch = (
-        "from dra_agent.agent import pulse\npulse.Pulse.beat = lambda self: print('beat', file=sys.stderr, flush=True)"
+        "from dra_agent.agent import liveness\n"
+        "liveness.LivenessMonitor.heartbeat = lambda self: print('beat', file=sys.stderr, flush=True)"
     )
     agent = start("--config", str(config), patch=patch)
     agent.wait_for("(?s)beat.*beat")
     assert "info ready" not in agent.said()
-    change.clear(host)
+    inject.clear(host)
     agent.ready()
 
 
@@ -167,7 +168,7 @@ def test_an_agent_starts_although_the_nvidia_library_hangs(start: Start, state: 
     host = state / "simulated" / "vm-1gpu"
     state.mkdir()
     simulate.build("vm-1gpu", host)
-    change.hang(host, None)
+    inject.hang(host, None)
     config = tmp_path / "config.toml"
     config.write_text("[inventory]\nnvml_timeout = 0.3\n")
     agent = start("--config", str(config)).ready()

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from dra_agent.agent import config as config_module
-from dra_agent.agent.config import HELP, Config, add_flags, listen_address, load
+from dra_agent.agent.config import HELP, Config, add_flags, listen_address, load_config
 from dra_agent.errors import UsageError
 
 
 def configure(*arguments: str, variables: dict[str, str] | None = None) -> Config:
     parser = argparse.ArgumentParser()
     add_flags(parser)
-    return load(parser.parse_args(arguments), variables or {})
+    return load_config(parser.parse_args(arguments), variables or {})
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_only_a_regular_file_of_a_bounded_size_is_read(file: Path, tmp_path: Pat
         (file, "Larger than 1 MiB"),
     ):
         with pytest.raises(UsageError, match=f"{path}: cannot be read: {reason}"):
-            load(argparse.Namespace(config=path), {})
+            load_config(argparse.Namespace(config=path), {})
 
 
 @pytest.mark.parametrize(

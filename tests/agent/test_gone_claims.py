@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster_api.fake import FakeApi
+from agent.test_kubernetes_mode import GPU, allocate, kubernetes, prepare, registered
 from eventually import eventually
+from fake_apiserver.fake import FakeApi
 
 from .conftest import AgentProcess
-from .test_kubernetes import GPU, allocate, kubernetes, prepare, registered
 
 __all__ = ["kubernetes"]
 

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from agent.conftest import AgentProcess, Start
-from cluster_api.fake import FakeApi
-from dra_agent.agent import guard as guard_module
+from dra_agent.agent import conflict_filter as guard_module
 from dra_agent.agent.config import Config
-from dra_agent.agent.guard import Guard, _note
+from dra_agent.agent.conflict_filter import ConflictFilter, _note
+from dra_agent.conflicts import DeviceConflicts, SavedConflicts, load_conflicts, save_conflicts
 from dra_agent.inventory import Device
-from dra_agent.neighbours import Remembered, Verdict, recall, remember
 from eventually import DEADLINE_S, eventually
-from plugin.fake_kubelet import FakeKubelet
+from fake_apiserver.fake import FakeApi
+from kubelet_plugin.fake_kubelet import FakeKubelet
 
 DRIVER = "dra-agent.internal"
 GPU = "gpu-0000-00-04-0"
@@ -99,7 +99,7 @@ def test_what_another_manager_gives_out_is_not_published_and_everybody_is_told(
     assert event["regarding"]["kind"] == "Node" and event["regarding"]["name"] == "node-a"
     assert event["note"] == f"{manager} gives out 1 device of this node too, which is not published by dra-agent: {GPU}"
     # What was found is written for other processes by a thread that nothing waits for.
-    eventually(lambda: manager in recall(state).verdict.by_manager(), agent.said)
+    eventually(lambda: manager in load_conflicts(state).verdict.by_manager(), agent.said)
     assert f'dra_agent_second_manager_devices{{manager="{manager}"}} 1.0' in agent.get("/metrics")[1]
     shown = devices_command(state)
     assert GPU not in shown.stdout and f"not published: {GPU}: {manager}" in shown.stderr
@@ -119,7 +119,7 @@ def test_it_is_published_all_the_same_where_somebody_answers_for_it(
     fake_api.put("nodes", WITH_PLUGIN)
     agent = driver("--second-manager", "publish").ready()
     settled(fake_api, agent, lambda names: GPU in names)
-    eventually(lambda: recall(state).published, agent.said)
+    eventually(lambda: load_conflicts(state).published, agent.said)
     doctor = [
         sys.executable,
         "-m",
@@ -174,22 +174,22 @@ def test_what_an_earlier_run_found_stands_until_the_server_answers(
 ) -> None:
     fake_api.put("nodes", WITHOUT)
     state.mkdir()
-    remember(state, Remembered(Verdict({GPU: "device plugin nvidia.com/gpu"})))
+    save_conflicts(state, SavedConflicts(DeviceConflicts({GPU: "device plugin nvidia.com/gpu"})))
     fault = fake_api.fail(503, times=None, path="/nodes/")
     agent = driver().ready()
     agent.wait_for("cannot tell who else gives out devices")
-    assert GPU in recall(state).verdict.managers
+    assert GPU in load_conflicts(state).verdict.managers
     fake_api.faults.lift(fault)
     settled(fake_api, agent, lambda names: GPU in names)
-    eventually(lambda: not recall(state).verdict, agent.said)
+    eventually(lambda: not load_conflicts(state).verdict, agent.said)
     agent.end()
 
 
 def test_without_kubernetes_nobody_else_is_remembered(start: Start, state: Path) -> None:
     state.mkdir()
-    remember(state, Remembered(Verdict({GPU: "device plugin nvidia.com/gpu"})))
+    save_conflicts(state, SavedConflicts(DeviceConflicts({GPU: "device plugin nvidia.com/gpu"})))
     start().ready()
-    assert recall(state) == Remembered()
+    assert load_conflicts(state) == SavedConflicts()
 
 
 def test_a_note_of_many_devices_fits_into_an_event() -> None:
@@ -205,9 +205,9 @@ def test_what_was_found_last_is_remembered_however_slow_the_disk_is(
     gpu = Device(GPU, "gpu", "nvidia", "0000:00:04.0", attributes={})
     hardware = SimpleNamespace(inventory=SimpleNamespace(devices=(gpu,)))
     began, go_on = threading.Event(), threading.Event()
-    kept: list[Remembered] = []
+    kept: list[SavedConflicts] = []
 
-    def slowly(state_dir: Path, found: Remembered) -> None:
+    def slowly(state_dir: Path, found: SavedConflicts) -> None:
         if not began.is_set():
             began.set()
             assert go_on.wait(DEADLINE_S)
@@ -223,7 +223,9 @@ def test_what_was_found_last_is_remembered_however_slow_the_disk_is(
     async def story() -> None:
         changed: list[bool] = []
         config = Config(node_name="node-a", state_dir=tmp_path, run_dir=tmp_path)
-        guard = Guard(config, Server(), hardware, SimpleNamespace(record=ignore), changed=lambda: changed.append(True))  # type: ignore[arg-type]
+        guard = ConflictFilter(
+            config, Server(), hardware, SimpleNamespace(record=ignore), changed=lambda: changed.append(True)
+        )  # type: ignore[arg-type]
         await guard.start()
         assert await asyncio.to_thread(began.wait, DEADLINE_S)
         hardware.inventory.devices = ()
@@ -234,9 +236,9 @@ def test_what_was_found_last_is_remembered_however_slow_the_disk_is(
         await guard.stop()
         await asyncio.get_running_loop().shutdown_default_executor()
 
-    monkeypatch.setattr(guard_module, "remember", slowly)
+    monkeypatch.setattr(guard_module, "save_conflicts", slowly)
     asyncio.run(story())
-    assert kept[-1] == Remembered()
+    assert kept[-1] == SavedConflicts()
 
 
 def ignore(*_: object) -> None:

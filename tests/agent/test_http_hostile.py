@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dra_agent.agent import http
-from dra_agent.agent.http import MAX_CONNECTIONS, MAX_REQUEST_BYTES, HttpServer
+from dra_agent.metrics import http_server
+from dra_agent.metrics.http_server import MAX_CONNECTIONS, MAX_REQUEST_BYTES, HttpServer
 from eventually import eventually
 
 SLOW = 20
@@ -94,7 +94,7 @@ def test_probes_have_a_listener_of_their_own(server: HttpServer) -> None:
 def test_a_connection_has_a_deadline_however_it_spends_its_time(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http, "CONNECTION_S", 0.5)
+    monkeypatch.setattr(http_server, "CONNECTION_S", 0.5)
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
 
         def ended() -> bool:

@@ -14,53 +14,53 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dra_agent.agent.instances import FORGOTTEN, Instances, Standing
 from dra_agent.agent.lock import StateLock
+from dra_agent.agent.rolling_update import FORGET_AFTER_S, InstanceRegistry, Standing
 from dra_agent.errors import PermanentError, RetryableError, UsageError
 from eventually import eventually_async
 
 
 def test_the_last_that_came_is_the_newest_until_it_goes(tmp_path: Path) -> None:
-    old = Instances(tmp_path, "uid-old")
-    assert old.newest() and old.others() == []
-    new = Instances(tmp_path, "uid-new")
-    assert new.newest() and not old.newest()
+    old = InstanceRegistry(tmp_path, "uid-old")
+    assert old.is_newest() and old.others() == []
+    new = InstanceRegistry(tmp_path, "uid-new")
+    assert new.is_newest() and not old.is_newest()
     assert old.others() == ["uid-new"] and new.others() == ["uid-old"]
     new.close()
-    assert old.newest()
+    assert old.is_newest()
     old.close()
 
 
 def test_a_container_that_restarts_is_as_old_as_its_pod(tmp_path: Path) -> None:
-    old, new = Instances(tmp_path, "old"), Instances(tmp_path, "new")
+    old, new = InstanceRegistry(tmp_path, "old"), InstanceRegistry(tmp_path, "new")
     old.close()
-    again = Instances(tmp_path, "old")
-    assert new.newest() and not again.newest()
+    again = InstanceRegistry(tmp_path, "old")
+    assert new.is_newest() and not again.is_newest()
     with pytest.raises(PermanentError, match="of this pod lives"):
-        Instances(tmp_path, "old")
+        InstanceRegistry(tmp_path, "old")
 
 
 def test_the_dead_are_forgotten_after_a_while(tmp_path: Path) -> None:
     for name in ("long-dead", "just-dead"):
-        Instances(tmp_path, name).close()
-    before = time.time() - FORGOTTEN - 1
+        InstanceRegistry(tmp_path, name).close()
+    before = time.time() - FORGET_AFTER_S - 1
     os.utime(next((tmp_path / "instances").glob("*-long-dead")), (before, before))
-    living = Instances(tmp_path, "living")
+    living = InstanceRegistry(tmp_path, "living")
     (tmp_path / "instances" / "notes.txt").write_text("not an instance")
     assert {path.name.partition("-")[2] for path in (tmp_path / "instances").glob("0*")} == {"just-dead", "living"}
-    assert living.newest() and living.others() == []
+    assert living.is_newest() and living.others() == []
 
 
 def test_death_needs_no_word(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import sys, time
         from pathlib import Path
-        from dra_agent.agent.instances import Instances
-        kept = Instances(Path(sys.argv[1]), "other")
+        from dra_agent.agent.rolling_update import InstanceRegistry
+        kept = InstanceRegistry(Path(sys.argv[1]), "other")
         print("ready", flush=True)
         time.sleep(60)
     """)
-    first = Instances(tmp_path, "first")
+    first = InstanceRegistry(tmp_path, "first")
 
     async def follow(process: subprocess.Popen[str]) -> list[bool]:
         told: list[bool] = []
@@ -71,20 +71,20 @@ def test_death_needs_no_word(tmp_path: Path) -> None:
 
     with subprocess.Popen([sys.executable, "-c", script, tmp_path], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        assert not first.newest()
+        assert not first.is_newest()
         assert asyncio.run(asyncio.wait_for(follow(process), 60)) == [True]
 
 
 @pytest.mark.parametrize("uid", ["", "../up", "a b", "-x", "x" * 200])
 def test_a_uid_that_cannot_be_a_name_is_refused(tmp_path: Path, uid: str) -> None:
     with pytest.raises(UsageError, match="--pod-uid"):
-        Instances(tmp_path, uid)
+        InstanceRegistry(tmp_path, uid)
 
 
 def test_a_directory_that_cannot_be_used_is_said(tmp_path: Path) -> None:
     (tmp_path / "instances").write_text("a file")
     with pytest.raises(RetryableError, match="instances"):
-        Instances(tmp_path, "a")
+        InstanceRegistry(tmp_path, "a")
 
 
 @pytest.mark.parametrize("first, second", [(False, True), (True, False)])
@@ -100,16 +100,16 @@ def test_only_agents_that_all_share_live_together(tmp_path: Path, first: bool, s
     other.close()
 
 
-def leaders(*instances: Instances) -> list[int]:
+def leaders(*instances: InstanceRegistry) -> list[int]:
     return [at for at, one in enumerate(instances) if one.is_leader()]
 
 
 def test_the_one_that_can_write_leads_until_a_newer_one_can(tmp_path: Path) -> None:
-    old = Instances(tmp_path, "old")
+    old = InstanceRegistry(tmp_path, "old")
     assert old.is_leader(), "alone it leads before it has shown anything"
     old.report(Standing.ABLE)
-    new = Instances(tmp_path, "new")
-    assert leaders(old, new) == [0] and new.newest() and new.has_able_elder()
+    new = InstanceRegistry(tmp_path, "new")
+    assert leaders(old, new) == [0] and new.is_newest() and new.has_able_elder()
     new.report(Standing.ABLE)
     assert leaders(old, new) == [1]
     new.report(Standing.UNABLE)
@@ -119,7 +119,7 @@ def test_the_one_that_can_write_leads_until_a_newer_one_can(tmp_path: Path) -> N
 
 
 def test_one_that_stops_leads_only_where_no_other_lives(tmp_path: Path) -> None:
-    old, new = Instances(tmp_path, "old"), Instances(tmp_path, "new")
+    old, new = InstanceRegistry(tmp_path, "old"), InstanceRegistry(tmp_path, "new")
     old.report(Standing.ABLE)
     old.report(Standing.STOPPING)
     assert leaders(old, new) == [1]
@@ -128,18 +128,18 @@ def test_one_that_stops_leads_only_where_no_other_lives(tmp_path: Path) -> None:
 
 
 def test_a_container_that_restarts_has_to_show_again_that_it_can_write(tmp_path: Path) -> None:
-    old, new = Instances(tmp_path, "old"), Instances(tmp_path, "new")
+    old, new = InstanceRegistry(tmp_path, "old"), InstanceRegistry(tmp_path, "new")
     for one in (old, new):
         one.report(Standing.ABLE)
     new.close()
-    again = Instances(tmp_path, "new")
+    again = InstanceRegistry(tmp_path, "new")
     assert leaders(old, again) == [0]
 
 
 def test_a_version_that_reports_nothing_leads_as_soon_as_it_lives(tmp_path: Path) -> None:
-    old = Instances(tmp_path, "old")
+    old = InstanceRegistry(tmp_path, "old")
     old.report(Standing.ABLE)
-    other = Instances(tmp_path, "other")
+    other = InstanceRegistry(tmp_path, "other")
     (path,) = (tmp_path / "instances").glob("*-other")
     os.truncate(path, 0)
     assert not old.is_leader()
@@ -154,12 +154,12 @@ def test_exactly_one_leads_and_it_can_write_where_any_can(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, str | Standing]]
 ) -> None:
     folder = tmp_path_factory.mktemp("state")
-    living: dict[int, Instances] = {}
+    living: dict[int, InstanceRegistry] = {}
     reported: dict[int, Standing] = {}
     try:
         for who, what in steps:
             if what == "start" and who not in living:
-                living[who], reported[who] = Instances(folder, f"pod-{who}"), Standing.UNABLE
+                living[who], reported[who] = InstanceRegistry(folder, f"pod-{who}"), Standing.UNABLE
             elif what == "die" and who in living:
                 living.pop(who).close()
             elif isinstance(what, Standing) and who in living:

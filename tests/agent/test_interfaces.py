@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from agent.conftest import AgentProcess, Start
+from device_setup.test_net_move import addresses, ip, links, network, pytestmark
 from dra_agent.cli.main import main
-from setup.test_net_move import addresses, ip, links, network, pytestmark
 
 __all__ = ["pytestmark"]
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from dra_agent.agent.metrics import DeviceInfo, Metrics, Reading
-from dra_agent.agent.publish_metrics import KINDS, METHODS, PublishMetrics
-from dra_agent.agent.readings import blocked_devices
-from dra_agent.agent.reclaim_metrics import ReclaimReading
 from dra_agent.health import Summary
-from dra_agent.publish import PublishReading
+from dra_agent.metrics.publish import KINDS, METHODS, PublishMetrics
+from dra_agent.metrics.reclaim import ReclaimSnapshot
+from dra_agent.metrics.registry import DeviceInfo, Metrics, MetricsSnapshot
+from dra_agent.metrics.snapshot import blocked_devices
+from dra_agent.publish import PublisherStats
 from publish.node import partitioned
 
-NOTHING = PublishReading(
+NOTHING = PublisherStats(
     writes={}, errors={}, slices=0, pending=(), last_write=None, behind=0.0, left_out=0, problems=()
 )
 
 
-def samples(reading: Reading) -> dict[str, float]:
+def samples(reading: MetricsSnapshot) -> dict[str, float]:
     metrics = Metrics(lambda: reading)
     metrics.add(PublishMetrics(lambda: NOTHING, {}))
     lines = [line.rpartition(" ") for line in metrics.render()[0].decode().splitlines() if not line.startswith("#")]
@@ -25,7 +25,7 @@ def samples(reading: Reading) -> dict[str, float]:
 
 
 def test_every_series_of_a_closed_set_is_there_before_its_first_event() -> None:
-    found = samples(Reading(reclaim=ReclaimReading()))
+    found = samples(MetricsSnapshot(reclaim=ReclaimSnapshot()))
     expected = [
         f'dra_agent_dra_requests_total{{operation="{operation}",result="{result}"}}'
         for operation in ("prepare", "unprepare")
@@ -49,7 +49,7 @@ def test_devices_are_counted_by_family_pool_and_product() -> None:
         DeviceInfo("gpu-1", "n/gpu", "blocked", product="H100", family="gpu"),
         DeviceInfo("nic-0", "n/nic", "free", product="", family="nic"),
     )
-    found = samples(Reading(devices=devices, health=Summary(causes=(("gpu-1", "xid-79"),))))
+    found = samples(MetricsSnapshot(devices=devices, health=Summary(causes=(("gpu-1", "xid-79"),))))
     gpus = 'dra_agent_devices{family="gpu",pool="n/gpu",product="H100",state='
     assert [found[f'{gpus}"{state}"}}'] for state in ("free", "blocked", "prepared")] == [1, 1, 0]
     assert found['dra_agent_devices{family="nic",pool="n/nic",product="",state="free"}'] == 1

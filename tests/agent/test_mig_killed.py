@@ -17,7 +17,7 @@ from typing import Any, Literal
 import pytest
 
 from dra_agent import simulate
-from dra_agent.simulate import change, mig, nvml
+from dra_agent.simulate import inject, mig, nvml
 from eventually import eventually
 
 from .conftest import AgentProcess, Start
@@ -120,12 +120,12 @@ class Node:
 
     def killed(self, act: Callable[[], object], function: str, when: When) -> None:
         """Act on an agent that is killed in a call, and start the next one."""
-        change.kill(self.host, function, ADDRESS, whom="agent", when=when)
+        inject.kill(self.host, function, ADDRESS, whom="agent", when=when)
         act()
         assert self.agent.process.wait(60) == -signal.SIGKILL, self.agent.said()
         # What is ordered once has happened; a call that came too late to meet it is not to meet it later.
         assert [fault.times for fault in nvml.read(self.host / "lib").faults] == [0]
-        change.clear(self.host)
+        inject.clear(self.host)
         self.start()
 
     def gone(self, name: str) -> None:
@@ -139,7 +139,7 @@ class Node:
 
     def stands(self) -> dict[str, tuple[int, int]]:
         """Say what exists of the GPU: first memory slice and size by UUID, having seen that all places agree on it."""
-        division = mig.read(self.host).get(self.uuid, mig.Division())
+        division = mig.read(self.host).get(self.uuid, mig.GpuPartitioning())
         instances = division.gpu_instances
         slices = [number for one in instances for number in range(one.start, one.start + one.size)]
         assert len(slices) == len(set(slices)), "two instances hold one memory slice"
@@ -219,7 +219,7 @@ def test_killed_again_while_a_claim_stands(node: Node) -> None:
 
 @pytest.mark.parametrize("function", [MAKING[2], DESTROYING[1]])
 def test_a_library_that_crashes_in_a_step_takes_no_claim_along(node: Node, function: str) -> None:
-    change.kill(node.host, function, ADDRESS, whom="library")
+    inject.kill(node.host, function, ADDRESS, whom="library")
     node.apply("first", of_profile("1g.10gb"))
     first = node.prepared("first")
     assert set(node.stands()) == {first}

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.agent.http import HttpServer
+from dra_agent.agent.liveness import STALL_TIMEOUT_S, LivenessMonitor
 from dra_agent.agent.lock import StateLock
 from dra_agent.agent.logs import JsonFormatter, TextFormatter
-from dra_agent.agent.measured import MeasuredPreparer
-from dra_agent.agent.metrics import DeviceInfo, Metrics, Reading
-from dra_agent.agent.notify import READY, Notifier
-from dra_agent.agent.pulse import STILL, Pulse
+from dra_agent.agent.systemd_notify import READY, Notifier
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError, UsageError
+from dra_agent.metrics.http_server import HttpServer
+from dra_agent.metrics.instrumented import InstrumentedPreparer
+from dra_agent.metrics.registry import DeviceInfo, Metrics, MetricsSnapshot
 
 
 @pytest.fixture
@@ -117,21 +117,21 @@ def test_without_a_manager_nothing_is_sent_and_nothing_fails(tmp_path: Path) -> 
 
 def test_the_pulse_tells_a_stuck_loop_and_overdue_work() -> None:
     now = [0.0]
-    pulse = Pulse(lambda: now[0])
+    pulse = LivenessMonitor(lambda: now[0])
     with pulse.working("prepare", 60.0), pulse.working("unprepare", 5.0):
         now[0] = 10.0
-        pulse.beat()
-        assert pulse.ills() == ["unprepare is 5 s overdue"]
-        now[0] += STILL + 1
-        assert pulse.ills()[0] == "the event loop has been stuck for 16 s"
-    pulse.beat()
-    assert pulse.ills() == []
+        pulse.heartbeat()
+        assert pulse.failures() == ["unprepare is 5 s overdue"]
+        now[0] += STALL_TIMEOUT_S + 1
+        assert pulse.failures()[0] == "the event loop has been stuck for 16 s"
+    pulse.heartbeat()
+    assert pulse.failures() == []
 
 
 @pytest.fixture
 def server() -> Iterator[tuple[HttpServer, list[str]]]:
     ills: list[str] = []
-    metrics = Metrics(lambda: Reading((DeviceInfo("gpu-0", "n/gpu", "free", 'u"1', "A\\B"),), 3))
+    metrics = Metrics(lambda: MetricsSnapshot((DeviceInfo("gpu-0", "n/gpu", "free", 'u"1', "A\\B"),), 3))
     server = HttpServer(("127.0.0.1", 0), render=metrics.render, healthy=lambda: ills, ready=lambda: ["starting"])
     server.start()
     yield server, ills
@@ -202,8 +202,8 @@ class Failing:
     ],
 )
 def test_every_request_is_counted_by_how_it_ended(error: Exception | None, result: str) -> None:
-    metrics = Metrics(Reading)
-    preparer = MeasuredPreparer(Failing(error), Pulse(), metrics)  # type: ignore[arg-type]
+    metrics = Metrics(MetricsSnapshot)
+    preparer = InstrumentedPreparer(Failing(error), LivenessMonitor(), metrics)  # type: ignore[arg-type]
     for call in (lambda: preparer.prepare({}, Deadline.of(60)), lambda: preparer.unprepare("u", Deadline.of(60))):
         try:
             call()

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from agent.conftest import AgentProcess
-from agent.test_kubernetes import allocate, prepare, registered, unprepare
-from cluster_api.fake import FakeApi
+from agent.test_kubernetes_mode import allocate, prepare, registered, unprepare
 from dra_agent import simulate
 from eventually import eventually
+from fake_apiserver.fake import FakeApi
 
 GPUS = ("gpu-0000-0c-00-0", "gpu-0000-15-00-0")
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from agent.conftest import AgentProcess, ServiceManager, Start
-from agent.test_kubernetes import DRIVER, allocate, prepare, registered, unprepare
-from cluster_api.fake import FakeApi
+from agent.test_kubernetes_mode import DRIVER, allocate, prepare, registered, unprepare
 from dra_agent.errors import AgentError
 from dra_agent.reclaim import client
 from dra_agent.reclaim.wire import Cancel, Request, Status
 from dra_agent.reclaim.wire import Start as Begin
 from eventually import eventually
+from fake_apiserver.fake import FakeApi
 
 KEY = f"{DRIVER}/reclaim"
 
@@ -41,7 +41,7 @@ class World:
         return self._newest
 
     def ask(self, request: Request) -> dict[str, Any]:
-        answer: dict[str, Any] = client.ask(self.state, request)
+        answer: dict[str, Any] = client.send_request(self.state, request)
         return answer
 
     def effects(self) -> set[str]:
@@ -300,7 +300,7 @@ def test_a_pod_with_a_longer_grace_than_its_host_is_asked_before_the_taint(
         reserved = [{"resource": "pods", "name": pod, "uid": made["metadata"]["uid"]}]
         world.api.set_status("resourceclaims", "default", claim[1], {**found["status"], "reservedFor": reserved})
     # The taint waits for them as long as it takes, on a slow machine too.
-    patch = "from dra_agent.reclaim import sequence\nsequence.AHEAD = 60.0"
+    patch = "from dra_agent.reclaim import drain\ndrain.AHEAD = 60.0"
     world.agent(environment={"DRA_AGENT_CONFIG": str(config)}, patch=patch)
 
     async def scenario() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from cluster_api.fake import FakeApi
 from eventually import eventually
-from plugin.fake_kubelet import FakeKubelet
+from fake_apiserver.fake import FakeApi
+from kubelet_plugin.fake_kubelet import FakeKubelet
 
 from .conftest import AgentProcess, Start
 
@@ -62,11 +62,11 @@ def call(kubelet_dir: Path, method: str, *claims: tuple[str, str, str]) -> dict[
 
 def gpu(tmp_path: Path) -> str:
     from dra_agent import simulate
-    from dra_agent.inventory import take
+    from dra_agent.inventory import collect
     from dra_agent.topology import scan
 
     host = simulate.build("vm-1gpu", tmp_path / "looked-at")
-    return next(device.name for device in take(host, scan(host)).devices if device.family == "gpu")
+    return next(device.name for device in collect(host, scan(host)).devices if device.family == "gpu")
 
 
 def test_claims_say_what_they_hold_and_events_what_was_refused(

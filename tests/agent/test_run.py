@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.ports import Entry, HeldDevice
+from dra_agent.prepare.ledger_types import HeldDevice, LedgerEntry
 from eventually import eventually
 
 from .conftest import ServiceManager, Start
@@ -65,7 +65,7 @@ def test_after_a_kill_the_next_agent_starts_at_once(start: Start) -> None:
 
 def test_what_a_killed_agent_left_half_done_is_undone_and_the_rest_is_kept(start: Start, state: Path) -> None:
     with JournalLedger(state, "boot") as ledger:
-        ledger.start(Entry("aaaa-1", "team", "half", (HeldDevice("node-a/gpu", "gpu-0", "gpu"),)), durable=True)
+        ledger.start(LedgerEntry("aaaa-1", "team", "half", (HeldDevice("node-a/gpu", "gpu-0", "gpu"),)), durable=True)
     agent = start("--metrics-address", "127.0.0.1:0").ready()
     assert "the host was restarted" in agent.said()
     # It is served first and repaired after.
@@ -77,7 +77,7 @@ def test_what_a_killed_agent_left_half_done_is_undone_and_the_rest_is_kept(start
 
 def test_a_damaged_ledger_is_set_aside_reported_and_no_reason_not_to_start(start: Start, state: Path) -> None:
     with JournalLedger(state, "boot") as ledger:
-        ledger.start(Entry("aaaa-1", "team", "one", ()), durable=True)
+        ledger.start(LedgerEntry("aaaa-1", "team", "one", ()), durable=True)
     journal = next((state / "ledger").glob("journal-*"))
     data = bytearray(journal.read_bytes())
     data[30] ^= 0xFF
@@ -143,14 +143,14 @@ def test_systemd_is_told_when_it_is_ready_alive_and_stopping(start: Start, servi
 def test_a_thread_that_hangs_does_not_keep_it_from_stopping(state: Path) -> None:
     script = textwrap.dedent("""
         import sys, time
-        from dra_agent.agent import hardware
+        from dra_agent.agent import device_state
         from dra_agent.cli.main import main
 
         def hang(*_, **__):
             print("hanging", flush=True)
             time.sleep(1000)
 
-        hardware.Hardware.refresh = hang
+        device_state.DeviceState.refresh = hang
         sys.exit(main(["run", "--standalone", "--simulate", "vm-1gpu", "--state-dir", sys.argv[1]]))
     """)
     with subprocess.Popen([sys.executable, "-c", script, state], stdout=subprocess.PIPE, text=True) as agent:

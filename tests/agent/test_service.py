@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.agent.config import load
+from dra_agent.agent.config import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "systemd/dra-agent.service"
@@ -74,7 +74,7 @@ def test_the_example_configuration_is_one() -> None:
     import argparse
 
     example = ROOT / "systemd/config.toml"
-    config = load(argparse.Namespace(config=example), {})
+    config = load_config(argparse.Namespace(config=example), {})
     assert config.standalone
 
 
@@ -87,7 +87,7 @@ def test_what_the_example_has_commented_out_would_be_accepted_too(tmp_path: Path
     lines = [re.sub(r"^# (?=[a-z_]+ = |\[)", "", line) for line in text.splitlines()]
     file = tmp_path / "config.toml"
     file.write_text("\n".join(lines))
-    config = load(argparse.Namespace(config=file), {})
+    config = load_config(argparse.Namespace(config=file), {})
     assert config.inventory.exclude
     assert config.inventory.attributes
     Rules(config.inventory, config.driver_name)
@@ -131,9 +131,9 @@ def test_what_is_installed_is_compiled_because_the_service_cannot_write(installe
     sources = [path for path in library.rglob("*.py") if "lib2to3" not in path.parts]
     without = [path for path in sources if not Path(importlib.util.cache_from_source(str(path))).exists()]
     assert len(sources) > 500 and not without, without
-    compiled = Path(importlib.util.cache_from_source(str(library / "dra_agent/agent/life.py"))).read_bytes()
+    compiled = Path(importlib.util.cache_from_source(str(library / "dra_agent/agent/agent.py"))).read_bytes()
     assert compiled[4:8] == b"\x01\0\0\0", "never compared with the source, whose time a package manager changes"
-    assert marshal.loads(compiled[16:]).co_filename == "/opt/dra/lib/dra-agent/dra_agent/agent/life.py"
+    assert marshal.loads(compiled[16:]).co_filename == "/opt/dra/lib/dra-agent/dra_agent/agent/agent.py"
 
 
 def test_unit_tmpfiles_and_configuration_are_in_place(installed: Path) -> None:

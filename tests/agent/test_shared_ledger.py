@@ -10,7 +10,7 @@ import pytest
 
 from dra_agent.agent.shared_ledger import SharedLedger
 from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.ports import Entry
+from dra_agent.prepare.ledger_types import LedgerEntry
 from eventually import eventually_async
 
 
@@ -25,7 +25,7 @@ def ledgers(tmp_path: Path) -> Iterator[tuple[JournalLedger, JournalLedger]]:
 
 def record(ledger: JournalLedger, uid: str) -> None:
     with ledger.turn():
-        ledger.start(Entry(uid, "default", uid, ()), durable=True)
+        ledger.start(LedgerEntry(uid, "default", uid, ()), durable=True)
         ledger.complete(uid, {})
 
 

@@ -19,7 +19,7 @@ PATIENCE_S = 60.0
 START = """\
 import ctypes, signal, sys, threading, time
 from pathlib import Path
-from dra_agent.agent import config, life, signals
+from dra_agent.agent import agent, config, signals
 from dra_agent.cli.main import main
 
 def block(*args, **kwargs):
@@ -37,9 +37,9 @@ def hang(*args, **kwargs):
 {patch}
 sys.exit(main(["run", "--standalone", "--simulate", "vm-1gpu", "--state-dir", sys.argv[1], "--cdi-dir", sys.argv[1]]))
 """
-BEFORE_THE_LOOP = "config.load = block"
-IN_THE_LOOP = "signals.START_STOP_S = 0.5; life.StateLock = block"
-ON_A_THREAD = "signals.START_STOP_S = 600; life.Hardware = hang"
+BEFORE_THE_LOOP = "config.load_config = block"
+IN_THE_LOOP = "signals.START_STOP_S = 0.5; agent.StateLock = block"
+ON_A_THREAD = "signals.START_STOP_S = 600; agent.DeviceState = hang"
 
 Run = Callable[..., subprocess.Popen[str]]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dra_agent.simulate import change
+from dra_agent.simulate import inject
 from eventually import eventually
 
 from .conftest import Start
@@ -23,11 +23,11 @@ GPU = "gpu-0000-00-04-0"
 
 
 def unplug(root: Path) -> None:
-    change.unplug(root, ADDRESS)
+    inject.unplug(root, ADDRESS)
 
 
 def lose(root: Path) -> None:
-    change.xid(root, ADDRESS, 79)
+    inject.xid(root, ADDRESS, 79)
 
 
 @pytest.mark.parametrize(("break_it", "said"), [(unplug, "not on this host"), (lose, "XID 79")])

@@ -12,10 +12,10 @@ import grpc
 import pytest
 
 from agent.conftest import AgentProcess
-from agent.test_kubernetes import GPU, allocate, kubernetes, prepare, specs, unprepare
-from cluster_api.fake import FakeApi
+from agent.test_kubernetes_mode import GPU, allocate, kubernetes, prepare, specs, unprepare
 from eventually import eventually_async
-from plugin.fake_kubelet import Driver, FakeKubelet
+from fake_apiserver.fake import FakeApi
+from kubelet_plugin.fake_kubelet import Driver, FakeKubelet
 
 __all__ = ["kubernetes"]
 

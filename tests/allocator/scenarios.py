@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from allocator.worlds import GPU, NIC, NODES, make_slices
+from allocator.random_pools import GPU, NIC, NODES, make_slices
 
 Json = dict[str, Any]
 

@@ -10,7 +10,7 @@ import pytest
 from allocator import oracle
 from allocator.scenarios import scenario
 from dra_agent import _native
-from dra_agent.allocator import allocate, question
+from dra_agent.allocator import allocate, encode_query
 
 BATCH = 250
 
@@ -36,7 +36,7 @@ def test_a_search_that_prunes_from_the_start_has_the_scheduler_s_answers(go_allo
     for seed, asked, want in zip(seeds, questions, oracle.ask(go_allocator, questions), strict=True):
         if oracle.timed_out(want):
             continue
-        pruning = {**json.loads(question(**asked)), "attempts_before_pruning": 0}
+        pruning = {**json.loads(encode_query(**asked)), "attempts_before_pruning": 0}
         got = json.loads(_native.allocate(json.dumps(pruning).encode()))
         assert oracle.comparable(got) == oracle.comparable(want), (
             f"seed {seed}: ours says {got['error']}, the scheduler {want['error']}\n{json.dumps(asked)}"

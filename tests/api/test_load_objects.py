@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dra_agent.errors import PermanentError
-from dra_agent.objects import load_objects, parse_objects
+from dra_agent.manifests import load_manifests, parse_objects
 
 CLAIM = """\
 # two GPUs
@@ -34,7 +34,7 @@ def refused(text: str) -> str:
 def test_a_file_of_several_documents(tmp_path: Path) -> None:
     path = tmp_path / "claims.yaml"
     path.write_text("---\n" + CLAIM + "---\n# nothing here\n---\n" + CLAIM.replace("pair", "other"))
-    first, second = load_objects(path)
+    first, second = load_manifests(path)
     assert (first.kind, first.name, first.number) == ("ResourceClaim", "pair", 1)
     assert (second.name, second.number) == ("other", 2)
     assert second.line_of("metadata.name") == 21
@@ -158,31 +158,31 @@ def test_what_a_newer_cluster_printed_is_passed_over_when_asked() -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match=r"missing\.yaml: cannot be read: No such file"):
-        load_objects(tmp_path / "missing.yaml")
+        load_manifests(tmp_path / "missing.yaml")
     with pytest.raises(PermanentError, match="cannot be read: Is a directory"):
-        load_objects(tmp_path)
+        load_manifests(tmp_path)
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(PermanentError, match="not UTF-8"):
-        load_objects(tmp_path / "binary")
+        load_manifests(tmp_path / "binary")
 
 
 def test_only_regular_files_of_a_bounded_size_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(PermanentError, match="fifo: cannot be read: Is a FIFO, not a regular file"):
-        load_objects(tmp_path / "fifo")
+        load_manifests(tmp_path / "fifo")
     with pytest.raises(PermanentError, match="cannot be read: Is a device, not a regular file"):
-        load_objects("/dev/zero")
+        load_manifests("/dev/zero")
     (tmp_path / "claim.yaml").write_text(CLAIM)
     with pytest.raises(PermanentError, match=r"claim\.yaml: cannot be read: Larger than 10 bytes"):
-        load_objects(tmp_path / "claim.yaml", max_bytes=10)
+        load_manifests(tmp_path / "claim.yaml", max_bytes=10)
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(CLAIM))
-    assert load_objects("-")[0].file == "standard input"
+    assert load_manifests("-")[0].file == "standard input"
     monkeypatch.setattr("sys.stdin", io.StringIO(CLAIM))
     with pytest.raises(PermanentError, match="standard input: cannot be read: Larger than 10 bytes"):
-        load_objects("-", max_bytes=10)
+        load_manifests("-", max_bytes=10)
 
 
 def test_a_mistake_in_an_expression_is_found_before_anything_runs() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from dra_agent.cdi.registry import load, load_file
+from dra_agent.cdi.registry import load_file, load_registry
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "cdi" / "examples"
 NAMES = sorted(path.name for path in EXAMPLES.glob("*.json"))
@@ -49,7 +49,7 @@ def test_the_official_library_loads_and_injects_each_example(name: str, oracle: 
 
 def test_every_device_node_has_type_and_numbers() -> None:
     for name in NAMES:
-        for registered in load([EXAMPLES]).devices.values():
+        for registered in load_registry([EXAMPLES]).devices.values():
             edits = (registered.spec.container_edits, registered.device.container_edits)
             for node in (node for edit in edits for node in edit.device_nodes):
                 assert node.type and node.major is not None and node.minor is not None, (name, node)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from dra_agent.cdi.claim import ClaimedDevice, compose
+from dra_agent.cdi.claim import SpecDevice, build_spec
 from dra_agent.cdi.directory import SpecDirectory
+from dra_agent.cdi.edits import DeviceEdits
 from dra_agent.cdi.model import ContainerEdits, Hook
-from dra_agent.cdi.recipes import DeviceEdits
 from dra_agent.cdi.runtime import Runtime, find, make_rootfs
-from dra_agent.inventory.device import Device
-from dra_agent.setup.hook import HookProgram
+from dra_agent.device_setup.container_hook import ContainerHook
+from dra_agent.inventory.model import Device
 
 DRIVER = "dra-agent.internal"
 REGION = "drm/0000:03:00.0/vram0"
@@ -37,7 +37,7 @@ def hooks(tmp_path: Path) -> ContainerEdits:
     place = tmp_path / "place"
     place.write_text(PLACE.format(tree=tmp_path))
     place.chmod(0o755)
-    program = HookProgram(tmp_path / "host")
+    program = ContainerHook(tmp_path / "host")
     program.install()
     first = ContainerEdits(hooks=(Hook("createRuntime", str(place), ("place",)),))
     arguments = ("--cgroups", str(root), "--proc", str(tmp_path / "proc"), "--region", REGION, "--bytes", "4294967296")
@@ -46,8 +46,8 @@ def hooks(tmp_path: Path) -> ContainerEdits:
 
 def write_claim(hooks: ContainerEdits, cdi: Path) -> list[str]:
     gpu = Device("gpu-0000-03-00-0", "gpu", "amd", "0000:03:00.0", {})
-    held = [ClaimedDevice(gpu, DeviceEdits(hooks, ContainerEdits()), ("gpu",), "share-1", {"memory": "4Gi"})]
-    spec = compose(DRIVER, "uid-1", "default", "train", held)
+    held = [SpecDevice(gpu, DeviceEdits(hooks, ContainerEdits()), ("gpu",), "share-1", {"memory": "4Gi"})]
+    spec = build_spec(DRIVER, "uid-1", "default", "train", held)
     SpecDirectory(cdi, DRIVER).write("uid-1", spec.data)
     return list(spec.ids[0])
 

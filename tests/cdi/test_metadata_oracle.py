@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dra_agent import simulate
-from dra_agent.cdi.metadata import DescribedClaim, DescribedRequest
+from dra_agent.cdi.metadata import ClaimIdentity, RequestMetadata
 from dra_agent.cdi.metadata_files import MetadataDirectory
-from dra_agent.inventory import Device, pool_name, take
+from dra_agent.inventory import Device, collect, pool_name
 from dra_agent.topology import scan
 from oracle import go
 
@@ -32,16 +32,16 @@ def read(upstream: Path, *files: Path) -> list[dict[str, Any]]:
 
 
 def describe(directory: MetadataDirectory, uid: str, devices: list[Device], pod_claim_name: str | None = None) -> Path:
-    claim = DescribedClaim(uid, "team-a", "training-gpu-x7k2p", pod_claim_name)
+    claim = ClaimIdentity(uid, "team-a", "training-gpu-x7k2p", pod_claim_name)
     held = tuple((pool_name("node-1", device.family), device) for device in devices)
-    directory.ensure(claim, [DescribedRequest("gpu", "gpu/h100", held)])
+    directory.ensure(claim, [RequestMetadata("gpu", "gpu/h100", held)])
     return directory.file(uid, "gpu")
 
 
 @pytest.mark.parametrize("profile", simulate.profiles())
 def test_upstream_reads_what_every_device_is(upstream: Path, profile: str, tmp_path: Path) -> None:
     host = simulate.build(profile, tmp_path / "root")
-    devices = list(take(host, scan(host)).devices)
+    devices = list(collect(host, scan(host)).devices)
     directory = MetadataDirectory(tmp_path / "metadata", DRIVER)
     files = [describe(directory, f"uid-{device.name}", [device]) for device in devices]
     files.append(describe(directory, "uid-all", devices, "my-gpu"))

@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from dra_agent.cdi.edits import toolkit
+from dra_agent.cdi.edits.nvidia import version_numbers
+from dra_agent.cdi.edits.registry import EditProviders, find_nvidia_ctk
 from dra_agent.cdi.model import ContainerEdits
-from dra_agent.cdi.recipes import nvidia_ctk
-from dra_agent.cdi.recipes.choice import Recipes, find_nvidia_ctk
-from dra_agent.cdi.recipes.nvidia import version_numbers
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.api import Attribute
-from dra_agent.inventory.device import Device, DeviceNode
+from dra_agent.inventory.model import Device, DeviceNode
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 OTHER = "GPU-99999999-2222-3333-4444-555555555555"
@@ -95,7 +95,7 @@ def calls(tmp_path: Path) -> list[str]:
 
 def test_the_toolkits_own_spec_is_used_where_it_fits(host: Host, cdi: Path, tmp_path: Path) -> None:
     (cdi / "nvidia.yaml").write_text(as_yaml(toolkit_spec(tmp_path)))
-    edits = Recipes(host, directories=[cdi]).edits(gpu(host))
+    edits = EditProviders(host, directories=[cdi]).edits(gpu(host))
     assert edits.foreign_ids == (f"nvidia.com/gpu={UUID}",)
     assert edits.own == ContainerEdits() and edits.common == ContainerEdits() and edits.notes == ()
 
@@ -120,7 +120,7 @@ def test_a_toolkit_spec_that_does_not_fit_is_passed_over(host: Host, cdi: Path, 
     (cdi / "nvidia.yaml").write_text(as_yaml(spec))
     if reason == "twice":
         (cdi / "nvidia-copy.yaml").write_text(as_yaml(spec))
-    edits = Recipes(host, directories=[cdi]).edits(gpu(host))
+    edits = EditProviders(host, directories=[cdi]).edits(gpu(host))
     assert edits.foreign_ids == ()
     assert "driver libraries are not injected" in edits.notes[0]
 
@@ -129,14 +129,14 @@ def test_the_higher_directory_decides(host: Host, cdi: Path, tmp_path: Path) -> 
     low = tmp_path / "low"
     low.mkdir()
     (low / "nvidia.yaml").write_text(as_yaml(toolkit_spec(tmp_path)))
-    recipes = Recipes(host, directories=[low, cdi])
+    recipes = EditProviders(host, directories=[low, cdi])
     assert recipes.edits(gpu(host)).foreign_ids
     (cdi / "nvidia.yaml").write_text(as_yaml(toolkit_spec(tmp_path, version="570.1.2")))
     assert not recipes.edits(gpu(host)).foreign_ids, "runtimes would take the stale one, which has priority"
 
 
 def test_a_refreshed_toolkit_spec_is_seen_at_once(host: Host, cdi: Path, tmp_path: Path) -> None:
-    recipes = Recipes(host, directories=[cdi])
+    recipes = EditProviders(host, directories=[cdi])
     assert not recipes.edits(gpu(host)).foreign_ids
     (cdi / "nvidia.json").write_text(json.dumps(toolkit_spec(tmp_path, version="570.1.2")))
     assert not recipes.edits(gpu(host)).foreign_ids
@@ -147,7 +147,7 @@ def test_a_refreshed_toolkit_spec_is_seen_at_once(host: Host, cdi: Path, tmp_pat
 def test_the_toolkit_is_asked_once_where_it_published_nothing(host: Host, cdi: Path, tmp_path: Path) -> None:
     (tmp_path / "answer.json").write_text(json.dumps(toolkit_spec(tmp_path)))
     ctk = tool(tmp_path, f"cat {tmp_path}/answer.json")
-    recipes = Recipes(host, directories=[cdi], ctk=ctk)
+    recipes = EditProviders(host, directories=[cdi], ctk=ctk)
     first = recipes.edits(gpu(host))
     assert recipes.edits(gpu(host)) == first
     assert calls(tmp_path) == [f"cdi generate --format=json --device-name-strategy=uuid --device-id={UUID}"]
@@ -164,7 +164,7 @@ def test_an_older_toolkit_is_asked_for_all_devices(host: Host, cdi: Path, tmp_pa
     (tmp_path / "answer.json").write_text(json.dumps(toolkit_spec(tmp_path)))
     refusal = "echo 'Incorrect Usage: flag provided but not defined: -device-id' >&2; exit 1"
     ctk = tool(tmp_path, f'case "$*" in *--device-id*) {refusal};; esac\ncat {tmp_path}/answer.json')
-    edits = Recipes(host, directories=[cdi], ctk=ctk).edits(gpu(host))
+    edits = EditProviders(host, directories=[cdi], ctk=ctk).edits(gpu(host))
     assert len(calls(tmp_path)) == 2 and [node.path for node in edits.own.device_nodes] == ["/dev/nvidia0"]
 
 
@@ -180,22 +180,22 @@ def test_an_older_toolkit_is_asked_for_all_devices(host: Host, cdi: Path, tmp_pa
 def test_a_failing_toolkit_is_an_error_that_may_pass(
     host: Host, cdi: Path, tmp_path: Path, body: str, message: str
 ) -> None:
-    recipes = Recipes(host, directories=[cdi], ctk=tool(tmp_path, body))
+    recipes = EditProviders(host, directories=[cdi], ctk=tool(tmp_path, body))
     with pytest.raises(RetryableError, match=message) as caught:
         recipes.edits(gpu(host))
-    assert caught.value.where == str(tmp_path / "nvidia-ctk") and caught.value.todo
+    assert caught.value.where == str(tmp_path / "nvidia-ctk") and caught.value.hint
 
 
 def test_a_failure_for_one_gpu_leaves_the_others_alone(host: Host, cdi: Path, tmp_path: Path) -> None:
     (tmp_path / "answer.json").write_text(json.dumps(toolkit_spec(tmp_path)))
-    recipes = Recipes(host, directories=[cdi], ctk=tool(tmp_path, f"cat {tmp_path}/answer.json"))
+    recipes = EditProviders(host, directories=[cdi], ctk=tool(tmp_path, f"cat {tmp_path}/answer.json"))
     with pytest.raises(RetryableError, match=f"does not know {OTHER}"):
         recipes.edits(gpu(host, uuid=OTHER))
     assert recipes.edits(gpu(host)).common.hooks
 
 
 def test_a_hung_toolkit_costs_one_deadline(host: Host, cdi: Path, tmp_path: Path) -> None:
-    ctk = nvidia_ctk.NvidiaCtk(tool(tmp_path, "sleep 60 & sleep 60"), deadline=0.3)
+    ctk = toolkit.ToolkitCommand(tool(tmp_path, "sleep 60 & sleep 60"), deadline=0.3)
     began = time.monotonic()
     with pytest.raises(RetryableError, match=r"did not answer within 0\.3 s"):
         ctk.edits(UUID, None)
@@ -206,13 +206,13 @@ def test_a_hung_toolkit_costs_one_deadline(host: Host, cdi: Path, tmp_path: Path
 
 
 def test_a_toolkit_that_cannot_be_run_is_named(host: Host, cdi: Path, tmp_path: Path) -> None:
-    recipes = Recipes(host, directories=[cdi], ctk=tmp_path / "missing")
+    recipes = EditProviders(host, directories=[cdi], ctk=tmp_path / "missing")
     with pytest.raises(RetryableError, match="missing: cannot be run: No such file"):
         recipes.edits(gpu(host))
 
 
 def test_nodes_alone_are_given_with_a_note(host: Host, cdi: Path) -> None:
-    edits = Recipes(host, directories=[cdi]).edits(gpu(host))
+    edits = EditProviders(host, directories=[cdi]).edits(gpu(host))
     assert [mount.container_path for mount in edits.own.mounts] == ["/dev/nvidia0"]
     common = [mount.container_path for mount in edits.common.mounts]
     assert common == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"], "modeset is not on this host"
@@ -223,17 +223,17 @@ def test_nodes_alone_are_given_with_a_note(host: Host, cdi: Path) -> None:
 def test_a_control_node_that_the_gpu_needs_must_be_there(host: Host, cdi: Path) -> None:
     path = "/dev/nvidia-uvm"
     device = msgspec.structs.replace(gpu(host), nodes=(DeviceNode(path, str(host.dev_path(path)), "control"),))
-    assert Recipes(host, directories=[cdi]).edits(device).notes
+    assert EditProviders(host, directories=[cdi]).edits(device).notes
     host.dev_path(path).unlink()
     with pytest.raises(RetryableError, match="nvidia-uvm cannot be used"):
-        Recipes(host, directories=[cdi]).edits(device)
+        EditProviders(host, directories=[cdi]).edits(device)
 
 
 def test_a_gpu_without_its_node_cannot_be_used_whichever_way_is_taken(host: Host, cdi: Path, tmp_path: Path) -> None:
     (cdi / "nvidia.yaml").write_text(as_yaml(toolkit_spec(tmp_path)))
     host.dev_path("/dev/nvidia0").unlink()
     with pytest.raises(RetryableError, match=r"device gpu-0: its device node .*/nvidia0 cannot be used"):
-        Recipes(host, directories=[cdi]).edits(gpu(host))
+        EditProviders(host, directories=[cdi]).edits(gpu(host))
 
 
 def test_a_mig_slice_gets_capability_nodes_that_the_host_never_made(host: Host, cdi: Path, make_node: MakeNode) -> None:
@@ -246,7 +246,7 @@ def test_a_mig_slice_gets_capability_nodes_that_the_host_never_made(host: Host, 
     paths = {"/dev/nvidia0": "gpu", **{f"/dev/nvidia-caps/nvidia-cap{n}": "capability" for n in (66, 67)}}
     nodes = tuple(DeviceNode(path, str(host.dev_path(path)), role) for path, role in paths.items())  # type: ignore[arg-type]
     mig = Device("gpu-0-mig", "gpu", "nvidia", "0000:1b:00.0", {}, nodes=nodes, identity={"uuid": "MIG-1"})
-    made = {node.path: node for node in Recipes(host, directories=[cdi]).edits(mig).own.device_nodes}
+    made = {node.path: node for node in EditProviders(host, directories=[cdi]).edits(mig).own.device_nodes}
     assert (made["/dev/nvidia0"].major, made["/dev/nvidia0"].minor) == (195, 0)
     assert made["/dev/nvidia-caps/nvidia-cap66"].host_path == str(host.dev_path("/dev/nvidia-caps/nvidia-cap66"))
     unmade = made["/dev/nvidia-caps/nvidia-cap67"]
@@ -264,7 +264,7 @@ def test_a_capability_whose_driver_is_unknown_is_an_error(host: Host, cdi: Path)
         nodes=(DeviceNode(path, str(host.dev_path(path)), "capability"),),
     )
     with pytest.raises(RetryableError, match="nvidia-cap66 cannot be used"):
-        Recipes(host, directories=[cdi]).edits(mig)
+        EditProviders(host, directories=[cdi]).edits(mig)
 
 
 def mig_device(host: Host, make_node: MakeNode) -> Device:
@@ -291,10 +291,10 @@ def test_a_mig_instance_that_was_destroyed_since_it_was_published_is_refused(
     device = mig_device(host, make_node)
     if published:
         (cdi / "nvidia.yaml").write_text(as_yaml(toolkit_spec(tmp_path)))
-    Recipes(host, directories=[cdi]).edits(device)
+    EditProviders(host, directories=[cdi]).edits(device)
     shutil.rmtree(host.proc / "driver/nvidia/capabilities/gpu0/mig" / gone)
     with pytest.raises(RetryableError, match=r"device gpu-0-mig: its MIG instance is no longer on the GPU"):
-        Recipes(host, directories=[cdi]).edits(device)
+        EditProviders(host, directories=[cdi]).edits(device)
 
 
 def test_versions_are_compared_by_number() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from dra_agent.cdi.injection import applied_edits
 from dra_agent.cdi.model import ContainerEdits, Device, Spec, encode
-from dra_agent.cdi.registry import decode, load
+from dra_agent.cdi.registry import decode, load_registry
 from dra_agent.errors import PermanentError
 
 # Building the official library takes a while where nothing of it was built before.
@@ -96,7 +96,7 @@ def test_files_are_taken_and_refused_as_the_official_library_does(oracle: Any, t
     for name in [*CASES, *RAW]:
         if name == "no-devices" and oracle.version == "0.8":
             continue  # that version takes a file without devices; there is nothing in it to inject
-        ours = load([tmp_path / name])
+        ours = load_registry([tmp_path / name])
         theirs = oracle([tmp_path / name])
         refused = bool(theirs["errors"])
         assert bool(ours.files[0].refused) == refused, (name, ours.files[0].refused, theirs["errors"])
@@ -122,7 +122,7 @@ def test_conflicts_and_priorities_are_resolved_as_the_official_library_does(orac
     (low / "folder.json").mkdir()
     put(low / "folder.json" / "e.json", "nested", value="x")
     (low / "dangling.json").symlink_to("nowhere")
-    ours = load([low, high])
+    ours = load_registry([low, high])
     theirs = oracle([low, high], [[name] for name in sorted(ours.devices)])
     assert sorted(ours.devices) == theirs["devices"]
     assert {conflict.name.partition("=")[2] for conflict in ours.conflicts} == {
@@ -167,7 +167,7 @@ def test_edits_are_put_together_as_the_official_library_does(oracle: Any, tmp_pa
         json.dumps(spec(kind="other.com/class", containerEdits={"env": ["COMMON=2"]}))
     )
     ids = ["vendor.com/class=a", "vendor.com/class=b", "other.com/class=dev0"]
-    edits = applied_edits(load([tmp_path]), ids)
+    edits = applied_edits(load_registry([tmp_path]), ids)
     official = oracle([tmp_path], [ids])["injections"][0]["spec"]
     assert list(edits.env) == official["process"]["env"]
     assert [(n.path, n.major, n.minor) for n in edits.device_nodes] == [
@@ -182,7 +182,7 @@ def test_edits_are_put_together_as_the_official_library_does(oracle: Any, tmp_pa
 
 def test_an_unknown_device_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match=r"vendor\.com/class=nothing"):
-        applied_edits(load([tmp_path]), ["vendor.com/class=nothing"])
+        applied_edits(load_registry([tmp_path]), ["vendor.com/class=nothing"])
 
 
 def test_odd_characters_arrive_as_they_were(oracle: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.agent.pulse import Pulse
+from dra_agent.agent.liveness import LivenessMonitor
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.errors import RetryableError
 
@@ -40,15 +40,15 @@ def test_a_directory_that_is_there_or_not_there_yet_is_not_replaced(tmp_path: Pa
 
 def test_liveness_fails_once_it_has_been_so_for_a_while(removed: Path, tmp_path: Path) -> None:
     now = [100.0]
-    pulse = Pulse(lambda: now[0])
+    pulse = LivenessMonitor(lambda: now[0])
     broken = [True]
     gone, there = SpecDirectory(removed, "d.example.com"), SpecDirectory(tmp_path, "d.example.com")
     pulse.watch(lambda: (gone if broken[0] else there).replaced(), 30.0)
 
     def after(seconds: float) -> list[str]:
         now[0] += seconds
-        pulse.beat()
-        return pulse.ills()
+        pulse.heartbeat()
+        return pulse.failures()
 
     assert after(0) == [] and after(29) == []
     assert "removed or replaced" in after(1)[0]

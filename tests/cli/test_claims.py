@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from cluster_api.fake import FakeApi
 from dra_agent.cli.main import main
 from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.ledger_copy import read_copy
-from dra_agent.prepare.ports import Entry, HeldDevice
+from dra_agent.prepare.ledger_reader import read_copy
+from dra_agent.prepare.ledger_types import HeldDevice, LedgerEntry
+from fake_apiserver.fake import FakeApi
 
 Run = Callable[..., tuple[int, str, str]]
 DRIVER = "dra-agent.internal"
@@ -39,11 +39,11 @@ def node(tmp_path: Path) -> JournalLedger:
     ledger = JournalLedger(tmp_path / "state", "boot-1")
     for number, name in enumerate(("training", "serving", "late")):
         device = f"gpu-{number}"
-        entry = Entry(f"uid-{name}", "team-a", name, (HeldDevice("n1/gpu", device, "gpu"),))
+        entry = LedgerEntry(f"uid-{name}", "team-a", name, (HeldDevice("n1/gpu", device, "gpu"),))
         record = {
             "devices": [{"pool": "n1/gpu", "device": device, "requests": ["gpu"], "cdi_device_ids": [f"id-{name}"]}]
         }
-        ledger.start(Entry(entry.uid, entry.namespace, entry.name, entry.devices, payload=record), durable=True)
+        ledger.start(LedgerEntry(entry.uid, entry.namespace, entry.name, entry.devices, payload=record), durable=True)
         if name != "late":
             ledger.complete(entry.uid, record)
     return ledger
@@ -132,7 +132,7 @@ def test_a_ledger_is_read_while_it_is_written(
     import threading
 
     # No agent writes without a pause, and this one may replace a journal in each of a few tries.
-    monkeypatch.setattr("dra_agent.prepare.ledger_copy.TRIES", 1000)
+    monkeypatch.setattr("dra_agent.prepare.ledger_reader.TRIES", 1000)
     stop = threading.Event()
 
     def write() -> None:
@@ -140,7 +140,7 @@ def test_a_ledger_is_read_while_it_is_written(
         while not stop.is_set():
             number += 1
             uid = f"w-{number}"
-            node.start(Entry(uid, "n", "w", (HeldDevice("n1/gpu", f"x-{number}", "gpu"),)), durable=False)
+            node.start(LedgerEntry(uid, "n", "w", (HeldDevice("n1/gpu", f"x-{number}", "gpu"),)), durable=False)
             node.complete(uid, {"devices": []})
             node.release(uid)
 

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from dra_agent.agent.setups import known_setups
+from dra_agent.agent.setup_registry import known_setups
 from dra_agent.cli.main import main
 from dra_agent.errors import PermanentError
 from dra_agent.prepare.config import decode

@@ -87,7 +87,7 @@ def test_no_error_prints_control_characters(
 
     def run(args: argparse.Namespace) -> int:
         if issubclass(error, AgentError):
-            raise error(HOSTILE, where=HOSTILE, todo=HOSTILE)
+            raise error(HOSTILE, where=HOSTILE, hint=HOSTILE)
         raise error(HOSTILE)
 
     monkeypatch.setattr(module, "run", run)
@@ -98,7 +98,7 @@ def test_no_error_prints_control_characters(
 
 
 def test_an_error_is_printable_wherever_it_is_shown() -> None:
-    assert_harmless(str(PermanentError(HOSTILE, where=HOSTILE, todo=HOSTILE)))
+    assert_harmless(str(PermanentError(HOSTILE, where=HOSTILE, hint=HOSTILE)))
 
 
 def test_colours_of_tables_reach_a_terminal(

@@ -17,7 +17,7 @@ from cluster.kube.api import CLASSES, PODS, Object
 from cluster.kube.cluster import Cluster
 from cluster.kube.workload import Namespace, request
 from cluster.test_health import taints, until_health
-from dra_agent.inventory.nvidia.library import Nvml
+from dra_agent.inventory.nvidia.nvml_client import NvmlClient
 from dra_agent.simulate import mig, nvml
 
 GPU = "0000:1b:00.0"
@@ -51,7 +51,7 @@ def slices_class(cluster: Cluster) -> Iterator[str]:
 
 def divide(host: Path, count: int) -> None:
     """Do what an administrator does with nvidia-smi: MIG mode on, and instances on the first GPU."""
-    library = Nvml(host / "lib" / nvml.LIBRARY, 20.0)
+    library = NvmlClient(host / "lib" / nvml.LIBRARY, 20.0)
     library.start()
     bus = f"0000{GPU.upper()}".encode()
     gpu = library.call("nvmlDeviceGetHandleByPciBusId", bus)

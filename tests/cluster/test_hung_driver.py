@@ -18,7 +18,7 @@ from cluster.kube.driven import DrivenMachine, machine
 from cluster.kube.process import until
 from cluster.kube.workload import Namespace, request
 from cluster.test_passthrough import handovers, passthrough
-from dra_agent.simulate import change
+from dra_agent.simulate import inject
 
 PROFILE = "l40s"
 SICK, OTHERS = "0000:41:00.0", ("0000:01:00.0", "0000:81:00.0", "0000:c1:00.0")
@@ -64,7 +64,7 @@ def waiting(driven: DrivenMachine) -> dict[int, str]:
                 words = (process / "cmdline").read_bytes().decode().split("\0")
             except OSError:
                 continue
-            if "dra_agent.setup.sysfs_access" in words and str(driven.roots) in words[-2]:
+            if "dra_agent.device_setup.sysfs_access" in words and str(driven.roots) in words[-2]:
                 found[int(process.name)] = words[-2].rpartition("/")[2]
     return found
 
@@ -77,7 +77,7 @@ def is_tainted(agent: Agent, address: str) -> bool:
 def health_goes_on(agent: Agent, driven: DrivenMachine, address: str) -> None:
     """Another GPU falls off the bus: a look at its health finds it, and a slice is written."""
     assert not is_tainted(agent, address)
-    change.fail(driven.root, None, GPU_IS_LOST, address)
+    inject.fail(driven.root, None, GPU_IS_LOST, address)
     until(lambda: is_tainted(agent, address), f"{address} is tainted")
 
 

@@ -16,14 +16,14 @@ import pytest
 
 from cluster.kube import build, prerequisites
 from cluster.kube.api import NODES, SLICES, Object
+from cluster.kube.cluster_dir import Place
 from cluster.kube.control_plane import ControlPlane
-from cluster.kube.place import Place
-from cluster_api.certificates import Authority
-from dra_agent.cluster import RESOURCE_SLICES, ApiServer, ConflictError, connect
 from dra_agent.inventory.api import Capacity, RequestPolicy
-from dra_agent.inventory.device import Device, Inventory
+from dra_agent.inventory.model import Device, Inventory
+from dra_agent.kube_client import RESOURCE_SLICES, ApiClient, ConflictError, connect
 from dra_agent.publish import Publisher
 from eventually import eventually_async
+from fake_apiserver.certificates import Authority
 from publish.node import DRIVER, NODE, device, devices, partitioned, settled, tainted
 
 VALID_S = 20
@@ -81,7 +81,7 @@ class Site:
     def has(self, *found: Device) -> None:
         self.inventory = Inventory(devices=found)
 
-    def run(self, story: Callable[[Publisher, ApiServer], Awaitable[None]]) -> None:
+    def run(self, story: Callable[[Publisher, ApiClient], Awaitable[None]]) -> None:
         async def main() -> None:
             async with connect(self.kubeconfig) as api:
                 publisher = Publisher(api, node=NODE, driver=DRIVER, inventory=lambda: self.inventory)
@@ -99,7 +99,7 @@ class Site:
             self.has(*found)
         writes: dict[str, int] = {}
 
-        async def story(publisher: Publisher, _: ApiServer) -> None:
+        async def story(publisher: Publisher, _: ApiClient) -> None:
             await settled(publisher)
             writes.update({op: count for op, count in publisher.reading().writes.items() if count})
 
@@ -162,7 +162,7 @@ def test_partitions_are_published_with_their_counters(site: Site) -> None:
 def test_slices_that_are_wiped_are_back_within_two_seconds(site: Site) -> None:
     site.has(*devices(130))
 
-    async def story(publisher: Publisher, _: ApiServer) -> None:
+    async def story(publisher: Publisher, _: ApiClient) -> None:
         await settled(publisher)
         uids = {item["metadata"]["uid"] for item in site.slices()}
         for _ in range(3):
@@ -182,7 +182,7 @@ def test_slices_that_are_wiped_are_back_within_two_seconds(site: Site) -> None:
 def test_nothing_is_asked_while_nothing_changes(site: Site) -> None:
     site.has(*devices(3))
 
-    async def story(publisher: Publisher, api: ApiServer) -> None:
+    async def story(publisher: Publisher, api: ApiClient) -> None:
         await settled(publisher)
         await asyncio.sleep(0.5)
         before = dict(api.requests)
@@ -198,10 +198,10 @@ def test_nothing_is_asked_while_nothing_changes(site: Site) -> None:
 
 
 def test_watches_that_end_lose_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_agent.cluster.server.WATCH", (1, 1))
+    monkeypatch.setattr("dra_agent.kube_client.client.WATCH_TIMEOUT_S", (1, 1))
     site.has(device(1))
 
-    async def story(publisher: Publisher, api: ApiServer) -> None:
+    async def story(publisher: Publisher, api: ApiClient) -> None:
         await settled(publisher)
         for _ in range(4):
             await asyncio.sleep(0.7)
@@ -216,7 +216,7 @@ def test_watches_that_end_lose_nothing(site: Site, monkeypatch: pytest.MonkeyPat
 def test_an_api_server_that_is_away_is_caught_up_with(site: Site) -> None:
     site.has(device(1))
 
-    async def story(publisher: Publisher, _: ApiServer) -> None:
+    async def story(publisher: Publisher, _: ApiClient) -> None:
         await settled(publisher)
         await asyncio.to_thread(site.plane.apiserver.kill)
         site.has(device(1), device(2))
@@ -237,7 +237,7 @@ def test_an_api_server_that_is_away_is_caught_up_with(site: Site) -> None:
 def test_two_publishers_of_one_node_do_not_fight_when_one_may_not_write(site: Site) -> None:
     site.has(device(1))
 
-    async def story(publisher: Publisher, api: ApiServer) -> None:
+    async def story(publisher: Publisher, api: ApiClient) -> None:
         await settled(publisher)
         old = Publisher(
             api, node=NODE, driver=DRIVER, inventory=lambda: Inventory(devices=(device(9),)), may_write=lambda: False
@@ -254,7 +254,7 @@ def test_two_publishers_of_one_node_do_not_fight_when_one_may_not_write(site: Si
 def test_preconditions_and_dry_runs_are_the_real_servers(site: Site) -> None:
     site.publish(device(1))
 
-    async def story(_: Publisher, api: ApiServer) -> None:
+    async def story(_: Publisher, api: ApiClient) -> None:
         (found,) = (await api.list(RESOURCE_SLICES, fields={"spec.nodeName": NODE})).items
         name, uid = found["metadata"]["name"], found["metadata"]["uid"]
         with pytest.raises(ConflictError):
@@ -292,7 +292,7 @@ def test_a_client_certificate_that_expires_is_followed_to_its_successor(
     site.kubeconfig.write_text(json.dumps(config))
     site.has(device(1))
 
-    async def story(publisher: Publisher, _: ApiServer) -> None:
+    async def story(publisher: Publisher, _: ApiClient) -> None:
         await settled(publisher)
         await asyncio.sleep(VALID_S + 1)
         site.has(device(1), device(2))
@@ -309,7 +309,7 @@ def test_a_client_certificate_that_expires_is_followed_to_its_successor(
 def problems_of(site: Site) -> tuple[str, ...]:
     found: list[tuple[str, ...]] = []
 
-    async def story(publisher: Publisher, _: ApiServer) -> None:
+    async def story(publisher: Publisher, _: ApiClient) -> None:
         await settled(publisher)
         before = [item["metadata"]["resourceVersion"] for item in site.slices()]
         for _ in range(3):

@@ -15,7 +15,7 @@ from cluster.kube.api import CLAIMS, DEPLOYMENTS, NODES, PODS, Object
 from cluster.kube.cluster import Cluster
 from cluster.kube.process import until
 from cluster.kube.workload import Namespace, close, container, pod_spec, request
-from dra_agent.reclaim.client import ask
+from dra_agent.reclaim.client import send_request
 from dra_agent.reclaim.wire import Cancel, Start, Status
 from reclaim.metadata.aws import FakeAws
 
@@ -117,8 +117,8 @@ def test_a_spot_notice_moves_claims_to_the_other_node(
     t6 = time.time()
     assert pools(namespace) == {"node-b/gpu"}
     tainted(doomed, "NoExecute")
-    until(lambda: ask(doomed.state_dir, Status())["complete"], "every claim is released")
-    status = ask(doomed.state_dir, Status())
+    until(lambda: send_request(doomed.state_dir, Status())["complete"], "every claim is released")
+    status = send_request(doomed.state_dir, Status())
     assert [claim["state"] for claim in status["claims"]] == ["released", "released"]
     # What holds no device is not touched.
     assert namespace.get_pod("plain")["metadata"]["uid"] == plain["metadata"]["uid"]
@@ -154,10 +154,10 @@ def test_a_notice_that_is_taken_back_in_time_costs_nothing_to_who_asked_for_time
     namespace.template("patient", request("gpu", "gpu", tolerations=[toleration]))
     before = namespace.pod("patient", template="patient")
     namespace.running("patient")
-    assert ask(doomed.state_dir, Start("notice", 60.0, "a test"))["phase"] == "notice"
+    assert send_request(doomed.state_dir, Start("notice", 60.0, "a test"))["phase"] == "notice"
     tainted(doomed, "NoExecute")
     time.sleep(3)
-    assert ask(doomed.state_dir, Cancel())["phase"] == "cancelled"
+    assert send_request(doomed.state_dir, Cancel())["phase"] == "cancelled"
     tainted(doomed, "")
     after = namespace.running("patient")
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
@@ -180,7 +180,7 @@ def test_an_agent_that_is_killed_in_the_middle_goes_on_with_the_same_time(
     doomed.kill()
     doomed.start()
     doomed.wait_for_log("a reclaim goes on")
-    until(lambda: ask(doomed.state_dir, Status())["complete"], "every claim is released")
+    until(lambda: send_request(doomed.state_dir, Status())["complete"], "every claim is released")
     assert taints(doomed) == before
     on_node(namespace, "serve", "node-b", 1)
     assert not [name for name in doomed.node.cdi_files() if "-claim_" in name]
@@ -191,13 +191,13 @@ def test_a_new_claim_is_not_prepared_on_a_doomed_host(doomed: Agent, namespace: 
     # Kubernetes 1.37 evicts pods whose toleration is for any effect.
     tolerations = [{"key": KEY, "operator": "Exists", "effect": "NoExecute"}]
     namespace.template("late", request("gpu", "gpu", tolerations=tolerations))
-    ask(doomed.state_dir, Start("notice", 60.0))
+    send_request(doomed.state_dir, Start("notice", 60.0))
     tainted(doomed, "NoExecute")
     namespace.pod("late", template="late")
     namespace.api.wait(
         lambda: any("this host is being taken" in event for event in namespace.events("late")), "the pod is told"
     )
-    ask(doomed.state_dir, Cancel())
+    send_request(doomed.state_dir, Cancel())
     # The kubelet tries again when it next looks at the pod anyway: after a minute and a half at most.
     namespace.running("late")
 
@@ -217,7 +217,7 @@ def test_an_api_server_that_is_away_at_the_notice(
     apiserver.start()
     cluster.control_plane.ready()
     on_node(namespace, "serve", "node-b", 1)
-    until(lambda: ask(doomed.state_dir, Status())["complete"], "every claim is released")
+    until(lambda: send_request(doomed.state_dir, Status())["complete"], "every claim is released")
 
 
 def test_sigterm_without_a_notice_moves_nobody(doomed: Agent, namespace: Namespace) -> None:

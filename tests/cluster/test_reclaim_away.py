@@ -12,7 +12,8 @@ import pytest
 from cluster.kube.agent import Agent
 from cluster.kube.api import NODES
 from cluster.kube.cluster import Cluster
-from cluster.kube.leaving import (
+from cluster.kube.counting_proxy import Way
+from cluster.kube.drain_probe import (
     EXITS,
     KEY,
     all_released,
@@ -28,7 +29,6 @@ from cluster.kube.leaving import (
     template,
 )
 from cluster.kube.process import until
-from cluster.kube.way import Way
 from cluster.kube.workload import Namespace, close, request
 
 AWAY = 30.0

@@ -11,7 +11,7 @@ import pytest
 from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import CLAIMS, DAEMON_SETS, NODES, PODS, Kind, Object
 from cluster.kube.cluster import Cluster
-from cluster.kube.leaving import (
+from cluster.kube.drain_probe import (
     EXITS,
     KEY,
     History,

@@ -15,7 +15,7 @@ from cluster.conftest import ROOT
 from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import NODES, PODS
 from cluster.kube.cluster import Cluster, running
-from cluster.kube.leaving import (
+from cluster.kube.drain_probe import (
     EXITS,
     History,
     all_released,
@@ -28,7 +28,7 @@ from cluster.kube.leaving import (
 )
 from cluster.kube.process import until
 from cluster.kube.workload import Namespace, close, request
-from dra_agent.reclaim.client import ask
+from dra_agent.reclaim.client import send_request
 from dra_agent.reclaim.wire import Cancel
 
 GATES = {"DRADeviceTaints": False, "DRADeviceTaintRules": False}
@@ -108,7 +108,7 @@ def test_pods_are_evicted_where_devices_cannot_be_tainted(untainting: Cluster) -
         doomed.wait_for_log("devices are not tainted")
         assert "DRADeviceTaints" in doomed.said()
         assert no_specs(doomed)
-        ask(doomed.state_dir, Cancel())
+        send_request(doomed.state_dir, Cancel())
         until(lambda: set(doomed.devices()) == offered, "the devices are on offer again")
 
 
@@ -128,7 +128,7 @@ def test_who_is_deleted_at_once_learns_why_where_that_is_granted(
             assert gone.at - noticed < 10 * untainting.api.pace()
             conditions = gone.object["status"]["conditions"]
             assert [one.get("reason") for one in conditions if one["type"] == "DisruptionTarget"] == reasons
-        ask(doomed.state_dir, Cancel())
+        send_request(doomed.state_dir, Cancel())
 
 
 def test_a_pod_that_waits_for_its_first_prepare_is_moved_too(untainting: Cluster) -> None:
@@ -155,7 +155,7 @@ def test_a_pod_that_waits_for_its_first_prepare_is_moved_too(untainting: Cluster
         assert claim["unprepared"] is None
         assert [one["state"] for one in all_released(doomed)] == ["released"]
         run_on(namespace, GOES, "node-b")
-        ask(doomed.state_dir, Cancel())
+        send_request(doomed.state_dir, Cancel())
 
 
 def all_refused(agent: Agent) -> list[dict[str, Any]]:
@@ -184,4 +184,4 @@ def test_without_the_right_to_evict_it_says_so(untainting: Cluster) -> None:
         now = status(doomed)
         assert not now["complete"] and now["tainted_after"] is None
         assert [(claim["state"], claim["pods"]) for claim in now["claims"]] == [("prepared", [pod["metadata"]["name"]])]
-        ask(doomed.state_dir, Cancel())
+        send_request(doomed.state_dir, Cancel())

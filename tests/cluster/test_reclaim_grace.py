@@ -10,7 +10,7 @@ import pytest
 from cluster.kube.agent import Agent
 from cluster.kube.api import NODES
 from cluster.kube.cluster import Cluster
-from cluster.kube.leaving import (
+from cluster.kube.drain_probe import (
     IGNORES_SIGTERM,
     KEY,
     History,

@@ -12,7 +12,7 @@ import pytest
 from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import NODES, Object
 from cluster.kube.cluster import Cluster
-from cluster.kube.leaving import (
+from cluster.kube.drain_probe import (
     EXITS,
     IGNORES_SIGTERM,
     History,
@@ -28,7 +28,7 @@ from cluster.kube.leaving import (
 )
 from cluster.kube.process import until
 from cluster.kube.workload import Namespace, close, container, request
-from dra_agent.reclaim.record_file import FILE
+from dra_agent.reclaim.progress_file import FILE
 
 AGENT_CONFIG = '[reclaim]\nevict = "auto"\ncordon = true\n'
 CHART_VALUES = ("podEviction=evict", "cordon=true")

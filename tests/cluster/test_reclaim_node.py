@@ -10,7 +10,17 @@ import pytest
 from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import NODES, PODS, Object
 from cluster.kube.cluster import Cluster
-from cluster.kube.leaving import EXITS, History, all_released, announce, app_of, cancel, deployment, run_on, template
+from cluster.kube.drain_probe import (
+    EXITS,
+    History,
+    all_released,
+    announce,
+    app_of,
+    cancel,
+    deployment,
+    run_on,
+    template,
+)
 from cluster.kube.process import until
 from cluster.kube.workload import Namespace, close, request
 

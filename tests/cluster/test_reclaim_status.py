@@ -11,19 +11,10 @@ import pytest
 from cluster.kube.agent import Agent
 from cluster.kube.api import NODES
 from cluster.kube.cluster import Cluster
-from cluster.kube.leaving import (
-    EXITS,
-    IGNORES_SIGTERM,
-    announce,
-    cancel,
-    deployment,
-    run_on,
-    tainted,
-    template,
-)
+from cluster.kube.drain_probe import EXITS, IGNORES_SIGTERM, announce, cancel, deployment, run_on, tainted, template
 from cluster.kube.process import LONG
 from cluster.kube.workload import Namespace, close, request
-from reclaim.terminal import Terminal
+from reclaim.pty_command import Terminal
 
 HARDWARE = {"node-a": "l40s", "node-b": "l40s"}
 OF_TEMPLATE = {"name": "devices", "resourceClaimTemplateName": "one-gpu"}

@@ -11,7 +11,7 @@ import pytest
 from cluster.kube.agent import Agent
 from cluster.kube.api import NODES, PODS
 from cluster.kube.cluster import Cluster
-from cluster.kube.leaving import (
+from cluster.kube.drain_probe import (
     IGNORES_SIGTERM,
     KEY,
     announce,

@@ -15,7 +15,7 @@ import pytest
 from cluster.kube.agent import Agent
 from cluster.kube.api import CLAIMS, JOBS, NODES, Object
 from cluster.kube.cluster import Cluster
-from cluster.kube.leaving import (
+from cluster.kube.drain_probe import (
     DISRUPTIONS_ARE_NO_FAILURES,
     EXITS,
     IGNORES_SIGTERM,

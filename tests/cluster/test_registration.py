@@ -11,8 +11,8 @@ import pytest
 from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import CLASSES, RefusedError
 from cluster.kube.cluster import Cluster
-from cluster.kube.interposed import interposed
 from cluster.kube.process import until
+from cluster.kube.registration_proxy import interposed
 from cluster.kube.workload import Namespace, container, request
 
 StartAgent = Callable[..., Agent]

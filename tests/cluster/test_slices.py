@@ -14,7 +14,7 @@ from cluster.kube.agent import DRIVER, Agent
 from cluster.kube.api import NODES, SLICES, Object, RefusedError
 from cluster.kube.cluster import Cluster, running
 from cluster.kube.process import LONG, until
-from cluster.kube.watching import Event, SliceWatch
+from cluster.kube.slice_recorder import Event, SliceWatch
 from cluster.kube.workload import Namespace, request
 
 StartAgent = Callable[..., Agent]

@@ -15,8 +15,8 @@ from cluster.kube.api import CLASSES, EVENTS, Object
 from cluster.kube.cluster import Cluster
 from cluster.kube.process import LONG
 from cluster.kube.workload import Namespace, opaque, request
-from dra_agent.cluster import connect
-from dra_agent.status import Events, Subject
+from dra_agent.kube_client import connect
+from dra_agent.status import EventRecorder, ObjectReference
 from dra_agent.status.events import DEVICE_HELD, SECOND_MANAGER
 
 OTHER = "other.example.com"
@@ -192,8 +192,8 @@ def test_an_operator_sees_a_claim_that_can_never_be_prepared(start_agent: StartA
 def test_what_repeats_is_counted_in_one_event(cluster: Cluster, namespace: Namespace) -> None:
     namespace.claim("mine", request("gpu", "gpu"))
     claim = namespace.get_claim("mine")
-    subject = Subject.claim(namespace.name, "mine", claim["metadata"]["uid"])
-    node = Subject.node("node-a")
+    subject = ObjectReference.claim(namespace.name, "mine", claim["metadata"]["uid"])
+    node = ObjectReference.node("node-a")
     kubeconfig = cluster.identity().kubeconfig("node-a")
 
     def counts() -> dict[str, int]:
@@ -202,7 +202,7 @@ def test_what_repeats_is_counted_in_one_event(cluster: Cluster, namespace: Names
 
     async def story() -> None:
         async with connect(kubeconfig) as api:
-            recorder = Events(api, DRIVER, "node-a", repeat=0.0)
+            recorder = EventRecorder(api, DRIVER, "node-a", repeat=0.0)
             recorder.start()
             recorder.record(SECOND_MANAGER, node, namespace.name)
             for count in range(1, 4):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.kube.place import BASE, Place
+from cluster.kube.cluster_dir import BASE, Place
 from cluster.kube.process import LONG, owned, until
 
 OTHER_RUN = """

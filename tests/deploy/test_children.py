@@ -15,21 +15,21 @@ DEADLINE_S = 120
 """Generous: several interpreters start one after the other, on a machine that may be busy."""
 
 ASKS_THE_KERNEL = """
-from dra_agent.inventory.links import ask
+from dra_agent.inventory.net_links import ask
 print(ask(60).default_routes is not None)
 """
 MOVES_AN_INTERFACE = """
-from dra_agent.setup.rtnetlink import Restore, ask
-print(ask(Restore("no-such-link0", ()), 60).state)
+from dra_agent.device_setup.rtnetlink import RestoreRequest, ask
+print(ask(RestoreRequest("no-such-link0", ()), 60).state)
 """
 STARTS_MPS = """
 import sys
 from pathlib import Path
-from dra_agent.setup.mps.control import Control
-from dra_agent.setup.mps.place import Place
-place = Place(Path(sys.argv[1], "gpu"), Path(sys.argv[1], "shm"))
+from dra_agent.device_setup.mps.daemon import MpsDaemon
+from dra_agent.device_setup.mps.paths import MpsPaths
+place = MpsPaths(Path(sys.argv[1], "gpu"), Path(sys.argv[1], "shm"))
 place.make()
-Control(Path("/bin/true"), place, "GPU-1", own_shm=False, proc=Path("/proc"), deadline=60).start()
+MpsDaemon(Path("/bin/true"), place, "GPU-1", own_shm=False, proc=Path("/proc"), deadline=60).start()
 print("started")
 """
 LOADS_NVML = """
@@ -37,9 +37,9 @@ import sys
 from pathlib import Path
 import pynvml
 import dra_agent
-from dra_agent.nvml.process import LibraryProcess
+from dra_agent.nvml.client import NvmlWorker
 library = Path(dra_agent.__file__).parent / "simulate/lib/libnvidia-ml.so.1"
-made = LibraryProcess(pynvml, library, 1)
+made = NvmlWorker(pynvml, library, 1)
 print("pid", made.pid > 0)
 made.close()
 """

@@ -20,7 +20,7 @@ FILE = ROOT / "deploy/Containerfile"
 BUILT = (
     "python/dra_agent/_native.abi3.so",
     "python/dra_agent/simulate/lib/libnvidia-ml.so.1",
-    "python/dra_agent/setup/lib/dra-agent-hook",
+    "python/dra_agent/device_setup/lib/dra-agent-hook",
 )
 """What the build makes between the copies and the installation."""
 

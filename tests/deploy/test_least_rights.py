@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 
 from deploy.rendering import BASE, ROOT
-from dra_agent.cluster import kinds
 from dra_agent.inventory.settings import DEFAULT_DRIVER
+from dra_agent.kube_client import kinds
 
 PACKAGE = ROOT / "python/dra_agent"
 WITH_OTHER_CREDENTIALS = ("cli", "cluster", "explain")

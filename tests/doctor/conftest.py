@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dra_agent import simulate
-from dra_agent.doctor import Examination, Finding, Result, Severity, examine
+from dra_agent.doctor import CheckContext, CommandResult, Finding, Severity, run_checks
 from dra_agent.host import Host
-from dra_agent.inventory import take
+from dra_agent.inventory import collect
 from dra_agent.topology import scan
 
 VERSIONS = {"podman": "podman version 4.9.3", "runc": "runc version 1.1.12\nspec: 1.0.2"}
@@ -19,15 +19,15 @@ VERSIONS = {"podman": "podman version 4.9.3", "runc": "runc version 1.1.12\nspec
 class Programs:
     """The programs of a host: what they print, or how they fail."""
 
-    def __init__(self, **outputs: str | Result) -> None:
+    def __init__(self, **outputs: str | CommandResult) -> None:
         self.outputs = outputs
 
     def find(self, name: str) -> str | None:
         return f"/usr/bin/{name}" if name in self.outputs else None
 
-    def run(self, argv: Sequence[str]) -> Result:
+    def run(self, argv: Sequence[str]) -> CommandResult:
         output = self.outputs[Path(argv[0]).name]
-        return output if isinstance(output, Result) else Result(0, output)
+        return output if isinstance(output, CommandResult) else CommandResult(0, output)
 
 
 @pytest.fixture
@@ -37,12 +37,12 @@ def host(tmp_path: Path) -> Host:
 
 
 @pytest.fixture
-def well(tmp_path: Path) -> Examination:
+def well(tmp_path: Path) -> CheckContext:
     """Nothing but directories, and runtimes that work: no finding is worse than ok."""
     for name in ("sys/bus/pci/devices", "sys/devices", "dev", "proc", "etc-cdi", "cdi", "state"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "state").chmod(0o700)
-    return Examination(
+    return CheckContext(
         host=Host(tmp_path / "sys", tmp_path / "dev", tmp_path / "proc"),
         cdi_dir=tmp_path / "cdi",
         runtime_dirs=(tmp_path / "etc-cdi", tmp_path / "cdi"),
@@ -55,27 +55,27 @@ def well(tmp_path: Path) -> Examination:
     )
 
 
-Ailments = Callable[[Examination], list[Finding]]
+Ailments = Callable[[CheckContext], list[Finding]]
 
 
 @pytest.fixture
 def ailments() -> Ailments:
     """All findings that are not ok."""
 
-    def find(examination: Examination) -> list[Finding]:
-        return [finding for finding in examine(examination) if finding.severity is not Severity.OK]
+    def find(examination: CheckContext) -> list[Finding]:
+        return [finding for finding in run_checks(examination) if finding.severity is not Severity.OK]
 
     return find
 
 
 @pytest.fixture
-def scanned(well: Examination, host: Host) -> Callable[[], Examination]:
+def scanned(well: CheckContext, host: Host) -> Callable[[], CheckContext]:
     """Look at the simulated host as it is now."""
 
-    def look() -> Examination:
+    def look() -> CheckContext:
         well.host = host
         well.topology = scan(host)
-        well.inventory = take(host, well.topology)
+        well.inventory = collect(host, well.topology)
         return well
 
     return look

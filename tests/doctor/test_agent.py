@@ -7,9 +7,9 @@ import socket
 import pytest
 
 from doctor.conftest import Programs
-from dra_agent.doctor import Result, Severity, SystemCommands, examine
+from dra_agent.doctor import CommandResult, Severity, SystemCommandRunner, run_checks
 from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.ports import Entry, HeldDevice
+from dra_agent.prepare.ledger_types import HeldDevice, LedgerEntry
 from eventually import DEADLINE_S
 
 needs_other_user = pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
@@ -24,7 +24,7 @@ def spec(kind: str = "vendor.com/gpu", *names: str) -> str:
 def hold(state_dir, uid="11111111-2222-3333-4444-555555555555", device="gpu-0"):
     with JournalLedger(state_dir, "boot") as ledger:
         device = HeldDevice(pool="node/gpu", device=device, request="gpu")
-        ledger.start(Entry(uid, "default", "claim", (device,)), durable=True)
+        ledger.start(LedgerEntry(uid, "default", "claim", (device,)), durable=True)
         ledger.complete(uid, {})
     return uid
 
@@ -67,7 +67,7 @@ def test_the_cdi_directory_must_be_readable_by_all_and_writable_by_few(well, ail
     assert ["rootless" in finding.what for finding in ailments(well)] == [True]
     well.cdi_dir.chmod(0o777)
     (finding,) = ailments(well)
-    assert finding.severity is Severity.PROBLEM and finding.todo == f"chmod 755 {well.cdi_dir}"
+    assert finding.severity is Severity.PROBLEM and finding.hint == f"chmod 755 {well.cdi_dir}"
 
 
 def test_a_file_in_place_of_the_cdi_directory_is_a_problem(well, ailments):
@@ -130,7 +130,7 @@ def test_a_damaged_ledger_is_a_problem_and_stays_as_it_is(well, ailments):
 def test_a_state_directory_that_others_can_write_is_a_problem(well, ailments):
     well.state_dir.chmod(0o777)
     (finding,) = ailments(well)
-    assert finding.todo == f"chmod 700 {well.state_dir}"
+    assert finding.hint == f"chmod 700 {well.state_dir}"
 
 
 def test_a_state_directory_that_is_a_file_is_a_problem(well, ailments):
@@ -185,9 +185,12 @@ def test_a_socket_that_others_can_reach_is_a_problem(well, ailments):
         ({"dockerd": "Docker version 27.1.1, build x", "runc": "runc version 1.1.0"}, "does not inject CDI"),
         ({"containerd": "containerd github.com/x v1.7.13 abc", "runc": "runc version 1.1.0"}, "does not inject CDI"),
         ({"podman": "podman version 4.9.3"}, "neither runc nor crun"),
-        ({"podman": Result(1, "Error: no policy.json"), "runc": "runc version 1.1.0"}, "Error: no policy.json"),
-        ({"podman": Result(None, "does not answer within 5 s"), "runc": "runc version 1.1.0"}, "does not answer"),
-        ({"podman": Result(0, ""), "runc": "runc version 1.1.0"}, "it says nothing"),
+        ({"podman": CommandResult(1, "Error: no policy.json"), "runc": "runc version 1.1.0"}, "Error: no policy.json"),
+        (
+            {"podman": CommandResult(None, "does not answer within 5 s"), "runc": "runc version 1.1.0"},
+            "does not answer",
+        ),
+        ({"podman": CommandResult(0, ""), "runc": "runc version 1.1.0"}, "it says nothing"),
     ],
 )
 def test_runtimes_that_do_not_serve_are_named(well, ailments, programs, expected):
@@ -218,13 +221,13 @@ def test_runtimes_that_are_told_to_use_cdi_are_well(well, ailments, programs, co
 
 def test_programs_have_a_deadline_and_no_shell(monkeypatch):
     with monkeypatch.context() as short:
-        short.setattr("dra_agent.doctor.commands.DEADLINE", 0.2)
-        assert SystemCommands().run(["sleep", "600"]).code is None
+        short.setattr("dra_agent.doctor.commands.TIMEOUT_S", 0.2)
+        assert SystemCommandRunner().run(["sleep", "600"]).code is None
     # Not about time: a busy machine may take longer to start a program.
-    monkeypatch.setattr("dra_agent.doctor.commands.DEADLINE", DEADLINE_S)
-    assert SystemCommands().run(["/nowhere/at/all"]).code is None
-    assert SystemCommands().run(["echo", "$HOME; false"]).output == "$HOME; false"
+    monkeypatch.setattr("dra_agent.doctor.commands.TIMEOUT_S", DEADLINE_S)
+    assert SystemCommandRunner().run(["/nowhere/at/all"]).code is None
+    assert SystemCommandRunner().run(["echo", "$HOME; false"]).output == "$HOME; false"
 
 
 def test_findings_say_which_check_found_them(well):
-    assert all(finding.check for finding in examine(well))
+    assert all(finding.check for finding in run_checks(well))

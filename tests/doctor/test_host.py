@@ -6,14 +6,14 @@ import shutil
 import msgspec
 import pytest
 
-from dra_agent.doctor import Examination, Severity, examine, is_healthy
+from dra_agent.doctor import CheckContext, Severity, is_healthy, run_checks
 from dra_agent.doctor.finding import ok
-from dra_agent.simulate.change import unplug
+from dra_agent.simulate.inject import unplug
 from dra_agent.simulate.nvml import Condition
 from dra_agent.topology import Link, Sriov
 
 
-def changed(examination: Examination, address: str, **facts: object) -> Examination:
+def changed(examination: CheckContext, address: str, **facts: object) -> CheckContext:
     """The examination with one function that the scan found otherwise."""
     topology = examination.topology
     devices = tuple(
@@ -24,19 +24,19 @@ def changed(examination: Examination, address: str, **facts: object) -> Examinat
     return examination
 
 
-def gpu(examination: Examination):
+def gpu(examination: CheckContext):
     return next(
         device for device in examination.topology.devices if device.vendor_id == "0x10de" and device.kind.value == "gpu"
     )
 
 
-def nic(examination: Examination):
+def nic(examination: CheckContext):
     return next(device for device in examination.topology.devices if device.kind.value == "nic")
 
 
 def test_a_well_host_has_nothing_to_mend(well, ailments):
     assert ailments(well) == []
-    assert is_healthy(examine(well))
+    assert is_healthy(run_checks(well))
 
 
 def test_a_simulated_host_is_well(scanned, ailments):
@@ -49,7 +49,7 @@ def test_a_missing_device_node_is_named_with_its_device(scanned, host, ailments)
     (host.dev / node.path.removeprefix("/dev/")).unlink()
     found = [finding for finding in ailments(scanned()) if finding.check == "device nodes"]
     assert [finding.where for finding in found] == [str(host.dev / node.path.removeprefix("/dev/"))]
-    assert "gpu-" in found[0].what and "nvidia" in found[0].todo
+    assert "gpu-" in found[0].what and "nvidia" in found[0].hint
 
 
 def test_a_plain_file_is_no_device_node_on_a_real_host(scanned, ailments):
@@ -78,18 +78,18 @@ def test_persistence_mode_that_is_off_is_a_warning(scanned, host, ailments):
     state["conditions"] = {state["devices"][0]["uuid"]: condition}
     path.write_text(json.dumps(state))
     found = [finding for finding in ailments(scanned()) if "persistence" in finding.what]
-    assert found and all(finding.severity is Severity.WARNING and "nvidia-smi" in finding.todo for finding in found)
+    assert found and all(finding.severity is Severity.WARNING and "nvidia-smi" in finding.hint for finding in found)
 
 
 def test_an_unplugged_gpu_leaves_the_others_well(scanned, host, ailments):
     unplug(host.sysfs.parent, gpu(scanned()).pci_address)
-    assert is_healthy(examine(scanned())), ailments(scanned())
+    assert is_healthy(run_checks(scanned())), ailments(scanned())
 
 
 def test_nouveau_is_a_problem(scanned, ailments):
     examination = scanned()
     found = ailments(changed(examination, gpu(examination).pci_address, driver="nouveau"))
-    assert [finding.todo for finding in found if "nouveau" in finding.what] == [
+    assert [finding.hint for finding in found if "nouveau" in finding.what] == [
         "blacklist nouveau and install NVIDIA's driver"
     ]
 
@@ -173,11 +173,11 @@ def test_a_host_that_cannot_be_scanned_is_a_problem(well, ailments):
 
 
 def test_a_check_that_fails_is_a_finding_and_hides_no_other(well):
-    def broken(examination: Examination):
+    def broken(examination: CheckContext):
         yield ok("before")
         raise KeyError("surprise")
 
-    findings = examine(well, {"broken": broken, "good": lambda _: [ok("after")]})
+    findings = run_checks(well, {"broken": broken, "good": lambda _: [ok("after")]})
     assert [(finding.check, finding.severity.value) for finding in findings] == [
         ("broken", "ok"),
         ("broken", "problem"),

@@ -8,8 +8,8 @@ import socket
 import sqlite3
 
 from doctor.conftest import VERSIONS, Programs
-from dra_agent.doctor import OtherAgent, Severity, examine
-from dra_agent.neighbours import Remembered, Verdict, remember
+from dra_agent.conflicts import DeviceConflicts, SavedConflicts, save_conflicts
+from dra_agent.doctor import OtherAgent, Severity, run_checks
 
 
 def test_a_damaged_store_is_a_problem_and_stays_as_it_is(well, ailments):
@@ -17,7 +17,7 @@ def test_a_damaged_store_is_a_problem_and_stays_as_it_is(well, ailments):
     store.write_bytes(b"this was a database" * 100)
     (finding,) = ailments(well)
     assert finding.severity is Severity.PROBLEM and finding.where == str(store)
-    assert "file is not a database" in finding.what and "apply missing claims again" in finding.todo
+    assert "file is not a database" in finding.what and "apply missing claims again" in finding.hint
     assert [path.name for path in well.state_dir.iterdir()] == ["objects.db"]
 
 
@@ -28,14 +28,14 @@ def test_a_whole_store_is_fine_and_no_file_appears_beside_it(well, ailments):
     before = sorted(well.state_dir.iterdir())
     assert ailments(well) == []
     assert sorted(well.state_dir.iterdir()) == before
-    assert any(finding.what == "the stored claims are whole" for finding in examine(well))
+    assert any(finding.what == "the stored claims are whole" for finding in run_checks(well))
 
 
 def test_a_file_that_the_store_set_aside_is_told(well, ailments):
     (well.state_dir / "objects.db.corrupt-1").write_bytes(b"x")
     (finding,) = ailments(well)
     assert finding.severity is Severity.WARNING and finding.where.endswith("objects.db.corrupt-1")
-    assert "dra-agent claims" in finding.todo
+    assert "dra-agent claims" in finding.hint
 
 
 def test_an_agent_that_holds_the_lock_and_does_not_listen_is_a_problem(well, ailments):
@@ -49,7 +49,7 @@ def test_an_agent_that_holds_the_lock_and_does_not_listen_is_a_problem(well, ail
         well.locks.write_text(f"1: FLOCK  ADVISORY  WRITE {os.getpid()} 00:1f:{lock.stat().st_ino} 0 EOF\nshort\n")
         (finding,) = ailments(well)
     assert finding.severity is Severity.PROBLEM and f"pid {os.getpid()}" in finding.what
-    assert "read its log" in finding.todo
+    assert "read its log" in finding.hint
 
 
 def test_others_who_give_out_the_same_devices_are_named(scanned, ailments, tmp_path, monkeypatch):
@@ -64,21 +64,21 @@ def test_others_who_give_out_the_same_devices_are_named(scanned, ailments, tmp_p
     (plugins / "nvidia-checkpoint").write_text("no socket")
     (finding,) = ailments(examination)
     assert finding.severity is Severity.WARNING and finding.where == str(plugins / "nvidia-gpu.sock")
-    assert "nvidia devices too" in finding.what and "inventory.exclude" in finding.todo
+    assert "nvidia devices too" in finding.what and "inventory.exclude" in finding.hint
 
 
 def test_what_the_agent_found_of_others_is_told(scanned, ailments):
     examination = scanned()
-    verdict = Verdict(dict.fromkeys(("gpu-0", "gpu-1"), "device plugin nvidia.com/gpu"))
-    remember(examination.state_dir, Remembered(verdict))
+    verdict = DeviceConflicts(dict.fromkeys(("gpu-0", "gpu-1"), "device plugin nvidia.com/gpu"))
+    save_conflicts(examination.state_dir, SavedConflicts(verdict))
     (finding,) = ailments(examination)
     assert (finding.severity, finding.where) == (Severity.WARNING, "device plugin nvidia.com/gpu")
     assert "2 devices of this node too" in finding.what and "gpu-0, gpu-1" in finding.what
-    remember(examination.state_dir, Remembered(verdict, published=True))
+    save_conflicts(examination.state_dir, SavedConflicts(verdict, published=True))
     (finding,) = ailments(examination)
     assert finding.severity is Severity.PROBLEM and "two pods" in finding.what
     examination.inventory = None
-    assert any(found.where == "device plugin nvidia.com/gpu" for found in examine(examination))
+    assert any(found.where == "device plugin nvidia.com/gpu" for found in run_checks(examination))
 
 
 def test_two_agents_for_the_same_devices_are_both_named(scanned, ailments, tmp_path):
@@ -93,15 +93,17 @@ def test_two_agents_for_the_same_devices_are_both_named(scanned, ailments, tmp_p
         f"driver dra-agent.internal (state directory {examination.state_dir}) and "
         f"driver nvidia.example.com (state directory {tmp_path / 'theirs'}, pid 4711)"
     )
-    assert "inventory.exclude" in finding.todo
+    assert "inventory.exclude" in finding.hint
     # One of them does not publish what the other one does: no claim can get it twice.
-    remember(theirs.state_dir, Remembered(Verdict({gpu: "driver dra-agent.internal"})))
+    save_conflicts(theirs.state_dir, SavedConflicts(DeviceConflicts({gpu: "driver dra-agent.internal"})))
     (finding,) = ailments(examination)
     assert finding.severity is Severity.PROBLEM and f"both publish {nic}" in finding.what
-    remember(theirs.state_dir, Remembered(Verdict(dict.fromkeys((gpu, nic), "driver dra-agent.internal"))))
+    save_conflicts(
+        theirs.state_dir, SavedConflicts(DeviceConflicts(dict.fromkeys((gpu, nic), "driver dra-agent.internal")))
+    )
     (finding,) = ailments(examination)
     assert finding.severity is Severity.WARNING and gpu in finding.what
-    remember(theirs.state_dir, Remembered(Verdict({gpu: "x", nic: "x"}), published=True))
+    save_conflicts(theirs.state_dir, SavedConflicts(DeviceConflicts({gpu: "x", nic: "x"}), published=True))
     assert ailments(examination)[0].severity is Severity.PROBLEM
 
 
@@ -111,14 +113,14 @@ def test_agents_with_devices_of_their_own_are_no_finding(scanned, ailments, tmp_
     assert ailments(examination) == []
     examination.other_agents = (OtherAgent("nics.example.com", tmp_path, 4711, None),)
     (finding,) = ailments(examination)
-    assert finding.severity is Severity.WARNING and "not known" in finding.what and "root" in finding.todo
+    assert finding.severity is Severity.WARNING and "not known" in finding.what and "root" in finding.hint
 
 
 def test_gpus_without_the_toolkit_are_a_warning_on_a_real_host(scanned):
     examination = scanned()
     examination.simulated = False
-    (finding,) = [found for found in examine(examination) if found.check == "NVIDIA toolkit"]
-    assert finding.severity is Severity.WARNING and "install nvidia-container-toolkit" in finding.todo
+    (finding,) = [found for found in run_checks(examination) if found.check == "NVIDIA toolkit"]
+    assert finding.severity is Severity.WARNING and "install nvidia-container-toolkit" in finding.hint
     examination.commands = Programs(**VERSIONS, **{"nvidia-ctk": "1.17"})
-    (finding,) = [found for found in examine(examination) if found.check == "NVIDIA toolkit"]
+    (finding,) = [found for found in run_checks(examination) if found.check == "NVIDIA toolkit"]
     assert finding.severity is Severity.OK

@@ -5,26 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dra_agent.doctor import Examination, Finding, Severity
+from device_setup.vfio.bench import ALVEO, ALVEO_MANAGEMENT, FPGA, machine
+from dra_agent.doctor import CheckContext, Finding, Severity
 from dra_agent.doctor.iommu import check
-from dra_agent.inventory import InventorySettings, PassthroughRule, take
-from dra_agent.inventory.handover import Handover, Handovers
+from dra_agent.inventory import InventorySettings, PassthroughRule, collect
+from dra_agent.inventory.passthrough_bindings import VfioBinding, VfioBindingStore
 from dra_agent.simulate import build_machine
 from dra_agent.simulate.machine import Machine
 from dra_agent.topology import scan
-from setup.vfio.bench import ALVEO, ALVEO_MANAGEMENT, FPGA, machine
 
 OFFERED = InventorySettings(passthrough=(PassthroughRule('device.attributes["dra-agent.internal"].type == "fpga"'),))
 
 
-def examination(folder: Path, described: Machine) -> Examination:
+def examination(folder: Path, described: Machine) -> CheckContext:
     host = build_machine(described, folder / "host")
     topology = scan(host)
-    inventory = take(host, topology, OFFERED)
-    return Examination(host=host, topology=topology, inventory=inventory, state_dir=folder / "state")
+    inventory = collect(host, topology, OFFERED)
+    return CheckContext(host=host, topology=topology, inventory=inventory, state_dir=folder / "state")
 
 
-def told(found: Examination) -> list[Finding]:
+def told(found: CheckContext) -> list[Finding]:
     return [finding for finding in check(found) if finding.severity is not Severity.OK]
 
 
@@ -36,14 +36,14 @@ def test_neighbours_in_a_group_are_named_before_a_claim_meets_them(tmp_path: Pat
 
 def test_a_missing_driver_is_a_problem(tmp_path: Path) -> None:
     findings = told(examination(tmp_path, replace(machine(), vfio=False)))
-    assert any("vfio-pci is not loaded" in one.what and "modprobe" in one.todo for one in findings)
+    assert any("vfio-pci is not loaded" in one.what and "modprobe" in one.hint for one in findings)
 
 
 def test_a_function_that_was_left_with_vfio_is_named(tmp_path: Path) -> None:
     found = examination(tmp_path, machine())
     assert found.inventory is not None
     device = next(one for one in found.inventory.devices if one.pci_address == FPGA)
-    Handovers(tmp_path / "state").write(Handover(FPGA, "gone", device.name, "dfl-pci", None, device))
+    VfioBindingStore(tmp_path / "state").write(VfioBinding(FPGA, "gone", device.name, "dfl-pci", None, device))
     finding = next(one for one in told(found) if one.where == FPGA)
     assert finding.severity is Severity.PROBLEM
-    assert "claim gone" in finding.what and "dfl-pci" in finding.todo
+    assert "claim gone" in finding.what and "dfl-pci" in finding.hint

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dra_agent import inventory, simulate, topology
-from dra_agent.agent.config import load
+from dra_agent.agent.config import load_config
 from dra_agent.allocator import allocate
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.objects import load_objects
+from dra_agent.manifests import load_manifests
 from dra_agent.slices import desired_slices
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -24,13 +24,13 @@ def objects(folder: str) -> dict[str, dict[str, Any]]:
     return {
         loaded.name: loaded.value
         for path in sorted((EXAMPLES / folder).glob("*.yaml"))
-        for loaded in load_objects(path)
+        for loaded in load_manifests(path)
     }
 
 
 def published(profile: str, root: Path, settings: InventorySettings | None = None) -> list[dict[str, Any]]:
     host = simulate.build(profile, root)
-    found = inventory.take(host, topology.scan(host), settings, driver=DRIVER)
+    found = inventory.collect(host, topology.scan(host), settings, driver=DRIVER)
     desired = desired_slices(found, node="node-1", driver=DRIVER, naming="fixed")
     assert desired.problems == []
     return desired.slices
@@ -106,7 +106,7 @@ def test_neighbours_are_given_out_together(tmp_path: Path) -> None:
 def test_the_latency_that_an_operator_gives_a_card_makes_it_claimable(tmp_path: Path) -> None:
     claim = objects("claims")["low-latency-smartnic"]
     assert given(claim, published("dgx-h100", tmp_path)) == {}
-    config = load(argparse.Namespace(config=EXAMPLES / "agent/latency.toml"), {})
+    config = load_config(argparse.Namespace(config=EXAMPLES / "agent/latency.toml"), {})
     devices = given(claim, published("dgx-h100", tmp_path, config.inventory))
     (nic,) = devices["nic"]
     assert (value(nic, "type"), value(nic, "latency")) == ("nic", "sub-microsecond")
@@ -114,7 +114,7 @@ def test_the_latency_that_an_operator_gives_a_card_makes_it_claimable(tmp_path: 
 
 def test_a_gpu_that_is_offered_in_shares_has_several_claims(tmp_path: Path) -> None:
     claim = objects("claims")["small-model"]
-    config = load(argparse.Namespace(config=EXAMPLES / "agent/shares.toml"), {})
+    config = load_config(argparse.Namespace(config=EXAMPLES / "agent/shares.toml"), {})
     slices = published("dgx-h100", tmp_path, config.inventory)
     claims = [{**claim, "metadata": {"name": f"c{n}", "namespace": "default", "uid": f"uid-{n}"}} for n in range(20)]
     answer = allocate(node="node-1", classes=objects("classes").values(), slices=slices, claims=claims)
@@ -127,7 +127,7 @@ def test_a_gpu_that_is_offered_in_shares_has_several_claims(tmp_path: Path) -> N
 
 
 def test_a_gpu_that_is_offered_in_mig_partitions_is_filled_before_the_next_one(tmp_path: Path) -> None:
-    config = load(argparse.Namespace(config=EXAMPLES / "agent/mig.toml"), {})
+    config = load_config(argparse.Namespace(config=EXAMPLES / "agent/mig.toml"), {})
     slices = published("dgx-h100", tmp_path, config.inventory)
     small = objects("claims")["mig-small"]
     (chosen,) = given(objects("claims")["mig-by-memory"], slices)["gpu"]

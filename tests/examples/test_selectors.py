@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from dra_agent import _native
-from dra_agent.objects import LoadedObject, load_objects
+from dra_agent.manifests import LoadedObject, load_manifests
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 DRIVER = "dra-agent.internal"
@@ -24,7 +24,7 @@ BARE_DEVICES = {
 
 
 def every_object() -> list[LoadedObject]:
-    return [loaded for path in sorted(EXAMPLES.rglob("*.yaml")) for loaded in load_objects(path)]
+    return [loaded for path in sorted(EXAMPLES.rglob("*.yaml")) for loaded in load_manifests(path)]
 
 
 def expressions(value: Any) -> Iterator[str]:

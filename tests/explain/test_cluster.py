@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from allocator.cases import DRIVER, ask, claim, device, held, model, slice_of
-from cluster_api.fake import FakeApi
 from dra_agent.cli.main import main
+from fake_apiserver.fake import FakeApi
 
 Run = Callable[..., tuple[int, str, str]]
 Explain = Callable[..., tuple[int, dict[str, Any]]]
@@ -478,7 +478,7 @@ def test_a_missing_right_is_said_and_the_rest_answered(
 
 
 def _only(path: str) -> Any:
-    from cluster_api.faults import Fault
+    from fake_apiserver.faults import Fault
 
     class Exactly(Fault):
         def matches(self, method: str, target: str) -> bool:

@@ -24,14 +24,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster_api.fake import FakeApi
-from cluster_api.faults import Fault
 from dra_agent import simulate
-from dra_agent.reclaim.client import ask
+from dra_agent.reclaim.client import send_request
 from dra_agent.reclaim.wire import Cancel, Start
+from fake_apiserver.fake import FakeApi
+from fake_apiserver.faults import Fault
 from faults import run as campaign
 from faults.run import Selection, Termination, exit_code
-from plugin.fake_kubelet import Driver, FakeKubelet
+from kubelet_plugin.fake_kubelet import Driver, FakeKubelet
 
 PROFILE = "l40s"
 DRIVER = "dra-agent.internal"
@@ -109,9 +109,9 @@ class Case:
         answer = await call(driver, "prepare", claim)
         if await call(driver, "prepare", claim) != answer:
             raise BrokenPromiseError("a repeat of prepare has another answer")
-        await asyncio.to_thread(ask, self.folder / "state", Start(what="maintenance"))
+        await asyncio.to_thread(send_request, self.folder / "state", Start(what="maintenance"))
         await _until(lambda: all(tainted(api).values()), "not every device is tainted", api)
-        await asyncio.to_thread(ask, self.folder / "state", Cancel(everything=True))
+        await asyncio.to_thread(send_request, self.folder / "state", Cancel(everything=True))
         await _until(lambda: not any(tainted(api).values()), "a device is still tainted", api)
         await call(driver, "unprepare", claim)
         if published(api) != whole:

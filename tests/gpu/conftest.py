@@ -16,9 +16,9 @@ import pytest
 
 from dra_agent.host import Host
 from dra_agent.inventory import Inventory, InventorySettings
-from dra_agent.inventory.collect import Collector
-from dra_agent.inventory.nvidia.library import Nvml, shared
-from dra_agent.inventory.watch import Watch
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
+from dra_agent.inventory.tracker import InventoryTracker
 from dra_agent.topology import Topology, scan
 
 DEADLINE = 60.0
@@ -87,9 +87,9 @@ def settings_before(smi: Smi) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="session")
-def nvml(settings_before: list[dict[str, str]], host: Host) -> Iterator[Nvml]:
+def nvml(settings_before: list[dict[str, str]], host: Host) -> Iterator[NvmlClient]:
     """The library as the agent uses it."""
-    library = shared(host.nvml_library, 30.0)
+    library = acquire(host.nvml_library, 30.0)
     library.start()
     yield library
     library.close()
@@ -102,14 +102,14 @@ def topology(host: Host) -> Topology:
 
 
 @pytest.fixture(scope="session")
-def watch(settings_before: list[dict[str, str]], host: Host, topology: Topology) -> Iterator[Watch]:
+def watch(settings_before: list[dict[str, str]], host: Host, topology: Topology) -> Iterator[InventoryTracker]:
     """The agent's own look at the host, as `dra-agent run` keeps it."""
-    made = Watch(Collector(host, InventorySettings(nvml_timeout=30.0)), topology)
+    made = InventoryTracker(Collector(host, InventorySettings(nvml_timeout=30.0)), topology)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="session")
-def inventory(watch: Watch) -> Inventory:
+def inventory(watch: InventoryTracker) -> Inventory:
     """What it found."""
     return watch.inventory

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dra_agent.host import Host
 from dra_agent.inventory import Capacity, Inventory
-from dra_agent.inventory.nvidia.library import NotThereError, Nvml
-from dra_agent.inventory.watch import Watch
+from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlClient
+from dra_agent.inventory.tracker import InventoryTracker
 from dra_agent.topology import Distance, Topology, scan
 
 from .conftest import SETTINGS, Smi
@@ -32,7 +32,9 @@ def test_the_device_nodes_are_there(inventory: Inventory) -> None:
     assert not missing
 
 
-def test_gpus_are_healthy_and_their_events_are_heard(inventory: Inventory, watch: Watch, nvml: Nvml) -> None:
+def test_gpus_are_healthy_and_their_events_are_heard(
+    inventory: Inventory, watch: InventoryTracker, nvml: NvmlClient
+) -> None:
     ailing = {device.name: device.health_reason for device in inventory.family("gpu") if device.health != "healthy"}
     assert not ailing, "a GPU whose events are not heard would be unmonitored"
     assert watch.faults() == [], "nothing has happened since"
@@ -49,13 +51,13 @@ def test_memory_is_as_nvidia_smi_has_it(inventory: Inventory, smi: Smi) -> None:
             assert str(device.attributes["cudaComputeCapability"].value) == f"{row['compute_cap']}.0"
 
 
-def test_the_topology_is_the_drivers(topology: Topology, nvml: Nvml) -> None:
+def test_the_topology_is_the_drivers(topology: Topology, nvml: NvmlClient) -> None:
     gpus = handles(nvml)
     for place, gpu in gpus.items():
         device = topology.by_address[place]
         try:
             node = nvml.call("nvmlDeviceGetNumaNodeId", gpu)
-        except NotThereError:
+        except NotSupportedError:
             continue
         if device.numa_node is not None and node >= 0:
             assert device.numa_node == node, place
@@ -64,16 +66,16 @@ def test_the_topology_is_the_drivers(topology: Topology, nvml: Nvml) -> None:
         assert topology.distance(one, other) == LEVELS[level], (one, other)
 
 
-def test_looking_again_finds_the_same(watch: Watch, host: Host) -> None:
+def test_looking_again_finds_the_same(watch: InventoryTracker, host: Host) -> None:
     assert not watch.refresh(scan(host)), "nothing changes while nobody changes it"
 
 
-def test_no_setting_has_changed(smi: Smi, watch: Watch, settings_before: list[dict[str, str]]) -> None:
+def test_no_setting_has_changed(smi: Smi, watch: InventoryTracker, settings_before: list[dict[str, str]]) -> None:
     assert watch.inventory.devices, "the agent has looked"
     assert smi.query(*SETTINGS) == settings_before
 
 
-def handles(nvml: Nvml) -> dict[str, object]:
+def handles(nvml: NvmlClient) -> dict[str, object]:
     """Every GPU that NVML lists, by address as sysfs writes it."""
     found = {}
     for index in range(nvml.call("nvmlDeviceGetCount")):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dra_agent.inventory import Inventory, InventorySettings, take
+from dra_agent.inventory import Inventory, InventorySettings, collect
 from dra_agent.simulate import build, nvml
 from dra_agent.topology import scan
 
@@ -36,7 +36,7 @@ def looked_at(tmp_path_factory: pytest.TempPathFactory) -> tuple[Inventory, str]
     """What the agent finds on a simulated machine with a T4, and the report that is right for it."""
     host = build("vm-1gpu", tmp_path_factory.mktemp("vm") / "host")
     uuid = nvml.read(host.sysfs.parent / "lib").devices[0].uuid
-    return take(host, scan(host), InventorySettings()), REPORT.format(uuid=uuid)
+    return collect(host, scan(host), InventorySettings()), REPORT.format(uuid=uuid)
 
 
 def test_two_that_agree(looked_at: tuple[Inventory, str]) -> None:

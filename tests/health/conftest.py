@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dra_agent.inventory import Ailment, Device, Fault, Inventory
+from dra_agent.inventory import Device, DeviceEvent, Inventory, ObservedIssue
 
 DRIVER = "dra-agent.internal"
 MESSAGES = {"gpu-lost": "the GPU is lost", "link-down": "no link", "reset-required": "a reset is needed"}
@@ -28,7 +28,7 @@ def clock() -> Clock:
 
 
 def gpu(number: int = 0, *causes: str, errors: int | None = None, health: str = "healthy") -> Device:
-    ailments = tuple(Ailment(cause, MESSAGES.get(cause, cause)) for cause in causes)
+    ailments = tuple(ObservedIssue(cause, MESSAGES.get(cause, cause)) for cause in causes)
     return Device(
         f"gpu-{number}",
         "gpu",
@@ -46,8 +46,8 @@ def inventory(*devices: Device) -> Inventory:
     return Inventory(devices=devices or (gpu(),))
 
 
-def xid(code: int, number: int = 0) -> Fault:
-    return Fault(f"0000:0{number}:00.0", f"xid-{code}", f"NVIDIA's driver reported XID {code}")
+def xid(code: int, number: int = 0) -> DeviceEvent:
+    return DeviceEvent(f"0000:0{number}:00.0", f"xid-{code}", f"NVIDIA's driver reported XID {code}")
 
 
 def taints(found: Inventory, number: int = 0) -> list[tuple[str, str]]:

@@ -28,7 +28,7 @@ def test_any_story(story: list[tuple[int, tuple[object, ...]]]) -> None:
     clock = Clock()
     watched = Monitor(SETTINGS, DRIVER, None, clock)
     shown = inventory(gpu())
-    found = watched.look(shown)
+    found = watched.observe(shown)
     times: dict[str, str | None] = {}
     signs = changes = 0
     for seconds, step in story:
@@ -38,12 +38,12 @@ def test_any_story(story: list[tuple[int, tuple[object, ...]]]) -> None:
             _, causes, unmonitored = step
             signs += len(causes) + bool(unmonitored)  # type: ignore[arg-type]
             shown = inventory(gpu(0, *sorted(causes), health="unmonitored" if unmonitored else "healthy"))  # type: ignore[call-overload]
-            found = watched.look(shown)
+            found = watched.observe(shown)
             present = {taint.key.partition("/")[2] for taint in found.devices[0].taints}
             assert causes <= present or len(present) == 16  # type: ignore[operator]
         else:
             signs += len(step[1])  # type: ignore[arg-type]
-            found = watched.hear([xid(number) for number in step[1]], shown)  # type: ignore[attr-defined]
+            found = watched.record_events([xid(number) for number in step[1]], shown)  # type: ignore[attr-defined]
         changes += published(found) != before
         spells = watched.spells("gpu-0")
         severities = [spell.cause.severity for spell in spells]
@@ -60,9 +60,9 @@ def test_any_story(story: list[tuple[int, tuple[object, ...]]]) -> None:
         assert (found.devices[0].health == "unhealthy") == any(level > Severity.NOTICE for level in severities)
     # Each change has a sign that began or ended it: looks and silence alone write nothing.
     assert changes <= 2 * signs
-    found = watched.look(inventory(gpu()))
+    found = watched.observe(inventory(gpu()))
     clock.now += LONGEST
-    assert watched.look(inventory(gpu())) == inventory(gpu()), "everything ends"
+    assert watched.observe(inventory(gpu())) == inventory(gpu()), "everything ends"
 
 
 @settings(max_examples=100, deadline=None)
@@ -71,12 +71,12 @@ def test_a_flapping_device_is_written_rarely(signs: list[bool], every: int) -> N
     """However it flaps: two writes for each time that it stayed well for the whole of a growing pause."""
     clock = Clock()
     watched = Monitor(SETTINGS, DRIVER, None, clock)
-    found = watched.look(inventory(gpu()))
+    found = watched.observe(inventory(gpu()))
     writes, quiet, pauses, need = 0, 0.0, 0, 60.0
     for sign in signs:
         clock.now += every
         quiet = 0.0 if sign else quiet + every
-        after = watched.look(inventory(gpu(0, *(["link-down"] if sign else []))))
+        after = watched.observe(inventory(gpu(0, *(["link-down"] if sign else []))))
         if published(found) and not published(after):
             assert quiet >= need - every
             pauses, need = pauses + 1, min(need * 2, 960.0)

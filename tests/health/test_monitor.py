@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dra_agent.clock import STEADY
-from dra_agent.health import HealthBoard, HealthSettings, Monitor, Record, judged
+from dra_agent.health import DeviceHealthStore, HealthSettings, HealthStateFile, Monitor, apply_health
 from dra_agent.inventory import Inventory
 from fake_clock import FakeTime
 from health.conftest import DRIVER, Clock, gpu, inventory, taints, xid
@@ -17,9 +17,9 @@ WELL = inventory(gpu())
 SETTINGS = HealthSettings(recovery_seconds=60, event_seconds=300)
 
 
-def monitor(clock: Clock, settings: HealthSettings = SETTINGS, record: Record | None = None) -> Monitor:
+def monitor(clock: Clock, settings: HealthSettings = SETTINGS, record: HealthStateFile | None = None) -> Monitor:
     made = Monitor(settings, DRIVER, record, clock)
-    made.look(WELL)
+    made.observe(WELL)
     return made
 
 
@@ -30,118 +30,118 @@ def times(found: Inventory) -> list[str | None]:
 def test_a_lost_gpu_is_tainted_at_once_and_free_a_while_after_it_is_back(clock: Clock) -> None:
     watched = monitor(clock)
     clock.now += 10.7
-    lost = watched.look(inventory(gpu(0, "gpu-lost")))
+    lost = watched.observe(inventory(gpu(0, "gpu-lost")))
     assert taints(lost) == [("gpu-lost", "NoSchedule")]
     assert times(lost) == ["2027-01-15T08:00:10Z"]
     assert lost.devices[0].health == "unhealthy" and lost.devices[0].health_reason == "the GPU is lost"
     clock.now += 1000
-    assert times(watched.look(inventory(gpu(0, "gpu-lost")))) == ["2027-01-15T08:00:10Z"], "it never changes"
+    assert times(watched.observe(inventory(gpu(0, "gpu-lost")))) == ["2027-01-15T08:00:10Z"], "it never changes"
     clock.now += 59
-    assert taints(watched.look(WELL)) == [("gpu-lost", "NoExecute")]
+    assert taints(watched.observe(WELL)) == [("gpu-lost", "NoExecute")]
     assert not watched.due()
     clock.now += 1
     assert watched.due()
-    assert watched.look(WELL) == WELL
+    assert watched.observe(WELL) == WELL
 
 
 def test_a_gpu_that_is_lost_on_a_single_look_evicts_nothing(clock: Clock) -> None:
     watched = monitor(clock)
-    assert taints(watched.look(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoSchedule")]
+    assert taints(watched.observe(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoSchedule")]
     assert not watched.look_due()
     clock.now += 4.9
-    assert taints(watched.look(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoSchedule")], "too soon after it"
+    assert taints(watched.observe(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoSchedule")], "too soon after it"
     clock.now += 0.1
     assert watched.look_due(), "nobody waits for the next ordinary look"
-    assert taints(watched.look(WELL)) == [("gpu-lost", "NoSchedule")]
+    assert taints(watched.observe(WELL)) == [("gpu-lost", "NoSchedule")]
     clock.now += 60
     assert not watched.look_due()
-    assert watched.look(WELL) == WELL
+    assert watched.observe(WELL) == WELL
     # What has been away is to be confirmed again.
-    assert taints(watched.look(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoSchedule")]
+    assert taints(watched.observe(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoSchedule")]
 
 
 def test_a_lost_gpu_evicts_once_a_second_look_shows_it(clock: Clock, tmp_path: Path) -> None:
-    watched = monitor(clock, record=Record(tmp_path, "boot"))
-    began = times(watched.look(inventory(gpu(0, "gpu-lost"))))
+    watched = monitor(clock, record=HealthStateFile(tmp_path, "boot"))
+    began = times(watched.observe(inventory(gpu(0, "gpu-lost"))))
     # A library that does not answer in between neither confirms it nor denies it.
     clock.now += 5
-    assert taints(watched.look(inventory(gpu(health="unmonitored"))))[0] == ("gpu-lost", "NoSchedule")
-    lost = watched.look(inventory(gpu(0, "gpu-lost")))
+    assert taints(watched.observe(inventory(gpu(health="unmonitored"))))[0] == ("gpu-lost", "NoSchedule")
+    lost = watched.observe(inventory(gpu(0, "gpu-lost")))
     assert taints(lost)[0] == ("gpu-lost", "NoExecute") and times(lost)[:1] == began
     assert not watched.look_due()
-    restarted = Monitor(SETTINGS, DRIVER, Record(tmp_path, "boot"), clock)
-    assert taints(restarted.look(inventory(gpu(0, "gpu-lost"))))[0] == ("gpu-lost", "NoExecute")
+    restarted = Monitor(SETTINGS, DRIVER, HealthStateFile(tmp_path, "boot"), clock)
+    assert taints(restarted.observe(inventory(gpu(0, "gpu-lost"))))[0] == ("gpu-lost", "NoExecute")
 
 
 @pytest.mark.parametrize("xid_first", [True, False])
 def test_the_drivers_own_report_confirms_a_lost_gpu(clock: Clock, xid_first: bool) -> None:
     watched, lost = monitor(clock), inventory(gpu(0, "gpu-lost"))
     if xid_first:
-        watched.hear([xid(79)], WELL)
-    watched.look(lost)
+        watched.record_events([xid(79)], WELL)
+    watched.observe(lost)
     if not xid_first:
-        watched.hear([xid(79)], lost)
-    found = taints(watched.look(lost))
+        watched.record_events([xid(79)], lost)
+    found = taints(watched.observe(lost))
     assert sorted(found) == [("gpu-lost", "NoExecute"), ("xid-79", "NoExecute")]
 
 
 def test_an_xid_counts_for_a_while_after_the_last_one(clock: Clock) -> None:
     watched = monitor(clock)
-    told = watched.hear([xid(63)], WELL)
+    told = watched.record_events([xid(63)], WELL)
     assert taints(told) == [("xid-63", "NoSchedule")]
     assert "a row of memory" in (told.devices[0].health_reason or "")
     clock.now += 299
-    assert taints(watched.hear([xid(63)], WELL)) == [("xid-63", "NoSchedule")]
-    assert times(watched.hear([], WELL)) == ["2027-01-15T08:00:00Z"]
+    assert taints(watched.record_events([xid(63)], WELL)) == [("xid-63", "NoSchedule")]
+    assert times(watched.record_events([], WELL)) == ["2027-01-15T08:00:00Z"]
     clock.now += 299
-    assert taints(watched.look(WELL)) == [("xid-63", "NoSchedule")]
+    assert taints(watched.observe(WELL)) == [("xid-63", "NoSchedule")]
     clock.now += 1
-    assert taints(watched.look(WELL)) == []
+    assert taints(watched.observe(WELL)) == []
     assert (watched.summary.suppressed, watched.summary.happened) == (1, {"xid-63": 2})
 
 
 def test_a_fatal_xid_is_never_hidden_by_a_later_one(clock: Clock) -> None:
     watched = monitor(clock)
-    watched.hear([xid(79)], WELL)
+    watched.record_events([xid(79)], WELL)
     clock.now += 1
-    found = watched.hear([xid(63), xid(13)], WELL)
+    found = watched.record_events([xid(63), xid(13)], WELL)
     assert taints(found) == [("xid-79", "NoExecute"), ("xid-63", "NoSchedule")]
     assert (found.devices[0].health_reason or "").startswith("NVIDIA's driver reported XID 79")
 
 
 @pytest.mark.parametrize("number", HealthSettings().ignored_xids)
 def test_what_programs_cause_is_no_fault_of_the_device(clock: Clock, number: int) -> None:
-    assert monitor(clock).hear([xid(number)], WELL) == WELL
+    assert monitor(clock).record_events([xid(number)], WELL) == WELL
     settings = HealthSettings(ignored_xids=())
-    assert taints(monitor(clock, settings).hear([xid(number)], WELL)) == [(f"xid-{number}", "NoSchedule")]
+    assert taints(monitor(clock, settings).record_events([xid(number)], WELL)) == [(f"xid-{number}", "NoSchedule")]
 
 
 def test_a_fault_hits_every_partition_of_its_gpu_and_nothing_else(clock: Clock) -> None:
     from msgspec.structs import replace
 
     parts = inventory(replace(gpu(), name="gpu-0a"), replace(gpu(), name="gpu-0b"), gpu(1))
-    found = monitor(clock).hear([xid(48)], parts)
+    found = monitor(clock).record_events([xid(48)], parts)
     assert [len(device.taints) for device in found.devices] == [1, 1, 0]
 
 
 def test_memory_errors_count_from_the_first_look_on(clock: Clock) -> None:
     watched = Monitor(SETTINGS, DRIVER, None, clock)
-    assert taints(watched.look(inventory(gpu(errors=7)))) == [], "nobody knows when they happened"
-    assert taints(watched.look(inventory(gpu(errors=8)))) == [("ecc", "NoSchedule")]
+    assert taints(watched.observe(inventory(gpu(errors=7)))) == [], "nobody knows when they happened"
+    assert taints(watched.observe(inventory(gpu(errors=8)))) == [("ecc", "NoSchedule")]
     clock.now += 300
-    assert taints(watched.look(inventory(gpu(errors=8)))) == []
-    assert taints(watched.look(inventory(gpu(errors=0)))) == [], "the driver was loaded again"
-    assert taints(watched.look(inventory(gpu(errors=1)))) == [("ecc", "NoSchedule")]
+    assert taints(watched.observe(inventory(gpu(errors=8)))) == []
+    assert taints(watched.observe(inventory(gpu(errors=0)))) == [], "the driver was loaded again"
+    assert taints(watched.observe(inventory(gpu(errors=1)))) == [("ecc", "NoSchedule")]
 
 
 def test_a_cause_that_comes_back_while_it_counts_changes_nothing(clock: Clock) -> None:
     watched = monitor(clock)
-    flapping = watched.look(inventory(gpu(0, "link-down")))
+    flapping = watched.observe(inventory(gpu(0, "link-down")))
     for _ in range(50):
         clock.now += 15
-        assert watched.look(WELL).devices[0].taints == flapping.devices[0].taints
+        assert watched.observe(WELL).devices[0].taints == flapping.devices[0].taints
         clock.now += 15
-        assert watched.look(inventory(gpu(0, "link-down"))).devices[0].taints == flapping.devices[0].taints
+        assert watched.observe(inventory(gpu(0, "link-down"))).devices[0].taints == flapping.devices[0].taints
     assert watched.summary.suppressed == 50 and watched.summary.devices == {"link-down": 1}
 
 
@@ -149,9 +149,9 @@ def test_a_cause_that_keeps_coming_back_counts_longer_each_time(clock: Clock) ->
     watched = monitor(clock)
     lasted = []
     for _ in range(7):
-        watched.look(inventory(gpu(0, "link-down")))
+        watched.observe(inventory(gpu(0, "link-down")))
         began = clock.now
-        while taints(watched.look(WELL)):
+        while taints(watched.observe(WELL)):
             clock.now += 15
         lasted.append(clock.now - began)
     assert lasted == [60, 120, 240, 480, 960, 960, 960]
@@ -160,58 +160,60 @@ def test_a_cause_that_keeps_coming_back_counts_longer_each_time(clock: Clock) ->
 def test_after_a_long_peace_it_is_a_new_one(clock: Clock) -> None:
     watched = monitor(clock)
     for _ in range(2):
-        watched.look(inventory(gpu(0, "link-down")))
+        watched.observe(inventory(gpu(0, "link-down")))
         clock.now += 60
-        assert taints(watched.look(WELL)) == []
+        assert taints(watched.observe(WELL)) == []
         clock.now += 100_000
-        watched.look(WELL)
+        watched.observe(WELL)
 
 
 def test_an_unplugged_gpu_takes_its_causes_along_in_time(clock: Clock) -> None:
     watched = monitor(clock)
-    watched.look(inventory(gpu(0, "gpu-lost")))
-    watched.look(inventory(gpu(1)))
+    watched.observe(inventory(gpu(0, "gpu-lost")))
+    watched.observe(inventory(gpu(1)))
     clock.now += 60
-    assert taints(watched.look(WELL)) == []
+    assert taints(watched.observe(WELL)) == []
 
 
 def test_effects_are_the_operators_to_choose(clock: Clock) -> None:
     quiet = HealthSettings(fatal="NoSchedule", degraded="none", unmonitored="NoSchedule")
     watched = monitor(clock, quiet)
-    found = watched.look(inventory(gpu(0, "gpu-lost", "link-down")))
+    found = watched.observe(inventory(gpu(0, "gpu-lost", "link-down")))
     assert taints(found) == [("gpu-lost", "NoSchedule")] and "no link" in (found.devices[0].health_reason or "")
-    assert taints(monitor(clock, quiet).look(inventory(gpu(health="unmonitored")))) == [("unmonitored", "NoSchedule")]
+    assert taints(monitor(clock, quiet).observe(inventory(gpu(health="unmonitored")))) == [
+        ("unmonitored", "NoSchedule")
+    ]
     silent = HealthSettings(unmonitored="none")
-    unmonitored = monitor(clock, silent).look(inventory(gpu(health="unmonitored")))
+    unmonitored = monitor(clock, silent).observe(inventory(gpu(health="unmonitored")))
     assert taints(unmonitored) == [] and unmonitored.devices[0].health == "unmonitored"
 
 
 def test_a_device_that_is_not_monitored_is_told_of_and_kept_from_nobody(clock: Clock) -> None:
     watched = monitor(clock)
-    began = watched.look(inventory(gpu(health="unmonitored")))
+    began = watched.observe(inventory(gpu(health="unmonitored")))
     assert taints(began) == [("unmonitored", "None")] and began.devices[0].health == "unmonitored"
     clock.now += 30
-    both = watched.look(inventory(gpu(0, "link-down")))
+    both = watched.observe(inventory(gpu(0, "link-down")))
     assert taints(both) == [("link-down", "NoSchedule"), ("unmonitored", "None")], "the worse one is not hidden"
     assert both.devices[0].taints[1] == began.devices[0].taints[0], "with its time"
     clock.now += 29
-    assert taints(watched.look(WELL)) == [("link-down", "NoSchedule"), ("unmonitored", "None")]
+    assert taints(watched.observe(WELL)) == [("link-down", "NoSchedule"), ("unmonitored", "None")]
     clock.now += 1
-    assert taints(watched.look(WELL)) == [("link-down", "NoSchedule")], "60 s after it was so last"
+    assert taints(watched.observe(WELL)) == [("link-down", "NoSchedule")], "60 s after it was so last"
 
 
 def test_an_agent_that_starts_again_knows_what_counted_and_since_when(clock: Clock, tmp_path: Path) -> None:
-    first = monitor(clock, record=Record(tmp_path, "boot"))
-    first.look(inventory(gpu(0, "gpu-lost")))
-    before = first.hear([xid(95)], inventory(gpu(0, "gpu-lost")))
+    first = monitor(clock, record=HealthStateFile(tmp_path, "boot"))
+    first.observe(inventory(gpu(0, "gpu-lost")))
+    before = first.record_events([xid(95)], inventory(gpu(0, "gpu-lost")))
     clock.now += 200
-    again = Monitor(SETTINGS, DRIVER, Record(tmp_path, "boot"), clock)
-    found = again.look(inventory(gpu(0, "gpu-lost")))
+    again = Monitor(SETTINGS, DRIVER, HealthStateFile(tmp_path, "boot"), clock)
+    found = again.observe(inventory(gpu(0, "gpu-lost")))
     assert found.devices[0].taints == before.devices[0].taints
     clock.now += 100
-    assert taints(again.look(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoExecute")], "the XID has passed"
-    after_reboot = Monitor(SETTINGS, DRIVER, Record(tmp_path, "next boot"), clock)
-    assert after_reboot.look(WELL) == WELL
+    assert taints(again.observe(inventory(gpu(0, "gpu-lost")))) == [("gpu-lost", "NoExecute")], "the XID has passed"
+    after_reboot = Monitor(SETTINGS, DRIVER, HealthStateFile(tmp_path, "next boot"), clock)
+    assert after_reboot.observe(WELL) == WELL
 
 
 @pytest.mark.parametrize("step", [-8 * 3600.0, 8 * 3600.0])
@@ -223,60 +225,60 @@ def test_a_step_of_the_wall_clock_prolongs_nothing_and_ends_nothing_early(
 
     def start() -> Monitor:
         clock = time.clock()
-        return Monitor(SETTINGS, DRIVER, Record(tmp_path, "boot", clock), clock.unix)
+        return Monitor(SETTINGS, DRIVER, HealthStateFile(tmp_path, "boot", clock), clock.unix)
 
     watched = start()
-    watched.look(WELL)
-    watched.hear([xid(63)], WELL)
+    watched.observe(WELL)
+    watched.record_events([xid(63)], WELL)
     time.step_wall(step)
     if restarted:
         watched = start()
     time.pass_(299.0)
-    assert taints(watched.look(WELL)) == [("xid-63", "NoSchedule")]
+    assert taints(watched.observe(WELL)) == [("xid-63", "NoSchedule")]
     time.pass_(1.0)
-    assert watched.look(WELL) == WELL
+    assert watched.observe(WELL) == WELL
 
 
 def test_the_clocks_of_health_are_those_that_do_not_step() -> None:
-    for part in (Monitor, HealthBoard):
+    for part in (Monitor, DeviceHealthStore):
         assert inspect.signature(part).parameters["clock"].default == STEADY.unix
 
 
 def test_what_was_there_at_the_first_look_has_no_time_of_its_own(clock: Clock) -> None:
     """The time that is published is kept by whoever publishes; an agent without its record must not set it anew."""
     fresh = Monitor(SETTINGS, DRIVER, None, clock)
-    assert times(fresh.look(inventory(gpu(0, "gpu-lost")))) == [None]
+    assert times(fresh.observe(inventory(gpu(0, "gpu-lost")))) == [None]
 
 
 @pytest.mark.parametrize("garbage", [b"", b"{", b"[]", b'{"boot_id": "boot", "spells": [1]}', b"\xff"])
 def test_a_damaged_record_costs_no_device(clock: Clock, tmp_path: Path, garbage: bytes) -> None:
     (tmp_path / "health.json").write_bytes(garbage)
-    watched = monitor(clock, record=Record(tmp_path, "boot"))
-    assert taints(watched.hear([xid(94)], WELL)) == [("xid-94", "NoSchedule")]
-    assert len(Record(tmp_path, "boot").read()) == 1 and not list(tmp_path.glob(".*"))
+    watched = monitor(clock, record=HealthStateFile(tmp_path, "boot"))
+    assert taints(watched.record_events([xid(94)], WELL)) == [("xid-94", "NoSchedule")]
+    assert len(HealthStateFile(tmp_path, "boot").read()) == 1 and not list(tmp_path.glob(".*"))
 
 
 def test_a_record_that_cannot_be_written_is_said_once(
     clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    watched = monitor(clock, record=Record(tmp_path / "not there", "boot"))
+    watched = monitor(clock, record=HealthStateFile(tmp_path / "not there", "boot"))
     for code in (94, 95, 48):
-        assert taints(watched.hear([xid(code)], WELL))
+        assert taints(watched.record_events([xid(code)], WELL))
     assert [record.message for record in caplog.records].count("what is wrong with devices cannot be kept") == 1
 
 
 def test_nothing_is_written_while_nothing_happens(clock: Clock, tmp_path: Path) -> None:
-    watched = monitor(clock, record=Record(tmp_path, "boot"))
-    watched.look(inventory(gpu(0, "gpu-lost")))
+    watched = monitor(clock, record=HealthStateFile(tmp_path, "boot"))
+    watched.observe(inventory(gpu(0, "gpu-lost")))
     clock.now += 15
-    watched.look(inventory(gpu(0, "gpu-lost")))
+    watched.observe(inventory(gpu(0, "gpu-lost")))
     written = (tmp_path / "health.json").stat().st_mtime_ns
     for _ in range(20):
         clock.now += 15
-        watched.look(inventory(gpu(0, "gpu-lost")))
+        watched.observe(inventory(gpu(0, "gpu-lost")))
     assert (tmp_path / "health.json").stat().st_mtime_ns == written
 
 
 def test_commands_judge_by_what_the_inventory_shows(clock: Clock) -> None:
-    shown = judged(inventory(gpu(0, "link-down", "gpu-lost"), gpu(1)), SETTINGS, DRIVER)
+    shown = apply_health(inventory(gpu(0, "link-down", "gpu-lost"), gpu(1)), SETTINGS, DRIVER)
     assert taints(shown) == [("gpu-lost", "NoExecute"), ("link-down", "NoSchedule")] and taints(shown, 1) == []

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dra_agent.health import HealthSettings, Monitor
-from dra_agent.inventory import Device, Fault, Inventory
+from dra_agent.inventory import Device, DeviceEvent, Inventory
 from health.conftest import DRIVER, Clock, gpu, inventory, taints, xid
 
 SETTINGS = HealthSettings(recovery_seconds=60, event_seconds=300)
@@ -24,7 +24,7 @@ def causes(found: Inventory) -> dict[str, list[str]]:
     }
 
 
-def told_of(code: int, *names: str) -> Fault:
+def told_of(code: int, *names: str) -> DeviceEvent:
     return msgspec.structs.replace(xid(code), devices=names)
 
 
@@ -35,48 +35,48 @@ def monitor(clock: Clock) -> Monitor:
 
 def test_an_xid_of_an_instance_taints_that_instance_only_and_for_as_long_as_any(monitor: Monitor, clock: Clock) -> None:
     three = parts("gpu-0-mig-0", "gpu-0-mig-1", "gpu-0-mig-2")
-    monitor.look(three)
-    assert causes(monitor.hear([told_of(94, "gpu-0-mig-1")], three)) == {"gpu-0-mig-1": ["xid-94"]}
+    monitor.observe(three)
+    assert causes(monitor.record_events([told_of(94, "gpu-0-mig-1")], three)) == {"gpu-0-mig-1": ["xid-94"]}
     clock.now += 300
-    assert causes(monitor.hear([], three)) == {}
+    assert causes(monitor.record_events([], three)) == {}
 
 
 @pytest.mark.parametrize("code", [48, 79, 95, 119])
 def test_an_xid_that_is_about_the_gpu_taints_all_whichever_instance_it_names(monitor: Monitor, code: int) -> None:
     two = parts("gpu-0-mig-0", "gpu-0-mig-1")
-    monitor.look(two)
-    found = causes(monitor.hear([told_of(code, "gpu-0-mig-1")], two))
+    monitor.observe(two)
+    found = causes(monitor.record_events([told_of(code, "gpu-0-mig-1")], two))
     assert found == {"gpu-0-mig-0": [f"xid-{code}"], "gpu-0-mig-1": [f"xid-{code}"]}
 
 
 def test_an_xid_without_an_instance_taints_all(monitor: Monitor) -> None:
     two = parts("gpu-0-mig-0", "gpu-0-mig-1")
-    assert causes(monitor.hear([told_of(94)], two)).keys() == {"gpu-0-mig-0", "gpu-0-mig-1"}
+    assert causes(monitor.record_events([told_of(94)], two)).keys() == {"gpu-0-mig-0", "gpu-0-mig-1"}
 
 
 def test_operators_say_what_counts_and_for_what(clock: Clock) -> None:
     settings = HealthSettings(ignored_xids=(94,), gpu_xids=(31,), fatal_xids=(13,))
     monitor = Monitor(settings, DRIVER, clock=clock)
     two = parts("gpu-0-mig-0", "gpu-0-mig-1")
-    assert causes(monitor.hear([told_of(94, "gpu-0-mig-1")], two)) == {}
-    assert causes(monitor.hear([told_of(13, "gpu-0-mig-1")], two)) == {"gpu-0-mig-1": ["xid-13"]}
-    assert causes(monitor.hear([told_of(31, "gpu-0-mig-1")], two)) == {
+    assert causes(monitor.record_events([told_of(94, "gpu-0-mig-1")], two)) == {}
+    assert causes(monitor.record_events([told_of(13, "gpu-0-mig-1")], two)) == {"gpu-0-mig-1": ["xid-13"]}
+    assert causes(monitor.record_events([told_of(31, "gpu-0-mig-1")], two)) == {
         "gpu-0-mig-0": ["xid-31"],
         "gpu-0-mig-1": ["xid-13", "xid-31"],
     }, "the fatal one is first"
 
 
 def test_a_library_that_is_silent_ends_nothing(monitor: Monitor, clock: Clock) -> None:
-    monitor.look(inventory(gpu(0, "gpu-lost")))
+    monitor.observe(inventory(gpu(0, "gpu-lost")))
     clock.now += 5
-    monitor.look(inventory(gpu(0, "gpu-lost")))
+    monitor.observe(inventory(gpu(0, "gpu-lost")))
     silent = inventory(gpu(0, health="unmonitored"))
     for _ in range(10):
         clock.now += 60
-        assert ("gpu-lost", "NoExecute") in taints(monitor.look(silent)), "nobody has seen it come back"
-    monitor.look(inventory(gpu(0)))
+        assert ("gpu-lost", "NoExecute") in taints(monitor.observe(silent)), "nobody has seen it come back"
+    monitor.observe(inventory(gpu(0)))
     clock.now += 60
-    assert taints(monitor.look(inventory(gpu(0)))) == []
+    assert taints(monitor.observe(inventory(gpu(0)))) == []
 
 
 def corrected(count: int) -> Inventory:
@@ -89,9 +89,9 @@ def test_corrected_errors_count_where_an_operator_says_how_many(clock: Clock) ->
     silent = Monitor(HealthSettings(), DRIVER, clock=clock)
     for count, expected in ((500, []), (509, []), (510, [("ecc-corrected", "NoSchedule")])):
         clock.now += 60
-        assert taints(monitor.look(corrected(count))) == expected
-        assert taints(silent.look(corrected(count))) == []
+        assert taints(monitor.observe(corrected(count))) == expected
+        assert taints(silent.observe(corrected(count))) == []
     clock.now += 3600
-    assert taints(monitor.look(corrected(515))) == [], "another hour, and few of them"
-    assert taints(monitor.look(corrected(3))) == [], "a driver that was loaded again begins at 0"
-    assert taints(monitor.look(corrected(8))) == [("ecc-corrected", "NoSchedule")], "five before, and five since"
+    assert taints(monitor.observe(corrected(515))) == [], "another hour, and few of them"
+    assert taints(monitor.observe(corrected(3))) == [], "a driver that was loaded again begins at 0"
+    assert taints(monitor.observe(corrected(8))) == [("ecc-corrected", "NoSchedule")], "five before, and five since"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.topology import Device as Function
-from dra_agent.topology import Kind, Topology
+from dra_agent.topology import DeviceKind, Topology
+from dra_agent.topology import PciFunction as Function
 
 FunctionMaker = Callable[..., Function]
 
@@ -38,7 +38,7 @@ def write(host: Host) -> Callable[[str, object], None]:
 def function(host: Host) -> FunctionMaker:
     """Make a PCI function with a folder in sysfs; keywords overrule what a bare function has."""
 
-    def make(address: str, kind: Kind, vendor: str, device: str, **facts: Any) -> Function:
+    def make(address: str, kind: DeviceKind, vendor: str, device: str, **facts: Any) -> Function:
         (host.sysfs / "bus/pci/devices" / address).mkdir(parents=True, exist_ok=True)
         values: dict[str, Any] = {
             "class_": "0x030000",

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dra_agent.host import Host
-from dra_agent.inventory.kfd import NODES, gpu_nodes
+from dra_agent.inventory.amd.kfd import NODES, gpu_nodes
 
 MODE = "current_compute_partition"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dra_agent.nvml.process import HungError, LibraryProcess
+from dra_agent.nvml.client import CallTimeoutError, NvmlWorker
 
 HURRY_S = 0.5
 
@@ -15,16 +15,16 @@ HURRY_S = 0.5
 def hurry(monkeypatch: pytest.MonkeyPatch, hangs: Callable[[str], bool]) -> list[str]:
     """Wait for `HURRY_S` only for calls of the lanes that hang; give the lanes that were waited for, as they come."""
     waited: list[str] = []
-    call = LibraryProcess.call
+    call = NvmlWorker.call
 
-    def hurried(process: LibraryProcess, lane: str, timeout: float, name: str, *arguments: Any) -> Any:
+    def hurried(process: NvmlWorker, lane: str, timeout: float, name: str, *arguments: Any) -> Any:
         if not hangs(lane) or process.is_stuck(lane):
             return call(process, lane, timeout, name, *arguments)
         try:
             return call(process, lane, HURRY_S, name, *arguments)
-        except HungError:
+        except CallTimeoutError:
             waited.append(lane)
             raise
 
-    monkeypatch.setattr(LibraryProcess, "call", hurried)
+    monkeypatch.setattr(NvmlWorker, "call", hurried)
     return waited

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from dra_agent.inventory.nvidia.library import Nvml
+from dra_agent.inventory.nvidia.nvml_client import NvmlClient
 from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
 from dra_agent.simulate.models import GIB, H100_SXM
 from dra_agent.simulate.parts.nvidia import gpu
@@ -23,11 +23,11 @@ PAIR = Machine(
 ONE_G, TWO_G = 19, 14
 
 
-def handle(library: Nvml, address: str = ADDRESS) -> Any:
+def handle(library: NvmlClient, address: str = ADDRESS) -> Any:
     return library.call("nvmlDeviceGetHandleByPciBusId", address.encode(), about=address)
 
 
-def make(library: Nvml, profile: int, start: int, size: int) -> int:
+def make(library: NvmlClient, profile: int, start: int, size: int) -> int:
     """Make an instance with one compute instance; gives its number."""
     module, device = library.module, handle(library)
     place = module.c_nvmlGpuInstancePlacement_t(start, size)
@@ -36,7 +36,7 @@ def make(library: Nvml, profile: int, start: int, size: int) -> int:
     return int(library.call("nvmlGpuInstanceGetInfo", made, about=ADDRESS).id)
 
 
-def destroy(library: Nvml, number: int) -> None:
+def destroy(library: NvmlClient, number: int) -> None:
     made = library.call("nvmlDeviceGetGpuInstanceById", handle(library), number, about=ADDRESS)
     compute = library.call("nvmlGpuInstanceGetComputeInstanceById", made, 0, about=ADDRESS)
     library.call("nvmlComputeInstanceDestroy", compute, about=ADDRESS)

@@ -9,7 +9,7 @@ import pytest
 
 from dra_agent.errors import RetryableError
 from dra_agent.inventory import Device
-from dra_agent.inventory.nvidia.affected import NO_INSTANCE, Affected
+from dra_agent.inventory.nvidia.event_targets import NO_INSTANCE, EventTargets
 
 ADDRESS = "0000:3b:00.0"
 
@@ -67,15 +67,15 @@ DYNAMIC = (
 def test_an_instance_that_was_there_is_known_by_its_numbers(
     numbers: tuple[int, int], expected: tuple[str, ...]
 ) -> None:
-    affected = Affected(Library())  # type: ignore[arg-type]
-    affected.look(STATIC)
+    affected = EventTargets(Library())  # type: ignore[arg-type]
+    affected.refresh(STATIC)
     assert affected.names(ADDRESS, "gpu", *numbers) == expected
 
 
 def test_one_that_was_made_for_a_claim_is_the_partition_at_its_place() -> None:
     library = Library(gi7=(19, 4, 1), gi3=(14, 4, 2))
-    affected = Affected(library)  # type: ignore[arg-type]
-    affected.look(DYNAMIC)
+    affected = EventTargets(library)  # type: ignore[arg-type]
+    affected.refresh(DYNAMIC)
     assert affected.names(ADDRESS, "gpu", 7, 0) == ("1g-4",)
     assert affected.names(ADDRESS, "gpu", 3, NO_INSTANCE) == ("2g-4",)
     assert affected.names(ADDRESS, "gpu", NO_INSTANCE, NO_INSTANCE) == ()
@@ -84,8 +84,8 @@ def test_one_that_was_made_for_a_claim_is_the_partition_at_its_place() -> None:
 
 def test_one_that_is_gone_is_where_it_was_last() -> None:
     library = Library(gi7=(19, 4, 1))
-    affected = Affected(library)  # type: ignore[arg-type]
-    affected.look(DYNAMIC)
+    affected = EventTargets(library)  # type: ignore[arg-type]
+    affected.refresh(DYNAMIC)
     affected.remember(ADDRESS, 8, "19:5:1")
     assert affected.names(ADDRESS, "gpu", 7, 0) == ("1g-4",)
     library.silent = True

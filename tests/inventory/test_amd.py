@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import Device, PartitionRule, Problem, device_name
-from dra_agent.inventory.amd import AmdBackend
-from dra_agent.inventory.kfd import gpu_nodes
+from dra_agent.inventory import Device, Diagnostic, PartitionRule, device_name
+from dra_agent.inventory.amd.backend import AmdBackend
+from dra_agent.inventory.amd.kfd import gpu_nodes
 from dra_agent.inventory.partitions import PartitionRules
-from dra_agent.topology import Device as Function
-from dra_agent.topology import Drm, Kind
+from dra_agent.topology import DeviceKind, Drm
+from dra_agent.topology import PciFunction as Function
 
 Write = Callable[[str, object], None]
 KFD = "sys/class/kfd/kfd/topology/nodes"
@@ -28,7 +28,7 @@ def kfd_host(tree: Path) -> Host:
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
 def test_a_recorded_mi300_host_in_cpx_mode_has_its_63_partitions(recorded_host: Path) -> None:
-    problems: list[Problem] = []
+    problems: list[Diagnostic] = []
     nodes = gpu_nodes(kfd_host(recorded_host), problems)
     assert problems == []
     assert len(nodes) == 8
@@ -55,8 +55,8 @@ def test_a_recorded_mi210_host_has_eight_whole_gpus_in_two_hives(recorded_host: 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
 def test_partitions_become_devices_of_their_own(recorded_host: Path, function: Callable[..., Function]) -> None:
     host = kfd_host(recorded_host)
-    gpu = function("0000:05:00.0", Kind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card1", "renderD128"))
-    problems: list[Problem] = []
+    gpu = function("0000:05:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card1", "renderD128"))
+    problems: list[Diagnostic] = []
     devices = AmdBackend(host).devices([gpu], problems)
     assert [device.name for device in devices] == [f"gpu-0000-05-00-0-cpx-{n}" for n in range(8)]
     third = devices[3]
@@ -91,14 +91,14 @@ def test_gpus_of_a_recorded_host_can_be_divided_anew_but_for_one_of_which_a_die_
     recorded_host: Path, function: Callable[..., Function]
 ) -> None:
     host = kfd_host(recorded_host)
-    gpus = [function(address, Kind.GPU, "0x1002", "0x74a1", driver="amdgpu") for address in gpu_nodes(host, [])]
+    gpus = [function(address, DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu") for address in gpu_nodes(host, [])]
     for gpu in gpus:
         folder = host.sysfs / "bus/pci/devices" / gpu.pci_address
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "available_compute_partition").write_text("SPX, DPX, QPX, CPX\n")
     backend = AmdBackend(host)
     backend.partition_by(PartitionRules([PartitionRule("true", "amd")], "dra-agent.internal"))
-    problems: list[Problem] = []
+    problems: list[Diagnostic] = []
     devices = backend.devices(gpus, problems)
     assert len(backend.counter_sets()) == 7
     assert len(devices) == 7 * 15 + 7, "seven in every mode, and the partitions of the last as they are"
@@ -106,15 +106,15 @@ def test_gpus_of_a_recorded_host_can_be_divided_anew_but_for_one_of_which_a_die_
     assert whole.capacity["computeUnits"].value == "304"
     assert {name: counter.value for name, counter in whole.consumes_counters[0].counters.items()}["dies"] == "8"
     assert whole.attributes["computePartition"].value == "SPX", "as it will be, while it is in CPX"
-    (problem,) = [one for one in problems if "dies" in one.what]
+    (problem,) = [one for one in problems if "dies" in one.message]
     assert (problem.where, problem.severity) == (device_name("gpu", gpus[-1].pci_address), "warning")
-    assert "7 of its 8 dies" in problem.what
+    assert "7 of its 8 dies" in problem.message
 
 
 @pytest.mark.parametrize("recorded_host", ["kfd-mi210"], indirect=True)
 def test_gpus_of_one_die_are_never_divided(recorded_host: Path, function: Callable[..., Function]) -> None:
     host = kfd_host(recorded_host)
-    gpus = [function(address, Kind.GPU, "0x1002", "0x740f", driver="amdgpu") for address in gpu_nodes(host, [])]
+    gpus = [function(address, DeviceKind.GPU, "0x1002", "0x740f", driver="amdgpu") for address in gpu_nodes(host, [])]
     backend = AmdBackend(host)
     backend.partition_by(PartitionRules([PartitionRule("true", "amd")], "dra-agent.internal"))
     devices = backend.devices(gpus, [])
@@ -125,7 +125,7 @@ def test_gpus_of_one_die_are_never_divided(recorded_host: Path, function: Callab
 def test_a_whole_gpu_is_described_from_amdgpu_and_kfd(
     host: Host, write: Write, function: Callable[..., Function]
 ) -> None:
-    gpu = function("0000:0c:00.0", Kind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card0", "renderD128"))
+    gpu = function("0000:0c:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card0", "renderD128"))
     pci = "sys/bus/pci/devices/0000:0c:00.0"
     write(f"{pci}/mem_info_vram_total", 192 << 30)
     write(f"{pci}/current_compute_partition", "SPX")
@@ -153,7 +153,7 @@ def test_a_whole_gpu_is_described_from_amdgpu_and_kfd(
 def test_memory_comes_from_kfd_where_the_driver_has_no_file(
     host: Host, write: Write, function: Callable[..., Function]
 ) -> None:
-    gpu = function("0000:0c:00.0", Kind.GPU, "0x1002", "0xffff", driver="amdgpu")
+    gpu = function("0000:0c:00.0", DeviceKind.GPU, "0x1002", "0xffff", driver="amdgpu")
     write(f"{KFD}/1/properties", "simd_count 4\nsimd_per_cu 2\nlocation_id 3072\ndomain 0\nmem_banks_count 2")
     write(f"{KFD}/1/mem_banks/0/properties", f"heap_type 1\nsize_in_bytes {16 << 30}\nflags 0")
     write(f"{KFD}/1/mem_banks/1/properties", "heap_type 3\nsize_in_bytes 65536")
@@ -165,15 +165,15 @@ def test_memory_comes_from_kfd_where_the_driver_has_no_file(
 def test_nonsense_from_the_driver_costs_one_fact_and_is_reported(
     host: Host, write: Write, function: Callable[..., Function]
 ) -> None:
-    gpu = function("0000:0c:00.0", Kind.GPU, "0x1002", "0x74a1", driver="amdgpu")
+    gpu = function("0000:0c:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu")
     write("sys/bus/pci/devices/0000:0c:00.0/mem_info_vram_total", "lots")
     write("sys/module/amdgpu/version", "unknown")
     write(f"{KFD}/1/properties", "\0\xff garbage\nsimd_count many")
-    problems: list[Problem] = []
+    problems: list[Diagnostic] = []
     device = only(AmdBackend(host).devices([gpu], problems))
     assert device.capacity == {}
     assert "driverVersion" not in device.attributes
-    assert [problem.what for problem in problems] == [
+    assert [problem.message for problem in problems] == [
         "driverVersion is left out: 'unknown' is not a version",
         "expected a number, found 'lots'",
     ]
@@ -187,7 +187,7 @@ def only(devices: list[Device]) -> Device:
 @pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
 def test_errors_of_a_gpu_are_those_of_every_partition(recorded_host: Path, function: Callable[..., Function]) -> None:
     host = kfd_host(recorded_host)
-    gpu = function("0000:05:00.0", Kind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card1", "renderD128"))
+    gpu = function("0000:05:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card1", "renderD128"))
     ras = host.sysfs / "bus/pci/devices/0000:05:00.0/ras"
     ras.mkdir(parents=True)
     (ras / "umc_err_count").write_text("ue: 1\nce: 5\n")

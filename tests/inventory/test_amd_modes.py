@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_agent.allocator import allocate
-from dra_agent.inventory import CounterConsumption, Inventory, InventorySettings, PartitionRule, take
-from dra_agent.inventory.amd_modes import Modes, memory_partitions
+from dra_agent.inventory import CounterConsumption, Inventory, InventorySettings, PartitionRule, collect
+from dra_agent.inventory.amd.modes import Modes, memory_partitions
 from dra_agent.simulate import build_machine
 from dra_agent.simulate.machine import HostBridge, Machine, NumaNode
 from dra_agent.simulate.parts.amd import mi300x
@@ -92,7 +92,7 @@ def test_the_counters_are_few_enough_for_the_api() -> None:
 @pytest.fixture(scope="module")
 def inventory(tmp_path_factory: pytest.TempPathFactory) -> Inventory:
     host = build_machine(machine(), tmp_path_factory.mktemp("mi300x") / "host")
-    return take(host, scan(host), DIVISIBLE)
+    return collect(host, scan(host), DIVISIBLE)
 
 
 def test_every_mode_is_offered_whatever_the_gpu_is_in(inventory: Inventory) -> None:
@@ -117,8 +117,8 @@ def test_what_is_published_does_not_depend_on_the_mode(tmp_path: Path, inventory
 
     host = build_machine(machine(), tmp_path / "host")
     SimulatedKernel(tmp_path / "host", machine()).write("bus/pci/devices/0000:11:00.0/current_compute_partition", "CPX")
-    assert len(take(host, scan(host), InventorySettings()).devices) == 9, "eight partitions, and the other GPU"
-    divided = take(host, scan(host), DIVISIBLE)
+    assert len(collect(host, scan(host), InventorySettings()).devices) == 9, "eight partitions, and the other GPU"
+    divided = collect(host, scan(host), DIVISIBLE)
     assert [device.to_api() for device in divided.devices] == [device.to_api() for device in inventory.devices]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dra_agent.cli.main import main
-from dra_agent.neighbours import Remembered, Verdict, remember
+from dra_agent.conflicts import DeviceConflicts, SavedConflicts, save_conflicts
 
 
 @pytest.fixture(autouse=True)
@@ -90,14 +90,14 @@ def test_an_empty_or_missing_sysfs(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_device_that_another_manager_gives_out_is_told_as_not_published(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verdict = Verdict({"nic-0000-3b-00-0": "driver dra.net"})
+    verdict = DeviceConflicts({"nic-0000-3b-00-0": "driver dra.net"})
     (tmp_path / "state").mkdir()
-    remember(tmp_path / "state", Remembered(verdict))
+    save_conflicts(tmp_path / "state", SavedConflicts(verdict))
     assert devices("--simulate", "cpu-only") == 0
     printed = capsys.readouterr()
     assert "nic-0000-3b-00-0" not in printed.out and "nic-0000-3b-00-1" in printed.out
     assert "not published: nic-0000-3b-00-0: driver dra.net gives it out on this node too" in printed.err
     assert devices("nic-0000-3b-00-0", "--simulate", "cpu-only") == 1
     assert "dra.net" in capsys.readouterr().err
-    remember(tmp_path / "state", Remembered(verdict, published=True))
+    save_conflicts(tmp_path / "state", SavedConflicts(verdict, published=True))
     assert devices("nic-0000-3b-00-0", "--simulate", "cpu-only") == 0

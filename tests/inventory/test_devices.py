@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import Device, Inventory, InventorySettings, take
+from dra_agent.inventory import Device, Inventory, InventorySettings, collect
 from dra_agent.inventory.backend import backend_of
-from dra_agent.topology import Device as Function
-from dra_agent.topology import Drm, Kind, Link, Sriov, Topology, scan
+from dra_agent.topology import DeviceKind, Drm, Link, Sriov, Topology, scan
+from dra_agent.topology import PciFunction as Function
 
 Write = Callable[[str, object], None]
 Make = Callable[..., Function]
@@ -32,7 +32,7 @@ def values(device: Device) -> dict[str, bool | int | str]:
 def test_an_ethernet_adapter_with_rdma(host: Host, write: Write, function: Make, topology_of: TopologyOf) -> None:
     nic = function(
         "0000:3b:00.0",
-        Kind.NIC,
+        DeviceKind.NIC,
         "0x15b3",
         "0x1021",
         driver="mlx5_core",
@@ -50,7 +50,7 @@ def test_an_ethernet_adapter_with_rdma(host: Host, write: Write, function: Make,
     write(f"{net}/operstate", "up")
     write(f"{PCI}/0000:3a:01.0/max_link_speed", "16.0 GT/s PCIe")
     write(f"{PCI}/0000:3a:01.0/max_link_width", "255")
-    inventory = take(host, topology_of(nic))
+    inventory = collect(host, topology_of(nic))
     assert inventory.problems == ()
     device = only(inventory)
     assert device.name == "nic-0000-3b-00-0"
@@ -86,10 +86,10 @@ def test_an_ethernet_adapter_with_rdma(host: Host, write: Write, function: Make,
 
 
 def test_a_link_that_is_down_has_no_speed(host: Host, write: Write, function: Make, topology_of: TopologyOf) -> None:
-    nic = function("0000:3b:00.0", Kind.NIC, "0x8086", "0x1592", net=("ens1",), numa_node=None)
+    nic = function("0000:3b:00.0", DeviceKind.NIC, "0x8086", "0x1592", net=("ens1",), numa_node=None)
     for name, value in {"speed": -1, "operstate": "down", "type": 1, "mtu": 1500}.items():
         write(f"{PCI}/0000:3b:00.0/net/ens1/{name}", value)
-    device = only(take(host, topology_of(nic)))
+    device = only(collect(host, topology_of(nic)))
     assert values(device)["state"] == "down"
     assert values(device)["rdma"] is False
     assert not {"linkSpeed", "resource.kubernetes.io/numaNode", "rdmaDevice", "sriovVfs", "mac"} & set(values(device))
@@ -98,16 +98,16 @@ def test_a_link_that_is_down_has_no_speed(host: Host, write: Write, function: Ma
 def test_an_infiniband_adapter_whose_interface_is_elsewhere(
     host: Host, write: Write, function: Make, topology_of: TopologyOf
 ) -> None:
-    nic = function("0000:3b:00.0", Kind.NIC, "0x15b3", "0x1021", infiniband=("mlx5_3",), uverbs=("uverbs3",))
+    nic = function("0000:3b:00.0", DeviceKind.NIC, "0x15b3", "0x1021", infiniband=("mlx5_3",), uverbs=("uverbs3",))
     port = f"{PCI}/0000:3b:00.0/infiniband/mlx5_3/ports/1"
     for name, value in {"state": "4: ACTIVE", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand"}.items():
         write(f"{port}/{name}", value)
-    found = values(only(take(host, topology_of(nic))))
+    found = values(only(collect(host, topology_of(nic))))
     assert (found["linkType"], found["linkSpeed"], found["state"]) == ("infiniband", 400000, "up")
     assert "ifName" not in found
     write(f"{port}/state", "1: DOWN")
     write(f"{port}/rate", "2.5 Gb/sec (1X SDR)")
-    found = values(only(take(host, topology_of(nic))))
+    found = values(only(collect(host, topology_of(nic))))
     assert found["state"] == "down"
     assert "linkSpeed" not in found
 
@@ -115,24 +115,24 @@ def test_an_infiniband_adapter_whose_interface_is_elsewhere(
 def test_the_uplink_port_is_taken_and_not_a_representor(
     host: Host, write: Write, function: Make, topology_of: TopologyOf
 ) -> None:
-    nic = function("0000:3b:00.0", Kind.NIC, "0x15b3", "0x101d", net=("eth0", "eth1", "eth2"))
+    nic = function("0000:3b:00.0", DeviceKind.NIC, "0x15b3", "0x101d", net=("eth0", "eth1", "eth2"))
     for name, port in (("eth0", "pf0vf0"), ("eth1", "p1"), ("eth2", "p0")):
         write(f"{PCI}/0000:3b:00.0/net/{name}/phys_port_name", port)
     write(f"{PCI}/0000:3b:00.0/net/eth1/dev_port", 1)
-    assert values(only(take(host, topology_of(nic))))["ifName"] == "eth2"
+    assert values(only(collect(host, topology_of(nic))))["ifName"] == "eth2"
 
 
 def test_the_hosts_own_uplink_is_not_published_unless_asked_for(
     host: Host, write: Write, function: Make, topology_of: TopologyOf
 ) -> None:
-    nics = [function(f"0000:3b:00.{n}", Kind.NIC, "0x14e4", "0x1750", net=(f"eno{n}",)) for n in range(2)]
+    nics = [function(f"0000:3b:00.{n}", DeviceKind.NIC, "0x14e4", "0x1750", net=(f"eno{n}",)) for n in range(2)]
     write("proc/net/route", "Iface\tDestination\n" + "eno1\t00000000\t0100000A\t0003\t0\t0\t0\t00000000")
-    inventory = take(host, topology_of(*nics))
+    inventory = collect(host, topology_of(*nics))
     assert [device.name for device in inventory.devices] == ["nic-0000-3b-00-0"]
     (exclusion,) = inventory.excluded
     assert exclusion.name == "nic-0000-3b-00-1"
     assert "eno1 carries the host's default route" in exclusion.reason
-    inventory = take(host, topology_of(*nics), InventorySettings(host_uplink="include"))
+    inventory = collect(host, topology_of(*nics), InventorySettings(host_uplink="include"))
     assert len(inventory.devices) == 2
     assert inventory.excluded == ()
 
@@ -140,18 +140,20 @@ def test_the_hosts_own_uplink_is_not_published_unless_asked_for(
 def test_virtual_functions_are_devices_beside_their_adapter(
     host: Host, function: Make, topology_of: TopologyOf
 ) -> None:
-    physical = function("0000:3b:00.0", Kind.NIC, "0x8086", "0x1592", sriov=Sriov(64, 1), virtfns=("0000:3b:01.0",))
-    virtual = function("0000:3b:01.0", Kind.NIC, "0x8086", "0x1889", physfn="0000:3b:00.0")
-    first, second = take(host, topology_of(physical, virtual)).devices
+    physical = function(
+        "0000:3b:00.0", DeviceKind.NIC, "0x8086", "0x1592", sriov=Sriov(64, 1), virtfns=("0000:3b:01.0",)
+    )
+    virtual = function("0000:3b:01.0", DeviceKind.NIC, "0x8086", "0x1889", physfn="0000:3b:00.0")
+    first, second = collect(host, topology_of(physical, virtual)).devices
     assert (values(first)["isSriovVf"], values(second)["isSriovVf"]) == (False, True)
     assert (values(first)["sriovVfs"], "sriovVfs" in values(second)) == (1, False)
     assert second.identity["physfn"] == "0000:3b:00.0"
 
 
 def test_a_xilinx_card_is_its_user_function(host: Host, write: Write, function: Make, topology_of: TopologyOf) -> None:
-    management = function("0000:af:00.0", Kind.FPGA, "0x10ee", "0x5004", driver="xclmgmt")
-    user = function("0000:af:00.1", Kind.FPGA, "0x10ee", "0x5005", driver="xocl", drm=Drm("card1", "renderD129"))
-    device = only(take(host, topology_of(management, user)))
+    management = function("0000:af:00.0", DeviceKind.FPGA, "0x10ee", "0x5004", driver="xclmgmt")
+    user = function("0000:af:00.1", DeviceKind.FPGA, "0x10ee", "0x5005", driver="xocl", drm=Drm("card1", "renderD129"))
+    device = only(collect(host, topology_of(management, user)))
     assert device.name == "fpga-0000-af-00-1"
     assert values(device)["vendor"] == "xilinx"
     assert values(device)["productName"] == "Alveo U250"
@@ -162,11 +164,11 @@ def test_a_xilinx_card_is_its_user_function(host: Host, write: Write, function: 
 def test_an_intel_card_offers_its_ports_and_not_its_management_engine(
     host: Host, write: Write, function: Make, topology_of: TopologyOf
 ) -> None:
-    card = function("0000:b1:00.0", Kind.FPGA, "0x8086", "0x0b2b", driver="dfl-pci")
+    card = function("0000:b1:00.0", DeviceKind.FPGA, "0x8086", "0x0b2b", driver="dfl-pci")
     for name in ("dfl-fme.0", "dfl-port.0"):
         write(f"{PCI}/0000:b1:00.0/fpga_region/region0/{name}/dev", "242:0")
         write(f"{PCI}/0000:b1:00.0/fpga_region/region0/{name}/uevent", f"MAJOR=242\nDEVNAME={name}")
-    device = only(take(host, topology_of(card)))
+    device = only(collect(host, topology_of(card)))
     assert [(node.path, node.role) for node in device.nodes] == [("/dev/dfl-port.0", "vendor")]
     assert device.capacity["logicCells"].value == "2753000"
 
@@ -174,9 +176,9 @@ def test_an_intel_card_offers_its_ports_and_not_its_management_engine(
 def test_an_accelerator_has_the_nodes_that_its_driver_made(
     host: Host, write: Write, function: Make, topology_of: TopologyOf
 ) -> None:
-    gaudi = function("0000:19:00.0", Kind.ACCELERATOR, "0x1da3", "0x1060", driver="habanalabs", accel=("accel0",))
+    gaudi = function("0000:19:00.0", DeviceKind.ACCELERATOR, "0x1da3", "0x1060", driver="habanalabs", accel=("accel0",))
     write("dev/accel/accel_controlD0", "")
-    device = only(take(host, topology_of(gaudi)))
+    device = only(collect(host, topology_of(gaudi)))
     assert device.name == "accelerator-0000-19-00-0"
     assert values(device)["vendor"] == "habana"
     assert [node.path for node in device.nodes] == ["/dev/accel/accel0", "/dev/accel/accel_controlD0"]
@@ -186,7 +188,7 @@ def test_an_accelerator_has_the_nodes_that_its_driver_made(
 @pytest.mark.parametrize("recorded_host", ["hwloc-8ve"], indirect=True)
 def test_a_recorded_host_with_eight_vector_engines(recorded_host: Path) -> None:
     recorded = Host(sysfs=recorded_host / "sys", dev=recorded_host / "dev", proc=recorded_host / "proc")
-    inventory = take(recorded, scan(recorded))
+    inventory = collect(recorded, scan(recorded))
     engines = inventory.family("accelerator")
     assert len(engines) == 8
     assert len(inventory.family("nic")) == 4
@@ -199,38 +201,38 @@ def test_a_recorded_host_with_eight_vector_engines(recorded_host: Path) -> None:
 
 
 def test_what_nothing_drives_is_reported_and_not_published(host: Host, function: Make, topology_of: TopologyOf) -> None:
-    unbound = function("0000:19:00.0", Kind.GPU, "0x10de", "0x2330", driver=None)
-    virtual = function("0000:1a:00.1", Kind.GPU, "0x8086", "0x56c0", driver=None, physfn="0000:1a:00.0")
-    inventory = take(host, topology_of(unbound, virtual))
+    unbound = function("0000:19:00.0", DeviceKind.GPU, "0x10de", "0x2330", driver=None)
+    virtual = function("0000:1a:00.1", DeviceKind.GPU, "0x8086", "0x56c0", driver=None, physfn="0000:1a:00.0")
+    inventory = collect(host, topology_of(unbound, virtual))
     assert inventory.devices == ()
     (problem,) = inventory.problems
-    assert "no driver is bound to this gpu (0x10de:0x2330)" in problem.what
+    assert "no driver is bound to this gpu (0x10de:0x2330)" in problem.message
     assert problem.severity == "warning"
 
 
 @pytest.mark.parametrize(
     ("kind", "vendor", "driver", "expected"),
     [
-        (Kind.GPU, "0x10de", "nvidia", "nvidia"),
-        (Kind.GPU, "0x1002", "amdgpu", "amd"),
-        (Kind.GPU, "0x8086", "xe", "intel"),
-        (Kind.GPU, "0x1ed5", "mtgpu", "plain"),
-        (Kind.GPU, "0x1a03", "ast", None),
-        (Kind.GPU, "0x10de", "vfio-pci", "plain"),
-        (Kind.NIC, "0x15b3", "mlx5_vfio_pci", "plain"),
-        (Kind.NVME, "0x144d", "nvme", None),
-        (Kind.OTHER, "0x10de", "snd_hda_intel", None),
+        (DeviceKind.GPU, "0x10de", "nvidia", "nvidia"),
+        (DeviceKind.GPU, "0x1002", "amdgpu", "amd"),
+        (DeviceKind.GPU, "0x8086", "xe", "intel"),
+        (DeviceKind.GPU, "0x1ed5", "mtgpu", "plain"),
+        (DeviceKind.GPU, "0x1a03", "ast", None),
+        (DeviceKind.GPU, "0x10de", "vfio-pci", "plain"),
+        (DeviceKind.NIC, "0x15b3", "mlx5_vfio_pci", "plain"),
+        (DeviceKind.NVME, "0x144d", "nvme", None),
+        (DeviceKind.OTHER, "0x10de", "snd_hda_intel", None),
     ],
 )
 def test_each_function_has_its_back_end(
-    function: Make, kind: Kind, vendor: str, driver: str, expected: str | None
+    function: Make, kind: DeviceKind, vendor: str, driver: str, expected: str | None
 ) -> None:
     assert backend_of(function("0000:01:00.0", kind, vendor, "0x0001", driver=driver)) == expected
 
 
 def test_a_device_bound_to_vfio_is_no_gpu(host: Host, function: Make, topology_of: TopologyOf) -> None:
-    gpu = function("0000:19:00.0", Kind.GPU, "0x10de", "0x2330", driver="vfio-pci", iommu_group=42, vfio="vfio3")
-    device = only(take(host, topology_of(gpu)))
+    gpu = function("0000:19:00.0", DeviceKind.GPU, "0x10de", "0x2330", driver="vfio-pci", iommu_group=42, vfio="vfio3")
+    device = only(collect(host, topology_of(gpu)))
     assert (values(device)["type"], device.family) == ("vfio", "gpu")
     assert "uuid" not in values(device)
     assert [(node.path, node.role) for node in device.nodes] == [
@@ -242,22 +244,22 @@ def test_a_device_bound_to_vfio_is_no_gpu(host: Host, function: Make, topology_o
 def test_a_text_too_long_is_cut_between_characters_and_reported(
     host: Host, write: Write, function: Make, topology_of: TopologyOf
 ) -> None:
-    gpu = function("0000:19:00.0", Kind.GPU, "0x1002", "0x74a1", driver="amdgpu")
+    gpu = function("0000:19:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu")
     write(f"{PCI}/0000:19:00.0/product_name", "x" * 63 + "éé\x07")
-    inventory = take(host, topology_of(gpu))
+    inventory = collect(host, topology_of(gpu))
     assert values(only(inventory))["productName"] == "x" * 63
     (problem,) = inventory.problems
-    assert "productName is 67 bytes long and cut to 64" in problem.what
+    assert "productName is 67 bytes long and cut to 64" in problem.message
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_an_unreadable_file_is_a_problem_that_says_what_to_do(
     host: Host, write: Write, function: Make, topology_of: TopologyOf
 ) -> None:
-    gpu = function("0000:19:00.0", Kind.GPU, "0x1002", "0x74a1", driver="amdgpu")
+    gpu = function("0000:19:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu")
     write(f"{PCI}/0000:19:00.0/mem_info_vram_total", 1 << 30)
     (host.sysfs / "bus/pci/devices/0000:19:00.0/mem_info_vram_total").chmod(0)
-    inventory = take(host, topology_of(gpu))
+    inventory = collect(host, topology_of(gpu))
     assert "memory" not in only(inventory).capacity
     assert any("as root" in str(problem) for problem in inventory.problems)
 
@@ -265,7 +267,7 @@ def test_an_unreadable_file_is_a_problem_that_says_what_to_do(
 def test_a_file_that_answers_with_an_error_is_a_problem(
     host: Host, function: Make, topology_of: TopologyOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpu = function("0000:19:00.0", Kind.GPU, "0x1002", "0x74a1", driver="amdgpu")
+    gpu = function("0000:19:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu")
     real = os.open
 
     def refuse(path: str | Path, *arguments: int) -> int:
@@ -276,9 +278,9 @@ def test_a_file_that_answers_with_an_error_is_a_problem(
         return real(path, *arguments)
 
     monkeypatch.setattr(os, "open", refuse)
-    inventory = take(host, topology_of(gpu))
+    inventory = collect(host, topology_of(gpu))
     assert "memory" not in only(inventory).capacity
-    assert {(Path(problem.where).name, problem.what) for problem in inventory.problems} == {
+    assert {(Path(problem.where).name, problem.message) for problem in inventory.problems} == {
         ("mem_info_vram_total", "Permission denied"),
         ("unique_id", "Input/output error"),
     }
@@ -287,12 +289,12 @@ def test_a_file_that_answers_with_an_error_is_a_problem(
 def test_pipes_loops_and_directories_in_the_place_of_files_do_no_harm(
     host: Host, function: Make, topology_of: TopologyOf
 ) -> None:
-    gpu = function("0000:19:00.0", Kind.GPU, "0x1002", "0x74a1", driver="amdgpu")
+    gpu = function("0000:19:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu")
     folder = host.sysfs / "bus/pci/devices/0000:19:00.0"
     os.mkfifo(folder / "unique_id")
     (folder / "product_name").mkdir()
     (folder / "mem_info_vram_total").symlink_to("mem_info_vram_total")
-    device = only(take(host, topology_of(gpu)))
+    device = only(collect(host, topology_of(gpu)))
     assert values(device)["productName"] == "AMD Instinct MI300X"
     assert device.capacity == {}
 
@@ -300,15 +302,15 @@ def test_pipes_loops_and_directories_in_the_place_of_files_do_no_harm(
 def test_a_back_end_that_fails_takes_no_other_devices_away(
     host: Host, function: Make, topology_of: TopologyOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dra_agent.inventory import amd
+    from dra_agent.inventory.amd import backend
 
     def broken(*_: object) -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(amd.AmdBackend, "devices", broken)
-    gpu = function("0000:19:00.0", Kind.GPU, "0x1002", "0x74a1", driver="amdgpu")
-    nic = function("0000:3b:00.0", Kind.NIC, "0x15b3", "0x1021")
-    inventory = take(host, topology_of(gpu, nic))
+    monkeypatch.setattr(backend.AmdBackend, "devices", broken)
+    gpu = function("0000:19:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu")
+    nic = function("0000:3b:00.0", DeviceKind.NIC, "0x15b3", "0x1021")
+    inventory = collect(host, topology_of(gpu, nic))
     assert [device.name for device in inventory.devices] == ["nic-0000-3b-00-0"]
     (problem,) = inventory.problems
-    assert "RuntimeError: a defect" in problem.what
+    assert "RuntimeError: a defect" in problem.message

@@ -9,10 +9,10 @@ import pytest
 
 from dra_agent import simulate
 from dra_agent.inventory import Collector, Device, Inventory, InventorySettings, PartitionRule, Taint
-from dra_agent.inventory.nvidia.library import shared
-from dra_agent.inventory.nvidia.partitions import Division, GpuInstance
-from dra_agent.inventory.nvidia.profiles import MigProfile, Placement, label
-from dra_agent.simulate import change
+from dra_agent.inventory.nvidia.nvml_client import acquire
+from dra_agent.inventory.nvidia.partitions import GpuInstance, PartitionLayout
+from dra_agent.inventory.nvidia.profiles import MigProfile, Placement, profile_label
+from dra_agent.simulate import inject
 from dra_agent.slices import desired_slices, diff_slices
 from dra_agent.topology import LiveTopology
 
@@ -24,7 +24,7 @@ def inventory(root: Path, profile: str, when: str) -> Inventory:
     host = simulate.build(profile, root)
     collector = Collector(host, InventorySettings(partition=(PartitionRule(when=when, mode="mig"),)))
     try:
-        return collector.take(LiveTopology(host).snapshot())
+        return collector.collect(LiveTopology(host).snapshot())
     finally:
         collector.close()
 
@@ -125,19 +125,19 @@ def test_a_gpu_whose_mode_takes_a_reset_is_offered_in_the_mode_that_it_is_in(tmp
     nvidia = [device for device in taken.family("gpu") if device.vendor == "nvidia"]
     assert [device.name for device in nvidia] == ["gpu-0000-1a-00-0"]
     (problem,) = (one for one in taken.problems if one.where == "gpu-0000-1a-00-0")
-    assert "only with a reset" in problem.what
+    assert "only with a reset" in problem.message
     assert problem.severity == "warning"
 
 
 def test_an_a100_in_mig_mode_is_offered_in_partitions_only(tmp_path: Path) -> None:
     root = tmp_path / "host"
     host = simulate.build("mixed", root)
-    nvml = shared(host.nvml_library, 5.0)
+    nvml = acquire(host.nvml_library, 5.0)
     nvml.start()
     gpu = nvml.call("nvmlDeviceGetHandleByPciBusId", b"00000000:1A:00.0")
     nvml.call("nvmlDeviceSetMigMode", gpu, 1)
     nvml.close()
-    change.reset(root, "0000:1a:00.0")
+    inject.reset(root, "0000:1a:00.0")
     taken = inventory(root, "mixed", 'device.attributes["dra-agent.internal"].vendor == "nvidia"')
     nvidia = [device for device in taken.family("gpu") if device.vendor == "nvidia"]
     assert len(nvidia) == 25
@@ -194,7 +194,7 @@ H100 = (
 
 
 def test_what_foreign_instances_are_in_the_way_of_does_not_fit() -> None:
-    division = Division(H100, [GpuInstance(1, 9, Placement(4, 4))])
+    division = PartitionLayout(H100, [GpuInstance(1, 9, Placement(4, 4))])
     fitting = [partition.text for partition in division.partitions if division.fits(partition)]
     assert fitting == [*(f"1g.10gb at memory slice {n}" for n in (3, 2, 1, 0)), "3g.40gb at memory slice 0"]
     counters = division.counters("gpu").counters
@@ -204,7 +204,7 @@ def test_what_foreign_instances_are_in_the_way_of_does_not_fit() -> None:
 
 
 def test_an_instance_of_a_profile_that_nobody_offers_takes_its_place_all_the_same() -> None:
-    division = Division(H100, [GpuInstance(1, 77, Placement(0, 2))])
+    division = PartitionLayout(H100, [GpuInstance(1, 77, Placement(0, 2))])
     assert not any(division.fits(one) for one in division.partitions if one.placement.start < 2)
     assert division.named(77, 0) == "profile 77 at memory slice 0"
 
@@ -214,7 +214,7 @@ def test_an_instance_of_a_profile_that_nobody_offers_takes_its_place_all_the_sam
     [("1g.10gb", "1g.10gb"), ("1g.24gb+me", "1g.24gb+me"), ("1g.24gb-me", "1g.24gb-nome")],
 )
 def test_profiles_with_and_without_media_engines_differ_in_name(profile: str, part: str) -> None:
-    assert label(profile) == part
+    assert profile_label(profile) == part
 
 
 def _number(quantity: str) -> int:

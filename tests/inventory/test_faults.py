@@ -11,11 +11,11 @@ import pytest
 from dra_agent import simulate
 from dra_agent.host import Host
 from dra_agent.inventory import Collector, Device, Inventory, InventorySettings
-from dra_agent.inventory.amd import AmdBackend
-from dra_agent.inventory.nvidia.library import WHOLE, HungError, Nvml
-from dra_agent.simulate import change, nvml
-from dra_agent.topology import Device as Function
-from dra_agent.topology import Kind, scan
+from dra_agent.inventory.amd.backend import AmdBackend
+from dra_agent.inventory.nvidia.nvml_client import WHOLE, CallTimeoutError, NvmlClient
+from dra_agent.simulate import inject, nvml
+from dra_agent.topology import DeviceKind, scan
+from dra_agent.topology import PciFunction as Function
 from eventually import DEADLINE_S, eventually
 
 GPU = "gpu-0000-1b-00-0"
@@ -35,7 +35,7 @@ def root(dgx: Host) -> Path:
 def collector(dgx: Host, root: Path) -> Iterator[Collector]:
     made = Collector(dgx, InventorySettings(nvml_timeout=DEADLINE_S))
     yield made
-    change.clear(root)
+    inject.clear(root)
     condition(root, {})
     made.close()
 
@@ -55,12 +55,12 @@ def first(inventory: Inventory) -> Device:
 
 
 def test_an_xid_is_told_once_and_of_the_right_gpu(dgx: Host, root: Path, collector: Collector) -> None:
-    change.xid(root, "0000:1b:00.0", 63)  # before anybody looked
+    inject.xid(root, "0000:1b:00.0", 63)  # before anybody looked
     assert collector.faults() == []
-    collector.take(scan(dgx))
+    collector.collect(scan(dgx))
     assert collector.tells_faults and collector.faults() == []
-    change.xid(root, "0000:1b:00.0", 79)
-    change.xid(root, "0000:43:00.0", 13)
+    inject.xid(root, "0000:1b:00.0", 79)
+    inject.xid(root, "0000:43:00.0", 13)
     told = collector.faults()
     assert [(fault.pci_address, fault.cause) for fault in told] == [
         ("0000:1b:00.0", "xid-79"),
@@ -71,63 +71,65 @@ def test_an_xid_is_told_once_and_of_the_right_gpu(dgx: Host, root: Path, collect
 
 
 def test_events_go_on_after_a_gpu_was_lost_and_came_back(dgx: Host, root: Path, collector: Collector) -> None:
-    collector.take(scan(dgx))
-    change.unplug(root, "0000:1b:00.0")
+    collector.collect(scan(dgx))
+    inject.unplug(root, "0000:1b:00.0")
     assert [fault.cause for fault in collector.faults()] == ["xid-79"]
-    collector.take(scan(dgx))
+    collector.collect(scan(dgx))
     assert collector.faults() == []
-    change.replug(root, "0000:1b:00.0")
-    assert first(collector.take(scan(dgx))).health == "healthy"
-    change.xid(root, "0000:1b:00.0", 48)
-    change.xid(root, "0000:43:00.0", 48)
+    inject.replug(root, "0000:1b:00.0")
+    assert first(collector.collect(scan(dgx))).health == "healthy"
+    inject.xid(root, "0000:1b:00.0", 48)
+    inject.xid(root, "0000:43:00.0", 48)
     assert sorted(fault.pci_address for fault in collector.faults()) == ["0000:1b:00.0", "0000:43:00.0"]
 
 
 def test_a_hanging_event_call_makes_gpus_unmonitored_and_nothing_slow(
     dgx: Host, root: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    collector.take(scan(dgx))
-    change.hang(root, "nvmlEventSetWait_v2")
-    call, hung = Nvml.call, []
+    collector.collect(scan(dgx))
+    inject.hang(root, "nvmlEventSetWait_v2")
+    call, hung = NvmlClient.call, []
 
-    def impatient(library: Nvml, name: str, *arguments: Any, about: str = WHOLE, timeout: float | None = None) -> Any:
+    def impatient(
+        library: NvmlClient, name: str, *arguments: Any, about: str = WHOLE, timeout: float | None = None
+    ) -> Any:
         try:
             return call(
                 library, name, *arguments, about=about, timeout=0.5 if name == "nvmlEventSetWait_v2" else timeout
             )
-        except HungError as error:
+        except CallTimeoutError as error:
             hung.append(str(error))
             raise
 
-    monkeypatch.setattr(Nvml, "call", impatient)
+    monkeypatch.setattr(NvmlClient, "call", impatient)
     assert collector.faults() == [] and collector.faults() == []
     assert sum("did not answer" in error for error in hung) == 1, "only the first one is waited for"
-    monkeypatch.setattr(Nvml, "call", call)
-    inventory = collector.take(scan(dgx))
+    monkeypatch.setattr(NvmlClient, "call", call)
+    inventory = collector.collect(scan(dgx))
     assert {device.health for device in inventory.family("gpu")} == {"unmonitored"}
     assert "no events" in (first(inventory).health_reason or "")
     assert [problem.where for problem in inventory.problems] == ["NVML"]
-    change.clear(root)
-    eventually(lambda: first(collector.take(scan(dgx))).health == "healthy")
-    change.xid(root, "0000:1b:00.0", 94)
+    inject.clear(root)
+    eventually(lambda: first(collector.collect(scan(dgx))).health == "healthy")
+    inject.xid(root, "0000:1b:00.0", 94)
     assert [fault.cause for fault in collector.faults()] == ["xid-94"]
 
 
 def test_repairs_and_errors_of_memory(dgx: Host, root: Path, collector: Collector) -> None:
-    uuid = first(collector.take(scan(dgx))).identity["uuid"]
-    assert first(collector.take(scan(dgx))).memory_errors == 0
+    uuid = first(collector.collect(scan(dgx))).identity["uuid"]
+    assert first(collector.collect(scan(dgx))).memory_errors == 0
     condition(root, {uuid: {"ecc_uncorrected": 3, "remapped_rows": [0, 1, 1, 0]}})
-    device = first(collector.take(scan(dgx)))
+    device = first(collector.collect(scan(dgx)))
     assert device.memory_errors == 3 and device.health == "unhealthy"
     assert [ailment.cause for ailment in device.ailments] == ["reset-required"]
     condition(root, {uuid: {"remapped_rows": [0, 1, 0, 1]}})
-    assert [ailment.cause for ailment in first(collector.take(scan(dgx))).ailments] == ["row-remap-failed"]
+    assert [ailment.cause for ailment in first(collector.collect(scan(dgx))).ailments] == ["row-remap-failed"]
 
 
 def test_amd_counts_uncorrected_errors(
     host: Host, function: Callable[..., Function], write: Callable[[str, object], None]
 ) -> None:
-    gpu = function("0000:c1:00.0", Kind.GPU, "0x1002", "0x74a1", driver="amdgpu")
+    gpu = function("0000:c1:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu")
     assert AmdBackend(host).devices([gpu], [])[0].memory_errors is None
     for block, errors in (("umc", 2), ("gfx", 1)):
         write(f"sys/bus/pci/devices/0000:c1:00.0/ras/{block}_err_count", f"ue: {errors}\nce: 17")

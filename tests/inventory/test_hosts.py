@@ -11,7 +11,7 @@ import pytest
 
 from dra_agent import _native, simulate
 from dra_agent.host import Host
-from dra_agent.inventory import Device, Inventory, take
+from dra_agent.inventory import Device, Inventory, collect
 from dra_agent.inventory.rules import BUILT_IN
 from dra_agent.topology import scan
 
@@ -49,7 +49,7 @@ def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def inventory(host: tuple[str, Host]) -> Inventory:
-    return take(host[1], scan(host[1]))
+    return collect(host[1], scan(host[1]))
 
 
 def problems_of(devices: list[Device]) -> list[object]:
@@ -120,4 +120,4 @@ def test_what_a_container_needs_exists(inventory: Inventory) -> None:
 
 
 def test_taking_it_again_gives_the_same(host: tuple[str, Host], inventory: Inventory) -> None:
-    assert take(host[1], scan(host[1])) == inventory
+    assert collect(host[1], scan(host[1])) == inventory

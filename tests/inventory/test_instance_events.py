@@ -12,13 +12,13 @@ import pytest
 
 from dra_agent.health import HealthSettings, Monitor
 from dra_agent.host import Host
-from dra_agent.inventory import Collector, Fault, InventorySettings
-from dra_agent.inventory.nvidia import divided
-from dra_agent.inventory.nvidia.affected import NO_INSTANCE
-from dra_agent.inventory.nvidia.library import Nvml, shared
-from dra_agent.inventory.nvidia.made import MadeInstance, note_path, read_note
+from dra_agent.inventory import Collector, DeviceEvent, InventorySettings
+from dra_agent.inventory.nvidia import partitionable
+from dra_agent.inventory.nvidia.event_targets import NO_INSTANCE
+from dra_agent.inventory.nvidia.mig_ownership import OwnedInstance, note_path, read_note
+from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
 from dra_agent.inventory.settings import PartitionRule
-from dra_agent.simulate import build_machine, change, nvml
+from dra_agent.simulate import build_machine, inject, nvml
 from dra_agent.topology import scan
 from inventory.pair import ADDRESS, NAME, ONE_G, PAIR, TWO_G, destroy, handle, make
 
@@ -29,15 +29,15 @@ def host(tmp_path: Path) -> Host:
 
 
 @pytest.fixture
-def library(host: Host) -> Iterator[Nvml]:
-    made = shared(host.nvml_library, 10.0)
+def library(host: Host) -> Iterator[NvmlClient]:
+    made = acquire(host.nvml_library, 10.0)
     made.start()
     yield made
     made.close()
 
 
 @pytest.fixture
-def collector(host: Host, library: Nvml) -> Iterator[Collector]:
+def collector(host: Host, library: NvmlClient) -> Iterator[Collector]:
     made = Collector(host, InventorySettings(nvml_timeout=10.0))
     yield made
     made.close()
@@ -46,7 +46,7 @@ def collector(host: Host, library: Nvml) -> Iterator[Collector]:
 def xid(host: Host, number: int, instance: int = NO_INSTANCE, compute: int = NO_INSTANCE) -> None:
     """Raise it as `change.xid` does, on an instance."""
     root = host.sysfs.parent
-    change.xid(root, ADDRESS, number, PAIR)
+    inject.xid(root, ADDRESS, number, PAIR)
     with nvml.locked(root / "lib"):
         state = nvml.read(root / "lib")
         last = msgspec.structs.replace(state.events[-1], gpu_instance=instance, compute_instance=compute)
@@ -57,10 +57,10 @@ def told(collector: Collector) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(fault.pci_address, fault.cause, fault.devices) for fault in collector.faults()]
 
 
-def test_an_event_of_an_instance_names_its_device(host: Host, library: Nvml, collector: Collector) -> None:
+def test_an_event_of_an_instance_names_its_device(host: Host, library: NvmlClient, collector: Collector) -> None:
     library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
     first, second = make(library, ONE_G, 4, 1), make(library, TWO_G, 0, 2)
-    inventory = collector.take(scan(host))
+    inventory = collector.collect(scan(host))
     names = [device.name for device in inventory.family("gpu")]
     one, two = f"{NAME}-mig-1g-10gb-4", f"{NAME}-mig-2g-20gb-0"
     assert set(names) == {one, two, "gpu-0000-02-00-0"}
@@ -71,15 +71,15 @@ def test_an_event_of_an_instance_names_its_device(host: Host, library: Nvml, col
     assert told(collector) == [(ADDRESS, "xid-94", devices) for devices in expected]
 
 
-def test_what_follows_is_one_taint_or_one_for_each(host: Host, library: Nvml, collector: Collector) -> None:
+def test_what_follows_is_one_taint_or_one_for_each(host: Host, library: NvmlClient, collector: Collector) -> None:
     library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
     first, second = make(library, ONE_G, 4, 1), make(library, ONE_G, 5, 1)
     assert first != second
-    inventory = collector.take(scan(host))
+    inventory = collector.collect(scan(host))
     monitor = Monitor(HealthSettings(), "d")
 
-    def tainted(faults: list[Fault]) -> dict[str, list[str]]:
-        found = monitor.hear(faults, inventory)
+    def tainted(faults: list[DeviceEvent]) -> dict[str, list[str]]:
+        found = monitor.record_events(faults, inventory)
         return {device.name: [taint.key for taint in device.taints] for device in found.devices if device.taints}
 
     xid(host, 94, second, 0)
@@ -94,28 +94,28 @@ def test_what_follows_is_one_taint_or_one_for_each(host: Host, library: Nvml, co
     }
 
 
-def test_a_lost_gpu_takes_every_instance_along(host: Host, library: Nvml, collector: Collector) -> None:
+def test_a_lost_gpu_takes_every_instance_along(host: Host, library: NvmlClient, collector: Collector) -> None:
     library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
     make(library, ONE_G, 4, 1), make(library, ONE_G, 5, 1)
-    collector.take(scan(host))
+    collector.collect(scan(host))
     root = host.sysfs.parent
-    change.fail(root, None, 15, ADDRESS, PAIR)
-    lost = collector.take(scan(host)).family("gpu")
+    inject.fail(root, None, 15, ADDRESS, PAIR)
+    lost = collector.collect(scan(host)).family("gpu")
     assert [(device.health, [one.cause for one in device.ailments]) for device in lost] == [
         ("unhealthy", ["gpu-lost"]),
         ("unhealthy", ["gpu-lost"]),
         ("healthy", []),
     ]
-    change.clear(root)
-    assert {device.health for device in collector.take(scan(host)).family("gpu")} == {"healthy"}
+    inject.clear(root)
+    assert {device.health for device in collector.collect(scan(host)).family("gpu")} == {"healthy"}
 
 
 RULES = (PartitionRule('device.attributes["dra-agent.internal"].vendor == "nvidia"', "mig"),)
 
 
-def test_an_instance_that_was_made_for_a_claim_is_its_partition(host: Host, library: Nvml) -> None:
+def test_an_instance_that_was_made_for_a_claim_is_its_partition(host: Host, library: NvmlClient) -> None:
     collector = Collector(host, InventorySettings(nvml_timeout=10.0, partition=RULES))
-    names = {device.name for device in collector.take(scan(host)).family("gpu")}
+    names = {device.name for device in collector.collect(scan(host)).family("gpu")}
     one, two = f"{NAME}-mig-1g-10gb-4", f"{NAME}-mig-2g-20gb-0"
     assert {NAME, one, two} <= names
     # Made after the look, as prepare does; the partitions were there all the time.
@@ -130,15 +130,15 @@ def test_an_instance_that_was_made_for_a_claim_is_its_partition(host: Host, libr
     assert told(collector) == [(ADDRESS, "xid-94", (one,))]
     # A lost GPU is lost with everything that it could be divided into.
     root = host.sysfs.parent
-    change.fail(root, None, 15, ADDRESS, PAIR)
-    lost = [device for device in collector.take(scan(host)).family("gpu") if device.pci_address == ADDRESS]
+    inject.fail(root, None, 15, ADDRESS, PAIR)
+    lost = [device for device in collector.collect(scan(host)).family("gpu") if device.pci_address == ADDRESS]
     assert {device.name for device in lost} == {name for name in names if name.startswith(NAME)}
     assert {tuple(one.cause for one in device.ailments) for device in lost} == {("gpu-lost",)}
-    change.clear(root)
+    inject.clear(root)
     collector.close()
 
 
-def own(host: Host, *instances: MadeInstance) -> None:
+def own(host: Host, *instances: OwnedInstance) -> None:
     """Note instances as the set-up does; none: that there are none."""
     assert host.state is not None
     path = note_path(host.state, ADDRESS)
@@ -146,34 +146,36 @@ def own(host: Host, *instances: MadeInstance) -> None:
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(read_note(host, ADDRESS), instances=instances)))
 
 
-def test_what_is_given_up_with_a_lost_gpu_is_no_stranger_meanwhile(host: Host, library: Nvml, tmp_path: Path) -> None:
+def test_what_is_given_up_with_a_lost_gpu_is_no_stranger_meanwhile(
+    host: Host, library: NvmlClient, tmp_path: Path
+) -> None:
     host = dataclasses.replace(host, state=tmp_path / "state")
     collector = Collector(host, InventorySettings(nvml_timeout=10.0, partition=RULES))
     library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
     make(library, ONE_G, 4, 1)
-    own(host, MadeInstance(f"{NAME}-mig-1g-10gb-4", ONE_G, 4, 1, ("uid/key",)))
-    before = [device.to_api() for device in collector.take(scan(host)).devices]
+    own(host, OwnedInstance(f"{NAME}-mig-1g-10gb-4", ONE_G, 4, 1, ("uid/key",)))
+    before = [device.to_api() for device in collector.collect(scan(host)).devices]
     assert NAME in [device["name"] for device in before]
     root = host.sysfs.parent
-    change.fail(root, None, 15, ADDRESS, PAIR)
+    inject.fail(root, None, 15, ADDRESS, PAIR)
     own(host)
-    assert [device.to_api() for device in collector.take(scan(host)).devices] == before
-    change.clear(root)
-    change.reset(root, ADDRESS, PAIR)  # which a lost GPU needs, and which no instance survives
-    assert [device.to_api() for device in collector.take(scan(host)).devices] == before
+    assert [device.to_api() for device in collector.collect(scan(host)).devices] == before
+    inject.clear(root)
+    inject.reset(root, ADDRESS, PAIR)  # which a lost GPU needs, and which no instance survives
+    assert [device.to_api() for device in collector.collect(scan(host)).devices] == before
     collector.close()
 
 
 def test_an_instance_that_goes_during_a_look_is_no_stranger(
-    host: Host, library: Nvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    host: Host, library: NvmlClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = dataclasses.replace(host, state=tmp_path / "state")
     collector = Collector(host, InventorySettings(nvml_timeout=10.0, partition=RULES))
     library.call("nvmlDeviceSetMigMode", handle(library), 1, about=ADDRESS)
     number = make(library, ONE_G, 4, 1)
-    own(host, MadeInstance(f"{NAME}-mig-1g-10gb-4", ONE_G, 4, 1, ("uid/key",)))
-    before = [device.name for device in collector.take(scan(host)).devices]
-    ask = divided.existing
+    own(host, OwnedInstance(f"{NAME}-mig-1g-10gb-4", ONE_G, 4, 1, ("uid/key",)))
+    before = [device.name for device in collector.collect(scan(host)).devices]
+    ask = partitionable.list_instances
 
     def then_unprepare(*arguments: Any) -> Any:
         found = ask(*arguments)
@@ -182,6 +184,6 @@ def test_an_instance_that_goes_during_a_look_is_no_stranger(
             own(host)
         return found
 
-    monkeypatch.setattr(divided, "existing", then_unprepare)
-    assert [device.name for device in collector.take(scan(host)).devices] == before
+    monkeypatch.setattr(partitionable, "list_instances", then_unprepare)
+    assert [device.name for device in collector.collect(scan(host)).devices] == before
     collector.close()

@@ -12,10 +12,10 @@ import pytest
 
 from dra_agent.host import Host
 from dra_agent.inventory import Collector, Inventory, InventorySettings
-from dra_agent.inventory.nvidia.library import Nvml, NvmlError, shared
-from dra_agent.inventory.nvidia.made import MadeInstance, note_path, read_note
+from dra_agent.inventory.nvidia.mig_ownership import OwnedInstance, note_path, read_note
+from dra_agent.inventory.nvidia.nvml_client import NvmlClient, NvmlError, acquire
 from dra_agent.inventory.settings import PartitionRule
-from dra_agent.simulate import build_machine, change
+from dra_agent.simulate import build_machine, inject
 from dra_agent.topology import scan
 from inventory.pair import ADDRESS, NAME, ONE_G, PAIR, TWO_G, destroy, handle, make
 
@@ -29,8 +29,8 @@ def host(tmp_path: Path) -> Host:
 
 
 @pytest.fixture
-def library(host: Host) -> Iterator[Nvml]:
-    made = shared(host.nvml_library, 10.0)
+def library(host: Host) -> Iterator[NvmlClient]:
+    made = acquire(host.nvml_library, 10.0)
     made.start()
     made.call("nvmlDeviceSetMigMode", handle(made), 1, about=ADDRESS)
     yield made
@@ -57,9 +57,9 @@ class Moments:
         self.names: list[str] = []
         self._at: int | None = None
         self._happens: Change | None = None
-        call = Nvml.call
+        call = NvmlClient.call
 
-        def counted(nvml: Nvml, name: str, *arguments: Any, about: str = "", **more: Any) -> Any:
+        def counted(nvml: NvmlClient, name: str, *arguments: Any, about: str = "", **more: Any) -> Any:
             happens = self._happens
             if about == ADDRESS and happens is not None:
                 self.names.append(name)
@@ -68,7 +68,7 @@ class Moments:
                     happens()
             return call(nvml, name, *arguments, about=about or "the library", **more)
 
-        monkeypatch.setattr(Nvml, "call", counted)
+        monkeypatch.setattr(NvmlClient, "call", counted)
 
     def during(self, look: Callable[[], Inventory], at: int, happens: Change) -> Inventory:
         """Let it happen just before the call of that number, or after the look where it makes fewer."""
@@ -96,7 +96,7 @@ def moments(monkeypatch: pytest.MonkeyPatch) -> Moments:
     return Moments(monkeypatch)
 
 
-def own(host: Host, *instances: MadeInstance) -> None:
+def own(host: Host, *instances: OwnedInstance) -> None:
     assert host.state is not None
     path = note_path(host.state, ADDRESS)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,19 +108,19 @@ def published(inventory: Inventory) -> list[Any]:
 
 
 def test_what_is_unprepared_or_prepared_during_a_look_changes_nothing_that_is_published(
-    host: Host, library: Nvml, collectors: Callable[..., Collector], moments: Moments
+    host: Host, library: NvmlClient, collectors: Callable[..., Collector], moments: Moments
 ) -> None:
     """Every partition is there, and watched, whenever a claim's instance comes or goes."""
-    own(host, MadeInstance(f"{NAME}-mig-2g-20gb-0", TWO_G, 0, 2, ("uid/a",)), noted(5), noted(6))
+    own(host, OwnedInstance(f"{NAME}-mig-2g-20gb-0", TWO_G, 0, 2, ("uid/a",)), noted(5), noted(6))
     make(library, TWO_G, 0, 2)
     kept = [make(library, ONE_G, 6, 1)]
     collector, topology = collectors(*RULES), scan(host)
-    before = collector.take(topology)
+    before = collector.collect(topology)
     assert {device.health for device in before.family("gpu")} == {"healthy"}
     expected = published(before), before.problems, before.excluded, before.counter_sets
 
     def look() -> Inventory:
-        return collector.take(topology)
+        return collector.collect(topology)
 
     def unprepare() -> None:
         destroy(library, kept.pop())
@@ -137,18 +137,18 @@ def test_what_is_unprepared_or_prepared_during_a_look_changes_nothing_that_is_pu
             assert (published(found), found.problems, found.excluded, found.counter_sets) == expected, where
 
 
-def noted(start: int) -> MadeInstance:
-    return MadeInstance(f"{NAME}-mig-1g-10gb-{start}", ONE_G, start, 1, ("uid/b",))
+def noted(start: int) -> OwnedInstance:
+    return OwnedInstance(f"{NAME}-mig-1g-10gb-{start}", ONE_G, start, 1, ("uid/b",))
 
 
 def test_mig_mode_that_is_switched_during_a_look_changes_nothing_that_is_published(
-    host: Host, library: Nvml, collectors: Callable[..., Collector], moments: Moments
+    host: Host, library: NvmlClient, collectors: Callable[..., Collector], moments: Moments
 ) -> None:
     collector, topology = collectors(*RULES), scan(host)
-    expected = published(collector.take(topology))
+    expected = published(collector.collect(topology))
 
     def look() -> Inventory:
-        return collector.take(topology)
+        return collector.collect(topology)
 
     def switch(mode: int) -> Change:
         return lambda: library.call("nvmlDeviceSetMigMode", handle(library), mode, about=ADDRESS)
@@ -160,7 +160,7 @@ def test_mig_mode_that_is_switched_during_a_look_changes_nothing_that_is_publish
 
 
 def test_instances_of_an_administrator_are_told_as_before_or_as_after(
-    host: Host, library: Nvml, collectors: Callable[..., Collector], moments: Moments
+    host: Host, library: NvmlClient, collectors: Callable[..., Collector], moments: Moments
 ) -> None:
     """Those behind the one that is destroyed get another index, and none of them is missed for it."""
     first, _, _ = make(library, ONE_G, 4, 1), make(library, ONE_G, 5, 1), make(library, TWO_G, 0, 2)
@@ -168,7 +168,7 @@ def test_instances_of_an_administrator_are_told_as_before_or_as_after(
     collector, topology = collectors(), scan(host)
 
     def look() -> Inventory:
-        return collector.take(topology)
+        return collector.collect(topology)
 
     def go() -> None:
         destroy(library, kept.pop())
@@ -197,20 +197,20 @@ def test_instances_of_an_administrator_are_told_as_before_or_as_after(
 
 
 def test_an_error_that_stays_is_no_instance_that_has_gone(
-    host: Host, library: Nvml, collectors: Callable[..., Collector]
+    host: Host, library: NvmlClient, collectors: Callable[..., Collector]
 ) -> None:
     make(library, ONE_G, 6, 1)
     own(host, noted(6))
     collector = collectors(*RULES)
-    before = collector.take(scan(host))
+    before = collector.collect(scan(host))
     root = host.sysfs.parent
-    change.fail(root, "nvmlGpuInstanceGetInfo", library.module.NVML_ERROR_INVALID_ARGUMENT, ADDRESS, PAIR)
+    inject.fail(root, "nvmlGpuInstanceGetInfo", library.module.NVML_ERROR_INVALID_ARGUMENT, ADDRESS, PAIR)
     with pytest.raises(NvmlError):
         make(library, ONE_G, 4, 1)
-    found = collector.take(scan(host))
+    found = collector.collect(scan(host))
     ailing = [device for device in found.family("gpu") if device.pci_address == ADDRESS]
     assert {device.health for device in ailing} == {"unmonitored"}
-    assert any("Invalid Argument" in problem.what for problem in found.problems)
+    assert any("Invalid Argument" in problem.message for problem in found.problems)
     assert [device.name for device in found.family("gpu")] == [device.name for device in before.family("gpu")]
-    change.clear(root)
-    assert {device.health for device in collector.take(scan(host)).family("gpu")} == {"healthy"}
+    inject.clear(root)
+    assert {device.health for device in collector.collect(scan(host)).family("gpu")} == {"healthy"}

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import Capacity, InventorySettings, PartitionRule, take
-from dra_agent.inventory.intel import IntelBackend
+from dra_agent.inventory import Capacity, InventorySettings, PartitionRule, collect
+from dra_agent.inventory.intel.backend import IntelBackend
 from dra_agent.inventory.partitions import PartitionRules
 from dra_agent.simulate import build
 from dra_agent.simulate.kernel import SimulatedKernel
 from dra_agent.slices import desired_slices
-from dra_agent.topology import Device as Function
-from dra_agent.topology import Drm, Kind, Sriov, scan
+from dra_agent.topology import DeviceKind, Drm, Sriov, scan
+from dra_agent.topology import PciFunction as Function
 
 Write = Callable[[str, object], None]
 PCI = "sys/bus/pci/devices"
@@ -27,10 +27,12 @@ def b60(tmp_path_factory: pytest.TempPathFactory) -> Host:
 def test_memory_is_what_the_driver_tells_and_never_guessed(
     host: Host, write: Write, function: Callable[..., Function]
 ) -> None:
-    xe = function("0000:03:00.0", Kind.GPU, "0x8086", "0xe20b", driver="xe", drm=Drm("card0", "renderD128"))
-    i915 = function("0000:04:00.0", Kind.GPU, "0x8086", "0x56a0", driver="i915", drm=Drm("card1", "renderD129"))
-    flex = function("0000:05:00.0", Kind.GPU, "0x8086", "0x56c0", driver="i915", drm=Drm("card2", "renderD130"))
-    built_in = function("0000:00:02.0", Kind.GPU, "0x8086", "0x46a6", driver="i915", drm=Drm("card3", "renderD131"))
+    xe = function("0000:03:00.0", DeviceKind.GPU, "0x8086", "0xe20b", driver="xe", drm=Drm("card0", "renderD128"))
+    i915 = function("0000:04:00.0", DeviceKind.GPU, "0x8086", "0x56a0", driver="i915", drm=Drm("card1", "renderD129"))
+    flex = function("0000:05:00.0", DeviceKind.GPU, "0x8086", "0x56c0", driver="i915", drm=Drm("card2", "renderD130"))
+    built_in = function(
+        "0000:00:02.0", DeviceKind.GPU, "0x8086", "0x46a6", driver="i915", drm=Drm("card3", "renderD131")
+    )
     write(f"{PCI}/0000:03:00.0/tile0/physical_vram_size_bytes", f"{12 << 30:#x}")
     write(f"{PCI}/0000:04:00.0/drm/card1/lmem_total_bytes", 16 << 30)
     devices = IntelBackend(host).devices([built_in, xe, i915, flex], [])
@@ -50,8 +52,10 @@ def test_a_divided_gpu_is_published_as_its_virtual_functions(
     host: Host, write: Write, function: Callable[..., Function]
 ) -> None:
     virtual = ("0000:03:00.1", "0000:03:00.2")
-    physical = function("0000:03:00.0", Kind.GPU, "0x8086", "0x56c0", driver="xe", sriov=Sriov(31, 2), virtfns=virtual)
-    ones = [function(a, Kind.GPU, "0x8086", "0x56c0", driver="xe", physfn="0000:03:00.0") for a in virtual]
+    physical = function(
+        "0000:03:00.0", DeviceKind.GPU, "0x8086", "0x56c0", driver="xe", sriov=Sriov(31, 2), virtfns=virtual
+    )
+    ones = [function(a, DeviceKind.GPU, "0x8086", "0x56c0", driver="xe", physfn="0000:03:00.0") for a in virtual]
     write(f"{PCI}/0000:03:00.0/sriov_admin/vf2/profile/vram_quota", 4 << 30)
     first, second = IntelBackend(host).devices([physical, *ones], [])
     assert [first.name, second.name] == ["gpu-0000-03-00-1", "gpu-0000-03-00-2"]
@@ -64,7 +68,7 @@ def test_a_divided_gpu_is_published_as_its_virtual_functions(
 
 
 def test_a_gpu_that_could_be_divided_and_is_not_stays_whole(host: Host, function: Callable[..., Function]) -> None:
-    physical = function("0000:03:00.0", Kind.GPU, "0x8086", "0x56c0", driver="xe", sriov=Sriov(31, 0))
+    physical = function("0000:03:00.0", DeviceKind.GPU, "0x8086", "0x56c0", driver="xe", sriov=Sriov(31, 0))
     (device,) = IntelBackend(host).devices([physical], [])
     assert device.attributes["type"].value == "gpu"
     assert "memoryEnforcement" not in device.attributes
@@ -78,7 +82,7 @@ WHOLE = "gpu-0000-05-00-0"
 
 
 def test_a_recent_kernel_tells_what_a_virtual_function_has(b60: Host) -> None:
-    inventory = take(b60, scan(b60))
+    inventory = collect(b60, scan(b60))
     assert [device.name for device in inventory.family("gpu")] == [
         "gpu-0000-03-00-0",
         *(f"gpu-0000-05-00-{number}" for number in range(1, 5)),
@@ -93,7 +97,7 @@ def test_a_recent_kernel_tells_what_a_virtual_function_has(b60: Host) -> None:
 
 
 def test_the_whole_of_a_divided_gpu_is_offered_where_the_operator_wants_it(b60: Host) -> None:
-    inventory = take(b60, scan(b60), SHARED)
+    inventory = collect(b60, scan(b60), SHARED)
     whole = inventory.device(WHOLE)
     assert whole is not None and whole.capacity["memory"].value == "2Gi", "what no virtual function has"
     assert whole.attributes["sriovVfs"].value == 4
@@ -118,7 +122,7 @@ def test_the_whole_is_not_offered_while_somebody_else_has_a_virtual_function(tmp
     kernel.write(f"bus/pci/devices/{function}/driver_override", "vfio-pci")
     kernel.write(f"bus/pci/devices/{function}/driver/unbind", function)
     kernel.write("bus/pci/drivers_probe", function)
-    inventory = take(host, scan(host), SHARED)
+    inventory = collect(host, scan(host), SHARED)
     assert inventory.device(WHOLE) is None
     assert [counters.name for counters in inventory.counter_sets["gpu"]] == [WHOLE]
     passed = inventory.device("gpu-0000-05-00-4")
@@ -129,9 +133,9 @@ def test_the_whole_is_not_offered_while_somebody_else_has_a_virtual_function(tmp
 def test_an_older_kernel_counts_functions_only(host: Host, function: Callable[..., Function]) -> None:
     virtual = ("0000:03:00.1", "0000:03:00.2")
     physical = function(
-        "0000:03:00.0", Kind.GPU, "0x8086", "0x56c0", driver="i915", sriov=Sriov(31, 2), virtfns=virtual
+        "0000:03:00.0", DeviceKind.GPU, "0x8086", "0x56c0", driver="i915", sriov=Sriov(31, 2), virtfns=virtual
     )
-    ones = [function(a, Kind.GPU, "0x8086", "0x56c0", driver="i915", physfn="0000:03:00.0") for a in virtual]
+    ones = [function(a, DeviceKind.GPU, "0x8086", "0x56c0", driver="i915", physfn="0000:03:00.0") for a in virtual]
     backend = IntelBackend(host)
     backend.partition_by(PartitionRules([PartitionRule("true", "sriov")], "dra-agent.internal"))
     whole, *parts = backend.devices([physical, *ones], [])

@@ -14,10 +14,17 @@ import pytest
 from dra_agent import simulate
 from dra_agent.host import Host
 from dra_agent.inventory import Collector, Device, InventorySettings
-from dra_agent.inventory.nvidia.library import EndedError, HungError, Nvml, NvmlError, StaleError, shared
-from dra_agent.nvml import patience
-from dra_agent.nvml.process import LibraryProcess
-from dra_agent.simulate import change
+from dra_agent.inventory.nvidia.nvml_client import (
+    CallTimeoutError,
+    NvmlClient,
+    NvmlError,
+    StaleHandleError,
+    WorkerExitedError,
+    acquire,
+)
+from dra_agent.nvml import restart_policy
+from dra_agent.nvml.client import NvmlWorker
+from dra_agent.simulate import inject
 from dra_agent.topology import scan
 from eventually import DEADLINE_S, eventually
 
@@ -33,39 +40,39 @@ def vm(tmp_path_factory: pytest.TempPathFactory) -> Host:
 @pytest.fixture
 def root(vm: Host) -> Iterator[Path]:
     yield vm.sysfs.parent
-    change.clear(vm.sysfs.parent)
+    inject.clear(vm.sysfs.parent)
 
 
 @pytest.fixture
-def nvml(vm: Host, root: Path) -> Iterator[Nvml]:
-    made = shared(vm.nvml_library, DEADLINE_S)
+def nvml(vm: Host, root: Path) -> Iterator[NvmlClient]:
+    made = acquire(vm.nvml_library, DEADLINE_S)
     yield made
     made.close()
 
 
 @pytest.fixture
-def collector(vm: Host, nvml: Nvml) -> Iterator[Collector]:
+def collector(vm: Host, nvml: NvmlClient) -> Iterator[Collector]:
     made = Collector(vm, InventorySettings(nvml_timeout=DEADLINE_S))
     yield made
     made.close()
 
 
 def gpu(collector: Collector, host: Host) -> Device:
-    device = collector.take(scan(host)).device(GPU)
+    device = collector.collect(scan(host)).device(GPU)
     assert device is not None
     return device
 
 
-def crash(nvml: Nvml) -> None:
+def crash(nvml: NvmlClient) -> None:
     pid = nvml.pid
     assert pid is not None
     os.kill(pid, signal.SIGSEGV)
     eventually(lambda: nvml.pid is None)
 
 
-def test_inventory_and_set_up_have_one_process(vm: Host, nvml: Nvml, collector: Collector) -> None:
+def test_inventory_and_set_up_have_one_process(vm: Host, nvml: NvmlClient, collector: Collector) -> None:
     gpu(collector, vm)
-    again = shared(vm.nvml_library, 1.0)
+    again = acquire(vm.nvml_library, 1.0)
     assert again is nvml and again.pid is not None
     pid = nvml.pid
     again.close()
@@ -73,7 +80,7 @@ def test_inventory_and_set_up_have_one_process(vm: Host, nvml: Nvml, collector: 
 
 
 def test_a_crash_costs_a_look_at_most_and_events_come_again(
-    vm: Host, root: Path, nvml: Nvml, collector: Collector
+    vm: Host, root: Path, nvml: NvmlClient, collector: Collector
 ) -> None:
     before = gpu(collector, vm)
     first = nvml.pid
@@ -82,97 +89,99 @@ def test_a_crash_costs_a_look_at_most_and_events_come_again(
     after = gpu(collector, vm)
     assert after.to_api() == before.to_api() and after.health == "healthy"
     assert nvml.pid not in (None, first)
-    change.xid(root, "0000:00:04.0", 94)
+    inject.xid(root, "0000:00:04.0", 94)
     assert [fault.cause for fault in collector.faults()] == ["xid-94"]
 
 
 def test_a_crash_in_the_middle_of_a_look_keeps_what_is_known(
-    vm: Host, root: Path, nvml: Nvml, collector: Collector
+    vm: Host, root: Path, nvml: NvmlClient, collector: Collector
 ) -> None:
     before = gpu(collector, vm)
-    change.kill(root, "nvmlDeviceGetBrand")
+    inject.kill(root, "nvmlDeviceGetBrand")
     during = gpu(collector, vm)
     assert during.to_api() == before.to_api()
     assert during.health == "unmonitored"
-    change.clear(root)
+    inject.clear(root)
     assert gpu(collector, vm).health == "healthy"
 
 
 def test_a_library_that_crashes_again_and_again_is_started_less_and_less_often(
-    vm: Host, nvml: Nvml, collector: Collector, monkeypatch: pytest.MonkeyPatch
+    vm: Host, nvml: NvmlClient, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "FIRST_WAIT", 3000.0)
-    monkeypatch.setattr(patience, "LONGEST_WAIT", 3000.0)
+    monkeypatch.setattr(restart_policy, "FIRST_WAIT_S", 3000.0)
+    monkeypatch.setattr(restart_policy, "MAX_WAIT_S", 3000.0)
     gpu(collector, vm)
     crash(nvml)
     assert gpu(collector, vm).health == "healthy"
     crash(nvml)
-    inventory = collector.take(scan(vm))
+    inventory = collector.collect(scan(vm))
     device = inventory.device(GPU)
     assert device is not None and device.health == "unmonitored"
     assert device.capacity["memory"], "what is known of it stays published"
     assert "again and again" in str(inventory.problems[0])
-    with pytest.raises(EndedError, match=r"it is started in (3000|2\d{3}) s"):
+    with pytest.raises(WorkerExitedError, match=r"it is started in (3000|2\d{3}) s"):
         nvml.start()
-    monkeypatch.setattr(patience, "FIRST_WAIT", 0.0)
+    monkeypatch.setattr(restart_policy, "FIRST_WAIT_S", 0.0)
     eventually(lambda: gpu(collector, vm).health == "healthy")
 
 
-def test_a_handle_of_before_a_crash_has_no_meaning(nvml: Nvml) -> None:
+def test_a_handle_of_before_a_crash_has_no_meaning(nvml: NvmlClient) -> None:
     nvml.start()
     handle = nvml.call("nvmlDeviceGetHandleByPciBusId", BUS)
     crash(nvml)
-    with pytest.raises(EndedError):
+    with pytest.raises(WorkerExitedError):
         nvml.call("nvmlDeviceGetUUID", handle)
     generation = nvml.generation
     nvml.start()
     assert nvml.generation == generation + 1
-    with pytest.raises(StaleError):
+    with pytest.raises(StaleHandleError):
         nvml.call("nvmlDeviceGetUUID", handle)
-    assert not issubclass(StaleError, NvmlError), "a fact is not unknown because its question came too late"
+    assert not issubclass(StaleHandleError, NvmlError), "a fact is not unknown because its question came too late"
 
 
 def test_a_call_that_never_comes_back_ends_with_its_process(
-    root: Path, nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+    root: Path, nvml: NvmlClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out_for, stuck_for = [0.0], LibraryProcess.stuck_for
-    monkeypatch.setattr(LibraryProcess, "stuck_for", lambda process: out_for[0] if stuck_for(process) else 0.0)
+    out_for, stuck_for = [0.0], NvmlWorker.stuck_for
+    monkeypatch.setattr(NvmlWorker, "stuck_for", lambda process: out_for[0] if stuck_for(process) else 0.0)
     nvml.start()
     handle = nvml.call("nvmlDeviceGetHandleByPciBusId", BUS)
     first = nvml.pid
-    change.hang(root, "nvmlDeviceGetUUID")
-    with pytest.raises(HungError):
+    inject.hang(root, "nvmlDeviceGetUUID")
+    with pytest.raises(CallTimeoutError):
         nvml.call("nvmlDeviceGetUUID", handle, about="gpu", timeout=0.2)
-    out_for[0] = patience.HANGS - 1
+    out_for[0] = restart_policy.HANGS - 1
     nvml.start()
     assert nvml.is_stuck("gpu") and nvml.pid == first, "it may come back"
-    out_for[0] = patience.HANGS
+    out_for[0] = restart_policy.HANGS
     nvml.start()
     assert not nvml.is_stuck("gpu") and nvml.pid != first
     handle = nvml.call("nvmlDeviceGetHandleByPciBusId", BUS)
-    with pytest.raises(HungError):
+    with pytest.raises(CallTimeoutError):
         nvml.call("nvmlDeviceGetUUID", handle, about="gpu", timeout=0.2)
     second = nvml.pid
     nvml.start()
     assert nvml.pid == second, "the second time it is borne for longer"
-    monkeypatch.setattr(patience, "FIRST_WAIT", 0.0)
-    out_for[0] = 2 * patience.HANGS
+    monkeypatch.setattr(restart_policy, "FIRST_WAIT_S", 0.0)
+    out_for[0] = 2 * restart_policy.HANGS
     nvml.start()
     assert nvml.pid != second
 
 
-def test_letting_go_waits_for_calls_that_are_in_time(root: Path, nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_letting_go_waits_for_calls_that_are_in_time(
+    root: Path, nvml: NvmlClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nvml.start()
     handle = nvml.call("nvmlDeviceGetHandleByPciBusId", BUS)
-    change.delay(root, "nvmlDeviceGetUUID", 300)
-    is_out, send = threading.Event(), LibraryProcess._send
+    inject.delay(root, "nvmlDeviceGetUUID", 300)
+    is_out, send = threading.Event(), NvmlWorker._send
 
-    def sent(process: LibraryProcess, *arguments: Any) -> Any:
+    def sent(process: NvmlWorker, *arguments: Any) -> Any:
         call = send(process, *arguments)
         is_out.set()
         return call
 
-    monkeypatch.setattr(LibraryProcess, "_send", sent)
+    monkeypatch.setattr(NvmlWorker, "_send", sent)
     answers: list[str] = []
     asking = threading.Thread(target=lambda: answers.append(nvml.call("nvmlDeviceGetUUID", handle, about="gpu")))
     asking.start()
@@ -180,5 +189,5 @@ def test_letting_go_waits_for_calls_that_are_in_time(root: Path, nvml: Nvml, mon
     nvml.stop()
     asking.join()
     assert len(answers) == 1 and nvml.pid is None
-    with pytest.raises(EndedError, match="not started"):
+    with pytest.raises(WorkerExitedError, match="not started"):
         nvml.call("nvmlDeviceGetName", handle)

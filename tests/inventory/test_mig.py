@@ -9,12 +9,12 @@ import pytest
 
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory import Problem
+from dra_agent.inventory import Diagnostic
 from dra_agent.inventory.nvidia.backend import NvidiaBackend
 from dra_agent.inventory.nvidia.events import Events
-from dra_agent.inventory.nvidia.library import LostError, NotThereError, Nvml, UnknownGpuError
-from dra_agent.topology import Device as Function
-from dra_agent.topology import Kind
+from dra_agent.inventory.nvidia.nvml_client import GpuLostError, NotSupportedError, NvmlClient, UnknownGpuError
+from dra_agent.topology import DeviceKind
+from dra_agent.topology import PciFunction as Function
 
 Write = Callable[[str, object], None]
 CAPABILITIES = "proc/driver/nvidia/capabilities/gpu2/mig"
@@ -61,7 +61,7 @@ class MigLibrary:
             }[name]
         if name == "nvmlDeviceGetMigDeviceHandleByIndex":
             if self.broken:
-                raise LostError("GPU is lost", 15)
+                raise GpuLostError("GPU is lost", 15)
             if arguments[1] < len(self.instances):
                 return self.instances[arguments[1]]
             raise UnknownGpuError("Not Found", 6)
@@ -81,7 +81,7 @@ class MigLibrary:
             "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80 << 30),
         }
         if name not in answers:
-            raise NotThereError(name, 3)
+            raise NotSupportedError(name, 3)
         return answers[name]
 
 
@@ -90,7 +90,7 @@ def backend(host: Host, monkeypatch: pytest.MonkeyPatch) -> Callable[[MigLibrary
     def make(library: MigLibrary) -> NvidiaBackend:
         made = NvidiaBackend(host, 1.0)
         monkeypatch.setattr(made, "_nvml", library)
-        monkeypatch.setattr(made, "_events", Events(cast(Nvml, library)))
+        monkeypatch.setattr(made, "_events", Events(cast(NvmlClient, library)))
         return made
 
     return make
@@ -100,13 +100,13 @@ def backend(host: Host, monkeypatch: pytest.MonkeyPatch) -> Callable[[MigLibrary
 def gpu(function: Callable[..., Function], write: Write) -> Function:
     for path, minor in (("gi9/access", 84), ("gi9/ci0/access", 85), ("gi11/access", 102), ("gi11/ci1/access", 104)):
         write(f"{CAPABILITIES}/{path}", f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1")
-    return function("0000:3b:00.0", Kind.GPU, "0x10de", "0x2330", driver="nvidia")
+    return function("0000:3b:00.0", DeviceKind.GPU, "0x10de", "0x2330", driver="nvidia")
 
 
 def test_existing_instances_are_published_and_the_whole_gpu_is_not(
     backend: Callable[[MigLibrary], NvidiaBackend], gpu: Function
 ) -> None:
-    problems: list[Problem] = []
+    problems: list[Diagnostic] = []
     library = MigLibrary((9, 0, "1g.10gb", 4), (11, 1, "1c.2g.20gb", 2))
     first, second = backend(library).devices([gpu], problems)
     assert problems == []
@@ -154,10 +154,10 @@ def test_compute_instances_of_one_gpu_instance_are_not_kept_out_of_each_other_s_
 
 
 def test_mig_mode_without_instances_is_a_warning(backend: Callable[[MigLibrary], NvidiaBackend], gpu: Function) -> None:
-    problems: list[Problem] = []
+    problems: list[Diagnostic] = []
     assert backend(MigLibrary()).devices([gpu], problems) == []
     (problem,) = problems
-    assert "there is no MIG instance" in problem.what
+    assert "there is no MIG instance" in problem.message
     assert problem.severity == "warning"
 
 
@@ -168,7 +168,7 @@ def test_instances_stay_known_while_the_library_does_not_answer(
     made = backend(library)
     (before,) = made.devices([gpu], [])
     library.broken = True
-    problems: list[Problem] = []
+    problems: list[Diagnostic] = []
     (after,) = made.devices([gpu], problems)
     assert after.to_api() == before.to_api()
     assert (before.health, after.health) == ("healthy", "unmonitored")
@@ -181,6 +181,6 @@ def test_a_divided_gpu_is_never_offered_as_a_whole_while_the_library_is_silent(
     write("proc/driver/nvidia/gpus/0000:3b:00.0/information", "Model: \t NVIDIA H100\nDevice Minor: \t 2")
     library = MigLibrary((9, 0, "1g.10gb", 4))
     library.silent = True
-    problems: list[Problem] = []
+    problems: list[Diagnostic] = []
     assert backend(library).devices([gpu], problems) == []
-    assert "its MIG instances are not known" in problems[-1].what
+    assert "its MIG instances are not known" in problems[-1].message

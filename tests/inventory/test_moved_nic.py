@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from deadlines import a_minute
+from dra_agent.device_setup.net import NicConfig, NicSetup
 from dra_agent.host import Host
-from dra_agent.inventory import Inventory, InventorySettings, take
-from dra_agent.inventory.handover import Handovers
+from dra_agent.inventory import Inventory, InventorySettings, collect
+from dra_agent.inventory.passthrough_bindings import VfioBindingStore
 from dra_agent.prepare.setup import SetupDevice
-from dra_agent.setup.net import NetworkInterfaces, NicConfig
-from dra_agent.topology import Kind, Topology
+from dra_agent.topology import DeviceKind, Topology
 from inventory.conftest import FunctionMaker
 
 TopologyOf = Callable[..., Topology]
@@ -46,12 +46,12 @@ class Machine:
 
     def look(self, settings: InventorySettings = RULES) -> Inventory:
         names = tuple(sorted(path.name for path in self.folder.iterdir()))
-        nic = self._function(ADDRESS, Kind.NIC, "0x8086", "0x1592", net=names, infiniband=())
+        nic = self._function(ADDRESS, DeviceKind.NIC, "0x8086", "0x1592", net=names, infiniband=())
         topology = self._topology_of(nic)
-        return take(self.host, topology, settings, handovers=Handovers(self.state))
+        return collect(self.host, topology, settings, handovers=VfioBindingStore(self.state))
 
-    def prepare(self, uid: str = "a", **interface: Any) -> NetworkInterfaces:
-        agent = NetworkInterfaces(self.host, self.state, self.state / "host", patience=0.1)
+    def prepare(self, uid: str = "a", **interface: Any) -> NicSetup:
+        agent = NicSetup(self.host, self.state, self.state / "host", patience=0.1)
         (device,) = self.look().devices
         wanted = msgspec.convert({"interface": interface}, NicConfig)
         agent.check(device, wanted)
@@ -63,7 +63,7 @@ class Machine:
 def machine(
     host: Host, function: FunctionMaker, topology_of: TopologyOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Machine:
-    monkeypatch.setattr("dra_agent.setup.net.setup.blindness", lambda host: "")
+    monkeypatch.setattr("dra_agent.device_setup.net.setup.hidden_processes_reason", lambda host: "")
     return Machine(host, function, topology_of, tmp_path / "state")
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from dra_agent import simulate
 from dra_agent.host import Host
-from dra_agent.inventory import Collector, Inventory, InventorySettings, Watch
-from dra_agent.inventory.nvidia.facts import has_tensor_cores
-from dra_agent.inventory.nvidia.library import WHOLE
-from dra_agent.simulate import change, nvml
+from dra_agent.inventory import Collector, Inventory, InventorySettings, InventoryTracker
+from dra_agent.inventory.nvidia.gpu_info import has_tensor_cores
+from dra_agent.inventory.nvidia.nvml_client import WHOLE
+from dra_agent.simulate import inject, nvml
 from dra_agent.topology import scan
 from eventually import DEADLINE_S, eventually
 from inventory.hurry import HURRY_S, hurry
@@ -32,12 +32,12 @@ def dgx(tmp_path_factory: pytest.TempPathFactory) -> Host:
 def collector(dgx: Host) -> Iterator[Collector]:
     made = Collector(dgx, InventorySettings(nvml_timeout=DEADLINE_S))
     yield made
-    change.clear(dgx.sysfs.parent)
+    inject.clear(dgx.sysfs.parent)
     made.close()
 
 
 def take(collector: Collector, host: Host) -> Inventory:
-    return collector.take(scan(host))
+    return collector.collect(scan(host))
 
 
 def health(inventory: Inventory) -> dict[str, str]:
@@ -89,20 +89,20 @@ def test_a_gpu_whose_calls_hang_keeps_its_attributes_and_harms_no_other(
 ) -> None:
     before = take(collector, dgx)
     root = dgx.sysfs.parent
-    change.hang(root, None, before.family("gpu")[3].identity["uuid"])
+    inject.hang(root, None, before.family("gpu")[3].identity["uuid"])
     waited = hurry(monkeypatch, lambda lane: lane == "0000:61:00.0")
     hung = take(collector, dgx)
     assert waited == ["0000:61:00.0"]
     assert health(hung) == {GPUS[3]: "unmonitored"}
     (problem,) = hung.problems
     assert problem.where == GPUS[3]
-    assert f"did not answer within {HURRY_S} s" in problem.what
+    assert f"did not answer within {HURRY_S} s" in problem.message
     assert [device.to_api() for device in hung.devices] == [device.to_api() for device in before.devices]
     # The stuck call is not made again, so this waits for nothing.
     assert health(take(collector, dgx)) == {GPUS[3]: "unmonitored"}
     assert waited == ["0000:61:00.0"]
     monkeypatch.undo()
-    change.clear(root)
+    inject.clear(root)
     eventually(lambda: health(take(collector, dgx)) == {})
 
 
@@ -111,7 +111,7 @@ def test_a_library_that_hangs_from_the_start_leaves_what_the_kernel_shows(
 ) -> None:
     root = dgx.sysfs.parent
     before = children()
-    change.hang(root, None)
+    inject.hang(root, None)
     waited = hurry(monkeypatch, lambda lane: True)
     inventory = take(collector, dgx)
     assert health(inventory) == dict.fromkeys(GPUS, "unmonitored")
@@ -127,7 +127,7 @@ def test_a_library_that_hangs_from_the_start_leaves_what_the_kernel_shows(
     assert waited == [WHOLE]
     assert library_threads(before) <= 2
     monkeypatch.undo()
-    change.clear(root)
+    inject.clear(root)
     eventually(lambda: health(take(collector, dgx)) == {})
     assert take(collector, dgx).family("gpu")[0].capacity["memory"].value == "81559Mi"
 
@@ -137,7 +137,7 @@ def test_all_gpus_hanging_later_costs_two_deadlines_and_never_more_threads(
 ) -> None:
     processes = children()
     before = take(collector, dgx)
-    change.hang(dgx.sysfs.parent, None)
+    inject.hang(dgx.sysfs.parent, None)
     waited = hurry(monkeypatch, lambda lane: True)
     inventory = take(collector, dgx)
     assert waited == ["0000:1b:00.0", "0000:43:00.0"]
@@ -147,14 +147,14 @@ def test_all_gpus_hanging_later_costs_two_deadlines_and_never_more_threads(
         take(collector, dgx)
     assert library_threads(processes) <= 11, "one for each GPU that was ever asked about, for events, and for the rest"
     monkeypatch.undo()
-    change.clear(dgx.sysfs.parent)
+    inject.clear(dgx.sysfs.parent)
     eventually(lambda: health(take(collector, dgx)) == {})
 
 
 def test_a_lost_gpu_is_unhealthy_and_comes_back(dgx: Host, collector: Collector) -> None:
     before = take(collector, dgx)
     root = dgx.sysfs.parent
-    change.fail(root, None, LOST, before.family("gpu")[5].identity["uuid"])
+    inject.fail(root, None, LOST, before.family("gpu")[5].identity["uuid"])
     inventory = take(collector, dgx)
     assert health(inventory) == {GPUS[5]: "unhealthy"}
     lost = inventory.device(GPUS[5])
@@ -162,14 +162,14 @@ def test_a_lost_gpu_is_unhealthy_and_comes_back(dgx: Host, collector: Collector)
     assert [ailment.cause for ailment in lost.ailments] == ["gpu-lost"]
     assert lost.attributes == before.family("gpu")[5].attributes
     (problem,) = inventory.problems
-    assert "lost" in problem.what
-    assert problem.todo
-    change.clear(root)
+    assert "lost" in problem.message
+    assert problem.hint
+    inject.clear(root)
     assert health(take(collector, dgx)) == {}
 
 
 def test_one_failing_call_costs_one_fact(dgx: Host, collector: Collector) -> None:
-    change.fail(dgx.sysfs.parent, "nvmlDeviceGetBrand", UNKNOWN_ERROR)
+    inject.fail(dgx.sysfs.parent, "nvmlDeviceGetBrand", UNKNOWN_ERROR)
     inventory = take(collector, dgx)
     assert health(inventory) == {}
     assert {"brand" in device.attributes for device in inventory.family("gpu")} == {False}
@@ -177,11 +177,11 @@ def test_one_failing_call_costs_one_fact(dgx: Host, collector: Collector) -> Non
     assert [problem.where for problem in inventory.problems] == [
         device.pci_address for device in inventory.family("gpu")
     ]
-    assert "nvmlDeviceGetBrand" in inventory.problems[0].what
+    assert "nvmlDeviceGetBrand" in inventory.problems[0].message
 
 
 def test_missing_permission_says_what_to_do(dgx: Host, collector: Collector) -> None:
-    change.fail(dgx.sysfs.parent, "nvmlInit", NO_PERMISSION)
+    inject.fail(dgx.sysfs.parent, "nvmlInit", NO_PERMISSION)
     inventory = take(collector, dgx)
     assert health(inventory) == dict.fromkeys(GPUS, "unmonitored")
     (problem,) = inventory.problems
@@ -208,21 +208,21 @@ def test_a_library_that_is_missing_or_damaged_is_one_problem(dgx: Host, content:
     inventory = take(collector, dgx)
     assert len(inventory.family("gpu")) == 8
     (problem,) = inventory.problems
-    assert str(path) in problem.what
-    assert problem.todo
+    assert str(path) in problem.message
+    assert problem.hint
     collector.close()
 
 
 def test_an_unplugged_gpu_goes_and_a_replugged_one_comes_back(dgx: Host, collector: Collector) -> None:
     root = dgx.sysfs.parent
-    watch = Watch(collector, scan(dgx))
+    watch = InventoryTracker(collector, scan(dgx))
     assert not watch.refresh(scan(dgx))
-    address = change.unplug(root, "0000:61:00.0")
+    address = inject.unplug(root, "0000:61:00.0")
     seen = watch.refresh(scan(dgx))
     assert seen.removed == (GPUS[3],)
     assert (seen.added, seen.changed, seen.health) == ((), (), ())
     assert watch.lookup("n/gpu", GPUS[3]) is None
-    change.replug(root, address)
+    inject.replug(root, address)
     seen = watch.refresh(scan(dgx))
     assert seen.added == (GPUS[3],)
     assert (seen.removed, seen.changed, seen.health) == ((), (), ())
@@ -235,9 +235,9 @@ def test_an_unplugged_gpu_goes_and_a_replugged_one_comes_back(dgx: Host, collect
 
 def test_a_gpu_plugged_in_after_the_start_is_found(dgx: Host, collector: Collector) -> None:
     root = dgx.sysfs.parent
-    address = change.unplug(root, "0000:df:00.0")
+    address = inject.unplug(root, "0000:df:00.0")
     assert len(take(collector, dgx).family("gpu")) == 7
-    change.replug(root, address)
+    inject.replug(root, address)
     inventory = take(collector, dgx)
     assert len(inventory.family("gpu")) == 8
     assert health(inventory) == {}
@@ -246,7 +246,7 @@ def test_a_gpu_plugged_in_after_the_start_is_found(dgx: Host, collector: Collect
 def test_two_simulated_hosts_in_one_process_are_two_libraries(dgx: Host, collector: Collector, tmp_path: Path) -> None:
     # The same files, but a library and a state of its own.
     shutil.copytree(dgx.sysfs.parent / "lib", tmp_path / "lib")
-    change.fail(dgx.sysfs.parent, None, LOST)
+    inject.fail(dgx.sysfs.parent, None, LOST)
     other = Collector(Host(dgx.sysfs, dgx.dev, dgx.proc, tmp_path / "lib" / nvml.LIBRARY))
     assert len(health(take(collector, dgx))) == 8
     assert len(health(take(other, dgx))) == 0

@@ -4,7 +4,7 @@ import pytest
 
 from dra_agent.errors import UsageError
 from dra_agent.inventory import Attribute, Counter, CounterConsumption, CounterSet, Device, PartitionRule
-from dra_agent.inventory.partitions import PartitionRules, consumed
+from dra_agent.inventory.partitions import PartitionRules, used_counter_sets
 
 DRIVER = "dra-agent.internal"
 VENDOR = f'device.attributes["{DRIVER}"].vendor'
@@ -50,4 +50,4 @@ def test_a_misspelled_rule_is_reported_and_a_broken_one_refused() -> None:
 
 def test_counter_sets_without_consumers_are_not_published() -> None:
     sets = [CounterSet(name, {"slices": Counter("8")}) for name in ("one", "two")]
-    assert consumed([gpu("gpu-a", "amd", "two"), gpu("gpu-b", "amd")], sets) == (sets[1],)
+    assert used_counter_sets([gpu("gpu-a", "amd", "two"), gpu("gpu-b", "amd")], sets) == (sets[1],)

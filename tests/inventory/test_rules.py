@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dra_agent.errors import UsageError
-from dra_agent.inventory import Attribute, AttributeRule, Device, Exclusion, InventorySettings, Problem, VersionValue
+from dra_agent.inventory import Attribute, AttributeRule, Device, Diagnostic, Exclusion, InventorySettings, VersionValue
 from dra_agent.inventory.rules import Rules
 
 DRIVER = "dra-agent.internal"
@@ -20,8 +20,10 @@ def device(name: str, **attributes: bool | int | str) -> Device:
 NICS = [device("nic-a", type="nic", rdma=True, linkSpeed=400000), device("nic-b", type="nic", rdma=False)]
 
 
-def apply(devices: list[Device], rules: InventorySettings) -> tuple[tuple[Device, ...], list[Problem], list[Exclusion]]:
-    problems: list[Problem] = []
+def apply(
+    devices: list[Device], rules: InventorySettings
+) -> tuple[tuple[Device, ...], list[Diagnostic], list[Exclusion]]:
+    problems: list[Diagnostic] = []
     excluded: list[Exclusion] = []
     return Rules(rules, DRIVER).apply(devices, problems, excluded), problems, excluded
 
@@ -47,7 +49,7 @@ def test_a_rule_without_a_value_for_any_device_is_reported() -> None:
     assert len(kept) == 2
     (problem,) = problems
     assert problem.where == "inventory.exclude[0]"
-    assert "linkspeed" in problem.what
+    assert "linkspeed" in problem.message
     assert problem.severity == "warning"
 
 
@@ -82,7 +84,7 @@ def test_too_many_attributes_are_reported_and_left_out() -> None:
     rules = InventorySettings(attributes=(AttributeRule("true", {"one": 1, "two": 2}),))
     (one,), problems, _ = apply([full], rules)
     assert len(one.attributes) == 32
-    assert [problem.what for problem in problems] == [
+    assert [problem.message for problem in problems] == [
         "two of attributes[0].when is left out: a device has at most 32 attributes and capacities"
     ]
 

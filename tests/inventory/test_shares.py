@@ -9,12 +9,12 @@ import pytest
 from dra_agent import simulate
 from dra_agent.errors import UsageError
 from dra_agent.host import Host
-from dra_agent.inventory import Attribute, Capacity, Device, InventorySettings, Problem, ShareRule, take
-from dra_agent.inventory.amd import AmdBackend
-from dra_agent.inventory.shares import Shares, mechanism, offered_enforcement
+from dra_agent.inventory import Attribute, Capacity, Device, Diagnostic, InventorySettings, ShareRule, collect
+from dra_agent.inventory.amd.backend import AmdBackend
+from dra_agent.inventory.shares import Shares, limit_mechanism, offered_enforcement
 from dra_agent.slices import desired_slices
-from dra_agent.topology import Device as Function
-from dra_agent.topology import Kind, scan
+from dra_agent.topology import DeviceKind, scan
+from dra_agent.topology import PciFunction as Function
 
 DRIVER = "dra-agent.internal"
 Write = Callable[[str, object], None]
@@ -30,8 +30,8 @@ def gpu(memory: str | None = "80Gi", **limits: str) -> Device:
     )
 
 
-def offered(device: Device, *rules: ShareRule) -> tuple[Device, list[Problem]]:
-    problems: list[Problem] = []
+def offered(device: Device, *rules: ShareRule) -> tuple[Device, list[Diagnostic]]:
+    problems: list[Diagnostic] = []
     (shared,) = Shares(rules, DRIVER).apply([device], problems)
     return shared, problems
 
@@ -63,7 +63,7 @@ def test_multiprocessors_are_offered_where_mps_limits_them(reason: str) -> None:
     shared, problems = offered(gpu(mps=reason), ShareRule("true", "mps", multiprocessors=True))
     most = shared.to_api()["capacity"]["multiprocessors"]["requestPolicy"]["validRange"]["max"]
     assert (most, offered_enforcement(shared)) == (("0", "none") if reason else ("132", "mps"))
-    assert [problem.what.partition(": ")[2] for problem in problems] == (
+    assert [problem.message.partition(": ")[2] for problem in problems] == (
         [f"mps cannot be used here: {reason}"] if reason else []
     )
 
@@ -71,21 +71,21 @@ def test_multiprocessors_are_offered_where_mps_limits_them(reason: str) -> None:
 def test_mps_on_a_mig_device_limits_who_goes_through_it_and_is_not_called_enforcement() -> None:
     mig = msgspec.structs.replace(gpu("40Gi", mps=""), identity={"parent": "gpu-whole"})
     shared, (problem,) = offered(mig, ShareRule("true", "mps", multiprocessors=True))
-    assert (offered_enforcement(shared), mechanism(shared)) == ("none", "mps")
-    assert "EXCLUSIVE_PROCESS" in problem.what and problem.severity == "warning"
+    assert (offered_enforcement(shared), limit_mechanism(shared)) == ("none", "mps")
+    assert "EXCLUSIVE_PROCESS" in problem.message and problem.severity == "warning"
     assert shared.to_api()["capacity"]["multiprocessors"]["requestPolicy"]["validRange"]["max"] == "0"
 
 
 def test_a_mechanism_that_is_missing_is_not_used_either() -> None:
     shared, _ = offered(gpu(mps="not there"), ShareRule("true", "mps"))
-    assert mechanism(shared) == "none"
-    assert mechanism(gpu(mps="")) is None
+    assert limit_mechanism(shared) == "none"
+    assert limit_mechanism(gpu(mps="")) is None
 
 
 def test_a_mechanism_of_another_vendor_is_never_claimed() -> None:
     shared, (problem,) = offered(gpu(mps=""), ShareRule("true", "dmem"))
     assert offered_enforcement(shared) == "none"
-    assert "it is not for such a device" in problem.what
+    assert "it is not for such a device" in problem.message
 
 
 def test_the_first_rule_that_matches_counts() -> None:
@@ -111,7 +111,7 @@ def test_the_first_rule_that_matches_counts() -> None:
 def test_what_cannot_be_shared_stays_whole_and_is_told(device: Device, why: str) -> None:
     shared, (problem,) = offered(device, ShareRule("true", "none"))
     assert shared == device
-    assert why in problem.what
+    assert why in problem.message
 
 
 def test_a_rule_that_matches_nothing_for_want_of_a_value_is_told() -> None:
@@ -143,7 +143,7 @@ def test_a_simulated_host_offers_what_the_api_takes(tmp_path: Path) -> None:
     host = simulate.build("dgx-h100", tmp_path / "host")
     when = 'device.attributes["resource.kubernetes.io"].pciBusID == "0000:1b:00.0"'
     rule = ShareRule(when, "none", minimum="1Gi", default="8Gi")
-    inventory = take(host, scan(host), InventorySettings(share=(rule,)))
+    inventory = collect(host, scan(host), InventorySettings(share=(rule,)))
     assert [device.name for device in inventory.devices if device.allow_multiple_allocations] == ["gpu-0000-1b-00-0"]
     desired = desired_slices(inventory, node="n", driver=DRIVER)
     assert not desired.problems
@@ -169,8 +169,8 @@ def test_dmem_needs_one_region_of_the_device(
     if capacity:
         write("sys/fs/cgroup/dmem.capacity", capacity)
     write("sys/bus/pci/devices/0000:03:00.0/mem_info_vram_total", 16 << 30)
-    amd = function("0000:03:00.0", Kind.GPU, "0x1002", "0x744c", driver="amdgpu")
-    problems: list[Problem] = []
+    amd = function("0000:03:00.0", DeviceKind.GPU, "0x1002", "0x744c", driver="amdgpu")
+    problems: list[Diagnostic] = []
     (device,) = AmdBackend(host).devices([amd], problems)
     assert problems == []
     assert reason in device.memory_limits["dmem"]

@@ -11,10 +11,10 @@ import pytest
 
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory import links
-from dra_agent.inventory.device import Problem
-from dra_agent.inventory.sysfs import Files
-from dra_agent.inventory.uplink import Uplinks, carriers, strangers
+from dra_agent.inventory import net_links
+from dra_agent.inventory.model import Diagnostic
+from dra_agent.inventory.sysfs import SysfsDir
+from dra_agent.inventory.uplink import Uplinks, foreign_interfaces, lower_devices
 from eventually import DEADLINE_S
 
 Write = Callable[[str, object], None]
@@ -56,12 +56,12 @@ def test_an_agent_with_a_network_of_its_own_reads_the_hosts_routes_where_it_is_t
 def test_routes_that_are_not_where_they_were_said_to_be_let_no_interface_be_claimed(host: Host, write: Write) -> None:
     write("sys/class/net/eno1/address", "02:00:00:00:00:01")
     there = Host(sysfs=host.sysfs, dev=host.dev, proc=host.proc, net=host.proc.parent / "nowhere")
-    problems: list[Problem] = []
+    problems: list[Diagnostic] = []
     assert Uplinks(there).interfaces(problems) == {
         *(path.name for path in (host.sysfs / "class/net").iterdir()),
         "eno1",
     }
-    assert "none can be claimed" in problems[0].what and problems[0].where == str(there.net)
+    assert "none can be claimed" in problems[0].message and problems[0].where == str(there.net)
     write("nowhere/route", HEADER)
     assert Uplinks(there).interfaces([]) == frozenset(), "a host without a default route needs none of them"
 
@@ -71,17 +71,17 @@ def test_interfaces_of_another_network_namespace_are_strangers(host: Host, write
         write(f"sys/class/net/{name}/address", address)
     write("sys/class/net/lo/device/vendor", "0x0")  # as if it were hardware: it has the same address everywhere
     write("sys/class/net/eth77/device/vendor", "0x15b3")
-    net = Files(host.sysfs / "class/net", [])
-    assert strangers(net, net.names()) == ["eth77"]
+    net = SysfsDir(host.sysfs / "class/net", [])
+    assert foreign_interfaces(net, net.names()) == ["eth77"]
     write("sys/class/net/lo/address", "02:00:00:00:00:03")
-    assert strangers(net, net.names()) == ["eth77", "lo"], "the name alone does not make it ours"
+    assert foreign_interfaces(net, net.names()) == ["eth77", "lo"], "the name alone does not make it ours"
     write("sys/class/net/lo/address", "nonsense")
-    assert strangers(net, net.names()) == ["eth77", "lo"]
+    assert foreign_interfaces(net, net.names()) == ["eth77", "lo"]
 
 
 def test_hardware_interfaces_of_this_host_are_no_strangers() -> None:
-    net = Files(Path("/sys/class/net"), [])
-    assert strangers(net, net.names()) == []
+    net = SysfsDir(Path("/sys/class/net"), [])
+    assert foreign_interfaces(net, net.names()) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for a network namespace")
@@ -90,8 +90,8 @@ def test_in_a_network_namespace_of_its_own_no_interface_can_be_claimed() -> None
         pytest.skip("no hardware interface here")
     code = (
         "from dra_agent.inventory.uplink import *\n"
-        "from dra_agent.inventory.uplink import Files\n"
-        "def names(): return set(Files(Path('/sys/class/net'), []).names())\n"
+        "from dra_agent.inventory.uplink import SysfsDir\n"
+        "def names(): return set(SysfsDir(Path('/sys/class/net'), []).names())\n"
         "before = None\n"
         "while before != names():\n"  # others of this machine add and remove interfaces
         "    problems, before = [], names()\n"
@@ -112,12 +112,12 @@ def test_damaged_tables_and_loops_of_links_do_no_harm(host: Host, write: Write) 
     write("proc/net/route", f"{HEADER}\neth0\nzz\tzz\tzz\tzz\tzz\tzz\tzz\tzz\n\0")
     write("proc/net/ipv6_route", "nonsense\n" + "0 " * 9)
     assert Uplinks(host).interfaces([]) == frozenset()
-    assert carriers({"a"}, {"a": ["b"], "b": ["a"]}) == {"a", "b"}
+    assert lower_devices({"a"}, {"a": ["b"], "b": ["a"]}) == {"a", "b"}
 
 
 @pytest.mark.skipif(not Path("/sys/class/net/lo").exists(), reason="no network interfaces here")
 def test_the_kernel_answers_through_the_process_of_its_own() -> None:
-    facts = links.ask(DEADLINE_S)
+    facts = net_links.ask(DEADLINE_S)
     assert "lo" in {link.name for link in facts.links}
     assert set(facts.default_routes) <= {link.name for link in facts.links}
 
@@ -126,19 +126,19 @@ def test_a_process_that_fails_or_hangs_is_one_clear_error(monkeypatch: pytest.Mo
     for executable, message in (("/bin/false", "exit code 1"), ("/nonexistent", "No such file")):
         monkeypatch.setattr(sys, "executable", executable)
         with pytest.raises(RetryableError, match=message):
-            links.ask()
+            net_links.ask()
     monkeypatch.setattr(sys, "executable", "/bin/echo")
     with pytest.raises(RetryableError, match="failed: JSON is malformed"):
-        links.ask()
+        net_links.ask()
     monkeypatch.undo()
     with pytest.raises(RetryableError, match=r"within 0.001 s"):
-        links.ask(deadline=0.001)
+        net_links.ask(deadline=0.001)
     with pytest.raises(RetryableError, match="is left alone"):
-        links.ask(deadline=0.001)
-    links.ask(DEADLINE_S)
+        net_links.ask(deadline=0.001)
+    net_links.ask(DEADLINE_S)
 
 
 def test_the_answer_is_plain_json() -> None:
-    facts = links.LinkFacts((links.Link("bond0", "bond", ("eno1",)), links.Link("eno1")), ("bond0",))
+    facts = net_links.LinkFacts((net_links.NetLink("bond0", "bond", ("eno1",)), net_links.NetLink("eno1")), ("bond0",))
     encoded = msgspec.json.encode(facts)
-    assert msgspec.json.decode(encoded, type=links.LinkFacts) == facts
+    assert msgspec.json.decode(encoded, type=net_links.LinkFacts) == facts

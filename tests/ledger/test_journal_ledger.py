@@ -15,11 +15,11 @@ import pytest
 from dra_agent import _native
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.ports import DeviceHeldError, Entry, HeldDevice
+from dra_agent.prepare.ledger_types import DeviceHeldError, HeldDevice, LedgerEntry
 
 
-def claim(uid: str, device: str = "gpu-0") -> Entry:
-    return Entry(uid, "team", f"claim-{uid}", (HeldDevice("node/gpu", device, "gpu"),))
+def claim(uid: str, device: str = "gpu-0") -> LedgerEntry:
+    return LedgerEntry(uid, "team", f"claim-{uid}", (HeldDevice("node/gpu", device, "gpu"),))
 
 
 def test_a_completed_claim_survives_reopening(tmp_path: Path) -> None:
@@ -122,11 +122,11 @@ def test_a_kill_at_any_moment_keeps_what_was_answered(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from dra_agent.prepare.ledger import JournalLedger
-        from dra_agent.prepare.ports import Entry, HeldDevice
+        from dra_agent.prepare.ledger_types import LedgerEntry, HeldDevice
         ledger = JournalLedger(Path(sys.argv[1]), "boot")
         first = len(ledger.entries())
         for number in range(first, 100000):
-            ledger.start(Entry(f"{number:06}", "n", "c", (HeldDevice("p", str(number), "r"),)), durable=False)
+            ledger.start(LedgerEntry(f"{number:06}", "n", "c", (HeldDevice("p", str(number), "r"),)), durable=False)
             ledger.complete(f"{number:06}", None)
             print(number, flush=True)
     """)
@@ -159,5 +159,5 @@ def test_threads_share_the_disk_and_not_the_devices(tmp_path: Path) -> None:
         with ThreadPoolExecutor(8) as pool:
             won = list(pool.map(prepare, range(100)))
         assert sum(won) == 10
-        ledger.tidy()
+        ledger.compact()
         assert len(ledger.entries()) == 10

@@ -11,7 +11,7 @@ HEAVY = {"pynvml", "pyroute2", "prometheus_client", "psutil", "rich", "yaml", "g
 
 
 def test_standalone_mode_loads_nothing_of_kubernetes() -> None:
-    code = "import sys, dra_agent.agent.life, dra_agent.agent.alone; print(' '.join(sys.modules))"
+    code = "import sys, dra_agent.agent.agent, dra_agent.agent.standalone_mode; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     kubernetes = {
         "grpc",
@@ -19,8 +19,8 @@ def test_standalone_mode_loads_nothing_of_kubernetes() -> None:
         "lightkube",
         "httpx2",
         "h11",
-        "dra_agent.plugin",
-        "dra_agent.cluster",
+        "dra_agent.kubelet_plugin",
+        "dra_agent.kube_client",
     }
     assert kubernetes.isdisjoint(loaded), f"standalone mode pulls in {sorted(kubernetes & set(loaded))}"
 
@@ -36,6 +36,6 @@ FOR_OTHERS = HEAVY - {"grpc", "asyncio"} | {"lightkube", "httpx2", "email", "has
 
 
 def test_an_agent_of_kubernetes_loads_only_what_every_node_needs() -> None:
-    code = "import sys, dra_agent.agent.kubernetes; print(' '.join(sys.modules))"
+    code = "import sys, dra_agent.agent.kubernetes_mode; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert FOR_OTHERS.isdisjoint(loaded), f"it pulls in {sorted(FOR_OTHERS & set(loaded))}"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.agent.hooks import Hooks
+from dra_agent.agent.hook_server import HookServer
 from dra_agent.cdi.metadata import generation_of
 from dra_agent.errors import PermanentError, UsageError
 from dra_agent.reclaim import wire as reclaim
 from dra_agent.standalone import wire as standalone
 from dra_agent.status import release_socket
-from dra_agent.webhook.admission import NoReviewError, judge
+from dra_agent.webhook.admission import MalformedReviewError, review
 
 DEEP = b'{"none":' + b"[" * 3000
 
@@ -43,15 +43,15 @@ def test_a_request_to_release(line: bytes) -> None:
 
 @pytest.mark.parametrize("line", wrong("task"))
 def test_a_request_of_a_hook(line: bytes, tmp_path: Path) -> None:
-    hooks = Hooks(tmp_path / "s", {})
+    hooks = HookServer(tmp_path / "s", {})
     with pytest.raises(PermanentError, match="not understood"):
         asyncio.run(hooks._answer(line))
 
 
 @pytest.mark.parametrize("body", wrong("apiVersion"))
 def test_a_review(body: bytes) -> None:
-    with pytest.raises(NoReviewError, match="not an AdmissionReview"):
-        judge(body, "d.example.com", {})
+    with pytest.raises(MalformedReviewError, match="not an AdmissionReview"):
+        review(body, "d.example.com", {})
 
 
 def test_a_metadata_file() -> None:

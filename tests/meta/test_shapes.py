@@ -12,9 +12,9 @@ import sys, threading
 sys.setswitchinterval(1e-6)
 import msgspec
 import {module}
-from dra_agent import shapes
+from dra_agent import msgspec_warmup
 {settle}
-structs = shapes._subclasses(msgspec.Struct)
+structs = msgspec_warmup._subclasses(msgspec.Struct)
 assert len(structs) > {at_least}, structs
 THREADS = 6
 for struct in structs:
@@ -39,8 +39,8 @@ def race(module: str, settle: str, at_least: int) -> int:
 @pytest.mark.parametrize(
     ("module", "settle", "at_least"),
     [
-        ("dra_agent.agent.kubernetes, dra_agent.agent.life", "shapes.settle()", 40),
-        ("dra_agent.agent.alone, dra_agent.agent.life", "shapes.settle()", 40),
+        ("dra_agent.agent.kubernetes_mode, dra_agent.agent.agent", "msgspec_warmup.build_decoders()", 40),
+        ("dra_agent.agent.standalone_mode, dra_agent.agent.agent", "msgspec_warmup.build_decoders()", 40),
         ("dra_agent.prepare", "", 15),  # used by threads also without an agent around it
     ],
 )

@@ -13,13 +13,13 @@ EXCEPTIONS = {
     "cluster": "scenarios of a real cluster have helpers and deadlines of their own",
     "eventually.py": "the helper",
     "faults": "programs of their own that report broken promises",
-    "inventory/test_amd_settling.py": "the time for which a device is offered is the subject",
+    "inventory/test_amd_mode_transition.py": "the time for which a device is offered is the subject",
     "mutants/plugin.py": "a program of its own that ends a test run which takes too long",
     "prepare/test_sharing.py": "keeps two agents busy",
     "publish/test_publisher.py": "changes devices all the time",
     "reclaim/fake_logind.py": "a server",
     "soak/soak.py": "a program of its own that measures an agent over hours",
-    "setup/mps_control.py": "a program that stands for NVIDIA's, and hangs",
+    "device_setup/mps_control.py": "a program that stands for NVIDIA's, and hangs",
 }
 
 

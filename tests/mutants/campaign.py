@@ -31,13 +31,13 @@ from mutants.plugin import DEADLINE, FOLDER, MODE, OPTIONS, PACKAGES
 from mutants.tracing import VARIABLE
 from mutants.tree import ROOT, SOURCE, Tree
 
-MUTATED = ("prepare", "plugin", "reclaim", "publish", "setup")
+MUTATED = ("prepare", "kubelet_plugin", "reclaim", "publish", "device_setup")
 BESIDE = {
     "prepare": (
         "tests/ledger/test_journal_ledger.py",
         "tests/cli/test_config.py",
         "tests/cli/test_claims.py",
-        "tests/setup/test_limits.py",
+        "tests/device_setup/test_limits.py",
         "tests/webhook/test_admission.py",
     ),
 }

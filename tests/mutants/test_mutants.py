@@ -33,7 +33,7 @@ def f(a, b=1, *, c="x"):
         return None
 '''
 
-TESTS = "tests/plugin/test_sockets.py"
+TESTS = "tests/kubelet_plugin/test_sockets.py"
 UNTESTED = "b'='"
 """What is stripped from the end of a name: more than that is stripped from few names only."""
 
@@ -101,14 +101,14 @@ def test_the_tests_of_a_mutant_are_those_that_run_its_line_quickest_first(exampl
 
 def test_mutants_die_where_a_test_asserts_and_live_where_none_does(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
-    file = "dra_agent/plugin/sockets.py"
+    file = "dra_agent/kubelet_plugin/sockets.py"
     wanted = {
         mutant.name: mutant
         for mutant in Module(SOURCE, file).mutants
         if mutant.before in {"'plugins'", "'dra.sock'", UNTESTED}
     }
     names = [word for name in wanted for word in ("--mutant", name)]
-    command = [sys.executable, "-m", "mutants.campaign", "--package", "plugin", "--tests", TESTS, *names]
+    command = [sys.executable, "-m", "mutants.campaign", "--package", "kubelet_plugin", "--tests", TESTS, *names]
     done = subprocess.run(
         [*command, "--target", str(tmp_path / "target"), "--workers", "1", "--results", str(results)],
         cwd=ROOT,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dra_agent import simulate
-from dra_agent.simulate import change
+from dra_agent.simulate import inject
 
 
 @pytest.fixture(scope="session")
@@ -19,4 +19,4 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def root(host: Path) -> Iterator[Path]:
     yield host
-    change.clear(host)
+    inject.clear(host)

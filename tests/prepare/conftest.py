@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deadlines import deadline_clock
-from prepare.world import World
+from prepare.simulated_world import World
 
 __all__ = ["deadline_clock", "world"]
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from dra_agent.prepare.ledger import JournalLedger
-from prepare.world import World, claim
+from prepare.simulated_world import World, claim
 
 
 def main() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from dra_agent.errors import AgentError
 from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.locks import NamedLocks
-from dra_agent.prepare.ports import DeviceHeldError
-from prepare.world import World, claim
+from dra_agent.prepare.ledger_types import DeviceHeldError
+from dra_agent.prepare.locks import KeyedLocks
+from prepare.simulated_world import World, claim
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
     world = World(root)
     ledger = JournalLedger(root / "state", "boot-1", shared_as=name)
     world.ledger = ledger  # type: ignore[assignment]
-    world.locks = NamedLocks(root / "state" / "locks", process=name)
+    world.locks = KeyedLocks(root / "state" / "locks", process=name)
     world.start()
     if problems := world.preparer.recover().problems:
         sys.exit("\n".join(problems))

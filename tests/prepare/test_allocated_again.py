@@ -9,7 +9,7 @@ import pytest
 
 from dra_agent.cdi.injection import applied_edits
 from dra_agent.errors import PermanentError, RetryableError
-from prepare.world import World, claim, partition, result
+from prepare.simulated_world import World, claim, partition, result
 
 
 def env(world: World, answer: Any) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.prepare.ports import Entry
-from prepare.world import DRIVER, Crash, World, claim, partition
+from dra_agent.prepare.ledger_types import LedgerEntry
+from prepare.simulated_world import DRIVER, Crash, World, claim, partition
 
 Operation = Callable[[World], object]
 
@@ -141,7 +141,7 @@ def test_a_spec_that_is_lost_while_the_agent_runs_is_written_again(world: World)
     world.specs.file("a").unlink()
     world.host.dev_path("/dev/dri/card2").unlink()
     world.specs.file("stranger").write_text("{}")
-    report = world.preparer.mend()
+    report = world.preparer.repair()
     assert report.rebuilt == ("a",) and report.kept == ("b",) and world.usable("a")
     assert len(report.problems) == 1 and "gpu-2" in report.problems[0]
     assert world.specs.file("stranger").exists(), "a claim in work may have written it: only a start removes strangers"
@@ -151,11 +151,11 @@ def test_mending_does_not_bring_back_what_is_released_meanwhile(world: World) ->
     world.preparer.prepare(claim("a", "gpu-0"))
     entries = world.ledger.entries
 
-    def then_released() -> list[Entry]:
+    def then_released() -> list[LedgerEntry]:
         found = entries()
         world.preparer.unprepare("a")
         return found
 
     world.ledger.entries = then_released  # type: ignore[method-assign]
-    world.preparer.mend()
+    world.preparer.repair()
     assert world.specs.claims() == {}

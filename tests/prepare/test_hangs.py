@@ -15,14 +15,14 @@ import pytest
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
-from dra_agent.inventory.device import Device
-from dra_agent.plugin.turns import Turns
+from dra_agent.inventory.model import Device
+from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
 from dra_agent.prepare import RecoveryReport
 from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.locks import MAX_WAITERS, LockedError, NamedLocks
+from dra_agent.prepare.locks import MAX_WAITERS, KeyedLocks, LockedError
 from dra_agent.prepare.recovery import OnThreads
 from eventually import eventually, eventually_async
-from prepare.world import World, claim, partition
+from prepare.simulated_world import World, claim, partition
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -206,7 +206,7 @@ def test_a_repair_that_hangs_holds_up_neither_the_other_claims_nor_the_round(tmp
         assert report.rebuilt == ("zz",)
         assert len(report.problems) == 1 and "repair of claim sick has not ended" in report.problems[0]
         # The next round passes it over at once.
-        assert executor.submit(world.preparer.mend).result(GENEROUS_S).busy == ("sick",)
+        assert executor.submit(world.preparer.repair).result(GENEROUS_S).busy == ("sick",)
         assert world.preparer.unprepare("zz")
         others_go_on(world, executor)
         hang.released.set()
@@ -218,12 +218,12 @@ def test_a_hundred_claims_for_a_sick_device_leave_the_threads_to_others(tmp_path
     """As the kubelet asks: through the plugin's threads, each call with its deadline."""
     world = World(tmp_path)
     hang = Hang(world, f"partition made on {SICK}")
-    turns = Turns(8)
+    turns = ClaimExecutor(8)
 
     async def ask(wanted: dict[str, Any], until: float) -> object:
         uid = wanted["metadata"]["uid"]
         deadline = Deadline(until)
-        return await turns.take(uid, "preparing", None, lambda: world.preparer.prepare(wanted, deadline), until)
+        return await turns.run(uid, "preparing", None, lambda: world.preparer.prepare(wanted, deadline), until)
 
     async def story() -> None:
         loop = asyncio.get_running_loop()
@@ -240,7 +240,7 @@ def test_a_hundred_claims_for_a_sick_device_leave_the_threads_to_others(tmp_path
         assert await ask(claim("healthy", "gpu-5", config=[partition(1)]), until)
         # The hung claim itself is answered at its deadline.
         with pytest.raises(RetryableError, match="still preparing it"):
-            await turns.take("sick", "preparing", None, lambda: None, loop.time() + 0.1)
+            await turns.run("sick", "preparing", None, lambda: None, loop.time() + 0.1)
         hang.released.set()
         assert await first
         for task in waiting:
@@ -260,7 +260,7 @@ def agents(root: Path) -> tuple[World, World]:
     for name in ("old", "new"):
         world = World(root)
         world.ledger = JournalLedger(root / "state", "boot-1", shared_as=name)  # type: ignore[assignment]
-        world.locks = NamedLocks(root / "state" / "locks", process=name)
+        world.locks = KeyedLocks(root / "state" / "locks", process=name)
         world.partitions.hardware = worlds[0].hardware if worlds else world.hardware
         world.start()
         worlds.append(world)

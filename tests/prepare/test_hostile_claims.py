@@ -14,7 +14,7 @@ import pytest
 
 from dra_agent.cdi.injection import applied_edits
 from dra_agent.errors import AgentError, PermanentError
-from prepare.world import World, claim, partition, result
+from prepare.simulated_world import World, claim, partition, result
 
 NAMES = (
     "../../../tmp/x",

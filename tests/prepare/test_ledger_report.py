@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dra_agent.errors import PermanentError
-from dra_agent.prepare.ledger import JournalLedger, LedgerDamage, LedgerReport, Superseded
+from dra_agent.prepare.ledger import JournalLedger, LedgerDamage, LedgerReport, SupersededClaim
 
 
 def report(**found: object) -> LedgerReport:
@@ -28,7 +28,7 @@ def test_what_was_lost_is_said_with_what_it_seems_to_have_been() -> None:
             LedgerDamage("snapshot", 0, 9, "damaged record"),
         ),
         lost_records=2,
-        superseded=(Superseded("u2", "u3", "node/gpu", "gpu-0"),),
+        superseded=(SupersededClaim("u2", "u3", "node/gpu", "gpu-0"),),
     )
     assert found.problems() == [
         "journal: 7 damaged bytes at 40, which seem to be of claim u1",

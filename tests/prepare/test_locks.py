@@ -21,8 +21,8 @@ from dra_agent.prepare.locks import (
     MAX_SETUP_WAITERS,
     MAX_WAITERS,
     SLOW_AFTER_S,
+    KeyedLocks,
     LockedError,
-    NamedLocks,
     setup_locks,
 )
 
@@ -33,12 +33,12 @@ def far() -> Deadline:
     return Deadline.of(GENEROUS_S)
 
 
-def waiting(locks: NamedLocks, name: str) -> int:
+def waiting(locks: KeyedLocks, name: str) -> int:
     with locks._guard:
         return len(locks._locks[name].waiting) if name in locks._locks else 0
 
 
-def eventually_waiting(locks: NamedLocks, name: str, count: int) -> None:
+def eventually_waiting(locks: KeyedLocks, name: str, count: int) -> None:
     deadline = far()
     while waiting(locks, name) < count:
         assert deadline.remaining()
@@ -47,7 +47,7 @@ def eventually_waiting(locks: NamedLocks, name: str, count: int) -> None:
 
 def test_who_waits_is_told_who_has_it_what_for_and_since_when() -> None:
     now = [100.0]
-    locks = NamedLocks(clock=lambda: now[0])
+    locks = KeyedLocks(clock=lambda: now[0])
     with locks.hold(["gpu-0"], far(), "claim default/a"):
         now[0] = 107.0
         with (
@@ -61,7 +61,7 @@ def test_who_waits_is_told_who_has_it_what_for_and_since_when() -> None:
 
 
 def test_a_burst_is_served_in_the_order_in_which_it_came() -> None:
-    locks = NamedLocks()
+    locks = KeyedLocks()
     served: list[int] = []
 
     def take(number: int) -> None:
@@ -79,7 +79,7 @@ def test_a_burst_is_served_in_the_order_in_which_it_came() -> None:
     assert served == list(range(20)) and locks._locks == {}
 
 
-def queued(executor: DaemonExecutor, take: Callable[[], None], locks: NamedLocks, count: int) -> list[Future[None]]:
+def queued(executor: DaemonExecutor, take: Callable[[], None], locks: KeyedLocks, count: int) -> list[Future[None]]:
     """Let `count` threads wait for the GPU's lock, one after the other."""
     waiters = []
     for number in range(count):
@@ -90,7 +90,7 @@ def queued(executor: DaemonExecutor, take: Callable[[], None], locks: NamedLocks
 
 def test_few_wait_for_who_is_slow_and_the_first_of_them_stay() -> None:
     now = [0.0]
-    locks = NamedLocks(clock=lambda: now[0])
+    locks = KeyedLocks(clock=lambda: now[0])
     executor = DaemonExecutor(50, "test")
 
     def take() -> None:
@@ -112,15 +112,15 @@ HOLDER = """
 import sys
 from pathlib import Path
 from dra_agent.deadline import Deadline
-from dra_agent.prepare.locks import NamedLocks
-with NamedLocks(Path(sys.argv[1]), process="pod-1").hold(["node/gpu/gpu-0"], Deadline.of(60), "claim default/a"):
+from dra_agent.prepare.locks import KeyedLocks
+with KeyedLocks(Path(sys.argv[1]), process="pod-1").hold(["node/gpu/gpu-0"], Deadline.of(60), "claim default/a"):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
 def test_another_process_is_kept_out_named_and_its_death_ends_it(tmp_path: Path) -> None:
-    locks = NamedLocks(tmp_path / "locks")
+    locks = KeyedLocks(tmp_path / "locks")
     other = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path / "locks")],
         stdin=subprocess.PIPE,
@@ -149,7 +149,7 @@ def test_another_process_is_kept_out_named_and_its_death_ends_it(tmp_path: Path)
 
 def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    locks = NamedLocks(tmp_path / "file" / "locks")
+    locks = KeyedLocks(tmp_path / "file" / "locks")
     with (
         pytest.raises(RetryableError, match=r"locks/a\.lock: cannot be locked: Not a directory"),
         locks.hold(["a"], far()),
@@ -161,7 +161,7 @@ def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
 def test_locks_are_for_their_owner_and_who_holds_one_need_not_say_it_in_utf8(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        with NamedLocks(tmp_path / "state" / "locks").hold(["a"], far()):
+        with KeyedLocks(tmp_path / "state" / "locks").hold(["a"], far()):
             pass
     finally:
         os.umask(before)
@@ -170,7 +170,7 @@ def test_locks_are_for_their_owner_and_who_holds_one_need_not_say_it_in_utf8(tmp
     file.write_bytes(b"\xff")
     with file.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        locks = NamedLocks(tmp_path / "state" / "locks")
+        locks = KeyedLocks(tmp_path / "state" / "locks")
         with pytest.raises(LockedError, match="\ufffd"), locks.hold(["a"], Deadline.of(0)):
             pass
         file.write_bytes(b"")
@@ -212,7 +212,7 @@ def test_a_set_up_lets_more_wait_than_a_device_does() -> None:
 
 def test_no_file_is_left_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    locks, others = NamedLocks(tmp_path), NamedLocks(tmp_path)
+    locks, others = KeyedLocks(tmp_path), KeyedLocks(tmp_path)
     for _ in range(20):
         with locks.hold(["a", "b"], far()), pytest.raises(LockedError), others.hold(["b"], Deadline.of(0)):
             pass
@@ -226,7 +226,7 @@ def test_no_file_is_left_open(tmp_path: Path) -> None:
 
 
 def test_a_lock_whose_file_was_removed_is_that_of_the_file_that_others_lock(tmp_path: Path) -> None:
-    ours, theirs = NamedLocks(tmp_path), NamedLocks(tmp_path)
+    ours, theirs = KeyedLocks(tmp_path), KeyedLocks(tmp_path)
     with ours.hold(["a"], far()):
         pass
     (tmp_path / "a.lock").unlink()

@@ -12,8 +12,8 @@ import pytest
 from dra_agent.cdi.injection import applied_edits
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.api import Attribute
-from dra_agent.inventory.device import Device
-from prepare.world import DRIVER, POOL, Crash, World, claim, partition, result
+from dra_agent.inventory.model import Device
+from prepare.simulated_world import DRIVER, POOL, Crash, World, claim, partition, result
 
 BASE = "/var/run/kubernetes.io/dra-device-attributes"
 
@@ -132,7 +132,7 @@ def test_each_request_has_one_file_that_its_first_device_brings(world: World) ->
     assert [device["name"] for device in two["requests"][0]["devices"]] == ["gpu-1", "gpu-2"]
     # The same from the ledger, where the claim is not at hand.
     world.metadata_dir.joinpath("a", "one.json").unlink()
-    world.preparer.mend()
+    world.preparer.repair()
     assert json.loads(next(iter(of_device["gpu-0"].values())).read_text()) == one
 
 
@@ -178,13 +178,13 @@ def test_running_containers_see_a_change_as_a_new_generation(world: World) -> No
         world.devices["gpu-0"] = msgspec.structs.replace(
             device, attributes={**device.attributes, "driverVersion": Attribute.of_version("6.14.0")}
         )
-        report = world.preparer.mend()
+        report = world.preparer.repair()
         seen = json.load(bound)
     assert report.kept == ("a",), "a change is no damage"
     assert seen["metadata"]["generation"] == 2
     assert seen["requests"][0]["devices"][0]["attributes"]["driverVersion"] == {"version": "6.14.0"}
     world.devices["gpu-0"] = msgspec.structs.replace(device, attributes={})
-    world.preparer.mend()
+    world.preparer.repair()
     assert json.loads(file.read_text())["metadata"]["generation"] == 3, "nothing of the longer document may be left"
 
 
@@ -194,7 +194,7 @@ def test_a_damaged_file_is_mended_in_place(world: World, damage: str) -> None:
     file = world.metadata_dir / "a" / "gpus.json"
     content, inode = file.read_bytes(), file.stat().st_ino
     file.write_text(damage)
-    assert world.preparer.mend().rebuilt == ("a",)
+    assert world.preparer.repair().rebuilt == ("a",)
     assert file.read_bytes() == content and file.stat().st_ino == inode
 
 

@@ -14,13 +14,13 @@ import pytest
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
-from dra_agent.inventory.device import Device
+from dra_agent.inventory.model import Device
 from dra_agent.prepare import ownership
 from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.locks import NamedLocks
+from dra_agent.prepare.ledger_types import DeviceHeldError
+from dra_agent.prepare.locks import KeyedLocks
 from dra_agent.prepare.ownership import DeviceOwnership, OwnerRecord, SimulatedOwnership, is_running
-from dra_agent.prepare.ports import DeviceHeldError
-from prepare.world import World, claim
+from prepare.simulated_world import World, claim
 
 
 def device(address: str = "0000:3b:00.0", name: str = "") -> Device:
@@ -233,7 +233,7 @@ def test_two_preparers_with_two_ledgers_give_one_device_once(world: World, tmp_p
 def sharing(root: Path, files: Path, name: str) -> World:
     world = World(root)
     world.ledger = JournalLedger(root / "state", "boot", shared_as=name)  # type: ignore[assignment]
-    world.locks = NamedLocks(root / "state" / "locks", process=name)
+    world.locks = KeyedLocks(root / "state" / "locks", process=name)
     world.ownership = agent(files, "one")
     world.start()
     return world
@@ -315,7 +315,7 @@ def test_a_device_that_comes_back_after_a_reboot_is_owned_again(world: World, fi
         world.crash_and_restart()
         assert world.ownership.reconcile(world.ledger, world.lookup) == []
         world.devices["gpu-0"] = back
-        assert world.preparer.prepare(wanted) if ask == "prepare" else world.preparer.mend().problems == ()
+        assert world.preparer.prepare(wanted) if ask == "prepare" else world.preparer.repair().problems == ()
         with pytest.raises(DeviceHeldError, match=f"for claims {ask}"):
             acquire(agent(files, "other"), "b", [back])
         world.preparer.unprepare(ask)

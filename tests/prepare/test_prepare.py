@@ -13,13 +13,13 @@ import pytest
 
 from dra_agent.cdi.injection import applied_edits
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.inventory.device import Device
+from dra_agent.inventory.model import Device
 from dra_agent.prepare import PreparedDevice
+from dra_agent.prepare.ledger_types import DeviceHeldError
 from dra_agent.prepare.locks import LockedError
-from dra_agent.prepare.ports import DeviceHeldError
 from eventually import eventually
 from last_write import last_write
-from prepare.world import DRIVER, POOL, World, claim, partition, result
+from prepare.simulated_world import DRIVER, POOL, World, claim, partition, result
 
 
 def test_a_claim_gets_ids_that_resolve_to_its_device(world: World) -> None:
@@ -183,7 +183,7 @@ BAD = {
 def test_a_malformed_claim_is_one_clear_error(world: World, name: str) -> None:
     with pytest.raises(PermanentError) as caught:
         world.preparer.prepare(BAD[name])
-    assert "claim" in str(caught.value) and caught.value.todo
+    assert "claim" in str(caught.value) and caught.value.hint
     assert world.ledger.entries() == [] and not world.cdi.exists()
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.ports import DeviceHeldError, Entry, HeldDevice
-from prepare.world import World, claim, partition, result
+from dra_agent.prepare.ledger_types import DeviceHeldError, HeldDevice, LedgerEntry
+from prepare.simulated_world import World, claim, partition, result
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -64,7 +64,9 @@ def test_a_claim_of_another_node_s_pool_is_refused(durable: World) -> None:
 
 
 def test_a_device_that_is_held_under_the_node_s_former_name_is_refused(durable: World) -> None:
-    durable.ledger.start(Entry("old", "default", "old", (HeldDevice("former/gpu", "gpu-0", "gpus"),)), durable=True)
+    durable.ledger.start(
+        LedgerEntry("old", "default", "old", (HeldDevice("former/gpu", "gpu-0", "gpus"),)), durable=True
+    )
     durable.ledger.complete("old", {})
     with pytest.raises(DeviceHeldError, match=r"gpu-0.*default/old"):
         durable.preparer.prepare(claim("new", "gpu-0"))
@@ -79,7 +81,7 @@ def test_a_claim_may_hold_a_device_and_watch_it(durable: World) -> None:
 
 
 def test_a_set_up_begun_before_a_crash_is_undone_after_it(durable: World, tmp_path: Path) -> None:
-    from prepare.world import Crash
+    from prepare.simulated_world import Crash
 
     durable.points.arm(1)  # after the second partition is made
     with pytest.raises(Crash):

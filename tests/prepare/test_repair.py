@@ -15,16 +15,16 @@ from dra_agent.errors import RetryableError
 from dra_agent.prepare import Preparer, allocation, record
 from dra_agent.prepare.abandoned import undo_abandoned
 from dra_agent.prepare.config import ConfigurationError, decode
-from dra_agent.prepare.locks import LockedError, NamedLocks
-from dra_agent.prepare.ports import Entry, HeldDevice
-from dra_agent.prepare.recovery import REPAIR_TIMEOUT_S, OnThreads, look
+from dra_agent.prepare.ledger_types import HeldDevice, LedgerEntry
+from dra_agent.prepare.locks import KeyedLocks, LockedError
+from dra_agent.prepare.recovery import REPAIR_TIMEOUT_S, OnThreads, repair_all
 from dra_agent.prepare.result import RecoveryReport
 from eventually import DEADLINE_S
-from prepare.world import DRIVER, POOL, MemoryLedger, Partitions, Points, World, claim, partition
+from prepare.simulated_world import DRIVER, POOL, MemoryLedger, Partitions, Points, World, claim, partition
 
 
-def entry(uid: str, *devices: str) -> Entry:
-    return Entry(uid, "default", f"claim-{uid}", tuple(HeldDevice(POOL, name, "gpus") for name in devices))
+def entry(uid: str, *devices: str) -> LedgerEntry:
+    return LedgerEntry(uid, "default", f"claim-{uid}", tuple(HeldDevice(POOL, name, "gpus") for name in devices))
 
 
 def test_each_claim_is_repaired_apart_whatever_becomes_of_the_one_before() -> None:
@@ -38,7 +38,7 @@ def test_each_claim_is_repaired_apart_whatever_becomes_of_the_one_before() -> No
                 raise ZeroDivisionError("x")
         return {"changed": True, "whole": False, "begun": None}[uid]
 
-    report = look([entry(uid) for uid in ("locked", "sick", "bug", "changed", "whole", "begun")], mend)
+    report = repair_all([entry(uid) for uid in ("locked", "sick", "bug", "changed", "whole", "begun")], mend)
     assert report == RecoveryReport(
         kept=("whole",),
         rebuilt=("changed",),
@@ -108,18 +108,18 @@ def test_an_abandoned_claim_that_cannot_be_undone_does_not_end_the_search() -> N
         ledger.start(one, durable=True)
     undone = []
 
-    def undo(other: Entry) -> None:
+    def undo(other: LedgerEntry) -> None:
         if other.uid == "a":
             raise RetryableError("the driver does not answer")
         undone.append(other.uid)
 
     wanted = entry("wanted", "gpu-0", "gpu-1")
-    assert undo_abandoned(wanted, ledger, NamedLocks(), NamedLocks(), undo, Deadline.of(DEADLINE_S))
+    assert undo_abandoned(wanted, ledger, KeyedLocks(), KeyedLocks(), undo, Deadline.of(DEADLINE_S))
     assert undone == ["b"]
     undone.clear()
-    claims = NamedLocks()
+    claims = KeyedLocks()
     with claims.hold(["b"], Deadline.of(0)):
-        assert not undo_abandoned(wanted, ledger, claims, NamedLocks(), undo, Deadline.of(DEADLINE_S))
+        assert not undo_abandoned(wanted, ledger, claims, KeyedLocks(), undo, Deadline.of(DEADLINE_S))
     assert undone == [], "what somebody works at is not abandoned"
 
 

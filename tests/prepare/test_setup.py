@@ -12,10 +12,10 @@ from deadlines import DeadlineClock
 from dra_agent.cdi.injection import applied_edits
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.inventory.device import Device
+from dra_agent.inventory.model import Device
 from dra_agent.prepare.preparer import UNDO_TIMEOUT_S
 from dra_agent.prepare.setup import SetupDevice, SetupOutcome
-from prepare.world import POOL, PartitionParameters, Partitions, World, claim, partition, result
+from prepare.simulated_world import POOL, PartitionParameters, Partitions, World, claim, partition, result
 
 
 def env(world: World, answer: Any) -> tuple[str, ...]:

@@ -20,10 +20,10 @@ from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.prepare import ledger as ledgers
 from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.locks import NamedLocks
-from dra_agent.prepare.ports import DeviceHeldError
+from dra_agent.prepare.ledger_types import DeviceHeldError
+from dra_agent.prepare.locks import KeyedLocks
 from eventually import DEADLINE_S
-from prepare.world import Crash, World, claim, partition
+from prepare.simulated_world import Crash, World, claim, partition
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -31,7 +31,7 @@ TESTS = Path(__file__).resolve().parents[1]
 def sharing(root: Path, name: str) -> World:
     world = World(root)
     world.ledger = JournalLedger(root / "state", "boot-1", shared_as=name)  # type: ignore[assignment]
-    world.locks = NamedLocks(root / "state" / "locks", process=name)
+    world.locks = KeyedLocks(root / "state" / "locks", process=name)
     world.start()
     return world
 

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.prepare import allocation as allocations
 from dra_agent.prepare import record as records
-from dra_agent.prepare.ports import DeviceHeldError
-from prepare.world import DRIVER, Crash, World, claim, partition, result
+from dra_agent.prepare.ledger_types import DeviceHeldError
+from prepare.simulated_world import DRIVER, Crash, World, claim, partition, result
 
 GPUS = 4
 UIDS = st.sampled_from(["a", "b", "c", "d", "e"])

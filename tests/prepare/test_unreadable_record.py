@@ -11,7 +11,7 @@ import pytest
 
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
-from prepare.world import Partitions, World, claim, partition
+from prepare.simulated_world import Partitions, World, claim, partition
 
 
 class NotingPartitions(Partitions):

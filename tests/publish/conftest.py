@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_api.fake import FakeApi
+from fake_apiserver.fake import FakeApi
 from publish.node import Node
 
 

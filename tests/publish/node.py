@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from cluster_api.fake import FakeApi
-from dra_agent.cluster import connect
 from dra_agent.inventory.api import Attribute, Capacity, Counter, CounterConsumption, CounterSet, Taint
-from dra_agent.inventory.device import Device, Inventory, device_name
+from dra_agent.inventory.model import Device, Inventory, device_name
+from dra_agent.kube_client import connect
 from dra_agent.publish import Publisher
-from dra_agent.publish.published import Published
+from dra_agent.publish.slice_store import SliceStore
 from eventually import eventually_async
+from fake_apiserver.fake import FakeApi
 
 DRIVER = "dra-agent.internal"
 NODE = "n1"
@@ -134,4 +134,4 @@ async def quiet(node: Node, publisher: Publisher) -> None:
     assert node.writes() == []
 
 
-__all__ = ["DRIVER", "NODE", "Node", "Published", "device", "devices", "partitioned", "settled", "tainted"]
+__all__ = ["DRIVER", "NODE", "Node", "SliceStore", "device", "devices", "partitioned", "settled", "tainted"]

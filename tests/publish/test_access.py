@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cluster_api.fake import FakeApi
-from dra_agent.cluster import connect
+from dra_agent.kube_client import connect
 from dra_agent.publish import Publisher, access
 from eventually import eventually_async
+from fake_apiserver.fake import FakeApi
 from publish.node import DRIVER, NODE, Node, devices
 
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster_api.fake import FakeApi
-from dra_agent.cluster import Backoff
-from dra_agent.inventory.device import Device
+from dra_agent.inventory.model import Device
+from dra_agent.kube_client import Backoff
 from dra_agent.publish import Publisher
 from dra_agent.publish import pool as pool_module
 from eventually import eventually_async
+from fake_apiserver.fake import FakeApi
 from publish.node import NODE, Node, Slice, device, tainted
 
 Drawn = tuple[int, str, str]
@@ -135,7 +135,7 @@ def test_the_end_is_what_should_be_and_then_it_is_quiet(
     monkeypatch: pytest.MonkeyPatch, before: list[Drawn], story: list[tuple[Any, ...]], after: list[Drawn]
 ) -> None:
     monkeypatch.setattr(Backoff, "delay", lambda self, error=None: 0.02)
-    monkeypatch.setattr(pool_module, "ROUNDS", 50)
+    monkeypatch.setattr(pool_module, "MAX_ROUNDS", 50)
     should = made(after)
     api = FakeApi()
     api.start()
@@ -144,13 +144,17 @@ def test_the_end_is_what_should_be_and_then_it_is_quiet(
         node.has(*made(before))
 
         async def run(publisher: Publisher) -> None:
-            monkeypatch.setattr("dra_agent.cluster.http.TIMEOUT", 0.3)  # seconds, of which "hang" takes twice as many
+            monkeypatch.setattr(
+                "dra_agent.kube_client.http.TIMEOUT_S", 0.3
+            )  # seconds, of which "hang" takes twice as many
             for what in story:
                 await happen(node, publisher, what)
             node.has(*should)
             publisher.devices_changed()
             api.faults.clear()
-            monkeypatch.setattr("dra_agent.cluster.http.TIMEOUT", 10.0)  # nothing hangs now, but the machine is busy
+            monkeypatch.setattr(
+                "dra_agent.kube_client.http.TIMEOUT_S", 10.0
+            )  # nothing hangs now, but the machine is busy
             await at_the_end(node, publisher, should, f"{before=}\n{story=}\n{after=}")
             for family in ("gpu", "nic"):
                 assert allocatable(node, family) == wanted(should, family)

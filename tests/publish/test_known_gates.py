@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from dra_agent.inventory import Inventory
-from dra_agent.publish import gates
-from dra_agent.publish.gates import (
+from dra_agent.publish import feature_gates
+from dra_agent.publish.feature_gates import (
     COUNTERS,
     EFFECT_NONE,
     OFF_FOR_S,
@@ -151,4 +151,4 @@ def test_the_servers_words_name_the_taint() -> None:
         "devices[1].taints[0].effect",
     ):
         assert refused_effects(sent, other) == []
-    assert gates.refused_effects(sent, "no") == []
+    assert feature_gates.refused_effects(sent, "no") == []

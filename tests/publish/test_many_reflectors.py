@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from dra_agent.cluster import GoneError, ObjectList, UnavailableError, WatchCursor
-from dra_agent.publish import following
-from dra_agent.publish.following import URGENT_RETRY_S, Following
-from dra_agent.publish.published import Published
+from dra_agent.kube_client import GoneError, ObjectList, UnavailableError, WatchCursor
+from dra_agent.publish import reflector
+from dra_agent.publish.reflector import URGENT_RETRY_S, SliceReflector
+from dra_agent.publish.slice_store import SliceStore
 
 AGENTS = 5000
 BREAK_S = 100.0
@@ -77,17 +77,18 @@ def lists_per_window(away: float, after: str, monkeypatch: pytest.MonkeyPatch) -
     """How many lists came in each window after the break, at its most."""
     random.seed(7)
     loop = VirtualLoop()
-    monkeypatch.setattr(following, "time", SimpleNamespace(monotonic=lambda: loop.now))
+    monkeypatch.setattr(reflector, "time", SimpleNamespace(monotonic=lambda: loop.now))
     server = Server(loop, away, after)
 
     async def main() -> None:
         api: Any = server
         agents = [
-            Following(api, {}, Published(), disturbed=lambda _: None, caught_up=lambda: None) for _ in range(AGENTS)
+            SliceReflector(api, {}, SliceStore(), disturbed=lambda _: None, caught_up=lambda: None)
+            for _ in range(AGENTS)
         ]
         tasks = [asyncio.create_task(agent.run()) for agent in agents]
         await asyncio.sleep(BREAK_S + away + 120)
-        assert all(agent.behind == 0 for agent in agents), "everybody follows again"
+        assert all(agent.lag_s == 0 for agent in agents), "everybody follows again"
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -115,20 +116,22 @@ def test_a_server_that_knows_the_watches_is_not_listed_at_all(monkeypatch: pytes
 
 def test_a_node_that_is_reclaimed_asks_again_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, away = VirtualLoop(), 600.0
-    monkeypatch.setattr(following, "time", SimpleNamespace(monotonic=lambda: loop.now))
+    monkeypatch.setattr(reflector, "time", SimpleNamespace(monotonic=lambda: loop.now))
     urgent = asyncio.Event()
 
     async def main() -> None:
         api: Any = Server(loop, away, "gone")
-        agent = Following(api, {}, Published(), disturbed=lambda _: None, caught_up=lambda: None, urgent=urgent.is_set)
+        agent = SliceReflector(
+            api, {}, SliceStore(), disturbed=lambda _: None, caught_up=lambda: None, urgent=urgent.is_set
+        )
         task = asyncio.create_task(agent.run())
         await asyncio.sleep(BREAK_S + away - 5)
         urgent.set()
         agent.hurry()  # the pause that runs now is one of up to 30 s
         await asyncio.sleep(5)
-        assert agent.behind > away - 1, "the server is still away"
+        assert agent.lag_s > away - 1, "the server is still away"
         await asyncio.sleep(2 * URGENT_RETRY_S + 0.1)  # a watch that is too old, then a list
-        assert agent.behind == 0
+        assert agent.lag_s == 0
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dra_agent.agent.metrics import Metrics, Reading
-from dra_agent.agent.publish_metrics import PublishMetrics
+from dra_agent.metrics.publish import PublishMetrics
+from dra_agent.metrics.registry import Metrics, MetricsSnapshot
 from dra_agent.publish import Publisher
 from eventually import eventually_async
 from publish.node import Node, device, settled
@@ -14,7 +14,7 @@ def test_the_publisher_is_read_at_each_scrape(node: Node) -> None:
     node.api.fail(503, methods="POST")
 
     async def story(publisher: Publisher) -> None:
-        metrics = Metrics(Reading)
+        metrics = Metrics(MetricsSnapshot)
         metrics.add(PublishMetrics(publisher.reading, {"GET": 3}))
         await eventually_async(lambda: len(node.slices()) == 2)
         await settled(publisher)

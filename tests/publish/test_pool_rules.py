@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from dra_agent.inventory.api import Attribute, Counter, CounterConsumption, CounterSet
-from dra_agent.inventory.device import Device, Inventory
+from dra_agent.inventory.model import Device, Inventory
 from dra_agent.publish import Publisher
 from publish.node import DRIVER, NODE, Node, Slice, device, devices, partitioned, settled, tainted
 

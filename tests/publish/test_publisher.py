@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_agent.cluster import Backoff
-from dra_agent.inventory.device import Inventory
+from dra_agent.inventory.model import Inventory
+from dra_agent.kube_client import Backoff
 from dra_agent.publish import Publisher
-from dra_agent.slices import Drawing
+from dra_agent.slices import SliceRequest
 from eventually import eventually_async
 from publish.node import DRIVER, NODE, Node, device, devices, settled, tainted
 
@@ -151,7 +151,7 @@ def test_slices_that_a_kubelet_wipes_are_back_when_it_has_registered(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the pause after yet another disturbance would be."""
-    monkeypatch.setattr("dra_agent.cluster.backoff.Backoff.delay", lambda self, error=None: 600.0)
+    monkeypatch.setattr("dra_agent.kube_client.backoff.Backoff.delay", lambda self, error=None: 600.0)
     node.has(*devices(130), device(200, "nic"))
 
     async def story(publisher: Publisher) -> None:
@@ -296,7 +296,7 @@ def test_without_a_node_object_nothing_is_written_until_it_is_there(node: Node) 
 
 
 def test_only_the_instance_that_may_write_does(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_agent.publish.pool.STANDBY", 0.05)
+    monkeypatch.setattr("dra_agent.publish.pool.STANDBY_INTERVAL_S", 0.05)
     node.has(device(1))
     node.may_write = False
 
@@ -342,7 +342,7 @@ def test_devices_that_change_all_the_time_are_no_trouble(node: Node) -> None:
 def test_devices_that_change_at_the_very_moment_of_a_retry_are_settled(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_agent.cluster.backoff.Backoff.delay", lambda self, error=None: 0.2)
+    monkeypatch.setattr("dra_agent.kube_client.backoff.Backoff.delay", lambda self, error=None: 0.2)
     node.has(device(1))
     node.api.fail(500, methods="POST")
 
@@ -359,8 +359,8 @@ def test_devices_that_change_at_the_very_moment_of_a_retry_are_settled(
 
 def test_a_change_of_nothing_that_is_published_draws_no_slices(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     draws: list[int] = []
-    draw = Drawing.slices
-    monkeypatch.setattr(Drawing, "slices", lambda drawing: (draws.append(1), draw(drawing))[1])
+    draw = SliceRequest.slices
+    monkeypatch.setattr(SliceRequest, "slices", lambda drawing: (draws.append(1), draw(drawing))[1])
     node.has(*devices(70))
 
     async def story(publisher: Publisher) -> None:

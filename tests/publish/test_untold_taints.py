@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster_api.store import RefusedError
 from dra_agent.inventory.api import Taint
-from dra_agent.inventory.device import Device
+from dra_agent.inventory.model import Device
 from dra_agent.publish import Publisher
-from dra_agent.publish.gates import dropped_fields, refused_effects
+from dra_agent.publish.feature_gates import dropped_fields, refused_effects
 from eventually import eventually_async
+from fake_apiserver.store import RefusedError
 from publish.node import DRIVER, Node, device, devices, quiet, settled
 
 BEGAN = "2026-01-31T12:00:00Z"

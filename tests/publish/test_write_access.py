@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dra_agent.cluster import ForbiddenError, NotFoundError, ThrottledError, UnavailableError
 from dra_agent.errors import AgentError
+from dra_agent.kube_client import ForbiddenError, NotFoundError, ThrottledError, UnavailableError
 from dra_agent.publish import access
 from dra_agent.publish.access import LOST_AFTER_S, WriteAccess
 from eventually import eventually_async
@@ -26,7 +26,7 @@ class World:
         self.refuse: Exception | None = None
         # Following
         self.error: AgentError | None = None
-        self.behind = 0.0
+        self.lag_s = 0.0
         # Published
         self.complete = True
         self.known: list[Any] = []
@@ -143,15 +143,15 @@ def test_a_watch_that_is_behind_for_long_gives_leadership_back(monkeypatch: pyte
 
     async def story(report: WriteAccess) -> None:
         await eventually_async(lambda: world.reports == [True])
-        world.behind = LOST_AFTER_S
+        world.lag_s = LOST_AFTER_S
         await checked(world, report)
         assert world.reports == [True]
-        world.behind += 0.5
+        world.lag_s += 0.5
         await eventually_async(lambda: world.reports == [True, False])
         assert str(report.reason) == "the slices are not followed"
         world.error = UnavailableError("the server is away")
         await eventually_async(lambda: str(report.reason) == "the server is away")
-        world.behind = 0.0
+        world.lag_s = 0.0
         await checked(world, report)
         assert world.reports == [True, False], "as long as there is an error"
         world.error = None

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from eventually import DEADLINE_S
+from reclaim.agent_process import CLASS, Agent, Start, claim
 from reclaim.metadata.aws import FakeAws
 from reclaim.metadata.azure import FakeAzure
 from reclaim.metadata.gcp import FakeGcp
-from reclaim.running import CLASS, Agent, Start, claim
 
 LONG_S = 10 * DEADLINE_S
 """Seconds that no test takes."""
@@ -22,7 +22,7 @@ LONG_S = 10 * DEADLINE_S
 @pytest.fixture(autouse=True)
 def time_for_disks_and_services(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine's disk and metadata services are late, and no test is about that but those that set a limit."""
-    limits = ("service.SAVE_AT_MOST", "signals.aws.AT_MOST", "signals.azure.AT_MOST", "signals.azure.FIRST")
+    limits = ("service.SAVE_TIMEOUT_S", "signals.aws.AT_MOST", "signals.azure.AT_MOST", "signals.azure.FIRST")
     for limit in (*limits, "signals.dbus.AT_MOST", "signals.gcp.FIRST", "signals.gcp._LATE"):
         monkeypatch.setattr(f"dra_agent.reclaim.{limit}", LONG_S)
     # A question that waits for a change is put once, however long the test takes.

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
+from reclaim.agent_process import Agent, Start, phases, settled
 from reclaim.metadata.aws import FakeAws
-from reclaim.running import Agent, Start, phases, settled
 
 
 def test_a_notice_of_a_cloud_reaches_the_agent_and_survives_its_death(

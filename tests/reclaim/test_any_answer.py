@@ -12,19 +12,19 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dra_agent.reclaim.notice import State, apply, dismiss, expire
-from dra_agent.reclaim.picture import Picture
-from dra_agent.reclaim.reading import Reading, SourceError
-from dra_agent.reclaim.record import Progress
-from dra_agent.reclaim.signals.aws import Aws, Session
-from dra_agent.reclaim.signals.azure import Azure
-from dra_agent.reclaim.signals.gcp import Gcp
+from dra_agent.reclaim.release_status import Progress
+from dra_agent.reclaim.signal import Signal, SourceError
+from dra_agent.reclaim.signal_tracker import SignalTracker
+from dra_agent.reclaim.signals.aws import AwsSource, Session
+from dra_agent.reclaim.signals.azure import AzureSource
+from dra_agent.reclaim.signals.gcp import GcpSource
 from dra_agent.reclaim.signals.http import Answer
+from dra_agent.reclaim.state import ReclaimState, apply, dismiss, expire
 from dra_agent.reclaim.status import status_of
 
 LEAD = timedelta(seconds=300)
 NOWHERE = "http://127.0.0.1:9"
-Look = Callable[[], Awaitable[Sequence[Reading]]]
+Look = Callable[[], Awaitable[Sequence[Signal]]]
 
 
 class Service:
@@ -41,20 +41,20 @@ class Service:
 
 
 def aws(answer: Answer) -> list[Look]:
-    source = Aws(NOWHERE, lead=LEAD)
+    source = AwsSource(NOWHERE, lead=LEAD)
     source._session = Session(lambda: Service(answer))  # type: ignore[arg-type, return-value]
     source._session._token, source._session._until = "token", float("inf")
     return [source.spot, source.rebalance, source.autoscaling, source.maintenance]
 
 
 def azure(answer: Answer) -> list[Look]:
-    source = Azure(NOWHERE, vm="vm", lead=LEAD, acknowledge=True)
+    source = AzureSource(NOWHERE, vm="vm", lead=LEAD, acknowledge=True)
     source._service = Service(answer)  # type: ignore[assignment]
     return [source.look]
 
 
 def gcp(answer: Answer) -> list[Look]:
-    source = Gcp(NOWHERE, preemption=LEAD, maintenance=LEAD, lead=LEAD)
+    source = GcpSource(NOWHERE, preemption=LEAD, maintenance=LEAD, lead=LEAD)
     for value in source._values.values():
         value._service = Service(answer)  # type: ignore[assignment]
     return [value.look for value in source._values.values()]
@@ -117,22 +117,22 @@ def test_any_answer_is_a_reading_or_unknown(answer: Answer, make: Callable[[Answ
     asyncio.run(play())
 
 
-def check(readings: Sequence[Reading], received: datetime) -> None:
+def check(readings: Sequence[Signal], received: datetime) -> None:
     """Readings can be told, merged, written, shown and ended."""
     now = datetime.now(UTC)
-    told: list[Reading] = []
-    picture = Picture([], told.append)
+    told: list[Signal] = []
+    picture = SignalTracker([], told.append)
     for _ in range(2):
         for source in {reading.source for reading in readings}:
             picture.seen(source, [reading for reading in readings if reading.source == source])
     assert len(told) <= len(readings)
-    state = State("b")
+    state = ReclaimState("b")
     for reading in told:
         assert reading.what.isprintable() and reading.event.isprintable() and len(reading.event) <= 200
         if reading.kind == "notice" and reading.deadline is not None:
             assert reading.deadline >= received - timedelta(seconds=60)
         state = apply(state, reading, now)
-    kept = msgspec.json.decode(msgspec.json.encode(state), type=State)
+    kept = msgspec.json.decode(msgspec.json.encode(state), type=ReclaimState)
     assert kept == state
     msgspec.json.encode(status_of(state, picture.hearing(), Progress(), now))
     assert expire(state, now) == state

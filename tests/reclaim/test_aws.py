@@ -9,15 +9,15 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from dra_agent.reclaim.picture import Picture
-from dra_agent.reclaim.reading import Reading
 from dra_agent.reclaim.settings import AwsSignals
-from dra_agent.reclaim.signals.aws import Aws
-from dra_agent.reclaim.signals.polling import Pace
+from dra_agent.reclaim.signal import Signal
+from dra_agent.reclaim.signal_tracker import SignalTracker
+from dra_agent.reclaim.signals.aws import AwsSource
+from dra_agent.reclaim.signals.polling import PollSchedule
 from eventually import DEADLINE_S, eventually_async
 from logged import logged_by
-from reclaim.listening import Listener, is_due, listen, quick
 from reclaim.metadata.aws import FakeAws
+from reclaim.recording_sink import Listener, is_due, listen, quick
 
 LEAD = timedelta(seconds=300)
 SIGNALS = AwsSignals(rebalance="hint")
@@ -25,8 +25,8 @@ BOOTED = datetime.now(UTC) - timedelta(days=2)
 SPOT = "/latest/meta-data/spot/instance-action"
 
 
-def source(aws: FakeAws, booted: datetime | None = None, signals: AwsSignals | None = None) -> Aws:
-    return Aws(aws.endpoint, lead=LEAD, signals=signals or SIGNALS, pace=quick, booted=booted or BOOTED)
+def source(aws: FakeAws, booted: datetime | None = None, signals: AwsSignals | None = None) -> AwsSource:
+    return AwsSource(aws.endpoint, lead=LEAD, signals=signals or SIGNALS, pace=quick, booted=booted or BOOTED)
 
 
 def at(seconds: float) -> str:
@@ -57,7 +57,7 @@ def test_a_spot_notice_is_seen_with_its_deadline(aws: FakeAws, action: str) -> N
         await listener.until(lambda: listener.now("aws.spot"))
 
     (reading,) = listen(source(aws), story).now("aws.spot") or ()
-    assert (reading.kind, reading.lasting, reading.doubt) == ("notice", True, "")
+    assert (reading.kind, reading.sticky, reading.deadline_note) == ("notice", True, "")
     assert action in reading.what and is_due(reading.deadline, 120, began)
 
 
@@ -180,7 +180,7 @@ def test_a_service_whose_clock_is_wrong_is_set_right_by_its_own_date(aws: FakeAw
         await listener.until(lambda: listener.now("aws.spot"))
 
     (reading,) = listen(source(aws), story).now("aws.spot") or ()
-    assert is_due(reading.deadline, 100, began) and reading.doubt == ""
+    assert is_due(reading.deadline, 100, began) and reading.deadline_note == ""
 
 
 def test_a_deadline_that_has_passed_leaves_no_time(aws: FakeAws) -> None:
@@ -190,7 +190,7 @@ def test_a_deadline_that_has_passed_leaves_no_time(aws: FakeAws) -> None:
         await listener.until(lambda: listener.now("aws.spot"))
 
     (reading,) = listen(source(aws), story).now("aws.spot") or ()
-    assert left(reading.deadline) <= 0 and "has passed" in reading.doubt
+    assert left(reading.deadline) <= 0 and "has passed" in reading.deadline_note
 
 
 def test_by_a_clock_that_is_wrong_what_is_said_again_is_the_same(
@@ -199,8 +199,8 @@ def test_by_a_clock_that_is_wrong_what_is_said_again_is_the_same(
     """The difference of the clocks is known to a second, and another one at each look: no word may hang on it."""
     aws.skew = 10.0
     aws.set(spot={"action": "terminate", "time": at(10 - 60)}, rebalance={"noticeTime": at(10 - 90)})
-    told: list[Reading] = []
-    picture = Picture(source(aws).names, told.append)
+    told: list[Signal] = []
+    picture = SignalTracker(source(aws).names, told.append)
 
     async def play() -> None:
         task = asyncio.create_task(source(aws).run(picture))
@@ -227,7 +227,7 @@ def test_a_deadline_years_ahead_is_the_usual_one(aws: FakeAws) -> None:
         await listener.until(lambda: listener.now("aws.spot"))
 
     (reading,) = listen(source(aws), story).now("aws.spot") or ()
-    assert is_due(reading.deadline, 120, began) and "too far away" in reading.doubt
+    assert is_due(reading.deadline, 120, began) and "too far away" in reading.deadline_note
 
 
 def test_what_was_announced_for_before_the_boot_has_happened(aws: FakeAws) -> None:
@@ -248,7 +248,7 @@ def test_a_rebalance_recommendation_is_ignored_by_default_and_not_asked_for(aws:
     async def story(listener: Listener) -> None:
         await listener.until(lambda: len(listener.seen_.get("aws.maintenance", ())) > 2)
 
-    heard = listen(Aws(aws.endpoint, lead=LEAD, pace=quick), story)
+    heard = listen(AwsSource(aws.endpoint, lead=LEAD, pace=quick), story)
     assert heard.now("aws.rebalance") is None
     assert aws.count("/latest/meta-data/events/recommendations/rebalance") == 0
 
@@ -357,7 +357,7 @@ def test_a_time_that_cannot_be_is_doubted_where_people_read_it(aws: FakeAws, sec
         await listener.until(lambda: "aws.maintenance" in listener.seen_)
 
     (reading,) = listen(source(aws), story).now("aws.maintenance") or ()
-    assert reading.doubt.endswith("is too far away to be true") is doubted
+    assert reading.deadline_note.endswith("is too far away to be true") is doubted
 
 
 def test_a_dead_service_is_not_hammered(aws: FakeAws) -> None:
@@ -377,7 +377,7 @@ def test_retry_after_is_kept(aws: FakeAws) -> None:
 
     waits: list[float] = []
 
-    class Noted(Pace):
+    class Noted(PollSchedule):
         def bad(self, retry_after: float | None) -> float:
             waits.append(super().bad(retry_after))
             return waits[-1]
@@ -385,7 +385,9 @@ def test_retry_after_is_kept(aws: FakeAws) -> None:
     async def story(listener: Listener) -> None:
         await listener.until(lambda: listener.now("aws.spot") == ())
 
-    listen(Aws(aws.endpoint, lead=LEAD, signals=SIGNALS, pace=lambda every: Noted(every / 100), booted=BOOTED), story)
+    listen(
+        AwsSource(aws.endpoint, lead=LEAD, signals=SIGNALS, pace=lambda every: Noted(every / 100), booted=BOOTED), story
+    )
     first, second = [asked.at for asked in aws.asked if asked.path == SPOT][:2]
     assert second - first > 0.85 and len(waits) == 1 and waits[0] < 1.2
 

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_agent.reclaim.reading import SourceError
 from dra_agent.reclaim.settings import AzureSignals
+from dra_agent.reclaim.signal import SourceError
 from dra_agent.reclaim.signals.azure import EVENTS as ASK_EVENTS
-from dra_agent.reclaim.signals.azure import VM_NAME, Azure
+from dra_agent.reclaim.signals.azure import VM_NAME, AzureSource
 from dra_agent.reclaim.signals.http import Answer
-from reclaim.listening import Listener, is_due, listen, quick
 from reclaim.metadata.azure import FakeAzure
+from reclaim.recording_sink import Listener, is_due, listen, quick
 
 EVENTS = "/metadata/scheduledevents"
 NOWHERE = "http://127.0.0.1:9"
@@ -33,8 +33,8 @@ def source(
     acknowledge: bool = False,
     booted: datetime = BOOTED,
     signals: AzureSignals | None = None,
-) -> Azure:
-    return Azure(
+) -> AzureSource:
+    return AzureSource(
         azure.endpoint,
         vm=vm,
         lead=timedelta(seconds=300),
@@ -132,7 +132,7 @@ def test_an_event_that_is_called_off_is_no_longer_said(azure: FakeAzure) -> None
         azure.set(events=[])
         await listener.until(lambda: listener.now("azure") == ())
 
-    assert not any(reading.lasting for reading in listen(source(azure), story).notices())
+    assert not any(reading.sticky for reading in listen(source(azure), story).notices())
 
 
 def test_a_deadline_that_is_not_told_stays_where_it_was_first_seen(azure: FakeAzure) -> None:
@@ -233,7 +233,7 @@ class Unanswering:
 def test_the_first_list_of_events_may_take_minutes_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dra_agent.reclaim.signals.azure.AT_MOST", 5.0)
     monkeypatch.setattr("dra_agent.reclaim.signals.azure.FIRST", 125.0)
-    service, azure = Unanswering(), Azure(NOWHERE, vm="", lead=timedelta(seconds=300), acknowledge=False)
+    service, azure = Unanswering(), AzureSource(NOWHERE, vm="", lead=timedelta(seconds=300), acknowledge=False)
     azure._service = service  # type: ignore[assignment]
     no_events = '{"Events": []}'
     service.answers = [None, "vmss_0", None, None, no_events, None, no_events]

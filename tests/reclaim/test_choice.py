@@ -9,7 +9,7 @@ import pytest
 from dra_agent.errors import UsageError
 from dra_agent.host import Host
 from dra_agent.reclaim.settings import ReclaimSettings
-from dra_agent.reclaim.signals.choice import choose, cloud_of
+from dra_agent.reclaim.signals.detection import cloud_of, select_sources
 from dra_agent.reclaim.signals.http import MetadataService
 
 
@@ -41,11 +41,11 @@ def test_the_firmware_says_which_cloud_it_is(tmp_path: Path, dmi: dict[str, str]
 
 
 def names(settings: ReclaimSettings, host: Host) -> list[str]:
-    return [name for source in choose(settings, host) for name in source.names]
+    return [name for source in select_sources(settings, host) for name in source.names]
 
 
 def test_an_unknown_host_has_no_source_and_asks_nobody(tmp_path: Path) -> None:
-    assert choose(ReclaimSettings(), host(tmp_path)) == []
+    assert select_sources(ReclaimSettings(), host(tmp_path)) == []
 
 
 def test_the_configuration_beats_the_firmware(tmp_path: Path) -> None:

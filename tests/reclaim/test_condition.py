@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from dra_agent.agent.leaving_node import closed_by
+from dra_agent.agent.reclaim_node_status import closed_by
 from dra_agent.reclaim.condition import condition_of, condition_type, says_notice
-from dra_agent.reclaim.notice import State, apply
-from dra_agent.reclaim.reading import Reading
-from dra_agent.reclaim.release import made_for_a_pod
+from dra_agent.reclaim.release_tracker import made_for_a_pod
+from dra_agent.reclaim.signal import Signal
+from dra_agent.reclaim.state import ReclaimState, apply
 
 T0 = datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
 LATER = T0 + timedelta(seconds=40)
 DRIVER = "dra-agent.internal"
 
 
-def notice(source: str = "aws.spot", deadline: datetime | None = LATER) -> State:
-    return apply(State("b"), Reading(source, "notice", "e", "spot interruption", deadline), T0)
+def notice(source: str = "aws.spot", deadline: datetime | None = LATER) -> ReclaimState:
+    return apply(ReclaimState("b"), Signal(source, "notice", "e", "spot interruption", deadline), T0)
 
 
 def test_a_notice_says_who_and_when() -> None:
@@ -39,19 +39,19 @@ def test_a_source_is_a_reason_as_the_api_writes_them() -> None:
 
 
 def test_a_message_is_no_longer_than_anybody_reads() -> None:
-    said = apply(State("b"), Reading("file", "notice", "e", "x" * 5000, None), T0)
+    said = apply(ReclaimState("b"), Signal("file", "notice", "e", "x" * 5000, None), T0)
     message = condition_of(said, DRIVER, LATER)["message"]
     assert len(message) == 1024 and message.startswith("the host is taken soon (file: xxx")
 
 
 def test_what_is_no_notice_is_false() -> None:
-    over = apply(notice(), Reading("aws.spot", "clear", "e", ""), LATER)
+    over = apply(notice(), Signal("aws.spot", "clear", "e", ""), LATER)
     assert over.phase == "cancelled"
     said = condition_of(over, DRIVER, LATER + timedelta(hours=1))
     assert (said["status"], said["reason"]) == ("False", "Cancelled")
     assert said["lastTransitionTime"] == "2026-01-31T12:00:40Z", "when it ended, not when it was written"
-    assert condition_of(State("b"), DRIVER, T0)["reason"] == "NothingAnnounced"
-    hint = apply(State("b"), Reading("aws.rebalance", "hint", "e", "maybe"), T0)
+    assert condition_of(ReclaimState("b"), DRIVER, T0)["reason"] == "NothingAnnounced"
+    hint = apply(ReclaimState("b"), Signal("aws.rebalance", "hint", "e", "maybe"), T0)
     assert condition_of(hint, DRIVER, T0)["status"] == "False"
 
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster_api.fake import FakeApi
-from dra_agent.cluster import (
+from dra_agent.errors import AgentError
+from dra_agent.kube_client import (
     ForbiddenError,
     InvalidObjectError,
     NotFoundError,
@@ -24,25 +24,25 @@ from dra_agent.cluster import (
     UnavailableError,
     connect,
 )
-from dra_agent.cluster.kinds import PODS
-from dra_agent.errors import AgentError
+from dra_agent.kube_client.kinds import PODS
+from dra_agent.reclaim.eviction_policy import EvictionContext, Mode, decide
 from dra_agent.reclaim.evictor import Evictor
-from dra_agent.reclaim.mover import Mover
-from dra_agent.reclaim.notice import State, apply
-from dra_agent.reclaim.pods import Mode, Moment, decide
-from dra_agent.reclaim.reading import Reading
-from dra_agent.reclaim.record import ClaimRecord
-from dra_agent.reclaim.release import Release
+from dra_agent.reclaim.pod_actions import PodActions
+from dra_agent.reclaim.release_status import ClaimReleaseStatus
+from dra_agent.reclaim.release_tracker import ReleaseTracker
+from dra_agent.reclaim.signal import Signal
+from dra_agent.reclaim.state import ReclaimState, apply
 from eventually import eventually_async
+from fake_apiserver.fake import FakeApi
 
 T0 = datetime(2026, 1, 31, 12, tzinfo=UTC)
 DRIVER = "dra-agent.internal"
 PATIENT = timedelta(seconds=10)
 
 
-def moment(seconds: float = 3, *, mode: Mode = "auto", deadline: float | None = 120) -> Moment:
+def moment(seconds: float = 3, *, mode: Mode = "auto", deadline: float | None = 120) -> EvictionContext:
     end = None if deadline is None else T0 + timedelta(seconds=deadline)
-    return Moment(T0 + timedelta(seconds=seconds), T0, end, "n", DRIVER, mode)
+    return EvictionContext(T0 + timedelta(seconds=seconds), T0, end, "n", DRIVER, mode)
 
 
 def pod(grace: int | None = 30, *, node: str = "n", phase: str = "Running", **metadata: Any) -> dict[str, Any]:
@@ -251,19 +251,19 @@ class Claims:
 
 
 def work(
-    pods: Pods, story: Callable[[Release], Awaitable[None]], mode: Mode = "auto", deadline: float = 60
+    pods: Pods, story: Callable[[ReleaseTracker], Awaitable[None]], mode: Mode = "auto", deadline: float = 60
 ) -> Counter[tuple[str, str]]:
     """Run an evictor on one claim whose notice came ten seconds ago, by a clock that stands still."""
     now = datetime.now(UTC)
-    reading = Reading("operator", "notice", "operator", "test", now + timedelta(seconds=deadline))
-    state = apply(State("b"), reading, now - timedelta(seconds=10))
+    reading = Signal("operator", "notice", "operator", "test", now + timedelta(seconds=deadline))
+    state = apply(ReclaimState("b"), reading, now - timedelta(seconds=10))
     counted: Counter[tuple[str, str]] = Counter()
 
     async def play() -> None:
-        release = Release(list, Claims(), node="n", driver=DRIVER)
-        release.records["c"] = ClaimRecord("c", "ns", "claim", now)
+        release = ReleaseTracker(list, Claims(), node="n", driver=DRIVER)
+        release.records["c"] = ClaimReleaseStatus("c", "ns", "claim", now)
         release.claims["c"] = claim()
-        mover = Mover(pods, counted)
+        mover = PodActions(pods, counted)
         evictor = Evictor(mover, release, lambda: state, mode=mode, node="n", driver=DRIVER, now=lambda: now)
         task = asyncio.create_task(evictor.run())
         try:
@@ -279,12 +279,12 @@ def work(
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_agent.reclaim.evictor.EVERY", 0.02)
-    monkeypatch.setattr("dra_agent.reclaim.evictor.AGAIN", 0.2)
+    monkeypatch.setattr("dra_agent.reclaim.evictor.POLL_INTERVAL_S", 0.02)
+    monkeypatch.setattr("dra_agent.reclaim.evictor.RETRY_AFTER_S", 0.2)
 
 
-def until(what: Callable[[], object]) -> Callable[[Release], Awaitable[None]]:
-    async def story(release: Release) -> None:
+def until(what: Callable[[], object]) -> Callable[[ReleaseTracker], Awaitable[None]]:
+    async def story(release: ReleaseTracker) -> None:
         await eventually_async(what)
 
     return story
@@ -293,7 +293,7 @@ def until(what: Callable[[], object]) -> Callable[[Release], Awaitable[None]]:
 def test_a_pod_is_evicted_and_not_hammered() -> None:
     pods = Pods({"p": pod()})
 
-    async def story(release: Release) -> None:
+    async def story(release: ReleaseTracker) -> None:
         await asyncio.sleep(0.3)
 
     counted = work(pods, story)
@@ -354,7 +354,7 @@ def test_a_grace_that_began_is_shortened_by_deletion() -> None:
 def test_another_pod_of_that_name_is_not_touched() -> None:
     pods = Pods({"p": pod() | {"metadata": {"name": "p", "uid": "another"}}})
 
-    async def story(release: Release) -> None:
+    async def story(release: ReleaseTracker) -> None:
         await asyncio.sleep(0.2)
 
     work(pods, story, mode="delete")
@@ -364,7 +364,7 @@ def test_another_pod_of_that_name_is_not_touched() -> None:
 def test_a_claim_that_was_given_back_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     pods = Pods({"p": pod()})
 
-    async def story(release: Release) -> None:
+    async def story(release: ReleaseTracker) -> None:
         release.records["c"].unprepared = datetime.now(UTC)
         before = len(pods.done)
         await asyncio.sleep(0.3)
@@ -381,7 +381,7 @@ def test_a_missing_right_is_said_once_and_ends_it(caplog: pytest.LogCaptureFixtu
 
     pods = Closed({"p": pod()})
 
-    async def story(release: Release) -> None:
+    async def story(release: ReleaseTracker) -> None:
         await asyncio.sleep(0.4)
 
     work(pods, story)
@@ -417,7 +417,7 @@ def named(name: str) -> dict[str, Any]:
 def test_one_pod_that_may_not_be_moved_does_not_keep_the_others(caplog: pytest.LogCaptureFixture) -> None:
     pods = Guarded({"guarded": named("guarded"), "other": named("other")})
 
-    async def story(release: Release) -> None:
+    async def story(release: ReleaseTracker) -> None:
         release.claims["c"] = used_by("guarded", "other")
         await eventually_async(lambda: len(pods.refused_at) >= 3)
 
@@ -439,7 +439,7 @@ def test_an_answer_that_does_not_come_keeps_no_other_pod_waiting() -> None:
 
     pods = Hanging({"other": named("other")})
 
-    async def story(release: Release) -> None:
+    async def story(release: ReleaseTracker) -> None:
         release.claims["c"] = used_by("hangs", "other")
         await until(lambda: pods.done)(release)
 
@@ -447,11 +447,13 @@ def test_an_answer_that_does_not_come_keeps_no_other_pod_waiting() -> None:
 
 
 def test_a_pod_with_two_claims_is_asked_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_agent.reclaim.evictor.AGAIN", 3600.0)  # no second turn, however slow the first one is
+    monkeypatch.setattr(
+        "dra_agent.reclaim.evictor.RETRY_AFTER_S", 3600.0
+    )  # no second turn, however slow the first one is
     pods = Pods({"p": pod()})
 
-    async def story(release: Release) -> None:
-        release.records["d"] = ClaimRecord("d", "ns", "other", datetime.now(UTC))
+    async def story(release: ReleaseTracker) -> None:
+        release.records["d"] = ClaimReleaseStatus("d", "ns", "other", datetime.now(UTC))
         release.claims["d"] = claim(tolerates())
         await asyncio.sleep(0.1)
 
@@ -463,7 +465,7 @@ def test_a_pod_that_waits_for_a_claim_that_was_refused_is_moved() -> None:
     waiting = pod(phase="Pending")
     pods = Pods({"p": waiting})
 
-    async def story(release: Release) -> None:
+    async def story(release: ReleaseTracker) -> None:
         release.records["c"].refused = datetime.now(UTC)
         await until(lambda: pods.done)(release)
 
@@ -477,14 +479,14 @@ def test_an_error_of_one_pod_is_tried_again() -> None:
 
 
 def test_what_the_api_server_is_sent(fake_api: FakeApi, tmp_path: Path) -> None:
-    from dra_agent.agent.leaving_pods import ApiPods
+    from dra_agent.agent.reclaim_pod_eviction import PodApi
 
     made = fake_api.put("pods", {"metadata": {"name": "p", "namespace": "ns"}, "spec": {"nodeName": "n"}})
     uid = made["metadata"]["uid"]
 
     async def story() -> None:
         async with connect(fake_api.kubeconfig(tmp_path / "kubeconfig")) as api:
-            pods = ApiPods(api)
+            pods = PodApi(api)
             assert (await pods.get("ns", "p"))["metadata"]["uid"] == uid
             with pytest.raises(AgentError):
                 await pods.delete("ns", "p", "another", 3)
@@ -500,15 +502,15 @@ def test_what_the_api_server_is_sent(fake_api: FakeApi, tmp_path: Path) -> None:
 def test_an_agent_that_is_replaced_moves_nobody() -> None:
     pods = Pods({"p": pod()})
     now = datetime.now(UTC)
-    state = apply(State("b"), Reading("operator", "notice", "o", "t", now + timedelta(seconds=60)), now - PATIENT)
+    state = apply(ReclaimState("b"), Signal("operator", "notice", "o", "t", now + timedelta(seconds=60)), now - PATIENT)
     active = False
 
     async def play() -> None:
         nonlocal active
-        release = Release(list, Claims(), node="n", driver=DRIVER)
-        release.records["c"] = ClaimRecord("c", "ns", "claim", now)
+        release = ReleaseTracker(list, Claims(), node="n", driver=DRIVER)
+        release.records["c"] = ClaimReleaseStatus("c", "ns", "claim", now)
         release.claims["c"] = claim()
-        mover = Mover(pods, Counter())
+        mover = PodActions(pods, Counter())
         evictor = Evictor(mover, release, lambda: state, mode="auto", node="n", driver=DRIVER, active=lambda: active)
         task = asyncio.create_task(evictor.run())
         await asyncio.sleep(0.2)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.reclaim.reading import Reading, SourceError
-from dra_agent.reclaim.signals.file import File
+from dra_agent.reclaim.signal import Signal, SourceError
+from dra_agent.reclaim.signals.file import FileSource
 from eventually import DEADLINE_S, eventually
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -23,8 +23,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "reclaim"
 
 
-def look(path: Path) -> Sequence[Reading]:
-    return asyncio.run(File(path, now=lambda: NOW).look())  # type: ignore[arg-type]
+def look(path: Path) -> Sequence[Signal]:
+    return asyncio.run(FileSource(path, now=lambda: NOW).look())  # type: ignore[arg-type]
 
 
 def test_no_file_is_no_notice(path: Path) -> None:
@@ -35,14 +35,14 @@ def test_no_file_is_no_notice(path: Path) -> None:
 def test_an_empty_file_is_a_notice(path: Path, text: str) -> None:
     path.write_text(text)
     (reading,) = look(path)
-    assert (reading.kind, reading.deadline, reading.lasting) == ("notice", None, False)
+    assert (reading.kind, reading.deadline, reading.sticky) == ("notice", None, False)
 
 
 def test_a_file_can_say_more(path: Path) -> None:
     path.write_text(
         '{"kind": "hint", "deadline": "2026-01-31T13:00:00+01:00", "event": "lease-7", "what": "lease ends"}'
     )
-    assert look(path) == (Reading("file", "hint", "lease-7", "lease ends", NOW, False, ""),)
+    assert look(path) == (Signal("file", "hint", "lease-7", "lease ends", NOW, False, ""),)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_file_can_say_more(path: Path) -> None:
 def test_its_deadline_is_believed_within_reason(path: Path, deadline: str, seconds: int, doubt: str) -> None:
     path.write_text(f'{{"deadline": "{deadline}"}}')
     (reading,) = look(path)
-    assert reading.deadline == NOW + timedelta(seconds=seconds) and doubt in reading.doubt
+    assert reading.deadline == NOW + timedelta(seconds=seconds) and doubt in reading.deadline_note
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,19 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from dra_agent.reclaim.reading import Reading
 from dra_agent.reclaim.settings import GcpSignals
-from dra_agent.reclaim.signals.gcp import EVERY, Gcp
-from dra_agent.reclaim.signals.polling import JITTER, Pace
+from dra_agent.reclaim.signal import Signal
+from dra_agent.reclaim.signals.gcp import EVERY, GcpSource
+from dra_agent.reclaim.signals.polling import JITTER, PollSchedule
 from fake_clock import FakeTime
-from reclaim.listening import Listener, is_due, listen, quick
 from reclaim.metadata.gcp import FakeGcp
+from reclaim.recording_sink import Listener, is_due, listen, quick
 
 PREEMPTED = "/computeMetadata/v1/instance/preempted"
 
 
-def source(gcp: FakeGcp, pace: type[Pace] | None = None) -> Gcp:
-    return Gcp(
+def source(gcp: FakeGcp, pace: type[PollSchedule] | None = None) -> GcpSource:
+    return GcpSource(
         gcp.endpoint,
         preemption=timedelta(seconds=30),
         maintenance=timedelta(seconds=60),
@@ -29,9 +29,9 @@ def source(gcp: FakeGcp, pace: type[Pace] | None = None) -> Gcp:
     )
 
 
-def gpu_host(gcp: FakeGcp) -> Gcp:
+def gpu_host(gcp: FakeGcp) -> GcpSource:
     hour = timedelta(hours=1)
-    return Gcp(gcp.endpoint, preemption=hour, maintenance=hour, lead=timedelta(seconds=300), pace=quick)
+    return GcpSource(gcp.endpoint, preemption=hour, maintenance=hour, lead=timedelta(seconds=300), pace=quick)
 
 
 def test_a_preemption_ends_a_waiting_question_at_once(gcp: FakeGcp) -> None:
@@ -45,7 +45,7 @@ def test_a_preemption_ends_a_waiting_question_at_once(gcp: FakeGcp) -> None:
 
     heard = listen(source(gcp), story)
     (reading,) = heard.now("gcp.preempted") or ()
-    assert (reading.kind, reading.lasting) == ("notice", True)
+    assert (reading.kind, reading.sticky) == ("notice", True)
     assert is_due(reading.deadline, 30, datetime.fromtimestamp(t0, UTC))
     # It was the waiting question that was answered: none was put anew about the old value.
     old = f"last_etag={gcp.etag('FALSE')}"
@@ -82,7 +82,7 @@ def test_a_change_between_two_questions_is_not_missed(gcp: FakeGcp) -> None:
         gcp.set(preempted="TRUE")
         await listener.until(lambda: listener.now("gcp.preempted"))
 
-    assert listen(source(gcp, Pace), story).notices()
+    assert listen(source(gcp, PollSchedule), story).notices()
 
 
 def test_the_deadline_stays_where_it_was_first_seen(gcp: FakeGcp) -> None:
@@ -161,7 +161,7 @@ def test_a_question_does_not_wait_past_the_moment_at_which_a_hint_becomes_a_noti
     monkeypatch.setattr("dra_agent.reclaim.signals.http.STEADY", clock)
     monkeypatch.setattr("dra_agent.reclaim.signals.gcp.STEADY", clock)
     end = clock.now() + timedelta(seconds=300 + 10)
-    source.recall([Reading("gcp.maintenance", "hint", "TERMINATE_ON_HOST_MAINTENANCE", "", end)])
+    source.recall([Signal("gcp.maintenance", "hint", "TERMINATE_ON_HOST_MAINTENANCE", "", end)])
 
     async def story(listener: Listener) -> None:
         await listener.until(lambda: any("maintenance-event?wait" in one.path for one in gcp.asked))
@@ -175,7 +175,7 @@ def test_what_a_value_counts_as_is_configured(gcp: FakeGcp) -> None:
     gcp.set(preempted="TRUE", maintenance="TERMINATE_ON_HOST_MAINTENANCE")
     soon = timedelta(seconds=30)
     signals = GcpSignals(preempted="hint", maintenance="ignore")
-    source = Gcp(gcp.endpoint, preemption=soon, maintenance=soon, lead=soon, signals=signals, pace=quick)
+    source = GcpSource(gcp.endpoint, preemption=soon, maintenance=soon, lead=soon, signals=signals, pace=quick)
 
     async def story(listener: Listener) -> None:
         await listener.until(lambda: listener.now("gcp.preempted"))
@@ -193,7 +193,7 @@ def test_maintenance_that_is_called_off_is_no_longer_said(gcp: FakeGcp) -> None:
         gcp.set(maintenance="NONE")
         await listener.until(lambda: listener.now("gcp.maintenance") == ())
 
-    assert not any(reading.lasting for reading in listen(source(gcp), story).notices())
+    assert not any(reading.sticky for reading in listen(source(gcp), story).notices())
 
 
 NONSENSE = [
@@ -247,7 +247,7 @@ def test_a_server_that_does_not_wait_is_asked_once_a_second(gcp: FakeGcp) -> Non
         asked, took = gcp.count(PREEMPTED), time.monotonic() - began
         assert asked <= 1 + took / (EVERY * (1 - JITTER)), "the first, and then one a second"
 
-    listen(source(gcp, Pace), story)
+    listen(source(gcp, PollSchedule), story)
 
 
 @pytest.mark.parametrize("etag", ["a&b=c", "x" * 300, "#", "%00", "", "é"])

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from dra_agent.reclaim.reading import Source
-from dra_agent.reclaim.service import Reclaim
+from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.settings import AwsSignals
-from dra_agent.reclaim.signals.aws import Aws
-from dra_agent.reclaim.signals.azure import Azure
-from dra_agent.reclaim.signals.gcp import Gcp
+from dra_agent.reclaim.signal import SignalSource
+from dra_agent.reclaim.signals.aws import AwsSource
+from dra_agent.reclaim.signals.azure import AzureSource
+from dra_agent.reclaim.signals.gcp import GcpSource
 from eventually import eventually_async
 from logged import logged_by
 from reclaim.metadata.aws import FakeAws
@@ -38,10 +38,10 @@ NOTICES = {
     "gcp": "TRUE",
 }
 """What would be a notice, if it came as it should."""
-CLOUDS: dict[str, tuple[type[FakeService], Callable[[str], Source]]] = {
-    "aws": (FakeAws, lambda endpoint: Aws(endpoint, lead=LEAD, signals=AwsSignals(rebalance="hint"))),
-    "azure": (FakeAzure, lambda endpoint: Azure(endpoint, vm="vmss_0", lead=LEAD, acknowledge=True)),
-    "gcp": (FakeGcp, lambda endpoint: Gcp(endpoint, preemption=LEAD, maintenance=LEAD, lead=LEAD)),
+CLOUDS: dict[str, tuple[type[FakeService], Callable[[str], SignalSource]]] = {
+    "aws": (FakeAws, lambda endpoint: AwsSource(endpoint, lead=LEAD, signals=AwsSignals(rebalance="hint"))),
+    "azure": (FakeAzure, lambda endpoint: AzureSource(endpoint, vm="vmss_0", lead=LEAD, acknowledge=True)),
+    "gcp": (FakeGcp, lambda endpoint: GcpSource(endpoint, preemption=LEAD, maintenance=LEAD, lead=LEAD)),
 }
 VOICES = {
     "aws": ("aws.spot", "aws.rebalance", "aws.autoscaling", "aws.maintenance"),
@@ -98,7 +98,7 @@ def test_no_notice_one_line_and_no_hammering(cloud: str, tmp_path: Path, caplog:
         services[name] = make()
         # AWS's token is had; what it is needed for goes wrong.
         services[name].fail("/latest/meta-data" if cloud == "aws" else "/", times=10**6, **fault)
-    reclaims: dict[str, Reclaim] = {}
+    reclaims: dict[str, ReclaimService] = {}
 
     def are_unheard() -> bool:
         looked = [{one.source: one.up for one in reclaim.hearing()} for reclaim in reclaims.values()]
@@ -112,7 +112,7 @@ def test_no_notice_one_line_and_no_hammering(cloud: str, tmp_path: Path, caplog:
         for number, (name, service) in enumerate(services.items()):
             folder = tmp_path / str(number)
             folder.mkdir()
-            reclaims[name] = Reclaim(folder, "a boot", [listen(service.endpoint)])
+            reclaims[name] = ReclaimService(folder, "a boot", [listen(service.endpoint)])
             await reclaims[name].start()
         await asyncio.sleep(SECONDS)
         await eventually_async(are_unheard)
@@ -143,7 +143,7 @@ def test_the_same_notice_again_and_again_is_one_notice(tmp_path: Path, caplog: p
     phases: list[str] = []
 
     async def play() -> None:
-        reclaim = Reclaim(tmp_path, "a boot", [Aws(service.endpoint, lead=LEAD)])
+        reclaim = ReclaimService(tmp_path, "a boot", [AwsSource(service.endpoint, lead=LEAD)])
 
         async def changed(before: Any, after: Any) -> None:
             phases.append(after.phase)

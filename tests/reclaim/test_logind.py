@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.reclaim.signals.logind import Logind
+from dra_agent.reclaim.signals.logind import LogindSource
 from eventually import eventually
 from reclaim.fake_logind import Daemon, FakeLogind, Impostor, connections, stranger
-from reclaim.listening import Listener, is_due, listen, quick
+from reclaim.recording_sink import Listener, is_due, listen, quick
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def logind(daemon: Daemon) -> Iterator[FakeLogind]:
 
 
 def test_a_shutdown_is_a_notice_and_waits_until_claims_are_released(daemon: Daemon, logind: FakeLogind) -> None:
-    source, began = Logind(daemon.address, pace=quick), datetime.now(UTC)
+    source, began = LogindSource(daemon.address, pace=quick), datetime.now(UTC)
 
     async def story(listener: Listener) -> None:
         await listener.until(lambda: listener.now("logind") == ())
@@ -48,7 +48,7 @@ def test_a_shutdown_is_a_notice_and_waits_until_claims_are_released(daemon: Daem
 
 
 def test_a_shutdown_that_is_called_off_is_over_and_the_next_one_waits_again(daemon: Daemon, logind: FakeLogind) -> None:
-    source = Logind(daemon.address, pace=quick)
+    source = LogindSource(daemon.address, pace=quick)
 
     async def story(listener: Listener) -> None:
         await listener.until(lambda: listener.now("logind") == ())
@@ -63,7 +63,7 @@ def test_a_shutdown_that_is_called_off_is_over_and_the_next_one_waits_again(daem
 
 
 def test_releasing_claims_without_a_shutdown_keeps_the_lock(daemon: Daemon, logind: FakeLogind) -> None:
-    source = Logind(daemon.address, pace=quick)
+    source = LogindSource(daemon.address, pace=quick)
 
     async def story(listener: Listener) -> None:
         await listener.until(lambda: listener.now("logind") == ())
@@ -81,7 +81,7 @@ def test_an_agent_that_comes_while_the_host_shuts_down_says_so(daemon: Daemon, l
     async def story(listener: Listener) -> None:
         await listener.until(lambda: listener.now("logind"))
 
-    assert listen(Logind(daemon.address, pace=quick), story).notices()
+    assert listen(LogindSource(daemon.address, pace=quick), story).notices()
 
 
 def test_the_signal_of_a_stranger_is_not_believed(daemon: Daemon, logind: FakeLogind) -> None:
@@ -100,7 +100,7 @@ def test_the_signal_of_a_stranger_is_not_believed(daemon: Daemon, logind: FakeLo
         await listener.until(lambda: listener.now("logind") == ())
         await story(listener)
 
-    listen(Logind(daemon.address, pace=quick), connected)
+    listen(LogindSource(daemon.address, pace=quick), connected)
 
 
 def test_signals_of_a_stranger_break_neither_the_connection_nor_the_lock(daemon: Daemon, logind: FakeLogind) -> None:
@@ -114,7 +114,7 @@ def test_signals_of_a_stranger_break_neither_the_connection_nor_the_lock(daemon:
         await listener.until(lambda: listener.now("logind"))
         assert not listener.failures and logind.locked() and len(logind.inhibited) == 1
 
-    listen(Logind(daemon.address, pace=quick), story)
+    listen(LogindSource(daemon.address, pace=quick), story)
 
 
 def test_a_logind_that_is_restarted_is_asked_again(daemon: Daemon) -> None:
@@ -132,7 +132,7 @@ def test_a_logind_that_is_restarted_is_asked_again(daemon: Daemon) -> None:
         finally:
             second.stop()
 
-    listen(Logind(daemon.address, pace=quick), story)
+    listen(LogindSource(daemon.address, pace=quick), story)
 
 
 def test_a_refused_lock_says_so(daemon: Daemon, logind: FakeLogind) -> None:
@@ -141,7 +141,7 @@ def test_a_refused_lock_says_so(daemon: Daemon, logind: FakeLogind) -> None:
     async def story(listener: Listener) -> None:
         await listener.until(lambda: listener.failures)
 
-    heard = listen(Logind(daemon.address, pace=quick), story)
+    heard = listen(LogindSource(daemon.address, pace=quick), story)
     assert "Inhibit" in heard.failures[0][1] and "AccessDenied" in heard.failures[0][1] and not heard.seen_
 
 
@@ -154,7 +154,7 @@ def test_a_signal_that_does_not_say_whether_is_no_notice(daemon: Daemon, logind:
         await listener.until(lambda: listener.failures)
         await listener.until(lambda: listener.now("logind") == ())
 
-    assert not listen(Logind(daemon.address, pace=quick), story).notices()
+    assert not listen(LogindSource(daemon.address, pace=quick), story).notices()
 
 
 def test_a_host_without_dbus_is_not_heard_and_comes_back(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_host_without_dbus_is_not_heard_and_comes_back(tmp_path: Path) -> None
             logind.stop()
             daemon.stop()
 
-    assert "no connection" in listen(Logind(address, pace=quick), story).failures[0][1]
+    assert "no connection" in listen(LogindSource(address, pace=quick), story).failures[0][1]
 
 
 @pytest.mark.parametrize("says", [b"", b"ERROR\r\n", b"\xff\xfe\r\n", b"OK 12\r\nAGREE_UNIX_FD\r\n" + b"\0" * 64])
@@ -180,7 +180,7 @@ def test_what_is_no_dbus_daemon_is_unknown(tmp_path: Path, says: bytes) -> None:
     async def story(listener: Listener) -> None:
         await listener.until(lambda: listener.failures)
 
-    heard = listen(Logind(f"unix:path={tmp_path}/bus", pace=quick), story)
+    heard = listen(LogindSource(f"unix:path={tmp_path}/bus", pace=quick), story)
     impostor.stop()
     assert not heard.seen_
 
@@ -190,14 +190,14 @@ def test_an_address_that_is_none_is_unknown() -> None:
         await listener.until(lambda: len(listener.failures) > 1)
 
     for address in ("tcp:host=127.0.0.1", "nonsense", "unix:"):
-        assert "no address" in listen(Logind(address, pace=quick), story).failures[0][1]
+        assert "no address" in listen(LogindSource(address, pace=quick), story).failures[0][1]
 
 
 def test_sockets_are_not_left_open(daemon: Daemon, logind: FakeLogind) -> None:
     async def story(listener: Listener) -> None:
         await listener.until(lambda: listener.now("logind") == ())
 
-    listen(Logind(daemon.address, pace=quick), story)
+    listen(LogindSource(daemon.address, pace=quick), story)
     with socket.socket(socket.AF_UNIX) as probe:
         probe.connect(daemon.address.removeprefix("unix:path="))
     eventually(lambda: len(connections(daemon.address)) == 1)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from cluster_api.fake import FakeApi
-from dra_agent.cluster.server import connect
-from dra_agent.reclaim.reading import SourceError
+from dra_agent.kube_client.client import connect
 from dra_agent.reclaim.settings import AUTOSCALERS, NodeTaint
-from dra_agent.reclaim.signals.node import Node, readings_of
-from reclaim.listening import Listener, listen, quick
+from dra_agent.reclaim.signal import SourceError
+from dra_agent.reclaim.signals.node import NodeSource, readings_of
+from fake_apiserver.fake import FakeApi
+from reclaim.recording_sink import Listener, listen, quick
 
 
 def node(*taints: dict[str, Any]) -> dict[str, Any]:
@@ -103,5 +103,5 @@ def test_the_node_is_watched(fake_api: FakeApi, tmp_path: Path) -> None:
         await listener.until(lambda: listener.now("node"))
 
     api = connect(fake_api.kubeconfig(tmp_path / "kubeconfig"))
-    heard = listen(Node(api, "n", AUTOSCALERS, pace=quick), story)
+    heard = listen(NodeSource(api, "n", AUTOSCALERS, pace=quick), story)
     assert not heard.notices()

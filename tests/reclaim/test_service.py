@@ -16,19 +16,19 @@ import pytest
 
 from dra_agent.clock import STEADY
 from dra_agent.errors import RetryableError
-from dra_agent.reclaim.client import ask
-from dra_agent.reclaim.notice import State
-from dra_agent.reclaim.reading import Reading, Watch
-from dra_agent.reclaim.service import Reclaim
-from dra_agent.reclaim.signals.aws import Aws
-from dra_agent.reclaim.signals.azure import Azure
-from dra_agent.reclaim.trigger import Trigger
+from dra_agent.reclaim.client import send_request
+from dra_agent.reclaim.control import ReclaimControlServer
+from dra_agent.reclaim.service import ReclaimService
+from dra_agent.reclaim.signal import Signal, SignalSink
+from dra_agent.reclaim.signals.aws import AwsSource
+from dra_agent.reclaim.signals.azure import AzureSource
+from dra_agent.reclaim.state import ReclaimState
 from dra_agent.reclaim.wire import SOCKET, Cancel, Request, Start, Status, decode_request
 from eventually import DEADLINE_S, eventually_async
 from fake_clock import FakeTime
-from reclaim.listening import quick
 from reclaim.metadata.aws import FakeAws
 from reclaim.metadata.azure import FakeAzure
+from reclaim.recording_sink import quick
 
 
 class Puppet:
@@ -36,11 +36,11 @@ class Puppet:
 
     def __init__(self, name: str = "puppet") -> None:
         self.names = (name,)
-        self.watch: Watch | None = None
+        self.watch: SignalSink | None = None
         self.released_ = 0
         self.error: Exception | None = None
 
-    async def run(self, watch: Watch) -> None:
+    async def run(self, watch: SignalSink) -> None:
         self.watch = watch
         if self.error is not None:
             raise self.error
@@ -49,15 +49,15 @@ class Puppet:
     async def released(self) -> None:
         self.released_ += 1
 
-    def say(self, *readings: Reading) -> None:
+    def say(self, *readings: Signal) -> None:
         assert self.watch is not None
         self.watch.seen(self.names[0], readings)
 
-    def notice(self, seconds: float = 60, event: str = "e", lasting: bool = False) -> Reading:
+    def notice(self, seconds: float = 60, event: str = "e", lasting: bool = False) -> Signal:
         return self.notice_of(STEADY.now() + timedelta(seconds=seconds), event, lasting)
 
-    def notice_of(self, deadline: datetime, event: str = "e", lasting: bool = False) -> Reading:
-        return Reading(self.names[0], "notice", event, "w", deadline, lasting=lasting)
+    def notice_of(self, deadline: datetime, event: str = "e", lasting: bool = False) -> Signal:
+        return Signal(self.names[0], "notice", event, "w", deadline, sticky=lasting)
 
 
 def play(story: Callable[[], Awaitable[None]]) -> None:
@@ -73,10 +73,10 @@ def test_a_notice_is_on_disk_before_anybody_is_told(tmp_path: Path, monkeypatch:
 
     async def story() -> None:
         puppet = Puppet()
-        reclaim = Reclaim(tmp_path, "b", [puppet])
+        reclaim = ReclaimService(tmp_path, "b", [puppet])
         kept: list[Any] = []
 
-        async def told(before: State, after: State) -> None:
+        async def told(before: ReclaimState, after: ReclaimState) -> None:
             kept.append((before.phase, after.phase, json.loads((tmp_path / "reclaim.json").read_text())["state"]))
 
         reclaim.on_change(told)
@@ -97,7 +97,7 @@ def test_a_notice_is_on_disk_before_anybody_is_told(tmp_path: Path, monkeypatch:
 def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
     async def story() -> None:
         puppet = Puppet()
-        first = Reclaim(tmp_path, "b", [puppet])
+        first = ReclaimService(tmp_path, "b", [puppet])
         await first.start()
         await eventually_async(lambda: puppet.watch)
         puppet.say(puppet.notice())
@@ -105,7 +105,7 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
         await first.stop()
 
         again = Puppet()
-        second = Reclaim(tmp_path, "b", [again])
+        second = ReclaimService(tmp_path, "b", [again])
         assert second.state == first.state
         await second.start()
         await eventually_async(lambda: again.watch)
@@ -117,7 +117,7 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
         again.say()
         await eventually_async(lambda: second.state.phase == "cancelled")
         await second.stop()
-        assert Reclaim(tmp_path, "another boot", [again]).state == State("another boot")
+        assert ReclaimService(tmp_path, "another boot", [again]).state == ReclaimState("another boot")
 
     play(story)
 
@@ -125,14 +125,14 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_a_source_that_is_no_longer_there_is_believed_no_longer(tmp_path: Path) -> None:
     async def story() -> None:
         puppet = Puppet()
-        reclaim = Reclaim(tmp_path, "b", [puppet])
+        reclaim = ReclaimService(tmp_path, "b", [puppet])
         await reclaim.start()
         await eventually_async(lambda: puppet.watch)
         puppet.say(puppet.notice())
         await reclaim.begin("notice", deadline=None, what="mine")
         await eventually_async(lambda: len(reclaim.state.held) == 2)
         await reclaim.stop()
-        left = Reclaim(tmp_path, "b", [])
+        left = ReclaimService(tmp_path, "b", [])
         await left.start()
         await left.stop()
         assert [held.reading.source for held in left.state.held] == ["operator"]
@@ -155,14 +155,14 @@ def blocked_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 def test_a_slow_disk_does_not_hold_up_a_notice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dra_agent.reclaim.service.SAVE_AT_MOST", 0.05)
+    monkeypatch.setattr("dra_agent.reclaim.service.SAVE_TIMEOUT_S", 0.05)
     disk = blocked_disk(monkeypatch)
 
     async def story() -> None:
-        reclaim = Reclaim(tmp_path, "b", [])
+        reclaim = ReclaimService(tmp_path, "b", [])
         told: list[str] = []
 
-        async def listener(before: State, after: State) -> None:
+        async def listener(before: ReclaimState, after: ReclaimState) -> None:
             told.append(after.phase)
 
         reclaim.on_change(listener)
@@ -184,10 +184,10 @@ def test_a_busy_disk_is_waited_for_by_who_asked_and_nobody_else(
     disk = blocked_disk(monkeypatch)
 
     async def story() -> None:
-        reclaim = Reclaim(tmp_path, "b", [])
+        reclaim = ReclaimService(tmp_path, "b", [])
         there: list[bool] = []
 
-        async def listener(before: State, after: State) -> None:
+        async def listener(before: ReclaimState, after: ReclaimState) -> None:
             there.append((tmp_path / "reclaim.json").exists())
             disk.set()
 
@@ -210,7 +210,7 @@ def test_a_full_disk_does_not_hold_up_a_notice(
     monkeypatch.setattr(os, "fsync", full)
 
     async def story() -> None:
-        reclaim = Reclaim(tmp_path, "b", [])
+        reclaim = ReclaimService(tmp_path, "b", [])
         await reclaim.start()
         await reclaim.begin("notice", deadline=None, what="")
         assert reclaim.state.phase == "notice"
@@ -224,13 +224,13 @@ def test_one_listener_and_one_source_that_fail_take_nobody_with_them(tmp_path: P
     async def story() -> None:
         broken, puppet = Puppet("broken"), Puppet()
         broken.error = RuntimeError("a defect")
-        reclaim = Reclaim(tmp_path, "b", [broken, puppet])
+        reclaim = ReclaimService(tmp_path, "b", [broken, puppet])
         told: list[str] = []
 
-        async def fails(before: State, after: State) -> None:
+        async def fails(before: ReclaimState, after: ReclaimState) -> None:
             raise RuntimeError("another defect")
 
-        async def works(before: State, after: State) -> None:
+        async def works(before: ReclaimState, after: ReclaimState) -> None:
             told.append(after.phase)
 
         reclaim.on_change(fails)
@@ -251,16 +251,16 @@ def test_one_listener_and_one_source_that_fail_take_nobody_with_them(tmp_path: P
 def test_a_lasting_notice_of_a_silent_source_runs_out_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_agent.reclaim.notice.GRACE", timedelta(seconds=0.1))
+    monkeypatch.setattr("dra_agent.reclaim.state.GRACE_S", timedelta(seconds=0.1))
 
     told: list[tuple[str, datetime]] = []
 
-    async def listener(before: State, after: State) -> None:
+    async def listener(before: ReclaimState, after: ReclaimState) -> None:
         told.append((after.phase, STEADY.now()))
 
     async def story() -> None:
         puppet = Puppet()
-        reclaim = Reclaim(tmp_path, "b", [puppet])
+        reclaim = ReclaimService(tmp_path, "b", [puppet])
         reclaim.on_change(listener)
         await reclaim.start()
         await eventually_async(lambda: puppet.watch)
@@ -286,10 +286,10 @@ def test_a_step_of_the_wall_clock_neither_prolongs_a_notice_nor_ends_it_early(
 
     async def story() -> None:
         puppet = Puppet()
-        reclaim = Reclaim(tmp_path, "b", [puppet], clock=(clock := time.clock()))
+        reclaim = ReclaimService(tmp_path, "b", [puppet], clock=(clock := time.clock()))
         await reclaim.start()
         await eventually_async(lambda: puppet.watch)
-        lasting = Reading("puppet", "notice", "e", "w", clock.now() + timedelta(seconds=120), lasting=True)
+        lasting = Signal("puppet", "notice", "e", "w", clock.now() + timedelta(seconds=120), sticky=True)
         puppet.say(lasting)
         await eventually_async(lambda: reclaim.state.phase == "notice")
         puppet.say()  # silent from now on: it ends 60 s after its deadline
@@ -298,17 +298,17 @@ def test_a_step_of_the_wall_clock_neither_prolongs_a_notice_nor_ends_it_early(
         if restarted:
             await reclaim.stop()
             puppet = Puppet()
-            reclaim = Reclaim(tmp_path, "b", [puppet], clock=(clock := time.clock()))
+            reclaim = ReclaimService(tmp_path, "b", [puppet], clock=(clock := time.clock()))
             await reclaim.start()
             await eventually_async(lambda: puppet.watch)
         assert reclaim.state.deadline is not None
         assert (reclaim.state.deadline - clock.now()).total_seconds() == pytest.approx(120, abs=1)
         time.pass_(175.0)
-        puppet.say(Reading("puppet", "hint", "woken", "w"))
+        puppet.say(Signal("puppet", "hint", "woken", "w"))
         await eventually_async(lambda: len(reclaim.state.held) == 2)
         assert reclaim.state.phase == "notice"
         time.pass_(10.0)
-        puppet.say(Reading("puppet", "hint", "again", "w"))
+        puppet.say(Signal("puppet", "hint", "again", "w"))
         await eventually_async(lambda: reclaim.state.phase == "hint")
         await reclaim.stop()
 
@@ -327,10 +327,10 @@ def test_sources_that_disagree_are_logged_once_and_the_earliest_counts(
     async def story() -> None:
         lead = timedelta(seconds=300)
         sources = [
-            Azure(azure.endpoint, vm="", lead=lead, acknowledge=False, pace=quick),
-            Aws(aws.endpoint, lead=lead, pace=quick),
+            AzureSource(azure.endpoint, vm="", lead=lead, acknowledge=False, pace=quick),
+            AwsSource(aws.endpoint, lead=lead, pace=quick),
         ]
-        reclaim = Reclaim(tmp_path, "b", sources)
+        reclaim = ReclaimService(tmp_path, "b", sources)
         await reclaim.start()
         await eventually_async(lambda: len(reclaim.state.held) == 2)
         await eventually_async(lambda: any("disagree" in record.message for record in caplog.records))
@@ -350,7 +350,7 @@ def test_a_deadline_of_another_source_that_is_seconds_away_is_a_disagreement(
 ) -> None:
     async def story() -> None:
         puppets = [Puppet("one"), Puppet("two")]
-        reclaim = Reclaim(tmp_path, "b", puppets)
+        reclaim = ReclaimService(tmp_path, "b", puppets)
         await reclaim.start()
         await eventually_async(lambda: all(puppet.watch for puppet in puppets))
         now = STEADY.now()
@@ -359,7 +359,7 @@ def test_a_deadline_of_another_source_that_is_seconds_away_is_a_disagreement(
             puppet.say(said[number])
             await eventually_async(lambda number=number: len(reclaim.state.held) == number + 1)
         # A hint has no say in it.
-        hint = Reading("two", "hint", "other", "w", datetime.now(UTC) + timedelta(hours=1))
+        hint = Signal("two", "hint", "other", "w", datetime.now(UTC) + timedelta(hours=1))
         puppets[1].say(said[1], hint)
         await eventually_async(lambda: len(reclaim.state.held) == 3)
         await reclaim.stop()
@@ -375,13 +375,13 @@ def test_a_source_recalls_what_it_said_itself_and_nothing_else(tmp_path: Path) -
     recalled: dict[str, list[str]] = {}
 
     class Recalling(Puppet):
-        def recall(self, readings: Sequence[Reading]) -> None:
+        def recall(self, readings: Sequence[Signal]) -> None:
             recalled[self.names[0]] = [reading.source for reading in readings]
 
     async def story() -> None:
         for first in (True, False):
             puppets = [Recalling("one"), Recalling("two")]
-            reclaim = Reclaim(tmp_path, "b", puppets)
+            reclaim = ReclaimService(tmp_path, "b", puppets)
             await reclaim.start()
             await eventually_async(lambda puppets=puppets: all(puppet.watch for puppet in puppets))
             if first:
@@ -397,31 +397,31 @@ def test_a_source_recalls_what_it_said_itself_and_nothing_else(tmp_path: Path) -
 def test_what_was_acted_on_before_a_reboot_of_the_host_is_not_acted_on_again(tmp_path: Path) -> None:
     """The services go on naming an event after the reboot that it announced."""
 
-    def word() -> Reading:
-        return Reading("puppet", "notice", "TRUE", "w", once="word")
+    def word() -> Signal:
+        return Signal("puppet", "notice", "TRUE", "w", once="word")
 
-    def named() -> Reading:
-        return Reading("puppet", "notice", "id-1", "w", once="id")
+    def named() -> Signal:
+        return Signal("puppet", "notice", "id-1", "w", once="id")
 
-    async def boot(name: str, story: Callable[[Reclaim, Puppet], Awaitable[None]]) -> None:
+    async def boot(name: str, story: Callable[[ReclaimService, Puppet], Awaitable[None]]) -> None:
         puppet = Puppet()
-        reclaim = Reclaim(tmp_path, name, [puppet])
+        reclaim = ReclaimService(tmp_path, name, [puppet])
         await reclaim.start()
         await eventually_async(lambda: puppet.watch)
         await story(reclaim, puppet)
         await reclaim.stop()
 
-    async def first(reclaim: Reclaim, puppet: Puppet) -> None:
+    async def first(reclaim: ReclaimService, puppet: Puppet) -> None:
         puppet.say(word(), named())
         await eventually_async(lambda: len(reclaim.state.held) == 2)
 
-    async def second(reclaim: Reclaim, puppet: Puppet) -> None:
+    async def second(reclaim: ReclaimService, puppet: Puppet) -> None:
         puppet.say(word(), named())
-        puppet.say(word(), named(), Reading("puppet", "hint", "other", "w"))
+        puppet.say(word(), named(), Signal("puppet", "hint", "other", "w"))
         await eventually_async(lambda: reclaim.state.held)
         assert reclaim.state.phase == "hint" and reclaim.notices == 0
 
-    async def third(reclaim: Reclaim, puppet: Puppet) -> None:
+    async def third(reclaim: ReclaimService, puppet: Puppet) -> None:
         puppet.say(named())  # the word is free again, by the first good look
         await eventually_async(lambda: all(past.once == "id" for past in reclaim.state.past))
         puppet.say(word(), named())
@@ -437,15 +437,15 @@ def test_what_was_acted_on_before_a_reboot_of_the_host_is_not_acted_on_again(tmp
 
 
 async def asked(folder: Path, request: Request) -> Any:
-    return await asyncio.to_thread(ask, folder, request)
+    return await asyncio.to_thread(send_request, folder, request)
 
 
-def with_trigger(tmp_path: Path, story: Callable[[Reclaim, Puppet], Awaitable[None]]) -> None:
+def with_trigger(tmp_path: Path, story: Callable[[ReclaimService, Puppet], Awaitable[None]]) -> None:
     async def inner() -> None:
         puppet = Puppet()
         clock = FakeTime().clock()
-        reclaim = Reclaim(tmp_path, "b", [puppet], clock=clock)
-        trigger = Trigger(tmp_path / SOCKET, reclaim, now=clock.now)
+        reclaim = ReclaimService(tmp_path, "b", [puppet], clock=clock)
+        trigger = ReclaimControlServer(tmp_path / SOCKET, reclaim, now=clock.now)
         await reclaim.start()
         await trigger.start()
         await eventually_async(lambda: puppet.watch)
@@ -460,7 +460,7 @@ def with_trigger(tmp_path: Path, story: Callable[[Reclaim, Puppet], Awaitable[No
 
 
 def test_an_operator_starts_looks_and_cancels(tmp_path: Path) -> None:
-    async def story(reclaim: Reclaim, puppet: Puppet) -> None:
+    async def story(reclaim: ReclaimService, puppet: Puppet) -> None:
         assert (tmp_path / SOCKET).stat().st_mode & 0o777 == 0o600
         status = await asked(tmp_path, Start("notice", 30.0, "rack 7\nis moved"))
         assert status["phase"] == "notice" and status["seconds_left"] == 30
@@ -476,7 +476,7 @@ def test_an_operator_starts_looks_and_cancels(tmp_path: Path) -> None:
 
 
 def test_a_cancel_leaves_what_others_say_unless_it_is_for_all(tmp_path: Path) -> None:
-    async def story(reclaim: Reclaim, puppet: Puppet) -> None:
+    async def story(reclaim: ReclaimService, puppet: Puppet) -> None:
         said = puppet.notice()
         puppet.say(said)
         await eventually_async(lambda: reclaim.state.phase == "notice")
@@ -520,7 +520,7 @@ def test_a_request_that_is_none_is_refused_and_changes_nothing(tmp_path: Path, l
             answer: dict[str, Any] = json.loads(client.makefile("rb").readline())
             return answer
 
-    async def story(reclaim: Reclaim, puppet: Puppet) -> None:
+    async def story(reclaim: ReclaimService, puppet: Puppet) -> None:
         assert (await asyncio.to_thread(send))["failure"]["family"] == "usage"
         assert reclaim.state.phase == "none"
 
@@ -529,15 +529,15 @@ def test_a_request_that_is_none_is_refused_and_changes_nothing(tmp_path: Path, l
 
 def test_no_agent_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(RetryableError, match="dra-agent run"):
-        ask(tmp_path, Status())
+        send_request(tmp_path, Status())
 
 
 def test_an_agent_that_is_replaced_leaves_socket_and_state_to_its_successor(tmp_path: Path) -> None:
     async def story() -> None:
         newest = "old"
-        old = Reclaim(tmp_path, "b", [], newest=lambda: newest == "old")
-        new = Reclaim(tmp_path, "b", [], newest=lambda: newest == "new")
-        first, second = Trigger(tmp_path / SOCKET, old), Trigger(tmp_path / SOCKET, new)
+        old = ReclaimService(tmp_path, "b", [], newest=lambda: newest == "old")
+        new = ReclaimService(tmp_path, "b", [], newest=lambda: newest == "new")
+        first, second = ReclaimControlServer(tmp_path / SOCKET, old), ReclaimControlServer(tmp_path / SOCKET, new)
         await old.start()
         await first.start()
         newest = "new"

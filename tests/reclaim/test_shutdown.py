@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from eventually import eventually
+from reclaim.agent_process import Agent, Start, phases, settled
 from reclaim.fake_logind import Daemon, FakeLogind
-from reclaim.running import Agent, Start, phases, settled
 
 DELAY = 60.0
 """Seconds for which logind waits: longer than hooks that end take on any machine."""

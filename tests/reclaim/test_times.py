@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_agent.reclaim.signals.times import believable, by_our_clock, parse_time
+from dra_agent.reclaim.signals.times import clamp_deadline, parse_time, to_local_clock
 from dra_agent.reclaim.stored_times import by_clock_of
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -74,7 +74,7 @@ def test_any_text_is_a_time_or_a_value_error(text: str) -> None:
 @given(st.integers(-100_000, 100_000_000).map(lambda seconds: NOON + timedelta(seconds=seconds)))
 def test_a_deadline_to_go_by_is_never_past_and_never_beyond_belief(deadline: datetime) -> None:
     usual, most = timedelta(seconds=120), timedelta(hours=1)
-    believed, doubt = believable(deadline, now=NOON, usual=usual, most=most)
+    believed, doubt = clamp_deadline(deadline, now=NOON, usual=usual, most=most)
     assert NOON <= believed <= NOON + most
     assert (believed == deadline) == (doubt == "")
 
@@ -84,18 +84,20 @@ def test_what_is_said_of_a_deadline_does_not_hang_on_our_clock() -> None:
     said = set()
     for seconds in (9.2, 9.9, 10.4):
         ahead = timedelta(seconds=seconds)
-        deadline, doubt = believable(announced, ahead=ahead, now=NOON - timedelta(seconds=5), usual=usual, most=most)
+        deadline, doubt = clamp_deadline(
+            announced, ahead=ahead, now=NOON - timedelta(seconds=5), usual=usual, most=most
+        )
         assert deadline == NOON - timedelta(seconds=5)
         said.add(doubt)
     assert said == {f"the deadline {announced.isoformat()} has passed"}
 
 
 def test_a_clock_beyond_belief_is_not_gone_by() -> None:
-    assert by_our_clock(NOON, timedelta(days=365 * 5000)) == NOON
-    assert by_our_clock(NOON, -timedelta(days=365 * 9000)) == NOON
+    assert to_local_clock(NOON, timedelta(days=365 * 5000)) == NOON
+    assert to_local_clock(NOON, -timedelta(days=365 * 9000)) == NOON
 
 
 def test_a_clock_that_differs_is_set_right_and_a_second_is_no_difference() -> None:
-    assert by_our_clock(NOON, timedelta(hours=1)) == NOON - timedelta(hours=1)
-    assert by_our_clock(NOON, timedelta(seconds=-90)) == NOON + timedelta(seconds=90)
-    assert by_our_clock(NOON, timedelta(seconds=1)) == by_our_clock(NOON, None) == NOON
+    assert to_local_clock(NOON, timedelta(hours=1)) == NOON - timedelta(hours=1)
+    assert to_local_clock(NOON, timedelta(seconds=-90)) == NOON + timedelta(seconds=90)
+    assert to_local_clock(NOON, timedelta(seconds=1)) == to_local_clock(NOON, None) == NOON

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from eventually import DEADLINE_S, eventually
-from reclaim.running import Agent, Start
-from reclaim.terminal import Terminal
+from reclaim.agent_process import Agent, Start
+from reclaim.pty_command import Terminal
 
 
 @pytest.fixture

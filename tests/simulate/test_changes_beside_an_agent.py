@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.simulate import build, change, nvml
+from dra_agent.simulate import build, inject, nvml
 from dra_agent.simulate.kernel import SimulatedKernel
 
 FPGA, GPU = "0000:98:00.0", "0000:43:00.0"
@@ -52,10 +52,10 @@ def just_before(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]
 
 
 CHANGES = {
-    "unplug": lambda root: change.unplug(root, "0"),
-    "replug": lambda root: change.replug(root, "7"),
-    "clear": change.clear,
-    "answer_write": lambda root: change.answer_write(root, "0", "unbind", errno=16),
+    "unplug": lambda root: inject.unplug(root, "0"),
+    "replug": lambda root: inject.replug(root, "7"),
+    "clear": inject.clear,
+    "answer_write": lambda root: inject.answer_write(root, "0", "unbind", errno=16),
     "build": lambda root: build("dgx-h100", root),
 }
 
@@ -64,34 +64,34 @@ CHANGES = {
 def test_what_an_agent_binds_meanwhile_stays_bound(
     host: Path, just_before: Callable[[Callable[[], None]], None], what: str
 ) -> None:
-    change.unplug(host, "7")
+    inject.unplug(host, "7")
     just_before(lambda: bind(host, GPU))
     CHANGES[what](host)
     assert driver(host, GPU) == "vfio-pci"
     # What is remembered agrees with the tree: the next change keeps it too.
-    change.clear(host)
+    inject.clear(host)
     build("dgx-h100", host)
     assert driver(host, GPU) == "vfio-pci"
 
 
 def test_two_who_unplug_at_once_unplug_both(host: Path, just_before: Callable[[Callable[[], None]], None]) -> None:
-    just_before(lambda: change.unplug(host, "1") and None)
-    change.unplug(host, "0")
+    just_before(lambda: inject.unplug(host, "1") and None)
+    inject.unplug(host, "0")
     assert not (host / "sys/bus/pci/devices" / GPU).exists()
-    change.replug(host, "1")
+    inject.replug(host, "1")
     assert (host / "sys/bus/pci/devices" / GPU).exists()
 
 
 def test_a_device_that_goes_meanwhile_is_not_unplugged_twice(
     host: Path, just_before: Callable[[Callable[[], None]], None]
 ) -> None:
-    just_before(lambda: change.unplug(host, "0") and None)
+    just_before(lambda: inject.unplug(host, "0") and None)
     with pytest.raises(Exception, match="already unplugged"):
-        change.unplug(host, "0")
-    change.replug(host, "0")
+        inject.unplug(host, "0")
+    inject.replug(host, "0")
 
 
 def test_a_place_without_a_host_gets_no_lock_file(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="not a simulated host"):
-        change.unplug(tmp_path / "nothing", "0")
+        inject.unplug(tmp_path / "nothing", "0")
     assert list(tmp_path.iterdir()) == []

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import InventorySettings, Watch
-from dra_agent.inventory.collect import Collector
-from dra_agent.inventory.nvidia.library import WHOLE, Nvml
-from dra_agent.simulate import build, change, tree
+from dra_agent.inventory import InventorySettings, InventoryTracker
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.nvidia.nvml_client import WHOLE, NvmlClient
+from dra_agent.simulate import build, inject, tree
 from dra_agent.topology import scan
 from eventually import DEADLINE_S
 
@@ -21,32 +21,32 @@ GPU = "gpu-0000-43-00-0"
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[tuple[Path, Host, Watch]]:
+def watched(tmp_path: Path) -> Iterator[tuple[Path, Host, InventoryTracker]]:
     root = tmp_path / "host"
     host = build("dgx-h100", root)
-    watch = Watch(Collector(host, InventorySettings(nvml_timeout=DEADLINE_S)), scan(host))
+    watch = InventoryTracker(Collector(host, InventorySettings(nvml_timeout=DEADLINE_S)), scan(host))
     yield root, host, watch
-    change.clear(root)  # so that no thread is left in the library
+    inject.clear(root)  # so that no thread is left in the library
     watch.close()
 
 
-def test_an_unplugged_gpu_leaves_and_returns(watched: tuple[Path, Host, Watch]) -> None:
+def test_an_unplugged_gpu_leaves_and_returns(watched: tuple[Path, Host, InventoryTracker]) -> None:
     root, host, watch = watched
     before = watch.inventory
     assert not watch.refresh(scan(host)), "nothing changed"
-    change.unplug(root, "1")
+    inject.unplug(root, "1")
     gone = watch.refresh(scan(host))
     assert (gone.removed, gone.added, gone.changed) == ((GPU,), (), ())
-    change.replug(root, "1")
+    inject.replug(root, "1")
     assert watch.refresh(scan(host)).added == (GPU,)
     assert watch.inventory.devices == before.devices
 
 
 def test_a_gpu_that_returns_is_never_seen_half_there(
-    watched: tuple[Path, Host, Watch], monkeypatch: pytest.MonkeyPatch
+    watched: tuple[Path, Host, InventoryTracker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, host, watch = watched
-    change.unplug(root, "1")
+    inject.unplug(root, "1")
     watch.refresh(scan(host))
     create, seen = tree._create, []
 
@@ -55,48 +55,52 @@ def test_a_gpu_that_returns_is_never_seen_half_there(
         seen.append(watch.refresh(scan(host)))
 
     monkeypatch.setattr(tree, "_create", create_and_look)
-    change.replug(root, "1")
+    inject.replug(root, "1")
     seen.append(watch.refresh(scan(host)))
     devices = [(looked.added, looked.removed, looked.changed, looked.health) for looked in seen]
     assert [one for one in devices if any(one)] == [((GPU,), (), (), ())]
 
 
 def test_a_hung_gpu_is_unmonitored_and_the_others_are_well(
-    watched: tuple[Path, Host, Watch], monkeypatch: pytest.MonkeyPatch
+    watched: tuple[Path, Host, InventoryTracker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, host, watch = watched
     before = {device.name: device.attributes for device in watch.inventory.devices}
-    change.hang(root, "nvmlDeviceGetMemoryInfo", device="1")
-    call = Nvml.call
+    inject.hang(root, "nvmlDeviceGetMemoryInfo", device="1")
+    call = NvmlClient.call
 
-    def impatient(library: Nvml, name: str, *arguments: Any, about: str = WHOLE, timeout: float | None = None) -> Any:
+    def impatient(
+        library: NvmlClient, name: str, *arguments: Any, about: str = WHOLE, timeout: float | None = None
+    ) -> Any:
         hangs = name == "nvmlDeviceGetMemoryInfo" and about == ADDRESS
         return call(library, name, *arguments, about=about, timeout=0.3 if hangs else timeout)
 
-    monkeypatch.setattr(Nvml, "call", impatient)
+    monkeypatch.setattr(NvmlClient, "call", impatient)
     assert watch.refresh(scan(host)).health == (GPU,)
     assert {device.name for device in watch.inventory.devices if device.health != "healthy"} == {GPU}
     assert {device.name: device.attributes for device in watch.inventory.devices} == before
-    change.clear(root)
+    inject.clear(root)
 
 
-def test_a_lost_gpu_is_unhealthy_while_its_function_is_still_there(watched: tuple[Path, Host, Watch]) -> None:
+def test_a_lost_gpu_is_unhealthy_while_its_function_is_still_there(
+    watched: tuple[Path, Host, InventoryTracker],
+) -> None:
     root, host, watch = watched
-    change.fail(root, None, 15, device="1")
+    inject.fail(root, None, 15, device="1")
     assert watch.refresh(scan(host)).health == (GPU,)
     lost = next(device for device in watch.inventory.devices if device.name == GPU)
     assert lost.health == "unhealthy"
-    assert any("lost" in problem.what for problem in watch.inventory.problems)
-    change.clear(root)
+    assert any("lost" in problem.message for problem in watch.inventory.problems)
+    inject.clear(root)
     assert watch.refresh(scan(host)).health == (GPU,)
     assert all(device.health == "healthy" for device in watch.inventory.devices)
 
 
-def test_a_driver_that_answers_nothing_costs_health_and_no_device(watched: tuple[Path, Host, Watch]) -> None:
+def test_a_driver_that_answers_nothing_costs_health_and_no_device(watched: tuple[Path, Host, InventoryTracker]) -> None:
     root, host, watch = watched
     watch.close()  # one library serves all of a process, and would be initialised already
-    change.fail(root, "nvmlInit", 18)
-    fresh = Watch(Collector(host, InventorySettings(nvml_timeout=DEADLINE_S)), scan(host))
+    inject.fail(root, "nvmlInit", 18)
+    fresh = InventoryTracker(Collector(host, InventorySettings(nvml_timeout=DEADLINE_S)), scan(host))
     inventory = fresh.inventory
     fresh.close()
     gpus = [device for device in inventory.devices if device.family == "gpu"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dra_agent.simulate import build_machine, change, mig, nvml
+from dra_agent.simulate import build_machine, inject, mig, nvml
 from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
 from dra_agent.simulate.models import A100_PCIE, GIB, H100_SXM, GpuModel
 from dra_agent.simulate.parts.nvidia import gpu
@@ -76,7 +76,7 @@ tell([refused, on, mode, room, nvml.nvmlDeviceSetMigMode(busy, 1), nvml.nvmlDevi
       nvml.nvmlDeviceSetMigMode(h, 0), nvml.nvmlDeviceGetMigMode(h), outcome(nvml.nvmlDeviceSetMigMode, h, 2)])"""
     state = nvml.read(host / "lib")
     process = nvml.Process(state.devices[1].uuid, 4711, 1 << 30)
-    nvml.write(host / "lib", nvml.State(state.format, state.driver, state.devices, processes=(process,)))
+    nvml.write(host / "lib", nvml.NvmlState(state.format, state.driver, state.devices, processes=(process,)))
     used = 19
     refused = [NOT_SUPPORTED, NOT_SUPPORTED, 0]
     assert program(host, source) == [refused, 0, [1, 1], [7, 7], used, [0, 1], used, [1, 0], INVALID]
@@ -91,7 +91,7 @@ h = nvml.nvmlDeviceGetHandleByIndex(0)
 tell([nvml.nvmlDeviceSetMigMode(h, 1), nvml.nvmlDeviceGetMigMode(h),
       outcome(nvml.nvmlDeviceCreateGpuInstance, h, 0)])"""
     assert program(tmp_path / "host", source) == [reset_required, [0, 1], NOT_SUPPORTED]
-    change.reset(tmp_path / "host", "0", machine)
+    inject.reset(tmp_path / "host", "0", machine)
     after = "h = nvml.nvmlDeviceGetHandleByIndex(0)\ntell([nvml.nvmlDeviceGetMigMode(h)])"
     assert program(tmp_path / "host", after) == [[1, 1]]
 
@@ -221,7 +221,7 @@ tell([nvml.nvmlDeviceGetUUID(mine), nvml.nvmlDeviceGetUUID(other)])"""
         nvml.Process(state.devices[0].uuid, 1, 1 << 30, 7, 0),
         nvml.Process(state.devices[0].uuid, 2, 2 << 30, 4, 0),
     )
-    nvml.write(host / "lib", nvml.State(state.format, state.driver, state.devices, processes=processes))
+    nvml.write(host / "lib", nvml.NvmlState(state.format, state.driver, state.devices, processes=processes))
     source = f"""
 mine = nvml.nvmlDeviceGetHandleByUUID({uuids[0].encode()!r})
 parent = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(mine)
@@ -257,13 +257,13 @@ def test_what_is_used_is_not_destroyed(host: Path, program: Program) -> None:
     program(host, MIG + "device(place(ONE, 0)); tell(1)")
     state = nvml.read(host / "lib")
     busy = (nvml.Process(state.devices[0].uuid, 1, 1 << 30, 7, 0),)
-    nvml.write(host / "lib", nvml.State(state.format, state.driver, state.devices, processes=busy))
+    nvml.write(host / "lib", nvml.NvmlState(state.format, state.driver, state.devices, processes=busy))
     source = """
 instance = nvml.nvmlDeviceGetGpuInstanceById(h, 7)
 compute = nvml.nvmlGpuInstanceGetComputeInstanceById(instance, 0)
 tell([outcome(nvml.nvmlGpuInstanceDestroy, instance), outcome(nvml.nvmlComputeInstanceDestroy, compute)])"""
     assert program(host, MIG + source) == [IN_USE, IN_USE]
-    nvml.write(host / "lib", nvml.State(state.format, state.driver, state.devices))
+    nvml.write(host / "lib", nvml.NvmlState(state.format, state.driver, state.devices))
     gone = """
 stale = nvml.nvmlDeviceGetMigDeviceHandleByIndex(h, 0)
 told = [outcome(nvml.nvmlComputeInstanceDestroy, compute), devices(), outcome(nvml.nvmlGpuInstanceDestroy, instance)]
@@ -322,8 +322,8 @@ def test_instances_outlive_the_process_and_are_lost_with_the_gpu(host: Path, pro
     assert program(host, "h = nvml.nvmlDeviceGetHandleByIndex(0)\n" + MIG + "tell(devices())") == ["1g.10gb"]
     uuid = nvml.read(host / "lib").devices[0].uuid
     assert [instance.id for instance in mig.read(host)[uuid].gpu_instances] == [7]
-    change.unplug(host, "0", PAIR)
-    change.replug(host, "0", PAIR)
+    inject.unplug(host, "0", PAIR)
+    inject.replug(host, "0", PAIR)
     assert mig.read(host)[uuid].gpu_instances == ()
     assert not list((host / "dev/nvidia-caps").glob("nvidia-cap[3-9]*"))
     assert program(host, MIG + "tell(devices())") == []

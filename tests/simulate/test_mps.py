@@ -144,22 +144,22 @@ def test_a_killed_daemon_leaves_its_files_and_another_can_start(mps: Callable[[s
 
 def test_what_is_ordered_goes_wrong(mps: Callable[[str], Mps], host: Host) -> None:
     root, one = host.sysfs.parent, mps("one")
-    mps_tool.order_fault(root, "start", "fail")
+    mps_tool.inject_fault(root, "start", "fail")
     assert (one.start(), one.start()) == (1, 0)
-    mps_tool.order_fault(root, "set_default_active_thread_percentage", "ignore")
+    mps_tool.inject_fault(root, "set_default_active_thread_percentage", "ignore")
     assert one.say("set_default_active_thread_percentage 20") == (0, "")
-    mps_tool.order_fault(root, "get_default_active_thread_percentage", None, milliseconds=300)
+    mps_tool.inject_fault(root, "get_default_active_thread_percentage", None, milliseconds=300)
     began = time.monotonic()
     assert one.say("get_default_active_thread_percentage") == (0, "100.0")
     assert time.monotonic() - began >= 0.3
-    mps_tool.order_fault(root, "get_server_list", "fail", times=2)
+    mps_tool.inject_fault(root, "get_server_list", "fail", times=2)
     assert [one.say("get_server_list")[1] for _ in range(3)] == ["Failed to get_server_list"] * 2 + [""]
-    mps_tool.order_fault(root, "get_server_list", "crash")
+    mps_tool.inject_fault(root, "get_server_list", "crash")
     pid = one.pid
     assert one.say("get_server_list")[1] == ""
     assert ended(pid)
     assert one.start() == 0
-    mps_tool.order_fault(root, "quit", "hang")
+    mps_tool.inject_fault(root, "quit", "hang")
     with pytest.raises(subprocess.TimeoutExpired):
         one.say("quit", timeout=0.5)
     os.kill(one.pid, signal.SIGKILL)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from deadlines import a_minute
+from dra_agent.device_setup.timeslice import GpuConfig, TimeSliceSetup
+from dra_agent.device_setup.timeslice.parameters import TimeSlices
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory import take
+from dra_agent.inventory import collect
 from dra_agent.prepare.setup import SetupDevice
-from dra_agent.setup.timeslice import GpuConfig, TimeSlicing
-from dra_agent.setup.timeslice.parameters import TimeSlices
-from dra_agent.simulate import build, change, nvml
+from dra_agent.simulate import build, inject, nvml
 from dra_agent.simulate.nvidia_smi import time_slices
 from dra_agent.topology import scan
 
@@ -31,10 +31,10 @@ def smi(host: Host, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_claims_time_slices_are_set_and_reset(host: Host, tmp_path: Path) -> None:
     root = tmp_path / "host"
-    devices = [device for device in take(host, scan(host)).devices if device.vendor == "nvidia"]
+    devices = [device for device in collect(host, scan(host)).devices if device.vendor == "nvidia"]
     uuid = devices[0].identity["uuid"]
     assert smi(host, "-i", uuid, "-c", "EXCLUSIVE_PROCESS").returncode == 0
-    slicing = TimeSlicing(host.nvidia_smi, tmp_path / "state")
+    slicing = TimeSliceSetup(host.nvidia_smi, tmp_path / "state")
     wanted = GpuConfig(TimeSlices("Long"))
     slicing.check(devices[0], wanted)
     slicing.set_up("a", [SetupDevice(devices[0], ("gpu",))], wanted, None, a_minute())
@@ -48,19 +48,19 @@ def test_a_claims_time_slices_are_set_and_reset(host: Host, tmp_path: Path) -> N
 
 def test_what_goes_wrong_with_the_library_goes_wrong_with_the_tool(host: Host, tmp_path: Path) -> None:
     root = tmp_path / "host"
-    gpus = [device for device in take(host, scan(host)).devices if device.vendor == "nvidia"]
+    gpus = [device for device in collect(host, scan(host)).devices if device.vendor == "nvidia"]
     uuid, other = (gpu.identity["uuid"] for gpu in gpus[:2])
     query = ["--query-gpu=compute_mode", "--format=csv,noheader"]
     assert smi(host, "-i", uuid, *query).stdout == "Default\n"
-    change.fail(root, "nvmlDeviceGetHandleByUUID", 15, uuid)
+    inject.fail(root, "nvmlDeviceGetHandleByUUID", 15, uuid)
     assert smi(host, "-i", uuid, *query).returncode == 15 and smi(host, "-i", other, *query).returncode == 0
-    change.clear(root)
-    change.hang(root, None, uuid)
-    slicing = TimeSlicing(host.nvidia_smi, tmp_path / "state", deadline=1)
+    inject.clear(root)
+    inject.hang(root, None, uuid)
+    slicing = TimeSliceSetup(host.nvidia_smi, tmp_path / "state", deadline=1)
     with pytest.raises(RetryableError, match="did not answer within 1 s"):
         slicing.set_up("a", [SetupDevice(gpus[0], ("gpu",))], GpuConfig(TimeSlices("Long")), None, a_minute())
-    change.clear(root)
-    change.unplug(root, uuid)
+    inject.clear(root)
+    inject.unplug(root, uuid)
     assert smi(host, "-i", uuid, *query).returncode == 6
     assert smi(host, "compute-policy", "-i", other, "--set-timeslice", "4").returncode == 2
     assert smi(host, "-L").returncode == 2

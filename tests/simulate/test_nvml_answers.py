@@ -14,7 +14,7 @@ from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriv
 from dra_agent.simulate.models import H100_SXM, T4
 from dra_agent.simulate.nvml import read
 from dra_agent.simulate.parts.nvidia import gpu
-from dra_agent.simulate.profiles import load
+from dra_agent.simulate.profiles import load_profile
 from dra_agent.simulate.roles.nvidia import NvidiaGpu
 
 Program = Callable[..., Any]
@@ -38,7 +38,7 @@ tell(dict(
     indices=[nvml.nvmlDeviceGetIndex(h) for h in handles],
 ))""",
     )
-    described = list(load("dgx-h100").with_role(NvidiaGpu))
+    described = list(load_profile("dgx-h100").with_role(NvidiaGpu))
     assert answer == {
         "driver": "570.124.06",
         "library": "12.570.124.06",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dra_agent.errors import UsageError
-from dra_agent.simulate import build, change, nvml
+from dra_agent.simulate import build, inject, nvml
 from eventually import eventually
 
 Program = Callable[..., Any]
@@ -51,19 +51,19 @@ until(lambda: nvml.nvmlDeviceGetCount() == 7)
 tell([nvml.nvmlDeviceGetCount(), outcome(nvml.nvmlDeviceGetName, held),
       outcome(nvml.nvmlDeviceGetHandleByPciBusId, b"0000:52:00.0"), outcome(nvml.nvmlDeviceGetMemoryInfo, held),
       nvml.nvmlDeviceGetIndex(last), outcome(nvml.nvmlDeviceGetTopologyCommonAncestor, last, held)])"""
-    told = beside(program, dgx, source, lambda: change.unplug(dgx, "0000:52:00.0") and None)
+    told = beside(program, dgx, source, lambda: inject.unplug(dgx, "0000:52:00.0") and None)
     assert told == [7, "error 15", "error 15", "error 15", 6, "error 15"]
     assert not (dgx / "dev/nvidia2").exists()
     assert not (dgx / "sys/bus/pci/devices/0000:52:00.0").is_symlink()
     build("dgx-h100", dgx)
     assert not (dgx / "dev/nvidia2").exists(), "a rebuild keeps it unplugged"
-    assert change.replug(dgx, "0000:52:00.0") == "0000:52:00.0"
+    assert inject.replug(dgx, "0000:52:00.0") == "0000:52:00.0"
     assert (dgx / "dev/nvidia2").exists()
     assert program(dgx, "tell(nvml.nvmlDeviceGetCount())") == 8
 
 
 def test_an_xid_reaches_who_waits_for_it_and_nobody_else(dgx: Path, program: Program) -> None:
-    change.xid(dgx, "0", 13)
+    inject.xid(dgx, "0", 13)
     source = """
 handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
 watching, other = nvml.nvmlEventSetCreate(), nvml.nvmlEventSetCreate()
@@ -78,7 +78,7 @@ tell([quiet, nvml.nvmlDeviceGetIndex(data.device), data.eventType, data.eventDat
       outcome(nvml.nvmlEventSetWait_v2, watching, 20), outcome(nvml.nvmlEventSetWait_v2, other, 20),
       outcome(nvml.nvmlDeviceRegisterEvents, handles[0], 1 << 40, watching),
       outcome(nvml.nvmlEventSetFree, watching), outcome(nvml.nvmlEventSetWait_v2, watching, 0)])"""
-    told = beside(program, dgx, source, lambda: change.xid(dgx, "1", 48) and None)
+    told = beside(program, dgx, source, lambda: inject.xid(dgx, "1", 48) and None)
     timeout, unsupported, invalid = "error 10", "error 3", "error 2"
     assert told == [timeout, 1, 8, 48, 0xFFFFFFFF, timeout, timeout, unsupported, None, invalid]
 
@@ -90,12 +90,12 @@ nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(0), nvml.nvmlEvent
 ready()
 first = nvml.nvmlEventSetWait_v2(watching, 60000)
 tell([first.eventData] + [outcome(nvml.nvmlEventSetWait_v2, watching, wait) for wait in (60000, 10)])"""
-    told = beside(program, dgx, source, lambda: change.unplug(dgx, "0000:1b:00.0") and None)
+    told = beside(program, dgx, source, lambda: inject.unplug(dgx, "0000:1b:00.0") and None)
     assert told == [79, "error 15", "error 10"]
 
 
 def test_a_hung_call_hangs_alone_and_comes_back(dgx: Path, program: Program) -> None:
-    change.hang(dgx, "nvmlDeviceGetMemoryInfo", device="3")
+    inject.hang(dgx, "nvmlDeviceGetMemoryInfo", device="3")
     source = """
 import threading
 hung, fine = nvml.nvmlDeviceGetHandleByIndex(3), nvml.nvmlDeviceGetHandleByIndex(4)
@@ -108,14 +108,14 @@ still = thread.is_alive()
 ready()
 thread.join(60)
 tell([others, still, len(answers)])"""
-    told = beside(program, dgx, source, lambda: change.clear(dgx) and None)
+    told = beside(program, dgx, source, lambda: inject.clear(dgx) and None)
     assert told == [[True, 3], True, 1]
 
 
 def test_slow_and_failing_calls(dgx: Path, program: Program) -> None:
-    change.delay(dgx, "nvmlDeviceGetName", 150)
-    change.fail(dgx, "nvmlDeviceGetTemperature", 16, device="1")
-    change.fail(dgx, "nvmlInit", 18)
+    inject.delay(dgx, "nvmlDeviceGetName", 150)
+    inject.fail(dgx, "nvmlDeviceGetTemperature", 16, device="1")
+    inject.fail(dgx, "nvmlInit", 18)
     source = """
 import time
 failed = outcome(nvml.nvmlInit)
@@ -130,14 +130,14 @@ tell([failed, time.monotonic() - started >= 0.15, outcome(nvml.nvmlDeviceGetTemp
     def only_init_works_again() -> None:
         state = nvml.read(dgx / "lib")
         rest = tuple(fault for fault in state.faults if fault.function != "nvmlInit")
-        nvml.write(dgx / "lib", nvml.State(state.format, state.driver, state.devices, rest, state.events))
+        nvml.write(dgx / "lib", nvml.NvmlState(state.format, state.driver, state.devices, rest, state.events))
 
     def run(root: Path, text: str) -> Any:
         return program(root, text, initialise=False)
 
     assert beside(run, dgx, source, only_init_works_again) == ["error 18", True, "error 16", 34]
-    assert change.clear(dgx) == 2
-    assert change.clear(dgx) == 0
+    assert inject.clear(dgx) == 2
+    assert inject.clear(dgx) == 0
 
 
 def test_settings_are_kept_for_every_process(dgx: Path, program: Program) -> None:
@@ -158,7 +158,7 @@ tell([nvml.nvmlDeviceGetComputeMode(h), nvml.nvmlDeviceGetPersistenceMode(h)])""
 def test_processes_take_memory(dgx: Path, program: Program) -> None:
     state = nvml.read(dgx / "lib")
     process = nvml.Process(state.devices[0].uuid, 4711, 5 << 30)
-    nvml.write(dgx / "lib", nvml.State(state.format, state.driver, state.devices, processes=(process,)))
+    nvml.write(dgx / "lib", nvml.NvmlState(state.format, state.driver, state.devices, processes=(process,)))
     source = """
 h = nvml.nvmlDeviceGetHandleByIndex(0)
 listed = nvml.nvmlDeviceGetComputeRunningProcesses(h)
@@ -191,7 +191,7 @@ tell([before, nvml.nvmlDeviceGetCount(), nvml.nvmlDeviceGetName(nvml.nvmlDeviceG
 def test_another_state_file_by_variable(dgx: Path, tmp_path: Path, program: Program) -> None:
     other = tmp_path / "elsewhere.json"
     state = nvml.read(dgx / "lib")
-    replaced = nvml.State(state.format, state.driver, state.devices[:3])
+    replaced = nvml.NvmlState(state.format, state.driver, state.devices[:3])
     nvml.write(tmp_path, replaced)
     (tmp_path / nvml.STATE).rename(other)
     assert program(dgx, "tell(nvml.nvmlDeviceGetCount())", DRA_AGENT_NVML_STATE=str(other)) == 3
@@ -217,8 +217,8 @@ tell([wrong, nvml.nvmlDeviceGetCount()])"""
 
     def churn() -> None:
         for _ in range(2):
-            change.unplug(dgx, "7")
-            change.replug(dgx, "7")
+            inject.unplug(dgx, "7")
+            inject.replug(dgx, "7")
         (dgx / "ready.done").touch()
 
     assert beside(program, dgx, source, churn) == [[], 8]
@@ -227,14 +227,14 @@ tell([wrong, nvml.nvmlDeviceGetCount()])"""
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda root: change.unplug(root, "0000:77:00.0"), "no device '0000:77:00.0' in dgx-h100; known: 0000:01:00.0"),
-        (lambda root: change.xid(root, "mlx5_0", 48), "0000:18:00.0 is no NVIDIA GPU; those of dgx-h100: 0000:1b:00.0"),
+        (lambda root: inject.unplug(root, "0000:77:00.0"), "no device '0000:77:00.0' in dgx-h100; known: 0000:01:00.0"),
+        (lambda root: inject.xid(root, "mlx5_0", 48), "0000:18:00.0 is no NVIDIA GPU; those of dgx-h100: 0000:1b:00.0"),
         (
-            lambda root: change.hang(root, "nvmlDeviceGetNothing"),
+            lambda root: inject.hang(root, "nvmlDeviceGetNothing"),
             "the simulated NVML has no function 'nvmlDeviceGetNoth",
         ),
-        (lambda root: change.replug(root, "1b:00.0"), "0000:1b:00.0 is not unplugged; unplugged are: none"),
-        (lambda root: change.clear(root / "nowhere"), "not a simulated host; make one with `dra-agent simulate build"),
+        (lambda root: inject.replug(root, "1b:00.0"), "0000:1b:00.0 is not unplugged; unplugged are: none"),
+        (lambda root: inject.clear(root / "nowhere"), "not a simulated host; make one with `dra-agent simulate build"),
         (lambda root: build("dgx", root), "unknown profile 'dgx'; known: dgx-h100"),
     ],
 )

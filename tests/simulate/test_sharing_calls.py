@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dra_agent.errors import UsageError
-from dra_agent.simulate import build_machine, change, mig, nvml
+from dra_agent.simulate import build_machine, inject, mig, nvml
 from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
 from dra_agent.simulate.models import GIB, H100_SXM
 from dra_agent.simulate.parts.nvidia import gpu
@@ -72,13 +72,13 @@ group = {str(group).encode()!r}
 tell([told(group), limit(1 << 30, 4 << 30, group), told(group), told(group, other), told(b"/another")])"""
     free = [0, "none", 0]
     assert program(host, LIMITS + source) == [free, None, [1 << 30, 4 << 30, 0], free, free]
-    change.start_process(host, "0", 77, 3 << 30, PAIR, cgroup=str(group))
-    change.start_process(host, "1", 77, 1 << 30, PAIR, cgroup=str(group))
+    inject.start_process(host, "0", 77, 3 << 30, PAIR, cgroup=str(group))
+    inject.start_process(host, "1", 77, 1 << 30, PAIR, cgroup=str(group))
     again = f"tell([told({str(group).encode()!r}), told({str(group).encode()!r}, other)])"
     assert program(host, LIMITS + again) == [[1 << 30, 4 << 30, 3 << 30], [0, "none", 1 << 30]]
     build_machine(PAIR, host)
     assert program(host, LIMITS + again)[0] == [1 << 30, 4 << 30, 3 << 30], "a rebuild keeps them"
-    assert change.end_process(host, 77) == 2
+    assert inject.end_process(host, 77) == 2
     group.rmdir()
     assert program(host, LIMITS + again)[0] == free
 
@@ -114,9 +114,9 @@ tell([[event.eventData, event.gpuInstanceId, event.computeInstanceId] for event 
 
     def raise_them() -> None:
         eventually(ready.exists)
-        change.xid(host, "0", 13, PAIR)
-        change.xid(host, "0", 48, PAIR, gpu_instance=9)
-        change.xid(host, "0", 94, PAIR, gpu_instance=9, compute_instance=1)
+        inject.xid(host, "0", 13, PAIR)
+        inject.xid(host, "0", 48, PAIR, gpu_instance=9)
+        inject.xid(host, "0", 94, PAIR, gpu_instance=9, compute_instance=1)
 
     thread = threading.Thread(target=raise_them)
     thread.start()
@@ -126,7 +126,7 @@ tell([[event.eventData, event.gpuInstanceId, event.computeInstanceId] for event 
 
 
 def test_so_many_calls_fail_after_a_while_and_then_none_does(host: Path, program: Program) -> None:
-    change.fail(host, "nvmlDeviceCreateGpuInstance", 19, "0", PAIR, milliseconds=200, times=2)
+    inject.fail(host, "nvmlDeviceCreateGpuInstance", 19, "0", PAIR, milliseconds=200, times=2)
     source = """
 import pathlib, time
 def timed(gpu):
@@ -150,7 +150,7 @@ tell([timed(handles[1]), *(timed(handles[0]) for _ in range(3))])"""
 
 
 def test_a_call_that_fails_after_its_effect_has_had_it(host: Path, program: Program) -> None:
-    change.fail(host, "nvmlDeviceCreateGpuInstance", 999, "0", PAIR, times=1, when="after")
+    inject.fail(host, "nvmlDeviceCreateGpuInstance", 999, "0", PAIR, times=1, when="after")
     source = """
 first = outcome(divide, handles[0])
 tell([first, nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handles[0], 19)])"""
@@ -159,7 +159,7 @@ tell([first, nvml.nvmlDeviceGetGpuInstanceRemainingCapacity(handles[0], 19)])"""
 
 @pytest.mark.parametrize(("when", "instances"), [("before", 0), ("after", 1)])
 def test_a_process_is_killed_in_a_call(host: Path, when: Any, instances: int) -> None:
-    change.kill(host, "nvmlDeviceCreateGpuInstance", "0", PAIR, when=when)
+    inject.kill(host, "nvmlDeviceCreateGpuInstance", "0", PAIR, when=when)
     done = run(host, MIG + "divide(handles[0])")
     assert done.returncode == -signal.SIGKILL
     uuid = nvml.read(host / "lib").devices[0].uuid
@@ -168,7 +168,7 @@ def test_a_process_is_killed_in_a_call(host: Path, when: Any, instances: int) ->
 
 
 def test_the_agent_is_killed_with_the_process_that_has_the_library(host: Path, tmp_path: Path) -> None:
-    change.kill(host, "nvmlDeviceGetName", None, PAIR, whom="agent")
+    inject.kill(host, "nvmlDeviceGetName", None, PAIR, whom="agent")
     inner = script(host, "nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(0))")
     survived = tmp_path / "survived"
     agent = f"""
@@ -204,7 +204,7 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert "ended on 1 GPUs" in simulate("process", str(root), "5")
     assert "reset GPU-" in simulate("reset", str(root), "0")
     with pytest.raises(UsageError, match="has no function"):
-        change.kill(root, "nvmlDeviceNobody")
+        inject.kill(root, "nvmlDeviceNobody")
 
 
 def script(host: Path, source: str) -> str:

@@ -15,10 +15,10 @@ import pytest
 
 from dra_agent.errors import PermanentError
 from dra_agent.host import Host
-from dra_agent.inventory import InventorySettings, take
-from dra_agent.simulate import build, build_machine, change, profiles
+from dra_agent.inventory import InventorySettings, collect
+from dra_agent.simulate import build, build_machine, inject, profiles
 from dra_agent.simulate.machine import Function, Machine, bus_of
-from dra_agent.simulate.profiles import load
+from dra_agent.simulate.profiles import load_profile
 from dra_agent.simulate.tree import reads
 from dra_agent.topology import scan
 
@@ -30,7 +30,7 @@ Standing = Callable[[str], Host]
 def test_scan_finds_every_function_of_the_description(profile: str, standing: Standing) -> None:
     topology = scan(standing(profile), distances=True)
     assert topology.problems == ()
-    described = {function.address: function for function in load(profile).functions()}
+    described = {function.address: function for function in load_profile(profile).functions()}
     assert {device.pci_address for device in topology.devices} == set(described)
     for device in topology.devices:
         function = described[device.pci_address]
@@ -59,7 +59,7 @@ def test_lspci_draws_the_tree_of_the_description(profile: str, standing: Standin
     assert listing.stderr == ""
     found = dict(_chain_and_id(line) for line in listing.stdout.splitlines())
     expected = {}
-    machine = load(profile)
+    machine = load_profile(profile)
     for bridge in machine.bridges:
         for function in bridge.functions:
             expected.update(_chains(function, ()))
@@ -79,7 +79,7 @@ def test_lstopo_sees_numa_nodes_and_links(profile: str, standing: Standing) -> N
     }
     command = ["lstopo-no-graphics", "--whole-io", "--of", "xml"]
     drawing = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-    machine = load(profile)
+    machine = load_profile(profile)
     assert drawing.count('<object type="NUMANode"') == len(machine.nodes)
     seen = set(re.findall(r'type="PCIDev"[^>]*pci_busid="([0-9a-f:.]+)"', drawing))
     endpoints = {function.address for function in machine.functions() if function.id.class_code >> 8 != 0x0604}
@@ -173,7 +173,7 @@ def test_inventory_finds_nothing_wrong_and_every_node_it_names(
     profile: str, standing: Standing, tmp_path: Path
 ) -> None:
     host = standing(profile)
-    inventory = take(host, scan(host), InventorySettings())
+    inventory = collect(host, scan(host), InventorySettings())
     assert inventory.problems == ()
     assert all(device.health == "healthy" for device in inventory.devices)
     for device in inventory.devices:
@@ -203,7 +203,7 @@ def test_numbers_of_nodes_agree_between_sysfs_and_dev(profile: str, standing: St
 def test_unplugging_a_physical_function_takes_its_virtual_ones(tmp_path: Path) -> None:
     host = build("l40s", tmp_path / "host")
     whole = scan(host)
-    assert change.unplug(tmp_path / "host", "ens3np0") == "0000:42:00.0"
+    assert inject.unplug(tmp_path / "host", "ens3np0") == "0000:42:00.0"
     rest = scan(host)
     gone = {device.pci_address for device in whole.devices} - {device.pci_address for device in rest.devices}
     assert gone == {f"0000:42:00.{number}" for number in range(5)}
@@ -211,7 +211,7 @@ def test_unplugging_a_physical_function_takes_its_virtual_ones(tmp_path: Path) -
     assert not list((host.sysfs / "class/net").glob("ens3*"))
     groups = {device.pci_address: device.iommu_group for device in whole.devices if device.pci_address not in gone}
     assert {device.pci_address: device.iommu_group for device in rest.devices} == groups, "numbers of others stay"
-    change.replug(tmp_path / "host", "0000:42:00.0")
+    inject.replug(tmp_path / "host", "0000:42:00.0")
     assert scan(host) == whole
 
 
@@ -245,8 +245,8 @@ def test_what_is_no_simulated_host_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_an_own_machine_needs_no_profile(tmp_path: Path) -> None:
-    one = next(iter(load("cpu-only").bridges))
-    machine = Machine("own", "one root of another", load("cpu-only").nodes, (one,), iommu=False)
+    one = next(iter(load_profile("cpu-only").bridges))
+    machine = Machine("own", "one root of another", load_profile("cpu-only").nodes, (one,), iommu=False)
     topology = scan(build_machine(machine, tmp_path / "host"))
     assert {device.pcie_root for device in topology.devices} == {one.name}
     assert all(device.iommu_group is None for device in topology.devices)

@@ -7,7 +7,7 @@ import pytest
 
 from dra_agent.errors import PermanentError
 from dra_agent.inventory.api import Attribute, Capacity, Counter, CounterConsumption, CounterSet, Taint
-from dra_agent.inventory.device import Device, Inventory, device_name
+from dra_agent.inventory.model import Device, Inventory, device_name
 from dra_agent.slices import DesiredSlices, desired_slices, diff_slices
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dra_agent import simulate
-from dra_agent.agent.hosts import SIMULATED
+from dra_agent.agent.host_factory import SIMULATED
 from dra_agent.cli.main import main
-from dra_agent.objects import parse_objects
+from dra_agent.manifests import parse_objects
 
 
 @pytest.fixture(scope="session")

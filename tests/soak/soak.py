@@ -29,10 +29,10 @@ from typing import Any
 
 import grpc.aio
 
-from cluster_api.fake import FakeApi
 from dra_agent import simulate
-from dra_agent.simulate import change
-from plugin.fake_kubelet import Driver, FakeKubelet
+from dra_agent.simulate import inject
+from fake_apiserver.fake import FakeApi
+from kubelet_plugin.fake_kubelet import Driver, FakeKubelet
 
 PROFILE = "dgx-h100"
 DRIVER = "dra-agent.internal"
@@ -173,10 +173,10 @@ class Soak:
         match kind:
             case "unplug":
                 address = UNSTEADY.removeprefix("gpu-").replace("-", ":", 2).replace("-", ".")
-                (change.replug if self._unplugged else change.unplug)(self.host, address)
+                (inject.replug if self._unplugged else inject.unplug)(self.host, address)
                 self._unplugged = not self._unplugged
             case "xid":
-                change.xid(self.host, "0", 13)  # the application's own fault: reported, and harmless
+                inject.xid(self.host, "0", 13)  # the application's own fault: reported, and harmless
             case "server error":
                 self.api.fail(500, times=3)
             case "throttled":
@@ -196,7 +196,7 @@ class Soak:
         self.api.faults.clear()
         if self._unplugged:
             address = UNSTEADY.removeprefix("gpu-").replace("-", ":", 2).replace("-", ".")
-            change.replug(self.host, address)
+            inject.replug(self.host, address)
             self._unplugged = False
         self._watched |= self.watched()
         self.api.compact()

@@ -26,7 +26,7 @@ queue = ClaimQueue(
     Store(Path(sys.argv[1])), node="n", slices=list, allocate=allocate, preparer=None, clock=time.monotonic
 )
 queue.apply(msgspec.json.decode(sys.stdin.buffer.read()))
-queue.step()
+queue.reconcile()
 """
 
 
@@ -51,7 +51,7 @@ def test_a_claim_that_ended_the_process_waits_until_it_is_applied_again(
 
     store = Store(tmp_path)
     queue = ClaimQueue(store, node="n", slices=list, allocate=allocate, preparer=preparer, clock=clock)
-    queue.step()
+    queue.reconcile()
     assert asked == ["other"]
     views = {view.name: view for view in queue.views()}
     assert views["other"].phase == "Prepared"
@@ -59,9 +59,9 @@ def test_a_claim_that_ended_the_process_waits_until_it_is_applied_again(
         assert views[name].phase == "Failed"
         assert "the agent ended while it evaluated this claim" in views[name].message
     queue.delete("default", "other")
-    queue.step()
+    queue.reconcile()
     assert [done.action for done in queue.apply([claim("deadly")])] == ["configured"]
-    queue.step()
+    queue.reconcile()
     assert {view.name: view.phase for view in queue.views()} == {"deadly": "Prepared", "twin": "Failed"}
     store.close()
 
@@ -74,6 +74,6 @@ def test_a_process_that_ends_between_evaluations_parks_nothing(
         store = Store(tmp_path)
         queue = ClaimQueue(store, node="n", slices=list, allocate=devices.allocate, preparer=preparer, clock=clock)
         queue.apply([gpu, claim("waits", 3)])
-        queue.step()
+        queue.reconcile()
         assert [view.phase for view in queue.views()] == ["Pending"]
         store.close()

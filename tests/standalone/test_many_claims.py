@@ -61,7 +61,7 @@ def phases(queue: ClaimQueue) -> dict[str, str]:
 
 def test_claims_that_ask_for_the_same_are_tried_once(counted: ClaimQueue, allocate: Counted, claim: Any) -> None:
     counted.apply([claim(f"c{number:04}") for number in range(2000)])
-    counted.step()
+    counted.reconcile()
     assert len(allocate.asked) <= 4, "two that fit, one that does not, and the same on an empty host"
     assert [view.phase for view in counted.views()[:3]] == ["Prepared", "Prepared", "Pending"]
     assert counted.views()[1999].message == "waits for devices that other claims hold"
@@ -69,40 +69,40 @@ def test_claims_that_ask_for_the_same_are_tried_once(counted: ClaimQueue, alloca
 
 def test_nothing_is_tried_again_while_nothing_changed(counted: ClaimQueue, allocate: Counted, claim: Any) -> None:
     counted.apply([claim(f"c{count}", count) for count in range(1, 40)])
-    counted.step()
+    counted.reconcile()
     asked = len(allocate.asked)
-    counted.step()
+    counted.reconcile()
     counted.apply([claim("more", 50)])
-    counted.step()
+    counted.reconcile()
     assert set(allocate.asked[asked:]) == {"more"}
 
 
 def test_a_release_tries_those_again_that_wait_for_devices(counted: ClaimQueue, allocate: Counted, claim: Any) -> None:
     counted.apply([claim("holder", 2), claim("huge", 3), claim("small")])
-    counted.step()
+    counted.reconcile()
     del allocate.asked[:]
     counted.delete("default", "holder")
-    counted.step()
+    counted.reconcile()
     assert allocate.asked == ["small"]
     assert phases(counted) == {"huge": "Pending", "small": "Prepared"}
 
 
 def test_a_class_tries_those_again_that_name_it(counted: ClaimQueue, allocate: Counted, claim: Any) -> None:
     counted.apply([claim("one", class_name="one"), claim("two", class_name="two"), claim("huge", 3)])
-    counted.step()
+    counted.reconcile()
     del allocate.asked[:]
     counted.apply([{"kind": "DeviceClass", "metadata": {"name": "two"}, "spec": {}}])
-    counted.step()
+    counted.reconcile()
     assert allocate.asked == ["two"]
     assert phases(counted)["two"] == "Prepared"
 
 
 def test_a_device_tries_all_again(counted: ClaimQueue, devices: Any, claim: Any) -> None:
     counted.apply([claim("big", 3), claim("huge", 9)])
-    counted.step()
+    counted.reconcile()
     devices.names.append("gpu-2")
     counted.devices_changed()
-    counted.step()
+    counted.reconcile()
     assert phases(counted) == {"big": "Prepared", "huge": "Pending"}
 
 
@@ -114,11 +114,11 @@ def test_a_step_ends_when_its_time_is_up_and_says_that_more_is_to_be_done(
 
     allocate.before = takes_a_second
     counted.apply([claim(f"c{count}", count) for count in range(3, 9)])
-    assert counted.step(budget_s=3.0) == 0.0
+    assert counted.reconcile(budget_s=3.0) == 0.0
     untried = [view for view in counted.views() if "not tried yet" in view.message]
     assert 0 < len(untried) < 6
     assert "claims are before it" in untried[-1].message
-    while counted.step(budget_s=3.0) == 0.0:
+    while counted.reconcile(budget_s=3.0) == 0.0:
         pass
     assert {view.message for view in counted.views()} == {queue_module.FITS_NEVER}
 
@@ -131,18 +131,18 @@ def test_an_error_names_the_claim_that_it_is_shown_for(
 
     monkeypatch.setattr(allocate, "_allocate", refuse)
     counted.apply([claim("first"), claim("second")])
-    counted.step()
+    counted.reconcile()
     messages = [view.message for view in counted.views()]
     assert messages == ["claim default/first, request r", "claim default/second, request r"]
 
 
 def test_a_claim_that_waits_is_gone_at_once(counted: ClaimQueue, claim: Any, preparer: Any) -> None:
     counted.apply([claim("holder", 2), claim("waits")])
-    counted.step()
+    counted.reconcile()
     counted.delete("default", "waits")
     assert list(phases(counted)) == ["holder"]
     counted.delete("default", "holder")
-    counted.step()
+    counted.reconcile()
     assert phases(counted) == {} and preparer.prepared == {}
 
 
@@ -256,7 +256,7 @@ def test_an_agent_stops_while_an_allocation_goes_on(
             client.ask(Apply([claim("first")]))
         assert tried.wait(DEADLINE_S)
         agent.stop()
-        assert agent.service.stuck == ["allocating claims"]
+        assert agent.service.hung_calls == ["allocating claims"]
         # The allocation goes on: nothing that ends it later makes the next start a clean one.
         with running(tmp_path, preparer, Counted(allocate._allocate)) as service, Client(service.socket) as client:
             assert client.ask(Get("default", "first", DEADLINE_S))["phase"] == "Prepared"

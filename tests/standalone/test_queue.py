@@ -18,7 +18,7 @@ def phases(queue: ClaimQueue) -> dict[str, str]:
 
 def test_a_claim_that_fits_is_prepared_with_its_cdi_ids(queue: ClaimQueue, claim: Any) -> None:
     queue.apply([claim("a", 2)])
-    queue.step()
+    queue.reconcile()
     view = queue.view("default", "a")
     assert view.phase == "Prepared"
     assert [device.device for device in view.devices] == ["gpu-0", "gpu-1"]
@@ -28,28 +28,28 @@ def test_a_claim_that_fits_is_prepared_with_its_cdi_ids(queue: ClaimQueue, claim
 
 def test_claims_that_do_not_fit_are_allocated_in_order_when_devices_come_free(queue: ClaimQueue, claim: Any) -> None:
     queue.apply([claim("first", 2), claim("second"), claim("third"), claim("fourth")])
-    queue.step()
+    queue.reconcile()
     assert phases(queue) == {"first": "Prepared", "second": "Pending", "third": "Pending", "fourth": "Pending"}
     assert queue.view("default", "second").message == "waits for devices that other claims hold"
     queue.delete("default", "first")
-    queue.step()
+    queue.reconcile()
     assert phases(queue) == {"second": "Prepared", "third": "Prepared", "fourth": "Pending"}
 
 
 def test_a_small_claim_passes_one_that_does_not_fit_but_the_older_is_asked_first(queue: ClaimQueue, claim: Any) -> None:
     queue.apply([claim("holder"), claim("big", 2), claim("small")])
-    queue.step()
+    queue.reconcile()
     assert phases(queue) == {"holder": "Prepared", "big": "Pending", "small": "Prepared"}
     queue.apply([claim("late")])
     queue.delete("default", "holder")
     queue.delete("default", "small")
-    queue.step()
+    queue.reconcile()
     assert phases(queue) == {"big": "Prepared", "late": "Pending"}
 
 
 def test_a_claim_that_this_host_can_never_satisfy_says_so(queue: ClaimQueue, claim: Any) -> None:
     queue.apply([claim("holder"), claim("huge", 3)])
-    queue.step()
+    queue.reconcile()
     view = queue.view("default", "huge")
     assert view.phase == "Pending"
     assert not view.fits_empty_host
@@ -59,10 +59,10 @@ def test_a_claim_that_this_host_can_never_satisfy_says_so(queue: ClaimQueue, cla
 
 def test_an_error_of_the_allocation_is_the_reason_and_is_over_once_it_is_mended(queue: ClaimQueue, claim: Any) -> None:
     queue.apply([claim("a", class_name="later")])
-    queue.step()
+    queue.reconcile()
     assert queue.view("default", "a").message == "no such class"
     queue.apply([{"kind": "DeviceClass", "metadata": {"name": "later"}, "spec": {}}])
-    queue.step()
+    queue.reconcile()
     assert phases(queue) == {"a": "Prepared"}
 
 
@@ -73,7 +73,7 @@ def test_a_failed_prepare_keeps_the_allocation_and_is_tried_again_later_each_tim
     queue.apply([claim("a")])
     waits = []
     for _ in range(8):
-        wait = queue.step()
+        wait = queue.reconcile()
         assert wait is not None
         waits.append(wait)
         clock.now += wait
@@ -81,17 +81,17 @@ def test_a_failed_prepare_keeps_the_allocation_and_is_tried_again_later_each_tim
     assert queue.view("default", "a").phase == "Allocated"
     assert "gpu-0: the library hangs; next try in 60 s" in queue.view("default", "a").message
     preparer.error = None
-    assert queue.step() is None
+    assert queue.reconcile() is None
     assert phases(queue) == {"a": "Prepared"}
 
 
 def test_a_failing_claim_does_not_hold_up_its_neighbour(queue: ClaimQueue, claim: Any, preparer: Any) -> None:
     preparer.error = RetryableError("no")
     queue.apply([claim("bad")])
-    queue.step()
+    queue.reconcile()
     preparer.error = None
     queue.apply([claim("good")])
-    queue.step()
+    queue.reconcile()
     assert phases(queue) == {"bad": "Allocated", "good": "Prepared"}
 
 
@@ -100,16 +100,16 @@ def test_a_claim_that_can_never_be_prepared_gives_its_device_back_and_is_tried_w
 ) -> None:
     preparer.error = PermanentError("unknown field", where="spec.devices.config[0]")
     queue.apply([claim("bad", 2)])
-    queue.step()
+    queue.reconcile()
     assert queue.view("default", "bad").phase == "Failed"
     assert queue.view("default", "bad").message == "spec.devices.config[0]: unknown field"
     preparer.error = None
     queue.apply([claim("other", 2)])
-    queue.step()
+    queue.reconcile()
     assert phases(queue) == {"bad": "Failed", "other": "Prepared"}
     queue.delete("default", "other")
     queue.apply([claim("bad", 2)])
-    queue.step()
+    queue.reconcile()
     assert phases(queue) == {"bad": "Prepared"}
 
 
@@ -117,20 +117,20 @@ def test_a_release_that_fails_keeps_the_claim_and_its_devices_until_it_succeeds(
     queue: ClaimQueue, claim: Any, preparer: Any, clock: Any
 ) -> None:
     queue.apply([claim("a", 2), claim("b")])
-    queue.step()
+    queue.reconcile()
     preparer.release_error = RetryableError("busy")
     queue.delete("default", "a")
-    queue.step()
+    queue.reconcile()
     assert phases(queue) == {"a": "Deleting", "b": "Pending"}
     preparer.release_error = None
     clock.now += 1
-    queue.step()
+    queue.reconcile()
     assert phases(queue) == {"b": "Prepared"}
 
 
 def test_applying_twice_changes_nothing_and_a_changed_spec_is_refused(queue: ClaimQueue, claim: Any) -> None:
     assert queue.apply([claim("a")])[0].action == "created"
-    queue.step()
+    queue.reconcile()
     uid = queue.view("default", "a").uid
     assert queue.apply([claim("a")])[0].action == "unchanged"
     with pytest.raises(PermanentError, match="spec cannot be changed.*claim delete a -n default"):
@@ -150,7 +150,7 @@ def test_objects_are_applied_all_or_none(queue: ClaimQueue, claim: Any) -> None:
 def test_a_claim_whose_status_a_user_wrote_is_not_believed(queue: ClaimQueue, claim: Any) -> None:
     lie = {"allocation": {"devices": {"results": [{"request": "r", "driver": "d", "pool": "n/gpu", "device": "mine"}]}}}
     queue.apply([{**claim("a", 3), "status": lie}])
-    queue.step()
+    queue.reconcile()
     assert phases(queue) == {"a": "Pending"}
 
 
@@ -163,7 +163,7 @@ def test_claims_lost_by_the_store_come_back_from_the_ledger_and_keep_their_devic
     assert queue.restore([entry], "d") == ["team/lost"]
     assert queue.restore([entry], "d") == []
     queue.apply([claim("new")])
-    queue.step()
+    queue.reconcile()
     assert [device.device for device in queue.view("team", "lost").devices] == ["gpu-0"]
     assert [device.device for device in queue.view("default", "new").devices] == ["gpu-1"]
     assert queue.view("team", "lost").uid == "u1"
@@ -178,7 +178,7 @@ def test_unknown_names_are_named(queue: ClaimQueue) -> None:
 
 def suspended(queue: ClaimQueue, *, give_up: bool) -> None:
     queue.suspend("this host is being taken", give_up=give_up)
-    queue.step()
+    queue.reconcile()
 
 
 def test_claims_that_are_given_up_wait_and_come_back_in_their_old_order(
@@ -186,26 +186,26 @@ def test_claims_that_are_given_up_wait_and_come_back_in_their_old_order(
 ) -> None:
     for name in ("first", "second", "third"):
         queue.apply([claim(name)])
-    queue.step()
+    queue.reconcile()
     before = [(view.name, view.phase, view.devices) for view in queue.views()]
     assert [phase for _, phase, _ in before] == ["Prepared", "Prepared", "Pending"]
     suspended(queue, give_up=True)
     assert preparer.prepared == {}
     assert {(view.phase, view.message) for view in queue.views()} == {("Pending", "this host is being taken")}
     queue.resume()
-    queue.step()
+    queue.reconcile()
     assert [(view.name, view.phase, view.devices) for view in queue.views()] == before
 
 
 def test_a_suspended_queue_takes_claims_in_and_prepares_none(queue: ClaimQueue, preparer: Any, claim: Any) -> None:
     queue.apply([claim("old")])
-    queue.step()
+    queue.reconcile()
     suspended(queue, give_up=False)
     queue.apply([claim("new")])
-    queue.step()
+    queue.reconcile()
     assert [(view.name, view.phase) for view in queue.views()] == [("old", "Prepared"), ("new", "Pending")]
     queue.delete("default", "old")
-    queue.step()
+    queue.reconcile()
     assert preparer.prepared == {} and [view.name for view in queue.views()] == ["new"]
 
 
@@ -213,14 +213,14 @@ def test_a_claim_that_cannot_be_given_up_is_tried_again_and_keeps_nobody_else(
     queue: ClaimQueue, preparer: Any, clock: Any, claim: Any
 ) -> None:
     queue.apply([claim("one")])
-    queue.step()
+    queue.reconcile()
     preparer.release_error = RetryableError("the disk is full")
     suspended(queue, give_up=True)
     (view,) = queue.views()
     assert view.phase == "Prepared" and "the disk is full; next try" in view.message
     preparer.release_error = None
     clock.now += 2
-    queue.step()
+    queue.reconcile()
     assert queue.views()[0].phase == "Pending" and preparer.prepared == {}
 
 
@@ -228,11 +228,11 @@ def test_what_was_given_up_is_kept_over_a_restart(
     queue: ClaimQueue, tmp_path: Path, preparer: Any, devices: Any, clock: Any, claim: Any
 ) -> None:
     queue.apply([claim("one")])
-    queue.step()
+    queue.reconcile()
     suspended(queue, give_up=True)
     store = Store(tmp_path)
     again = ClaimQueue(store, node="n", slices=list, allocate=devices.allocate, preparer=preparer, clock=clock)
-    again.step()
+    again.reconcile()
     assert [(view.name, view.phase) for view in again.views()] == [("one", "Prepared")]
     store.close()
 
@@ -242,14 +242,14 @@ def test_a_defect_in_one_claims_setup_costs_no_other_claim(
 ) -> None:
     preparer.error = ZeroDivisionError("a defect")
     queue.apply([claim("bad")])
-    assert queue.step() == 1
+    assert queue.reconcile() == 1
     assert queue.view("default", "bad").message == "a defect; next try in 1 s"
     preparer.error = None
     queue.apply([claim("good")])
-    queue.step()
+    queue.reconcile()
     assert phases(queue) == {"bad": "Allocated", "good": "Prepared"}
     clock.now += 1
-    queue.step()
+    queue.reconcile()
     assert phases(queue) == {"bad": "Prepared", "good": "Prepared"}
 
 
@@ -258,12 +258,12 @@ def test_a_claim_that_can_never_be_prepared_and_cannot_be_undone_keeps_its_devic
 ) -> None:
     preparer.error, preparer.release_error = PermanentError("unknown field"), RetryableError("busy")
     queue.apply([claim("bad", 2), claim("other")])
-    queue.step()
+    queue.reconcile()
     assert phases(queue) == {"bad": "Allocated", "other": "Pending"}
     assert queue.view("default", "bad").message == "busy; next try in 1 s"
     preparer.release_error = None
     clock.now += 1
-    queue.step()
+    queue.reconcile()
     assert phases(queue) == {"bad": "Failed", "other": "Failed"}, "its devices went to the other, which fails as well"
     assert preparer.calls == ["prepare bad", "prepare bad", "prepare other"]
 
@@ -274,7 +274,7 @@ def test_a_deleted_claim_does_not_wait_for_the_next_try_of_its_prepare(
     preparer.error = RetryableError("the library hangs")
     queue.apply([claim("a")])
     for _ in range(7):
-        clock.now += queue.step() or 0
+        clock.now += queue.reconcile() or 0
     queue.delete("default", "a")
-    queue.step()
+    queue.reconcile()
     assert phases(queue) == {}

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from cluster_api.fake import FakeApi
-from dra_agent.cluster import ApiServer, connect
 from dra_agent.inventory import Attribute, Device
+from dra_agent.kube_client import ApiClient, connect
+from fake_apiserver.fake import FakeApi
 
 DRIVER = "dra-agent.internal"
 POOL = "node-1/gpu"
-Story = Callable[[ApiServer], Awaitable[Any]]
+Story = Callable[[ApiClient], Awaitable[Any]]
 
 
 def result(device: str, *, driver: str = DRIVER, pool: str = POOL, **more: Any) -> dict[str, Any]:

@@ -14,21 +14,21 @@ from typing import Any
 
 import pytest
 
-from cluster_api.fake import FakeApi
-from dra_agent.cluster import ApiServer
-from dra_agent.status import ClaimStatus, Condition, HeldClaim
+from dra_agent.kube_client import ApiClient
+from dra_agent.status import ClaimStatusWriter, Condition, PreparedClaim
 from dra_agent.status.device_status import DeviceKey
 from eventually import DEADLINE_S, eventually_async
+from fake_apiserver.fake import FakeApi
 from status.conftest import DRIVER, POOL, Host, claim, result
 
 
-def held(name: str, *devices: str, uid: str | None = None) -> HeldClaim:
-    return HeldClaim(uid or f"uid-{name}", "team-a", name, tuple(DeviceKey(POOL, device) for device in devices))
+def held(name: str, *devices: str, uid: str | None = None) -> PreparedClaim:
+    return PreparedClaim(uid or f"uid-{name}", "team-a", name, tuple(DeviceKey(POOL, device) for device in devices))
 
 
 @asynccontextmanager
-async def telling(api: ApiServer, host: Host, *claims: HeldClaim, **more: Any) -> AsyncIterator[ClaimStatus]:
-    status = ClaimStatus(api, DRIVER, host.lookup, settle=0.0, **more)
+async def telling(api: ApiClient, host: Host, *claims: PreparedClaim, **more: Any) -> AsyncIterator[ClaimStatusWriter]:
+    status = ClaimStatusWriter(api, DRIVER, host.lookup, settle=0.0, **more)
     status.start(claims)
     try:
         yield status
@@ -48,10 +48,10 @@ def writes(api: FakeApi) -> list[Any]:
 def test_a_prepared_claim_says_what_its_devices_are(fake_api: FakeApi, ask: Any, host: Host) -> None:
     fake_api.put("resourceclaims", claim("a", result("gpu-0"), result("gpu-1", shareID="share-1")))
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with telling(api, host) as status:
             status.prepared(
-                HeldClaim("uid-a", "team-a", "a", (DeviceKey(POOL, "gpu-0"), DeviceKey(POOL, "gpu-1", "share-1")))
+                PreparedClaim("uid-a", "team-a", "a", (DeviceKey(POOL, "gpu-0"), DeviceKey(POOL, "gpu-1", "share-1")))
             )
             await eventually_async(lambda: entries(fake_api, "a"))
 
@@ -87,8 +87,8 @@ def test_a_nic_says_its_interface_and_addresses(fake_api: FakeApi, ask: Any, hos
         asked.append((interface, hardware_address))
         return ["192.0.2.5/24", "2001:db8::5/64", "192.0.2.5/24"]
 
-    async def story(api: ApiServer) -> None:
-        one = HeldClaim("uid-a", "team-a", "a", (DeviceKey("node-1/nic", "nic-0"),))
+    async def story(api: ApiClient) -> None:
+        one = PreparedClaim("uid-a", "team-a", "a", (DeviceKey("node-1/nic", "nic-0"),))
         async with telling(api, host, one, addresses=addresses):
             await eventually_async(lambda: entries(fake_api, "a"))
 
@@ -107,7 +107,7 @@ def test_entries_of_others_are_never_touched(fake_api: FakeApi, ask: Any, host: 
     made["status"]["devices"] = [theirs]
     fake_api.put("resourceclaims", made)
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with telling(api, host, held("a", "gpu-0")) as status:
             await eventually_async(lambda: len(entries(fake_api, "a")) == 2)
             host.change("gpu-0", health="unhealthy", health_reason="XID 79")
@@ -124,7 +124,7 @@ def test_entries_of_others_are_never_touched(fake_api: FakeApi, ask: Any, host: 
 def test_what_is_said_already_is_not_written_again_after_a_restart(fake_api: FakeApi, ask: Any, host: Host) -> None:
     fake_api.put("resourceclaims", claim("a", result("gpu-0")))
 
-    async def told(api: ApiServer) -> None:
+    async def told(api: ApiClient) -> None:
         before = len(fake_api.requests)
         async with telling(api, host, held("a", "gpu-0")) as status:
             await eventually_async(
@@ -157,7 +157,7 @@ def test_health_changes_the_condition_and_its_time(
     monkeypatch.setattr("dra_agent.status.claim_status.datetime", wall)
     fake_api.put("resourceclaims", claim("a", result("gpu-0"), result("gpu-1")))
 
-    async def story(api: ApiServer) -> list[Any]:
+    async def story(api: ApiClient) -> list[Any]:
         seen = []
         async with telling(api, host, held("a", "gpu-0", "gpu-1")) as status:
             for health in ("healthy", "unhealthy", "healthy"):
@@ -190,7 +190,7 @@ def test_health_that_changes_while_it_is_written_is_written_too(
     """The first time that a claim is told of, and when a device recovers while its failure is written."""
     fake_api.put("resourceclaims", claim("a", result("gpu-0")))
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with telling(api, host) as status:
             if health == "healthy":
                 status.prepared(held("a", "gpu-0"))
@@ -218,7 +218,7 @@ def test_health_that_changes_while_it_is_written_is_written_too(
 def test_a_judge_can_say_more_than_the_inventory(fake_api: FakeApi, ask: Any, host: Host) -> None:
     fake_api.put("resourceclaims", claim("a", result("gpu-0")))
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         def judge(pool: str, name: str, device: Any) -> Condition:
             return Condition("Unknown", "VendorLibraryHangs", f"{pool}/{name}")
 
@@ -239,7 +239,7 @@ def test_a_claim_that_is_not_held_any_more_is_let_be(fake_api: FakeApi, ask: Any
     if case in others:
         fake_api.put("resourceclaims", others[case])
 
-    async def story(api: ApiServer) -> int:
+    async def story(api: ApiClient) -> int:
         async with telling(api, host, held("a", "gpu-0")) as status:
             await eventually_async(lambda: fake_api.requests)
             await eventually_async(lambda: not status.waiting)
@@ -250,8 +250,8 @@ def test_a_claim_that_is_not_held_any_more_is_let_be(fake_api: FakeApi, ask: Any
 
 
 def test_what_is_released_before_its_turn_costs_nothing(fake_api: FakeApi, ask: Any, host: Host) -> None:
-    async def story(api: ApiServer) -> None:
-        status = ClaimStatus(api, DRIVER, host.lookup, settle=0.2)
+    async def story(api: ApiClient) -> None:
+        status = ClaimStatusWriter(api, DRIVER, host.lookup, settle=0.2)
         status.start()
         for number in range(100):
             status.prepared(held(f"c{number}", "gpu-0"))
@@ -272,7 +272,7 @@ def test_a_server_that_fails_is_asked_again_later(fake_api: FakeApi, ask: Any, h
     fake_api.reset(methods="PATCH")
     fake_api.fail(429, methods="PATCH", retry_after=1)
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with telling(api, host, held("a", "gpu-0"), held("b", "gpu-1")):
             await eventually_async(lambda: entries(fake_api, "a") and entries(fake_api, "b"))
 
@@ -295,7 +295,7 @@ def test_a_missing_right_is_said_once_and_not_asked_for_in_a_loop(
     body = json.dumps({"kind": "Status", "message": message})
     refusal = fake_api.fail(code, methods="PATCH", times=None, body=body)
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         again = 0.5
         began = time.monotonic()
         async with telling(api, host, held("a", "gpu-0"), held("b", "gpu-0"), again=again) as status:
@@ -324,7 +324,7 @@ def test_a_refusal_that_passes_holds_up_no_claim_for_long(
     fake_api.put("resourceclaims", claim("b", result("gpu-1")))
     fake_api.fail(code, methods="PATCH", times=1, body=json.dumps({"kind": "Status", "message": message}))
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with telling(api, host, held("a", "gpu-0"), held("b", "gpu-1")) as status:
             await eventually_async(lambda: entries(fake_api, "a") and entries(fake_api, "b"))
             await eventually_async(lambda: not status.problem)
@@ -341,7 +341,7 @@ def test_an_old_api_server_that_drops_the_field_is_named(
     fake_api.put("resourceclaims", claim("a", result("gpu-0")))
     fake_api.drop_fields(lambda plural, written: written.get("status", {}).pop("devices", None))
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with telling(api, host, held("a", "gpu-0")):
             await eventually_async(lambda: any(GATE in getattr(one, "reason", "") for one in caplog.records))
             await asyncio.sleep(0.3)
@@ -360,7 +360,7 @@ def test_a_bug_with_one_claim_does_not_end_telling(fake_api: FakeApi, ask: Any, 
             raise KeyError(name)
         return Condition("True", "Healthy")
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with telling(api, host, held("a", "gpu-0"), held("b", "gpu-1"), judge=judge):
             await eventually_async(lambda: entries(fake_api, "b"))
 
@@ -371,8 +371,8 @@ def test_a_bug_with_one_claim_does_not_end_telling(fake_api: FakeApi, ask: Any, 
 def test_claims_without_end_do_not_grow_the_queue_without_end(
     fake_api: FakeApi, ask: Any, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(api: ApiServer) -> int:
-        status = ClaimStatus(api, DRIVER, host.lookup, settle=60.0)
+    async def story(api: ApiClient) -> int:
+        status = ClaimStatusWriter(api, DRIVER, host.lookup, settle=60.0)
         status.start(held(f"c{number}", "gpu-0") for number in range(3000))
         waiting = status.waiting
         await status.stop()
@@ -391,7 +391,7 @@ def test_a_claim_that_is_replaced_between_reading_and_writing_is_not_written(
     other = claim("a", result("gpu-0"))
     other["metadata"]["uid"] = "another"
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with telling(api, host) as status:
             status.prepared(held("a", "gpu-0"))
             await eventually_async(lambda: any(seen.method == "PATCH" for seen in writes(fake_api)))
@@ -410,11 +410,11 @@ def test_only_claims_with_a_device_of_a_chosen_family_cost_requests(fake_api: Fa
         fake_api.put("resourceclaims", claim(name, result("gpu-0"), result("nic-0", pool="node-a/nic")))
     fake_api.requests.clear()
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with telling(api, host, families=frozenset({"nic"})) as status:
             status.prepared(held("gpu-only", "gpu-0"))
             keys = (DeviceKey(POOL, "gpu-0"), DeviceKey("node-a/nic", "nic-0"))
-            status.prepared(HeldClaim("uid-both", "team-a", "both", keys))
+            status.prepared(PreparedClaim("uid-both", "team-a", "both", keys))
             await eventually_async(lambda: entries(fake_api, "both"))
 
     ask(story)

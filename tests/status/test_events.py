@@ -15,21 +15,21 @@ from typing import Any
 
 import pytest
 
-from cluster_api.fake import FakeApi
-from dra_agent.cluster import ApiServer
-from dra_agent.status import Events, Subject, events
-from dra_agent.status.events import DEVICE_HELD, PREPARE_FAILED, SECOND_MANAGER, TRIES
+from dra_agent.kube_client import ApiClient
+from dra_agent.status import EventRecorder, ObjectReference, events
+from dra_agent.status.events import DEVICE_HELD, MAX_TRIES, PREPARE_FAILED, SECOND_MANAGER
 from eventually import DEADLINE_S, eventually_async
+from fake_apiserver.fake import FakeApi
 from logged import logged_by
 from status.conftest import DRIVER
 
-CLAIM = Subject.claim("team-a", "training", "uid-1")
+CLAIM = ObjectReference.claim("team-a", "training", "uid-1")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "events.md"
 
 
 @asynccontextmanager
-async def recording(api: ApiServer, **more: Any) -> AsyncIterator[Events]:
-    recorder = Events(api, DRIVER, "node-1", **more)
+async def recording(api: ApiClient, **more: Any) -> AsyncIterator[EventRecorder]:
+    recorder = EventRecorder(api, DRIVER, "node-1", **more)
     recorder.start()
     try:
         yield recorder
@@ -42,10 +42,10 @@ def written(api: FakeApi) -> list[dict[str, Any]]:
 
 
 def test_an_event_has_what_the_api_demands(fake_api: FakeApi, ask: Any) -> None:
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with recording(api) as recorder:
             recorder.record(PREPARE_FAILED, CLAIM, "config[0]: unknown kind")
-            recorder.record(SECOND_MANAGER, Subject.node("node-1"), "nvidia.com/gpu is there too")
+            recorder.record(SECOND_MANAGER, ObjectReference.node("node-1"), "nvidia.com/gpu is there too")
             await eventually_async(lambda: len(written(fake_api)) == 2)
 
     ask(story)
@@ -80,7 +80,7 @@ def test_the_same_again_is_counted_and_not_written_each_time(fake_api: FakeApi, 
     repeat = 0.3
     began = time.monotonic()
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with recording(api, repeat=repeat) as recorder:
             for _ in range(50):
                 recorder.record(DEVICE_HELD, CLAIM, "gpu-0 is held")
@@ -104,7 +104,7 @@ def test_the_same_again_is_counted_and_not_written_each_time(fake_api: FakeApi, 
 
 
 def test_an_event_that_the_server_forgot_is_made_anew(fake_api: FakeApi, ask: Any) -> None:
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with recording(api, repeat=0.0) as recorder:
             recorder.record(DEVICE_HELD, CLAIM, "gpu-0 is held")
             await eventually_async(lambda: written(fake_api))
@@ -120,7 +120,7 @@ def test_an_event_that_the_server_forgot_is_made_anew(fake_api: FakeApi, ask: An
 def test_only_the_series_changes_from_write_to_write(fake_api: FakeApi, ask: Any) -> None:
     """The API server refuses a change of anything else (ValidateEventUpdate)."""
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with recording(api, repeat=0.0) as recorder:
             for count in range(1, 4):
                 recorder.record(DEVICE_HELD, CLAIM, "gpu-0 is held")
@@ -137,10 +137,10 @@ def test_only_the_series_changes_from_write_to_write(fake_api: FakeApi, ask: Any
 def test_a_storm_is_slowed_down_and_what_is_too_much_is_lost_with_a_word(
     fake_api: FakeApi, ask: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with recording(api, burst=5, every=60.0) as recorder:
             for number in range(1000):
-                recorder.record(PREPARE_FAILED, Subject.claim("team-a", f"c{number}", f"uid-{number}"), "no")
+                recorder.record(PREPARE_FAILED, ObjectReference.claim("team-a", f"c{number}", f"uid-{number}"), "no")
             await eventually_async(lambda: len(written(fake_api)) == 5)
             await asyncio.sleep(0.3)
 
@@ -155,7 +155,7 @@ def test_recording_never_waits_for_a_server_that_hangs(fake_api: FakeApi, ask: A
     goes_on = threading.Event()
     fake_api.hang(10 * DEADLINE_S, times=None, when=goes_on)
 
-    async def story(api: ApiServer) -> int:
+    async def story(api: ApiClient) -> int:
         async with recording(api) as recorder:
             recorder.record(PREPARE_FAILED, CLAIM, "first")
             await eventually_async(lambda: fake_api.requests)
@@ -181,7 +181,7 @@ def test_a_server_that_fails_is_asked_again_and_a_lost_answer_makes_no_second_ev
     fake_api.fail(503, methods="PATCH", retry_after=0)
     fake_api.reset(methods="PATCH", done=True)
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with recording(api) as recorder:
             recorder.record(PREPARE_FAILED, CLAIM, "x")
             await eventually_async(lambda: len([seen for seen in fake_api.requests if seen.write]) == 3)
@@ -194,7 +194,7 @@ def test_a_server_that_fails_is_asked_again_and_a_lost_answer_makes_no_second_ev
 def test_what_cannot_be_written_is_in_the_log(fake_api: FakeApi, ask: Any, caplog: pytest.LogCaptureFixture) -> None:
     fake_api.fail(422, methods="PATCH")
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with recording(api) as recorder:
             recorder.record(PREPARE_FAILED, CLAIM, "the note")
             await eventually_async(lambda: "Event not written" in caplog.text)
@@ -207,12 +207,12 @@ def test_what_cannot_be_written_is_in_the_log(fake_api: FakeApi, ask: Any, caplo
 def test_a_missing_right_is_said_once(fake_api: FakeApi, ask: Any, caplog: pytest.LogCaptureFixture) -> None:
     refusal = fake_api.fail(403, methods="PATCH", times=None)
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with recording(api, again=0.2) as recorder:
             for number in range(10):
                 recorder.record(PREPARE_FAILED, CLAIM, f"{number}")
             await eventually_async(lambda: recorder.lost == 10)
-            assert len(fake_api.requests) == TRIES, "the first was tried again, and what waited was not tried"
+            assert len(fake_api.requests) == MAX_TRIES, "the first was tried again, and what waited was not tried"
             fake_api.faults.lift(refusal)
             recorder.record(PREPARE_FAILED, CLAIM, "later")
             await eventually_async(lambda: written(fake_api))
@@ -226,7 +226,7 @@ def test_a_missing_right_is_said_once(fake_api: FakeApi, ask: Any, caplog: pytes
 def test_a_right_that_is_known_a_moment_late_loses_no_event(fake_api: FakeApi, ask: Any) -> None:
     fake_api.fail(403, methods="PATCH", times=1)
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with recording(api) as recorder:
             recorder.record(PREPARE_FAILED, CLAIM, "early")
             await eventually_async(lambda: written(fake_api))
@@ -242,10 +242,10 @@ def test_a_namespace_that_is_being_deleted_is_no_missing_right(
     status = {"kind": "Status", "code": 403, "message": message}
     fake_api.fail(403, methods="PATCH", body=json.dumps(status))
 
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with recording(api) as recorder:
             recorder.record(PREPARE_FAILED, CLAIM, "x")
-            recorder.record(SECOND_MANAGER, Subject.node("node-1"), "y")
+            recorder.record(SECOND_MANAGER, ObjectReference.node("node-1"), "y")
             await eventually_async(lambda: written(fake_api))
 
     ask(story)
@@ -253,9 +253,9 @@ def test_a_namespace_that_is_being_deleted_is_no_missing_right(
 
 
 def test_long_notes_and_names_fit_the_api(fake_api: FakeApi, ask: Any) -> None:
-    async def story(api: ApiServer) -> None:
+    async def story(api: ApiClient) -> None:
         async with recording(api) as recorder:
-            recorder.record(PREPARE_FAILED, Subject.claim("team-a", "c" * 253, "u"), "ü" * 2000)
+            recorder.record(PREPARE_FAILED, ObjectReference.claim("team-a", "c" * 253, "u"), "ü" * 2000)
             await eventually_async(lambda: written(fake_api))
 
     ask(story)

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from cluster_api.fake import FakeApi
-from dra_agent.cluster import ApiServer, connect
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory.device import Device
-from dra_agent.prepare.ports import DeviceHeldError, Entry, HeldDevice
+from dra_agent.inventory.model import Device
+from dra_agent.kube_client import ApiClient, connect
+from dra_agent.prepare.ledger_types import DeviceHeldError, HeldDevice, LedgerEntry
 from dra_agent.status.gone_claims import GoneClaims
 from eventually import eventually_async
+from fake_apiserver.fake import FakeApi
 
 POOL = "node-a/gpu"
 CONFIRM_S = 180.0
@@ -37,17 +37,17 @@ class Node:
     """A ledger in memory, and what unprepares."""
 
     def __init__(self) -> None:
-        self.entries_by_uid: dict[str, Entry] = {}
+        self.entries_by_uid: dict[str, LedgerEntry] = {}
         self.released: list[str] = []
         self.events: list[str] = []
         self.node = "node-a"
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LedgerEntry]:
         return list(self.entries_by_uid.values())
 
     def hold(self, uid: str, name: str, device: str = "gpu-0", pool: str = POOL) -> None:
         held = (HeldDevice(pool, device, "gpu"),)
-        self.entries_by_uid[uid] = Entry(uid, "default", name, held, "completed")
+        self.entries_by_uid[uid] = LedgerEntry(uid, "default", name, held, "completed")
 
     def unprepare(self, uid: str, deadline: Deadline) -> None:
         del self.entries_by_uid[uid]
@@ -74,7 +74,7 @@ def device(pool: str, name: str) -> Device | None:
 
 
 def run(
-    fake_api: FakeApi, tmp_path: Path, host: Host, story: Callable[[GoneClaims, Node, Clock, ApiServer], Any]
+    fake_api: FakeApi, tmp_path: Path, host: Host, story: Callable[[GoneClaims, Node, Clock, ApiClient], Any]
 ) -> Node:
     node, clock = Node(), Clock()
 
@@ -127,7 +127,7 @@ def test_a_claim_that_is_gone_is_released_after_the_second_check(fake_api: FakeA
     put(fake_api, "there", "t")
     put(fake_api, "anew", "second")
 
-    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiServer) -> None:
+    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         node.hold("g", "gone")
         node.hold("t", "there", "gpu-1")
         node.hold("first", "anew", "gpu-2")
@@ -145,7 +145,7 @@ def test_a_claim_that_is_gone_is_released_after_the_second_check(fake_api: FakeA
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 429, 500, 503])
 def test_no_other_answer_releases_a_claim(fake_api: FakeApi, tmp_path: Path, host: Host, status: int) -> None:
-    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiServer) -> None:
+    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         node.hold("g", "gone")
         fake_api.fail(status, times=None)
         gone.start(node.unprepare)
@@ -162,7 +162,7 @@ def test_no_other_answer_releases_a_claim(fake_api: FakeApi, tmp_path: Path, hos
 def test_an_answer_between_the_checks_that_says_it_exists_begins_again(
     fake_api: FakeApi, tmp_path: Path, host: Host
 ) -> None:
-    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiServer) -> None:
+    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         node.hold("g", "gone")
         gone.start(node.unprepare)
         await until(lambda: "g" in gone._gone_since)
@@ -174,7 +174,7 @@ def test_an_answer_between_the_checks_that_says_it_exists_begins_again(
 
 
 def test_a_claim_whose_device_is_open_is_kept_until_it_is_closed(fake_api: FakeApi, tmp_path: Path, host: Host) -> None:
-    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiServer) -> None:
+    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         node.hold("g", "gone")
         open_in_a_process(host)
         gone.start(node.unprepare)
@@ -199,7 +199,7 @@ def test_a_holder_in_the_way_is_checked_at_once_and_the_error_names_the_command(
         def unprepare(self, uid: str, deadline: Deadline) -> None:
             raise AssertionError
 
-    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiServer) -> None:
+    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         put(fake_api, "gone", "g")
         gone.start(node.unprepare)
         node.hold("g", "gone", pool=pool)
@@ -216,7 +216,7 @@ def test_a_holder_in_the_way_is_checked_at_once_and_the_error_names_the_command(
 def test_an_operator_releases_what_is_gone_and_forces_what_is_not(
     fake_api: FakeApi, tmp_path: Path, host: Host
 ) -> None:
-    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiServer) -> None:
+    async def story(gone: GoneClaims, node: Node, clock: Clock, api: ApiClient) -> None:
         put(fake_api, "there", "t")
         node.hold("g", "gone")
         node.hold("t", "there", "gpu-1")

@@ -15,7 +15,7 @@ import pytest
 from dra_agent import simulate
 from dra_agent.errors import PermanentError
 from dra_agent.host import Host
-from dra_agent.topology import Change, Device, Kind, LiveTopology, Uevent, UeventSocket, scan
+from dra_agent.topology import DeviceKind, LiveTopology, PciFunction, TopologyChange, Uevent, UeventSocket, scan
 from eventually import eventually
 
 FIELDS = {
@@ -33,12 +33,12 @@ def host(tmp_path: Path) -> Host:
     return simulate.build("vm-1gpu", tmp_path / "host")
 
 
-def place(host: Host, device: Device) -> Path:
+def place(host: Host, device: PciFunction) -> Path:
     """A device's folder below the sysfs root."""
     return (host.sysfs / "bus/pci/devices" / device.pci_address).resolve()
 
 
-def unplug(host: Host, device: Device) -> Uevent:
+def unplug(host: Host, device: PciFunction) -> Uevent:
     folder = place(host, device)
     shutil.rmtree(folder)
     (host.sysfs / "bus/pci/devices" / device.pci_address).unlink()
@@ -47,12 +47,12 @@ def unplug(host: Host, device: Device) -> Uevent:
 
 def test_a_simulated_dgx_is_what_it_stands_for(tmp_path: Path) -> None:
     topology = scan(simulate.build("dgx-h100", tmp_path / "host"), distances=True)
-    gpus = [device for device in topology.wanted if device.kind is Kind.GPU]
+    gpus = [device for device in topology.wanted if device.kind is DeviceKind.GPU]
     assert topology.problems == ()
     assert len(gpus) == 8
     assert {gpu.numa_node for gpu in gpus} == {0, 1}
     for gpu in gpus:
-        assert any(nic.kind is Kind.NIC and nic.pcie_switch == gpu.pcie_switch for nic in topology.wanted)
+        assert any(nic.kind is DeviceKind.NIC and nic.pcie_switch == gpu.pcie_switch for nic in topology.wanted)
         assert gpu.driver == "nvidia"
     assert len(topology.distances) == len(topology.wanted) * (len(topology.wanted) - 1) // 2
     first, second = gpus[:2]
@@ -91,9 +91,9 @@ def test_the_json_has_the_documented_fields(host: Host) -> None:
 
 def test_an_unplugged_gpu_is_gone_after_its_event(host: Host) -> None:
     live = LiveTopology(host)
-    gpu = next(device for device in live.snapshot().wanted if device.kind is Kind.GPU)
+    gpu = next(device for device in live.snapshot().wanted if device.kind is DeviceKind.GPU)
     change = live.apply(unplug(host, gpu))
-    assert change == Change(removed=(gpu.pci_address,))
+    assert change == TopologyChange(removed=(gpu.pci_address,))
     assert change
     assert gpu.pci_address not in live.snapshot().by_address
     assert live.snapshot() == scan(host)
@@ -102,10 +102,10 @@ def test_an_unplugged_gpu_is_gone_after_its_event(host: Host) -> None:
 
 def test_a_rescan_finds_what_no_event_told(host: Host) -> None:
     live = LiveTopology(host)
-    gpu = next(device for device in live.snapshot().wanted if device.kind is Kind.GPU)
+    gpu = next(device for device in live.snapshot().wanted if device.kind is DeviceKind.GPU)
     unplug(host, gpu)
     assert gpu.pci_address in live.snapshot().by_address
-    assert live.rescan() == Change(removed=(gpu.pci_address,))
+    assert live.rescan() == TopologyChange(removed=(gpu.pci_address,))
     assert live.snapshot() == scan(host)
 
 

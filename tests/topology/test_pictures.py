@@ -11,13 +11,13 @@ import pytest
 
 from dra_agent import simulate
 from dra_agent.host import Host
-from dra_agent.topology import Device, Kind, NumaNode, Problem, Topology, scan, svg, tree
-from dra_agent.topology.branch import Branch, grow, switches
-from dra_agent.topology.names import ProductNames
+from dra_agent.topology import DeviceKind, NumaNode, PciFunction, ScanProblem, Topology, scan, svg, tree
+from dra_agent.topology.display_tree import TreeNode, grow, switches
+from dra_agent.topology.pci_ids import PciIds
 from dra_agent.topology.svg_layout import Box, arrange
 from topology.conftest import Machine
 
-NO_NAMES = ProductNames(b"")
+NO_NAMES = PciIds(b"")
 PCI_IDS = b"""\
 # comment
 1bcf  NEC Corporation
@@ -52,7 +52,7 @@ def texts(picture: str) -> Iterator[str]:
             yield element.text
 
 
-def made_up(number: int, **facts: object) -> Device:
+def made_up(number: int, **facts: object) -> PciFunction:
     document = {
         "pci_address": f"0000:{number:02x}:00.0", "kind": "nic", "class": "0x020000", "vendor_id": "0x15b3",
         "device_id": "0x1021", "subsystem_vendor": None, "subsystem_device": None, "revision": None, "numa_node": 0,
@@ -60,22 +60,22 @@ def made_up(number: int, **facts: object) -> Device:
         "iommu_group": None, "link": None, "sriov": None, "physfn": None, "virtfns": [], "net": [], "infiniband": [],
         "uverbs": [], "drm": None, "accel": [], "kfd": None, "vfio": None,
     }  # fmt: skip
-    return msgspec.convert({**document, **facts}, Device)
+    return msgspec.convert({**document, **facts}, PciFunction)
 
 
-def host_of(*devices: Device, nodes: int = 1) -> Topology:
+def host_of(*devices: PciFunction, nodes: int = 1) -> Topology:
     numa = [NumaNode(node, None, "0-7", 1 << 36, (10,) * nodes) for node in range(nodes)]
     return Topology(tuple(numa), devices, {}, ())
 
 
 def test_the_tree_shows_every_wanted_device_where_it_hangs(dgx: Topology) -> None:
-    lines = text(dgx, names=ProductNames(PCI_IDS)).splitlines()
+    lines = text(dgx, names=PciIds(PCI_IDS)).splitlines()
     assert lines[0] == "2 NUMA nodes, 8 GPUs, 10 NICs, 10 NVMe drives, 62 other functions"
     for device in dgx.wanted:
         [line] = [line for line in lines if device.pci_address in line]
         assert f"{device.vendor_id[2:]}:{device.device_id[2:]}" in line
         assert (device.driver or "no driver") in line
-    gpu = next(device for device in dgx.wanted if device.kind is Kind.GPU)
+    gpu = next(device for device in dgx.wanted if device.kind is DeviceKind.GPU)
     at = next(number for number, line in enumerate(lines) if gpu.pci_address in line)
     assert "NVIDIA H100 SXM5 80GB" in lines[at]
     assert "PCIe 5 x16" in lines[at]
@@ -85,14 +85,14 @@ def test_the_tree_shows_every_wanted_device_where_it_hangs(dgx: Topology) -> Non
 
 
 def test_holders_are_shown_in_both_pictures(dgx: Topology) -> None:
-    held, free = [device.pci_address for device in dgx.wanted if device.kind is Kind.GPU][:2]
+    held, free = [device.pci_address for device in dgx.wanted if device.kind is DeviceKind.GPU][:2]
     holders = {held: ["team-a/train", "team-b/notebook"]}
     lines = text(dgx, holders=holders, names=NO_NAMES).splitlines()
     assert next(line for line in lines if held in line).endswith("held by team-a/train, team-b/notebook")
     assert next(line for line in lines if free in line).endswith("free")
     shown = list(texts(svg.draw(dgx, title="dgx", holders=holders, names=NO_NAMES)))
     assert "team-a/train +1" in shown
-    drives = [device for device in dgx.wanted if device.kind is Kind.NVME]
+    drives = [device for device in dgx.wanted if device.kind is DeviceKind.NVME]
     assert shown.count("free") == len(dgx.wanted) - len(drives) - 1
     assert not any("free" in line for line in lines for drive in drives if drive.pci_address in line)
 
@@ -142,7 +142,7 @@ def test_names_from_a_damaged_host_cannot_break_the_pictures() -> None:
     nasty = "\x1b[31m<script>\x00&\ud800".encode("utf-8", "replace").decode() + "[bold]" + "x" * 300
     topology = msgspec.structs.replace(
         host_of(made_up(1, net=[nasty], driver=nasty)),
-        problems=tuple(Problem(f"{nasty}{number}", nasty) for number in range(9)),
+        problems=tuple(ScanProblem(f"{nasty}{number}", nasty) for number in range(9)),
     )
     picture = svg.draw(topology, title=nasty, holders={"0000:01:00.0": [nasty]}, names=NO_NAMES)
     ET.fromstring(picture)
@@ -186,12 +186,12 @@ def test_switches_inside_a_card_are_left_out() -> None:
     assert [leaf.device for leaf in switch.leaves] == [gpu, nic]
     # With a neighbour at the inner switch it is worth showing.
     twin = made_up(7, kind="gpu", parents=ports, pcie_switch=ports[1])
-    inner: Branch = grow(host_of(gpu, nic, twin))[0].branches[0].branches[0]
+    inner: TreeNode = grow(host_of(gpu, nic, twin))[0].branches[0].branches[0]
     assert [branch.name for branch in inner.branches] == [ports[3]]
 
 
 def test_products_have_the_names_of_pci_ids() -> None:
-    names = ProductNames(b"\n" + PCI_IDS)
+    names = PciIds(b"\n" + PCI_IDS)
     assert names.product("0x10de", "0x2331") == "GH100 [H100 PCIe]"
     assert names.product("0x10de", "0x001c") is None, "another vendor's product"
     assert names.product("0x1bcf", "0x0001") is None, "a board's id is no product"

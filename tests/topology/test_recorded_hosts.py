@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.topology import Distance, Kind, Topology, scan
+from dra_agent.topology import DeviceKind, Distance, Topology, scan
 from topology.conftest import Machine
 from topology.oracles import Parents, lspci, lstopo
 
@@ -31,7 +31,7 @@ def test_eight_vector_engines_behind_two_switches(machine: Machine) -> None:
     tree = machine("hwloc-8ve")
     topology = read(tree)
     assert topology.problems == ()
-    assert Counter(device.kind for device in topology.wanted) == {Kind.ACCELERATOR: 8, Kind.NIC: 4}
+    assert Counter(device.kind for device in topology.wanted) == {DeviceKind.ACCELERATOR: 8, DeviceKind.NIC: 4}
     assert Counter(topology.distances.values()) == {Distance.PIX: 21, Distance.NODE: 45}
     switches = Counter(device.pcie_switch for device in topology.wanted)
     assert switches == {"0000:18:00.0": 5, "0000:3b:00.0": 5, "0000:5e:00.0": 2}
@@ -57,7 +57,7 @@ def test_a_desktop_without_uevent_files(machine: Machine) -> None:
     assert topology.problems == ()
     kinds = {device.pci_address: device.kind for device in topology.wanted}
     nics = ("0000:03:00.0", "0000:06:00.0", "0000:06:00.1", "0000:08:00.0")
-    assert kinds == {"0000:0a:00.0": Kind.GPU, **dict.fromkeys(nics, Kind.NIC)}
+    assert kinds == {"0000:0a:00.0": DeviceKind.GPU, **dict.fromkeys(nics, DeviceKind.NIC)}
     gpu = topology.by_address["0000:0a:00.0"]
     assert gpu.drm is not None
     assert (gpu.vendor_id, gpu.device_id, gpu.drm.card) == ("0x1002", "0x6758", "card0")
@@ -72,7 +72,7 @@ def test_a_laptop_with_iommu_groups(machine: Machine) -> None:
     assert len(topology.devices) == 23
     assert all(device.iommu_group is not None for device in topology.devices)
     drive = topology.by_address["0000:04:00.0"]
-    assert (drive.kind, drive.driver, drive.iommu_group) == (Kind.NVME, "nvme", 14)
+    assert (drive.kind, drive.driver, drive.iommu_group) == (DeviceKind.NVME, "nvme", 14)
 
 
 @pytest.mark.parametrize("name", ALL)

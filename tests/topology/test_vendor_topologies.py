@@ -10,7 +10,7 @@ import pytest
 
 from conftest import RECORDED
 from dra_agent.host import Host
-from dra_agent.topology import Device, Distance, Kind, Topology, scan
+from dra_agent.topology import DeviceKind, Distance, PciFunction, Topology, scan
 from topology.xml_trees import from_lstopo, from_nccl
 
 
@@ -28,11 +28,11 @@ def vendor_host(tmp_path: Path) -> Callable[[str, Callable[[Path, Path], None]],
     return build
 
 
-def of_kind(topology: Topology, kind: Kind) -> list[Device]:
+def of_kind(topology: Topology, kind: DeviceKind) -> list[PciFunction]:
     return [device for device in topology.wanted if device.kind is kind]
 
 
-def nearest(topology: Topology, device: Device, others: list[Device]) -> list[str]:
+def nearest(topology: Topology, device: PciFunction, others: list[PciFunction]) -> list[str]:
     """The others at the least distance."""
     levels = list(Distance)
     distances = {
@@ -46,7 +46,7 @@ def nearest(topology: Topology, device: Device, others: list[Device]) -> list[st
 
 def test_dgx2_has_its_gpus_in_pairs_of_pairs(vendor_host: Callable[..., Topology]) -> None:
     topology = vendor_host("hwloc-nvidiaDGX2.xml", from_lstopo)
-    gpus = of_kind(topology, Kind.GPU)
+    gpus = of_kind(topology, DeviceKind.GPU)
     assert len(gpus) == 16
     # NVIDIA's picture: a pair per switch, two such switches below another one, two of those per socket.
     assert Counter(topology.distances.values()) == {
@@ -68,7 +68,7 @@ def test_dgx2_has_its_gpus_in_pairs_of_pairs(vendor_host: Callable[..., Topology
 
 def test_mi300x_has_a_nic_for_each_gpu(vendor_host: Callable[..., Topology]) -> None:
     topology = vendor_host("rccl-mi300x-8gpu-8nic.xml", from_nccl)
-    gpus, nics = of_kind(topology, Kind.GPU), of_kind(topology, Kind.NIC)
+    gpus, nics = of_kind(topology, DeviceKind.GPU), of_kind(topology, DeviceKind.NIC)
     assert (len(gpus), len(nics)) == (8, 8)
     assert {gpu.class_ for gpu in gpus} == {"0x120000"}, "the class says accelerator, the vendor says GPU"
     for gpu in gpus:
@@ -82,7 +82,7 @@ def test_mi300x_has_a_nic_for_each_gpu(vendor_host: Callable[..., Topology]) -> 
 
 def test_azure_ndv5_pairs_each_gpu_with_one_nic(vendor_host: Callable[..., Topology]) -> None:
     topology = vendor_host("Azure-ndv5-topo.xml", from_nccl)
-    gpus, nics = of_kind(topology, Kind.GPU), of_kind(topology, Kind.NIC)
+    gpus, nics = of_kind(topology, DeviceKind.GPU), of_kind(topology, DeviceKind.NIC)
     pairs = {gpu.pci_address: nearest(topology, gpu, nics) for gpu in gpus}
     assert pairs == {
         f"{gpu}:00:00.0": [f"01{number:02}:00:00.0"]
@@ -93,10 +93,10 @@ def test_azure_ndv5_pairs_each_gpu_with_one_nic(vendor_host: Callable[..., Topol
 
 def test_aws_p4d_has_two_gpus_and_a_nic_per_switch(vendor_host: Callable[..., Topology]) -> None:
     topology = vendor_host("aws-p4d-24xl-topo.xml", from_nccl)
-    switches: dict[str | None, Counter[Kind]] = {}
+    switches: dict[str | None, Counter[DeviceKind]] = {}
     for device in topology.wanted:
         switches.setdefault(device.pcie_switch, Counter())[device.kind] += 1
-    assert list(switches.values()) == [Counter({Kind.GPU: 2, Kind.NIC: 1})] * 4
-    for gpu in of_kind(topology, Kind.GPU):
-        [nic] = nearest(topology, gpu, of_kind(topology, Kind.NIC))
+    assert list(switches.values()) == [Counter({DeviceKind.GPU: 2, DeviceKind.NIC: 1})] * 4
+    for gpu in of_kind(topology, DeviceKind.GPU):
+        [nic] = nearest(topology, gpu, of_kind(topology, DeviceKind.NIC))
         assert nic.split(":")[1] == gpu.pci_address.split(":")[1]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_agent.agent.setups import known_setups
-from dra_agent.webhook.admission import NoReviewError, Verdict, judge
+from dra_agent.agent.setup_registry import known_setups
+from dra_agent.webhook.admission import MalformedReviewError, ReviewResult, review
 
 DRIVER = "dra-agent.internal"
 SETUPS = known_setups()
@@ -40,7 +40,7 @@ def asked(value: object, operation: str = "CREATE", old: object = None) -> bytes
     return msgspec.json.encode(review)
 
 
-def answered(verdict: Verdict) -> dict[str, Any]:
+def answered(verdict: ReviewResult) -> dict[str, Any]:
     answer = msgspec.json.decode(verdict.body)
     assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
     assert answer["response"]["uid"] == "u-1"
@@ -59,9 +59,9 @@ PATHS = {
 @pytest.mark.parametrize("kind", list(PATHS))
 def test_a_mistake_is_refused_with_its_field(kind: str, version: str) -> None:
     right = thing(kind, entry(parameters()), version=version)
-    assert answered(judge(asked(right), DRIVER, SETUPS)) == {"uid": "u-1", "allowed": True}
+    assert answered(review(asked(right), DRIVER, SETUPS)) == {"uid": "u-1", "allowed": True}
     mistakes = [entry(parameters("Shrt")), entry(parameters(odd=1))]
-    verdict = judge(asked(thing(kind, entry({}, "other.example"), *mistakes, version=version)), DRIVER, SETUPS)
+    verdict = review(asked(thing(kind, entry({}, "other.example"), *mistakes, version=version)), DRIVER, SETUPS)
     assert verdict.what == f"{kind} default/x"
     refused = answered(verdict)
     assert refused["allowed"] is False and refused["status"].items() >= {"code": 422, "reason": "Invalid"}.items()
@@ -85,24 +85,24 @@ def test_a_mistake_is_refused_with_its_field(kind: str, version: str) -> None:
     ],
 )
 def test_what_is_not_its_business_is_allowed(value: object) -> None:
-    assert answered(judge(asked(value), DRIVER, SETUPS))["allowed"] is True
+    assert answered(review(asked(value), DRIVER, SETUPS))["allowed"] is True
 
 
 def test_another_driver_name() -> None:
     wrong = thing("ResourceClaim", entry(parameters("Shrt"), "gpus.example"))
-    assert answered(judge(asked(wrong), DRIVER, SETUPS))["allowed"] is True
-    assert answered(judge(asked(wrong), "gpus.example", SETUPS))["allowed"] is False
+    assert answered(review(asked(wrong), DRIVER, SETUPS))["allowed"] is True
+    assert answered(review(asked(wrong), "gpus.example", SETUPS))["allowed"] is False
 
 
 def test_an_object_that_was_wrong_before_can_still_be_changed_otherwise() -> None:
     old = thing("DeviceClass", entry(parameters("Shrt")))
     labelled = thing("DeviceClass", entry(parameters("Shrt")), labels={"a": "b"})
     worse = thing("DeviceClass", entry(parameters("Shrt")), entry(parameters("Lng")))
-    assert answered(judge(asked(labelled, "UPDATE", old), DRIVER, SETUPS))["allowed"] is True
-    refused = answered(judge(asked(worse, "UPDATE", old), DRIVER, SETUPS))
+    assert answered(review(asked(labelled, "UPDATE", old), DRIVER, SETUPS))["allowed"] is True
+    refused = answered(review(asked(worse, "UPDATE", old), DRIVER, SETUPS))
     assert refused["allowed"] is False and "Lng" in refused["status"]["message"]
     assert "Shrt" not in refused["status"]["message"]
-    assert answered(judge(asked(None, "DELETE", old), DRIVER, SETUPS))["allowed"] is True
+    assert answered(review(asked(None, "DELETE", old), DRIVER, SETUPS))["allowed"] is True
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_an_object_that_was_wrong_before_can_still_be_changed_otherwise() -> Non
     ids=["empty", "torn", "list", "no request", "old", "other kind", "no object", "deep", "deep inside"],
 )
 def test_what_is_no_review(body: bytes) -> None:
-    with pytest.raises(NoReviewError):
-        judge(body, DRIVER, SETUPS)
+    with pytest.raises(MalformedReviewError):
+        review(body, DRIVER, SETUPS)
 
 
 VALUES = st.recursive(
@@ -135,5 +135,5 @@ VALUES = st.recursive(
 @given(kind=st.sampled_from(list(PATHS)), value=VALUES, deep=st.booleans())
 def test_whatever_is_in_an_object_there_is_an_answer(kind: str, value: object, deep: bool) -> None:
     config = thing(kind, entry(value)) if deep else {**thing(kind), "spec": value}
-    response = answered(judge(asked(config), DRIVER, SETUPS))
+    response = answered(review(asked(config), DRIVER, SETUPS))
     assert response["allowed"] is not deep, "parameters of no kind are refused; the rest is the API server's to judge"

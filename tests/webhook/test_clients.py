@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from cluster_api.certificates import Authority
 from dra_agent.webhook import server
 from dra_agent.webhook.clients import ClientRule
+from fake_apiserver.certificates import Authority
 from webhook.keys import Secret
 from webhook.test_server import RIGHT, Running, post, verdict
 

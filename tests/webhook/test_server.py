@@ -20,7 +20,7 @@ import pytest
 
 from dra_agent.errors import UsageError
 from dra_agent.webhook import server
-from dra_agent.webhook.certificate import Certificate
+from dra_agent.webhook.certificate import ReloadingCertificate
 from eventually import eventually
 from webhook.keys import Secret
 from webhook.test_admission import asked, entry, parameters, thing
@@ -181,27 +181,27 @@ def test_it_ends_at_once_though_clients_are_connected(running: Running) -> None:
 
 def test_what_it_cannot_start_with(secret: Secret, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
-        Certificate(tmp_path / "none", secret.key)
+        ReloadingCertificate(tmp_path / "none", secret.key)
     other = Secret(tmp_path / "other")
     with pytest.raises(UsageError, match="mismatch"):
-        Certificate(secret.certificate, other.key)
+        ReloadingCertificate(secret.certificate, other.key)
     (tmp_path / "empty").touch()
     with pytest.raises(UsageError, match=r"empty and .*; give a PEM"):
-        Certificate(tmp_path / "empty", secret.key)
+        ReloadingCertificate(tmp_path / "empty", secret.key)
 
 
 def test_an_address_that_is_taken(secret: Secret) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        certificate = Certificate(secret.certificate, secret.key)
+        certificate = ReloadingCertificate(secret.certificate, secret.key)
         webhook = server.Webhook(taken.getsockname(), certificate, lambda body: pytest.fail("asked"))
         with pytest.raises(UsageError, match=r"cannot listen on 127.0.0.1"):
             asyncio.run(webhook.start())
 
 
 def test_it_loads_only_what_it_needs() -> None:
-    code = "import sys, dra_agent.agent.webhooks; print(' '.join(sys.modules))"
+    code = "import sys, dra_agent.agent.webhook_runner; print(' '.join(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     heavy = {"grpc", "google.protobuf", "pynvml", "rich", "yaml", "prometheus_client", "psutil", "sqlite3"}
     assert heavy.isdisjoint(loaded), sorted(heavy & set(loaded))
@@ -257,7 +257,7 @@ def test_clients_that_ask_nothing_never_keep_the_api_server_out(running: Running
 def test_a_defect_is_an_answer_and_counted(secret: Secret, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[str] = []
 
-    class Counted(server.Told):
+    class Counted(server.ReviewObserver):
         def review(self, result: str, seconds: float) -> None:
             seen.append(result)
 
@@ -265,7 +265,9 @@ def test_a_defect_is_an_answer_and_counted(secret: Secret, caplog: pytest.LogCap
         raise ZeroDivisionError("a defect")
 
     async def story() -> tuple[int, bytes]:
-        webhook = server.Webhook(("127.0.0.1", 0), Certificate(secret.certificate, secret.key), judge, Counted())
+        webhook = server.Webhook(
+            ("127.0.0.1", 0), ReloadingCertificate(secret.certificate, secret.key), judge, Counted()
+        )
         await webhook.start()
         connection = http.client.HTTPSConnection("127.0.0.1", webhook.port, context=secret.trusted(), timeout=120)
         answer = await asyncio.to_thread(post, connection, RIGHT)

@@ -25,9 +25,9 @@ def describe(config: Config) -> Any:
     return msgspec.to_builtins(RunningAgent(os.getpid(), __version__, config), enc_hook=str)
 
 
-def ask(config: Config) -> RunningAgent | None:
+def query(config: Config) -> RunningAgent | None:
     """Ask the agent that runs on a state directory; None where none answers."""
-    from dra_agent.reclaim.client import ask as ask_socket
+    from dra_agent.reclaim.client import send_request as ask_socket
     from dra_agent.reclaim.wire import About
 
     try:

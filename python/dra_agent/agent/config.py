@@ -143,7 +143,7 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = HELP) -> N
             parser.add_argument(flag, metavar=metavar, default=None, help=HELP[name])
 
 
-def load(
+def load_config(
     args: argparse.Namespace, environment: Mapping[str, str] | None = None, *, below: Config | None = None
 ) -> Config:
     """Put the configuration together: flag over variable over file over default.
@@ -217,7 +217,7 @@ def listen_address(text: str, flag: str = "--metrics-address") -> tuple[str, int
     """Split HOST:PORT (IPv6 in brackets, no host for every address); UsageError if it is none."""
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 <= int(match[2]) <= 65535:
-        raise UsageError(f"{text!r} is not HOST:PORT", where=flag, todo="write for example 127.0.0.1:9464")
+        raise UsageError(f"{text!r} is not HOST:PORT", where=flag, hint="write for example 127.0.0.1:9464")
     return match[1].strip("[]"), int(match[2])
 
 
@@ -227,7 +227,7 @@ def _with(config: Config, name: str, value: Any, where: str) -> Config:
     try:
         converted = msgspec.convert(value, field.type, strict=False, dec_hook=to_path)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{value!r}: {plain(error)}", where=where, todo=f"it must be {_kind(expected)}") from error
+        raise UsageError(f"{value!r}: {plain(error)}", where=where, hint=f"it must be {_kind(expected)}") from error
     return msgspec.structs.replace(config, **{name: converted})
 
 
@@ -238,12 +238,12 @@ def to_path(kind: type, value: object) -> Path:
     return Path(value)
 
 
-def _check_name(name: str, limit: int, where: str, todo: str = "use lower-case letters, digits, '-' and '.'") -> None:
+def _check_name(name: str, limit: int, where: str, hint: str = "use lower-case letters, digits, '-' and '.'") -> None:
     if len(name) > limit or not _SUBDOMAIN.fullmatch(name):
         raise UsageError(
             f"{name!r} is not a DNS subdomain of at most {limit} characters",
             where=where,
-            todo=todo,
+            hint=hint,
         )
 
 

@@ -44,9 +44,9 @@ class ConfigFile:
         except msgspec.ValidationError as error:
             steps = str(error).rpartition("`$")[2].rstrip("`")
             choices = _choices(re.findall(r"\.([a-z_]+)", steps))
-            todo = f"it must be one of {', '.join(choices)}" if choices else None
+            hint = f"it must be one of {', '.join(choices)}" if choices else None
             where = self.place(steps)
-            raise UsageError(plain(error), where=where, todo=todo) from error
+            raise UsageError(plain(error), where=where, hint=hint) from error
 
     def place(self, field: str) -> str:
         """Return `config.toml:7` for a field such as `inventory.share[0].when`: the nearest line that is found.
@@ -75,7 +75,7 @@ class ConfigFile:
         except UsageError as error:
             field = (error.where or "").removeprefix("configuration, ")
             where = f"{self._place_of_rule(field)}: {field}"
-            raise UsageError(error.what, where=where, todo=error.todo) from error
+            raise UsageError(error.message, where=where, hint=error.hint) from error
 
     def _place_of_rule(self, field: str) -> str:
         """Find the line of one string of a list, too: `exclude[1]` has no key of its own."""
@@ -116,8 +116,8 @@ class ConfigFile:
                 import difflib
 
                 near = difflib.get_close_matches(name, known, 1)
-                todo = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-                raise UsageError(f"unknown key {key!r}", where=self.place(above + key), todo=todo)
+                hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+                raise UsageError(f"unknown key {key!r}", where=self.place(above + key), hint=hint)
             inner = _struct_of(known[name])
             if inner is not None and isinstance(value, dict):
                 value = self._spelled(value, inner, f"{above}{key}.")

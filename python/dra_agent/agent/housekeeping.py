@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import Protocol, TypeVar
 
-from dra_agent.agent.heap import give_back
+from dra_agent.agent.malloc import trim
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import AgentError
 from dra_agent.prepare import Preparer
@@ -75,9 +75,9 @@ class Housekeeping:
         await self._guarded("looking at claims of an earlier run", lambda: self._preparer.recover(apart))
         while True:
             await asyncio.sleep(self._interval_s)
-            await self._guarded("compacting the ledger", self._ledger.tidy)
-            await self._guarded("looking at CDI specs", lambda: self._newest() and self._preparer.mend(apart))
-            await self._guarded("giving memory back", give_back)
+            await self._guarded("compacting the ledger", self._ledger.compact)
+            await self._guarded("looking at CDI specs", lambda: self._newest() and self._preparer.repair(apart))
+            await self._guarded("giving memory back", trim)
 
     async def _guarded(self, what: str, call: Callable[[], object]) -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from dra_agent.agent.instances import Instances, Standing
+from dra_agent.agent.rolling_update import InstanceRegistry, Standing
 from dra_agent.errors import RetryableError
 
 log = logging.getLogger(__name__)
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 class Leadership:
     """See dra_agent.publish.access.Peers. An agent that shares its state directory with no other always leads."""
 
-    def __init__(self, instances: Instances | None) -> None:
+    def __init__(self, instances: InstanceRegistry | None) -> None:
         self._instances = instances
         self._leads = True
         self._known = True

@@ -12,7 +12,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from dra_agent import whole_file
+from dra_agent import atomic_file
 from dra_agent.errors import PermanentError, RetryableError
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ def remove_leftovers(state_dir: Path) -> None:
     with suppress(OSError):
         folders = [path for path in state_dir.iterdir() if path.is_dir() and not path.is_symlink()]
         for folder in (state_dir, *folders):
-            if removed := whole_file.remove_leftovers(folder):
+            if removed := atomic_file.remove_leftovers(folder):
                 log.info(
                     "temporary files of an agent that was killed are removed",
                     extra={"folder": str(folder), "files": len(removed)},
@@ -48,7 +48,7 @@ class StateLock:
             raise RetryableError(
                 f"the state directory cannot be used: {error.strerror}",
                 where=str(state_dir),
-                todo="make it a directory that the agent can write, or choose another with --state-dir",
+                hint="make it a directory that the agent can write, or choose another with --state-dir",
             ) from error
         try:
             fcntl.flock(self._handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -60,7 +60,7 @@ class StateLock:
             raise PermanentError(
                 f"another agent{f' (pid {holder})' if holder.isdigit() else ''} runs on this state directory",
                 where=str(state_dir),
-                todo="stop it: of the agents of one host, one at a time serves a driver"
+                hint="stop it: of the agents of one host, one at a time serves a driver"
                 + ("; only agents that all have --pod-uid share a state directory" if shared else ""),
             ) from None
         try:
@@ -92,6 +92,6 @@ def _make_directory(path: Path) -> None:
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(mode=0o700, exist_ok=True)
-        whole_file.sync_folder(folder.parent)
+        atomic_file.sync_directory(folder.parent)
     if not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from dra_agent.agent.hardware import Hardware
-from dra_agent.agent.measured import MeasuredPreparer
+from dra_agent.agent.device_state import DeviceState
+from dra_agent.metrics.instrumented import InstrumentedPreparer
 from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.reclaim.service import Reclaim
+from dra_agent.reclaim.service import ReclaimService
 
 _T = TypeVar("_T")
 
 
-class OnThread(Protocol):
+class RunInThread(Protocol):
     """Runs what may wait on the hardware's thread, where the agent watches over it."""
 
     def __call__(self, what: str, at_most: float, call: Callable[[], _T]) -> Awaitable[_T]:
@@ -26,10 +26,10 @@ class Mode(Protocol):
     async def open(self) -> None:
         """Begin what needs no devices; raises AgentError where the agent cannot start."""
 
-    def follow(self, reclaim: Reclaim) -> None:
+    def attach_reclaim(self, reclaim: ReclaimService) -> None:
         """Act on what is announced of the host's end, from what is known already; called before `serve`."""
 
-    async def serve(self, preparer: MeasuredPreparer, hardware: Hardware, ledger: JournalLedger) -> None:
+    async def serve(self, preparer: InstrumentedPreparer, hardware: DeviceState, ledger: JournalLedger) -> None:
         """Begin to serve claims."""
 
     def devices_changed(self) -> None:
@@ -40,15 +40,15 @@ class Mode(Protocol):
         """How it stands, in one line for people; "" where there is nothing to say."""
 
     @property
-    def ills(self) -> list[str]:
+    def failures(self) -> list[str]:
         """Why claims cannot be served at present."""
 
     @property
-    def stuck(self) -> list[str]:
+    def hung_calls(self) -> list[str]:
         """What still runs on a thread and may never end."""
 
     @property
-    def leaving(self) -> bool:
+    def draining(self) -> bool:
         """Whether the host is being taken, and claims have still to be given back through this agent."""
 
     async def close(self) -> None:

@@ -9,21 +9,21 @@ import msgspec
 from dra_agent import _native
 
 
-class Fault(msgspec.Struct, frozen=True):
+class FieldError(msgspec.Struct, frozen=True):
     """One thing that the API server would refuse."""
 
     field: str
     message: str
 
 
-def faults_of(value: dict[str, Any]) -> list[Fault]:
+def validate(value: dict[str, Any]) -> list[FieldError]:
     """Say what the API server would refuse in a resource.k8s.io/v1 object; nothing if it would take it."""
-    return msgspec.json.decode(_native.validate_object(msgspec.json.encode(value)), type=list[Fault])
+    return msgspec.json.decode(_native.validate_object(msgspec.json.encode(value)), type=list[FieldError])
 
 
-def problems_of(value: dict[str, Any]) -> list[str]:
+def validation_messages(value: dict[str, Any]) -> list[str]:
     """Say the same in sentences, with the object's kind and name."""
     metadata = value.get("metadata")
     name = metadata.get("name", "") if isinstance(metadata, dict) else ""
     what = f"{value.get('kind', 'object')} {name}".strip()
-    return [f"{what}: {fault.field}: {fault.message}" for fault in faults_of(value)]
+    return [f"{what}: {fault.field}: {fault.message}" for fault in validate(value)]

@@ -9,20 +9,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dra_agent.cdi.edits import DeviceEdits
 from dra_agent.cdi.model import ContainerEdits, Device, Spec, encode
 from dra_agent.cdi.names import CLAIM_CLASS, claim_device
-from dra_agent.cdi.recipes import DeviceEdits
 from dra_agent.cdi.validate import problems, warnings
 from dra_agent.cdi.version import minimum_version
 from dra_agent.errors import PermanentError
-from dra_agent.inventory.device import Device as HostDevice
+from dra_agent.inventory.model import Device as HostDevice
 from dra_agent.printable import printable
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimedDevice:
+class SpecDevice:
     """A device as one claim holds it."""
 
     device: HostDevice
@@ -46,7 +46,7 @@ class ClaimSpec:
     """For each device what a container will miss, in plain words; empty where nothing."""
 
 
-def compose(driver: str, uid: str, namespace: str, name: str, devices: Sequence[ClaimedDevice]) -> ClaimSpec:
+def build_spec(driver: str, uid: str, namespace: str, name: str, devices: Sequence[SpecDevice]) -> ClaimSpec:
     """Build the spec of a claim; PermanentError where no loader would take the result."""
     claim = f"{namespace}/{name}"
     members = _members(devices)
@@ -74,7 +74,7 @@ def compose(driver: str, uid: str, namespace: str, name: str, devices: Sequence[
         raise PermanentError(
             f"its CDI spec would be refused: {'; '.join(refused)}",
             where=f"claim {claim} ({uid})",
-            todo="report this, with the claim and its device",
+            hint="report this, with the claim and its device",
         )
     return ClaimSpec(spec, encode(spec), tuple(ids), tuple(held.edits.notes for held in devices))
 
@@ -86,17 +86,17 @@ def _check_lines(variables: Sequence[str], claim: str, uid: str) -> None:
             raise PermanentError(
                 f"a variable for its containers has control characters: {printable(text, line=True, longest=128)}",
                 where=f"claim {printable(claim, line=True, longest=128)} ({uid})",
-                todo="take names as the API server accepts them",
+                hint="take names as the API server accepts them",
             )
 
 
-def _shared(devices: Sequence[ClaimedDevice]) -> ContainerEdits | None:
+def _shared(devices: Sequence[SpecDevice]) -> ContainerEdits | None:
     """Find the common edits that all devices agree on: a runtime then applies them once, hooks included."""
     first = devices[0].edits.common if devices else ContainerEdits()
     return first if first and all(held.edits.common == first for held in devices) else None
 
 
-def _members(devices: Sequence[ClaimedDevice]) -> dict[str, list[str]]:
+def _members(devices: Sequence[SpecDevice]) -> dict[str, list[str]]:
     members: dict[str, list[str]] = {}
     for held in devices:
         for request in held.requests:
@@ -106,9 +106,9 @@ def _members(devices: Sequence[ClaimedDevice]) -> dict[str, list[str]]:
     return members
 
 
-def _environment(claim: str, held: ClaimedDevice, members: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+def _environment(claim: str, held: SpecDevice, members: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Tell the container what it holds: a variable per device, so that several claims never hide one another's."""
-    prefix = f"DRA_AGENT_DEVICE_{variable(held.device.name)}"
+    prefix = f"DRA_AGENT_DEVICE_{env_name(held.device.name)}"
     env = {prefix: ",".join(f"{claim}/{request}" for request in held.requests)}
     env[f"{prefix}_PCI"] = held.device.pci_address
     for key in ("uuid", "ifname", "rdma"):
@@ -116,15 +116,15 @@ def _environment(claim: str, held: ClaimedDevice, members: Mapping[str, Sequence
             env[f"{prefix}_{key.upper()}"] = value
     for capacity, amount in sorted(held.consumed_capacity.items()):
         if amount != "0":  # a capacity that a share has no part in
-            env[f"{prefix}_CAPACITY_{variable(capacity)}"] = amount
+            env[f"{prefix}_CAPACITY_{env_name(capacity)}"] = amount
     if held.edits.notes:
         # A variable rather than an annotation, which needs CDI 0.6.0: podman 4 drops such a file.
         env[f"{prefix}_NOTE"] = "; ".join(held.edits.notes)
     for request in held.requests:
-        env[f"DRA_AGENT_REQUEST_{variable(request)}"] = ",".join(members[request])
+        env[f"DRA_AGENT_REQUEST_{env_name(request)}"] = ",".join(members[request])
     return tuple(f"{key}={value}" for key, value in env.items())
 
 
-def variable(name: str) -> str:
+def env_name(name: str) -> str:
     """Turn a name into the part of an environment variable's name: "gpu-0" → "GPU_0"."""
     return re.sub(r"[^A-Za-z0-9]", "_", name).upper()

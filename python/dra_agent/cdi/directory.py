@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from dra_agent import whole_file
+from dra_agent import atomic_file
 from dra_agent.cdi.names import CLAIM_CLASS, check_driver, check_uid, claim_file, uid_of_file
 from dra_agent.errors import RetryableError
 
@@ -40,19 +40,19 @@ class SpecDirectory:
         path = self.file(uid)
         try:
             try:
-                whole_file.put(path, data, mode=_MODE)
+                atomic_file.write(path, data, mode=_MODE)
             except FileNotFoundError:
                 self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
-                whole_file.put(path, data, mode=_MODE)
+                atomic_file.write(path, data, mode=_MODE)
         except OSError as error:
             if reason := self.replaced():
                 raise RetryableError(
-                    reason, where=str(self.path), todo="restart the agent, in a pod its pod"
+                    reason, where=str(self.path), hint="restart the agent, in a pod its pod"
                 ) from error
             raise RetryableError(
                 f"cannot write the claim's CDI spec: {error.strerror}",
                 where=str(path),
-                todo="make room and make the directory writable for the agent",
+                hint="make room and make the directory writable for the agent",
             ) from error
         return path
 
@@ -124,7 +124,7 @@ class SpecDirectory:
 
     def remove_leftovers(self) -> list[Path]:
         """Remove temporary files of this driver's specs that a killed agent left, and return their paths."""
-        return whole_file.remove_leftovers(self.path, self._prefix)
+        return atomic_file.remove_leftovers(self.path, self._prefix)
 
     def _names(self) -> list[str]:
         try:

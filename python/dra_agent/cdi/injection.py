@@ -30,7 +30,7 @@ def applied_edits(registry: Registry, ids: Sequence[str]) -> ContainerEdits:
         raise PermanentError(
             f"no CDI device {', '.join(reasons)}",
             where="the CDI directories",
-            todo="see `dra-agent cdi validate` for files that runtimes refuse",
+            hint="see `dra-agent cdi validate` for files that runtimes refuse",
         )
     applied: list[ContainerEdits] = []
     seen: set[Path] = set()

@@ -15,7 +15,7 @@ import msgspec
 
 from dra_agent.cdi.model import Mount
 from dra_agent.errors import PermanentError
-from dra_agent.inventory.device import Device
+from dra_agent.inventory.model import Device
 from dra_agent.inventory.network_data import network_data
 
 API_VERSION = "metadata.resource.k8s.io/v1beta1"
@@ -27,7 +27,7 @@ _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-
 
 
 @dataclass(frozen=True, slots=True)
-class DescribedClaim:
+class ClaimIdentity:
     """The claim that devices are described for."""
 
     uid: str
@@ -37,7 +37,7 @@ class DescribedClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class DescribedRequest:
+class RequestMetadata:
     """One request of the claim with the devices that answer it."""
 
     request: str
@@ -53,7 +53,7 @@ def is_label(name: str) -> bool:
     return bool(_LABEL.fullmatch(name))
 
 
-def document(driver: str, claim: DescribedClaim, request: DescribedRequest, generation: int) -> bytes:
+def document(driver: str, claim: ClaimIdentity, request: RequestMetadata, generation: int) -> bytes:
     """Write the stream of one request."""
     metadata = {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid, "generation": generation}
     value: dict[str, Any] = {"kind": "DeviceMetadata", "apiVersion": API_VERSION, "metadata": metadata}
@@ -72,14 +72,14 @@ def generation_of(data: bytes) -> int | None:
         return None
 
 
-def mount(driver: str, claim: DescribedClaim, request: str, host_path: str) -> Mount:
+def mount(driver: str, claim: ClaimIdentity, request: str, host_path: str) -> Mount:
     """Say where a container sees the file of a request; PermanentError for names that could leave the directory."""
     for what, name, pattern in (("request", request, _LABEL), ("claim", claim.name, _SUBDOMAIN)):
         if not pattern.fullmatch(name):
             raise PermanentError(
                 f"{what} name {name!r} cannot be part of a path",
                 where=f"claim {claim.namespace}/{claim.name} ({claim.uid})",
-                todo="use lower-case letters, digits and '-'",
+                hint="use lower-case letters, digits and '-'",
             )
     if claim.pod_claim_name is not None:
         folder = f"resourceclaimtemplates/{claim.pod_claim_name}"
@@ -88,14 +88,14 @@ def mount(driver: str, claim: DescribedClaim, request: str, host_path: str) -> M
     return Mount(host_path, f"{_CONTAINER_DIR}/{folder}/{request}/{driver}-metadata.json", options=("ro", "bind"))
 
 
-def described(
+def group_by_request(
     devices: Sequence[tuple[Sequence[str], str, Device]],
-) -> tuple[tuple[DescribedRequest, ...], tuple[tuple[str, ...], ...]]:
+) -> tuple[tuple[RequestMetadata, ...], tuple[tuple[str, ...], ...]]:
     """Sort (results, pool, device) by request; and say for each device which requests' files it brings.
 
     The first device of a request brings the file, as upstream does: every container with the request gets that one.
     """
-    found: dict[str, DescribedRequest] = {}
+    found: dict[str, RequestMetadata] = {}
     brings: list[tuple[str, ...]] = []
     for results, pool, device in devices:
         new = []
@@ -104,8 +104,8 @@ def described(
             known = found.get(request)
             if known is None:
                 new.append(request)
-                known = DescribedRequest(request, result, ())
-            found[request] = DescribedRequest(request, known.result, (*known.devices, (pool, device)))
+                known = RequestMetadata(request, result, ())
+            found[request] = RequestMetadata(request, known.result, (*known.devices, (pool, device)))
         brings.append(tuple(new))
     return tuple(found.values()), tuple(brings)
 

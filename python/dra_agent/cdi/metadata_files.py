@@ -13,8 +13,8 @@ import stat
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from dra_agent import whole_file
-from dra_agent.cdi.metadata import DescribedClaim, DescribedRequest, document, generation_of, mount
+from dra_agent import atomic_file
+from dra_agent.cdi.metadata import ClaimIdentity, RequestMetadata, document, generation_of, mount
 from dra_agent.cdi.model import Mount
 from dra_agent.cdi.names import check_driver, check_uid, is_uid
 from dra_agent.errors import RetryableError
@@ -37,7 +37,7 @@ class MetadataDirectory:
         """Say where the file of a request lies."""
         return self.path / check_uid(uid) / f"{request}.json"
 
-    def mounts(self, claim: DescribedClaim, requests: Sequence[DescribedRequest]) -> Mapping[str, Mount]:
+    def mounts(self, claim: ClaimIdentity, requests: Sequence[RequestMetadata]) -> Mapping[str, Mount]:
         """Say by request what containers mount; nothing where the files are not wanted."""
         if not self.enabled:
             return {}
@@ -46,7 +46,7 @@ class MetadataDirectory:
             for item in requests
         }
 
-    def ensure(self, claim: DescribedClaim, requests: Sequence[DescribedRequest]) -> bool:
+    def ensure(self, claim: ClaimIdentity, requests: Sequence[RequestMetadata]) -> bool:
         """Make a claim's files be what they have to be; True where one was missing or damaged.
 
         A change of what a file says makes a new generation of it. RetryableError where the disk refuses.
@@ -64,7 +64,7 @@ class MetadataDirectory:
             raise RetryableError(f"cannot remove the claim's metadata: {error.strerror}", where=str(folder)) from error
         return True
 
-    def keep_only(self, uids: Collection[str]) -> list[str]:
+    def prune(self, uids: Collection[str]) -> list[str]:
         """Remove the files of all other claims, and of all where they are not wanted; gives what was removed."""
         try:
             names = os.listdir(self.path)  # noqa: PTH208 - names only
@@ -75,7 +75,7 @@ class MetadataDirectory:
         wanted = set(uids) if self.enabled else set()
         return [name for name in sorted(names) if name not in wanted and is_uid(name) and self.delete(name)]
 
-    def _ensure(self, claim: DescribedClaim, item: DescribedRequest) -> bool:
+    def _ensure(self, claim: ClaimIdentity, item: RequestMetadata) -> bool:
         path = self.file(claim.uid, item.request)
         there = _read(path)
         before = generation_of(there) if there is not None else None
@@ -98,7 +98,7 @@ class MetadataDirectory:
             raise RetryableError(
                 f"cannot write the claim's metadata: {error.strerror}",
                 where=str(path),
-                todo="make room and make the directory writable for the agent",
+                hint="make room and make the directory writable for the agent",
             ) from error
 
 
@@ -120,7 +120,7 @@ def _overwrite(path: Path, data: bytes) -> None:
     """Write first and cut off after: a reader in between finds the new document, followed by rest of the old one."""
     handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        whole_file.write_all(handle, data)
+        atomic_file.write_all(handle, data)
         os.ftruncate(handle, len(data))
         os.fchmod(handle, _MODE)
     finally:
@@ -130,4 +130,4 @@ def _overwrite(path: Path, data: bytes) -> None:
 def _create(path: Path, data: bytes) -> None:
     """Put a new file in place. Not synced: what a power cut took is written again at start."""
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    whole_file.put(path, data, mode=_MODE)
+    atomic_file.write(path, data, mode=_MODE)

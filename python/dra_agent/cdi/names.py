@@ -34,7 +34,7 @@ def parse(text: str) -> QualifiedName:
     vendor, _, device_class = kind.partition("/")
     problem = qualifier_problem(vendor) or qualifier_problem(device_class) or device_problem(name)
     if problem:
-        raise PermanentError(f"no CDI device id: {problem}", where=repr(text), todo="write it as vendor/class=name")
+        raise PermanentError(f"no CDI device id: {problem}", where=repr(text), hint="write it as vendor/class=name")
     return QualifiedName(vendor, device_class, name)
 
 
@@ -59,7 +59,7 @@ def check_driver(driver: str) -> str:
         raise PermanentError(
             f"cannot name CDI devices: {problem or 'longer than 63 characters'}",
             where=f"driver name {driver!r}",
-            todo="choose a DNS name that starts with a letter",
+            hint="choose a DNS name that starts with a letter",
         )
     return driver
 
@@ -68,7 +68,7 @@ def check_uid(uid: str) -> str:
     """Give a claim's uid back where it can be part of a file name; PermanentError where it cannot."""
     if not _UID.fullmatch(uid):
         raise PermanentError(
-            "cannot be part of a CDI file name", where=f"claim uid {uid!r}", todo="use letters, digits, '-', '_', '.'"
+            "cannot be part of a CDI file name", where=f"claim uid {uid!r}", hint="use letters, digits, '-', '_', '.'"
         )
     return uid
 

@@ -68,7 +68,7 @@ class Registry:
     conflicts: tuple[Conflict, ...]
 
 
-def load(directories: Sequence[Path]) -> Registry:
+def load_registry(directories: Sequence[Path]) -> Registry:
     """Read directories, lowest priority first; a bad file is refused alone. Later directories win over earlier ones."""
     files: list[LoadedFile] = []
     devices: dict[str, RegisteredDevice] = {}

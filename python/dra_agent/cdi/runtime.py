@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dra_agent.cdi.registry import is_default
 
-_DEADLINE = 30.0
+_TIMEOUT_S = 30.0
 # Debian's podman reads no other CDI directories than the usual ones, and crun 1.8 starts nothing where the second
 # cgroup hierarchy has controllers: both are arranged in a mount namespace that ends with the container.
 _ARRANGED = """
@@ -101,9 +101,9 @@ def _candidates(cdi_directory: Path) -> Iterator[Runtime]:
 def _reason_not_to(runtime: Runtime, rootfs: Path) -> str | None:
     command = runtime.command([], rootfs, ["/bin/busybox", "true"])
     try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE, stdin=subprocess.DEVNULL)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired:
-        return f"did not start a container within {_DEADLINE:g} s"
+        return f"did not start a container within {_TIMEOUT_S:g} s"
     except OSError as error:
         return str(error.strerror)
     if result.returncode == 0:

@@ -159,17 +159,17 @@ def _try(args: argparse.Namespace) -> int:
         raise RetryableError(
             f"the container ended with status {status}",
             where=runtime.name,
-            todo="see what it printed above; `dra-agent cdi validate` checks the files",
+            hint="see what it printed above; `dra-agent cdi validate` checks the files",
         )
     return 0
 
 
 def _resolve(args: argparse.Namespace, specs: SpecDirectory) -> tuple[Registry, list[str]]:
     """Load the directories, and give the ids that the names of the command line stand for."""
-    from dra_agent.cdi.registry import load
+    from dra_agent.cdi.registry import load_registry
     from dra_agent.errors import PermanentError
 
-    registry = load(_directories(specs.path))
+    registry = load_registry(_directories(specs.path))
     ids = []
     for wanted in args.name:
         if "=" in wanted:
@@ -181,10 +181,10 @@ def _resolve(args: argparse.Namespace, specs: SpecDirectory) -> tuple[Registry, 
             raise PermanentError(
                 f"no claim of this name or uid has a CDI spec in {specs.path}",
                 where=wanted,
-                todo="`dra-agent cdi list` shows the claims that have one, `dra-agent claim list` those that wait",
+                hint="`dra-agent cdi list` shows the claims that have one, `dra-agent claim list` those that wait",
             )
         if loaded.spec is None:
-            raise PermanentError(f"runtimes refuse it: {loaded.refused[0]}", where=str(path), todo=_REBUILD)
+            raise PermanentError(f"runtimes refuse it: {loaded.refused[0]}", where=str(path), hint=_REBUILD)
         ids += [f"{loaded.spec.kind}={device.name}" for device in loaded.spec.devices]
     return registry, ids
 
@@ -202,7 +202,7 @@ def _spec_of(wanted: str, specs: SpecDirectory) -> Path | None:
         if name is not None and wanted in (name, name.partition("/")[2]):
             found[name] = path
     if len(found) > 1:
-        raise UsageError("claims of several namespaces have this name", where=wanted, todo=" or ".join(sorted(found)))
+        raise UsageError("claims of several namespaces have this name", where=wanted, hint=" or ".join(sorted(found)))
     return next(iter(found.values()), None)
 
 
@@ -213,15 +213,15 @@ def _claim_of(loaded: LoadedFile) -> str | None:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from dra_agent.cdi.registry import load
+    from dra_agent.cdi.registry import load_registry
     from dra_agent.cdi.validate import warnings
     from dra_agent.errors import UsageError
 
     for directory in args.directory:
         if not directory.is_dir():
-            raise UsageError("is no directory", where=str(directory), todo="name a directory that holds CDI specs")
+            raise UsageError("is no directory", where=str(directory), hint="name a directory that holds CDI specs")
     directories = args.directory or _directories(_specs(args).path)
-    registry = load(directories)
+    registry = load_registry(directories)
     files = [
         CheckedFile(
             str(loaded.path),

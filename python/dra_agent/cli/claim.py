@@ -9,7 +9,7 @@ from dra_agent.cli.output import add_output_flag
 from dra_agent.standalone.claim import DEFAULT_NAMESPACE, UNDER_WAY
 
 if TYPE_CHECKING:
-    from dra_agent.objects import LoadedObject
+    from dra_agent.manifests import LoadedObject
 
 WAIT = 30.0
 WAIT_FOR_AGENT_S = 10.0
@@ -61,14 +61,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _apply(args: argparse.Namespace) -> int:
-    from dra_agent.agent.config import load
+    from dra_agent.agent.config import load_config
     from dra_agent.cli.connection import connect
     from dra_agent.cli.output import emit
-    from dra_agent.objects import load_objects
+    from dra_agent.manifests import load_manifests
     from dra_agent.standalone.wire import Apply
 
-    objects = [loaded for filename in args.filename for loaded in load_objects(filename)]
-    _check(objects, load(args).driver_name)
+    objects = [loaded for filename in args.filename for loaded in load_manifests(filename)]
+    _check(objects, load_config(args).driver_name)
     with connect(args, wait_s=args.wait_for_agent) as agent:
         applied = agent.ask(Apply([loaded.value for loaded in objects]))
     if args.output != "table":
@@ -89,9 +89,9 @@ def _is_refused(claim: dict[str, Any]) -> bool:
 
 def _check(objects: list[LoadedObject], driver: str) -> None:
     """Refuse what the agent does not keep, and configuration that no claim can be prepared with, by file and line."""
-    from dra_agent.agent.setups import known_setups
+    from dra_agent.agent.setup_registry import known_setups
     from dra_agent.errors import UsageError
-    from dra_agent.prepare.review import review
+    from dra_agent.prepare.review import validate_object
 
     setups = known_setups()
     problems: list[str] = []
@@ -100,16 +100,16 @@ def _check(objects: list[LoadedObject], driver: str) -> None:
             raise UsageError(
                 "a ResourceClaimTemplate is for pods of a cluster",
                 where=loaded.where("kind"),
-                todo="write a ResourceClaim whose spec is the template's spec.spec",
+                hint="write a ResourceClaim whose spec is the template's spec.spec",
             )
         if loaded.kind not in ("ResourceClaim", "DeviceClass"):
             raise UsageError(
                 f"a {loaded.kind or 'nameless kind'} is nothing that the agent keeps",
                 where=loaded.where("kind"),
-                todo="apply DeviceClasses and ResourceClaims",
+                hint="apply DeviceClasses and ResourceClaims",
             )
-        for error in review(loaded.value, driver, setups)[1]:
-            hint = f"; {error.todo}" if error.todo else ""
+        for error in validate_object(loaded.value, driver, setups)[1]:
+            hint = f"; {error.hint}" if error.hint else ""
             problems.append(f"{loaded.where(error.field)}: {error.field}: {error.reason}{hint}")
     if problems:
         raise UsageError("\n".join(problems))
@@ -197,17 +197,17 @@ def _delete(args: argparse.Namespace) -> int:
     from dra_agent.cli.connection import connect
     from dra_agent.cli.output import emit, progress
     from dra_agent.errors import UsageError
-    from dra_agent.objects import load_objects
+    from dra_agent.manifests import load_manifests
     from dra_agent.standalone.wire import Delete
 
     kind = "DeviceClass" if args.is_class else "ResourceClaim"
     targets = [(kind, name, args.namespace) for name in args.name]
     for filename in args.filename:
-        for loaded in load_objects(filename):
+        for loaded in load_manifests(filename):
             namespace = loaded.value["metadata"].get("namespace") or DEFAULT_NAMESPACE
             targets.append((loaded.kind, loaded.name, namespace))
     if not targets:
-        raise UsageError("nothing to delete", todo="give names, or a file with -f")
+        raise UsageError("nothing to delete", hint="give names, or a file with -f")
     outcomes = []
     # Claims first: a class that goes away early would leave the claims behind it unexplained.
     targets.sort(key=lambda target: target[0] == "DeviceClass")

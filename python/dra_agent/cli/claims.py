@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dra_agent.cli.output import add_output_flag
 
 if TYPE_CHECKING:
-    from dra_agent.cluster import ApiServer, Object
+    from dra_agent.kube_client import ApiClient, Object
 
 RELEASE = """\
 Undo what the agent of this node prepared for a claim, and free its devices. Refused while the claim exists in the API
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print one row for each device that a claim holds."""
-    from dra_agent.agent.config import load
+    from dra_agent.agent.config import load_config
     from dra_agent.errors import UsageError
     from dra_agent.standalone.wire import SOCKET
 
@@ -61,12 +61,12 @@ def run(args: argparse.Namespace) -> int:
         return print_usage(args)
     if args.all_nodes:
         return _print_cluster(args)
-    config = load(args)
+    config = load_config(args)
     if args.kubeconfig is not None and ((config.state_dir / SOCKET).exists() or config.standalone):
         raise UsageError(
             "the agent of this host runs without Kubernetes",
             where="--kubeconfig",
-            todo="leave it out, or ask for the claims of a cluster with --all-nodes",
+            hint="leave it out, or ask for the claims of a cluster with --all-nodes",
         )
     if (config.state_dir / SOCKET).exists() or not (config.state_dir / "ledger").exists():
         return _print_standalone(args)
@@ -74,16 +74,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _release(args: argparse.Namespace) -> int:
-    from dra_agent.agent.config import load
+    from dra_agent.agent.config import load_config
     from dra_agent.cli.output import emit
     from dra_agent.errors import UsageError
     from dra_agent.printable import printable
     from dra_agent.standalone.wire import SOCKET
     from dra_agent.status.release_socket import Release, ask
 
-    state_dir = load(args).state_dir
+    state_dir = load_config(args).state_dir
     if (state_dir / SOCKET).exists():
-        raise UsageError("the agent here runs without Kubernetes", todo="use `dra-agent claim delete NAME`")
+        raise UsageError("the agent here runs without Kubernetes", hint="use `dra-agent claim delete NAME`")
     done = ask(state_dir, Release(args.claim, args.force))
     if args.output != "table":
         emit(done, args.output)
@@ -141,13 +141,13 @@ def _print_standalone(args: argparse.Namespace) -> int:
 
 def _print_node(args: argparse.Namespace) -> int:
     """What the ledger of this node has, and what the API server says of it, if one can be asked."""
-    from dra_agent.agent.config import load
+    from dra_agent.agent.config import load_config
     from dra_agent.cli.connection import ask_cluster, knows_cluster
     from dra_agent.cli.output import emit, table
-    from dra_agent.prepare.ledger_copy import read_copy
+    from dra_agent.prepare.ledger_reader import read_copy
     from dra_agent.prepare.record import read
 
-    entries, _ = read_copy(load(args).state_dir) or ([], None)
+    entries, _ = read_copy(load_config(args).state_dir) or ([], None)
     entries = [entry for entry in entries if args.namespace in (None, entry.namespace)]
     asked = knows_cluster(args)
     told = ask_cluster(args, lambda api: _uses(api, entries)) if asked and entries else {}
@@ -197,11 +197,11 @@ def _print_node(args: argparse.Namespace) -> int:
 
 def _unusable(args: argparse.Namespace) -> dict[tuple[str, str], str]:
     """What the agent knows against devices of claims, by pool and name; nothing where no agent answers."""
-    from dra_agent.agent.config import load
+    from dra_agent.agent.config import load_config
     from dra_agent.errors import AgentError
     from dra_agent.status.release_socket import SOCKET, Health, ask
 
-    state_dir = load(args).state_dir
+    state_dir = load_config(args).state_dir
     if not (state_dir / SOCKET).exists():
         return {}
     try:
@@ -210,13 +210,13 @@ def _unusable(args: argparse.Namespace) -> dict[tuple[str, str], str]:
         return {}  # an agent that was killed leaves its socket; the claims are shown without it
 
 
-async def _uses(api: ApiServer, entries: list[Any]) -> dict[str, list[str]]:
+async def _uses(api: ApiClient, entries: list[Any]) -> dict[str, list[str]]:
     """Say of each claim, by uid, which pods it is reserved for; one `get` each, which a node's credentials allow."""
     import asyncio
 
-    from dra_agent.cluster import RESOURCE_CLAIMS, NotFoundError
     from dra_agent.errors import AgentError
-    from dra_agent.explain.standing import standing
+    from dra_agent.explain.object_state import claim_state
+    from dra_agent.kube_client import RESOURCE_CLAIMS, NotFoundError
 
     async def one(entry: Any) -> list[str]:
         try:
@@ -224,10 +224,10 @@ async def _uses(api: ApiServer, entries: list[Any]) -> dict[str, list[str]]:
         except NotFoundError:
             return ["nobody: the claim is gone from the API server"]
         except AgentError as error:
-            return [f"not known: {error.what}"]
+            return [f"not known: {error.message}"]
         if claim["metadata"].get("uid") != entry.uid:
             return ["nobody: the API server has another claim of this name"]
-        return standing(claim)["reserved_for"] or ["nobody"]
+        return claim_state(claim)["reserved_for"] or ["nobody"]
 
     return dict(zip((entry.uid for entry in entries), await asyncio.gather(*map(one, entries)), strict=True))
 
@@ -235,9 +235,9 @@ async def _uses(api: ApiServer, entries: list[Any]) -> dict[str, list[str]]:
 def _print_cluster(args: argparse.Namespace) -> int:
     from dra_agent.cli.connection import ask_cluster
     from dra_agent.cli.output import emit, table
-    from dra_agent.cluster import RESOURCE_CLAIMS
+    from dra_agent.kube_client import RESOURCE_CLAIMS
 
-    async def listed(api: ApiServer) -> list[Object]:
+    async def listed(api: ApiClient) -> list[Object]:
         return (await api.list(RESOURCE_CLAIMS, namespace=args.namespace)).items
 
     held = sorted(
@@ -266,9 +266,9 @@ def _print_cluster(args: argparse.Namespace) -> int:
 
 
 def _rows(claim: Object) -> list[dict[str, Any]]:
-    from dra_agent.explain.standing import standing
+    from dra_agent.explain.object_state import claim_state
 
-    told = standing(claim)
+    told = claim_state(claim)
     return [
         {
             "node": told["node"],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dra_agent.cli.output import add_output_flag
 
 if TYPE_CHECKING:
-    from dra_agent.objects import LoadedObject
+    from dra_agent.manifests import LoadedObject
 
 EPILOG = """\
 examples:
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _schema(args: argparse.Namespace) -> int:
-    from dra_agent.agent.setups import known_setups
+    from dra_agent.agent.setup_registry import known_setups
     from dra_agent.cli.output import emit
     from dra_agent.prepare.schema import schema
 
@@ -50,30 +50,30 @@ def _schema(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from dra_agent.agent.config import load
-    from dra_agent.agent.setups import known_setups
+    from dra_agent.agent.config import load_config
+    from dra_agent.agent.setup_registry import known_setups
     from dra_agent.cli.output import emit
-    from dra_agent.objects import load_objects
-    from dra_agent.prepare.review import review
+    from dra_agent.manifests import load_manifests
+    from dra_agent.prepare.review import validate_object
 
-    driver = load(args).driver_name
+    driver = load_config(args).driver_name
     setups = known_setups()
     problems: list[dict[str, object]] = []
     objects = pieces = 0
     for file in args.file:
-        for loaded in load_objects(file, strict=False):
+        for loaded in load_manifests(file, strict=False):
             objects += 1
-            count, wrong = review(loaded.value, driver, setups)
+            count, wrong = validate_object(loaded.value, driver, setups)
             pieces += count
-            problems += [_problem(loaded, error.field, error.reason, error.todo) for error in wrong]
+            problems += [_problem(loaded, error.field, error.reason, error.hint) for error in wrong]
             problems += _shape(loaded)
     if args.output != "table":
         emit({"objects": objects, "configurations": pieces, "problems": problems}, args.output)
         return 1 if problems else 0
     for problem in problems:
         field = f"{problem['field']}: " if problem["field"] else ""
-        todo = f"; {problem['todo']}" if problem["todo"] else ""
-        print(f"{problem['file']}:{problem['line']}: {field}{problem['message']}{todo}")
+        hint = f"; {problem['todo']}" if problem["todo"] else ""
+        print(f"{problem['file']}:{problem['line']}: {field}{problem['message']}{hint}")
     if not problems:
         looked = f"{objects} object{'' if objects == 1 else 's'}"
         print(f"{looked}, {pieces or 'no'} configuration{'' if pieces == 1 else 's'} for {driver}: nothing wrong")
@@ -82,19 +82,19 @@ def _validate(args: argparse.Namespace) -> int:
 
 def _shape(loaded: LoadedObject) -> list[dict[str, object]]:
     """What the API server would refuse: a field that is misspelt above the parameters hides them."""
-    from dra_agent.agent.validation import faults_of
+    from dra_agent.agent.validation import validate
 
     if loaded.value.get("apiVersion") != "resource.k8s.io/v1":
         return []
-    return [_problem(loaded, fault.field, fault.message, None) for fault in faults_of(loaded.value)]
+    return [_problem(loaded, fault.field, fault.message, None) for fault in validate(loaded.value)]
 
 
-def _problem(loaded: LoadedObject, field: str, message: str, todo: str | None) -> dict[str, object]:
+def _problem(loaded: LoadedObject, field: str, message: str, hint: str | None) -> dict[str, object]:
     return {
         "file": loaded.file,
         "line": loaded.line_of(field),
         "object": f"{loaded.kind} {loaded.name}".strip(),
         "field": field,
         "message": message,
-        "todo": todo,
+        "todo": hint,
     }

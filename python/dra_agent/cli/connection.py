@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from dra_agent.cluster import ApiServer
+    from dra_agent.kube_client import ApiClient
     from dra_agent.standalone.client import Client
 
 _T = TypeVar("_T")
@@ -29,12 +29,12 @@ def connect(args: argparse.Namespace, *, wait_s: float = 0.0) -> Client:
     import sys
     import time
 
-    from dra_agent.agent.config import load
+    from dra_agent.agent.config import load_config
     from dra_agent.errors import RetryableError
     from dra_agent.standalone.client import Client
     from dra_agent.standalone.wire import SOCKET
 
-    path = load(args).state_dir / SOCKET
+    path = load_config(args).state_dir / SOCKET
     deadline = time.monotonic() + wait_s
     announced = False
     while True:
@@ -49,11 +49,11 @@ def connect(args: argparse.Namespace, *, wait_s: float = 0.0) -> Client:
         time.sleep(POLL_INTERVAL_S)
 
 
-def ask_cluster(args: argparse.Namespace, story: Callable[[ApiServer], Awaitable[_T]]) -> _T:
+def ask_cluster(args: argparse.Namespace, story: Callable[[ApiClient], Awaitable[_T]]) -> _T:
     """Ask the API server; UsageError where nothing says which one."""
     import asyncio
 
-    from dra_agent.cluster import connect as connect_cluster
+    from dra_agent.kube_client import connect as connect_cluster
 
     async def main() -> _T:
         async with connect_cluster(_kubeconfig(args)) as api:
@@ -64,25 +64,25 @@ def ask_cluster(args: argparse.Namespace, story: Callable[[ApiServer], Awaitable
 
 def namespace_of(args: argparse.Namespace) -> str:
     """Give the namespace that a command is about, as kubectl does: -n, or the context's, or default."""
-    from dra_agent.cluster.access import find_access
+    from dra_agent.kube_client.config import load_client_config
 
     named: str | None = args.namespace
-    return named or find_access(_kubeconfig(args)).namespace
+    return named or load_client_config(_kubeconfig(args)).namespace
 
 
 def knows_cluster(args: argparse.Namespace) -> bool:
     """Tell whether anything says which API server to ask: then it is asked, and else things are shown without it."""
-    from dra_agent.agent.config import load
+    from dra_agent.agent.config import load_config
 
-    return bool(load(args).kubeconfig or _of_environment())
+    return bool(load_config(args).kubeconfig or _of_environment())
 
 
 def _kubeconfig(args: argparse.Namespace) -> Path | None:
     """What the agent's configuration names, or kubectl's default where nothing else says where the API server is."""
-    from dra_agent.agent.config import load
+    from dra_agent.agent.config import load_config
 
     usual = Path.home() / ".kube/config"
-    return load(args).kubeconfig or (usual if usual.exists() and not _of_environment() else None)
+    return load_config(args).kubeconfig or (usual if usual.exists() and not _of_environment() else None)
 
 
 def _of_environment() -> bool:

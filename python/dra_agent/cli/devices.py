@@ -23,7 +23,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the flags."""
     from dra_agent.agent.config import HOST_FLAGS, add_flags
-    from dra_agent.inventory.device import FAMILIES
+    from dra_agent.inventory.model import FAMILIES
 
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the devices; exit code 1 where the named device does not exist."""
-    from dra_agent.agent.hosts import command_host
+    from dra_agent.agent.host_factory import command_host
     from dra_agent.cli.health import published
     from dra_agent.cli.holders import by_device
     from dra_agent.cli.output import emit, progress
@@ -85,10 +85,10 @@ def _named(inventory: Inventory, name: str) -> Device:
         return device
     for exclusion in inventory.excluded:
         if exclusion.name == name:
-            raise PermanentError("the device is here and is not published", where=name, todo=exclusion.reason)
+            raise PermanentError("the device is here and is not published", where=name, hint=exclusion.reason)
     near = difflib.get_close_matches(name, [device.name for device in inventory.devices], 1)
-    todo = f"did you mean {near[0]}?" if near else "`dra-agent devices` lists what is there"
-    raise PermanentError("no such device on this host", where=name, todo=todo)
+    hint = f"did you mean {near[0]}?" if near else "`dra-agent devices` lists what is there"
+    raise PermanentError("no such device on this host", where=name, hint=hint)
 
 
 def _value(device: Device, name: str) -> object:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dra_agent.cli.shown_host import ShownHost
-    from dra_agent.doctor import Examination, Finding, OtherAgent
+    from dra_agent.doctor import CheckContext, Finding, OtherAgent
     from dra_agent.host import Host
     from dra_agent.inventory import Inventory
     from dra_agent.topology import Topology
@@ -37,14 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; exit code 1 where one of them is a problem."""
-    from dra_agent.agent.hosts import command_host
+    from dra_agent.agent.host_factory import command_host
     from dra_agent.cli.output import emit, progress
     from dra_agent.cli.shown_host import shown_host
-    from dra_agent.doctor import examine, is_healthy
+    from dra_agent.doctor import is_healthy, run_checks
 
     shown = shown_host(args)
     with command_host(shown.config) as host, progress("examining the host"):
-        findings = examine(_examination(shown, host))
+        findings = run_checks(_examination(shown, host))
     shown.announce(args.output)
     healthy = is_healthy(findings)
     if args.output == "table":
@@ -54,19 +54,19 @@ def run(args: argparse.Namespace) -> int:
     return 0 if healthy else 1
 
 
-def _examination(shown: ShownHost, host: Host) -> Examination:
+def _examination(shown: ShownHost, host: Host) -> CheckContext:
     """Scan the host; what cannot be scanned is a finding, not the end."""
     config = shown.config
     from dra_agent.cli.health import with_health
-    from dra_agent.doctor import Examination
+    from dra_agent.doctor import CheckContext
     from dra_agent.errors import AgentError
-    from dra_agent.inventory import take
-    from dra_agent.inventory.handover import Handovers
+    from dra_agent.inventory import collect
+    from dra_agent.inventory.passthrough_bindings import VfioBindingStore
     from dra_agent.standalone.store import FILE
     from dra_agent.standalone.wire import SOCKET
     from dra_agent.topology import scan
 
-    examination = Examination(
+    examination = CheckContext(
         host=host,
         driver=config.driver_name,
         cdi_dir=config.cdi_dir,
@@ -78,12 +78,12 @@ def _examination(shown: ShownHost, host: Host) -> Examination:
     )
     try:
         examination.topology = scan(host)
-        taken = take(
+        taken = collect(
             host,
             examination.topology,
             config.inventory,
             driver=config.driver_name,
-            handovers=Handovers(shown.records),
+            handovers=VfioBindingStore(shown.records),
         )
         examination.inventory = with_health(taken, shown, host)
         examination.other_agents = tuple(_other_agents(shown, host, examination.topology, taken))
@@ -98,20 +98,20 @@ def _other_agents(shown: ShownHost, host: Host, topology: Topology, ours: Invent
 
     import msgspec
 
-    from dra_agent.agent.about import ask
-    from dra_agent.agent.one_owner import other_agents
+    from dra_agent.agent.about import query
+    from dra_agent.agent.host_ownership import other_agents
     from dra_agent.doctor import OtherAgent
     from dra_agent.errors import AgentError
-    from dra_agent.inventory import take
+    from dra_agent.inventory import collect
 
     for other in other_agents(shown.config):
         if not other.is_running:
             continue
-        agent = ask(msgspec.structs.replace(shown.config, state_dir=Path(other.state_dir)))
+        agent = query(msgspec.structs.replace(shown.config, state_dir=Path(other.state_dir)))
         names: tuple[str, ...] | None = None
         if agent is not None:
             try:
-                theirs = take(host, topology, agent.config.inventory, driver=agent.config.driver_name)
+                theirs = collect(host, topology, agent.config.inventory, driver=agent.config.driver_name)
             except AgentError:
                 pass
             else:
@@ -128,7 +128,7 @@ def _print(findings: list[Finding], *, show_all: bool) -> None:
     shown = [finding for finding in findings if show_all or finding.severity is not Severity.OK]
     shown.sort(key=lambda finding: order.index(finding.severity))
     if shown:
-        rows = ([f.severity.value, f.check, f.where, f.what, f.todo] for f in shown)
+        rows = ([f.severity.value, f.check, f.where, f.what, f.hint] for f in shown)
         table(["", "check", "where", "what", "to mend it"], rows)
         print()
     counts = {severity: sum(finding.severity is severity for finding in findings) for severity in order}

@@ -65,15 +65,15 @@ def run(args: argparse.Namespace) -> int:
     if (args.kind is None) == (args.filename is None):
         raise UsageError(
             "nothing to explain" if args.kind is None else "files and an object of a cluster at once",
-            todo="give -f FILE, or claim NAME, or pod NAME",
+            hint="give -f FILE, or claim NAME, or pod NAME",
         )
     if args.filename is not None:
         return _explain_files(args)
     if args.name is None:
-        raise UsageError(f"which {args.kind}?", todo=f"write explain {args.kind} NAME")
+        raise UsageError(f"which {args.kind}?", hint=f"write explain {args.kind} NAME")
     for flag in ("slices", "classes", "allocated"):
         if getattr(args, flag):
-            raise UsageError(f"--{flag} is for files", todo=f"leave it out, or give the {args.kind} with -f")
+            raise UsageError(f"--{flag} is for files", hint=f"leave it out, or give the {args.kind} with -f")
     from dra_agent.cli.explain_standalone import agent_without_cluster
     from dra_agent.cli.explain_standalone import run as explain_standalone
 
@@ -120,7 +120,7 @@ def _state_of_files(args: argparse.Namespace, inputs: Any) -> dict[str, Any]:
     if name is None and not inputs.slices:
         name = "any"
     if name is None:
-        raise UsageError("the slices are of several nodes, or of none", todo="choose the node with --node NAME")
+        raise UsageError("the slices are of several nodes, or of none", hint="choose the node with --node NAME")
     return {
         "node": inputs.node(name),
         "classes": inputs.classes,
@@ -143,7 +143,7 @@ def _state_of_agent(args: argparse.Namespace, inputs: Any) -> dict[str, Any]:
     for flag in ("classes", "allocated", "node"):
         if getattr(args, flag):
             raise UsageError(
-                f"--{flag} needs --slices", todo="without --slices the running agent is asked for everything"
+                f"--{flag} needs --slices", hint="without --slices the running agent is asked for everything"
             )
     with connect(args) as agent:
         state = agent.ask(State())

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         seen = f" that can be seen: {notes}" if notes else ""
         raise UsageError(
             f"there is no {args.kind} {args.name} in namespace {namespace}{seen}",
-            todo="choose the namespace with -n" if args.namespace is None else None,
+            hint="choose the namespace with -n" if args.namespace is None else None,
         )
     judge = explain_pod if args.kind == "pod" else explain_claim
     with progress("looking at the nodes"), _uncollected():
@@ -57,7 +57,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _print(answer: dict[str, Any], *, everything: bool, node: str | None) -> None:
-    from dra_agent.explain.pending import closest
+    from dra_agent.explain.pending import best_candidate
 
     what = "pod" if "pod" in answer else "claim"
     print(printable(f"{what} {answer[what]}: {answer['summary']}", line=True))
@@ -73,7 +73,7 @@ def _print(answer: dict[str, Any], *, everything: bool, node: str | None) -> Non
         print(printable(f"event {event}", line=True))
     if answer["nodes"]:
         _print_nodes(answer["nodes"])
-    chosen = closest(answer["nodes"])
+    chosen = best_candidate(answer["nodes"])
     if chosen is not None and (node is not None or not chosen["fits"]):
         from dra_agent.cli.explain import print_details
 

@@ -8,10 +8,10 @@ from typing import Any
 
 def agent_without_cluster(args: argparse.Namespace) -> bool:
     """Whether an agent runs here in standalone mode, and no cluster is named."""
-    from dra_agent.agent.config import load
+    from dra_agent.agent.config import load_config
     from dra_agent.standalone.wire import SOCKET
 
-    return args.kubeconfig is None and (load(args).state_dir / SOCKET).exists()
+    return args.kubeconfig is None and (load_config(args).state_dir / SOCKET).exists()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     if args.kind != "claim":
         raise UsageError(
             f"there are no {args.kind}s: this host's agent runs without Kubernetes",
-            todo="write explain claim NAME, or name a cluster with --kubeconfig",
+            hint="write explain claim NAME, or name a cluster with --kubeconfig",
         )
     with connect(args) as agent:
         view = agent.ask(Get(args.namespace or DEFAULT_NAMESPACE, args.name))

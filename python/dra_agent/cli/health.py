@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 def with_health(inventory: Inventory, shown: ShownHost, host: Host) -> Inventory:
     """Give the inventory with what counts against its devices."""
-    from dra_agent.agent.hardware import boot_id
-    from dra_agent.health import Record, recalled
+    from dra_agent.agent.device_state import boot_id
+    from dra_agent.health import HealthStateFile, apply_recorded
 
-    noted = Record(shown.records, boot_id(host.proc)).read()
-    return recalled(inventory, shown.config.health, shown.config.driver_name, noted)
+    noted = HealthStateFile(shown.records, boot_id(host.proc)).read()
+    return apply_recorded(inventory, shown.config.health, shown.config.driver_name, noted)
 
 
 def published(shown: ShownHost, host: Host, topology: Topology) -> Inventory:
     """Take the inventory as it is published: with health, and without what others manage."""
-    from dra_agent.inventory import take
-    from dra_agent.inventory.handover import Handovers
-    from dra_agent.neighbours import recall, without
+    from dra_agent.conflicts import exclude, load_conflicts
+    from dra_agent.inventory import collect
+    from dra_agent.inventory.passthrough_bindings import VfioBindingStore
 
     config = shown.config
-    handovers = Handovers(shown.records)
+    handovers = VfioBindingStore(shown.records)
     inventory = with_health(
-        take(host, topology, config.inventory, driver=config.driver_name, handovers=handovers), shown, host
+        collect(host, topology, config.inventory, driver=config.driver_name, handovers=handovers), shown, host
     )
-    remembered = recall(shown.records)
-    return inventory if remembered.published else without(inventory, remembered.verdict)
+    remembered = load_conflicts(shown.records)
+    return inventory if remembered.published else exclude(inventory, remembered.verdict)

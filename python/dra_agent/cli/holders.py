@@ -15,7 +15,7 @@ _NAME = re.compile(r"[a-z]+-([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])(
 def by_device(shown: ShownHost) -> dict[str, list[str]]:
     """Give the claims that hold each device, by its name; nothing where no agent runs on this host."""
     from dra_agent.errors import AgentError
-    from dra_agent.prepare.ledger_copy import read_copy
+    from dra_agent.prepare.ledger_reader import read_copy
     from dra_agent.standalone.client import Client
     from dra_agent.standalone.wire import SOCKET, ListClaims
 

@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask the agent, and show how it stands then."""
-    from dra_agent.agent.config import load
+    from dra_agent.agent.config import load_config
     from dra_agent.cli.output import emit
-    from dra_agent.reclaim.client import ask
+    from dra_agent.reclaim.client import send_request
     from dra_agent.reclaim.wire import Cancel, Request, Start, Status
 
     request: Request
@@ -53,10 +53,10 @@ def run(args: argparse.Namespace) -> int:
             request = Cancel(args.everything)
         case _:
             request = Status()
-    state_dir = load(args).state_dir
-    status = ask(state_dir, request)
+    state_dir = load_config(args).state_dir
+    status = send_request(state_dir, request)
     if getattr(args, "watch", False):
-        status = _watch(status, lambda: ask(state_dir, request))
+        status = _watch(status, lambda: send_request(state_dir, request))
     if args.output == "table":
         _show(status)
     else:

@@ -19,25 +19,25 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from dra_agent.agent import logs, signals
-    from dra_agent.agent.config import load
-    from dra_agent.agent.instances import check_uid
-    from dra_agent.cluster.access import find_access
+    from dra_agent.agent.config import load_config
+    from dra_agent.agent.rolling_update import check_uid
+    from dra_agent.kube_client.config import load_client_config
 
     received = signals.install()
-    config = load(args)
+    config = load_config(args)
     if not config.standalone:
         # Before anything is made on the host: without an API server there is nothing to run for.
         if config.pod_uid:
             check_uid(config.pod_uid)
-        find_access(config.kubeconfig)
+        load_client_config(config.kubeconfig)
     logs.set_up(config.log_level, config.log_format)
-    from dra_agent.agent.life import Agent
+    from dra_agent.agent.agent import Agent
     from dra_agent.agent.reload import Reload
 
     async def live() -> list[str]:
-        agent = Agent(config, received, Reload(config, lambda: load(args)))
+        agent = Agent(config, received, Reload(config, lambda: load_config(args)))
         await agent.run()
-        return agent.stuck
+        return agent.hung_calls
 
     stuck = asyncio.run(live())
     if stuck:

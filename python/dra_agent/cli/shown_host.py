@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dra_agent.agent.config import Config, load
+from dra_agent.agent.config import Config, load_config
 
 if TYPE_CHECKING:
     from dra_agent.agent.about import RunningAgent
@@ -63,14 +63,14 @@ class ShownHost:
 
 def shown_host(args: argparse.Namespace) -> ShownHost:
     """Find it: flags over variables over the running agent over the file."""
-    from dra_agent.agent.about import ask
+    from dra_agent.agent.about import query
 
-    plain = load(args)
-    agent = ask(plain)
+    plain = load_config(args)
+    agent = query(plain)
     if agent is None:
         return ShownHost(plain, None, is_agents=False)
     if getattr(args, "config", None) is None:
-        beside = load(args, below=agent.config)
+        beside = load_config(args, below=agent.config)
         if _same(beside, agent.config):
             return ShownHost(beside, agent, is_agents=True)
     return ShownHost(plain, agent, is_agents=_same(plain, agent.config))

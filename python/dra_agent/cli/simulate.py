@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do one action and say what was done."""
-    from dra_agent.simulate import build, change
+    from dra_agent.simulate import build, inject
 
     root: Path | None = getattr(args, "root", None)
     if root is None:
@@ -87,20 +87,20 @@ def run(args: argparse.Namespace) -> int:
             host = build(args.profile, root)
             print(f"{args.profile} at {root}: --sysfs-root {host.sysfs} --dev-root {host.dev}")
         case "unplug":
-            print(f"unplugged {change.unplug(root, args.device)}")
+            print(f"unplugged {inject.unplug(root, args.device)}")
         case "replug":
-            print(f"plugged {change.replug(root, args.device)} in again")
+            print(f"plugged {inject.replug(root, args.device)} in again")
         case "xid":
             gpu, compute = args.instance
-            uuid = change.xid(root, args.device, args.number, gpu_instance=gpu, compute_instance=compute)
+            uuid = inject.xid(root, args.device, args.number, gpu_instance=gpu, compute_instance=compute)
             print(f"raised XID {args.number} on {uuid}")
         case "reset":
-            print(f"reset {change.reset(root, args.device)}")
+            print(f"reset {inject.reset(root, args.device)}")
         case "process" if args.device is None:
-            print(f"process {args.pid} ended on {change.end_process(root, args.pid)} GPUs")
+            print(f"process {args.pid} ended on {inject.end_process(root, args.pid)} GPUs")
         case "process":
             gpu, compute = args.instance
-            uuid = change.start_process(
+            uuid = inject.start_process(
                 root,
                 args.device,
                 args.pid,
@@ -111,13 +111,13 @@ def run(args: argparse.Namespace) -> int:
             )
             print(f"process {args.pid} computes on {uuid}")
         case "hang" if args.milliseconds is None:
-            change.hang(root, args.function, args.device)
+            inject.hang(root, args.function, args.device)
             print(f"{_calls(args)} hang until `dra-agent simulate clear {root}`")
         case "hang":
-            change.delay(root, args.function, args.milliseconds, args.device)
+            inject.delay(root, args.function, args.milliseconds, args.device)
             print(f"{_calls(args)} take {args.milliseconds} ms longer")
         case "fail":
-            change.fail(
+            inject.fail(
                 root,
                 args.function,
                 args.code,
@@ -128,16 +128,16 @@ def run(args: argparse.Namespace) -> int:
             )
             print(f"{_calls(args)} fail with {args.code}")
         case "kernel":
-            address = change.answer_write(
+            address = inject.answer_write(
                 root, args.device, args.attribute, errno=args.errno, milliseconds=args.milliseconds
             )
             print(f"writes to {args.attribute} of {address} are answered otherwise until `clear`")
         case "kill":
             whom: Literal["library", "agent"] = "agent" if args.agent else "library"
-            change.kill(root, args.function, args.device, whom=whom, times=args.times, when=args.when)
+            inject.kill(root, args.function, args.device, whom=whom, times=args.times, when=args.when)
             print(f"{_calls(args)} end {'the agent' if args.agent else 'the process'}")
         case _:
-            print(f"cleared {change.clear(root)} faults")
+            print(f"cleared {inject.clear(root)} faults")
     return 0
 
 
@@ -203,9 +203,9 @@ def positive_number(text: str) -> int:
 def _list(output: str) -> int:
     from dra_agent.cli.output import emit, table
     from dra_agent.simulate import profiles
-    from dra_agent.simulate.profiles import load
+    from dra_agent.simulate.profiles import load_profile
 
-    rows = [(name, load(name).description) for name in profiles()]
+    rows = [(name, load_profile(name).description) for name in profiles()]
     if output == "table":
         table(("profile", "machine"), rows)
     else:

@@ -33,21 +33,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the slices; devices that cannot be published are reported on standard error."""
     from dra_agent import inventory, topology
-    from dra_agent.agent.hosts import command_host
+    from dra_agent.agent.host_factory import command_host
     from dra_agent.cli.health import with_health
     from dra_agent.cli.shown_host import shown_host
-    from dra_agent.inventory.handover import Handovers
+    from dra_agent.inventory.passthrough_bindings import VfioBindingStore
     from dra_agent.slices import desired_slices
 
     shown = shown_host(args)
     config = shown.config
     with command_host(config) as host, progress("reading the devices"):
-        taken = inventory.take(
+        taken = inventory.collect(
             host,
             topology.scan(host),
             config.inventory,
             driver=config.driver_name,
-            handovers=Handovers(shown.records),
+            handovers=VfioBindingStore(shown.records),
         )
         found = with_health(taken, shown, host)
     desired = desired_slices(found, node=config.node, driver=config.driver_name, naming="fixed")

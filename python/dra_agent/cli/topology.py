@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from dra_agent.cli.shown_host import ShownHost
     from dra_agent.host import Host
     from dra_agent.topology import Topology
-    from dra_agent.topology.branch import Holders
-    from dra_agent.topology.names import ProductNames
+    from dra_agent.topology.display_tree import Holders
+    from dra_agent.topology.pci_ids import PciIds
 
 EPILOG = """\
 examples:
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Scan, then print or draw. Exit code 0 also where damaged devices were found: they are reported."""
-    from dra_agent.agent.hosts import command_host
+    from dra_agent.agent.host_factory import command_host
     from dra_agent.cli.output import emit, progress
     from dra_agent.cli.shown_host import shown_host
 
@@ -63,13 +63,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _known(shown: ShownHost, host: Host, topology: Topology) -> tuple[Holders | None, ProductNames | None]:
+def _known(shown: ShownHost, host: Host, topology: Topology) -> tuple[Holders | None, PciIds | None]:
     """What the agent's inventory adds to a picture: who holds what, what can be claimed, and names of products."""
     from dra_agent.cli.health import published
     from dra_agent.cli.holders import by_address
     from dra_agent.errors import AgentError
-    from dra_agent.topology.branch import KnownHolders
-    from dra_agent.topology.names import ProductNames
+    from dra_agent.topology.display_tree import KnownHolders
+    from dra_agent.topology.pci_ids import PciIds
 
     held = by_address(shown)
     try:
@@ -81,7 +81,7 @@ def _known(shown: ShownHost, host: Host, topology: Topology) -> tuple[Holders | 
         product = device.attributes.get("productName")
         if product is not None and device.pci_address is not None:
             names.setdefault(device.pci_address, str(product.value))
-    known = ProductNames.of_this_machine().with_known(names)
+    known = PciIds.of_this_machine().with_known(names)
     if held is None:
         return None, known
     offered = (
@@ -101,7 +101,7 @@ def _scan(host: Host, config: Config, *, distances: bool) -> Topology:
     except PermanentError as error:
         if config.sysfs_root == Path("/sys"):
             raise
-        raise UsageError(error.what, todo=error.todo) from error
+        raise UsageError(error.message, hint=error.hint) from error
 
 
 def _title(config: Config) -> str:
@@ -110,7 +110,7 @@ def _title(config: Config) -> str:
     return config.node if config.sysfs_root == Path("/sys") else str(config.sysfs_root)
 
 
-def _print_tree(topology: Topology, holders: Holders | None, names: ProductNames | None) -> None:
+def _print_tree(topology: Topology, holders: Holders | None, names: PciIds | None) -> None:
     from dra_agent.cli.terminal import console
     from dra_agent.topology import tree
 
@@ -123,9 +123,7 @@ def _print_tree(topology: Topology, holders: Holders | None, names: ProductNames
         print(f"problem: {problem}", file=sys.stderr)
 
 
-def _write_picture(
-    path: Path, topology: Topology, title: str, holders: Holders | None, names: ProductNames | None
-) -> None:
+def _write_picture(path: Path, topology: Topology, title: str, holders: Holders | None, names: PciIds | None) -> None:
     from dra_agent.errors import PermanentError
     from dra_agent.topology import svg
 
@@ -137,5 +135,5 @@ def _write_picture(
         path.write_text(picture, encoding="utf-8")
     except OSError as error:
         raise PermanentError(
-            f"cannot write the picture: {error.strerror}", where=str(path), todo="name a file that can be written"
+            f"cannot write the picture: {error.strerror}", where=str(path), hint="name a file that can be written"
         ) from error

@@ -8,21 +8,21 @@ if TYPE_CHECKING:
     import argparse
     from pathlib import Path
 
-    from dra_agent.cluster import ApiServer
-    from dra_agent.inventory.device import Device
-    from dra_agent.prepare.ports import Entry
-    from dra_agent.setup.shares.usage import Held, Meter
+    from dra_agent.device_setup.shares.usage import HeldShare, UsageReader
+    from dra_agent.inventory.model import Device
+    from dra_agent.kube_client import ApiClient
+    from dra_agent.prepare.ledger_types import LedgerEntry
 
 _GET_TIMEOUT_S = 10.0
 
 
 def print_usage(args: argparse.Namespace) -> int:
     """Print one row for each device, or share of one, that a prepared claim holds."""
-    from dra_agent.agent.hosts import command_host
+    from dra_agent.agent.host_factory import command_host
     from dra_agent.cli.output import emit, table
     from dra_agent.cli.shown_host import shown_host
-    from dra_agent.inventory import take
-    from dra_agent.setup.shares.usage import Meter
+    from dra_agent.device_setup.shares.usage import UsageReader
+    from dra_agent.inventory import collect
     from dra_agent.standalone.wire import SOCKET
     from dra_agent.topology import scan
 
@@ -32,9 +32,9 @@ def print_usage(args: argparse.Namespace) -> int:
     standalone = config.standalone or (config.state_dir / SOCKET).exists()
     holdings = _holdings(entries, {} if standalone else _pods(args, entries))
     with command_host(config) as host:
-        inventory = take(host, scan(host), config.inventory, driver=config.driver_name)
+        inventory = collect(host, scan(host), config.inventory, driver=config.driver_name)
         everything = [held for held, _ in holdings]
-        meter = Meter(host, config.state_dir, config.inventory.nvml_timeout, everything, standalone=standalone)
+        meter = UsageReader(host, config.state_dir, config.inventory.nvml_timeout, everything, standalone=standalone)
         try:
             rows = [
                 _row(held, inventory.device(_name(held)), meter)
@@ -64,22 +64,22 @@ def print_usage(args: argparse.Namespace) -> int:
     return 0
 
 
-def _entries(state_dir: Path) -> list[Entry]:
-    from dra_agent.prepare.ledger_copy import read_copy
+def _entries(state_dir: Path) -> list[LedgerEntry]:
+    from dra_agent.prepare.ledger_reader import read_copy
 
     entries, _ = read_copy(state_dir) or ([], None)
     return entries
 
 
-def _holdings(entries: list[Entry], pods: dict[str, frozenset[str] | str]) -> list[tuple[Held, bool]]:
+def _holdings(entries: list[LedgerEntry], pods: dict[str, frozenset[str] | str]) -> list[tuple[HeldShare, bool]]:
     """Return what claims hold, and whether it is shown; `pods` has the UIDs of a claim's pods, or why they are unknown.
 
     Who only watches a device, and a claim whose record cannot be read, may use it, and has no amount of it.
     """
+    from dra_agent.device_setup.shares.usage import HeldShare
     from dra_agent.inventory.shares import MEMORY
     from dra_agent.prepare.record import read
     from dra_agent.prepare.setup import key_of
-    from dra_agent.setup.shares.usage import Held
 
     found = []
     for entry in entries:
@@ -89,15 +89,15 @@ def _holdings(entries: list[Entry], pods: dict[str, frozenset[str] | str]) -> li
         name = f"{entry.namespace}/{entry.name}"
         if record is None:
             keys = [(key_of(item.device, item.share_id), item.pool) for item in entry.devices if item.request]
-            found += [(Held(entry.uid, name, key, None, pool, known, why), False) for key, pool in keys]
+            found += [(HeldShare(entry.uid, name, key, None, pool, known, why), False) for key, pool in keys]
             continue
         for item in record.devices:
             consumed = item.consumed_capacity.get(MEMORY)
-            found.append((Held(entry.uid, name, item.key, consumed, item.pool, known, why), not item.admin_access))
+            found.append((HeldShare(entry.uid, name, item.key, consumed, item.pool, known, why), not item.admin_access))
     return found
 
 
-def _pods(args: argparse.Namespace, entries: list[Entry]) -> dict[str, frozenset[str] | str]:
+def _pods(args: argparse.Namespace, entries: list[LedgerEntry]) -> dict[str, frozenset[str] | str]:
     """Return the pods that each claim is reserved for, by UIDs, or why they are not known."""
     from dra_agent.cli.connection import ask_cluster, knows_cluster
     from dra_agent.errors import AgentError
@@ -110,23 +110,23 @@ def _pods(args: argparse.Namespace, entries: list[Entry]) -> dict[str, frozenset
     try:
         return ask_cluster(args, lambda api: _reserved(api, entries))
     except AgentError as error:
-        why = f"which pods use the claim is not known: {error.what}"
+        why = f"which pods use the claim is not known: {error.message}"
         return dict.fromkeys((entry.uid for entry in entries), why)
 
 
-async def _reserved(api: ApiServer, entries: list[Entry]) -> dict[str, frozenset[str] | str]:
+async def _reserved(api: ApiClient, entries: list[LedgerEntry]) -> dict[str, frozenset[str] | str]:
     import asyncio
 
-    from dra_agent.cluster import RESOURCE_CLAIMS, NotFoundError
     from dra_agent.errors import AgentError
+    from dra_agent.kube_client import RESOURCE_CLAIMS, NotFoundError
 
-    async def one(entry: Entry) -> frozenset[str] | str:
+    async def one(entry: LedgerEntry) -> frozenset[str] | str:
         try:
             claim = await api.get(RESOURCE_CLAIMS, entry.name, entry.namespace, timeout=_GET_TIMEOUT_S)
         except NotFoundError:
             return "the claim is gone from the API server"
         except AgentError as error:
-            return f"which pods use the claim is not known: {error.what}"
+            return f"which pods use the claim is not known: {error.message}"
         if claim["metadata"].get("uid") != entry.uid:
             return "the API server has another claim of this name"
         consumers = (claim.get("status") or {}).get("reservedFor") or ()
@@ -138,11 +138,11 @@ async def _reserved(api: ApiServer, entries: list[Entry]) -> dict[str, frozenset
     return dict(zip((entry.uid for entry in entries), await asyncio.gather(*map(one, entries)), strict=True))
 
 
-def _name(held: Held) -> str:
+def _name(held: HeldShare) -> str:
     return held.key.partition("/")[0]
 
 
-def _row(held: Held, device: Device | None, meter: Meter) -> dict[str, Any]:
+def _row(held: HeldShare, device: Device | None, meter: UsageReader) -> dict[str, Any]:
     usage = meter.read(held, device)
     return {
         "device": _name(held),

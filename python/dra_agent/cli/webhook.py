@@ -41,23 +41,23 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
 
     from dra_agent.agent import logs, signals
-    from dra_agent.agent.config import listen_address, load
+    from dra_agent.agent.config import listen_address, load_config
     from dra_agent.agent.reload import Reload
-    from dra_agent.agent.webhooks import Tls, serve
+    from dra_agent.agent.webhook_runner import Tls, serve
     from dra_agent.errors import UsageError
 
     received = signals.install()
-    config = load(args)
+    config = load_config(args)
     logs.set_up(config.log_level, config.log_format)
     if args.client_name and args.client_ca is None:
         raise UsageError(
             "names of clients are compared in certificates, and no certificate is asked for",
             where="--client-name",
-            todo="give the authority of the clients' certificates with --client-ca",
+            hint="give the authority of the clients' certificates with --client-ca",
         )
     address = listen_address(args.listen, "--listen")
     metrics = listen_address(config.metrics_address) if config.metrics_address else None
-    reload = Reload(config, lambda: load(args))
+    reload = Reload(config, lambda: load_config(args))
     tls = Tls(args.tls_cert, args.tls_key, args.client_ca, tuple(args.client_name))
     asyncio.run(serve(address, tls, config.driver_name, metrics, received, reload))
     return 0

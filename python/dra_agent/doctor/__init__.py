@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from dra_agent.doctor.commands import Commands, Result, SystemCommands
-from dra_agent.doctor.examination import Examination, Ledger, OtherAgent
-from dra_agent.doctor.examine import CHECKS, examine, is_healthy
+from dra_agent.doctor.commands import CommandResult, CommandRunner, SystemCommandRunner
+from dra_agent.doctor.context import CheckContext, LedgerSummary, OtherAgent
 from dra_agent.doctor.finding import Finding, Severity
+from dra_agent.doctor.runner import CHECKS, is_healthy, run_checks
 
 __all__ = [
     "CHECKS",
-    "Commands",
-    "Examination",
+    "CommandRunner",
+    "CheckContext",
     "Finding",
-    "Ledger",
+    "LedgerSummary",
     "OtherAgent",
-    "Result",
+    "CommandResult",
     "Severity",
-    "SystemCommands",
-    "examine",
+    "SystemCommandRunner",
+    "run_checks",
     "is_healthy",
 ]

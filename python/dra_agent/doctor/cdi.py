@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dra_agent.cdi.directory import SpecDirectory
-from dra_agent.cdi.registry import load
+from dra_agent.cdi.registry import load_registry
 from dra_agent.cdi.validate import warnings
-from dra_agent.doctor.examination import Examination
+from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, ok, problem, warning
 from dra_agent.errors import AgentError
 
 
-def check(examination: Examination) -> Iterator[Finding]:
+def check(examination: CheckContext) -> Iterator[Finding]:
     """Look at the directories, every file in them, and the specs of claims."""
     usable = [directory for directory in examination.cdi_dirs if directory.is_dir()]
     yield from _own(examination)
-    registry = load(usable)
+    registry = load_registry(usable)
     for file in registry.files:
         for reason in file.refused:
             yield problem(f"runtimes refuse it: {reason}", str(file.path), "mend or remove the file")
@@ -37,7 +37,7 @@ def check(examination: Examination) -> Iterator[Finding]:
     yield from _claims(examination)
 
 
-def _own(examination: Examination) -> Iterator[Finding]:
+def _own(examination: CheckContext) -> Iterator[Finding]:
     directory = examination.cdi_dir
     read = [path.resolve() for path in examination.runtime_dirs]
     if directory.resolve() not in read:
@@ -107,13 +107,13 @@ def _is_read_only(directory: Path) -> bool:
     return not os.access(directory, os.W_OK | os.X_OK)
 
 
-def _claims(examination: Examination) -> Iterator[Finding]:
+def _claims(examination: CheckContext) -> Iterator[Finding]:
     if examination.ledger.failure is not None:
         return
     try:
         written = SpecDirectory(examination.cdi_dir, examination.driver).claims()
     except AgentError as error:
-        yield problem(error.what, str(examination.cdi_dir), error.todo or "")
+        yield problem(error.message, str(examination.cdi_dir), error.hint or "")
         return
     held = examination.ledger.claims
     for uid, path in written.items():

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-DEADLINE = 5.0
+TIMEOUT_S = 5.0
 """Seconds; a program that only prints its version and takes longer hangs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CommandResult:
     """How a program ended."""
 
     code: int | None
@@ -25,33 +25,33 @@ class Result:
     """Standard output, or what went wrong where there is none."""
 
 
-class Commands(Protocol):
+class CommandRunner(Protocol):
     """The programs of a host."""
 
     def find(self, name: str) -> str | None:
         """Give the path of a program; None where it is not installed."""
         ...
 
-    def run(self, argv: Sequence[str]) -> Result:
+    def run(self, argv: Sequence[str]) -> CommandResult:
         """Run a program to its end, or to the deadline."""
         ...
 
 
-class SystemCommands:
+class SystemCommandRunner:
     """The programs of this machine."""
 
     def find(self, name: str) -> str | None:
         """Look the program up where root's programs are too, whatever the caller's PATH."""
         return shutil.which(name) or shutil.which(name, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin")
 
-    def run(self, argv: Sequence[str]) -> Result:
+    def run(self, argv: Sequence[str]) -> CommandResult:
         """Run it without input; its error output counts where it prints nothing else."""
         try:
             done = subprocess.run(
-                argv, capture_output=True, text=True, errors="replace", timeout=DEADLINE, stdin=subprocess.DEVNULL
+                argv, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, stdin=subprocess.DEVNULL
             )
         except subprocess.TimeoutExpired:
-            return Result(None, f"does not answer within {DEADLINE:g} s")
+            return CommandResult(None, f"does not answer within {TIMEOUT_S:g} s")
         except OSError as error:
-            return Result(None, f"cannot be started: {error.strerror}")
-        return Result(done.returncode, done.stdout.strip() or done.stderr.strip())
+            return CommandResult(None, f"cannot be started: {error.strerror}")
+        return CommandResult(done.returncode, done.stdout.strip() or done.stderr.strip())

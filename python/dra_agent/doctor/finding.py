@@ -25,7 +25,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     what: str
     where: str = ""
     """A path, a device, or a part of the host."""
-    todo: str = ""
+    hint: str = msgspec.field(default="", name="todo")
     """How to mend it."""
     check: str = ""
     """The check that found it."""
@@ -36,11 +36,11 @@ def ok(what: str, where: str = "") -> Finding:
     return Finding(Severity.OK, what, where)
 
 
-def warning(what: str, where: str, todo: str) -> Finding:
+def warning(what: str, where: str, hint: str) -> Finding:
     """Something that could be better."""
-    return Finding(Severity.WARNING, what, where, todo)
+    return Finding(Severity.WARNING, what, where, hint)
 
 
-def problem(what: str, where: str, todo: str) -> Finding:
+def problem(what: str, where: str, hint: str) -> Finding:
     """Something that does not work."""
-    return Finding(Severity.PROBLEM, what, where, todo)
+    return Finding(Severity.PROBLEM, what, where, hint)

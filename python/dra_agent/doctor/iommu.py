@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dra_agent.doctor.examination import Examination
+from dra_agent.doctor.context import CheckContext
+from dra_agent.doctor.devices import VFIO
 from dra_agent.doctor.finding import Finding, ok, problem, warning
-from dra_agent.doctor.hardware import VFIO
 from dra_agent.errors import AgentError
-from dra_agent.inventory.handover import Handovers
 from dra_agent.inventory.passthrough import PASSTHROUGH
-from dra_agent.topology import Device, Topology
+from dra_agent.inventory.passthrough_bindings import VfioBindingStore
+from dra_agent.topology import PciFunction, Topology
 
 _BRIDGE = "0x06"
 
 
-def check(examination: Examination) -> Iterator[Finding]:
+def check(examination: CheckContext) -> Iterator[Finding]:
     """Look at the IOMMU, and at the groups of devices that are bound to vfio-pci or will be."""
     topology = examination.topology
     if topology is None:
@@ -51,19 +51,19 @@ def check(examination: Examination) -> Iterator[Finding]:
     yield from _left_behind(examination)
 
 
-def _offered(examination: Examination) -> set[str]:
+def _offered(examination: CheckContext) -> set[str]:
     devices = examination.inventory.devices if examination.inventory is not None else ()
     return {device.pci_address for device in devices if PASSTHROUGH in device.identity}
 
 
-def _left_behind(examination: Examination) -> Iterator[Finding]:
+def _left_behind(examination: CheckContext) -> Iterator[Finding]:
     """Name functions that are with vfio-pci for claims that hold nothing: the ledger was lost, or an agent's state."""
     if examination.ledger.failure is not None:
         return
     try:
-        handovers = Handovers(examination.state_dir).all()
+        handovers = VfioBindingStore(examination.state_dir).all()
     except AgentError as error:
-        yield problem(error.what, error.where or "passthrough", error.todo or "")
+        yield problem(error.message, error.where or "passthrough", error.hint or "")
         return
     for address, handover in sorted(handovers.items()):
         if handover.uid not in examination.ledger.claims:
@@ -75,7 +75,7 @@ def _left_behind(examination: Examination) -> Iterator[Finding]:
             )
 
 
-def _group(device: Device, topology: Topology) -> Iterator[Finding]:
+def _group(device: PciFunction, topology: Topology) -> Iterator[Finding]:
     if device.iommu_group is None:
         yield problem("is for vfio-pci and has no IOMMU group", device.pci_address, "switch the IOMMU on")
         return

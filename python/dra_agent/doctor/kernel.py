@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dra_agent.doctor.examination import Examination
+from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, ok, warning
 
 
-def check(examination: Examination) -> Iterator[Finding]:
+def check(examination: CheckContext) -> Iterator[Finding]:
     """Look at procfs and at the root of the cgroups."""
     release = _text(examination.host.proc / "sys/kernel/osrelease")
     if release:

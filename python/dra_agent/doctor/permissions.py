@@ -7,11 +7,11 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from dra_agent.doctor.examination import Examination
+from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, ok, problem, warning
 
 
-def check(examination: Examination) -> Iterator[Finding]:
+def check(examination: CheckContext) -> Iterator[Finding]:
     """Look at the user and at the socket."""
     if examination.user == 0:
         yield ok("runs as root")

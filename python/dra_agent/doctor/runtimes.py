@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from dra_agent.doctor.examination import Examination
+from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, Severity, ok, problem, warning
 
 Version = tuple[int, int, int]
@@ -40,7 +40,7 @@ _DOCKER_DEFAULT: Version = (28, 3, 0)
 """Likewise; before, `features.cdi` in its configuration."""
 
 
-def check(examination: Examination) -> Iterator[Finding]:
+def check(examination: CheckContext) -> Iterator[Finding]:
     """Ask each installed runtime for its version."""
     found = [finding for runtime in RUNTIMES for finding in _runtime(examination, runtime)]
     yield from found
@@ -60,7 +60,7 @@ def check(examination: Examination) -> Iterator[Finding]:
         yield warning("neither runc nor crun is installed", "container runtimes", "install one: they start containers")
 
 
-def _runtime(examination: Examination, runtime: Runtime) -> Iterator[Finding]:
+def _runtime(examination: CheckContext, runtime: Runtime) -> Iterator[Finding]:
     program = examination.commands.find(runtime.program)
     if program is None:
         return
@@ -68,8 +68,8 @@ def _runtime(examination: Examination, runtime: Runtime) -> Iterator[Finding]:
     match = _VERSION.search(result.output) if result.code == 0 else None
     if match is None:
         said = result.output.splitlines()[0] if result.output else "it says nothing"
-        todo = f"run `{program} --version`, and mend what it says"
-        yield warning(f"does not tell its version: {said}", program, todo)
+        hint = f"run `{program} --version`, and mend what it says"
+        yield warning(f"does not tell its version: {said}", program, hint)
         return
     version = (int(match[1]), int(match[2]), int(match[3] or 0))
     text = ".".join(map(str, version))
@@ -82,17 +82,17 @@ def _runtime(examination: Examination, runtime: Runtime) -> Iterator[Finding]:
         yield _configured(examination, runtime, version, text)
 
 
-def _configured(examination: Examination, runtime: Runtime, version: Version, text: str) -> Finding:
+def _configured(examination: CheckContext, runtime: Runtime, version: Version, text: str) -> Finding:
     if runtime.program == "containerd" and version < _CONTAINERD_DEFAULT:
         path = examination.containerd_config
         if not _says(_toml(path), "enable_cdi"):
-            todo = f'set enable_cdi = true under plugins."io.containerd.grpc.v1.cri" in {path}, and restart containerd'
-            return warning(f"{text} does not inject CDI devices into pods", runtime.name, todo)
+            hint = f'set enable_cdi = true under plugins."io.containerd.grpc.v1.cri" in {path}, and restart containerd'
+            return warning(f"{text} does not inject CDI devices into pods", runtime.name, hint)
     if runtime.program == "dockerd" and version < _DOCKER_DEFAULT:
         path = examination.docker_config
         if not _says(_json(path).get("features", {}), "cdi"):
-            todo = f'set "features": {{"cdi": true}} in {path}, and restart docker'
-            return warning(f"{text} does not inject CDI devices", runtime.name, todo)
+            hint = f'set "features": {{"cdi": true}} in {path}, and restart docker'
+            return warning(f"{text} does not inject CDI devices", runtime.name, hint)
     return ok(f"{text} injects CDI devices", runtime.name)
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dra_agent.doctor.examination import Examination
+from dra_agent.device_setup.sysfs_writer import RealSysfsWriter, TimedWriter
+from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, ok, warning
 from dra_agent.errors import RetryableError
-from dra_agent.setup.kernel import SysfsKernel, Writes
-from dra_agent.topology import Device
+from dra_agent.topology import PciFunction
 
 READ_TIMEOUT_S = 5.0
 """The kernel shows how many virtual functions there are only under the device's lock."""
 
 
-def check(examination: Examination) -> Iterator[Finding]:
+def check(examination: CheckContext) -> Iterator[Finding]:
     """Compare what physical functions say with the virtual functions that are there."""
     topology = examination.topology
     if topology is None:
@@ -42,16 +42,16 @@ def check(examination: Examination) -> Iterator[Finding]:
         yield ok(f"{virtual} virtual functions")
 
 
-def _check_number(examination: Examination, device: Device) -> Iterator[Finding]:
+def _check_number(examination: CheckContext, device: PciFunction) -> Iterator[Finding]:
     """Compare the number that the kernel has of a physical function with the functions that are on the bus."""
     path = f"bus/pci/devices/{device.pci_address}/sriov_numvfs"
     if not (examination.host.sysfs / path).exists():
         return
-    accesses = Writes(SysfsKernel(examination.host.sysfs), READ_TIMEOUT_S)
+    accesses = TimedWriter(RealSysfsWriter(examination.host.sysfs), READ_TIMEOUT_S)
     try:
         text = accesses.read(device.pci_address, path).strip()
     except RetryableError as error:
-        yield warning(error.what, device.pci_address, error.todo or "look at the kernel's log (dmesg)")
+        yield warning(error.message, device.pci_address, error.hint or "look at the kernel's log (dmesg)")
         return
     except OSError:
         return

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from dra_agent.doctor.examination import Examination
+from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, ok, problem, warning
 from dra_agent.health.prepared import unusable_reason
 
@@ -15,7 +15,7 @@ _LEAST_FREE = 16 * 1024 * 1024
 """Bytes below which the ledger may soon be unable to write; it needs a few KiB for each claim."""
 
 
-def check(examination: Examination) -> Iterator[Finding]:
+def check(examination: CheckContext) -> Iterator[Finding]:
     """Look at the state directory and at the ledger in it."""
     directory = examination.state_dir
     try:
@@ -53,7 +53,7 @@ def _room(directory: Path) -> Iterator[Finding]:
         yield problem("has no inode left; no claim can be prepared", str(directory), "remove files there")
 
 
-def _ledger(examination: Examination) -> Iterator[Finding]:
+def _ledger(examination: CheckContext) -> Iterator[Finding]:
     where = str(examination.state_dir / "ledger")
     ledger = examination.ledger
     if ledger.failure is not None:

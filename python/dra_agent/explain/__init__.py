@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.allocator import Object, question
+from dra_agent.allocator import Object, encode_query
 from dra_agent.errors import PermanentError
-from dra_agent.explain.files import Inputs, read_inputs
+from dra_agent.explain.files import QueryInputs, read_inputs
 
-__all__ = ["Inputs", "explain", "read_inputs"]
+__all__ = ["QueryInputs", "explain", "read_inputs"]
 
 
 def explain(
@@ -32,12 +32,14 @@ def explain(
     """
     from dra_agent import _native
 
-    asked = question(node=node, classes=classes, slices=slices, claims=claims, allocated=allocated, deadline=deadline)
+    asked = encode_query(
+        node=node, classes=classes, slices=slices, claims=claims, allocated=allocated, deadline=deadline
+    )
     try:
         answer = _native.explain(asked)
     except ValueError as error:
         raise PermanentError(
-            f"an object cannot be read: {error}", todo="check it with `kubectl apply --dry-run=server`"
+            f"an object cannot be read: {error}", hint="check it with `kubectl apply --dry-run=server`"
         ) from None
     explanation: dict[str, Any] = msgspec.json.decode(answer)
     return explanation

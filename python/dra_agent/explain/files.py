@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dra_agent.errors import UsageError
-from dra_agent.objects import LoadedObject, load_objects
+from dra_agent.manifests import LoadedObject, load_manifests
 
 API_VERSION = "resource.k8s.io/v1"
 
 
 @dataclass
-class Inputs:
+class QueryInputs:
     """The objects of a question."""
 
     claims: list[dict[str, Any]] = field(default_factory=list)
@@ -37,24 +37,24 @@ def read_inputs(
     classes: Sequence[str] = (),
     slices: Sequence[str] = (),
     allocated: Sequence[str] = (),
-) -> Inputs:
+) -> QueryInputs:
     """Read the files; each of the last three may hold classes, slices, claims and nodes in any order.
 
     Raises UsageError naming file, line and field of what is wrong.
     """
-    inputs = Inputs()
+    inputs = QueryInputs()
     for path in claims:
-        for loaded in load_objects(path):
+        for loaded in load_manifests(path):
             _add_users(inputs, loaded)
     if not inputs.claims:
         raise UsageError("there is no ResourceClaim to explain", where=", ".join(claims))
     for path in (*classes, *slices, *allocated):
-        for loaded in load_objects(path, strict=False, allow_empty_list=True):
+        for loaded in load_manifests(path, strict=False, allow_empty_list=True):
             _add_printed(inputs, loaded)
     return inputs
 
 
-def _add_users(inputs: Inputs, loaded: LoadedObject) -> None:
+def _add_users(inputs: QueryInputs, loaded: LoadedObject) -> None:
     match loaded.kind:
         case "ResourceClaim":
             inputs.claims.append(loaded.value)
@@ -66,7 +66,7 @@ def _add_users(inputs: Inputs, loaded: LoadedObject) -> None:
             raise UsageError(
                 f"a {kind or 'nameless kind'} cannot be explained",
                 where=loaded.where("kind"),
-                todo="give ResourceClaims, ResourceClaimTemplates and DeviceClasses here",
+                hint="give ResourceClaims, ResourceClaimTemplates and DeviceClasses here",
             )
 
 
@@ -81,7 +81,7 @@ def claim_of_template(template: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _add_printed(inputs: Inputs, loaded: LoadedObject) -> None:
+def _add_printed(inputs: QueryInputs, loaded: LoadedObject) -> None:
     lists = {
         "DeviceClass": inputs.classes,
         "ResourceSlice": inputs.slices,
@@ -93,13 +93,13 @@ def _add_printed(inputs: Inputs, loaded: LoadedObject) -> None:
         raise UsageError(
             f"a {loaded.kind or 'nameless kind'} is of no use here",
             where=loaded.where("kind"),
-            todo="give DeviceClasses, ResourceSlices, ResourceClaims or Nodes, as `kubectl get -o yaml` prints them",
+            hint="give DeviceClasses, ResourceSlices, ResourceClaims or Nodes, as `kubectl get -o yaml` prints them",
         )
     version = loaded.value.get("apiVersion")
     if loaded.kind != "Node" and version != API_VERSION:
         raise UsageError(
             f"{loaded.kind} {loaded.name} is of version {version}, only {API_VERSION} is read",
             where=loaded.where("apiVersion"),
-            todo=f"ask for it: `kubectl get {loaded.kind.lower()}s.v1.resource.k8s.io -o yaml`",
+            hint=f"ask for it: `kubectl get {loaded.kind.lower()}s.v1.resource.k8s.io -o yaml`",
         )
     wanted.append(loaded.value)

@@ -10,27 +10,27 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from dra_agent.explain.needs import Need, classes_of, group_notes, needs
-from dra_agent.explain.placement import matches, obstacles
-from dra_agent.explain.published import Published
+from dra_agent.explain.object_state import allocated_node_selector, claim_state, pod_state
+from dra_agent.explain.placement import matches, scheduling_blockers
+from dra_agent.explain.pod_claims import PodClaim, classes_of, group_notes, pod_claims
+from dra_agent.explain.slice_index import SliceIndex
 from dra_agent.explain.snapshot import Snapshot
-from dra_agent.explain.standing import allocated_node_selector, pod_standing, standing
 
 Object = dict[str, Any]
 Judge = Callable[..., dict[str, Any]]
 """dra_agent.explain.explain."""
-MOST_AT_ONCE = 8
+MAX_CONCURRENCY = 8
 """Nodes that are judged at one time; the rest of the work is not shared out."""
 
 
 def explain_pod(snapshot: Snapshot, pod: Object, judge: Judge, *, node: str | None = None) -> dict[str, Any]:
     """Explain every claim of a pod: they are allocated together, on the node where the pod can be."""
-    wanted = needs(snapshot, pod)
+    wanted = pod_claims(snapshot, pod)
     claims = [_told(need) for need in wanted]
     answer: dict[str, Any] = {
         "pod": f"{snapshot.namespace}/{pod['metadata']['name']}",
         "summary": "",
-        "pods": [pod_standing(pod)],
+        "pods": [pod_state(pod)],
         "claims": claims,
         "nodes": [],
         "notes": [*snapshot.notes, *group_notes(snapshot, pod)],
@@ -55,13 +55,13 @@ def explain_claim(snapshot: Snapshot, claim: Object, judge: Judge, *, node: str 
         pod
         for pod in snapshot.pods or ()
         if (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}
-        and any(need.claim is claim for need in needs(snapshot, pod))
+        and any(need.claim is claim for need in pod_claims(snapshot, pod))
     ]
-    told = _told(Need(name, claim))
+    told = _told(PodClaim(name, claim))
     answer: dict[str, Any] = {
         "claim": f"{snapshot.namespace}/{name}",
         "summary": "",
-        "pods": [pod_standing(pod) for pod in users],
+        "pods": [pod_state(pod) for pod in users],
         "claims": [told],
         "nodes": [],
         "notes": snapshot.notes,
@@ -77,7 +77,7 @@ def explain_claim(snapshot: Snapshot, claim: Object, judge: Judge, *, node: str 
         return _with(answer, False, f"{on}, and the claim is not allocated: no scheduler chose its devices")
     pod = pending[0] if pending else None
     answer["notes"] = [*snapshot.notes, *(group_notes(snapshot, pod) if pod else ())]
-    others = [need.claim for need in needs(snapshot, pod) if need.claim is not claim and need.claim] if pod else []
+    others = [need.claim for need in pod_claims(snapshot, pod) if need.claim is not claim and need.claim] if pod else []
     waiting = [claim, *(other for other in others if not _allocation(other))]
     allocated = [other for other in others if _allocation(other)]
     answer = _on_nodes(answer, snapshot, waiting, allocated, pod, judge, node)
@@ -108,11 +108,11 @@ def _on_nodes(
     if only is not None:
         names = {only: names.get(only, {"metadata": {"name": only}})}
     own = {_identity(claim) for claim in waiting}
-    published = Published(snapshot.slices, [claim for claim in snapshot.claims if _identity(claim) not in own])
+    published = SliceIndex(snapshot.slices, [claim for claim in snapshot.claims if _identity(claim) not in own])
 
     def judged(name: str) -> dict[str, Any]:
         node = names[name]
-        reasons = obstacles(pod, node) if pod is not None and snapshot.nodes is not None else []
+        reasons = scheduling_blockers(pod, node) if pod is not None and snapshot.nodes is not None else []
         reasons += [
             f"claim {claim['metadata']['name']} is allocated elsewhere"
             for claim in allocated
@@ -125,13 +125,13 @@ def _on_nodes(
         return _verdict(name, explanation["fits"], _why(explanation), reasons, explanation)
 
     # Nodes do not depend on each other, and the judge works without the interpreter's lock.
-    with ThreadPoolExecutor(min(MOST_AT_ONCE, os.cpu_count() or 1), thread_name_prefix="nodes") as threads:
+    with ThreadPoolExecutor(min(MAX_CONCURRENCY, os.cpu_count() or 1), thread_name_prefix="nodes") as threads:
         answer["nodes"] = list(threads.map(judged, sorted(names)))
     answer["holders"] = _holders(answer["nodes"], snapshot)
     return _with(answer, *_conclusion(answer))
 
 
-def closest(nodes: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def best_candidate(nodes: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Choose the node that it is worth looking at: where the pod may be, and the most devices are free."""
     judged = [entry for entry in nodes if entry["explanation"] is not None]
     return min(judged, key=lambda entry: (bool(entry["obstacles"]), -_available(entry["explanation"])), default=None)
@@ -159,7 +159,7 @@ def _conclusion(answer: dict[str, Any]) -> tuple[bool, str]:
         return False, (
             f"its devices are free only where the pod may not be: {first['node']}: {'; '.join(first['obstacles'])}"
         )
-    why = closest(nodes) or nodes[0]
+    why = best_candidate(nodes) or nodes[0]
     where = f"fits on none of {len(nodes)} nodes" if len(nodes) > 1 else f"does not fit on node {nodes[0]['node']}"
     return False, f"{where}; {why['node']}: {why['devices']}" if len(nodes) > 1 else f"{where}: {why['devices']}"
 
@@ -193,17 +193,17 @@ def _holders(nodes: Sequence[dict[str, Any]], snapshot: Snapshot) -> list[dict[s
         {
             "claim": name,
             "devices": sorted(devices),
-            "reserved_for": standing(by_name[name])["reserved_for"] if name in by_name else [],
+            "reserved_for": claim_state(by_name[name])["reserved_for"] if name in by_name else [],
         }
         for name, devices in sorted(held.items())
     ]
 
 
-def _told(need: Need) -> dict[str, Any]:
+def _told(need: PodClaim) -> dict[str, Any]:
     if need.claim is None or not need.exists:
         summary = need.problems[0] if need.problems else "is still to be made"
         return {"name": need.name, "claim": None, "state": "missing", "summary": summary, "problems": need.problems}
-    return {"name": need.name, **standing(need.claim), "problems": need.problems}
+    return {"name": need.name, **claim_state(need.claim), "problems": need.problems}
 
 
 def _all_allocated(claims: Sequence[dict[str, Any]], node: str | None) -> str:

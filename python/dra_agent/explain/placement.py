@@ -13,7 +13,7 @@ Object = Mapping[str, Any]
 _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 
 
-def obstacles(pod: Object, node: Object) -> list[str]:
+def scheduling_blockers(pod: Object, node: Object) -> list[str]:
     """Say what keeps a pod off a node; nothing where nothing does."""
     spec = pod.get("spec") or {}
     name = (node.get("metadata") or {}).get("name", "")

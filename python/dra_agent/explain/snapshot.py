@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dra_agent.cluster import (
+from dra_agent.kube_client import (
     DEVICE_CLASSES,
     EVENTS,
     NAMESPACES,
@@ -19,7 +19,7 @@ from dra_agent.cluster import (
     RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
-    ApiServer,
+    ApiClient,
     ForbiddenError,
     InvalidObjectError,
     Kind,
@@ -75,7 +75,7 @@ def group_name(pod: Object) -> str:
     return str(((pod.get("spec") or {}).get("schedulingGroup") or {}).get("podGroupName") or "")
 
 
-async def read(api: ApiServer, namespace: str, about: str) -> Snapshot:
+async def read(api: ApiClient, namespace: str, about: str) -> Snapshot:
     """Read everything at once; `about` is the name of the claim or pod. RetryableError where there is no answer."""
     found = Snapshot(namespace)
 
@@ -158,7 +158,7 @@ async def _allowed(asked: Awaitable[ObjectList] | Awaitable[Object], what: str, 
     try:
         return await asked
     except (ForbiddenError, NotFoundError, InvalidObjectError) as error:
-        notes.append(f"{what}: {error.what}; {so}")
+        notes.append(f"{what}: {error.message}; {so}")
     return None
 
 

@@ -5,24 +5,24 @@ It decides how long something counts, and never looks at hardware itself.
 
 from __future__ import annotations
 
-from dra_agent.health.board import HealthBoard, Row
-from dra_agent.health.causes import Cause, Severity
+from dra_agent.health.hysteresis import ActiveIssue
+from dra_agent.health.issues import HealthIssue, Severity
 from dra_agent.health.monitor import Monitor, Summary
-from dra_agent.health.record import Record
+from dra_agent.health.published_health import DeviceHealth, DeviceHealthStore
 from dra_agent.health.settings import HealthSettings
-from dra_agent.health.spells import Spell
-from dra_agent.health.verdict import judged, recalled
+from dra_agent.health.state_file import HealthStateFile
+from dra_agent.health.taints import apply_health, apply_recorded
 
 __all__ = [
-    "Cause",
-    "HealthBoard",
+    "HealthIssue",
+    "DeviceHealthStore",
     "HealthSettings",
     "Monitor",
-    "Record",
-    "Row",
+    "HealthStateFile",
+    "DeviceHealth",
     "Severity",
-    "Spell",
+    "ActiveIssue",
     "Summary",
-    "judged",
-    "recalled",
+    "apply_health",
+    "apply_recorded",
 ]

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from dra_agent.health.causes import Cause, Severity
+from dra_agent.health.issues import HealthIssue, Severity
 
 CONFIRM_AFTER_S = 5.0
 """Seconds between the two looks at least: a reset or a restart of the library passes in less."""
@@ -24,8 +24,8 @@ class Confirmation:
         self._waiting: dict[tuple[str, str], float] = {}
 
     def weigh(
-        self, device: str, shown: Iterable[Cause], counting: Iterable[Cause], now: float, *, blind: bool
-    ) -> list[Cause]:
+        self, device: str, shown: Iterable[HealthIssue], counting: Iterable[HealthIssue], now: float, *, blind: bool
+    ) -> list[HealthIssue]:
         """What a look showed, with fatal causes marked until they are confirmed.
 
         `counting`: what counts for the device by now. `blind`: the look says nothing of what was wrong before.
@@ -51,7 +51,7 @@ class Confirmation:
         """Whether a look now would confirm something."""
         return any(now - since >= CONFIRM_AFTER_S for since in self._waiting.values())
 
-    def _weighed(self, device: str, cause: Cause, fatal: set[str], now: float) -> Cause:
+    def _weighed(self, device: str, cause: HealthIssue, fatal: set[str], now: float) -> HealthIssue:
         if cause.severity != Severity.FATAL:
             return cause
         key = (device, cause.name)

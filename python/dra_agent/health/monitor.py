@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from dra_agent.clock import STEADY
-from dra_agent.health import causes
-from dra_agent.health.causes import Cause
+from dra_agent.health import issues
 from dra_agent.health.confirmation import Confirmation
-from dra_agent.health.counts import Counts
-from dra_agent.health.record import Record
+from dra_agent.health.error_counters import ErrorCounters
+from dra_agent.health.hysteresis import ActiveIssue, IssueTracker
+from dra_agent.health.issues import HealthIssue
 from dra_agent.health.settings import HealthSettings
-from dra_agent.health.spells import Spell, Spells
-from dra_agent.health.verdict import judged
-from dra_agent.inventory.device import Device, Fault, Inventory
+from dra_agent.health.state_file import HealthStateFile
+from dra_agent.health.taints import apply_health
+from dra_agent.inventory.model import Device, DeviceEvent, Inventory
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Monitor:
         self,
         settings: HealthSettings,
         driver: str,
-        record: Record | None = None,
+        record: HealthStateFile | None = None,
         clock: Callable[[], float] = STEADY.unix,
     ) -> None:
         self._settings = settings
@@ -54,9 +54,9 @@ class Monitor:
             if not spell.happened:
                 # Nobody looked while no agent ran: it is as if it had been seen just now.
                 spell.last = clock()
-        self._spells = Spells(settings, known)
+        self._spells = IssueTracker(settings, known)
         self._confirmation = Confirmation()
-        self._uncorrected, self._corrected = Counts(), Counts()
+        self._uncorrected, self._corrected = ErrorCounters(), ErrorCounters()
         self._known: set[str] = {spell.device for spell in known}
         self._looked = False
         self._happened: Counter[str] = Counter()
@@ -67,7 +67,7 @@ class Monitor:
         """Everything in numbers; may be read on any thread."""
         return self._summary
 
-    def look(self, inventory: Inventory) -> Inventory:
+    def observe(self, inventory: Inventory) -> Inventory:
         """Take note of what the inventory shows, and give it with what counts."""
         now = self._clock()
         changed = False
@@ -77,28 +77,28 @@ class Monitor:
             # A library that does not answer, or does not have the device, says nothing of what was wrong before.
             blind = device.health == "unmonitored" or not device.observed
             counting = [spell.cause for spell in spells]
-            shown = self._confirmation.weigh(device.name, causes.of_device(device), counting, now, blind=blind)
-            if self._spells.see(device.name, shown, now, first=not self._looked, blind=blind):
+            shown = self._confirmation.weigh(device.name, issues.of_device(device), counting, now, blind=blind)
+            if self._spells.observe(device.name, shown, now, first=not self._looked, blind=blind):
                 changed = True
                 self._begun(device.name, [cause for cause in shown if cause.name not in before])
             changed |= self._count_errors(device, now)
         here = {device.name for device in inventory.devices}
         for gone in {spell.device for spell in self._spells} - here:
-            self._spells.see(gone, [], now)
+            self._spells.observe(gone, [], now)
             self._confirmation.forget([gone])
         self._looked = True
         return self._kept(inventory, now, changed=changed)
 
-    def hear(self, faults: Iterable[Fault], inventory: Inventory) -> Inventory:
+    def record_events(self, faults: Iterable[DeviceEvent], inventory: Inventory) -> Inventory:
         """Take note of what happened, and give the inventory with what counts."""
         now = self._clock()
         changed = False
         for fault in faults:
-            cause = causes.of_fault(fault.cause, fault.message, self._settings)
+            cause = issues.of_fault(fault.cause, fault.message, self._settings)
             if cause is None:
                 log.info("a fault that programs cause", extra={"device": fault.pci_address, "fault": fault.message})
                 continue
-            told = [] if causes.concerns_whole_gpu(cause.name, self._settings) else fault.devices
+            told = [] if issues.concerns_whole_gpu(cause.name, self._settings) else fault.devices
             for device in inventory.devices:
                 if device.name in told or (not told and device.pci_address == fault.pci_address):
                     changed |= self._happen(device.name, cause, now)
@@ -112,33 +112,33 @@ class Monitor:
         """Tell whether a look is wanted now, to confirm what evicts pods."""
         return self._confirmation.due(self._clock())
 
-    def spells(self, device: str) -> list[Spell]:
+    def spells(self, device: str) -> list[ActiveIssue]:
         """Give what counts for a device, the most severe first."""
         return self._spells.of(device)
 
     def _count_errors(self, device: Device, now: float) -> bool:
         found = False
         if device.memory_errors is not None and self._uncorrected.more(device.name, device.memory_errors):
-            cause = Cause("ecc", causes.severity("ecc"), "uncorrected memory errors")
+            cause = HealthIssue("ecc", issues.severity("ecc"), "uncorrected memory errors")
             found = self._happen(device.name, cause, now)
         limit = self._settings.corrected_errors_per_hour
         if limit and device.corrected_errors is not None:
             many = self._corrected.within_an_hour(device.name, device.corrected_errors, now)
             if many >= limit:
                 message = f"{limit} or more corrected memory errors within an hour"
-                cause = Cause("ecc-corrected", causes.severity("ecc-corrected"), message)
+                cause = HealthIssue("ecc-corrected", issues.severity("ecc-corrected"), message)
                 found |= self._happen(device.name, cause, now)
         return found
 
-    def _happen(self, device: str, cause: Cause, now: float) -> bool:
-        if self._spells.happen(device, cause, now):
+    def _happen(self, device: str, cause: HealthIssue, now: float) -> bool:
+        if self._spells.record_event(device, cause, now):
             self._begun(device, [cause])
         else:
             self._happened[cause.name] += 1
         # Kept in any case: it counts from when it happened last.
         return True
 
-    def _begun(self, device: str, began: list[Cause]) -> None:
+    def _begun(self, device: str, began: list[HealthIssue]) -> None:
         for cause in began:
             self._happened[cause.name] += 1
             log.warning(
@@ -154,8 +154,8 @@ class Monitor:
             log.info("device has recovered", extra={"device": device})
         self._known = devices
         counts = Counter(spell.cause.name for spell in self._spells)
-        causes = tuple(sorted({(spell.device, spell.cause.name) for spell in self._spells}))
-        self._summary = Summary(dict(counts), causes, dict(self._happened), self._spells.suppressed)
+        issues = tuple(sorted({(spell.device, spell.cause.name) for spell in self._spells}))
+        self._summary = Summary(dict(counts), issues, dict(self._happened), self._spells.suppressed)
         if changed and self._record is not None:
             self._record.write(list(self._spells))
-        return judged(inventory, self._settings, self._driver, lambda device: self._spells.of(device.name))
+        return apply_health(inventory, self._settings, self._driver, lambda device: self._spells.of(device.name))

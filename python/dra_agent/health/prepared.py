@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dra_agent.inventory.device import Device
+from dra_agent.inventory.model import Device
 
 
 def unusable_reason(device: Device | None) -> str:

@@ -12,17 +12,17 @@ from dra_agent.inventory.api import (
     RequestRange,
     Taint,
 )
-from dra_agent.inventory.collect import Collector, take
-from dra_agent.inventory.device import (
+from dra_agent.inventory.collector import Collector, collect
+from dra_agent.inventory.model import (
     FAMILIES,
-    Ailment,
     Device,
+    DeviceEvent,
     DeviceNode,
+    Diagnostic,
     Exclusion,
     Family,
-    Fault,
     Inventory,
-    Problem,
+    ObservedIssue,
     device_name,
     pool_name,
 )
@@ -34,15 +34,15 @@ from dra_agent.inventory.settings import (
     ShareRule,
     VersionValue,
 )
-from dra_agent.inventory.watch import Change, Watch
+from dra_agent.inventory.tracker import InventoryDiff, InventoryTracker
 
 __all__ = [
     "FAMILIES",
-    "Ailment",
+    "ObservedIssue",
     "Attribute",
     "AttributeRule",
     "Capacity",
-    "Change",
+    "InventoryDiff",
     "Collector",
     "Counter",
     "CounterConsumption",
@@ -51,19 +51,19 @@ __all__ = [
     "DeviceNode",
     "Exclusion",
     "Family",
-    "Fault",
+    "DeviceEvent",
     "Inventory",
     "InventorySettings",
     "PartitionRule",
     "PassthroughRule",
-    "Problem",
+    "Diagnostic",
     "RequestPolicy",
     "RequestRange",
     "ShareRule",
     "Taint",
     "VersionValue",
-    "Watch",
+    "InventoryTracker",
     "device_name",
     "pool_name",
-    "take",
+    "collect",
 ]

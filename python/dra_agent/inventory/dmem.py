@@ -5,15 +5,15 @@ Source: Documentation/admin-guide/cgroup-v2.rst, "DMEM"; regions are named "drm/
 
 from __future__ import annotations
 
-from dra_agent.inventory.draft import Draft
-from dra_agent.inventory.sysfs import Files
+from dra_agent.inventory.builder import DeviceBuilder
+from dra_agent.inventory.sysfs import SysfsDir
 
 MECHANISM = "dmem"
 
 
-def note_dmem(draft: Draft) -> None:
+def set_dmem_region(draft: DeviceBuilder) -> None:
     """Note the region, or why the controller cannot hold shares of this GPU to their memory."""
-    capacities = Files(draft.host.sysfs / "fs/cgroup", draft.problems).properties("dmem.capacity")
+    capacities = SysfsDir(draft.host.sysfs / "fs/cgroup", draft.problems).key_values("dmem.capacity")
     regions = [name for name in capacities if name.startswith(f"drm/{draft.function.pci_address}/vram")]
     if not capacities:
         draft.memory_limits[MECHANISM] = "the kernel has no cgroup controller dmem (6.14 and later have)"
@@ -23,4 +23,4 @@ def note_dmem(draft: Draft) -> None:
         draft.memory_limits[MECHANISM] = f"its memory is in {len(regions)} regions, and a limit is for one"
     else:
         draft.memory_limits[MECHANISM] = ""
-        draft.identify(dmem=regions[0])
+        draft.add_identity(dmem=regions[0])

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 from dra_agent.host import Host
 from dra_agent.inventory.api import Capacity
-from dra_agent.inventory.device import Device, Problem
-from dra_agent.inventory.draft import Draft
-from dra_agent.inventory.plain import add_drm_nodes
+from dra_agent.inventory.builder import DeviceBuilder
+from dra_agent.inventory.generic import add_drm_nodes
+from dra_agent.inventory.model import Device, Diagnostic
 from dra_agent.inventory.products import fpga_card_of, is_fpga_management, product_of
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import character_devices
-from dra_agent.topology.model import Device as Function
+from dra_agent.topology.model import PciFunction as Function
 
 _MANAGEMENT_DRIVERS = frozenset({"xclmgmt", "xclmgmt_drv", "amdxdna_mgmt"})
 
@@ -26,7 +26,7 @@ class FpgaBackend:
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    def devices(self, functions: Sequence[Function], problems: list[Problem]) -> list[Device]:
+    def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
         """Describe the function of each card that applications use."""
         return [
             self._device(function, problems)
@@ -37,8 +37,8 @@ class FpgaBackend:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _device(self, function: Function, problems: list[Problem]) -> Device:
-        draft = Draft(self._host, function, "fpga", problems)
+    def _device(self, function: Function, problems: list[Diagnostic]) -> Device:
+        draft = DeviceBuilder(self._host, function, "fpga", problems)
         draft.set("productName", product_of(function))
         card = fpga_card_of(function)
         if card is not None:
@@ -49,7 +49,7 @@ class FpgaBackend:
             # The management engine (dfl-fme) reprograms the card; a claim gets its ports only.
             if "fme" not in name and "mgmt" not in name:
                 draft.node(f"/dev/{name}", "vendor")
-        return draft.finish()
+        return draft.build()
 
 
 def make(host: Host, settings: InventorySettings) -> FpgaBackend:

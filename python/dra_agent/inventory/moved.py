@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from dra_agent import whole_file
+from dra_agent import atomic_file
 from dra_agent.inventory.api import Attribute
-from dra_agent.inventory.device import Device
+from dra_agent.inventory.model import Device
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class MovedInterfaces:
         notes = {}
         for path in paths:
             try:
-                note = msgspec.json.decode(whole_file.read(path, _MAX_BYTES), type=_Note)
+                note = msgspec.json.decode(atomic_file.read(path, _MAX_BYTES), type=_Note)
             except (FileNotFoundError, PermissionError):
                 continue
             except (OSError, ValueError) as error:  # the set-up that owns the file sets a damaged one aside

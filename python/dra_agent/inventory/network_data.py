@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dra_agent.inventory.device import Device
+from dra_agent.inventory.model import Device
 
 _NAME_LIMIT = 256
 _HARDWARE_ADDRESS_LIMIT = 128

@@ -10,13 +10,13 @@ import re
 from collections.abc import Sequence
 
 from dra_agent.host import Host
-from dra_agent.inventory.device import Device, Problem
-from dra_agent.inventory.draft import Draft
+from dra_agent.inventory.builder import DeviceBuilder
+from dra_agent.inventory.model import Device, Diagnostic
 from dra_agent.inventory.products import product_of
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.inventory.sysfs import Files
+from dra_agent.inventory.sysfs import SysfsDir
 from dra_agent.inventory.uplink import Uplinks
-from dra_agent.topology.model import Device as Function
+from dra_agent.topology.model import PciFunction as Function
 
 _LINK_TYPES = {1: "ethernet", 32: "infiniband"}
 """ARPHRD_ numbers of linux/if_arp.h."""
@@ -34,36 +34,36 @@ class NicBackend:
         self._host = host
         self._uplinks = Uplinks(host)
 
-    def devices(self, functions: Sequence[Function], problems: list[Problem]) -> list[Device]:
+    def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
         """Describe each physical or virtual function as one device; `identity` tells the host's uplinks."""
         uplinks = self._uplinks.interfaces(problems)
         devices = []
         for function in functions:
-            draft = Draft(self._host, function, "nic", problems)
+            draft = DeviceBuilder(self._host, function, "nic", problems)
             draft.set("productName", product_of(function))
             self._interface(draft)
             self._rdma(draft)
             draft.set("isSriovVf", function.physfn is not None)
             if function.physfn is not None:
-                draft.identify(physfn=function.physfn)
+                draft.add_identity(physfn=function.physfn)
             if function.sriov is not None:
                 draft.set("sriovVfs", function.sriov.num_vfs)
             carried = uplinks.intersection(function.net)
             if carried:
-                draft.identify(uplink=min(carried))
-            devices.append(draft.finish())
+                draft.add_identity(uplink=min(carried))
+            devices.append(draft.build())
         return devices
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _interface(self, draft: Draft) -> None:
+    def _interface(self, draft: DeviceBuilder) -> None:
         name = self._main_interface(draft)
         if name is None:
             return
         net = self._net(draft, name)
         draft.set("ifName", name)
-        draft.identify(ifname=name)
+        draft.add_identity(ifname=name)
         draft.set("mac", net.text("address"))
         draft.set("mtu", net.number("mtu"))
         draft.set("linkType", _LINK_TYPES.get(net.number("type") or 0))
@@ -74,20 +74,20 @@ class NicBackend:
         draft.set("state", state if state != "unknown" else None)
         # An interface that nobody has switched on (IFF_UP) has no carrier and lacks nothing.
         if (net.number("flags") or 0) & 1 and net.number("carrier") == 0:
-            draft.ail("link-down", f"{name} is switched on and has no link")
+            draft.add_issue("link-down", f"{name} is switched on and has no link")
 
-    def _rdma(self, draft: Draft) -> None:
+    def _rdma(self, draft: DeviceBuilder) -> None:
         function = draft.function
         name = next(iter(function.infiniband), None)
         draft.set("rdma", name is not None)
         if name is None:
             return
         draft.set("rdmaDevice", name)
-        draft.identify(rdma=name)
+        draft.add_identity(rdma=name)
         for uverbs in function.uverbs:
             draft.node(f"/dev/infiniband/{uverbs}", "uverbs")
         draft.node("/dev/infiniband/rdma_cm", "rdma-cm")
-        port = draft.files.below(f"infiniband/{name}/ports/1")
+        port = draft.files.subdir(f"infiniband/{name}/ports/1")
         if "linkType" not in draft.attributes:
             layer = port.text("link_layer")
             draft.set("linkType", layer.lower() if layer is not None else None)
@@ -97,13 +97,13 @@ class NicBackend:
         physical = (port.text("phys_state") or "").partition(":")[0]
         # ib_port_phys_state: 3 is switched off, 5 is up; what it is in between looks for a partner.
         if physical.isdecimal() and physical not in ("3", "5") and not (state or "").endswith("ACTIVE"):
-            draft.ail("link-down", f"port 1 of {name} has no link ({port.text('phys_state')})")
+            draft.add_issue("link-down", f"port 1 of {name} has no link ({port.text('phys_state')})")
         rate = _RATE.match(port.text("rate") or "")
         # A port that is down reports the slowest rate there is.
         if "linkSpeed" not in draft.attributes and rate is not None and (state or "").endswith("ACTIVE"):
             draft.set("linkSpeed", round(float(rate[1]) * 1000))
 
-    def _main_interface(self, draft: Draft) -> str | None:
+    def _main_interface(self, draft: DeviceBuilder) -> str | None:
         names = draft.function.net
         if len(names) < 2:
             return next(iter(names), None)
@@ -114,10 +114,10 @@ class NicBackend:
 
         return min(names, key=order)
 
-    def _net(self, draft: Draft, name: str) -> Files:
-        own = draft.files.below(f"net/{name}")
+    def _net(self, draft: DeviceBuilder, name: str) -> SysfsDir:
+        own = draft.files.subdir(f"net/{name}")
         # A virtio adapter has its interface one level further down.
-        return own if own.folder.is_dir() else Files(self._host.sysfs / "class/net" / name, draft.problems)
+        return own if own.folder.is_dir() else SysfsDir(self._host.sysfs / "class/net" / name, draft.problems)
 
 
 def make(host: Host, settings: InventorySettings) -> NicBackend:

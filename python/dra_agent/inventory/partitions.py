@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dra_agent.inventory.api import CounterSet
-from dra_agent.inventory.device import Device, Problem
-from dra_agent.inventory.rules import Rule, encode, unanswered
+from dra_agent.inventory.model import Device, Diagnostic
+from dra_agent.inventory.rules import Rule, encode, never_evaluated
 from dra_agent.inventory.settings import PartitionRule
 
 
@@ -39,12 +39,12 @@ class PartitionRules:
         matching = [rule for compiled, rule in of_mode if compiled.matches(self._driver, encoded)]
         return matching[0] if matching else None
 
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[Diagnostic]:
         """Report the rules that had no value for any device since `begin`."""
-        return list(unanswered(compiled for compiled, _ in self._rules))
+        return list(never_evaluated(compiled for compiled, _ in self._rules))
 
 
-def consumed(devices: Iterable[Device], sets: Iterable[CounterSet]) -> tuple[CounterSet, ...]:
+def used_counter_sets(devices: Iterable[Device], sets: Iterable[CounterSet]) -> tuple[CounterSet, ...]:
     """Give the counter sets that any of the devices consumes: one without consumers would be a slice about nothing."""
     names = {consumption.counter_set for device in devices for consumption in device.consumes_counters}
     return tuple(counters for counters in sets if counters.name in names)

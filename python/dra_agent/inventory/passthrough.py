@@ -14,12 +14,12 @@ import msgspec
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.inventory.api import Attribute
-from dra_agent.inventory.device import Device, Exclusion, Problem
-from dra_agent.inventory.handover import Handovers
-from dra_agent.inventory.rules import Rule, encode, unanswered
+from dra_agent.inventory.model import Device, Diagnostic, Exclusion
+from dra_agent.inventory.passthrough_bindings import VfioBindingStore
+from dra_agent.inventory.process_visibility import TODO, hidden_processes_reason
+from dra_agent.inventory.rules import Rule, encode, never_evaluated
 from dra_agent.inventory.settings import PassthroughRule
-from dra_agent.inventory.sight import TODO, blindness
-from dra_agent.topology.model import Device as Function
+from dra_agent.topology.model import PciFunction as Function
 
 DRIVER = "vfio-pci"
 PASSTHROUGH = "passthrough"
@@ -47,25 +47,27 @@ _KEPT_IDENTITY = frozenset({"uuid", "minor", "parent", "uplink"})
 class Passthrough:
     """The passthrough rules of one configuration, compiled. UsageError where one can never work."""
 
-    def __init__(self, host: Host, rules: Sequence[PassthroughRule], driver: str, handovers: Handovers | None) -> None:
+    def __init__(
+        self, host: Host, rules: Sequence[PassthroughRule], driver: str, handovers: VfioBindingStore | None
+    ) -> None:
         """`handovers` tell what claims have; None: nobody binds anything here."""
         self._host = host
         self._driver = driver
         self._rules = [Rule(f"passthrough[{number}].when", rule.when) for number, rule in enumerate(rules)]
         self._handovers = handovers
 
-    def handed_over(self, problems: list[Problem]) -> dict[str, Device]:
+    def handed_over(self, problems: list[Diagnostic]) -> dict[str, Device]:
         """Give the devices that claims have, as they were published, by address."""
         if self._handovers is None:
             return {}
         try:
             return {address: handover.device for address, handover in self._handovers.all().items()}
         except AgentError as error:
-            problems.append(Problem(error.where or "passthrough", error.what, error.todo))
+            problems.append(Diagnostic(error.where or "passthrough", error.message, error.hint))
             return {}
 
     def taken_meanwhile(
-        self, devices: Iterable[Device], handed_over: Collection[str], problems: list[Problem]
+        self, devices: Iterable[Device], handed_over: Collection[str], problems: list[Diagnostic]
     ) -> list[Device]:
         """Give the devices, those as they were published that claims got after `handed_over` was read.
 
@@ -84,7 +86,7 @@ class Passthrough:
         self,
         devices: Iterable[Device],
         functions: Mapping[str, Function],
-        problems: list[Problem],
+        problems: list[Diagnostic],
         excluded: list[Exclusion],
     ) -> list[Device]:
         """Give the devices, those that a rule matches as ones for vfio-pci; what cannot be one is left out."""
@@ -104,16 +106,16 @@ class Passthrough:
             if reason is None:
                 given.append(_passed_through(device))
                 continue
-            what, todo = reason
+            what, hint = reason
             where = f"inventory.{matching[0].where}"
             excluded.append(Exclusion(device.name, f"{where} wants it for vfio-pci, and {what}"))
-            problems.append(Problem(device.name, f"cannot be passed through, as {where} wants: {what}", todo))
+            problems.append(Diagnostic(device.name, f"cannot be passed through, as {where} wants: {what}", hint))
         # Who is not root binds nothing, and sees less than the agent does.
         binds = os.geteuid() == 0 and any(PASSTHROUGH in device.identity for device in given)
-        if binds and (blind := blindness(self._host)):
+        if binds and (blind := hidden_processes_reason(self._host)):
             what = f"devices that have nodes are not given to vfio-pci, for somebody may have them open unseen: {blind}"
-            problems.append(Problem("inventory.passthrough", what, TODO))
-        problems.extend(unanswered(self._rules))
+            problems.append(Diagnostic("inventory.passthrough", what, TODO))
+        problems.extend(never_evaluated(self._rules))
         return given
 
 

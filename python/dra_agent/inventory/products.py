@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dra_agent.topology.model import Device as Function
+from dra_agent.topology.model import PciFunction as Function
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import msgspec
 from dra_agent import _native
 from dra_agent.errors import UsageError
 from dra_agent.inventory.api import Attribute
-from dra_agent.inventory.device import Device, Exclusion, Problem
-from dra_agent.inventory.draft import ENTRY_LIMIT
+from dra_agent.inventory.builder import ENTRY_LIMIT
+from dra_agent.inventory.model import Device, Diagnostic, Exclusion
 from dra_agent.inventory.settings import InventorySettings, VersionValue
 
 BUILT_IN = frozenset(
@@ -90,7 +90,7 @@ class Rule:
             raise UsageError(
                 f"{expression!r} does not compile: {error}",
                 where=f"configuration, inventory.{where}",
-                todo="correct it",
+                hint="correct it",
             ) from None
 
     def begin(self) -> None:
@@ -108,11 +108,11 @@ class Rule:
         return matched
 
 
-def unanswered(rules: Iterable[Rule]) -> Iterator[Problem]:
+def never_evaluated(rules: Iterable[Rule]) -> Iterator[Diagnostic]:
     """Report the rules that had no value for any device: they are likely misspelled."""
     for rule in rules:
         if rule.failures and not rule.answers:
-            yield Problem(
+            yield Diagnostic(
                 f"inventory.{rule.where}",
                 f"{rule.text!r} has no value for any device: {rule.failures[0]}",
                 "check the attribute's name; `dra-agent devices NAME` shows what a device has",
@@ -134,7 +134,7 @@ class Rules:
             self._attributes.append((Rule(f"{where}.when", rule.when), values))
 
     def apply(
-        self, devices: Iterable[Device], problems: list[Problem], excluded: list[Exclusion]
+        self, devices: Iterable[Device], problems: list[Diagnostic], excluded: list[Exclusion]
     ) -> tuple[Device, ...]:
         """Give the devices that are published, with the operator's attributes; attributes are set before choosing.
 
@@ -151,10 +151,10 @@ class Rules:
                 kept.append(dressed)
             else:
                 excluded.append(Exclusion(device.name, reason))
-        problems.extend(unanswered(every))
+        problems.extend(never_evaluated(every))
         return tuple(kept)
 
-    def _dressed(self, device: Device, problems: list[Problem]) -> Device:
+    def _dressed(self, device: Device, problems: list[Diagnostic]) -> Device:
         attributes = dict(device.attributes)
         encoded = encode(device)
         for rule, values in self._attributes:
@@ -163,7 +163,7 @@ class Rules:
             for name, value in values.items():
                 if name not in attributes and len(attributes) + len(device.capacity) >= ENTRY_LIMIT:
                     what = f"{name} of {rule.where} is left out: a device has at most {ENTRY_LIMIT} attributes"
-                    problems.append(Problem(device.name, f"{what} and capacities", "set fewer attributes on it"))
+                    problems.append(Diagnostic(device.name, f"{what} and capacities", "set fewer attributes on it"))
                 else:
                     attributes[name] = value
         return msgspec.structs.replace(device, attributes=attributes)
@@ -191,13 +191,13 @@ def _value(driver: str, where: str, name: str, value: bool | int | str | Version
         raise UsageError(
             f"{name!r} is no name of an attribute",
             where=place,
-            todo="use up to 32 letters, digits and underscores, if need be behind a domain and a slash",
+            hint="use up to 32 letters, digits and underscores, if need be behind a domain and a slash",
         )
     if domain == driver or (not domain and name in BUILT_IN):
-        raise UsageError(f"{name!r} is an attribute of the agent's own", where=place, todo="choose another name")
+        raise UsageError(f"{name!r} is an attribute of the agent's own", where=place, hint="choose another name")
     if any(domain == standard or domain.endswith(f".{standard}") for standard in STANDARD_DOMAINS):
-        raise UsageError(f"{domain} is kept for Kubernetes", where=place, todo="use a domain of yours")
+        raise UsageError(f"{domain} is kept for Kubernetes", where=place, hint="use a domain of yours")
     try:
         return Attribute(version=value.version) if isinstance(value, VersionValue) else Attribute.of(value)
     except ValueError as error:
-        raise UsageError(str(error), where=place, todo="correct the value") from None
+        raise UsageError(str(error), where=place, hint="correct the value") from None

@@ -14,10 +14,10 @@ import msgspec
 from dra_agent import _native
 from dra_agent.errors import UsageError
 from dra_agent.inventory.api import Attribute, Capacity, RequestPolicy, RequestRange
-from dra_agent.inventory.device import Device, Problem
-from dra_agent.inventory.draft import ENTRY_LIMIT
+from dra_agent.inventory.builder import ENTRY_LIMIT
+from dra_agent.inventory.model import Device, Diagnostic
 from dra_agent.inventory.passthrough import PASSTHROUGH
-from dra_agent.inventory.rules import Rule, encode, unanswered
+from dra_agent.inventory.rules import Rule, encode, never_evaluated
 from dra_agent.inventory.settings import Enforcement, ShareRule
 
 MEMORY = "memory"
@@ -49,16 +49,16 @@ class Shares:
         self._driver = driver
         self._offers = [_offer(number, rule) for number, rule in enumerate(rules)]
 
-    def apply(self, devices: Iterable[Device], problems: list[Problem]) -> tuple[Device, ...]:
+    def apply(self, devices: Iterable[Device], problems: list[Diagnostic]) -> tuple[Device, ...]:
         """Give the devices, those that a rule matches as shared ones."""
         rules = [offer.rule for offer in self._offers]
         for rule in rules:
             rule.begin()
         shared = tuple(self._shared(device, problems) for device in devices) if rules else tuple(devices)
-        problems.extend(unanswered(rules))
+        problems.extend(never_evaluated(rules))
         return shared
 
-    def _shared(self, device: Device, problems: list[Problem]) -> Device:
+    def _shared(self, device: Device, problems: list[Diagnostic]) -> Device:
         encoded = encode(device)
         offer = next((offer for offer in self._offers if offer.rule.matches(self._driver, encoded)), None)
         if offer is None:
@@ -66,13 +66,13 @@ class Shares:
         reason = _reason_not_to(device, offer)
         if reason is not None:
             what = f"it is not offered in shares, as inventory.{offer.rule.where} wants: {reason}"
-            problems.append(Problem(device.name, what, "let the rule match other devices"))
+            problems.append(Diagnostic(device.name, what, "let the rule match other devices"))
             return device
         enforcement = offer.enforcement
         if enforcement != "none" and (why := device.memory_limits.get(enforcement, "it is not for such a device")):
             what = f"nobody holds its shares to their memory: {enforcement} cannot be used here: {why}"
-            todo = "make it available, or choose another enforcement, or none, in inventory.share"
-            problems.append(Problem(device.name, what, todo))
+            hint = "make it available, or choose another enforcement, or none, in inventory.share"
+            problems.append(Diagnostic(device.name, what, hint))
             enforcement = "none"
         used = enforcement
         if used == "mps" and "parent" in device.identity:
@@ -81,8 +81,8 @@ class Shares:
                 "MPS limits the programs that go through it, and nothing keeps others from the memory of all shares: "
                 "in MIG mode a GPU has no compute mode EXCLUSIVE_PROCESS"
             )
-            todo = "give such shares to who may have all of the MIG device, or claim MIG devices whole"
-            problems.append(Problem(device.name, what, todo, severity="warning"))
+            hint = "give such shares to who may have all of the MIG device, or claim MIG devices whole"
+            problems.append(Diagnostic(device.name, what, hint, severity="warning"))
             enforcement = "none"
         return msgspec.structs.replace(
             device,
@@ -104,7 +104,7 @@ def offered_enforcement(device: Device) -> str | None:
     return str(attribute.value) if attribute is not None else "none"
 
 
-def mechanism(device: Device) -> str | None:
+def limit_mechanism(device: Device) -> str | None:
     """Say what is set up for each share of a device, whether it holds everybody or not; None: not offered in shares."""
     enforcement = offered_enforcement(device)
     return None if enforcement is None else device.identity.get(_USED, enforcement)
@@ -178,8 +178,8 @@ def _bytes(where: str, field: str, text: str) -> int:
     return amount
 
 
-def _wrong(where: str, field: str, what: str, todo: str) -> UsageError:
-    return UsageError(what, where=f"configuration, inventory.{where}.{field}", todo=todo)
+def _wrong(where: str, field: str, what: str, hint: str) -> UsageError:
+    return UsageError(what, where=f"configuration, inventory.{where}.{field}", hint=hint)
 
 
 def _quantity(amount: int) -> str:

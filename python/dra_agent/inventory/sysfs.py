@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from dra_agent.inventory.device import Problem
+from dra_agent.inventory.model import Diagnostic
 
 _LONGEST = 65536
 """Bytes: a sysfs attribute is at most a page long, a procfs table may be longer."""
@@ -20,16 +20,16 @@ _LONGEST = 65536
 _NOT_HERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODATA, errno.EOPNOTSUPP, errno.ENODEV})
 
 
-class Files:
+class SysfsDir:
     """One folder, and the list that its problems go to."""
 
-    def __init__(self, folder: Path, problems: list[Problem]) -> None:
+    def __init__(self, folder: Path, problems: list[Diagnostic]) -> None:
         self.folder = folder
         self._problems = problems
 
-    def below(self, name: str) -> Files:
+    def subdir(self, name: str) -> SysfsDir:
         """Give a folder inside this one."""
-        return Files(self.folder / name, self._problems)
+        return SysfsDir(self.folder / name, self._problems)
 
     def text(self, name: str) -> str | None:
         """Give a file's contents without white space around; None where it is missing or empty."""
@@ -55,7 +55,7 @@ class Files:
             return int(text, 16 if text[:2].lower() == "0x" else 10)
         except ValueError:
             shown = text if len(text) <= 40 else f"{text[:40]}..."
-            self._problems.append(Problem(str(self.folder / name), f"expected a number, found {shown!r}"))
+            self._problems.append(Diagnostic(str(self.folder / name), f"expected a number, found {shown!r}"))
             return None
 
     def names(self, name: str = ".") -> list[str]:
@@ -76,21 +76,21 @@ class Files:
             self._unreadable(path, error)
             return None
 
-    def properties(self, name: str, separator: str = " ") -> dict[str, str]:
+    def key_values(self, name: str, separator: str = " ") -> dict[str, str]:
         """Give a file of lines "KEY VALUE" as a dict."""
         lines = (self.text(name) or "").splitlines()
         return {key: value.strip() for key, found, value in (line.partition(separator) for line in lines) if found}
 
     def _unreadable(self, path: Path, error: OSError) -> None:
         if error.errno not in _NOT_HERE:
-            self._problems.append(Problem(str(path), error.strerror or "cannot be read", _todo(error)))
+            self._problems.append(Diagnostic(str(path), error.strerror or "cannot be read", _todo(error)))
 
 
 def _todo(error: OSError) -> str | None:
     return "run the agent as root, or give its user read access" if error.errno in (errno.EACCES, errno.EPERM) else None
 
 
-def character_devices(files: Files, depth: int = 3) -> Iterator[str]:
+def character_devices(files: SysfsDir, depth: int = 3) -> Iterator[str]:
     """Give the names below /dev of the character devices that a PCI function's driver made, by their `uevent` files.
 
     Only the function's own folders are walked: links (to the driver, to other functions) are not followed.
@@ -99,9 +99,9 @@ def character_devices(files: Files, depth: int = 3) -> Iterator[str]:
         path = files.folder / name
         if path.is_symlink() or not path.is_dir():
             continue
-        child = files.below(name)
+        child = files.subdir(name)
         if (path / "dev").exists():
-            node = child.properties("uevent", "=").get("DEVNAME")
+            node = child.key_values("uevent", "=").get("DEVNAME")
             if node:
                 yield node
         if depth > 1 and name not in {"power", "msi_irqs", "net", "infiniband", "drm"}:

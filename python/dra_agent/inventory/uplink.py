@@ -12,9 +12,9 @@ from pathlib import Path
 
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory import links
-from dra_agent.inventory.device import Problem
-from dra_agent.inventory.sysfs import Files
+from dra_agent.inventory import net_links
+from dra_agent.inventory.model import Diagnostic
+from dra_agent.inventory.sysfs import SysfsDir
 
 _UP = 0x1
 _REJECT = 0x200
@@ -29,18 +29,18 @@ class Uplinks:
         self._host = host
         self._is_real = host.sysfs == Path("/sys") and host.proc == Path("/proc") and host.net is None
         self._asked_for: tuple[list[str], str | None, str | None] | None = None
-        self._facts = links.LinkFacts()
+        self._facts = net_links.LinkFacts()
 
-    def interfaces(self, problems: list[Problem]) -> frozenset[str]:
+    def interfaces(self, problems: list[Diagnostic]) -> frozenset[str]:
         """Give the names of every interface that the host's default traffic passes."""
-        net = Files(self._host.sysfs / "class/net", problems)
-        routes = Files(self._host.net or self._host.proc / "net", problems)
+        net = SysfsDir(self._host.sysfs / "class/net", problems)
+        routes = SysfsDir(self._host.net or self._host.proc / "net", problems)
         ipv4, ipv6 = routes.text("route"), routes.text("ipv6_route")
         names = net.names()
         # Whoever says where the routes are is to be right: nothing there is no host without a default route.
         if self._host.net is not None and ipv4 is None and ipv6 is None:
             problems.append(
-                Problem(
+                Diagnostic(
                     str(self._host.net),
                     "neither route nor ipv6_route is there, so nobody knows which interfaces the host needs, and none"
                     " can be claimed",
@@ -50,9 +50,9 @@ class Uplinks:
             )
             return frozenset(names)
         # /proc/net and netlink are those of the agent's own network namespace, sysfs is that of whoever mounted it.
-        if self._is_real and (strange := strangers(net, names)):
+        if self._is_real and (strange := foreign_interfaces(net, names)):
             problems.append(
-                Problem(
+                Diagnostic(
                     "network",
                     f"the agent has a network namespace of its own ({strange[0]} is not in it) and cannot tell which"
                     " interfaces the host needs, so none can be claimed",
@@ -66,25 +66,25 @@ class Uplinks:
         lower = {name: _lower(net, name) for name in names}
         for link in self._facts.links:
             lower.setdefault(link.name, []).extend(link.lower)
-        return carriers({*_ipv4(ipv4), *_ipv6(ipv6), *self._facts.default_routes}, lower)
+        return lower_devices({*_ipv4(ipv4), *_ipv6(ipv6), *self._facts.default_routes}, lower)
 
-    def _refresh(self, state: tuple[list[str], str | None, str | None], problems: list[Problem]) -> None:
+    def _refresh(self, state: tuple[list[str], str | None, str | None], problems: list[Diagnostic]) -> None:
         if state == self._asked_for:
             return
         try:
-            self._facts = links.ask()
+            self._facts = net_links.ask()
             self._asked_for = state
         except RetryableError as error:
-            problems.append(Problem(error.where or "rtnetlink", error.what, error.todo, severity="warning"))
+            problems.append(Diagnostic(error.where or "rtnetlink", error.message, error.hint, severity="warning"))
 
 
-def strangers(net: Files, names: list[str]) -> list[str]:
+def foreign_interfaces(net: SysfsDir, names: list[str]) -> list[str]:
     """Give the hardware interfaces of a sysfs that are not in the agent's own network namespace.
 
     Names are not enough: a pod has an eth0 of its own.
     """
     hardware = [name for name in names if (net.folder / name / "device").exists()]
-    addresses = {name: net.below(name).text("address") for name in hardware}
+    addresses = {name: net.subdir(name).text("address") for name in hardware}
     return [name for name, address in addresses.items() if address is not None and not is_ours(name, address)]
 
 
@@ -99,7 +99,7 @@ def is_ours(name: str, address: str) -> bool:
             return False
 
 
-def carriers(interfaces: set[str], lower: Mapping[str, list[str]]) -> frozenset[str]:
+def lower_devices(interfaces: set[str], lower: Mapping[str, list[str]]) -> frozenset[str]:
     """Add what lies below: a bond's members, a VLAN's parent, a bridge's ports."""
     found: set[str] = set()
     open_ = set(interfaces)
@@ -111,7 +111,7 @@ def carriers(interfaces: set[str], lower: Mapping[str, list[str]]) -> frozenset[
     return frozenset(found)
 
 
-def _lower(net: Files, name: str) -> list[str]:
+def _lower(net: SysfsDir, name: str) -> list[str]:
     return [entry.removeprefix("lower_") for entry in net.names(name) if entry.startswith("lower_")]
 
 

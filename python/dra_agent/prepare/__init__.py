@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dra_agent import shapes
+from dra_agent import msgspec_warmup
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.prepare.preparer import Preparer
 from dra_agent.prepare.result import PreparedDevice, RecoveryReport
 
 __all__ = ["JournalLedger", "PreparedDevice", "Preparer", "RecoveryReport"]
 
-shapes.settle()
+msgspec_warmup.build_decoders()

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError
-from dra_agent.inventory.device import device_key
+from dra_agent.inventory.model import device_key
 from dra_agent.prepare.allocation import AllocatedDevice
-from dra_agent.prepare.locks import LockedError, NamedLocks
-from dra_agent.prepare.ports import Entry, HeldDevice, Ledger
+from dra_agent.prepare.ledger_types import HeldDevice, Ledger, LedgerEntry
+from dra_agent.prepare.locks import KeyedLocks, LockedError
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +24,11 @@ def lock_names(devices: Iterable[AllocatedDevice | HeldDevice]) -> set[str]:
 
 
 def undo_abandoned(
-    wanted: Entry,
+    wanted: LedgerEntry,
     ledger: Ledger,
-    claims: NamedLocks,
-    devices: NamedLocks,
-    undo: Callable[[Entry], None],
+    claims: KeyedLocks,
+    devices: KeyedLocks,
+    undo: Callable[[LedgerEntry], None],
     deadline: Deadline,
 ) -> bool:
     """Undo abandoned claims that are in the way of another, whose devices' locks the caller has; True if any was.
@@ -60,6 +60,6 @@ def undo_abandoned(
     return undone
 
 
-def _overlap(one: Entry, other: Entry) -> bool:
+def _overlap(one: LedgerEntry, other: LedgerEntry) -> bool:
     devices = {device_key(item.pool, item.device) for item in other.devices}
     return any(device_key(item.pool, item.device) in devices for item in one.devices)

@@ -98,7 +98,7 @@ class ConfigEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Allocation:
+class ClaimAllocation:
     """One driver's part of an allocated claim."""
 
     uid: str
@@ -113,7 +113,7 @@ class Allocation:
         return f"claim {self.namespace}/{self.name}"
 
 
-def read(claim: Mapping[str, Any], driver: str) -> Allocation:
+def read(claim: Mapping[str, Any], driver: str) -> ClaimAllocation:
     """Take out of a ResourceClaim what is for `driver`; other drivers' devices in it are theirs to prepare.
 
     PermanentError for an object that is no allocated claim's shape, RetryableError for one not allocated yet.
@@ -122,14 +122,14 @@ def read(claim: Mapping[str, Any], driver: str) -> Allocation:
         parsed = msgspec.convert(claim, _Claim)
     except msgspec.ValidationError as error:
         raise PermanentError(
-            f"not a ResourceClaim: {error}", where=_identity(claim), todo="give the object as the API server returns it"
+            f"not a ResourceClaim: {error}", where=_identity(claim), hint="give the object as the API server returns it"
         ) from error
     metadata = parsed.metadata
     check_uid(metadata.uid)
     devices = parsed.status.allocation.devices if parsed.status and parsed.status.allocation else None
     if devices is None:
         raise RetryableError(
-            "is not allocated", where=f"claim {metadata.namespace}/{metadata.name}", todo="wait for the scheduler"
+            "is not allocated", where=f"claim {metadata.namespace}/{metadata.name}", hint="wait for the scheduler"
         )
     config = tuple(
         ConfigEntry(f"status.allocation.devices.config[{index}]", tuple(entry.requests or ()), entry.opaque.parameters)
@@ -139,7 +139,7 @@ def read(claim: Mapping[str, Any], driver: str) -> Allocation:
     where = f"claim {metadata.namespace}/{metadata.name}"
     held = _grouped([result for result in devices.results or () if result.driver == driver], where)
     pod_claim_name = (metadata.annotations or {}).get(POD_CLAIM_ANNOTATION, "")
-    return Allocation(
+    return ClaimAllocation(
         metadata.uid,
         metadata.namespace,
         metadata.name,
@@ -162,7 +162,7 @@ def _grouped(results: Iterable[_Result], where: str) -> tuple[AllocatedDevice, .
                 f"device {result.device} of pool {result.pool} is allocated to it twice, for requests "
                 f"{', '.join((*other.results, result.request))}",
                 where=where,
-                todo="delete the claim and let it be allocated again",
+                hint="delete the claim and let it be allocated again",
             )
         found[key] = AllocatedDevice(
             result.pool,

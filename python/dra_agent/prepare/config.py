@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dra_agent.errors import PermanentError
-from dra_agent.prepare.setup import Kind, VendorSetup
+from dra_agent.prepare.setup import DeviceSetup, Kind
 
 _PATH = re.compile(r" - at `\$(.*)`$")
 _NAMED = re.compile(r"(?:Object contains unknown|Object missing required) field `(.*?)`")
@@ -21,27 +21,27 @@ _NAMED = re.compile(r"(?:Object contains unknown|Object missing required) field 
 class ConfigurationError(PermanentError):
     """Configuration that is not understood, and where: `field` is the path of what is wrong."""
 
-    def __init__(self, field: str, reason: str, *, where: str | None = None, todo: str | None = None) -> None:
+    def __init__(self, field: str, reason: str, *, where: str | None = None, hint: str | None = None) -> None:
         self.field = field.lstrip(".")
         self.reason = reason
-        super().__init__(f"{self.field}: {reason}" if self.field else reason, where=where, todo=todo)
+        super().__init__(f"{self.field}: {reason}" if self.field else reason, where=where, hint=hint)
 
 
 def decode(
-    parameters: Any, setups: Mapping[Kind, VendorSetup], *, field: str, where: str | None = None
-) -> tuple[VendorSetup, msgspec.Struct]:
+    parameters: Any, setups: Mapping[Kind, DeviceSetup], *, field: str, where: str | None = None
+) -> tuple[DeviceSetup, msgspec.Struct]:
     """Find the set-up that opaque parameters ask for, and its parameters; ConfigurationError names the field.
 
     `field` is the path of the parameters themselves, empty where they stand alone, `where` the object that has them.
     """
     if not isinstance(parameters, Mapping):
-        raise ConfigurationError(field, "is not an object", where=where, todo="give apiVersion, kind and the settings")
+        raise ConfigurationError(field, "is not an object", where=where, hint="give apiVersion, kind and the settings")
     settings = dict(parameters)
     kind = (settings.pop("apiVersion", None), settings.pop("kind", None))
     for name, value in zip(("apiVersion", "kind"), kind, strict=True):
         if not isinstance(value, str):
             raise ConfigurationError(
-                f"{field}.{name}", "is missing or no text", where=where, todo="say which kind of set-up"
+                f"{field}.{name}", "is missing or no text", where=where, hint="say which kind of set-up"
             )
     setup = setups.get(kind)
     if setup is None:
@@ -50,13 +50,13 @@ def decode(
             f"{field}.kind",
             f"{kind[1]!r} of {kind[0]!r} is not known to this agent",
             where=where,
-            todo=f"remove it from the claim or its class; known kinds: {known}",
+            hint=f"remove it from the claim or its class; known kinds: {known}",
         )
     try:
         return setup, msgspec.convert(settings, setup.parameters)
     except msgspec.ValidationError as error:
         path, reason = _wrong(error)
-        raise ConfigurationError(f"{field}{path}", reason, where=where, todo="correct the settings") from error
+        raise ConfigurationError(f"{field}{path}", reason, where=where, hint="correct the settings") from error
 
 
 def _wrong(error: msgspec.ValidationError) -> tuple[str, str]:

@@ -16,8 +16,8 @@ import msgspec
 from dra_agent import _native
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.prepare.ports import DeviceHeldError, Entry
-from dra_agent.prepare.turns import WAIT, Since, Turns
+from dra_agent.prepare.ledger_lease import WAIT, LeaseHistory, LedgerLease
+from dra_agent.prepare.ledger_types import DeviceHeldError, LedgerEntry
 
 _T = TypeVar("_T")
 _ALONE = nullcontext()
@@ -35,7 +35,7 @@ class LedgerDamage(msgspec.Struct, frozen=True):
     """The claim that the damaged bytes seem to speak of."""
 
 
-class Superseded(msgspec.Struct, frozen=True):
+class SupersededClaim(msgspec.Struct, frozen=True):
     """A claim that was dropped, because a later one has its device, which proves that it was released."""
 
     uid: str
@@ -55,7 +55,7 @@ class LedgerReport(msgspec.Struct, frozen=True):
     set_aside: tuple[str, ...]
     """Damaged files, kept under these names below the state directory's `ledger`."""
     lost_records: int
-    superseded: tuple[Superseded, ...]
+    superseded: tuple[SupersededClaim, ...]
     foreign_records: int
     not_writable: str | None
     """Why nothing can be recorded at present; every change is refused until it can."""
@@ -93,7 +93,7 @@ class JournalLedger:
             self._turns = None
         else:
             self._native = _raising(lambda: _native.Ledger.open_shared(folder, boot_id, shared_as, WAIT))
-            self._turns = Turns(_Turnstile(self._native))
+            self._turns = LedgerLease(_NativeLock(self._native))
 
     def __enter__(self) -> JournalLedger:
         return self
@@ -114,7 +114,7 @@ class JournalLedger:
         """
         return _ALONE if self._turns is None else self._turns.hold(deadline)
 
-    def start(self, entry: Entry, *, durable: bool) -> None:
+    def start(self, entry: LedgerEntry, *, durable: bool) -> None:
         """Take the devices for a claim; DeviceHeldError names the claim that has one already."""
         _raising(lambda: self._native.start(msgspec.json.encode(entry), durable))
 
@@ -126,30 +126,30 @@ class JournalLedger:
         """Record that a claim holds nothing; durable when it returns. False where it held nothing."""
         return _raising(lambda: self._native.release(uid))
 
-    def get(self, uid: str) -> Entry | None:
+    def get(self, uid: str) -> LedgerEntry | None:
         """Find a claim."""
         found = _raising(lambda: self._native.get(uid))
-        return None if found is None else msgspec.json.decode(found, type=Entry)
+        return None if found is None else msgspec.json.decode(found, type=LedgerEntry)
 
-    def current(self, uid: str, deadline: Deadline | None = None) -> Entry | None:
+    def current(self, uid: str, deadline: Deadline | None = None) -> LedgerEntry | None:
         """Find a claim in a turn: another agent may have changed it since this one's last."""
         with self.turn(deadline):
             return self.get(uid)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LedgerEntry]:
         """List all claims, ordered by uid."""
-        return msgspec.json.decode(_raising(self._native.entries), type=list[Entry])
+        return msgspec.json.decode(_raising(self._native.entries), type=list[LedgerEntry])
 
-    def holders(self, pool: str, device: str) -> list[Entry]:
+    def holders(self, pool: str, device: str) -> list[LedgerEntry]:
         """List the claims that name a device, shared and admin access included."""
-        return msgspec.json.decode(_raising(lambda: self._native.holders(pool, device)), type=list[Entry])
+        return msgspec.json.decode(_raising(lambda: self._native.holders(pool, device)), type=list[LedgerEntry])
 
     @property
     def report(self) -> LedgerReport:
         """What was found at opening, and whether the ledger can be written now."""
         return msgspec.json.decode(_raising(lambda: self._native.report), type=LedgerReport)
 
-    def tidy(self) -> None:
+    def compact(self) -> None:
         """Replace a journal that has grown by a snapshot, or try to write again after the disk had failed.
 
         For a quiet moment, so that no claim waits for it.
@@ -159,17 +159,17 @@ class JournalLedger:
                 _raising(self._native.compact)
 
 
-class _Turnstile:
+class _NativeLock:
     def __init__(self, native: _native.Ledger) -> None:
         self._native = native
 
-    def take(self, wait: float) -> Since:
+    def acquire(self, wait: float) -> LeaseHistory:
         return _raising(lambda: self._native.take_turn(wait))
 
-    def give(self) -> None:
+    def release(self) -> None:
         _raising(self._native.give_turn)
 
-    def wanted(self) -> bool:
+    def contended(self) -> bool:
         return self._native.turn_wanted
 
 

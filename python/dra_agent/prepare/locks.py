@@ -49,7 +49,7 @@ class _Lock:
     waiting: deque[threading.Event] = field(default_factory=deque)
 
 
-class NamedLocks:
+class KeyedLocks:
     """A lock for each name, made when somebody wants it and forgotten when nobody does."""
 
     def __init__(
@@ -133,7 +133,7 @@ class NamedLocks:
         return LockedError(
             f"{lock.holder} has been in work on it for {self._clock() - lock.since:.0f} s",
             where=name,
-            todo="it is tried again; where it lasts, `dra-agent doctor` and the kernel's log (dmesg) say what hangs",
+            hint="it is tried again; where it lasts, `dra-agent doctor` and the kernel's log (dmesg) say what hangs",
         )
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class NamedLocks:
                 raise LockedError(
                     f"another agent has been in work on it ({_holder(handle)})",
                     where=name,
-                    todo="it is tried again; where it lasts, see what that agent waits for",
+                    hint="it is tried again; where it lasts, see what that agent waits for",
                 )
             with suppress(OSError):  # a full disk: the lock holds all the same, others are just not told by whom
                 os.pwrite(handle, f"{self._process}, for {purpose}".encode()[:_DETAIL].ljust(_DETAIL), 0)
@@ -186,7 +186,7 @@ class NamedLocks:
                 return os.open(path, flags, 0o600)
         except OSError as error:
             raise RetryableError(
-                f"cannot be locked: {error.strerror}", where=path, todo="see to its disk and its owner"
+                f"cannot be locked: {error.strerror}", where=path, hint="see to its disk and its owner"
             ) from error
 
     def _path(self, name: str) -> str:
@@ -198,7 +198,7 @@ class _Held:
 
     __slots__ = ("_deadline", "_locks", "_names", "_purpose", "_taken")
 
-    def __init__(self, locks: NamedLocks, names: list[str], deadline: Deadline, purpose: str) -> None:
+    def __init__(self, locks: KeyedLocks, names: list[str], deadline: Deadline, purpose: str) -> None:
         self._locks = locks
         self._names = names
         self._deadline = deadline
@@ -221,10 +221,10 @@ class _Held:
             self._locks.release(*self._taken.pop())
 
 
-def setup_locks(state_dir: Path | None, kind: str) -> NamedLocks:
+def setup_locks(state_dir: Path | None, kind: str) -> KeyedLocks:
     """Return the locks of one kind of set-up for all agents on a state directory; without one, for this process."""
     folder = None if state_dir is None else state_dir / "locks" / kind
-    return NamedLocks(folder, max_waiters=MAX_SETUP_WAITERS)
+    return KeyedLocks(folder, max_waiters=MAX_SETUP_WAITERS)
 
 
 def _holder(handle: int) -> str:

@@ -19,8 +19,8 @@ import msgspec
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.file_lock import keep_private, lock
-from dra_agent.inventory.device import Device
-from dra_agent.prepare.ports import DeviceHeldError, Ledger, Lookup
+from dra_agent.inventory.model import Device
+from dra_agent.prepare.ledger_types import DeviceHeldError, Ledger, Lookup
 
 log = logging.getLogger(__name__)
 
@@ -115,12 +115,12 @@ class DeviceOwnership:
         names: dict[str, str] = {}
         for device in devices:
             names.setdefault(device.pci_address, device.name)
-        return _Acquisition(self, uid, names, deadline.at_most(LOCK_TIMEOUT_S))
+        return _Acquisition(self, uid, names, deadline.capped(LOCK_TIMEOUT_S))
 
     def release(self, uid: str, deadline: Deadline, devices: Collection[Device] | None = None) -> None:
         """See Ownership.release."""
         for address in self._mine() if devices is None else {device.pci_address for device in devices}:
-            self._drop(address, lambda claim: claim == uid, deadline.at_most(LOCK_TIMEOUT_S))
+            self._drop(address, lambda claim: claim == uid, deadline.capped(LOCK_TIMEOUT_S))
 
     def foreign_claims(self) -> frozenset[str]:
         """See Ownership.foreign_claims."""
@@ -167,7 +167,7 @@ class DeviceOwnership:
                 raise RetryableError(
                     "cannot tell which agent owns the device: the file is damaged",
                     where=path,
-                    todo="remove it when no other agent of this host has prepared the device",
+                    hint="remove it when no other agent of this host has prepared the device",
                 )
             if record is not None and record.owner != self._owner:
                 raise self._refusal(record, address, name, path)
@@ -231,7 +231,7 @@ class DeviceOwnership:
             f"is held by another agent of this host, with state directory {record.state_dir} "
             f"(pid {record.pid}{'' if alive else ', not running'}), for claims {shown}",
             where=f"device {name} ({address})",
-            todo="release those claims through that agent; run one agent per host"
+            hint="release those claims through that agent; run one agent per host"
             if alive
             else f"start that agent and release those claims; remove {path} only if its state directory is gone and no "
             "process uses the device",
@@ -331,7 +331,7 @@ def _lock(path: str, deadline: Deadline, *, create: bool = True) -> int:
             raise RetryableError(
                 "is locked by another process, which does not unlock it",
                 where=path,
-                todo="check which agent does not answer",
+                hint="check which agent does not answer",
             )
         return handle
     except OSError as error:
@@ -346,7 +346,7 @@ def _unusable(path: str, error: OSError) -> RetryableError:
     return RetryableError(
         f"the owner of the device cannot be recorded: {error.strerror}",
         where=path,
-        todo="make that directory writable for the agent; --run-dir names another one for all agents of this host",
+        hint="make that directory writable for the agent; --run-dir names another one for all agents of this host",
     )
 
 

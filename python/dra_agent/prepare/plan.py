@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 
 from dra_agent.errors import PermanentError
-from dra_agent.inventory.device import Device
-from dra_agent.prepare.allocation import AllocatedDevice, Allocation, ConfigEntry
+from dra_agent.inventory.model import Device
+from dra_agent.prepare.allocation import AllocatedDevice, ClaimAllocation, ConfigEntry
 from dra_agent.prepare.config import decode
-from dra_agent.prepare.setup import Kind, SetupDevice, UnsuitableError, VendorSetup
+from dra_agent.prepare.setup import DeviceSetup, Kind, SetupDevice, UnsuitableError
 
 
 @dataclass(frozen=True, slots=True)
 class SetupStep:
     """One vendor set-up for a claim, with the devices that it is for."""
 
-    setup: VendorSetup
+    setup: DeviceSetup
     parameters: msgspec.Struct
     raw_parameters: Any
     """With apiVersion and kind, to be kept in the ledger."""
@@ -27,10 +27,10 @@ class SetupStep:
 
 
 @dataclass(slots=True)
-class _Wish:
+class _Candidate:
     """Parameters of one set-up, and the devices that get them."""
 
-    setup: VendorSetup
+    setup: DeviceSetup
     parameters: msgspec.Struct
     raw: Any
     entry: ConfigEntry | None = None
@@ -55,7 +55,7 @@ class _Wish:
 
 
 def plan(
-    allocation: Allocation, devices: Mapping[tuple[str, str], Device], setups: Mapping[Kind, VendorSetup]
+    allocation: ClaimAllocation, devices: Mapping[tuple[str, str], Device], setups: Mapping[Kind, DeviceSetup]
 ) -> tuple[SetupStep, ...]:
     """Decide what to set up for a claim; PermanentError names the field of what is not understood or cannot be.
 
@@ -65,12 +65,12 @@ def plan(
     """
     claim = str(allocation)
     wishes = [_decoded(entry, setups, claim) for entry in allocation.config]
-    given: list[_Wish] = []
+    given: list[_Candidate] = []
     for item in allocation.devices:
         if item.admin_access:
             continue
         device = devices[item.pool, item.device]
-        winners: dict[Kind, _Wish] = {}
+        winners: dict[Kind, _Candidate] = {}
         for wish in reversed(wishes):
             if wish.entry is None or not wish.entry.applies_to(item.results):
                 continue
@@ -94,12 +94,12 @@ def plan(
     )
 
 
-def _decoded(entry: ConfigEntry, setups: Mapping[Kind, VendorSetup], claim: str) -> _Wish:
+def _decoded(entry: ConfigEntry, setups: Mapping[Kind, DeviceSetup], claim: str) -> _Candidate:
     setup, parameters = decode(entry.parameters, setups, field=f"{entry.field}.opaque.parameters", where=claim)
-    return _Wish(setup, parameters, entry.parameters, entry)
+    return _Candidate(setup, parameters, entry.parameters, entry)
 
 
-def _by_default(setup: VendorSetup, device: Device, given: list[_Wish]) -> _Wish | None:
+def _by_default(setup: DeviceSetup, device: Device, given: list[_Candidate]) -> _Candidate | None:
     """Find what a set-up does with a device unasked: devices that get the same share one step."""
     parameters = setup.default(device)
     if parameters is None:
@@ -109,7 +109,7 @@ def _by_default(setup: VendorSetup, device: Device, given: list[_Wish]) -> _Wish
             return wish
     version, kind = setup.kind
     settings: dict[str, Any] = msgspec.to_builtins(parameters)
-    given.append(_Wish(setup, parameters, {"apiVersion": version, "kind": kind, **settings}))
+    given.append(_Candidate(setup, parameters, {"apiVersion": version, "kind": kind, **settings}))
     return given[-1]
 
 
@@ -120,7 +120,7 @@ def _to_set_up(item: AllocatedDevice, device: Device) -> SetupDevice:
 def _refusal(entry: ConfigEntry | None, device: Device, error: PermanentError, claim: str) -> PermanentError:
     field = f"{entry.field}.opaque.parameters: " if entry is not None else ""
     return PermanentError(
-        f"{field}{error.what} (device {device.name})",
+        f"{field}{error.message} (device {device.name})",
         where=claim,
-        todo=error.todo or "correct the settings, or name the requests that they are for",
+        hint=error.hint or "correct the settings, or name the requests that they are for",
     )

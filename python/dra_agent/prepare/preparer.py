@@ -20,29 +20,29 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.cdi.claim import ClaimedDevice, ClaimSpec, compose
+from dra_agent.cdi.claim import ClaimSpec, SpecDevice, build_spec
 from dra_agent.cdi.directory import SpecDirectory
+from dra_agent.cdi.edits import EditProviders
 from dra_agent.cdi.metadata_files import MetadataDirectory
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.cdi.names import check_uid
-from dra_agent.cdi.recipes import Recipes
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
-from dra_agent.inventory.device import Device, pool_name
+from dra_agent.inventory.model import Device, pool_name
 from dra_agent.prepare import allocation as allocations
 from dra_agent.prepare import record as records
 from dra_agent.prepare.abandoned import lock_names, undo_abandoned
-from dra_agent.prepare.allocation import Allocation
-from dra_agent.prepare.describe import Description, describe
-from dra_agent.prepare.locks import SETUP_TIMEOUT_S, NamedLocks
+from dra_agent.prepare.allocation import ClaimAllocation
+from dra_agent.prepare.claim_metadata import ClaimMetadata, describe
+from dra_agent.prepare.ledger_types import DeviceHeldError, HeldDevice, Ledger, LedgerEntry, Lookup
+from dra_agent.prepare.locks import SETUP_TIMEOUT_S, KeyedLocks
 from dra_agent.prepare.ownership import NoOwnership, Ownership
 from dra_agent.prepare.plan import plan
-from dra_agent.prepare.ports import DeviceHeldError, Entry, HeldDevice, Ledger, Lookup
 from dra_agent.prepare.record import ClaimRecord, DeviceRecord
-from dra_agent.prepare.recovery import Apart, directly, forget_others, look, remove_strangers
+from dra_agent.prepare.recovery import Apart, directly, forget_others, remove_strangers, repair_all
 from dra_agent.prepare.result import PreparedDevice, RecoveryReport
-from dra_agent.prepare.setup import Kind, VendorSetup
-from dra_agent.prepare.steps import repeat, run
+from dra_agent.prepare.setup import DeviceSetup, Kind
+from dra_agent.prepare.setup_runner import ensure, run
 from dra_agent.prepare.undo import remove_files, undo
 
 log = logging.getLogger(__name__)
@@ -75,11 +75,11 @@ class Preparer:
         lookup: Lookup,
         *,
         node: str,
-        recipes: Recipes,
-        setups: Iterable[VendorSetup] = (),
+        recipes: EditProviders,
+        setups: Iterable[DeviceSetup] = (),
         metadata: MetadataDirectory | None = None,
         ownership: Ownership | None = None,
-        device_locks: NamedLocks | None = None,
+        device_locks: KeyedLocks | None = None,
         took: Took = lambda phase, seconds: None,
     ) -> None:
         """`node` names the pools that are this host's; a claim of any other is refused.
@@ -94,12 +94,12 @@ class Preparer:
         self._specs = specs
         self._lookup = lookup
         self._recipes = recipes
-        self._setups: Mapping[Kind, VendorSetup] = {setup.kind: setup for setup in setups}
+        self._setups: Mapping[Kind, DeviceSetup] = {setup.kind: setup for setup in setups}
         self._metadata = metadata
         self._ownership = ownership or NoOwnership()
         self._took = took
-        self._claims = NamedLocks()
-        self._devices = device_locks or NamedLocks()
+        self._claims = KeyedLocks()
+        self._devices = device_locks or KeyedLocks()
 
     def prepare(self, claim: Mapping[str, Any], deadline: Deadline | None = None) -> list[PreparedDevice]:
         """Prepare an allocated ResourceClaim (the API's JSON) and give its devices of this driver with their CDI ids.
@@ -174,7 +174,7 @@ class Preparer:
         What is in work, here or in another agent, is passed over. `apart` makes each call, and may give up on one that
         does not come back.
         """
-        report = self.mend(apart)
+        report = self.repair(apart)
         removed: tuple[str, ...] = ()
         problems = list(report.problems)
         try:
@@ -189,7 +189,7 @@ class Preparer:
         )
         return report
 
-    def mend(self, apart: Apart = directly) -> RecoveryReport:
+    def repair(self, apart: Apart = directly) -> RecoveryReport:
         """Look at every claim while the agent runs: write again what others removed, undo what the dead have begun.
 
         The kubelet asks only when it starts a pod: a spec that is lost while it is up would stay lost. Claims in work
@@ -197,7 +197,7 @@ class Preparer:
         """
         with self._ledger.turn():
             entries = self._ledger.entries()
-        return look(entries, self._mend_one, apart)
+        return repair_all(entries, self._mend_one, apart)
 
     def _mend_one(self, uid: str) -> bool | None:
         at_once, purpose = Deadline.of(0), f"repair of claim {uid}"
@@ -216,12 +216,12 @@ class Preparer:
                     return None
                 return self._rebuild(now, deadline)[1]
 
-    def _entry(self, uid: str, deadline: Deadline | None = None) -> Entry | None:
+    def _entry(self, uid: str, deadline: Deadline | None = None) -> LedgerEntry | None:
         """Read a claim as it is now: another agent's turn may have come before."""
         with self._ledger.turn(deadline):
             return self._ledger.get(uid)
 
-    def _release(self, entry: Entry, deadline: Deadline) -> bool:
+    def _release(self, entry: LedgerEntry, deadline: Deadline) -> bool:
         """Undo a claim, whose devices' locks the caller has; False where another agent has changed it since."""
         if records.has_setups(entry):
             # What an old record says was set up may be another claim's by now.
@@ -251,7 +251,7 @@ class Preparer:
             known = {entry.uid for entry in self._ledger.entries()}
             return remove_strangers(known, self._ownership.foreign_claims(), self._specs, self._metadata)
 
-    def _first_time(self, allocation: Allocation, deadline: Deadline) -> list[PreparedDevice]:
+    def _first_time(self, allocation: ClaimAllocation, deadline: Deadline) -> list[PreparedDevice]:
         """Prepare a claim that the ledger does not have; _KnownError where it turns out to have it."""
         try:
             devices = self._found(allocation)
@@ -265,7 +265,9 @@ class Preparer:
                 raise _KnownError(allocation) from None  # what is wrong now need not matter to what is prepared
             raise
         held = records.held_devices(allocation, devices)
-        entry = Entry(allocation.uid, allocation.namespace, allocation.name, held, STARTED, msgspec.to_builtins(record))
+        entry = LedgerEntry(
+            allocation.uid, allocation.namespace, allocation.name, held, STARTED, msgspec.to_builtins(record)
+        )
         if spec is not None:
             record = _with_ids(record, spec)
         owned = [devices[item.pool, item.device] for item in allocation.devices if not item.admin_access]
@@ -289,7 +291,9 @@ class Preparer:
         log.info("claim prepared", extra=told)
         return _answer(record, spec)
 
-    def _start(self, entry: Entry, owned: Sequence[Device], completed: ClaimRecord | None, deadline: Deadline) -> None:
+    def _start(
+        self, entry: LedgerEntry, owned: Sequence[Device], completed: ClaimRecord | None, deadline: Deadline
+    ) -> None:
         """Take the devices in the ledger and on the host; with nothing to set up, complete with the same sync."""
         try:
             self._record_start(entry, owned, completed, deadline)
@@ -300,7 +304,7 @@ class Preparer:
             self._record_start(entry, owned, completed, deadline)
 
     def _record_start(
-        self, entry: Entry, owned: Sequence[Device], completed: ClaimRecord | None, deadline: Deadline
+        self, entry: LedgerEntry, owned: Sequence[Device], completed: ClaimRecord | None, deadline: Deadline
     ) -> None:
         started = False
         try:
@@ -319,7 +323,9 @@ class Preparer:
                 self._try_to_undo(entry)
             raise
 
-    def _undo_begun(self, entry: Entry, allocation: Allocation, deadline: Deadline, purpose: str) -> Entry | None:
+    def _undo_begun(
+        self, entry: LedgerEntry, allocation: ClaimAllocation, deadline: Deadline, purpose: str
+    ) -> LedgerEntry | None:
         """Undo an earlier try that could not be undone at the time; give what the claim is if it is no such try.
 
         LockedError where another agent is in work on it, with devices that it was allocated before. The caller has the
@@ -336,11 +342,11 @@ class Preparer:
             self._undo(now, deadline)
         return None
 
-    def _again(self, entry: Entry, allocation: Allocation, deadline: Deadline) -> list[PreparedDevice]:
+    def _again(self, entry: LedgerEntry, allocation: ClaimAllocation, deadline: Deadline) -> list[PreparedDevice]:
         if not records.same_devices(entry, allocation):
             held = ", ".join(device.device for device in entry.devices if device.request)
             raise PermanentError(
-                f"is prepared with other devices ({held})", where=str(allocation), todo="unprepare it first"
+                f"is prepared with other devices ({held})", where=str(allocation), hint="unprepare it first"
             )
         recorded = self._record(entry)
         if not records.same_request(recorded, allocation):
@@ -356,26 +362,26 @@ class Preparer:
             )
         return _answer(_with_ids(recorded, spec), spec)
 
-    def _rebuild(self, entry: Entry, deadline: Deadline) -> tuple[ClaimSpec, bool]:
+    def _rebuild(self, entry: LedgerEntry, deadline: Deadline) -> tuple[ClaimSpec, bool]:
         """Make a completed claim's spec be what it has to be now; True where it had to be written."""
         recorded = self._record(entry)
         # It may own nothing: after a reboot, of a device that was not there when the agent started.
         owned = [self._find(item.pool, item.device) for item in entry.devices if _is_owned(item)]
         with self._ownership.acquire(entry.uid, owned, deadline):
             pass
-        record, edits = repeat(entry, recorded, self._setups, self._find, deadline)
+        record, edits = ensure(entry, recorded, self._setups, self._find, deadline)
         if record != recorded:
             # Before the spec: who undoes the claim must know what was made for it.
             with self._ledger.turn(deadline.at_least(LEDGER_TIMEOUT_S)):
                 self._ledger.complete(entry.uid, msgspec.to_builtins(record))
-        claim = Allocation(entry.uid, entry.namespace, entry.name, (), ())
+        claim = ClaimAllocation(entry.uid, entry.namespace, entry.name, (), ())
         spec = self._compose(claim, record, edits)
         return spec, self._write(claim, record, spec)
 
-    def _found(self, allocation: Allocation) -> dict[tuple[str, str], Device]:
+    def _found(self, allocation: ClaimAllocation) -> dict[tuple[str, str], Device]:
         return {(item.pool, item.device): self._find(item.pool, item.device) for item in allocation.devices}
 
-    def _check_pools(self, allocation: Allocation, devices: Mapping[tuple[str, str], Device]) -> None:
+    def _check_pools(self, allocation: ClaimAllocation, devices: Mapping[tuple[str, str], Device]) -> None:
         """Refuse a device of another node: names come from PCI addresses, and nodes of one model have the same."""
         for item in allocation.devices:
             if item.pool.rpartition("/")[0] != self._node:
@@ -383,10 +389,10 @@ class Preparer:
                 raise PermanentError(
                     f"device {item.device} of pool {item.pool} is not of this node, whose pool is {own}",
                     where=str(allocation),
-                    todo="delete the claim and let it be allocated again",
+                    hint="delete the claim and let it be allocated again",
                 )
 
-    def _write(self, claim: Allocation, record: ClaimRecord, spec: ClaimSpec) -> bool:
+    def _write(self, claim: ClaimAllocation, record: ClaimRecord, spec: ClaimSpec) -> bool:
         """Put in place what containers are given, files before the spec that mounts them; True where any was not."""
         with self._timed("cdi"):
             described = self._describe(claim, record)
@@ -396,18 +402,18 @@ class Preparer:
     def _timed(self, phase: str) -> AbstractContextManager[None]:
         return _Timed(self._took, phase)
 
-    def _describe(self, claim: Allocation, record: ClaimRecord) -> Description | None:
+    def _describe(self, claim: ClaimAllocation, record: ClaimRecord) -> ClaimMetadata | None:
         if self._metadata is None or not self._metadata.enabled:
             return None
         return describe(self._metadata, claim, record, self._find)
 
-    def _undo(self, entry: Entry, deadline: Deadline) -> None:
+    def _undo(self, entry: LedgerEntry, deadline: Deadline) -> None:
         undo(entry, self._specs, self._setups, self._metadata, deadline.at_least(UNDO_TIMEOUT_S))
         with self._ledger.turn(deadline.at_least(LEDGER_TIMEOUT_S)):
             self._ledger.release(entry.uid)
         self._disown(entry, deadline)
 
-    def _disown(self, entry: Entry, deadline: Deadline) -> None:
+    def _disown(self, entry: LedgerEntry, deadline: Deadline) -> None:
         # Not by what this process remembers: another agent may have prepared the claim since, with other devices.
         found = [self._lookup(item.pool, item.device) for item in entry.devices if _is_owned(item)]
         devices = [device for device in found if device is not None]
@@ -415,7 +421,7 @@ class Preparer:
             entry.uid, deadline.at_least(OWNER_TIMEOUT_S), devices if len(devices) == len(found) else None
         )
 
-    def _try_to_undo(self, entry: Entry) -> None:
+    def _try_to_undo(self, entry: LedgerEntry) -> None:
         """Undo a prepare that failed, as far as the ledger knows it."""
         deadline = Deadline.of(LEDGER_TIMEOUT_S)
         try:
@@ -428,18 +434,18 @@ class Preparer:
                 exc_info=not expected,
             )
 
-    def _compose(self, claim: Allocation, record: ClaimRecord, extra: Mapping[str, ContainerEdits]) -> ClaimSpec:
+    def _compose(self, claim: ClaimAllocation, record: ClaimRecord, extra: Mapping[str, ContainerEdits]) -> ClaimSpec:
         held = [self._claimed(item, extra.get(item.key)) for item in record.devices]
         if (described := self._describe(claim, record)) is not None:
             held = described.mounted(held)
-        return compose(self.driver, claim.uid, claim.namespace, claim.name, held)
+        return build_spec(self.driver, claim.uid, claim.namespace, claim.name, held)
 
-    def _claimed(self, item: DeviceRecord, extra: ContainerEdits | None) -> ClaimedDevice:
+    def _claimed(self, item: DeviceRecord, extra: ContainerEdits | None) -> SpecDevice:
         device = self._find(item.pool, item.device)
         edits = self._recipes.edits(device)
         if extra is not None:
             edits = edits.with_setup(extra)
-        return ClaimedDevice(device, edits, item.requests, item.share_id, item.consumed_capacity)
+        return SpecDevice(device, edits, item.requests, item.share_id, item.consumed_capacity)
 
     def _find(self, pool: str, name: str) -> Device:
         device = self._lookup(pool, name)
@@ -447,17 +453,17 @@ class Preparer:
             raise RetryableError(
                 "is not on this host now",
                 where=f"device {name} of pool {pool}",
-                todo="see `dra-agent devices` for what is, and `dra-agent doctor` for what is wrong",
+                hint="see `dra-agent devices` for what is, and `dra-agent doctor` for what is wrong",
             )
         return device
 
-    def _record(self, entry: Entry) -> ClaimRecord:
+    def _record(self, entry: LedgerEntry) -> ClaimRecord:
         record = records.read(entry)
         if record is None or entry.state != COMPLETED:
             raise PermanentError(
                 "was prepared by a newer agent, in a way that this one does not know",
                 where=f"claim {entry.namespace}/{entry.name} ({entry.uid})",
-                todo="unprepare it, or run the newer agent",
+                hint="unprepare it, or run the newer agent",
             )
         return record
 
@@ -486,7 +492,7 @@ class _Timed:
 class _KnownError(RetryableError):
     """The ledger has a claim that this process took for one that it does not have: another agent is serving it."""
 
-    def __init__(self, claim: Allocation | Entry) -> None:
+    def __init__(self, claim: ClaimAllocation | LedgerEntry) -> None:
         super().__init__("was begun by another agent meanwhile", where=f"claim {claim.namespace}/{claim.name}")
 
 

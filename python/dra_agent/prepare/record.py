@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.inventory.device import Device
-from dra_agent.prepare.allocation import AllocatedDevice, Allocation
+from dra_agent.inventory.model import Device
+from dra_agent.prepare.allocation import AllocatedDevice, ClaimAllocation
+from dra_agent.prepare.ledger_types import HeldDevice, LedgerEntry
 from dra_agent.prepare.plan import SetupStep
-from dra_agent.prepare.ports import Entry, HeldDevice
 from dra_agent.prepare.setup import Kind, key_of
 
 
@@ -58,7 +58,7 @@ class ClaimRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What `digest` makes of this driver's configuration in the allocation; None: an earlier agent kept none."""
 
 
-def of_allocation(allocation: Allocation, steps: tuple[SetupStep, ...]) -> ClaimRecord:
+def of_allocation(allocation: ClaimAllocation, steps: tuple[SetupStep, ...]) -> ClaimRecord:
     """Write down an allocation before anything is done for it."""
     return ClaimRecord(
         devices=_devices(allocation),
@@ -71,7 +71,7 @@ def of_allocation(allocation: Allocation, steps: tuple[SetupStep, ...]) -> Claim
     )
 
 
-def _devices(allocation: Allocation) -> tuple[DeviceRecord, ...]:
+def _devices(allocation: ClaimAllocation) -> tuple[DeviceRecord, ...]:
     return tuple(
         DeviceRecord(
             device.pool,
@@ -86,7 +86,7 @@ def _devices(allocation: Allocation) -> tuple[DeviceRecord, ...]:
     )
 
 
-def digest(allocation: Allocation) -> str:
+def digest(allocation: ClaimAllocation) -> str:
     """Name this driver's configuration of an allocation, so that another one has another name; "" is none."""
     if not allocation.config:
         return ""
@@ -96,14 +96,14 @@ def digest(allocation: Allocation) -> str:
     return hashlib.sha256(msgspec.json.encode(entries, order="deterministic")).hexdigest()[:32]
 
 
-def same_request(record: ClaimRecord, allocation: Allocation) -> bool:
+def same_request(record: ClaimRecord, allocation: ClaimAllocation) -> bool:
     """Tell whether a claim that is prepared was for the same requests, shares and configuration as an allocation."""
     recorded = {item.key: msgspec.structs.replace(item, cdi_device_ids=()) for item in record.devices}
     wanted = {item.key: item for item in _devices(allocation)}
     return recorded == wanted and record.config in (None, digest(allocation))
 
 
-def held_devices(allocation: Allocation, devices: dict[tuple[str, str], Device]) -> tuple[HeldDevice, ...]:
+def held_devices(allocation: ClaimAllocation, devices: dict[tuple[str, str], Device]) -> tuple[HeldDevice, ...]:
     """Say what a claim takes in the ledger.
 
     A partition also takes a share of the whole device that it is a part of, under its own name: so neighbours live
@@ -117,7 +117,7 @@ def held_devices(allocation: Allocation, devices: dict[tuple[str, str], Device])
     return tuple(dict.fromkeys(held))
 
 
-def same_devices(entry: Entry, allocation: Allocation) -> bool:
+def same_devices(entry: LedgerEntry, allocation: ClaimAllocation) -> bool:
     """Tell whether an entry was made for this allocation's devices."""
 
     def key(device: HeldDevice) -> tuple[str, str, str | None, bool]:
@@ -127,7 +127,7 @@ def same_devices(entry: Entry, allocation: Allocation) -> bool:
     return recorded == {key(_held(device)) for device in allocation.devices}
 
 
-def read(entry: Entry) -> ClaimRecord | None:
+def read(entry: LedgerEntry) -> ClaimRecord | None:
     """Read an entry's payload; None where it is not ours to understand."""
     try:
         return msgspec.convert(entry.payload, ClaimRecord)
@@ -135,13 +135,13 @@ def read(entry: Entry) -> ClaimRecord | None:
         return None
 
 
-def has_setups(entry: Entry) -> bool:
+def has_setups(entry: LedgerEntry) -> bool:
     """Tell whether anything was set up for a claim, as far as its record can be read; True where it cannot."""
     record = read(entry)
     return record is None or bool(record.setups)
 
 
-def unknown_setups(entry: Entry, setups: Collection[Kind]) -> list[str] | None:
+def unknown_setups(entry: LedgerEntry, setups: Collection[Kind]) -> list[str] | None:
     """Name the kinds in a record that cannot be read which are not among `setups`; None where nobody can tell.
 
     A newer agent may have written the record: what it calls a set-up by the old names is still known by them. Where

@@ -15,10 +15,10 @@ from typing import Protocol, TypeVar
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.metadata_files import MetadataDirectory
 from dra_agent.errors import AgentError, RetryableError
+from dra_agent.prepare.ledger_types import LedgerEntry
 from dra_agent.prepare.locks import LockedError
-from dra_agent.prepare.ports import Entry
 from dra_agent.prepare.result import RecoveryReport
-from dra_agent.prepare.setup import Kind, Remembering, VendorSetup
+from dra_agent.prepare.setup import DeviceSetup, Kind, OrphanCleaner
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +59,13 @@ class OnThreads:
             future.cancel()
             raise RetryableError(
                 f"{what} has not ended within {self._timeout_s:.0f} s",
-                todo="it goes on; the kernel's log (dmesg) and `dra-agent doctor` say what hangs",
+                hint="it goes on; the kernel's log (dmesg) and `dra-agent doctor` say what hangs",
             ) from None
 
 
-def look(entries: Iterable[Entry], mend: Callable[[str], bool | None], apart: Apart = directly) -> RecoveryReport:
+def repair_all(
+    entries: Iterable[LedgerEntry], mend: Callable[[str], bool | None], apart: Apart = directly
+) -> RecoveryReport:
     """Repair claim after claim: `mend` answers whether it had to be written again, None where it holds nothing now."""
     kept: list[str] = []
     rebuilt: list[str] = []
@@ -98,17 +100,17 @@ def remove_strangers(
     removed = tuple(uid for uid in specs.claims() if uid not in known and uid not in foreign and specs.delete(uid))
     specs.remove_leftovers()
     if metadata is not None:
-        metadata.keep_only(known)
+        metadata.prune(known)
     return removed
 
 
-def forget_others(setups: Mapping[Kind, VendorSetup], is_held: Callable[[str], bool], apart: Apart) -> list[str]:
+def forget_others(setups: Mapping[Kind, DeviceSetup], is_held: Callable[[str], bool], apart: Apart) -> list[str]:
     """Have set-ups undo what they did for claims that hold nothing: the ledger was lost. Gives what went wrong."""
     problems = []
     for setup in setups.values():
-        if isinstance(setup, Remembering):
+        if isinstance(setup, OrphanCleaner):
             try:
-                apart(f"looking for what {setup.kind[1]} left", partial(setup.keep_only, is_held))
+                apart(f"looking for what {setup.kind[1]} left", partial(setup.prune, is_held))
             except AgentError as error:
                 problems.append(str(error))
     return problems

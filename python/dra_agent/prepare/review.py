@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dra_agent.prepare.config import ConfigurationError, decode
-from dra_agent.prepare.setup import Kind, VendorSetup
+from dra_agent.prepare.setup import DeviceSetup, Kind
 
 GROUP = "resource.k8s.io"
 MAX_CONFIGS = 32
@@ -22,8 +22,8 @@ _CONFIG = {
 """Where objects have configuration; the same in every version of the API."""
 
 
-def review(
-    value: Mapping[str, Any], driver: str, setups: Mapping[Kind, VendorSetup]
+def validate_object(
+    value: Mapping[str, Any], driver: str, setups: Mapping[Kind, DeviceSetup]
 ) -> tuple[int, list[ConfigurationError]]:
     """Count what an object holds of configuration for a driver, and say what is wrong with each piece of it.
 
@@ -41,7 +41,7 @@ def review(
     return count, wrong
 
 
-def _parameters(value: Mapping[str, Any], driver: str, setups: Mapping[Kind, VendorSetup]) -> Iterator[tuple[str, Any]]:
+def _parameters(value: Mapping[str, Any], driver: str, setups: Mapping[Kind, DeviceSetup]) -> Iterator[tuple[str, Any]]:
     version = value.get("apiVersion")
     group = version.partition("/")[0] if isinstance(version, str) else ""
     if group in {known.partition("/")[0] for known, _ in setups}:

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.prepare.setup import VendorSetup
+from dra_agent.prepare.setup import DeviceSetup
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def schema(setups: Iterable[VendorSetup]) -> dict[str, Any]:
+def schema(setups: Iterable[DeviceSetup]) -> dict[str, Any]:
     """Describe the parameters of all set-ups, one of which an object is; same order and contents for the same kinds."""
     known = sorted(setups, key=lambda setup: (setup.kind[0], setup.kind[1]))
     shapes, parts = msgspec.json.schema_components([setup.parameters for setup in known], ref_template="#/$defs/{name}")

@@ -16,7 +16,7 @@ import msgspec
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError
-from dra_agent.inventory.device import Device
+from dra_agent.inventory.model import Device
 
 API_VERSION = "dra-agent.internal/v1"
 """Of every kind that comes with the agent, whatever name its driver is given: a claim that names another driver says so
@@ -67,10 +67,10 @@ class SetupOutcome:
 
 
 @runtime_checkable
-class Remembering(Protocol):
+class OrphanCleaner(Protocol):
     """A set-up that keeps notes of its own, which can outlive what the ledger knows."""
 
-    def keep_only(self, is_held: Callable[[str], bool]) -> None:
+    def prune(self, is_held: Callable[[str], bool]) -> None:
         """Undo what is noted for claims that hold nothing.
 
         `is_held` is asked with a claim's uid, under the lock of what is noted: whoever notes something has started its
@@ -80,7 +80,7 @@ class Remembering(Protocol):
 
 
 @runtime_checkable
-class Noting(Protocol):
+class SetupNotes(Protocol):
     """A set-up that knows by its own notes what it has done for a claim."""
 
     def noted(self, uid: str) -> Sequence[str]:
@@ -88,7 +88,7 @@ class Noting(Protocol):
         ...
 
 
-class VendorSetup(Protocol):
+class DeviceSetup(Protocol):
     """One kind of set-up."""
 
     @property

@@ -13,17 +13,17 @@ from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.prepare import record as records
 from dra_agent.prepare.config import without_kind
-from dra_agent.prepare.ports import Entry
+from dra_agent.prepare.ledger_types import LedgerEntry
 from dra_agent.prepare.record import SetupRecord
-from dra_agent.prepare.setup import Kind, Noting, VendorSetup
+from dra_agent.prepare.setup import DeviceSetup, Kind, SetupNotes
 
 log = logging.getLogger(__name__)
 
 
 def undo(
-    entry: Entry,
+    entry: LedgerEntry,
     specs: SpecDirectory,
-    setups: Mapping[Kind, VendorSetup],
+    setups: Mapping[Kind, DeviceSetup],
     metadata: MetadataDirectory | None,
     deadline: Deadline,
 ) -> None:
@@ -46,13 +46,13 @@ def remove_files(uid: str, specs: SpecDirectory, metadata: MetadataDirectory | N
     return (metadata is not None and metadata.delete(uid)) or known
 
 
-def _undo_by_notes(entry: Entry, setups: Mapping[Kind, VendorSetup], deadline: Deadline) -> None:
+def _undo_by_notes(entry: LedgerEntry, setups: Mapping[Kind, DeviceSetup], deadline: Deadline) -> None:
     """Undo what set-ups have noted themselves for a claim whose record this agent cannot read.
 
     What a set-up that this agent does not have did stays: RetryableError unless the record says that there is none.
     """
     for setup in reversed(list(setups.values())):
-        if isinstance(setup, Noting) and (keys := setup.noted(entry.uid)):
+        if isinstance(setup, SetupNotes) and (keys := setup.noted(entry.uid)):
             setup.tear_down(entry.uid, keys, None, deadline)
             log.warning("set-up undone by its own notes", extra={"claim": entry.uid, "kind": setup.kind[1]})
     unknown = records.unknown_setups(entry, setups)
@@ -61,19 +61,19 @@ def _undo_by_notes(entry: Entry, setups: Mapping[Kind, VendorSetup], deadline: D
         raise RetryableError(
             f"its record cannot be read, and {what}, so its devices stay held",
             where=f"claim {entry.namespace}/{entry.name} ({entry.uid})",
-            todo="run the newer agent that prepared it, or release it by hand once its devices are as they should be",
+            hint="run the newer agent that prepared it, or release it by hand once its devices are as they should be",
         )
     log.error("released a claim whose record cannot be read", extra={"claim": entry.uid})
 
 
-def _undo_step(entry: Entry, step: SetupRecord, setups: Mapping[Kind, VendorSetup], deadline: Deadline) -> None:
+def _undo_step(entry: LedgerEntry, step: SetupRecord, setups: Mapping[Kind, DeviceSetup], deadline: Deadline) -> None:
     where = f"claim {entry.namespace}/{entry.name} ({entry.uid})"
     setup = setups.get((step.api_version, step.kind))
     if setup is None:
         raise RetryableError(
             f"its set-up {step.kind!r} of {step.api_version!r} is not known to this agent, so it cannot be undone",
             where=where,
-            todo="run the agent with the settings that it was prepared with",
+            hint="run the agent with the settings that it was prepared with",
         )
     if step.done:
         setup.tear_down(entry.uid, step.devices, step.record, deadline)
@@ -81,5 +81,5 @@ def _undo_step(entry: Entry, step: SetupRecord, setups: Mapping[Kind, VendorSetu
     try:
         parameters = msgspec.convert(without_kind(step.parameters), setup.parameters)
     except msgspec.ValidationError as error:
-        raise RetryableError(f"its set-up cannot be undone: {error}", where=where, todo="report this") from error
+        raise RetryableError(f"its set-up cannot be undone: {error}", where=where, hint="report this") from error
     setup.roll_back(entry.uid, step.devices, parameters, deadline)

@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from dra_agent.publish.errors import DroppedFieldsError
 from dra_agent.publish.publisher import Publisher
-from dra_agent.publish.reading import PublishReading
+from dra_agent.publish.stats import PublisherStats
 
-__all__ = ["DroppedFieldsError", "PublishReading", "Publisher"]
+__all__ = ["DroppedFieldsError", "PublisherStats", "Publisher"]

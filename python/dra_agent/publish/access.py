@@ -13,9 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from dra_agent.cluster import (
+from dra_agent.errors import AgentError
+from dra_agent.inventory.model import pool_name
+from dra_agent.kube_client import (
     RESOURCE_SLICES,
-    ApiServer,
+    ApiClient,
     Backoff,
     ConflictError,
     ForbiddenError,
@@ -24,11 +26,9 @@ from dra_agent.cluster import (
     UnauthorizedError,
     UnavailableError,
 )
-from dra_agent.errors import AgentError
-from dra_agent.inventory.device import pool_name
-from dra_agent.publish.following import Following
-from dra_agent.publish.ownership import Ownership
-from dra_agent.publish.published import Published
+from dra_agent.publish.owner_reference import NodeOwnerReference
+from dra_agent.publish.reflector import SliceReflector
+from dra_agent.publish.slice_store import SliceStore
 from dra_agent.slices import Slice
 
 log = logging.getLogger(__name__)
@@ -63,14 +63,14 @@ class WriteAccess:
 
     def __init__(
         self,
-        api: ApiServer,
+        api: ApiClient,
         *,
         node: str,
         driver: str,
         peers: Peers,
-        following: Following,
-        published: Published,
-        ownership: Ownership,
+        following: SliceReflector,
+        published: SliceStore,
+        ownership: NodeOwnerReference,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
@@ -131,7 +131,7 @@ class WriteAccess:
             # The probe comes only after a list that succeeds.
             self._set_unable(error)
             return
-        if self._following.behind > LOST_AFTER_S:
+        if self._following.lag_s > LOST_AFTER_S:
             self._set_unable(error or UnavailableError("the slices are not followed"))
             return
         if self._failing_since is not None and self._clock() - self._failing_since > LOST_AFTER_S:
@@ -154,7 +154,7 @@ class WriteAccess:
         self._set_able()
 
     async def _probe(self) -> None:
-        """Send a write as a dry run. Raises the errors of dra_agent.cluster where it is not accepted."""
+        """Send a write as a dry run. Raises the errors of dra_agent.kube_client where it is not accepted."""
         await self._ownership.reference()
         known = next(iter(self._published.all()), None)
         try:

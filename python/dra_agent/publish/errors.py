@@ -7,19 +7,19 @@ from collections.abc import Iterable
 from dra_agent.errors import PermanentError
 
 
-class NotTakenError(PermanentError):
+class PartiallyAcceptedError(PermanentError):
     """The API server does not take all that a slice has to say; the rest is published."""
 
-    def __init__(self, pool: str, fields: Iterable[str], what: str, todo: str) -> None:
+    def __init__(self, pool: str, fields: Iterable[str], what: str, hint: str) -> None:
         """In `what`, {fields} stands for the first of them."""
         self.pool = pool
         self.fields = tuple(sorted(fields))
         """Paths such as `devices[gpu-0000-3b-00-0].taints`."""
         shown = ", ".join(self.fields[:3]) + (f" and {len(self.fields) - 3} more" if len(self.fields) > 3 else "")
-        super().__init__(what.replace("{fields}", shown), where=f"pool {pool}", todo=todo)
+        super().__init__(what.replace("{fields}", shown), where=f"pool {pool}", hint=hint)
 
 
-class DroppedFieldsError(NotTakenError):
+class DroppedFieldsError(PartiallyAcceptedError):
     """The API server took a slice without some of its fields: a feature gate is off."""
 
     def __init__(self, pool: str, fields: Iterable[str], gates: Iterable[str], instead: str) -> None:
@@ -33,7 +33,7 @@ class DroppedFieldsError(NotTakenError):
         )
 
 
-class UntoldTaintsError(NotTakenError):
+class UnsupportedTaintEffectError(PartiallyAcceptedError):
     """The API server does not know taints of the effect None, which keep nobody away: they are left out."""
 
     def __init__(self, pool: str, fields: Iterable[str]) -> None:

@@ -11,33 +11,33 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.cluster import RESOURCE_SLICES, ApiServer, InvalidObjectError
-from dra_agent.inventory.device import FAMILIES, Inventory, pool_name
+from dra_agent.inventory.model import FAMILIES, Inventory, pool_name
+from dra_agent.kube_client import RESOURCE_SLICES, ApiClient, InvalidObjectError
 from dra_agent.publish.access import WriteAccess
-from dra_agent.publish.errors import DroppedFieldsError, UntoldTaintsError
-from dra_agent.publish.following import Following
-from dra_agent.publish.gates import EFFECT_NONE, Gates, dropped_fields, gate_of, refused_effects, remedy, used
-from dra_agent.publish.ownership import Ownership
-from dra_agent.publish.published import Kept, Published
-from dra_agent.publish.reading import Tally
-from dra_agent.slices import Drawing, Slice, Write, diff_slices, name_of
+from dra_agent.publish.errors import DroppedFieldsError, UnsupportedTaintEffectError
+from dra_agent.publish.feature_gates import EFFECT_NONE, Gates, dropped_fields, gate_of, refused_effects, remedy, used
+from dra_agent.publish.owner_reference import NodeOwnerReference
+from dra_agent.publish.reflector import SliceReflector
+from dra_agent.publish.slice_store import CachedSlice, SliceStore
+from dra_agent.publish.stats import PublisherCounters
+from dra_agent.slices import Slice, SliceRequest, Write, diff_slices, slice_name
 
 log = logging.getLogger(__name__)
 
 
-class Context(msgspec.Struct, frozen=True):
+class PublishContext(msgspec.Struct, frozen=True):
     """What all pools share."""
 
-    api: ApiServer
+    api: ApiClient
     node: str
     driver: str
     inventory: Callable[[], Inventory]
-    may_write: Callable[[], bool]
-    published: Published
-    following: Following
-    ownership: Ownership
+    is_leader: Callable[[], bool]
+    published: SliceStore
+    following: SliceReflector
+    ownership: NodeOwnerReference
     gates: Gates
-    tally: Tally
+    tally: PublisherCounters
     access: WriteAccess | None = None
     """None where no other agent shares the node."""
 
@@ -45,7 +45,7 @@ class Context(msgspec.Struct, frozen=True):
 class Planner:
     """Plans one pool."""
 
-    def __init__(self, context: Context, pool: str) -> None:
+    def __init__(self, context: PublishContext, pool: str) -> None:
         self._context = context
         self._pool = pool
         self._adopted: dict[str, tuple[Any, Any]] = {}
@@ -56,13 +56,13 @@ class Planner:
         self.problems: tuple[str, ...] = ()
         """Devices that cannot be published."""
 
-    def wanted(self) -> Inventory:
+    def desired(self) -> Inventory:
         """Give the devices of this moment that are to be published."""
         return self._of_this_pool(self._context.inventory())
 
     def fingerprint(self, wanted: Inventory) -> int:
         """The same for all of which the same is to be published, whatever is published now."""
-        return Drawing(wanted, node=self._context.node, driver=self._context.driver).fingerprint
+        return SliceRequest(wanted, node=self._context.node, driver=self._context.driver).fingerprint
 
     async def plan(self) -> list[Write]:
         """Say what to write, knowing what is published, what the agent has written, and what the server drops."""
@@ -75,7 +75,7 @@ class Planner:
         published = context.published.kept(self._pool)
         for found in published:
             context.gates.seen(found.gates)
-        drawing = Drawing(
+        drawing = SliceRequest(
             self._of_this_pool(context.gates.reduce(context.inventory())),
             node=context.node,
             driver=context.driver,
@@ -92,7 +92,7 @@ class Planner:
         by_name = {found.name: found for found in published}
         named = {write.slice["metadata"].get("name") for write in writes}
         for slice_ in slices:
-            name = name_of(slice_)
+            name = slice_name(slice_)
             if name not in by_name or name in named:
                 continue
             if owner not in (by_name[name].metadata.get("ownerReferences") or ()):
@@ -112,7 +112,7 @@ class Planner:
         sets = {family: inventory.counter_sets[family]} if family in inventory.counter_sets else {}
         return Inventory(devices=inventory.family(family), counter_sets=sets)
 
-    def _complete(self, write: Write, by_name: dict[str, Kept], owner: dict[str, Any]) -> Write:
+    def _complete(self, write: Write, by_name: dict[str, CachedSlice], owner: dict[str, Any]) -> Write:
         """Give an update all metadata that the published slice has, labels of others included."""
         found = by_name.get(write.slice["metadata"].get("name", ""))
         if write.op != "update" or found is None:
@@ -171,13 +171,13 @@ class Planner:
 
     def _leave_untold(self, paths: list[str]) -> None:
         self._context.gates.learned_off({EFFECT_NONE})
-        error = UntoldTaintsError(self._pool, paths)
+        error = UnsupportedTaintEffectError(self._pool, paths)
         if self._context.tally.left_untold(error):
             log.warning("slices are published without taints that keep nobody away", extra={"reason": str(error)})
 
     def _as_adopted(self, drawn: msgspec.Raw) -> msgspec.Raw:
         """What the server made of this very slice before is what it would make of it again."""
-        sent, taken = self._adopted.get(name_of(drawn), (None, None))
+        sent, taken = self._adopted.get(slice_name(drawn), (None, None))
         if sent is None:
             return drawn
         slice_ = msgspec.json.decode(drawn)

@@ -10,7 +10,9 @@ import logging
 import time
 from contextlib import suppress
 
-from dra_agent.cluster import (
+from dra_agent.errors import AgentError, PermanentError, RetryableError
+from dra_agent.inventory.model import Inventory
+from dra_agent.kube_client import (
     RESOURCE_SLICES,
     Backoff,
     ConflictError,
@@ -18,32 +20,30 @@ from dra_agent.cluster import (
     NotFoundError,
     UnavailableError,
 )
-from dra_agent.errors import AgentError, PermanentError, RetryableError
-from dra_agent.inventory.device import Inventory
-from dra_agent.publish.complaint import Complaint
-from dra_agent.publish.gates import used
-from dra_agent.publish.plan import Context, Planner
-from dra_agent.publish.published import sound
+from dra_agent.publish.feature_gates import used
+from dra_agent.publish.log_dedup import LogDeduplicator
+from dra_agent.publish.plan import Planner, PublishContext
+from dra_agent.publish.slice_store import is_well_formed
 from dra_agent.slices import Slice, Write
 
 log = logging.getLogger(__name__)
 
-CALM = 60.0
+CALM_S = 60.0
 """Seconds without a disturbance after which the next is answered quickly again."""
-STUBBORN = 4
+STUBBORN_AFTER = 4
 """Disturbances in a row that nobody makes by mistake."""
-AGAIN = 300.0
+RETRY_AFTER_S = 300.0
 """Seconds after which a plan is made again without a cause; that asks the API server nothing."""
-STANDBY = 1.0
+STANDBY_INTERVAL_S = 1.0
 """Seconds between two looks at whether this instance is the one that writes."""
-ROUNDS = 5
+MAX_ROUNDS = 5
 """Plans that follow each other at once; more means that something undoes every write."""
 
 
-class Pool:
+class PoolReconciler:
     """Publishes one pool for as long as `run` runs."""
 
-    def __init__(self, context: Context, name: str) -> None:
+    def __init__(self, context: PublishContext, name: str) -> None:
         self._context = context
         self.name = name
         self._planner = Planner(context, name)
@@ -67,7 +67,7 @@ class Pool:
         """The devices as they were when the try began that is made now."""
         self._failed_with: int | None = None
         """Fingerprint of what could not be published last."""
-        self._complaint = Complaint()
+        self._complaint = LogDeduplicator()
         self.error: AgentError | None = None
         self.settled = False
         """Whether what is published is what should be; False from `wake` until a plan has found nothing to write."""
@@ -77,7 +77,7 @@ class Pool:
         """Devices that cannot be published."""
         return self._planner.problems
 
-    def wake(self, delay: float = 0.0) -> None:
+    def enqueue(self, delay: float = 0.0) -> None:
         """Plan again in `delay` seconds, or earlier where that was due earlier."""
         self.settled = False
         due = max(time.monotonic() + delay, self._hold)
@@ -94,19 +94,19 @@ class Pool:
             self._told |= slices
             return
         now = time.monotonic()
-        if now - self._disturbed_at > CALM:
+        if now - self._disturbed_at > CALM_S:
             self._disturbances.reset()
         self._disturbed_at = now
         if not self._disturbed:
             self._disturbed = True
-            self.wake(self._disturbances.delay())
-            if self._disturbances.failures == STUBBORN:
+            self.enqueue(self._disturbances.delay())
+            if self._disturbances.failures == STUBBORN_AFTER:
                 log.warning("somebody else changes the slices again and again", extra={"pool": self.name})
 
-    def calm(self) -> None:
+    def reset_backoff(self) -> None:
         """Forget how often it was disturbed: a kubelet that starts again may delete the slices once more."""
         self._disturbances.reset()
-        self.wake()
+        self.enqueue()
 
     async def run(self) -> None:
         """Publish until it is cancelled."""
@@ -115,13 +115,13 @@ class Pool:
             if not self._context.published.complete:
                 self._due = None
                 continue
-            if not self._context.may_write():
-                self._due = time.monotonic() + STANDBY
+            if not self._context.is_leader():
+                self._due = time.monotonic() + STANDBY_INTERVAL_S
                 continue
-            self._due = time.monotonic() + AGAIN
+            self._due = time.monotonic() + RETRY_AFTER_S
             self._disturbed = False
             try:
-                self._wanted = self._planner.wanted()
+                self._wanted = self._planner.desired()
                 await self._publish()
             except AgentError as error:
                 self._failed(error)
@@ -149,21 +149,21 @@ class Pool:
         if self._unsure:
             await self._context.following.refresh()
             self._unsure = False
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ROUNDS):
             writes = await self._planner.plan()
             if not writes:
                 return
             self.settled = False
             for write in writes:
-                if not self._context.may_write():
-                    self.wake(STANDBY)
+                if not self._context.is_leader():
+                    self.enqueue(STANDBY_INTERVAL_S)
                     return
                 if not await self._write(write):
                     break
         if self._woken.is_set():
             return  # the devices change faster than they can be written, and the next plan is due
         raise UnavailableError(
-            "the slices are not as they were written", where=f"pool {self.name}", todo="look for who changes them"
+            "the slices are not as they were written", where=f"pool {self.name}", hint="look for who changes them"
         )
 
     async def _write(self, write: Write) -> bool:
@@ -178,7 +178,7 @@ class Pool:
                 raise
             # An update of a slice that is gone: what is left has to be planned anew.
             context.published.deleted(write.slice)
-            context.ownership.doubt()
+            context.ownership.invalidate()
             return False
         except InvalidObjectError as error:
             if self._planner.refused(write.slice, error):
@@ -190,10 +190,10 @@ class Pool:
         finally:
             self._writing = False
             told, self._told = self._told, set()
-        if answer is not None and not sound(answer):
+        if answer is not None and not is_well_formed(answer):
             self._unsure = True
             raise UnavailableError("the answer to a write is no ResourceSlice", where=f"pool {self.name}")
-        context.tally.wrote(write.op)
+        context.tally.record_write(write.op)
         if context.access is not None:
             context.access.succeeded()
         extra = {"op": write.op, "slice": name or write.slice["metadata"].get("generateName"), "reason": write.reason}
@@ -230,7 +230,7 @@ class Pool:
             self.disturbed(others)
 
     def _failed(self, error: AgentError) -> None:
-        self._context.tally.failed(error)
+        self._context.tally.record_failure(error)
         if self._context.access is not None:
             self._context.access.failed(error)
         tried = self._fingerprint(self._wanted)
@@ -251,12 +251,12 @@ class Pool:
         if getattr(error, "retry_after", None) is not None:
             self._hold = self._due
         if self._woken.is_set() and self._fingerprint() != tried:
-            self.wake()
+            self.enqueue()
 
     def _fingerprint(self, wanted: Inventory | None = None) -> int | None:
         """Of what is wanted, or was; None where that cannot be drawn, which is told as the failure that it is."""
         with suppress(Exception):
-            return self._planner.fingerprint(wanted or self._planner.wanted())
+            return self._planner.fingerprint(wanted or self._planner.desired())
         return None
 
     def _went_well(self) -> None:

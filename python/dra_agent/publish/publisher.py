@@ -6,17 +6,17 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from dra_agent.cluster import ApiServer, ForbiddenError, UnauthorizedError
 from dra_agent.errors import AgentError
-from dra_agent.inventory.device import FAMILIES, Inventory, pool_name
+from dra_agent.inventory.model import FAMILIES, Inventory, pool_name
+from dra_agent.kube_client import ApiClient, ForbiddenError, UnauthorizedError
 from dra_agent.publish.access import Peers, WriteAccess
-from dra_agent.publish.following import Following
-from dra_agent.publish.gates import Gates
-from dra_agent.publish.ownership import Ownership
-from dra_agent.publish.plan import Context
-from dra_agent.publish.pool import Pool
-from dra_agent.publish.published import Published, Touched
-from dra_agent.publish.reading import PublishReading, Tally
+from dra_agent.publish.feature_gates import Gates
+from dra_agent.publish.owner_reference import NodeOwnerReference
+from dra_agent.publish.plan import PublishContext
+from dra_agent.publish.pool import PoolReconciler
+from dra_agent.publish.reflector import SliceReflector
+from dra_agent.publish.slice_store import ChangedSlice, SliceStore
+from dra_agent.publish.stats import PublisherCounters, PublisherStats
 from dra_agent.slices import Slice
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Publisher:
 
     def __init__(
         self,
-        api: ApiServer,
+        api: ApiClient,
         *,
         node: str,
         driver: str,
@@ -49,10 +49,10 @@ class Publisher:
         """
         self._node = node
         self._inventory = inventory
-        self._published = Published()
-        self._ownership = Ownership(api, node)
-        self._tally = Tally(failed)
-        self._following = Following(
+        self._published = SliceStore()
+        self._ownership = NodeOwnerReference(api, node)
+        self._tally = PublisherCounters(failed)
+        self._following = SliceReflector(
             api,
             {"spec.driver": driver, "spec.nodeName": node},
             self._published,
@@ -73,12 +73,12 @@ class Publisher:
                 published=self._published,
                 ownership=self._ownership,
             )
-        self._context = Context(
+        self._context = PublishContext(
             api=api,
             node=node,
             driver=driver,
             inventory=inventory,
-            may_write=may_write if peers is None else lambda: may_write() and peers.is_leader(),
+            is_leader=may_write if peers is None else lambda: may_write() and peers.is_leader(),
             published=self._published,
             following=self._following,
             ownership=self._ownership,
@@ -86,7 +86,7 @@ class Publisher:
             tally=self._tally,
             access=self._access,
         )
-        self._pools: dict[str, Pool] = {}
+        self._pools: dict[str, PoolReconciler] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._running = False
 
@@ -110,7 +110,7 @@ class Publisher:
         """Publish what `inventory` gives now, where it differs."""
         self._meet_pools()
         for pool in self._pools.values():
-            pool.wake()
+            pool.enqueue()
         if self._urgent():
             self._following.hurry()
 
@@ -120,7 +120,7 @@ class Publisher:
         They are put back as soon as they are seen to be gone; this makes it quick even if it happened often.
         """
         for pool in self._pools.values():
-            pool.calm()
+            pool.reset_backoff()
 
     def slices(self) -> list[Slice]:
         """Give what is published, as the API server told or answered last."""
@@ -139,20 +139,20 @@ class Publisher:
             return None
         return str(self._access.reason or "the slices are not listed yet")
 
-    def reading(self) -> PublishReading:
+    def reading(self) -> PublisherStats:
         """Say how it goes."""
         pools = tuple(self._pools.values())
         problems = [str(pool.error) for pool in pools if pool.error is not None]
         problems += [str(error) for error in (*self._tally.gates_off.values(), *self._tally.untold.values())]
         if self._following.error is not None:
             problems.append(str(self._following.error))
-        return PublishReading(
+        return PublisherStats(
             writes=dict(self._tally.writes),
             errors=dict(self._tally.errors),
             slices=len(self._published),
             pending=tuple(pool.name for pool in pools if not pool.settled),
             last_write=self._tally.last_write,
-            behind=self._following.behind,
+            behind=self._following.lag_s,
             left_out=sum(len(pool.problems) for pool in pools),
             problems=tuple(dict.fromkeys(problems)),
         )
@@ -172,12 +172,12 @@ class Publisher:
         families = {device.family for device in self._inventory().devices}
         names = {pool_name(self._node, family) for family in FAMILIES if family in families}
         for name in sorted((names | self._published.pools()) - self._pools.keys()):
-            pool = self._pools[name] = Pool(self._context, name)
+            pool = self._pools[name] = PoolReconciler(self._context, name)
             self._tasks.append(asyncio.create_task(pool.run(), name=f"publish {name}"))
 
-    def _disturbed(self, touched: set[Touched]) -> None:
+    def _disturbed(self, touched: set[ChangedSlice]) -> None:
         self._meet_pools()
-        self._ownership.doubt()
+        self._ownership.invalidate()
         for name, pool in self._pools.items():
             if slices := {found.slice for found in touched if found.pool == name}:
                 pool.disturbed(slices)

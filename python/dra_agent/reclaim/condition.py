@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dra_agent.clock import STEADY
-from dra_agent.reclaim.notice import State
+from dra_agent.reclaim.state import ReclaimState
 
 _LONGEST = 1024
 """Characters of a message; the API server takes more, nobody reads more."""
@@ -22,7 +22,7 @@ def condition_type(driver: str) -> str:
     return f"{driver}/ReclaimNotice"
 
 
-def condition_of(state: State, driver: str, now: datetime) -> dict[str, Any]:
+def condition_of(state: ReclaimState, driver: str, now: datetime) -> dict[str, Any]:
     """What a state is on the Node. The times are the state's own, so a restart of the agent changes nothing."""
     cause = state.cause
     if state.phase == "notice" and cause is not None:

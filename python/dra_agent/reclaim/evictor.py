@@ -11,22 +11,22 @@ from typing import Any
 import msgspec
 
 from dra_agent.clock import STEADY
-from dra_agent.cluster.errors import ConflictError, ForbiddenError, NotFoundError
 from dra_agent.errors import AgentError
-from dra_agent.reclaim.mover import Mover
-from dra_agent.reclaim.notice import State
-from dra_agent.reclaim.pods import Mode, Moment, decide
-from dra_agent.reclaim.record import ClaimRecord
-from dra_agent.reclaim.release import Release
+from dra_agent.kube_client.errors import ConflictError, ForbiddenError, NotFoundError
+from dra_agent.reclaim.eviction_policy import EvictionContext, Mode, decide
+from dra_agent.reclaim.pod_actions import PodActions
+from dra_agent.reclaim.release_status import ClaimReleaseStatus
+from dra_agent.reclaim.release_tracker import ReleaseTracker
+from dra_agent.reclaim.state import ReclaimState
 
 log = logging.getLogger(__name__)
 
-EVERY = 1.0
-AGAIN = 5.0
+POLL_INTERVAL_S = 1.0
+RETRY_AFTER_S = 5.0
 """Seconds between two tries at one pod; a budget may allow it later (kubectl drain waits as long)."""
 
 
-TOGETHER = 8
+MAX_CONCURRENCY = 8
 """Pods that are asked about at once."""
 
 
@@ -35,9 +35,9 @@ class Evictor:
 
     def __init__(
         self,
-        mover: Mover,
-        release: Release,
-        state: Callable[[], State],
+        mover: PodActions,
+        release: ReleaseTracker,
+        state: Callable[[], ReclaimState],
         *,
         mode: Mode,
         node: str,
@@ -58,7 +58,7 @@ class Evictor:
         self._left: dict[str, str] = {}
         self._refused: set[str] = set()
         self._blind = False
-        self._slots = asyncio.Semaphore(TOGETHER)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENCY)
 
     async def run(self) -> None:
         """Look at every claim each second; ends where the right to see pods is missing."""
@@ -69,13 +69,13 @@ class Evictor:
                 for uid, users in self._pods().items() if self._active() else ():
                     self._due[uid] = float("inf")  # until this turn of it is over
                     turns.create_task(self._turn(uid, users, moment), name="reclaim pod")
-                await asyncio.sleep(EVERY)
+                await asyncio.sleep(POLL_INTERVAL_S)
 
-    def _moment(self) -> Moment | None:
+    def _moment(self) -> EvictionContext | None:
         state = self._state()
         if state.noticed is None:
             return None
-        return Moment(self._now(), state.noticed, state.deadline, self._node, self._driver, self._mode)
+        return EvictionContext(self._now(), state.noticed, state.deadline, self._node, self._driver, self._mode)
 
     def _pods(self) -> dict[str, list[_Use]]:
         """Give the pods whose turn it is, by their uids, each with the claims of this node that are reserved for it."""
@@ -90,9 +90,9 @@ class Evictor:
                     found.setdefault(uid, []).append(_Use(name, record, claim))
         return found
 
-    async def _turn(self, uid: str, users: list[_Use], moment: Moment) -> None:
+    async def _turn(self, uid: str, users: list[_Use], moment: EvictionContext) -> None:
         # A pod whose turn takes long, or fails, keeps no other one waiting.
-        pause, first = EVERY, users[0]
+        pause, first = POLL_INTERVAL_S, users[0]
         pod = f"{first.record.namespace}/{first.pod}"
         try:
             async with self._slots:
@@ -100,42 +100,42 @@ class Evictor:
         except (NotFoundError, ConflictError):
             pass  # it is gone, or another one of that name is there
         except ForbiddenError as error:
-            pause = AGAIN
+            pause = RETRY_AFTER_S
             if uid not in self._refused:
                 # By a missing right, or by an admission policy that is about this pod.
-                todo = "grant it: podEviction of the chart; or ask who guards this pod"
-                log.error("a pod may not be moved", extra={"pod": pod, "reason": str(error), "todo": todo})
+                hint = "grant it: podEviction of the chart; or ask who guards this pod"
+                log.error("a pod may not be moved", extra={"pod": pod, "reason": str(error), "todo": hint})
             self._refused.add(uid)
         except AgentError as error:
             log.warning("a pod cannot be moved", extra={"pod": pod, "reason": str(error)})
         except Exception:  # what is odd about one pod must not keep the others
-            pause = AGAIN
+            pause = RETRY_AFTER_S
             log.exception("a pod is not moved", extra={"pod": pod})
         finally:
             self._due[uid] = asyncio.get_running_loop().time() + pause
 
-    async def _look(self, uid: str, users: list[_Use], moment: Moment) -> float:
+    async def _look(self, uid: str, users: list[_Use], moment: EvictionContext) -> float:
         """Do what the least patient of its claims asks for; the seconds to the pod's next turn."""
         name, namespace = users[0].pod, users[0].record.namespace
         try:
             pod = await self._mover.pods.get(namespace, name)
         except ForbiddenError as error:
             if not self._blind:
-                todo = "grant it: podEviction of the chart"
+                hint = "grant it: podEviction of the chart"
                 log.error(
-                    "pods that the taint does not move stay where they are", extra={"reason": str(error), "todo": todo}
+                    "pods that the taint does not move stay where they are", extra={"reason": str(error), "todo": hint}
                 )
             self._blind = True
-            return AGAIN
+            return RETRY_AFTER_S
         if pod.get("metadata", {}).get("uid") != uid:
-            return EVERY
+            return POLL_INTERVAL_S
         for use in users:
             decision = decide(pod, use.claim, moment)
             if decision.act in ("evict", "delete"):
                 moved = await self._mover.move(namespace, name, uid, decision)
                 for held in users:
                     held.record.kept = "" if moved else f"a budget keeps {name}"
-                return AGAIN
+                return RETRY_AFTER_S
             if decision.act == "leave" and self._left.get(uid) != decision.why:
                 self._left[uid] = decision.why
                 extra = {"pod": f"{namespace}/{name}", "claim": use.record.name, "why": decision.why}
@@ -147,5 +147,5 @@ class _Use(msgspec.Struct, frozen=True):
     """A pod, and a claim of this node that is reserved for it."""
 
     pod: str
-    record: ClaimRecord
+    record: ClaimReleaseStatus
     claim: Mapping[str, Any]

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from dra_agent.clock import STEADY, SteadyClock
 from dra_agent.errors import AgentError
-from dra_agent.reclaim.notice import State, apply, dismiss, expire, is_past, keep_sources, next_expiry
-from dra_agent.reclaim.picture import Hearing, Picture
-from dra_agent.reclaim.reading import Reading, RecallingSource, Source
-from dra_agent.reclaim.record import Progress
-from dra_agent.reclaim.store import StateFile
+from dra_agent.reclaim.release_status import Progress
+from dra_agent.reclaim.signal import RecallingSource, Signal, SignalSource
+from dra_agent.reclaim.signal_tracker import SignalTracker, SourceHealth
+from dra_agent.reclaim.state import ReclaimState, apply, dismiss, expire, is_past, keep_sources, next_expiry
+from dra_agent.reclaim.state_file import StateFile
 
 log = logging.getLogger(__name__)
 
@@ -28,25 +28,25 @@ OPERATOR = "operator"
 HEAD_START = 0.01
 """Seconds for which those who act on a change let the disk go first: a quiet one needs 3 ms. A busy one (100 ms were
 seen) is not waited for: a notice comes again after a crash of the agent, its time does not."""
-SAVE_AT_MOST = 0.5
+SAVE_TIMEOUT_S = 0.5
 """Seconds after which the disk is not waited for even by who has asked for the change."""
 
 CHECK_S = 30.0
 """Seconds between two checks of what is to expire, at most."""
 
-Changed = Callable[[State, State], Awaitable[None]]
+Changed = Callable[[ReclaimState, ReclaimState], Awaitable[None]]
 """Called with the state before and after, one change at a time; it starts what takes long, and returns."""
-Step = Callable[[State, datetime], State]
+Step = Callable[[ReclaimState, datetime], ReclaimState]
 
 
-class Reclaim:
+class ReclaimService:
     """From `start` to `stop`."""
 
     def __init__(
         self,
         state_dir: Path,
         boot: str,
-        sources: Sequence[Source],
+        sources: Sequence[SignalSource],
         *,
         newest: Callable[[], bool] = lambda: True,
         clock: SteadyClock = STEADY,
@@ -63,7 +63,7 @@ class Reclaim:
         self._sources = list(sources)
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="reclaim")
         self._listeners: list[Changed] = []
-        self._readings: list[Reading] = []
+        self._readings: list[Signal] = []
         self._woken = asyncio.Event()
         self._turn = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -81,16 +81,16 @@ class Reclaim:
                 source.recall([reading for reading in known if reading.source in source.names])
         names = [name for source in sources for name in source.names]
         # A word that is over is free again once its source reports another: the first good look must say so.
-        words = [Reading(past.source, "hint", past.event, "") for past in self.state.past if past.once == "word"]
+        words = [Signal(past.source, "hint", past.event, "") for past in self.state.past if past.once == "word"]
         held = {(reading.source, reading.event) for reading in known}
         known += [word for word in words if word.source in names and (word.source, word.event) not in held]
-        self._picture = Picture(names, self._take, known=known)
+        self._picture = SignalTracker(names, self._take, known=known)
 
     def on_change(self, listener: Changed) -> None:
         """Have changes told; the state as it is now is `state`."""
         self._listeners.append(listener)
 
-    def add(self, source: Source) -> None:
+    def add(self, source: SignalSource) -> None:
         """Listen to one more source; call it before `start`."""
         self._sources.append(source)
         self._picture.add(source.names)
@@ -113,7 +113,7 @@ class Reclaim:
         """Stop listening; the state stays on disk."""
         with contextlib.suppress(TimeoutError):
             # A change that was begun is ended first: it must not be lost between here and the disk.
-            async with asyncio.timeout(2 * SAVE_AT_MOST), self._turn:
+            async with asyncio.timeout(2 * SAVE_TIMEOUT_S), self._turn:
                 pass
         for task in self._tasks:
             task.cancel()
@@ -122,14 +122,14 @@ class Reclaim:
 
     async def begin(self, kind: str, *, deadline: datetime | None, what: str) -> None:
         """An operator's own hint or notice, on disk when this returns."""
-        reading = Reading(OPERATOR, "hint" if kind == "hint" else "notice", OPERATOR, what, deadline)
+        reading = Signal(OPERATOR, "hint" if kind == "hint" else "notice", OPERATOR, what, deadline)
         log.warning(f"reclaim {reading.kind} by the operator", extra={"what": what})
         await self._change(lambda state, now: apply(state, reading, now))
 
     async def cancel(self, *, everything: bool) -> None:
         """Take the operator's own word back, or declare void whatever any source says."""
         log.warning("reclaim cancelled by the operator", extra={"everything": everything})
-        clear = Reading(OPERATOR, "clear", OPERATOR, "")
+        clear = Signal(OPERATOR, "clear", OPERATOR, "")
         await self._change(lambda state, now: apply(dismiss(state, now) if everything else state, clear, now))
 
     async def released(self) -> None:
@@ -145,14 +145,14 @@ class Reclaim:
             else:
                 self._untold.discard(name)
 
-    def hearing(self) -> list[Hearing]:
+    def hearing(self) -> list[SourceHealth]:
         """Tell how well each source is heard."""
         return self._picture.hearing()
 
-    def _listen(self, source: Source) -> None:
+    def _listen(self, source: SignalSource) -> None:
         self._tasks.append(asyncio.create_task(self._follow(source), name=f"reclaim {source.names[0]}"))
 
-    async def _follow(self, source: Source) -> None:
+    async def _follow(self, source: SignalSource) -> None:
         while True:
             try:
                 await source.run(self._picture)
@@ -163,7 +163,7 @@ class Reclaim:
                 self._picture.failed(source.names[0], f"{type(error).__name__}: {error}")
             await asyncio.sleep(5.0)
 
-    def _take(self, reading: Reading) -> None:
+    def _take(self, reading: Signal) -> None:
         self._readings.append(reading)
         self._woken.set()
 
@@ -178,7 +178,7 @@ class Reclaim:
             self._woken.clear()
             readings, self._readings = self._readings, []
 
-            def step(state: State, now: datetime, readings: list[Reading] = readings) -> State:
+            def step(state: ReclaimState, now: datetime, readings: list[Signal] = readings) -> ReclaimState:
                 for reading in readings:
                     if reading.kind != "clear" and is_past(state, reading):
                         log.info(
@@ -208,7 +208,7 @@ class Reclaim:
                     log.exception("a change of the reclaim was not acted on")
             await self._saved(saving)
 
-    def _begin_saving(self, state: State) -> asyncio.Future[None] | None:
+    def _begin_saving(self, state: ReclaimState) -> asyncio.Future[None] | None:
         try:
             if not self._newest():
                 return None
@@ -219,7 +219,7 @@ class Reclaim:
     async def _saved(self, saving: asyncio.Future[None] | None) -> None:
         if saving is None:
             return
-        await _give_time(saving, SAVE_AT_MOST)
+        await _give_time(saving, SAVE_TIMEOUT_S)
         if not saving.done():
             saving.add_done_callback(_forget)
             log.error("the notice is acted on before it is on disk: the disk takes too long")
@@ -229,7 +229,7 @@ class Reclaim:
         except AgentError as error:
             log.error("the notice is not on disk, and is acted on all the same", extra={"reason": str(error)})
 
-    def _say(self, before: State, after: State) -> None:
+    def _say(self, before: ReclaimState, after: ReclaimState) -> None:
         if after.phase != before.phase:
             cause = after.cause
             extra: dict[str, object] = {"was": before.phase}
@@ -251,12 +251,12 @@ class Reclaim:
             )
 
 
-def _disagree(state: State) -> bool:
+def _disagree(state: ReclaimState) -> bool:
     times = [held.reading.deadline for held in state.held if held.reading.kind == "notice" and held.reading.deadline]
     return len(times) > 1 and (max(times) - min(times)).total_seconds() > 5
 
 
-def _deadlines(state: State) -> list[str]:
+def _deadlines(state: ReclaimState) -> list[str]:
     return [
         f"{held.reading.source}={held.reading.deadline.isoformat()}"
         for held in state.held

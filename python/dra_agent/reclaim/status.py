@@ -7,9 +7,9 @@ from datetime import datetime
 import msgspec
 
 from dra_agent.clock import STEADY
-from dra_agent.reclaim.notice import Phase, State
-from dra_agent.reclaim.picture import Hearing
-from dra_agent.reclaim.record import ClaimRecord, Progress
+from dra_agent.reclaim.release_status import ClaimReleaseStatus, Progress
+from dra_agent.reclaim.signal_tracker import SourceHealth
+from dra_agent.reclaim.state import Phase, ReclaimState
 
 
 class SourceStatus(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class ReclaimStatus(msgspec.Struct, frozen=True):
     sources: tuple[SourceStatus, ...]
 
 
-def status_of(state: State, hearing: list[Hearing], progress: Progress, now: datetime) -> ReclaimStatus:
+def status_of(state: ReclaimState, hearing: list[SourceHealth], progress: Progress, now: datetime) -> ReclaimStatus:
     """Put it together as of `now`."""
     return ReclaimStatus(
         phase=state.phase,
@@ -92,7 +92,7 @@ def status_of(state: State, hearing: list[Hearing], progress: Progress, now: dat
                 what=held.reading.what,
                 deadline=_wall(held.reading.deadline),
                 since=STEADY.to_wall(held.since),
-                doubt=held.reading.doubt,
+                doubt=held.reading.deadline_note,
                 silent_since=_wall(held.silent),
             )
             for held in state.held
@@ -116,7 +116,7 @@ def _wall(moment: datetime | None) -> datetime | None:
     return None if moment is None else STEADY.to_wall(moment)
 
 
-def _claim(record: ClaimRecord, noticed: datetime | None) -> ClaimStatus:
+def _claim(record: ClaimReleaseStatus, noticed: datetime | None) -> ClaimStatus:
     def since(moment: datetime | None) -> float | None:
         if moment is None or noticed is None:
             return None

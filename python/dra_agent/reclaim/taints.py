@@ -8,16 +8,16 @@ import msgspec
 
 from dra_agent.clock import STEADY
 from dra_agent.inventory.api import Taint
-from dra_agent.inventory.device import Inventory
-from dra_agent.reclaim.notice import State
+from dra_agent.inventory.model import Inventory
+from dra_agent.reclaim.state import ReclaimState
 
 NAME = "reclaim"
 """What follows the driver's name and a slash in the taint's key."""
-MOST_TAINTS = 16
+MAX_TAINTS = 16
 """That the API allows on one device (resource/v1 DeviceTaintsMaxLength)."""
 
 
-def taint_of(state: State, driver: str) -> Taint | None:
+def taint_of(state: ReclaimState, driver: str) -> Taint | None:
     """The taint for a state: none, or the same one, to the second, for as long as the hint or the notice lasts.
 
     A hint keeps new claims away (NoSchedule); a notice also has pods deleted that do not tolerate it (NoExecute). The
@@ -33,18 +33,18 @@ def taint_of(state: State, driver: str) -> Taint | None:
             return None
 
 
-def reclaimed(inventory: Inventory, state: State, driver: str) -> Inventory:
+def apply_taint(inventory: Inventory, state: ReclaimState, driver: str) -> Inventory:
     """Give the inventory with that taint on every device, before all others: it must not be the one too many."""
     taint = taint_of(state, driver)
     if taint is None:
         return inventory
     devices = tuple(
-        msgspec.structs.replace(device, taints=(taint, *device.taints)[:MOST_TAINTS]) for device in inventory.devices
+        msgspec.structs.replace(device, taints=(taint, *device.taints)[:MAX_TAINTS]) for device in inventory.devices
     )
     return msgspec.structs.replace(inventory, devices=devices)
 
 
-def carries(device: dict[str, object], taint: Taint | None, driver: str) -> bool:
+def has_taint(device: dict[str, object], taint: Taint | None, driver: str) -> bool:
     """Whether a published device has exactly this taint of the driver's reclaim, or none where none is wanted."""
     taints = device.get("taints") or []
     assert isinstance(taints, list)

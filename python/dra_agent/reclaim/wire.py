@@ -1,4 +1,4 @@
-"""What operators ask over the trigger socket (dra_agent.local carries it). Decoded strictly."""
+"""What operators ask over the trigger socket (dra_agent.control_socket carries it). Decoded strictly."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from dra_agent.errors import PermanentError
 from dra_agent.host import Host
 from dra_agent.simulate import kfd, mps, nvidia_smi, nvml, nvml_install, pci, system, tree
 from dra_agent.simulate.machine import Function, Machine
-from dra_agent.simulate.profiles import load
+from dra_agent.simulate.profiles import load_profile
 from dra_agent.simulate.roles import nvidia
 from dra_agent.simulate.roles.amd import AmdGpu
 from dra_agent.simulate.roles.vendor import VfioDevice
@@ -36,7 +36,7 @@ class KernelFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delay_ms: int = 0
 
 
-class Simulated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SimulatedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is remembered of a simulated host: which machine it is, and what has become of it since."""
 
     profile: str
@@ -54,7 +54,7 @@ def build(profile: str, root: Path) -> Host:
 
     Raises UsageError for an unknown profile, PermanentError where `root` holds something else.
     """
-    return build_machine(load(profile), root)
+    return build_machine(load_profile(profile), root)
 
 
 def build_machine(machine: Machine, root: Path) -> Host:
@@ -62,23 +62,23 @@ def build_machine(machine: Machine, root: Path) -> Host:
     root = root.absolute()
     tool = root / nvidia_smi.TOOL if machine.nvidia is not None else None
     host = Host(root / "sys", root / "dev", root / "proc", root / "lib" / nvml.LIBRARY, nvidia_smi=tool)
-    remembered = recall(root)
+    remembered = load_state(root)
     fresh = remembered is None
     if remembered is None:
         if root.is_dir() and any(root.iterdir()):
             raise PermanentError(
-                "not empty, and not a simulated host", where=str(root), todo="name an empty or a new directory"
+                "not empty, and not a simulated host", where=str(root), hint="name an empty or a new directory"
             )
-        remembered = Simulated(machine.name)
+        remembered = SimulatedState(machine.name)
     elif remembered.profile != machine.name:
         raise PermanentError(
             f"holds a simulated {remembered.profile!r}, not {machine.name!r}",
             where=str(root),
-            todo=f"remove it (rm -r {root}) or name another directory",
+            hint=f"remove it (rm -r {root}) or name another directory",
         )
     with nvml.locked(root / "lib"):
         # An agent that runs on it may have changed it before the lock was had.
-        apply(machine, recall(root) or remembered, root, fresh=fresh)
+        apply(machine, load_state(root) or remembered, root, fresh=fresh)
         if tool is not None:
             nvidia_smi.install(root)
             mps.install(root / "lib")
@@ -87,7 +87,7 @@ def build_machine(machine: Machine, root: Path) -> Host:
 
 def apply(
     machine: Machine,
-    simulated: Simulated,
+    simulated: SimulatedState,
     root: Path,
     *,
     fresh: bool = False,
@@ -98,8 +98,8 @@ def apply(
     `gone` is called when what is unplugged has left the tree, and before NVML loses it.
     The memory is written first: a build that is interrupted is finished by the next one.
     """
-    remember(root, simulated)
-    present = standing(machine, simulated)
+    save_state(root, simulated)
+    present = current_machine(machine, simulated)
     now = plan(present)
     # Drivers stay loaded when they have no device.
     keep = {pci.DRIVERS, *(f"{pci.DRIVERS}/{one.driver}" for one in machine.functions() if one.driver)}
@@ -122,12 +122,12 @@ def plan(machine: Machine) -> Tree:
     return planned
 
 
-def remember(root: Path, simulated: Simulated) -> None:
+def save_state(root: Path, simulated: SimulatedState) -> None:
     """Write down what has become of the host."""
     tree.replace_file(root / "simulated.json", msgspec.json.format(msgspec.json.encode(simulated), indent=2))
 
 
-def standing(machine: Machine, simulated: Simulated) -> Machine:
+def current_machine(machine: Machine, simulated: SimulatedState) -> Machine:
     """The machine as it is now: without what was unplugged, with the drivers and modes that were set."""
     numbers = {function.address: number for number, function in enumerate(machine.functions())}
 
@@ -143,27 +143,27 @@ def standing(machine: Machine, simulated: Simulated) -> Machine:
     return machine.without(simulated.unplugged).changed(now)
 
 
-def _ever(machine: Machine, simulated: Simulated) -> dict[str, None]:
+def _ever(machine: Machine, simulated: SimulatedState) -> dict[str, None]:
     """Every path that may lie below the root, whatever state an interrupted change has left."""
     paths = dict.fromkeys(plan(machine).entries)
     if simulated.drivers:
         bound = dict.fromkeys(simulated.drivers, pci.VFIO)
-        paths |= dict.fromkeys(plan(standing(machine, Simulated(machine.name, drivers=bound))).entries)
+        paths |= dict.fromkeys(plan(current_machine(machine, SimulatedState(machine.name, drivers=bound))).entries)
     modes = {mode for function, gpu in machine.with_role(AmdGpu) for mode in gpu.compute_partitions}
     for mode in modes if simulated.modes else ():
         divided = {function.address: mode for function, _ in machine.with_role(AmdGpu)}
-        paths |= dict.fromkeys(plan(standing(machine, Simulated(machine.name, modes=divided))).entries)
+        paths |= dict.fromkeys(plan(current_machine(machine, SimulatedState(machine.name, modes=divided))).entries)
     return paths
 
 
-def recall(root: Path) -> Simulated | None:
+def load_state(root: Path) -> SimulatedState | None:
     """What is remembered of the simulated host at `root`; None where there is none."""
     path = root / "simulated.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Simulated)
+        return msgspec.json.decode(path.read_bytes(), type=SimulatedState)
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:
         raise PermanentError(
-            f"not the memory of a simulated host: {error}", where=str(path), todo="remove the directory and build anew"
+            f"not the memory of a simulated host: {error}", where=str(path), hint="remove the directory and build anew"
         ) from None

@@ -15,9 +15,9 @@ from pathlib import Path
 import msgspec
 
 from dra_agent.simulate import builder, nvml, pci
-from dra_agent.simulate.builder import Simulated
+from dra_agent.simulate.builder import SimulatedState
 from dra_agent.simulate.machine import Function, Machine
-from dra_agent.simulate.profiles import load
+from dra_agent.simulate.profiles import load_profile
 from dra_agent.simulate.roles.amd import AmdGpu
 from dra_agent.simulate.tree import replace_file
 
@@ -73,13 +73,13 @@ class SimulatedKernel:
                 case _:
                     raise _answer(errno.EACCES, path)
 
-    def _unbind(self, machine: Machine, simulated: Simulated, function: Function, driver: str, path: str) -> None:
+    def _unbind(self, machine: Machine, simulated: SimulatedState, function: Function, driver: str, path: str) -> None:
         bound = _driver(simulated, function)
         if not bound or driver not in ("", bound):
             raise _answer(errno.ENODEV if driver else errno.ENOENT, path)
         self._set_driver(machine, simulated, function.address, "")
 
-    def _probe(self, machine: Machine, simulated: Simulated, function: Function) -> None:
+    def _probe(self, machine: Machine, simulated: SimulatedState, function: Function) -> None:
         # A driver that fails to probe leaves the device without one, and the write succeeds.
         if _driver(simulated, function):
             return
@@ -87,7 +87,7 @@ class SimulatedKernel:
         if wanted and self._can_drive(machine, function, wanted):
             self._set_driver(machine, simulated, function.address, wanted)
 
-    def _bind(self, machine: Machine, simulated: Simulated, function: Function, driver: str, path: str) -> None:
+    def _bind(self, machine: Machine, simulated: SimulatedState, function: Function, driver: str, path: str) -> None:
         if _driver(simulated, function):
             raise _answer(errno.EBUSY, path)
         override = self._override(function.address)
@@ -95,7 +95,7 @@ class SimulatedKernel:
             raise _answer(errno.ENODEV, path)
         self._set_driver(machine, simulated, function.address, driver)
 
-    def _divide(self, machine: Machine, simulated: Simulated, function: Function, mode: str, path: str) -> None:
+    def _divide(self, machine: Machine, simulated: SimulatedState, function: Function, mode: str, path: str) -> None:
         gpu = next((role for role in function.roles if isinstance(role, AmdGpu)), None)
         if gpu is None or not gpu.compute_partitions or _driver(simulated, function) != function.driver:
             raise _answer(errno.ENOENT, path)
@@ -113,7 +113,7 @@ class SimulatedKernel:
             return False
         return driver == function.driver or (driver == pci.VFIO and function.address in machine.iommu_groups)
 
-    def _set_driver(self, machine: Machine, simulated: Simulated, address: str, driver: str) -> None:
+    def _set_driver(self, machine: Machine, simulated: SimulatedState, address: str, driver: str) -> None:
         drivers = {**simulated.drivers, address: driver}
         builder.apply(machine, msgspec.structs.replace(simulated, drivers=drivers), self._root)
 
@@ -140,11 +140,11 @@ class SimulatedKernel:
                 return
             time.sleep(_LOOK)
 
-    def _recall(self) -> tuple[Machine, Simulated]:
-        simulated = builder.recall(self._root)
+    def _recall(self) -> tuple[Machine, SimulatedState]:
+        simulated = builder.load_state(self._root)
         if simulated is None:
             raise _answer(errno.ENOENT, str(self._root))
-        return self._machine or load(simulated.profile), simulated
+        return self._machine or load_profile(simulated.profile), simulated
 
 
 def _subject(folder: str, attribute: str, text: str) -> tuple[str, str]:
@@ -157,11 +157,11 @@ def _subject(folder: str, attribute: str, text: str) -> tuple[str, str]:
     return device, ""
 
 
-def _driver(simulated: Simulated, function: Function) -> str:
+def _driver(simulated: SimulatedState, function: Function) -> str:
     return simulated.drivers.get(function.address, function.driver or "")
 
 
-def _is_gone(address: str, machine: Machine, simulated: Simulated) -> bool:
+def _is_gone(address: str, machine: Machine, simulated: SimulatedState) -> bool:
     return address not in {function.address for function in machine.without(simulated.unplugged).functions()}
 
 

@@ -56,7 +56,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class RoleContext:
     """Where a role is installed: the machine, the function, and its folder in the tree."""
 
     machine: Machine
@@ -68,7 +68,7 @@ class Site:
 class Role(Protocol):
     """What a driver makes of a function: an interface, an RDMA device, a GPU, ..."""
 
-    def plan(self, site: Site, tree: Tree) -> None:
+    def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the role's files, links and device nodes to the tree."""
 
 

@@ -38,7 +38,7 @@ class GpuInstance(msgspec.Struct, frozen=True):
     compute_instances: tuple[ComputeInstance, ...] = ()
 
 
-class Division(msgspec.Struct, frozen=True):
+class GpuPartitioning(msgspec.Struct, frozen=True):
     """One GPU: whether MIG mode is on, what it becomes at the next reset, and the instances that exist.
 
     `made` counts every compute instance that has ever been made.
@@ -50,11 +50,11 @@ class Division(msgspec.Struct, frozen=True):
     gpu_instances: tuple[GpuInstance, ...] = ()
 
 
-def read(root: Path) -> dict[str, Division]:
+def read(root: Path) -> dict[str, GpuPartitioning]:
     """What the GPUs of the host at `root` are divided into, by UUID; one that is not named has its mode off."""
     path = root / "lib" / STATE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Division])
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, GpuPartitioning])
     except FileNotFoundError:
         return {}
     except msgspec.MsgspecError as error:
@@ -69,7 +69,7 @@ def reset(root: Path, uuid: str, minor: int) -> None:
         if uuid not in divided:
             return
         old = divided[uuid]
-        divided[uuid] = Division(old.pending, old.pending, old.made)
+        divided[uuid] = GpuPartitioning(old.pending, old.pending, old.made)
         replace_file(root / "lib" / STATE, msgspec.json.format(msgspec.json.encode(divided, order="sorted"), indent=2))
         for instance in old.gpu_instances:
             for number in _nodes(minor, instance):

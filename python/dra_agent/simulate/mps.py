@@ -26,7 +26,7 @@ def install(folder: Path) -> None:
         path.chmod(0o755)
 
 
-def order_fault(
+def inject_fault(
     root: Path, command: str, action: Action | None = None, *, times: int | None = 1, milliseconds: int = 0
 ) -> None:
     """Let a command take longer and then fail, hang, crash the daemon or do nothing.

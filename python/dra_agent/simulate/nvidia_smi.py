@@ -89,7 +89,7 @@ def _run(root: Path, arguments: Sequence[str]) -> str:
     raise _ExitError(_INVALID, f"Invalid combination of input arguments: {shlex.join(arguments)}")
 
 
-def _gpu(root: Path, uuid: str) -> nvml.State:
+def _gpu(root: Path, uuid: str) -> nvml.NvmlState:
     """Look a GPU up, as the tool does through NVML: with all that has been said to go wrong there."""
     state = nvml.read(root / "lib")
     if state.driver is None:

@@ -171,7 +171,7 @@ class MemoryLimit(msgspec.Struct, frozen=True):
     folder: bool = False
 
 
-class State(msgspec.Struct, frozen=True):
+class NvmlState(msgspec.Struct, frozen=True):
     """The whole file. A driver of None means that none is loaded: nvmlInit then fails."""
 
     format: int
@@ -195,17 +195,17 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def read(folder: Path) -> State:
+def read(folder: Path) -> NvmlState:
     """The state in a host's lib folder; PermanentError where the file is no such state."""
     path = folder / STATE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=State)
+        return msgspec.json.decode(path.read_bytes(), type=NvmlState)
     except (FileNotFoundError, msgspec.MsgspecError) as error:
         raise PermanentError(
-            f"not a state of simulated GPUs: {error}", where=str(path), todo="build the host anew"
+            f"not a state of simulated GPUs: {error}", where=str(path), hint="build the host anew"
         ) from None
 
 
-def write(folder: Path, state: State) -> None:
+def write(folder: Path, state: NvmlState) -> None:
     """Replace the state; the library sees it at its next call."""
     replace_file(folder / STATE, msgspec.json.format(msgspec.json.encode(state), indent=1) + b"\n")

@@ -9,7 +9,7 @@ import msgspec
 from dra_agent.errors import PermanentError
 from dra_agent.simulate import cpulist
 from dra_agent.simulate.machine import Function, Machine
-from dra_agent.simulate.nvml import LIBRARY, Driver, Gpu, Link, MigProfile, NvLink, Pci, State, read, write
+from dra_agent.simulate.nvml import LIBRARY, Driver, Gpu, Link, MigProfile, NvLink, NvmlState, Pci, read, write
 from dra_agent.simulate.pci import sites
 from dra_agent.simulate.roles.nvidia import NvidiaGpu
 from dra_agent.simulate.tree import replace_file
@@ -45,7 +45,7 @@ def install(machine: Machine, present: Machine, folder: Path) -> None:
         write(folder, state)
 
 
-def describe(machine: Machine, present: set[str]) -> State:
+def describe(machine: Machine, present: set[str]) -> NvmlState:
     """The state of a machine of which the GPUs with these addresses are plugged in, and under NVIDIA's driver."""
     nvidia = machine.nvidia
     driver = None if nvidia is None else Driver(nvidia.version, f"12.{nvidia.version}", nvidia.cuda)
@@ -55,7 +55,7 @@ def describe(machine: Machine, present: set[str]) -> State:
         _gpu(machine, function, role, functions, paths[function.address], function.address in present)
         for function, role in machine.with_role(NvidiaGpu)
     )
-    return State(format=1, driver=driver, devices=gpus)
+    return NvmlState(format=1, driver=driver, devices=gpus)
 
 
 def _gpu(
@@ -144,7 +144,7 @@ def _install_library(machine: Machine, target: Path) -> None:
         if machine.nvidia is None:
             return
         raise PermanentError(
-            "the simulated NVML library is not built", where=str(BUILT_LIBRARY), todo="run `make build`"
+            "the simulated NVML library is not built", where=str(BUILT_LIBRARY), hint="run `make build`"
         )
     content = BUILT_LIBRARY.read_bytes()
     if machine.nvidia is None or machine.nvidia.cuda < LIMITS_SINCE:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from dra_agent.simulate import cpulist
 from dra_agent.simulate.config_space import header
-from dra_agent.simulate.machine import Function, HostBridge, LinkState, Machine, Site, Sriov, bus_range
+from dra_agent.simulate.machine import Function, HostBridge, LinkState, Machine, RoleContext, Sriov, bus_range
 from dra_agent.simulate.system import MAJORS
 from dra_agent.simulate.tree import WRITABLE, Tree
 
@@ -51,13 +51,13 @@ def plan(machine: Machine, tree: Tree) -> None:
         _iommu(machine, tree)
 
 
-def sites(machine: Machine, bridge: HostBridge, path: str) -> Iterator[Site]:
+def sites(machine: Machine, bridge: HostBridge, path: str) -> Iterator[RoleContext]:
     """Where each function below a host bridge lies."""
 
-    def below(functions: tuple[Function, ...], folder: str) -> Iterator[Site]:
+    def below(functions: tuple[Function, ...], folder: str) -> Iterator[RoleContext]:
         for function in functions:
             here = f"{folder}/{function.address}"
-            yield Site(machine, function, here)
+            yield RoleContext(machine, function, here)
             if function.sriov:
                 yield from below(function.sriov.functions, folder)
             yield from below(function.children, here)
@@ -102,7 +102,7 @@ def _host_bridge(machine: Machine, bridge: HostBridge, path: str, tree: Tree) ->
     tree.link(f"sys/class/pci_bus/{bus}", folder)
 
 
-def _function(site: Site, bridge: HostBridge, tree: Tree, addresses: _Addresses) -> None:
+def _function(site: RoleContext, bridge: HostBridge, tree: Tree, addresses: _Addresses) -> None:
     function, path, machine = site.function, site.path, site.machine
     address, pci = function.address, function.id
     numa = bridge.numa_node if function.numa_node is None else function.numa_node
@@ -152,7 +152,7 @@ def _function(site: Site, bridge: HostBridge, tree: Tree, addresses: _Addresses)
         tree.file(f"{group}/reserved_regions", "0x00000000fee00000 0x00000000feefffff msi")
 
 
-def _sriov(site: Site, sriov: Sriov, tree: Tree) -> None:
+def _sriov(site: RoleContext, sriov: Sriov, tree: Tree) -> None:
     path = site.path
     tree.files(
         path,

@@ -7,24 +7,24 @@ from __future__ import annotations
 
 from dra_agent.slices.desired import (
     DesiredSlices,
-    Drawing,
-    DrawnSlices,
+    EncodedSlices,
     Slice,
     SliceProblem,
+    SliceRequest,
     Write,
     desired_slices,
     diff_slices,
-    name_of,
+    slice_name,
 )
 
 __all__ = [
     "DesiredSlices",
-    "Drawing",
-    "DrawnSlices",
+    "SliceRequest",
+    "EncodedSlices",
     "Slice",
     "SliceProblem",
     "Write",
     "desired_slices",
     "diff_slices",
-    "name_of",
+    "slice_name",
 ]

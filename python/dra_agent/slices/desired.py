@@ -9,7 +9,7 @@ import msgspec
 
 from dra_agent import _native
 from dra_agent.errors import PermanentError
-from dra_agent.inventory.device import FAMILIES, Inventory, pool_name
+from dra_agent.inventory.model import FAMILIES, Inventory, pool_name
 
 Slice = dict[str, Any]
 """A resource.k8s.io/v1 ResourceSlice as JSON values."""
@@ -39,7 +39,7 @@ class DesiredSlices(msgspec.Struct, frozen=True):
     problems: list[SliceProblem]
 
 
-class DrawnSlices(msgspec.Struct, frozen=True):
+class EncodedSlices(msgspec.Struct, frozen=True):
     """The same, with each slice as JSON."""
 
     slices: list[msgspec.Raw]
@@ -89,7 +89,7 @@ def desired_slices(
     return msgspec.json.decode(answer, type=DesiredSlices)
 
 
-class Drawing:
+class SliceRequest:
     """What `desired_slices` says, from JSON to JSON: of hundreds of partitions, Python values are megabytes."""
 
     def __init__(
@@ -111,9 +111,9 @@ class Drawing:
         """The same, within one process, for everything of which the same slices are drawn."""
         return hash(self._question)
 
-    def slices(self) -> DrawnSlices:
+    def slices(self) -> EncodedSlices:
         """Raise PermanentError where `desired_slices` does."""
-        return msgspec.json.decode(_answer(self._question, self._node), type=DrawnSlices)
+        return msgspec.json.decode(_answer(self._question, self._node), type=EncodedSlices)
 
 
 def diff_slices(desired: Sequence[Slice | msgspec.Raw], published: Sequence[Slice | msgspec.Raw]) -> list[Write]:
@@ -125,7 +125,7 @@ def diff_slices(desired: Sequence[Slice | msgspec.Raw], published: Sequence[Slic
     return msgspec.json.decode(answer, type=_Writes).writes
 
 
-def name_of(drawn: msgspec.Raw) -> str:
+def slice_name(drawn: msgspec.Raw) -> str:
     """Give the name of a slice; "" where it has none yet."""
     return msgspec.json.decode(drawn, type=_Named).metadata.name
 

@@ -49,7 +49,7 @@ class ClaimView(msgspec.Struct, frozen=True):
     """The ResourceClaim itself, with status.allocation once it is allocated."""
 
 
-class Applied(msgspec.Struct, frozen=True):
+class ApplyResult(msgspec.Struct, frozen=True):
     """What became of one applied object."""
 
     kind: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dra_agent.local.client import Connection
+from dra_agent.control_socket.client import Connection
 from dra_agent.standalone.wire import LINE_LIMIT, Request
 
 ANSWER_TIMEOUT = 60.0
@@ -20,7 +20,7 @@ class Client:
         self._connection = Connection(
             path,
             nobody="no agent is running here in standalone mode",
-            todo="start one with `dra-agent run --standalone`, or name its directory with --state-dir",
+            hint="start one with `dra-agent run --standalone`, or name its directory with --state-dir",
         )
 
     def __enter__(self) -> Client:

@@ -6,7 +6,7 @@ import uuid
 from datetime import UTC, datetime
 
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.standalone.claim import Applied, key_of
+from dra_agent.standalone.claim import ApplyResult, key_of
 from dra_agent.standalone.index import CLAIM, CLASS, FAILED, ClaimIndex
 from dra_agent.standalone.ports import Object
 from dra_agent.standalone.store import Store
@@ -16,7 +16,7 @@ MAX_CLAIMS = 50_000
 """Claims that are kept: some 40 MiB of index, and a few seconds of a start."""
 
 
-def take_in(values: list[Object], store: Store, claims: ClaimIndex) -> list[Applied]:
+def take_in(values: list[Object], store: Store, claims: ClaimIndex) -> list[ApplyResult]:
     """Keep DeviceClasses and ResourceClaims, all or none, and say of each what became of it.
 
     Raises:
@@ -40,50 +40,50 @@ def _check(values: list[Object], claims: ClaimIndex) -> None:
     for value in values:
         if value["kind"] not in (CLASS, CLAIM):
             raise PermanentError(
-                f"{value['kind']} is nothing that the agent keeps", todo=f"apply {CLASS} and {CLAIM} objects"
+                f"{value['kind']} is nothing that the agent keeps", hint=f"apply {CLASS} and {CLAIM} objects"
             )
         if value["kind"] == CLASS:
             continue
         key = namespace, name = key_of(value)
         if key in seen:
-            raise PermanentError(f"claim {namespace}/{name} is there twice", todo="leave one of them out")
+            raise PermanentError(f"claim {namespace}/{name} is there twice", hint="leave one of them out")
         seen.add(key)
         known = claims.find(namespace, name)
         if known is None:
             continue
         if known.uid in claims.deleting:
-            raise RetryableError(f"claim {namespace}/{name} is being deleted", todo="apply it again once it is gone")
+            raise RetryableError(f"claim {namespace}/{name} is being deleted", hint="apply it again once it is gone")
         spec = value.get("spec")
         if known.digest != digest_of(spec) and claims.read(known)["spec"] != spec:
             raise PermanentError(
                 f"claim {namespace}/{name}: spec cannot be changed once it is applied",
-                todo=f"delete it first: dra-agent claim delete {name} -n {namespace}",
+                hint=f"delete it first: dra-agent claim delete {name} -n {namespace}",
             )
     count = len(claims) + sum(claims.find(*key) is None for key in seen)
     if count > MAX_CLAIMS:
         raise PermanentError(
             f"{count} claims would be kept, {MAX_CLAIMS} at most",
-            todo="delete those that are not needed any more, see `dra-agent claim list`",
+            hint="delete those that are not needed any more, see `dra-agent claim list`",
         )
 
 
-def _class(value: Object, store: Store, claims: ClaimIndex) -> Applied:
+def _class(value: Object, store: Store, claims: ClaimIndex) -> ApplyResult:
     name = value["metadata"]["name"]
     known = store.get(CLASS, "", name)
     if known is not None and known["spec"] == value.get("spec"):
-        return Applied(CLASS, name, "unchanged")
+        return ApplyResult(CLASS, name, "unchanged")
     store.put(CLASS, "", name, _stamped(value, known))
     claims.waiting.class_changed(name)
-    return Applied(CLASS, name, "created" if known is None else "configured")
+    return ApplyResult(CLASS, name, "created" if known is None else "configured")
 
 
-def _claim(value: Object, claims: ClaimIndex) -> Applied:
+def _claim(value: Object, claims: ClaimIndex) -> ApplyResult:
     namespace, name = key_of(value)
     known = claims.find(namespace, name)
     if known is None:
-        return Applied(CLAIM, name, "created", namespace)
+        return ApplyResult(CLAIM, name, "created", namespace)
     unchanged = known.uid in claims.waiting or known.uid in claims.held
-    return Applied(CLAIM, name, "unchanged" if unchanged else "configured", namespace)
+    return ApplyResult(CLAIM, name, "unchanged" if unchanged else "configured", namespace)
 
 
 def _changed(value: Object, claims: ClaimIndex) -> Object | None:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterable
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.standalone.backoff import Backoff
-from dra_agent.standalone.claim import UNDER_WAY, Applied, ClaimView, HeldDevice, key_of
+from dra_agent.standalone.claim import UNDER_WAY, ApplyResult, ClaimView, HeldDevice, key_of
 from dra_agent.standalone.evaluation import Evaluation
+from dra_agent.standalone.in_flight import InFlightClaims, Run, run_inline
 from dra_agent.standalone.index import CLASS, FAILED, PREPARED, ClaimIndex, Known
 from dra_agent.standalone.intake import now, take_in
 from dra_agent.standalone.ports import Allocate, Object, Preparer
@@ -23,7 +24,6 @@ from dra_agent.standalone.restore import claim_of
 from dra_agent.standalone.store import Store
 from dra_agent.standalone.view import view_of
 from dra_agent.standalone.waiting import Refusal
-from dra_agent.standalone.work import Run, Work, at_once
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class ClaimQueue:
         allocate: Allocate,
         preparer: Preparer,
         clock: Callable[[], float],
-        run: Run = at_once,
+        run: Run = run_inline,
     ) -> None:
         self._store = store
         self._node = node
@@ -65,7 +65,7 @@ class ClaimQueue:
         self._prepared: dict[str, tuple[HeldDevice, ...]] = {}
         self._messages: dict[str, str] = {}
         self._retries = Backoff(clock)
-        self._work = Work(run)
+        self._work = InFlightClaims(run)
         self._devices_changed = False
         self._suspended = ""
         """Why nothing is allocated or prepared; empty while it is."""
@@ -84,7 +84,7 @@ class ClaimQueue:
                     log.warning("claim restored from the ledger", extra={"claim": entry["uid"]})
             return restored
 
-    def apply(self, values: list[Object]) -> list[Applied]:
+    def apply(self, values: list[Object]) -> list[ApplyResult]:
         """Take in DeviceClasses and ResourceClaims, all or none; raises AgentError for what cannot be taken."""
         with self._lock:
             return take_in(values, self._store, self._claims)
@@ -118,7 +118,7 @@ class ClaimQueue:
         """Try every waiting claim again at the next `step`. Takes no lock: for the event loop."""
         self._devices_changed = True
 
-    def step(self, *, budget_s: float | None = None) -> float | None:
+    def reconcile(self, *, budget_s: float | None = None) -> float | None:
         """Bring every claim as far as it gets; the result is the seconds after which another try is worth it.
 
         After `budget_s` seconds the rest is left to the next step, and the result is 0.
@@ -136,7 +136,7 @@ class ClaimQueue:
                 if not self._suspended:
                     self._prepare(uid, claim)
                 elif self._giving_up:
-                    self._give_up(uid, claim)
+                    self.release_all(uid, claim)
         while not self._suspended and not self._stopped:
             if until is not None and self._clock() >= until:
                 with self._lock:
@@ -335,7 +335,7 @@ class ClaimQueue:
             kept.pop(known.uid, None)
         self._retries.done(known.uid)
 
-    def _give_up(self, uid: str, claim: Object) -> None:
+    def release_all(self, uid: str, claim: Object) -> None:
         """Release the devices of a claim, and let it wait for others."""
         if self._work.is_free(uid) and self._retries.due(uid):
             self._work.begin(uid, lambda: self._tried(uid, "release", lambda: self._give_up_now(claim)))

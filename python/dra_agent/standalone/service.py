@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from dra_agent.control_socket.server import Server
 from dra_agent.errors import PermanentError, UsageError
-from dra_agent.local.server import Server
-from dra_agent.standalone.claim import DEFAULT_NAMESPACE, Applied, ClaimView
-from dra_agent.standalone.crew import Crew
+from dra_agent.standalone.claim import DEFAULT_NAMESPACE, ApplyResult, ClaimView
+from dra_agent.standalone.claim_workers import ClaimWorkers
 from dra_agent.standalone.index import CLAIM, CLASS
 from dra_agent.standalone.ports import Allocate, Object, Preparer
 from dra_agent.standalone.queue import ClaimQueue
@@ -85,7 +85,7 @@ class StandaloneService:
         self._slices = slices
         self._validator = Validator(validate)
         self._wake = asyncio.Event()
-        self._crew = Crew(self._wake.set)
+        self._crew = ClaimWorkers(self._wake.set)
         self.queue = ClaimQueue(
             self.store,
             node=node,
@@ -104,7 +104,7 @@ class StandaloneService:
         self._loop_task: asyncio.Task[None] | None = None
 
     @property
-    def stuck(self) -> list[str]:
+    def hung_calls(self) -> list[str]:
         """What a stop did not wait for."""
         return self._stuck
 
@@ -195,7 +195,7 @@ class StandaloneService:
                 retry = 5.0
 
     async def _step(self) -> float | None:
-        step = partial(self.queue.step, budget_s=STEP_BUDGET_S)
+        step = partial(self.queue.reconcile, budget_s=STEP_BUDGET_S)
         retry = await asyncio.get_running_loop().run_in_executor(self._stepper, step)
         async with self._moved:
             self._steps += 1
@@ -238,11 +238,11 @@ class StandaloneService:
             case State():
                 return await self._work(self._state)
 
-    async def _apply(self, request: Apply) -> list[Applied]:
+    async def _apply(self, request: Apply) -> list[ApplyResult]:
         if len(request.objects) > MAX_OBJECTS_PER_APPLY:
             raise UsageError(
                 f"{len(request.objects)} objects in one request, {MAX_OBJECTS_PER_APPLY} at most",
-                todo="apply them in several",
+                hint="apply them in several",
             )
         if problems := await self._validator.problems(request.objects):
             raise PermanentError("\n".join(problems))

@@ -41,7 +41,7 @@ ROWS_AT_A_TIME = 500
 """Objects that are read while the lock is held; writers come between."""
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredObject(msgspec.Struct, frozen=True):
     """One object with its place in the order of arrival."""
 
     position: int
@@ -94,11 +94,11 @@ class Store:
         value: dict[str, Any] | None = msgspec.json.decode(row[0]) if row else None
         return value
 
-    def list(self, kind: str) -> list[Stored]:
+    def list(self, kind: str) -> list[StoredObject]:
         """Give every object of a kind in the order in which they came."""
         return list(self.each(kind))
 
-    def each(self, kind: str) -> Iterator[Stored]:
+    def each(self, kind: str) -> Iterator[StoredObject]:
         """Give every object of a kind, in the order in which they came, and hold few of them in memory."""
         last = -1
         while True:
@@ -108,7 +108,7 @@ class Store:
                     (kind, last, ROWS_AT_A_TIME),
                 ).fetchall()
             for last, body in rows:
-                yield Stored(last, msgspec.json.decode(body))
+                yield StoredObject(last, msgspec.json.decode(body))
             if len(rows) < ROWS_AT_A_TIME:
                 return
 
@@ -205,5 +205,5 @@ def _readable(path: Path) -> Iterator[tuple[int, str, str, str, bytes]]:
 
 def _refused(path: Path, error: sqlite3.Error) -> RetryableError:
     return RetryableError(
-        f"cannot be written: {error}", where=str(path), todo="check free space and permissions of the state directory"
+        f"cannot be written: {error}", where=str(path), hint="check free space and permissions of the state directory"
     )

@@ -36,7 +36,7 @@ class Validator:
         except TimeoutError:
             raise RetryableError(
                 f"the objects could not be validated within {self._timeout:.0f} s",
-                todo="apply fewer objects at a time, or objects with simpler selectors",
+                hint="apply fewer objects at a time, or objects with simpler selectors",
             ) from None
         return found
 

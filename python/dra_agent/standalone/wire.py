@@ -1,4 +1,4 @@
-"""What the command line asks of an agent in standalone mode (dra_agent.local carries it).
+"""What the command line asks of an agent in standalone mode (dra_agent.control_socket carries it).
 
 Requests are decoded strictly: an unknown operation or field is refused, and nothing of it is done.
 """

@@ -5,10 +5,19 @@ Nothing here is waited for by anybody, and nothing here decides anything.
 
 from __future__ import annotations
 
-from dra_agent.status.claim_status import ClaimStatus
-from dra_agent.status.device_status import Condition, HeldClaim
-from dra_agent.status.device_watch import DeviceWatch
-from dra_agent.status.events import Events, Reason, Subject
-from dra_agent.status.telling import TellingPreparer
+from dra_agent.status.claim_status import ClaimStatusWriter
+from dra_agent.status.device_events import DeviceEventEmitter
+from dra_agent.status.device_status import Condition, PreparedClaim
+from dra_agent.status.events import EventRecorder, ObjectReference, Reason
+from dra_agent.status.reporting_preparer import ReportingPreparer
 
-__all__ = ["ClaimStatus", "Condition", "DeviceWatch", "Events", "HeldClaim", "Reason", "Subject", "TellingPreparer"]
+__all__ = [
+    "ClaimStatusWriter",
+    "Condition",
+    "DeviceEventEmitter",
+    "EventRecorder",
+    "PreparedClaim",
+    "Reason",
+    "ObjectReference",
+    "ReportingPreparer",
+]

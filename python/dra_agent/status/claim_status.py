@@ -11,23 +11,23 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
-from dra_agent.cluster import RESOURCE_CLAIMS, ApiServer, Backoff, NotFoundError
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.inventory.device import Device
+from dra_agent.inventory.model import Device
 from dra_agent.inventory.network_data import network_data
+from dra_agent.kube_client import RESOURCE_CLAIMS, ApiClient, Backoff, NotFoundError
 from dra_agent.status.device_status import (
     DeviceKey,
-    HeldClaim,
     Judge,
     Object,
+    PreparedClaim,
     allocated,
+    device_condition,
     entry,
-    judge,
+    is_up_to_date,
     keep_transition,
     own_entries,
-    says,
 )
-from dra_agent.status.right import AGAIN, Right, lacks_right
+from dra_agent.status.permission import AGAIN, PermissionMonitor, lacks_right
 
 log = logging.getLogger(__name__)
 
@@ -39,16 +39,16 @@ TIMEOUT = 10.0
 _GRANT = "patch on resourceclaims/status, and associated-node:patch on resourceclaims/driver named after the driver"
 
 
-class ClaimStatus:
+class ClaimStatusWriter:
     """Tells of the claims that are held; every method but start and stop may be called on any thread."""
 
     def __init__(
         self,
-        api: ApiServer,
+        api: ApiClient,
         driver: str,
         lookup: Callable[[str, str], Device | None],
         *,
-        judge: Judge = judge,
+        judge: Judge = device_condition,
         addresses: Callable[[str, str], Sequence[str]] = lambda interface, hardware_address: (),
         families: frozenset[str] | None = None,
         settle: float = SETTLE,
@@ -65,9 +65,9 @@ class ClaimStatus:
         self._addresses = addresses
         self._families = families
         self._settle = settle
-        self._right = Right("claim status is not written", _GRANT, again=again)
+        self._right = PermissionMonitor("claim status is not written", _GRANT, again=again)
         self._backoff = Backoff()
-        self._held: dict[str, HeldClaim] = {}
+        self._held: dict[str, PreparedClaim] = {}
         self._due: dict[str, float] = {}
         self._told: dict[str, list[Object]] = {}
         self._woken = asyncio.Event()
@@ -89,7 +89,7 @@ class ClaimStatus:
         """Why nothing can be written; empty where that is not known."""
         return self._right.missing
 
-    def start(self, held: Iterable[HeldClaim] = ()) -> None:
+    def start(self, held: Iterable[PreparedClaim] = ()) -> None:
         """Begin, with the claims that are held from an earlier run."""
         for claim in held:
             self._add(claim)
@@ -101,7 +101,7 @@ class ClaimStatus:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def prepared(self, claim: HeldClaim) -> None:
+    def prepared(self, claim: PreparedClaim) -> None:
         """Tell of a claim, soon."""
         self._loop.call_soon_threadsafe(self._add, claim)
 
@@ -113,12 +113,12 @@ class ClaimStatus:
         """Look at all held claims again: devices, or their health, have changed."""
         self._loop.call_soon_threadsafe(self._look_again)
 
-    def _add(self, claim: HeldClaim) -> None:
+    def _add(self, claim: PreparedClaim) -> None:
         if self._families is not None:
             devices = tuple(key for key in claim.devices if key.pool.rpartition("/")[2] in self._families)
             if not devices:
                 return
-            claim = HeldClaim(claim.uid, claim.namespace, claim.name, devices)
+            claim = PreparedClaim(claim.uid, claim.namespace, claim.name, devices)
         if self._held.get(claim.uid) == claim and claim.uid in self._told:
             return  # a repeat of what was told
         self._held[claim.uid] = claim
@@ -194,7 +194,7 @@ class ClaimStatus:
                 self._due[uid] = self._loop.time() + pause
             await asyncio.sleep(pause)
 
-    async def _tell(self, held: HeldClaim) -> bool:
+    async def _tell(self, held: PreparedClaim) -> bool:
         """Write what is not said yet; False where the claim is no longer the one that is held."""
         claim = await self._api.get(RESOURCE_CLAIMS, held.name, held.namespace, timeout=TIMEOUT)
         if (claim.get("metadata") or {}).get("uid") != held.uid:
@@ -206,7 +206,7 @@ class ClaimStatus:
         there = own_entries(claim, self._driver)
         told = [keep_transition(one, there.get(_key(one))) for one in await self._entries(devices)]
         said_before = self._told.get(held.uid)
-        if all(says(there.get(_key(one)), one) for one in told) and said_before in (None, told):
+        if all(is_up_to_date(there.get(_key(one)), one) for one in told) and said_before in (None, told):
             self._note(held, told)
             return True
         answer = await self._api.apply(
@@ -228,12 +228,12 @@ class ClaimStatus:
             raise PermanentError(
                 "the API server dropped status.devices",
                 where=f"claim {held.namespace}/{held.name}",
-                todo="enable its feature gate DRAResourceClaimDeviceStatus, or set claim_status to off",
+                hint="enable its feature gate DRAResourceClaimDeviceStatus, or set claim_status to off",
             )
         self._note(held, told)
         return True
 
-    def _note(self, held: HeldClaim, told: list[Object]) -> None:
+    def _note(self, held: PreparedClaim, told: list[Object]) -> None:
         if held.uid in self._held:  # else released meanwhile
             self._told[held.uid] = told
             self._enqueue_if_changed(held.uid)  # while it was written

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from dra_agent.inventory.device import Device
+from dra_agent.inventory.model import Device
 from dra_agent.inventory.network_data import network_data
 
 Object = dict[str, Any]
@@ -28,7 +28,7 @@ class DeviceKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class HeldClaim:
+class PreparedClaim:
     """A claim that is prepared on this host."""
 
     uid: str
@@ -49,7 +49,7 @@ Judge = Callable[[str, str, Device | None], Condition]
 """Says how a device (pool, name, and what the inventory knows of it now) does."""
 
 
-def judge(pool: str, name: str, device: Device | None) -> Condition:
+def device_condition(pool: str, name: str, device: Device | None) -> Condition:
     """Judge a device by the inventory alone."""
     if device is None:
         return Condition("False", "DeviceGone", "the device is not on this host now")
@@ -108,12 +108,12 @@ def allocated(claim: Mapping[str, Any], driver: str) -> set[DeviceKey]:
     return {_key(result) for result in results if result.get("driver") == driver}
 
 
-def says(there: Any, told: Any) -> bool:
+def is_up_to_date(there: Any, told: Any) -> bool:
     """Tell whether what is there says all that is to be told; others may have said more beside it."""
     if isinstance(told, Mapping):
-        return isinstance(there, Mapping) and all(key in there and says(there[key], told[key]) for key in told)
+        return isinstance(there, Mapping) and all(key in there and is_up_to_date(there[key], told[key]) for key in told)
     if isinstance(told, list) and told and isinstance(told[0], Mapping):
-        return isinstance(there, list) and all(any(says(one, wanted) for one in there) for wanted in told)
+        return isinstance(there, list) and all(any(is_up_to_date(one, wanted) for one in there) for wanted in told)
     return bool(there == told)
 
 

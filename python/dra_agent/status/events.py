@@ -14,30 +14,22 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple
 
 from dra_agent.clock import STEADY
-from dra_agent.cluster import (
-    EVENTS,
-    NODES,
-    RESOURCE_CLAIMS,
-    ApiServer,
-    Backoff,
-    ForbiddenError,
-    Kind,
-)
 from dra_agent.errors import AgentError, RetryableError
+from dra_agent.kube_client import EVENTS, NODES, RESOURCE_CLAIMS, ApiClient, Backoff, ForbiddenError, Kind
 from dra_agent.printable import printable
-from dra_agent.status.right import AGAIN, Right
+from dra_agent.status.permission import AGAIN, PermissionMonitor
 
 log = logging.getLogger(__name__)
 
 BURST, EVERY = 20.0, 3.0
 """Writes at once, and seconds for one more after that."""
-REPEAT = 60.0
+REPEAT_AFTER_S = 60.0
 """Seconds between two writes of one Event's count."""
-FORGET = 1800.0
+FORGET_AFTER_S = 1800.0
 """Seconds without a repeat after which the next one is a new Event; the API server keeps Events for an hour."""
-MOST = 256
+MAX_PENDING = 256
 """Events that wait, and Events that are remembered."""
-TRIES = 4
+MAX_TRIES = 4
 _NOTE_LIMIT = 1024
 _NAME_LIMIT = 253
 _INSTANCE_LIMIT = 128
@@ -86,7 +78,7 @@ REASONS = (
 )
 
 
-class Subject(NamedTuple):
+class ObjectReference(NamedTuple):
     """The object that an Event is about."""
 
     kind: Kind
@@ -95,12 +87,12 @@ class Subject(NamedTuple):
     uid: str = ""
 
     @classmethod
-    def claim(cls, namespace: str, name: str, uid: str) -> Subject:
+    def claim(cls, namespace: str, name: str, uid: str) -> ObjectReference:
         """Name a ResourceClaim."""
         return cls(RESOURCE_CLAIMS, name, namespace, uid)
 
     @classmethod
-    def node(cls, name: str) -> Subject:
+    def node(cls, name: str) -> ObjectReference:
         """Name a Node; its uid is its name, as the kubelet writes it: `kubectl describe node` looks for that."""
         return cls(NODES, name, None, name)
 
@@ -110,7 +102,7 @@ class _Series:
     """One Event, and how often it happened."""
 
     reason: Reason
-    subject: Subject
+    subject: ObjectReference
     note: str
     first: datetime
     last: datetime
@@ -120,18 +112,18 @@ class _Series:
     """When, in the loop's time."""
 
 
-class Events:
+class EventRecorder:
     """Records Events of one driver on one node; `record` may be called on any thread."""
 
     def __init__(
         self,
-        api: ApiServer,
+        api: ApiClient,
         driver: str,
         node: str,
         *,
         burst: float = BURST,
         every: float = EVERY,
-        repeat: float = REPEAT,
+        repeat: float = REPEAT_AFTER_S,
         again: float = AGAIN,
     ) -> None:
         self._api = api
@@ -142,9 +134,9 @@ class Events:
         self._repeat = repeat
         self._tokens = burst
         self._refilled = 0.0
-        self._right = Right("Events are not written", _GRANT, again=again)
-        self._series: OrderedDict[tuple[Reason, Subject, str], _Series] = OrderedDict()
-        self._due: dict[tuple[Reason, Subject, str], float] = {}
+        self._right = PermissionMonitor("Events are not written", _GRANT, again=again)
+        self._series: OrderedDict[tuple[Reason, ObjectReference, str], _Series] = OrderedDict()
+        self._due: dict[tuple[Reason, ObjectReference, str], float] = {}
         self.written = 0
         """Events, and counts of Events, that the API server has taken since the start."""
         self.lost = 0
@@ -165,21 +157,21 @@ class Events:
             await asyncio.gather(self._task, return_exceptions=True)
         self._say_lost(len(self._due))
 
-    def record(self, reason: Reason, subject: Subject, note: str) -> None:
+    def record(self, reason: Reason, subject: ObjectReference, note: str) -> None:
         """Take note of something; the same again is counted."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._record, reason, subject, note)
 
-    def _record(self, reason: Reason, subject: Subject, note: str) -> None:
+    def _record(self, reason: Reason, subject: ObjectReference, note: str) -> None:
         key = (reason, subject, note)
         now = STEADY.now()
         known = self._series.get(key)
-        if known is not None and (now - known.last).total_seconds() < FORGET:
+        if known is not None and (now - known.last).total_seconds() < FORGET_AFTER_S:
             known.last = now
             known.count += 1
             self._series.move_to_end(key)
             self._due.setdefault(key, known.wrote + self._repeat if known.written else self._loop.time())
-        elif len(self._due) >= MOST:
+        elif len(self._due) >= MAX_PENDING:
             self._say_lost(1)
             return
         else:
@@ -190,7 +182,7 @@ class Events:
 
     def _drop_old(self) -> None:
         for key in list(self._series):
-            if len(self._series) <= MOST:
+            if len(self._series) <= MAX_PENDING:
                 return
             if key not in self._due:
                 del self._series[key]
@@ -232,7 +224,7 @@ class Events:
 
     async def _write_patiently(self, series: _Series) -> None:
         backoff = Backoff(first=1.0, longest=30.0)
-        for attempt in range(TRIES):
+        for attempt in range(MAX_TRIES):
             try:
                 await self._write(series)
                 self._right.granted()
@@ -240,13 +232,13 @@ class Events:
                 if _TERMINATING in str(error):
                     return  # nobody will look for it there
                 pause = self._right.refused(error)
-                if attempt + 1 == TRIES:
+                if attempt + 1 == MAX_TRIES:
                     waiting = len(self._due)
                     self._due.clear()
                     self._say_lost(waiting + 1)
                 await asyncio.sleep(pause)
             except RetryableError as error:
-                if attempt + 1 == TRIES:
+                if attempt + 1 == MAX_TRIES:
                     self._say(series, error)
                     return
                 await asyncio.sleep(backoff.delay(error))

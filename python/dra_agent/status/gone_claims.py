@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from dra_agent.clock import boottime
-from dra_agent.cluster import RESOURCE_CLAIMS, ApiServer, NotFoundError
 from dra_agent.deadline import Deadline
+from dra_agent.device_setup.open_files import nodes_of, require_unused
 from dra_agent.errors import AgentError, PermanentError
 from dra_agent.health.prepared import unusable_reason
 from dra_agent.host import Host
-from dra_agent.inventory.device import Device, device_key
-from dra_agent.prepare.ports import DeviceHeldError, Entry, Ledger, Lookup
-from dra_agent.setup.openers import check_closed, nodes_of
-from dra_agent.status.events import CLAIM_GONE, Events, Subject
+from dra_agent.inventory.model import Device, device_key
+from dra_agent.kube_client import RESOURCE_CLAIMS, ApiClient, NotFoundError
+from dra_agent.prepare.ledger_types import DeviceHeldError, Ledger, LedgerEntry, Lookup
+from dra_agent.status.events import CLAIM_GONE, EventRecorder, ObjectReference
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ class GoneClaims:
 
     def __init__(
         self,
-        api: ApiServer,
+        api: ApiClient,
         ledger: Ledger,
         host: Host,
         lookup: Lookup,
-        events: Events,
+        events: EventRecorder,
         *,
         driver: str,
         confirm_after_s: float = CONFIRM_AFTER_S,
@@ -107,7 +107,7 @@ class GoneClaims:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def holders(self, claim: dict[str, Any]) -> list[Entry]:
+    def holders(self, claim: dict[str, Any]) -> list[LedgerEntry]:
         """Return the entries that hold a device that the claim was allocated."""
         results = ((claim.get("status") or {}).get("allocation") or {}).get("devices", {}).get("results") or ()
         wanted = {
@@ -156,7 +156,7 @@ class GoneClaims:
                 raise PermanentError(
                     "still exists in the API server",
                     where=_where(entry),
-                    todo="delete its pod: the kubelet then releases it; --force releases it while the pod may run",
+                    hint="delete its pod: the kubelet then releases it; --force releases it while the pod may run",
                 )
             await asyncio.to_thread(self._check_unused, entry)
         await self._do_release(entry)
@@ -170,7 +170,7 @@ class GoneClaims:
             "forced": force,
         }
 
-    def _named(self, name: str) -> Entry:
+    def _named(self, name: str) -> LedgerEntry:
         namespace, slash, short = name.partition("/")
         found = [
             entry
@@ -182,7 +182,7 @@ class GoneClaims:
         raise PermanentError(
             f"{len(found)} prepared claims have this name" if found else "no claim of this name is prepared here",
             where=name,
-            todo="name it by its UID; `dra-agent claims` lists them",
+            hint="name it by its UID; `dra-agent claims` lists them",
         )
 
     async def _run(self) -> None:
@@ -222,7 +222,7 @@ class GoneClaims:
                 continue
             await self._check(entry)
 
-    async def _check(self, entry: Entry) -> None:
+    async def _check(self, entry: LedgerEntry) -> None:
         gone = await self._is_gone(entry)
         if gone is False:
             self._gone_since.pop(entry.uid, None)
@@ -260,26 +260,26 @@ class GoneClaims:
         devices = ", ".join(device.device for device in entry.devices if device.request)
         message = f"claim {entry.namespace}/{entry.name} (uid {entry.uid}) no longer exists: released {devices}"
         log.warning("claim that does not exist was released", extra={"claim": entry.uid, "devices": devices})
-        self._events.record(CLAIM_GONE, Subject.node(self._events.node), message)
+        self._events.record(CLAIM_GONE, ObjectReference.node(self._events.node), message)
 
-    async def _do_release(self, entry: Entry) -> None:
+    async def _do_release(self, entry: LedgerEntry) -> None:
         assert self._unprepare is not None
         await asyncio.to_thread(self._unprepare, entry.uid, Deadline.of(RELEASE_TIMEOUT_S))
         self._gone_since.pop(entry.uid, None)
 
-    async def _is_gone(self, entry: Entry) -> bool | None:
+    async def _is_gone(self, entry: LedgerEntry) -> bool | None:
         """Whether the API server has no such claim; None where it did not say."""
         try:
             claim = await self._api.get(RESOURCE_CLAIMS, entry.name, entry.namespace, timeout=GET_TIMEOUT_S)
         except NotFoundError as error:
             # A server that does not serve the API (yet) answers 404 too, and names no object.
-            return True if f'"{entry.name}" not found' in error.what else None
+            return True if f'"{entry.name}" not found' in error.message else None
         except AgentError:
             return None
         uid = claim.get("metadata", {}).get("uid")
         return uid != entry.uid if isinstance(uid, str) and uid else None
 
-    def _check_unused(self, entry: Entry) -> None:
+    def _check_unused(self, entry: LedgerEntry) -> None:
         """Raise RetryableError where a process has a device of the claim open, or that cannot be known."""
         devices: list[Device] = []
         for held in entry.devices:
@@ -288,7 +288,7 @@ class GoneClaims:
                 devices.append(device)
         for address, minor in {(one.pci_address, one.identity.get("minor")) for one in devices}:
             nodes = nodes_of(self._host, address, minor)
-            check_closed(self._host, nodes, _where(entry), f"a device of it ({address}) may be in use")
+            require_unused(self._host, nodes, _where(entry), f"a device of it ({address}) may be in use")
 
 
 class _Watching:
@@ -308,9 +308,9 @@ class _Watching:
                 raise
             self._gone.suspect([entry.uid for entry in holders])
             raise DeviceHeldError(
-                error.what,
+                error.message,
                 where=error.where,
-                todo="if that claim no longer exists, the agent releases it by itself within minutes, or at once: "
+                hint="if that claim no longer exists, the agent releases it by itself within minutes, or at once: "
                 f"`dra-agent claims release {holders[0].uid}` on this node",
             ) from error
 
@@ -319,5 +319,5 @@ class _Watching:
         return self._preparer.unprepare(uid, deadline)
 
 
-def _where(entry: Entry) -> str:
+def _where(entry: LedgerEntry) -> str:
     return f"claim {entry.namespace}/{entry.name} ({entry.uid})"

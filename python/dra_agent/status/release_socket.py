@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from dra_agent.control_socket.client import Connection
+from dra_agent.control_socket.server import Server
 from dra_agent.errors import UsageError
-from dra_agent.local.client import Connection
-from dra_agent.local.server import Server
 from dra_agent.status.gone_claims import GoneClaims
 
 SOCKET = "claims.sock"
@@ -42,7 +42,7 @@ class ReleaseSocket:
         self._server = Server(state_dir / SOCKET, self._do, line_limit=LINE_LIMIT)
 
     async def start(self) -> None:
-        """Listen; raises as dra_agent.local's server does."""
+        """Listen; raises as dra_agent.control_socket's server does."""
         await self._server.start()
 
     async def stop(self) -> None:
@@ -69,6 +69,6 @@ def ask(state_dir: Path, request: Release | Health) -> Any:
     with Connection(
         state_dir / SOCKET,
         nobody="no agent is running here",
-        todo="start it, or name its directory with --state-dir",
+        hint="start it, or name its directory with --state-dir",
     ) as connection:
         return connection.ask(request, timeout=ANSWER_TIMEOUT_S)

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from dra_agent.topology.live import LiveTopology, scan
-from dra_agent.topology.model import Change, Device, Distance, Drm, Kind, Link, NumaNode, Problem, Sriov, Topology
-from dra_agent.topology.uevent import Received, Uevent, UeventSocket
+from dra_agent.topology.model import (
+    DeviceKind,
+    Distance,
+    Drm,
+    Link,
+    NumaNode,
+    PciFunction,
+    ScanProblem,
+    Sriov,
+    Topology,
+    TopologyChange,
+)
+from dra_agent.topology.uevent import Uevent, UeventBatch, UeventSocket
 
 __all__ = [
-    "Change",
-    "Device",
+    "TopologyChange",
+    "PciFunction",
     "Distance",
     "Drm",
-    "Kind",
+    "DeviceKind",
     "Link",
     "LiveTopology",
     "NumaNode",
-    "Problem",
-    "Received",
+    "ScanProblem",
+    "UeventBatch",
     "Sriov",
     "Topology",
     "Uevent",

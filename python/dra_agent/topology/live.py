@@ -10,11 +10,11 @@ import msgspec
 from dra_agent import _native
 from dra_agent.errors import PermanentError
 from dra_agent.host import Host
-from dra_agent.topology.model import Change, Device, Distance, Topology
+from dra_agent.topology.model import Distance, PciFunction, Topology, TopologyChange
 from dra_agent.topology.uevent import Uevent
 
 _topology = msgspec.json.Decoder(Topology)
-_change = msgspec.json.Decoder(Change)
+_change = msgspec.json.Decoder(TopologyChange)
 
 
 class LiveTopology:
@@ -80,7 +80,7 @@ class LiveTopology:
         """The snapshot as JSON with the distances of all pairs, not decoded."""
         return self._native.to_json()
 
-    def apply(self, event: Uevent) -> Change:
+    def apply(self, event: Uevent) -> TopologyChange:
         """Look again at the device that the event names, and at what hangs below it; says what that changed.
 
         The event only tells where to look: one that comes late, twice or out of order does no harm.
@@ -88,11 +88,11 @@ class LiveTopology:
         message = event.encode()
         return self._change(lambda: self._native.apply(message))
 
-    def rescan(self) -> Change:
+    def rescan(self) -> TopologyChange:
         """Read everything again; says what had changed without an event."""
         return self._change(self._native.rescan)
 
-    def _change(self, read: Callable[[], bytes]) -> Change:
+    def _change(self, read: Callable[[], bytes]) -> TopologyChange:
         with self._guard:
             decoded, self._decoded = self._decoded, None  # for as long as it is not known what has changed
             try:
@@ -105,10 +105,10 @@ class LiveTopology:
             return change
 
     def _refused(self, error: Exception) -> PermanentError:
-        return PermanentError(str(error), todo="check that --sysfs-root names a directory that stands for /sys")
+        return PermanentError(str(error), hint="check that --sysfs-root names a directory that stands for /sys")
 
 
-def _order(device: Device) -> tuple[int, str]:
+def _order(device: PciFunction) -> tuple[int, str]:
     """Addresses of one domain are equally long, and those of a higher one never shorter."""
     return len(device.pci_address), device.pci_address
 

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 
-class Kind(StrEnum):
+class DeviceKind(StrEnum):
     """What a PCI function is for; all but OTHER are read in full and have distances."""
 
     GPU = "gpu"
@@ -20,7 +20,7 @@ class Kind(StrEnum):
     OTHER = "other"
 
 
-CLAIMABLE = frozenset({Kind.GPU, Kind.ACCELERATOR, Kind.FPGA, Kind.NIC})
+CLAIMABLE = frozenset({DeviceKind.GPU, DeviceKind.ACCELERATOR, DeviceKind.FPGA, DeviceKind.NIC})
 """Kinds that claims can hold; drives are shown for where they hang."""
 
 
@@ -75,11 +75,11 @@ class Drm(msgspec.Struct, frozen=True):
     render: str | None
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
+class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
     """One PCI function; what is unknown is None, what only wanted kinds have is None or empty for the others."""
 
     pci_address: str
-    kind: Kind
+    kind: DeviceKind
     class_: str = msgspec.field(name="class")
     """Base class, subclass and programming interface: "0x030200"."""
     vendor_id: str
@@ -111,34 +111,34 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     vfio: str | None
 
 
-class Problem(msgspec.Struct, frozen=True):
+class ScanProblem(msgspec.Struct, frozen=True):
     """Something that was found wrong with one device or file and passed over."""
 
     where: str
-    what: str
+    message: str = msgspec.field(name="what")
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}"
+        return f"{self.where}: {self.message}"
 
 
 class Topology(msgspec.Struct, frozen=True, dict=True):
     """Every PCI function and NUMA node of a host at one moment; devices are in the order of their addresses."""
 
     numa_nodes: tuple[NumaNode, ...]
-    devices: tuple[Device, ...]
+    devices: tuple[PciFunction, ...]
     distances: dict[str, Distance] = {}
     """Each pair of wanted devices once, lower address first: "0000:3b:00.0,0000:5e:00.0"; empty unless asked for."""
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ScanProblem, ...] = ()
 
     @cached_property
-    def by_address(self) -> dict[str, Device]:
+    def by_address(self) -> dict[str, PciFunction]:
         """The devices by their PCI address."""
         return {device.pci_address: device for device in self.devices}
 
     @cached_property
-    def wanted(self) -> tuple[Device, ...]:
+    def wanted(self) -> tuple[PciFunction, ...]:
         """The devices of every kind but OTHER."""
-        return tuple(device for device in self.devices if device.kind is not Kind.OTHER)
+        return tuple(device for device in self.devices if device.kind is not DeviceKind.OTHER)
 
     def distance(self, one: str, other: str) -> Distance | None:
         """How far apart two wanted devices are; None where one is unknown, not wanted, or both are the same.
@@ -151,7 +151,7 @@ class Topology(msgspec.Struct, frozen=True, dict=True):
         return self.distances.get(f"{one},{other}") or self.distances.get(f"{other},{one}")
 
 
-class Change(msgspec.Struct, frozen=True):
+class TopologyChange(msgspec.Struct, frozen=True):
     """What an event or a rescan changed, by PCI address."""
 
     added: tuple[str, ...] = ()

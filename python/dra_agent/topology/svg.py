@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from dra_agent.topology.branch import Branch, Holders, Leaf, grow
-from dra_agent.topology.model import Kind, Topology
-from dra_agent.topology.names import ProductNames
+from dra_agent.topology.display_tree import Holders, Leaf, TreeNode, grow
+from dra_agent.topology.formatting import NOUNS, count, node_facts, node_name, summary
+from dra_agent.topology.model import DeviceKind, Topology
+from dra_agent.topology.pci_ids import PciIds
 from dra_agent.topology.svg_card import COLOURS, card
 from dra_agent.topology.svg_layout import Box, arrange, extent
 from dra_agent.topology.svg_shapes import attribute, fit, hint, label, rectangle, width
-from dra_agent.topology.words import NOUNS, count, node_facts, node_name, summary
 
 MARGIN, TITLE_HEIGHT, LINE = 28, 82, 20
 LEAST_WIDTH = 700
@@ -43,9 +43,9 @@ _LOOK = {"numa": ("#f1f3f5", "#adb5bd", 14), "root": ("#e7f0fb", "#a5c8ee", 10),
 """Fill, outline and corner radius of each kind of place."""
 
 
-def draw(topology: Topology, *, title: str, holders: Holders | None = None, names: ProductNames | None = None) -> str:
+def draw(topology: Topology, *, title: str, holders: Holders | None = None, names: PciIds | None = None) -> str:
     """An SVG document that needs nothing outside it: no fonts, scripts or links. `holders` adds who holds what."""
-    names = ProductNames.of_this_machine() if names is None else names
+    names = PciIds.of_this_machine() if names is None else names
     claims: dict[str, str] = {}
     for device in topology.wanted:
         for claim in (holders or {}).get(device.pci_address, ()):
@@ -78,7 +78,7 @@ def draw(topology: Topology, *, title: str, holders: Holders | None = None, name
     ))  # fmt: skip
 
 
-def _place(box: Box, branch: Branch, topology: Topology, names: ProductNames) -> str:
+def _place(box: Box, branch: TreeNode, topology: Topology, names: PciIds) -> str:
     fill, stroke, radius = _LOOK[branch.level]
     parts = [rectangle(box.x, box.y, box.width, box.height, fill=fill, stroke=stroke, radius=radius)]
     if branch.level == "numa":
@@ -95,7 +95,7 @@ def _place(box: Box, branch: Branch, topology: Topology, names: ProductNames) ->
     return "".join(parts)
 
 
-def _node_heading(box: Box, branch: Branch) -> Iterator[str]:
+def _node_heading(box: Box, branch: TreeNode) -> Iterator[str]:
     name = node_name(branch.node)
     yield label(box.x + 16, box.y + 29, name[0].upper() + name[1:], "node")
     if branch.node is not None:
@@ -106,9 +106,9 @@ def _node_heading(box: Box, branch: Branch) -> Iterator[str]:
 
 def _distances(boxes: Sequence[Box]) -> Iterator[str]:
     """A line between NUMA nodes that stand side by side or one below the other, with their distance on it."""
-    ids = [box.of.node.id for box in boxes if isinstance(box.of, Branch) and box.of.node]
+    ids = [box.of.node.id for box in boxes if isinstance(box.of, TreeNode) and box.of.node]
     for one, other in pairwise(boxes):
-        nodes = [box.of.node for box in (one, other) if isinstance(box.of, Branch) and box.of.node]
+        nodes = [box.of.node for box in (one, other) if isinstance(box.of, TreeNode) and box.of.node]
         if len(nodes) < 2 or len(nodes[0].distances) != len(ids):
             continue
         if one.y == other.y:
@@ -130,8 +130,8 @@ def _distances(boxes: Sequence[Box]) -> Iterator[str]:
 def _notes(topology: Topology, top: float, room: float) -> Iterator[str]:
     """The legend, what is not drawn, and what was found damaged; one line each."""
     x, legend = float(MARGIN), []
-    for kind in Kind:
-        if kind is not Kind.OTHER and any(device.kind is kind for device in topology.devices):
+    for kind in DeviceKind:
+        if kind is not DeviceKind.OTHER and any(device.kind is kind for device in topology.devices):
             legend.append(rectangle(x, top - 10, 12, 12, fill=COLOURS[kind], radius=3))
             legend.append(label(x + 18, top, NOUNS[kind], "sub"))
             x += 18 + width(NOUNS[kind], 13) + 22

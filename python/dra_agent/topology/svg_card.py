@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dra_agent.topology.branch import Holders, Leaf, is_free
-from dra_agent.topology.model import Device, Kind
-from dra_agent.topology.names import ProductNames
+from dra_agent.topology.display_tree import Holders, Leaf, is_free
+from dra_agent.topology.formatting import count, host_names, link
+from dra_agent.topology.model import DeviceKind, PciFunction
+from dra_agent.topology.pci_ids import PciIds
 from dra_agent.topology.svg_layout import CARD_HEIGHT, CARD_WIDTH, FUNCTIONS_HEIGHT, HOLDER_HEIGHT, Box
 from dra_agent.topology.svg_shapes import fit, hint, label, rectangle, width
-from dra_agent.topology.words import count, host_names, link
 
 COLOURS = {
-    Kind.GPU: "#2f9e44",
-    Kind.NIC: "#1971c2",
-    Kind.FPGA: "#9c36b5",
-    Kind.ACCELERATOR: "#e67700",
-    Kind.NVME: "#0c8599",
-    Kind.OTHER: "#868e96",
+    DeviceKind.GPU: "#2f9e44",
+    DeviceKind.NIC: "#1971c2",
+    DeviceKind.FPGA: "#9c36b5",
+    DeviceKind.ACCELERATOR: "#e67700",
+    DeviceKind.NVME: "#0c8599",
+    DeviceKind.OTHER: "#868e96",
 }
 FREE = "#e9ecef"
 _LEFT = 16
 _ROOM = CARD_WIDTH - _LEFT - 12
 
 
-def card(box: Box, leaf: Leaf, holders: Holders | None, claims: Mapping[str, str], names: ProductNames) -> str:
+def card(box: Box, leaf: Leaf, holders: Holders | None, claims: Mapping[str, str], names: PciIds) -> str:
     """The card of a device; `claims` gives each claim its colour."""
     device, x, y = leaf.device, box.x, box.y
     colour = COLOURS[device.kind]
@@ -53,7 +53,12 @@ def card(box: Box, leaf: Leaf, holders: Holders | None, claims: Mapping[str, str
 
 
 def _functions(
-    functions: Sequence[Device], x: float, y: float, colour: str, holders: Holders | None, claims: Mapping[str, str]
+    functions: Sequence[PciFunction],
+    x: float,
+    y: float,
+    colour: str,
+    holders: Holders | None,
+    claims: Mapping[str, str],
 ) -> list[str]:
     """A square per virtual function, in the colour of its claim; as many as fit, then a number."""
     most = 12
@@ -81,7 +86,7 @@ def _holder(held: Sequence[str], x: float, y: float, claims: Mapping[str, str]) 
     ]
 
 
-def _details(device: Device, product: str, held: Sequence[str] | None) -> str:
+def _details(device: PciFunction, product: str, held: Sequence[str] | None) -> str:
     lines = [
         f"{device.kind} {device.pci_address}",
         f"{product} [{device.vendor_id[2:]}:{device.device_id[2:]}]",

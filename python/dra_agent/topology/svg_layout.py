@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from dra_agent.topology.branch import Branch, Leaf
+from dra_agent.topology.display_tree import Leaf, TreeNode
 
 CARD_WIDTH, CARD_HEIGHT = 240, 84
 HOLDER_HEIGHT = 22
@@ -26,7 +26,7 @@ class Box:
 
     width: float
     height: float
-    of: Branch | Leaf
+    of: TreeNode | Leaf
     inner: list[Box] = field(default_factory=list)
     x: float = 0
     y: float = 0
@@ -44,7 +44,7 @@ class Box:
             yield from box.walk()
 
 
-def arrange(branches: Sequence[Branch], *, with_holders: bool) -> list[Box]:
+def arrange(branches: Sequence[TreeNode], *, with_holders: bool) -> list[Box]:
     """Boxes for the NUMA nodes of a host, in the arrangement that wastes least and is nearest to a screen's shape."""
     best: tuple[float, list[Box]] | None = None
     for node_columns, columns, in_switch in product((1, 2, 4), range(1, 7), range(1, 5)):
@@ -67,12 +67,12 @@ def extent(boxes: Sequence[Box]) -> tuple[float, float]:
     return max((box.x + box.width for box in boxes), default=0), max((box.y + box.height for box in boxes), default=0)
 
 
-def _box(of: Branch | Leaf, columns: int, in_switch: int, with_holders: bool) -> Box:
+def _box(of: TreeNode | Leaf, columns: int, in_switch: int, with_holders: bool) -> Box:
     """The box of a place with all that is in it; `columns` and `in_switch` are how many cards may stand in a row."""
     if isinstance(of, Leaf):
         extra = (HOLDER_HEIGHT if with_holders else 0) + (FUNCTIONS_HEIGHT if of.functions else 0)
         return Box(CARD_WIDTH, CARD_HEIGHT + extra, of)
-    parts: list[Branch | Leaf] = [*of.leaves, *of.branches]
+    parts: list[TreeNode | Leaf] = [*of.leaves, *of.branches]
     inner = [_box(part, columns, in_switch, with_holders) for part in parts]
     padding, heading = PADDING[of.level], HEADING[of.level]
     room = float(columns * (CARD_WIDTH + GAP) + 2 * sum(PADDING.values()))

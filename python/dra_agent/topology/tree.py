@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dra_agent.topology.branch import Branch, Holders, Leaf, grow, is_free
-from dra_agent.topology.model import Device, Kind, Topology
-from dra_agent.topology.names import ProductNames
-from dra_agent.topology.words import count, host_names, link, node_facts, node_name, summary
+from dra_agent.topology.display_tree import Holders, Leaf, TreeNode, grow, is_free
+from dra_agent.topology.formatting import count, host_names, link, node_facts, node_name, summary
+from dra_agent.topology.model import DeviceKind, PciFunction, Topology
+from dra_agent.topology.pci_ids import PciIds
 
 if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree
 
 COLOURS = {
-    Kind.GPU: "green",
-    Kind.NIC: "blue",
-    Kind.FPGA: "magenta",
-    Kind.ACCELERATOR: "yellow",
-    Kind.NVME: "cyan",
-    Kind.OTHER: "white",
+    DeviceKind.GPU: "green",
+    DeviceKind.NIC: "blue",
+    DeviceKind.FPGA: "magenta",
+    DeviceKind.ACCELERATOR: "yellow",
+    DeviceKind.NVME: "cyan",
+    DeviceKind.OTHER: "white",
 }
 
 
@@ -27,20 +27,20 @@ NARROW = 32
 """Longest product name, in characters; what is longer is cut."""
 
 
-def draw(topology: Topology, *, holders: Holders | None = None, names: ProductNames | None = None) -> Tree:
+def draw(topology: Topology, *, holders: Holders | None = None, names: PciIds | None = None) -> Tree:
     """NUMA nodes with their root complexes, switches and devices; `holders` adds who holds each device."""
     from rich.text import Text
     from rich.tree import Tree
 
     root = Tree(Text(summary(topology), style="bold"), guide_style="dim")
-    drawing = _Drawing(topology, holders, ProductNames.of_this_machine() if names is None else names)
+    drawing = _Drawing(topology, holders, PciIds.of_this_machine() if names is None else names)
     for branch in grow(topology):
         drawing.branch(root, branch)
     return root
 
 
 class _Drawing:
-    def __init__(self, topology: Topology, holders: Holders | None, names: ProductNames) -> None:
+    def __init__(self, topology: Topology, holders: Holders | None, names: PciIds) -> None:
         self._topology = topology
         self._holders = holders
         self._names = names
@@ -48,14 +48,14 @@ class _Drawing:
         rows = [self._columns(device) for device in topology.wanted]
         self._widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 
-    def branch(self, parent: Tree, branch: Branch) -> None:
+    def branch(self, parent: Tree, branch: TreeNode) -> None:
         below = parent.add(self._heading(branch))
         for leaf in branch.leaves:
             self._leaf(below, leaf)
         for inner in branch.branches:
             self.branch(below, inner)
 
-    def _heading(self, branch: Branch) -> Text:
+    def _heading(self, branch: TreeNode) -> Text:
         from rich.text import Text
 
         if branch.level == "root":
@@ -81,7 +81,7 @@ class _Drawing:
         if len(rest) > free:
             below.add(Text(count(len(rest) - free, "virtual function"), style="dim"))
 
-    def _columns(self, device: Device) -> tuple[str, ...]:
+    def _columns(self, device: PciFunction) -> tuple[str, ...]:
         ids = f"{device.vendor_id[2:]}:{device.device_id[2:]}"
         product = self._names.short(device)
         if product.endswith(ids):
@@ -98,7 +98,7 @@ class _Drawing:
             " ".join(host_names(device)),
         )
 
-    def _line(self, device: Device) -> Text:
+    def _line(self, device: PciFunction) -> Text:
         from rich.text import Text
 
         styles = (COLOURS[device.kind], "bold", "", "", "dim", "dim", "dim")

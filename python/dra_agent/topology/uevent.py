@@ -36,7 +36,7 @@ class Uevent:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class UeventBatch:
     """What waited on the socket."""
 
     events: tuple[Uevent, ...]
@@ -57,17 +57,17 @@ class UeventSocket:
         except OSError as error:
             raise PermanentError(
                 f"cannot listen to uevents: {error.strerror or error}",
-                todo="allow AF_NETLINK sockets (RestrictAddressFamilies= of the unit), or rely on rescans",
+                hint="allow AF_NETLINK sockets (RestrictAddressFamilies= of the unit), or rely on rescans",
             ) from error
 
     def fileno(self) -> int:
         """The descriptor to watch for readability."""
         return self._native.fileno()
 
-    def receive(self, limit: int = 256) -> Received:
+    def receive(self, limit: int = 256) -> UeventBatch:
         """At most `limit` of the waiting events; does not block."""
         messages, lost = self._native.receive(limit)
-        return Received(tuple(Uevent.decode(message) for message in messages), lost)
+        return UeventBatch(tuple(Uevent.decode(message) for message in messages), lost)
 
     def close(self) -> None:
         """Close the socket; a second time does nothing."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.prepare.review import review
-from dra_agent.prepare.setup import Kind, VendorSetup
+from dra_agent.prepare.review import validate_object
+from dra_agent.prepare.setup import DeviceSetup, Kind
 from dra_agent.printable import printable
 
 VERSION = "admission.k8s.io/v1"
@@ -39,7 +39,7 @@ class _Review(msgspec.Struct, rename="camel"):
     request: _Request
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class ReviewResult(msgspec.Struct, frozen=True):
     """What is answered, and what it was about."""
 
     body: bytes
@@ -50,35 +50,39 @@ class Verdict(msgspec.Struct, frozen=True):
     """Why it is refused; empty where it is allowed."""
 
 
-class NoReviewError(Exception):
+class MalformedReviewError(Exception):
     """What was sent is no AdmissionReview of a version that is known."""
 
 
-def judge(body: bytes, driver: str, setups: Mapping[Kind, VendorSetup]) -> Verdict:
+def review(body: bytes, driver: str, setups: Mapping[Kind, DeviceSetup]) -> ReviewResult:
     """Answer a review; NoReviewError where it is none."""
     try:
         asked = msgspec.json.decode(body, type=_Review)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise NoReviewError(f"not an AdmissionReview: {error}") from error
+        raise MalformedReviewError(f"not an AdmissionReview: {error}") from error
     if (asked.api_version, asked.kind) != (VERSION, "AdmissionReview"):
-        raise NoReviewError(f"{asked.kind} of {asked.api_version} is not AdmissionReview of {VERSION}")
+        raise MalformedReviewError(f"{asked.kind} of {asked.api_version} is not AdmissionReview of {VERSION}")
     problems = _problems(asked.request, driver, setups)
     response: dict[str, Any] = {"uid": asked.request.uid, "allowed": not problems}
     if problems:
         message = printable("; ".join(problems), longest=MAX_MESSAGE)
         response["status"] = {"code": _INVALID, "reason": "Invalid", "message": message}
     answer = {"apiVersion": VERSION, "kind": "AdmissionReview", "response": response}
-    return Verdict(msgspec.json.encode(answer), _name(asked.request), problems)
+    return ReviewResult(msgspec.json.encode(answer), _name(asked.request), problems)
 
 
-def _problems(request: _Request, driver: str, setups: Mapping[Kind, VendorSetup]) -> tuple[str, ...]:
+def _problems(request: _Request, driver: str, setups: Mapping[Kind, DeviceSetup]) -> tuple[str, ...]:
     if request.object is None or request.operation not in ("CREATE", "UPDATE"):
         return ()
     metadata = request.object.get("metadata")
     if isinstance(metadata, Mapping) and metadata.get("deletionTimestamp"):
         return ()
-    problems = [_cut(error) for error in review(request.object, driver, setups)[1]]
-    known = {_cut(error) for error in review(request.old_object, driver, setups)[1]} if request.old_object else set()
+    problems = [_cut(error) for error in validate_object(request.object, driver, setups)[1]]
+    known = (
+        {_cut(error) for error in validate_object(request.old_object, driver, setups)[1]}
+        if request.old_object
+        else set()
+    )
     return tuple(problem for problem in problems if problem not in known)
 
 

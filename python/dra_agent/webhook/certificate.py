@@ -18,7 +18,7 @@ MAX_FILE_BYTES = 1 << 20
 _Identity = tuple[tuple[int, int, int], ...]
 
 
-class Certificate:
+class ReloadingCertificate:
     """A TLS context that follows its files: `context` is of the newest files that are whole and fit.
 
     With `client_ca`, clients may show a certificate, and the handshake fails for one that this authority did not issue
@@ -38,7 +38,7 @@ class Certificate:
             if client_ca is not None:
                 where = f"{certificate}, {key} and {client_ca}"
                 hint += ", and a PEM bundle with the authority of the clients' certificates"
-            raise UsageError(_said(error), where=where, todo=hint) from error
+            raise UsageError(_said(error), where=where, hint=hint) from error
 
     @property
     def unusable(self) -> bool:

@@ -18,13 +18,13 @@ import h11
 
 from dra_agent.asyncio_server import stop_accepting
 from dra_agent.errors import UsageError
-from dra_agent.webhook.admission import NoReviewError, Verdict
-from dra_agent.webhook.certificate import Certificate
+from dra_agent.webhook.admission import MalformedReviewError, ReviewResult
+from dra_agent.webhook.certificate import ReloadingCertificate
 from dra_agent.webhook.clients import ClientRule, reporting
 
 log = logging.getLogger(__name__)
 
-Judge = Callable[[bytes], Verdict]
+Judge = Callable[[bytes], ReviewResult]
 """Answers the body of a review; raises NoReviewError."""
 
 MOST = 4 << 20
@@ -49,7 +49,7 @@ _REFRESH = 5.0
 _HEADERS = 64 << 10
 
 
-class Told:
+class ReviewObserver:
     """Is told of what was answered, on the event loop."""
 
     def review(self, result: str, seconds: float) -> None:
@@ -65,9 +65,9 @@ class Webhook:
     def __init__(
         self,
         address: tuple[str, int],
-        certificate: Certificate,
+        certificate: ReloadingCertificate,
         judge: Judge,
-        told: Told | None = None,
+        told: ReviewObserver | None = None,
         clients: ClientRule | None = None,
     ) -> None:
         """`clients`: who may have objects reviewed; without it, everybody."""
@@ -78,7 +78,7 @@ class Webhook:
         self._context = certificate.context
         """That new connections are made with."""
         self._judge = judge
-        self._told = told or Told()
+        self._told = told or ReviewObserver()
         self._servers: list[asyncio.Server] = []
         """All of one TLS context: one after the start, and one for each of its sockets after a new context."""
         self._connections: dict[asyncio.Task[None], None] = {}
@@ -110,7 +110,7 @@ class Webhook:
             raise UsageError(
                 f"cannot listen on {host}:{port}: {error.strerror or error}",
                 where="--listen",
-                todo="choose a free port on an address of this host",
+                hint="choose a free port on an address of this host",
             ) from error
         self._refresher = asyncio.create_task(self._refresh(), name="certificate")
 
@@ -270,7 +270,7 @@ class Webhook:
             return "too_large", (413, f"at most {MOST} bytes are read\n".encode(), _TEXT)
         try:
             verdict = self._judge(body)
-        except NoReviewError as error:
+        except MalformedReviewError as error:
             return "unreadable", (400, f"{error}\n".encode(), _TEXT)
         except Exception:  # the API server is told that there is no answer, and its failure policy decides
             log.exception("a review could not be answered")

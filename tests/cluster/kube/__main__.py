@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
+from cluster.kube.cluster_dir import BASE, Place
+
 from . import build
 from .agent import Agent
 from .cluster import Cluster
-from .place import BASE, Place
 from .prerequisites import MissingError
 
 

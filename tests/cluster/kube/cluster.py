@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from cluster.kube.cluster_dir import Place
+
 from . import build, image
 from .agent import DRIVER
 from .api import Api
 from .control_plane import ControlPlane
 from .identity import Identity
 from .node import Node
-from .place import Place
 from .process import Process
 
 NODE_NAMES = ("node-a", "node-b")

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cluster.kube.cluster_dir import Place
+
 from . import pki
 from .api import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, Api, RefusedError
-from .place import Place
 from .process import Process, until
 
 API_PORT = 443

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cluster.kube.cluster_dir import Place
+
 from . import image
 from .api import NODES, Api
-from .place import Place
 from .prerequisites import CNI_PLUGINS
 from .process import LONG, Process, until
 

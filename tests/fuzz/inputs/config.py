@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from dra_agent.agent.config import Config, load
+from dra_agent.agent.config import Config, load_config
 from dra_agent.errors import UsageError
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="dra-fuzz-"))
@@ -27,7 +27,7 @@ def check(data: bytes) -> None:
 
 def _read() -> Config | str:
     try:
-        return load(argparse.Namespace(config=_FILE), {})
+        return load_config(argparse.Namespace(config=_FILE), {})
     except UsageError as error:
-        assert error.what, "an error that says nothing"
+        assert error.message, "an error that says nothing"
         return str(error)

@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 
-from dra_agent.plugin.kubelet_plugin import KubeletPlugin
-from dra_agent.plugin.proto import dra_v1_pb2
-from dra_agent.plugin.sockets import socket_paths
+from dra_agent.kubelet_plugin.plugin import KubeletPlugin
+from dra_agent.kubelet_plugin.proto import dra_v1_pb2
+from dra_agent.kubelet_plugin.sockets import socket_paths
 from fuzz.inputs.grpc_message import _Claims, _Devices
 
 DRIVER = "d.example.com"

@@ -10,9 +10,9 @@ import grpc
 
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError
-from dra_agent.plugin.proto import dra_v1_pb2, dra_v1beta1_pb2
-from dra_agent.plugin.service import MOST_CLAIMS, DraService
-from dra_agent.plugin.turns import Turns
+from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
+from dra_agent.kubelet_plugin.proto import dra_v1_pb2, dra_v1beta1_pb2
+from dra_agent.kubelet_plugin.service import MAX_CLAIMS, DraService
 from dra_agent.prepare import PreparedDevice
 
 METHODS = ("NodePrepareResources", "NodeUnprepareResources")
@@ -66,8 +66,8 @@ class _Details:
 
 
 async def _start() -> None:
-    service = DraService(_Claims(), Turns(2))
-    service.use(_Devices())
+    service = DraService(_Claims(), ClaimExecutor(2))
+    service.set_preparer(_Devices())
     _handlers.extend(service.handlers())
 
 
@@ -86,7 +86,7 @@ def check(data: bytes) -> None:
         response = _loop.run_until_complete(handler.unary_unary(request, context))
     except _AbortedError:
         assert context.code == grpc.StatusCode.INVALID_ARGUMENT
-        assert request is None or len(request.claims) > MOST_CLAIMS, "a message that can be read is refused"
+        assert request is None or len(request.claims) > MAX_CLAIMS, "a message that can be read is refused"
         return
     assert request is not None, "no message, and there is an answer"
     written = handler.response_serializer(response)

@@ -12,16 +12,16 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.agent.hooks import Hooks
+from dra_agent.agent.hook_server import HookServer
 from dra_agent.errors import AgentError
 from dra_agent.reclaim import wire as reclaim
 from dra_agent.standalone import wire as standalone
 from dra_agent.status import release_socket
-from dra_agent.webhook.admission import NoReviewError, judge
+from dra_agent.webhook.admission import MalformedReviewError, review
 
 _DRIVER = "d.example.com"
 _loop = asyncio.new_event_loop()
-_hooks = Hooks(Path("/nonexistent/hooks.sock"), {"limit": bool, "interface": bool})
+_hooks = HookServer(Path("/nonexistent/hooks.sock"), {"limit": bool, "interface": bool})
 _DECODERS: tuple[Callable[[bytes], Any], ...] = (
     standalone.decode_request,
     reclaim.decode_request,
@@ -37,10 +37,10 @@ def check(data: bytes) -> None:
             case 3:
                 _loop.run_until_complete(_hooks._answer(text))
             case 4:
-                judge(text, _DRIVER, {})
+                review(text, _DRIVER, {})
             case decoder:
                 request = _DECODERS[decoder](text)
                 written = msgspec.json.encode(request)
                 assert _DECODERS[decoder](written) == request, "what was written is another request"
-    except (AgentError, NoReviewError) as error:
+    except (AgentError, MalformedReviewError) as error:
         assert str(error), "a refusal that says nothing"

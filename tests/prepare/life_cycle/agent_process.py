@@ -26,16 +26,16 @@ from typing import TypeVar
 
 import msgspec
 
-from dra_agent.agent.instances import Instances
+from dra_agent.agent.rolling_update import InstanceRegistry
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, RetryableError
-from dra_agent.inventory.device import Device
-from dra_agent.plugin.turns import Turns
-from dra_agent.prepare.locks import NamedLocks
+from dra_agent.inventory.model import Device
+from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
+from dra_agent.prepare.locks import KeyedLocks
 from dra_agent.prepare.result import PreparedDevice
-from dra_agent.reclaim.refusal import RefusingPreparer
-from dra_agent.reclaim.service import Reclaim
+from dra_agent.reclaim.gated_preparer import GatedPreparer
+from dra_agent.reclaim.service import ReclaimService
 from eventually import eventually_async
 from prepare.life_cycle.points import (
     Hardware,
@@ -47,7 +47,7 @@ from prepare.life_cycle.points import (
     at_work,
 )
 from prepare.life_cycle.words import AgentSettings, Call, Event
-from prepare.world import World
+from prepare.simulated_world import World
 
 THREADS = 16
 _T = TypeVar("_T")
@@ -69,8 +69,8 @@ class Agent:
         self.world.lookup = self.lookup  # type: ignore[method-assign]
         instances = None
         if settings.shared:
-            instances = Instances(state, settings.name)
-            self.world.locks = NamedLocks(state / "locks" / "devices", process=settings.name)
+            instances = InstanceRegistry(state, settings.name)
+            self.world.locks = KeyedLocks(state / "locks" / "devices", process=settings.name)
         self.ledger = PointedLedger(state, settings.boot, shared_as=settings.name if settings.shared else None)
         self.ledger.points = points
         self.world.ledger = self.ledger  # type: ignore[assignment]
@@ -78,12 +78,14 @@ class Agent:
         ownership.points = points
         self.world.ownership = ownership
         self.world.start()
-        self.reclaim = Reclaim(state, settings.boot, [], **({"newest": instances.newest} if instances else {}))
-        self.preparer = RefusingPreparer[PreparedDevice](
+        self.reclaim = ReclaimService(
+            state, settings.boot, [], **({"newest": instances.is_newest} if instances else {})
+        )
+        self.preparer = GatedPreparer[PreparedDevice](
             self.world.preparer, lambda: self.reclaim.state, self.ledger.current
         )
         self.problems = ownership.reconcile(self.ledger, self.world.lookup)
-        self.turns = Turns(THREADS)
+        self.turns = ClaimExecutor(THREADS)
         self.executor = DaemonExecutor(THREADS, "repair")
         self.calls: dict[int, Stoppable] = {}
         """Those that run or hang."""
@@ -122,7 +124,7 @@ class Agent:
             work = lambda: self.preparer.prepare(call.claim, deadline)  # noqa: E731
         event = Event(call.number, "answered")
         try:
-            answer = await self.turns.take(call.uid, what, key, lambda: self.run(stoppable, call.uid, work), until)
+            answer = await self.turns.run(call.uid, what, key, lambda: self.run(stoppable, call.uid, work), until)
         except AgentError as error:
             event = Event(call.number, "refused", type(error).__name__, str(error), isinstance(error, RetryableError))
         else:

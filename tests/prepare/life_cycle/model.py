@@ -13,7 +13,7 @@ from typing import Any
 
 from prepare.life_cycle import disk
 from prepare.life_cycle.wanted import Wanted, exclude
-from prepare.world import POOL
+from prepare.simulated_world import POOL
 
 
 @dataclass

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
-from dra_agent.inventory.device import Device
+from dra_agent.inventory.model import Device
 from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.prepare.ledger_types import LedgerEntry
 from dra_agent.prepare.ownership import DeviceOwnership, Unlock
-from dra_agent.prepare.ports import Entry
 from prepare.life_cycle.words import Call, Event
-from prepare.world import Points
+from prepare.simulated_world import Points
 
 Say = Callable[[Event], None]
 _T = TypeVar("_T")
@@ -144,7 +144,7 @@ class PointedLedger(JournalLedger):
         with super().turn(deadline), _in_turn():
             yield
 
-    def start(self, entry: Entry, *, durable: bool) -> None:
+    def start(self, entry: LedgerEntry, *, durable: bool) -> None:
         self.points("before start")
         super().start(entry, durable=durable)
         self.points("after start")

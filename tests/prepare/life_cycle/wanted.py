@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from prepare.world import POOL, claim, partition, result
+from prepare.simulated_world import POOL, claim, partition, result
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from dra_agent.prepare.ports import Entry
+from dra_agent.prepare.ledger_types import LedgerEntry
 from dra_agent.prepare.result import PreparedDevice
 
 
@@ -65,7 +65,7 @@ class Event(msgspec.Struct):
     pid: int = 0
     problems: list[str] = []
     busy: list[str] = []
-    entries: list[Entry] = []
+    entries: list[LedgerEntry] = []
     """The ledger, as the agent reads it in a turn."""
     claim_locks: list[str] = []
     device_locks: list[str] = []

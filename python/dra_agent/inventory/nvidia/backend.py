@@ -13,25 +13,18 @@ from typing import Any
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.api import CounterSet
-from dra_agent.inventory.device import Device, Exclusion, Fault, Problem
-from dra_agent.inventory.draft import Draft
-from dra_agent.inventory.nvidia.affected import Affected
+from dra_agent.inventory.builder import DeviceBuilder
+from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, Exclusion
 from dra_agent.inventory.nvidia.describe import DRIVER, describe_gpu, describe_instance
-from dra_agent.inventory.nvidia.divided import DividedGpus
+from dra_agent.inventory.nvidia.event_targets import EventTargets
 from dra_agent.inventory.nvidia.events import Events
-from dra_agent.inventory.nvidia.facts import (
-    DriverFacts,
-    GpuFacts,
-    read_driver,
-    read_gpu,
-    read_module,
-    read_procfs,
-)
-from dra_agent.inventory.nvidia.library import HungError, LostError, NvmlError, UnknownGpuError, shared
+from dra_agent.inventory.nvidia.gpu_info import DriverInfo, GpuInfo, read_driver, read_gpu, read_module, read_procfs
 from dra_agent.inventory.nvidia.mig import MigInstance, read_instances
+from dra_agent.inventory.nvidia.nvml_client import CallTimeoutError, GpuLostError, NvmlError, UnknownGpuError, acquire
+from dra_agent.inventory.nvidia.partitionable import PartitionableGpus
 from dra_agent.inventory.partitions import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
-from dra_agent.topology.model import Device as Function
+from dra_agent.topology.model import PciFunction as Function
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +36,7 @@ RECOVERY = {
 }
 """By nvmlDeviceGpuRecoveryAction_t."""
 
-MOST_HANGS = 2
+MAX_HANGS = 2
 """Calls that may hang before the rest of the GPUs is no longer asked, in one go."""
 
 
@@ -52,8 +45,8 @@ class NvidiaBackend:
 
     def __init__(self, host: Host, timeout: float) -> None:
         self._host = host
-        self._nvml = shared(host.nvml_library, timeout)
-        self._affected = Affected(self._nvml)
+        self._nvml = acquire(host.nvml_library, timeout)
+        self._affected = EventTargets(self._nvml)
         self._events = Events(self._nvml, self._affected.names)
         self._untold = ""
         """Why events do not come; "" where they do."""
@@ -64,14 +57,14 @@ class NvidiaBackend:
         """Whether the last look found a GPU to ask about."""
         self._heard = time.monotonic()
         """When events were asked for with success last, or the set for them was made."""
-        self._known: dict[str, GpuFacts] = {}
+        self._known: dict[str, GpuInfo] = {}
         self._mig: dict[str, list[MigInstance]] = {}
-        self._driver: DriverFacts | None = None
+        self._driver: DriverInfo | None = None
         self._restarted = False
         self._rules: PartitionRules | None = None
-        self._divided = DividedGpus(host, self._nvml)
+        self._divided = PartitionableGpus(host, self._nvml)
 
-    def devices(self, functions: Sequence[Function], problems: list[Problem]) -> list[Device]:
+    def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
         """Describe each GPU as one device."""
         present = {function.pci_address for function in functions}
         for gone in (self._known.keys() | self._mig.keys() | self._handles.keys()) - present:
@@ -86,10 +79,10 @@ class NvidiaBackend:
         hangs = 0
         devices = []
         for function in functions:
-            draft = Draft(self._host, function, "gpu", problems)
+            draft = DeviceBuilder(self._host, function, "gpu", problems)
             facts, answered = None, False
             if function.driver == DRIVER and function.physfn is None:
-                if not answers or hangs >= MOST_HANGS:
+                if not answers or hangs >= MAX_HANGS:
                     draft.health, draft.health_reason = "unmonitored", "NVML does not answer"
                 else:
                     facts, hung = self._ask(draft)
@@ -97,8 +90,8 @@ class NvidiaBackend:
                 answered = facts is not None
                 facts = facts or self._known.get(function.pci_address)
                 facts = facts or read_procfs(self._host, function.pci_address, problems)
-            devices += self._described(draft, facts or GpuFacts(), driver, answered)
-        self._affected.look(devices)
+            devices += self._described(draft, facts or GpuInfo(), driver, answered)
+        self._affected.refresh(devices)
         if answers:
             self._follow(problems)
         return devices
@@ -115,17 +108,17 @@ class NvidiaBackend:
         """Give the partitions, and GPUs, that cannot be offered now."""
         return self._divided.withheld
 
-    def faults(self) -> list[Fault]:
+    def faults(self) -> list[DeviceEvent]:
         """Ask NVML what has happened."""
         try:
             faults = self._events.take()
             self._heard = time.monotonic()
             return faults
         except RetryableError as error:
-            self._untold = error.what
+            self._untold = error.message
             return []
 
-    def is_deaf(self) -> bool:
+    def lost_event_stream(self) -> bool:
         """Tell, once for each look that needed the library, that it has ended and may be started."""
         if not self._needed or not self._nvml.is_due:
             return False
@@ -138,14 +131,14 @@ class NvidiaBackend:
         self._handles.clear()
         self._nvml.close()
 
-    def _follow(self, problems: list[Problem]) -> None:
+    def _follow(self, problems: list[Diagnostic]) -> None:
         if not self._events.hangs:
             self._untold = ""
         fresh = not self._events.follows
         try:
             self._events.follow(self._handles)
         except RetryableError as error:
-            self._untold = error.what
+            self._untold = error.message
         if fresh and self._events.follows:
             if self._generation > 1:
                 # NVML keeps events for sets that are there: those of the time between are told to nobody.
@@ -154,10 +147,10 @@ class NvidiaBackend:
             self._heard = time.monotonic()
         if self._untold:
             problems.append(
-                Problem("NVML", f"it does not tell what happens to GPUs: {self._untold}", "run `nvidia-smi`")
+                Diagnostic("NVML", f"it does not tell what happens to GPUs: {self._untold}", "run `nvidia-smi`")
             )
 
-    def _start(self, problems: list[Problem]) -> bool:
+    def _start(self, problems: list[Diagnostic]) -> bool:
         try:
             self._nvml.start()
             if self._generation != self._nvml.generation:
@@ -171,19 +164,19 @@ class NvidiaBackend:
             return False
         return True
 
-    def _ask(self, draft: Draft) -> tuple[GpuFacts | None, bool]:
+    def _ask(self, draft: DeviceBuilder) -> tuple[GpuInfo | None, bool]:
         """Read one GPU; says whether a call hung for it just now."""
         address = draft.function.pci_address
         was_stuck = self._nvml.is_stuck(address)
         try:
             facts = read_gpu(self._nvml, self._handle(address), address, draft.problems)
-        except HungError as error:
+        except CallTimeoutError as error:
             draft.health, draft.health_reason = "unmonitored", "NVML does not answer"
             draft.problems.append(_hung_problem(draft.name, error))
             return None, not was_stuck
         except NvmlError as error:
             has_driver = _has_driver(draft)
-            if isinstance(error, LostError) or not has_driver:
+            if isinstance(error, GpuLostError) or not has_driver:
                 self._handles.pop(address, None)
             if has_driver:
                 _judge_error(draft, error)
@@ -196,7 +189,7 @@ class NvidiaBackend:
             draft.health, draft.health_reason = "unmonitored", f"NVML tells no events: {self._untold}"
         if facts.persistence is False:
             draft.problems.append(
-                Problem(
+                Diagnostic(
                     draft.name,
                     "persistence mode is off, so that each start of a container initialises the GPU",
                     "enable nvidia-persistenced, or run `nvidia-smi -pm 1`",
@@ -205,12 +198,12 @@ class NvidiaBackend:
             )
         return facts, False
 
-    def _described(self, draft: Draft, facts: GpuFacts, driver: DriverFacts, answered: bool) -> list[Device]:
+    def _described(self, draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, answered: bool) -> list[Device]:
         address = draft.function.pci_address
         rule = None
         if self._rules is not None and facts.mig is not None:
             describe_gpu(draft, self._divided.whole_facts(address, facts), driver)
-            rule = self._rules.rule_for(draft.finish(), "mig")
+            rule = self._rules.rule_for(draft.build(), "mig")
         if rule is not None:
             handle = self._handles.get(address) if answered else None
             devices = self._divided.describe(draft, facts, driver, rule, handle)
@@ -220,9 +213,9 @@ class NvidiaBackend:
         if facts.mig:
             return self._instances(draft, facts, driver)
         describe_gpu(draft, facts, driver)
-        return [draft.finish()]
+        return [draft.build()]
 
-    def _instances(self, whole: Draft, facts: GpuFacts, driver: DriverFacts) -> list[Device]:
+    def _instances(self, whole: DeviceBuilder, facts: GpuInfo, driver: DriverInfo) -> list[Device]:
         """Describe what exists of a GPU in MIG mode: no container can use it as a whole."""
         address, problems = whole.function.pci_address, whole.problems
         if whole.health == "healthy":
@@ -232,21 +225,21 @@ class NvidiaBackend:
                 )
             except RetryableError as error:
                 whole.health, whole.health_reason = "unmonitored", "NVML does not answer"
-                problems.append(Problem(whole.name, f"its MIG instances: {error.what}", error.todo))
+                problems.append(Diagnostic(whole.name, f"its MIG instances: {error.message}", error.hint))
         instances = self._mig.get(address, [])
         if not instances and whole.health == "healthy":
             what = "MIG mode is on and there is no MIG instance, so that nothing of this GPU can be claimed"
-            todo = "create instances (nvidia-smi mig -cgi ... -C), or switch MIG mode off (nvidia-smi -mig 0)"
-            problems.append(Problem(whole.name, what, todo, severity="warning"))
+            hint = "create instances (nvidia-smi mig -cgi ... -C), or switch MIG mode off (nvidia-smi -mig 0)"
+            problems.append(Diagnostic(whole.name, what, hint, severity="warning"))
         elif not instances:
             what = "its MIG instances are not known while NVML does not answer, so that nothing of it can be claimed"
-            problems.append(Problem(whole.name, what))
+            problems.append(Diagnostic(whole.name, what))
         devices = []
         for instance in instances:
-            draft = Draft(self._host, whole.function, "gpu", problems, instance.parts)
-            draft.ail_as(whole)
+            draft = DeviceBuilder(self._host, whole.function, "gpu", problems, instance.parts)
+            draft.inherit_health(whole)
             describe_instance(draft, facts, driver, instance)
-            devices.append(draft.finish())
+            devices.append(draft.build())
         return devices
 
     def _handle(self, address: str) -> Any:
@@ -270,41 +263,41 @@ class NvidiaBackend:
         return handle
 
 
-def _has_driver(draft: Draft) -> bool:
+def _has_driver(draft: DeviceBuilder) -> bool:
     """Tell whether NVIDIA's driver has the GPU now, or it is off the bus: what the topology says may be older."""
     return draft.files.link("driver") == DRIVER or not draft.files.folder.is_dir()
 
 
-def _judge_error(draft: Draft, error: NvmlError) -> None:
+def _judge_error(draft: DeviceBuilder, error: NvmlError) -> None:
     """Say what is wrong with a GPU about which NVML answers with an error."""
-    if isinstance(error, LostError):
-        draft.ail("gpu-lost", f"NVML: {error.what}")
-        what, todo = f"the GPU is lost ({error.what})", "drain the node and reset or power-cycle the GPU"
+    if isinstance(error, GpuLostError):
+        draft.add_issue("gpu-lost", f"NVML: {error.message}")
+        what, hint = f"the GPU is lost ({error.message})", "drain the node and reset or power-cycle the GPU"
     else:
-        draft.ail("unreadable", f"NVML: {error.what}")
-        what, todo = error.what, error.todo or "look at the kernel's log (dmesg)"
-    draft.problems.append(Problem(draft.name, what, todo))
+        draft.add_issue("unreadable", f"NVML: {error.message}")
+        what, hint = error.message, error.hint or "look at the kernel's log (dmesg)"
+    draft.problems.append(Diagnostic(draft.name, what, hint))
 
 
-def _judge(draft: Draft, facts: GpuFacts) -> None:
+def _judge(draft: DeviceBuilder, facts: GpuInfo) -> None:
     """Say what is wrong with a GPU that answers."""
     draft.memory_errors, draft.corrected_errors = facts.memory_errors, facts.corrected_errors
     if facts.remap_failed:
-        draft.ail("row-remap-failed", "a row of its memory could not be repaired; the GPU is to be replaced")
+        draft.add_issue("row-remap-failed", "a row of its memory could not be repaired; the GPU is to be replaced")
     if facts.recovery:
-        draft.ail("reset-required", f"the driver asks for it to be {RECOVERY.get(facts.recovery, 'recovered')}")
+        draft.add_issue("reset-required", f"the driver asks for it to be {RECOVERY.get(facts.recovery, 'recovered')}")
     elif facts.remap_pending:
-        draft.ail("reset-required", "a row of its memory is repaired at the next reset of the GPU")
+        draft.add_issue("reset-required", "a row of its memory is repaired at the next reset of the GPU")
 
 
-def _library_problem(error: RetryableError) -> Problem:
-    todo = error.todo or "look at the kernel's log (dmesg) and run `nvidia-smi`"
-    what = f"{error.what}; NVIDIA GPUs are published with what the kernel's driver shows, without health"
-    return Problem("NVML", what, todo)
+def _library_problem(error: RetryableError) -> Diagnostic:
+    hint = error.hint or "look at the kernel's log (dmesg) and run `nvidia-smi`"
+    what = f"{error.message}; NVIDIA GPUs are published with what the kernel's driver shows, without health"
+    return Diagnostic("NVML", what, hint)
 
 
-def _hung_problem(name: str, error: HungError) -> Problem:
-    return Problem(name, error.what, "look at the kernel's log (dmesg) for Xid messages and run `nvidia-smi`")
+def _hung_problem(name: str, error: CallTimeoutError) -> Diagnostic:
+    return Diagnostic(name, error.message, "look at the kernel's log (dmesg) for Xid messages and run `nvidia-smi`")
 
 
 def make(host: Host, settings: InventorySettings) -> NvidiaBackend:

@@ -6,18 +6,18 @@ What is known, and from where, is facts.py's and mig.py's to say.
 from __future__ import annotations
 
 from dra_agent.inventory.api import Capacity
-from dra_agent.inventory.device import device_name
-from dra_agent.inventory.draft import Draft
-from dra_agent.inventory.nvidia.facts import DriverFacts, GpuFacts, has_tensor_cores
-from dra_agent.inventory.nvidia.limits import memory_limits
+from dra_agent.inventory.builder import DeviceBuilder
+from dra_agent.inventory.generic import add_drm_nodes
+from dra_agent.inventory.model import device_name
+from dra_agent.inventory.nvidia.gpu_info import DriverInfo, GpuInfo, has_tensor_cores
+from dra_agent.inventory.nvidia.memory_limits import memory_limits
 from dra_agent.inventory.nvidia.mig import MigInstance
 from dra_agent.inventory.nvidia.profiles import MigProfile
-from dra_agent.inventory.plain import add_drm_nodes
 
 DRIVER = "nvidia"
 
 
-def describe_gpu(draft: Draft, facts: GpuFacts, driver: DriverFacts) -> None:
+def describe_gpu(draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo) -> None:
     """Describe a whole GPU."""
     draft.set("productName", facts.name)
     draft.set("uuid", facts.uuid)
@@ -29,13 +29,13 @@ def describe_gpu(draft: Draft, facts: GpuFacts, driver: DriverFacts) -> None:
     if facts.multiprocessors:
         draft.capacity["multiprocessors"] = Capacity.of(facts.multiprocessors)
     draft.memory_limits = memory_limits(draft.host, driver.memory_limits, mig=False)
-    draft.identify(uuid=facts.uuid)
+    draft.add_identity(uuid=facts.uuid)
     _nodes(draft, facts)
     if draft.function.drm is not None:
         add_drm_nodes(draft, draft.function.drm.card, draft.function.drm.render)
 
 
-def describe_instance(draft: Draft, facts: GpuFacts, driver: DriverFacts, instance: MigInstance) -> None:
+def describe_instance(draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, instance: MigInstance) -> None:
     """Describe one MIG instance of a GPU."""
     draft.set("type", "mig")
     draft.set("productName", facts.name)
@@ -50,14 +50,14 @@ def describe_instance(draft: Draft, facts: GpuFacts, driver: DriverFacts, instan
         if count:
             draft.capacity[name] = Capacity.of(count)
     draft.memory_limits = memory_limits(draft.host, driver.memory_limits, mig=True)
-    draft.identify(uuid=instance.uuid, parent=device_name("gpu", draft.function.pci_address))
-    draft.identify(gpu_instance=instance.gpu_instance, compute_instance=instance.compute_instance)
+    draft.add_identity(uuid=instance.uuid, parent=device_name("gpu", draft.function.pci_address))
+    draft.add_identity(gpu_instance=instance.gpu_instance, compute_instance=instance.compute_instance)
     _nodes(draft, facts)
     for minor in instance.capability_minors:
         draft.node(f"/dev/nvidia-caps/nvidia-cap{minor}", "capability")
 
 
-def describe_partition(draft: Draft, facts: GpuFacts, driver: DriverFacts, profile: MigProfile) -> None:
+def describe_partition(draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, profile: MigProfile) -> None:
     """Describe a MIG instance that is made when a claim for it is prepared: it has neither UUID nor nodes before."""
     draft.set("type", "mig")
     draft.set("productName", facts.name)
@@ -68,11 +68,11 @@ def describe_partition(draft: Draft, facts: GpuFacts, driver: DriverFacts, profi
     draft.capacity["memory"] = Capacity.of_bytes(profile.memory_bytes)
     for name, count in profile.engines.items():
         draft.capacity[name] = Capacity.of(count)
-    draft.identify(parent=device_name("gpu", draft.function.pci_address), parent_uuid=facts.uuid)
+    draft.add_identity(parent=device_name("gpu", draft.function.pci_address), parent_uuid=facts.uuid)
     _nodes(draft, facts)
 
 
-def _model(draft: Draft, facts: GpuFacts, driver: DriverFacts) -> None:
+def _model(draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo) -> None:
     draft.set("brand", facts.brand)
     draft.set("architecture", facts.architecture)
     if facts.compute_capability is not None:
@@ -84,8 +84,8 @@ def _model(draft: Draft, facts: GpuFacts, driver: DriverFacts) -> None:
         draft.set_version("cudaDriverVersion", driver.cuda)
 
 
-def _nodes(draft: Draft, facts: GpuFacts) -> None:
-    draft.identify(minor=facts.minor)
+def _nodes(draft: DeviceBuilder, facts: GpuInfo) -> None:
+    draft.add_identity(minor=facts.minor)
     if facts.minor is not None:
         draft.node(f"/dev/nvidia{facts.minor}", "gpu")
         draft.node("/dev/nvidiactl", "control")

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from dra_agent.inventory.device import Fault
-from dra_agent.inventory.nvidia.library import NotThereError, Nvml, NvmlError
+from dra_agent.inventory.model import DeviceEvent
+from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlClient, NvmlError
 
 Name = Callable[[str, Any, int, int], tuple[str, ...]]
 """Names the devices that an event is about: PCI address, handle, GPU instance, compute instance."""
@@ -21,18 +21,18 @@ log = logging.getLogger(__name__)
 
 XID, DOUBLE_BIT = 0x8, 0x2
 """Of nvmlEventType: what the driver logs as an XID, and uncorrected errors of memory."""
-TIMEOUT = 10
+TIMEOUT_MS = 10
 """Of nvmlReturn_t: nothing has happened."""
 ABOUT = "events"
 """The key of these calls: one that hangs keeps no call about a GPU from being made."""
-MOST = 256
+MAX_EVENTS = 256
 """Events that are taken at a time."""
 
 
 class Events:
     """The event set of one library."""
 
-    def __init__(self, nvml: Nvml, name: Name = lambda *_: ()) -> None:
+    def __init__(self, nvml: NvmlClient, name: Name = lambda *_: ()) -> None:
         self._nvml = nvml
         self._name = name
         self._set: Any = None
@@ -58,14 +58,14 @@ class Events:
                 continue
             self._followed[address] = self._register(handle)
 
-    def take(self) -> list[Fault]:
+    def take(self) -> list[DeviceEvent]:
         """Give what has happened. Raises HungError; an error of a GPU is left to whoever looks at it next."""
-        faults: list[Fault] = []
-        while self._set is not None and len(faults) < MOST:
+        faults: list[DeviceEvent] = []
+        while self._set is not None and len(faults) < MAX_EVENTS:
             try:
                 event = self._call("nvmlEventSetWait_v2", self._set, 0)
             except NvmlError as error:
-                if error.code != TIMEOUT:
+                if error.code != TIMEOUT_MS:
                     log.debug("NVML's events", extra={"reason": str(error)})
                 break
             fault = self._fault(event)
@@ -86,11 +86,11 @@ class Events:
             if kinds:
                 self._call("nvmlDeviceRegisterEvents", handle, kinds, self._set)
                 return _number(handle)
-        except NotThereError:
+        except NotSupportedError:
             pass
         return 0
 
-    def _fault(self, event: Any) -> Fault | None:
+    def _fault(self, event: Any) -> DeviceEvent | None:
         number = _number(event.device)
         address = next((address for address, known in self._followed.items() if known == number), None)
         if address is None:
@@ -101,7 +101,7 @@ class Events:
             cause, message = "ecc", "an uncorrected memory error"
         else:
             return None
-        return Fault(
+        return DeviceEvent(
             address, cause, message, self._name(address, event.device, event.gpuInstanceId, event.computeInstanceId)
         )
 

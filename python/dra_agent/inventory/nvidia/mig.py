@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from dra_agent.host import Host
-from dra_agent.inventory.device import Problem
-from dra_agent.inventory.nvidia.library import NotThereError, Nvml, NvmlError, UnknownGpuError
-from dra_agent.inventory.nvidia.profiles import INVALID_ARGUMENT, label
-from dra_agent.inventory.sysfs import Files
+from dra_agent.inventory.model import Diagnostic
+from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlClient, NvmlError, UnknownGpuError
+from dra_agent.inventory.nvidia.profiles import INVALID_ARGUMENT, profile_label
+from dra_agent.inventory.sysfs import SysfsDir
 
 _T = TypeVar("_T")
 _MIB = 1 << 20
@@ -52,11 +52,11 @@ class MigInstance:
     """Whether its GPU instance has no other compute instance: all of them share one memory (MIG user guide)."""
 
 
-class MovedError(NvmlError):
+class InstancesChangedError(NvmlError):
     """Instances have changed places in NVML's list while it was read."""
 
 
-def steady(look: Callable[[], _T]) -> _T:
+def retry_if_changed(look: Callable[[], _T]) -> _T:
     """Look again where something was gone, or MIG mode switched off, between being listed and being asked about.
 
     To the handle of what is gone NVML answers "Invalid Argument", "Not Found" or "Not Supported", as to questions
@@ -65,7 +65,7 @@ def steady(look: Callable[[], _T]) -> _T:
     for _ in range(_LOOKS - 1):
         try:
             return look()
-        except (UnknownGpuError, NotThereError, MovedError):
+        except (UnknownGpuError, NotSupportedError, InstancesChangedError):
             continue
         except NvmlError as error:
             if error.code != INVALID_ARGUMENT:
@@ -74,23 +74,23 @@ def steady(look: Callable[[], _T]) -> _T:
 
 
 def read_instances(
-    nvml: Nvml, handle: Any, host: Host, address: str, minor: int | None, problems: list[Problem]
+    nvml: NvmlClient, handle: Any, host: Host, address: str, minor: int | None, problems: list[Diagnostic]
 ) -> list[MigInstance]:
     """Ask NVML for the instances of one GPU. Raises HungError, LostError and NvmlError."""
 
     def ask(name: str, *arguments: Any) -> Any:
         return nvml.call(name, *arguments, about=address)
 
-    def look() -> tuple[list[MigInstance], list[Problem]]:
-        seen: list[Problem] = []
+    def look() -> tuple[list[MigInstance], list[Diagnostic]]:
+        seen: list[Diagnostic] = []
         # All are listed before one is asked about: where one goes, those behind it get other indexes, and one of them
         # would be passed over. So the one that went is listed too, and the question about it tells that it went.
         found = [_instance(ask, handle, listed, host, minor, seen) for listed in _listed(ask, handle)]
         if len({instance.uuid for instance in found}) < len(found):
-            raise MovedError("NVML lists one MIG instance twice", 0)
+            raise InstancesChangedError("NVML lists one MIG instance twice", 0)
         return found, seen
 
-    instances, seen = steady(look)
+    instances, seen = retry_if_changed(look)
     problems += seen
     inside = Counter(instance.gpu_instance for instance in instances)
     return [replace(instance, alone=inside[instance.gpu_instance] == 1) for instance in instances]
@@ -101,13 +101,13 @@ def _listed(ask: Callable[..., Any], gpu: Any) -> list[Any]:
     for index in range(ask("nvmlDeviceGetMaxMigDeviceCount", gpu)):
         try:
             found.append(ask("nvmlDeviceGetMigDeviceHandleByIndex", gpu, index))
-        except (UnknownGpuError, NotThereError):
+        except (UnknownGpuError, NotSupportedError):
             continue
     return found
 
 
 def _instance(
-    ask: Callable[..., Any], gpu: Any, instance: Any, host: Host, minor: int | None, problems: list[Problem]
+    ask: Callable[..., Any], gpu: Any, instance: Any, host: Host, minor: int | None, problems: list[Diagnostic]
 ) -> MigInstance:
     gpu_instance = ask("nvmlDeviceGetGpuInstanceId", instance)
     compute_instance = ask("nvmlDeviceGetComputeInstanceId", instance)
@@ -115,7 +115,7 @@ def _instance(
     profile = ask("nvmlDeviceGetName", instance).rpartition(" ")[2]
     info = ask("nvmlGpuInstanceGetInfo", ask("nvmlDeviceGetGpuInstanceById", gpu, gpu_instance))
     attributes = ask("nvmlDeviceGetAttributes_v2", instance)
-    parts: tuple[str | int, ...] = ("mig", label(profile), info.placement.start)
+    parts: tuple[str | int, ...] = ("mig", profile_label(profile), info.placement.start)
     minors = capability_minors(host, minor, gpu_instance, compute_instance, problems)
     return MigInstance(
         # Asked last: where it answers, what procfs was seen to lack is not for want of the instance.
@@ -131,18 +131,18 @@ def _instance(
 
 
 def capability_minors(
-    host: Host, minor: int | None, gpu_instance: int, compute_instance: int, problems: list[Problem]
+    host: Host, minor: int | None, gpu_instance: int, compute_instance: int, problems: list[Diagnostic]
 ) -> tuple[int, ...]:
     """Give the minors of the nodes below /dev/nvidia-caps that open the two, by their ids and the GPU's minor."""
     found = []
     for folder in (f"gi{gpu_instance}", f"gi{gpu_instance}/ci{compute_instance}"):
-        files = Files(host.proc / f"driver/nvidia/capabilities/gpu{minor}/mig" / folder, problems)
-        text = files.properties("access", ":").get("DeviceFileMinor", "")
+        files = SysfsDir(host.proc / f"driver/nvidia/capabilities/gpu{minor}/mig" / folder, problems)
+        text = files.key_values("access", ":").get("DeviceFileMinor", "")
         if text.isdecimal():
             found.append(int(text))
         else:
             problems.append(
-                Problem(
+                Diagnostic(
                     str(files.folder), "the driver names no device node of this MIG instance", "run `nvidia-smi -L`"
                 )
             )

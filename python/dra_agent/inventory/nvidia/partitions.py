@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dra_agent.inventory.api import Capacity, Counter, CounterConsumption, CounterSet
-from dra_agent.inventory.nvidia.packing import packed
-from dra_agent.inventory.nvidia.profiles import MigProfile, Placement, label
+from dra_agent.inventory.nvidia.packing_order import packing_order
+from dra_agent.inventory.nvidia.profiles import MigProfile, Placement, profile_label
 
 COUNTERS = {
     "multiprocessors": "multiprocessors",
@@ -46,7 +46,7 @@ class Partition:
     @property
     def parts(self) -> tuple[str | int, ...]:
         """Give what tells its name from that of the GPU: as that of an instance that exists."""
-        return ("mig", label(self.profile.name), self.placement.start)
+        return ("mig", profile_label(self.profile.name), self.placement.start)
 
     @property
     def amounts(self) -> Amounts:
@@ -61,11 +61,11 @@ class Partition:
         return f"{self.profile.name} at memory slice {self.placement.start}"
 
 
-class Division:
+class PartitionLayout:
     """All that one GPU could be divided into, and what of it somebody else's instances leave."""
 
     def __init__(self, profiles: Sequence[MigProfile], foreign: Sequence[GpuInstance] = ()) -> None:
-        self.partitions = [Partition(profile, placement) for profile, placement in packed(profiles)]
+        self.partitions = [Partition(profile, placement) for profile, placement in packing_order(profiles)]
         """In the order in which they are to be taken."""
         self.whole: Amounts = {}
         """The most that any profile has of each, and every memory slice."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dra_agent.inventory.nvidia.library import NotThereError, Nvml, NvmlError
+from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlClient, NvmlError
 
 _MIB = 1 << 20
 _MOST_PLACEMENTS = 32
@@ -61,7 +61,7 @@ class MigProfile:
     """By the name of the capacity; none is 0."""
 
 
-def read_profiles(nvml: Nvml, handle: Any, address: str) -> tuple[MigProfile, ...]:
+def read_profiles(nvml: NvmlClient, handle: Any, address: str) -> tuple[MigProfile, ...]:
     """Ask for the profiles that a GPU offers, in NVML's order. Raises HungError, LostError and NvmlError."""
 
     def ask(name: str, *arguments: Any) -> Any:
@@ -80,7 +80,7 @@ def read_profiles(nvml: Nvml, handle: Any, address: str) -> tuple[MigProfile, ..
     return tuple(profile for profile in profiles if profile.placements)
 
 
-def label(profile: str) -> str:
+def profile_label(profile: str) -> str:
     """Turn a profile's name into a part of a device's: "+me" (with media engines) and "-me" (without) must differ."""
     plain = profile.removesuffix("-me")
     return plain if plain == profile else f"{plain}-nome"
@@ -89,7 +89,7 @@ def label(profile: str) -> str:
 def _info(ask: Callable[..., Any], handle: Any, number: int) -> Any:
     try:
         return ask("nvmlDeviceGetGpuInstanceProfileInfo", handle, number)
-    except NotThereError:
+    except NotSupportedError:
         return None
     except NvmlError as error:
         if error.code == INVALID_ARGUMENT:
@@ -109,6 +109,6 @@ def _placements(module: Any, ask: Callable[..., Any], handle: Any, profile: int)
     count = ctypes.c_uint(_MOST_PLACEMENTS)
     try:
         ask("nvmlDeviceGetGpuInstancePossiblePlacements", handle, profile, places, ctypes.byref(count))
-    except NotThereError:
+    except NotSupportedError:
         return ()
     return tuple(Placement(place.start, place.size) for place in places[: count.value])

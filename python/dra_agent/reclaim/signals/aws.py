@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from dra_agent.clock import STEADY
-from dra_agent.reclaim.reading import Reading, SourceError, Watch, printable, treated
 from dra_agent.reclaim.settings import AwsSignals
+from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, printable, treated
 from dra_agent.reclaim.signals.http import Answer, MetadataService
-from dra_agent.reclaim.signals.polling import Look, Pace, keep_looking
-from dra_agent.reclaim.signals.times import believable, by_our_clock, parse_time
+from dra_agent.reclaim.signals.polling import Look, PollSchedule, keep_looking
+from dra_agent.reclaim.signals.times import clamp_deadline, parse_time, to_local_clock
 
 TOKEN_SECONDS = 21600
 """What is asked for: the most that the service gives."""
@@ -113,7 +113,7 @@ class Session:
             )
         except SourceError as error:
             # With the default hop limit of 1 the answer that carries a token is dropped on its way into a pod.
-            error.todo = "in a pod: use the host's network, or an IMDS hop limit of at least 2"
+            error.hint = "in a pod: use the host's network, or an IMDS hop limit of at least 2"
             raise
         if answer.status != 200:
             raise answer.refusal()
@@ -126,7 +126,7 @@ class Session:
         self._until = self._clock() + max(1.0, seconds - min(_RENEW_BEFORE, seconds / 10))
 
 
-class Aws:
+class AwsSource:
     """The source."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Aws:
         *,
         lead: timedelta,
         signals: AwsSignals = AwsSignals(),  # noqa: B008  (frozen)
-        pace: Callable[[float], Pace] = Pace,
+        pace: Callable[[float], PollSchedule] = PollSchedule,
         booted: datetime = STEADY.booted,
     ) -> None:
         """`lead`: how long before maintenance begins its announcement turns from a hint into a notice.
@@ -154,7 +154,7 @@ class Aws:
         """The signals that are not ignored; the paths of others are not requested."""
         return tuple(f"aws.{name}" for name in AwsSignals.__struct_fields__ if getattr(self._signals, name) != "ignore")
 
-    async def run(self, watch: Watch) -> None:
+    async def run(self, watch: SignalSink) -> None:
         """Ask each path at its own pace."""
         looks: list[tuple[str, Look, float]] = [
             ("aws.spot", self.spot, 1.0),
@@ -173,7 +173,7 @@ class Aws:
     async def released(self) -> None:
         """Nothing waits for this host."""
 
-    async def spot(self) -> Sequence[Reading]:
+    async def spot(self) -> Sequence[Signal]:
         """The interruption notice of a spot instance; it cannot be taken back."""
         answer = await self._session.get(f"{_DATA}/spot/instance-action")
         if answer is None:
@@ -189,12 +189,12 @@ class Aws:
             announced = _time(action.time)
             if self._is_over(announced, answer):
                 return ()
-            deadline, doubt = believable(announced, ahead=answer.ahead, now=now, usual=SPOT_WARNING, most=SPOT_MOST)
+            deadline, doubt = clamp_deadline(announced, ahead=answer.ahead, now=now, usual=SPOT_WARNING, most=SPOT_MOST)
         what = f"spot interruption: {action.action}"
-        reading = Reading("aws.spot", "notice", "instance-action", what, deadline, lasting=True, doubt=doubt)
+        reading = Signal("aws.spot", "notice", "instance-action", what, deadline, sticky=True, deadline_note=doubt)
         return _only(treated(reading, self._signals.spot))
 
-    async def rebalance(self) -> Sequence[Reading]:
+    async def rebalance(self) -> Sequence[Signal]:
         """The recommendation to move on: the instance is at elevated risk."""
         answer = await self._session.get(f"{_DATA}/events/recommendations/rebalance")
         if answer is None:
@@ -202,9 +202,9 @@ class Aws:
         # By the service's own clock: what names the event must not change with ours.
         noticed = _time(_decode(answer, _Rebalance).noticeTime)
         kind = self._signals.rebalance
-        return _only(treated(Reading("aws.rebalance", "notice", noticed.isoformat(), "rebalance recommendation"), kind))
+        return _only(treated(Signal("aws.rebalance", "notice", noticed.isoformat(), "rebalance recommendation"), kind))
 
-    async def autoscaling(self) -> Sequence[Reading]:
+    async def autoscaling(self) -> Sequence[Signal]:
         """What the Auto Scaling group is about to do with the instance."""
         answer = await self._session.get(f"{_DATA}/autoscaling/target-lifecycle-state")
         if answer is None:
@@ -214,10 +214,10 @@ class Aws:
             return ()
         if state not in _LEAVING:
             raise SourceError(f"target-lifecycle-state {printable(state)!r} is not known")
-        reading = Reading("aws.autoscaling", "notice", "target-lifecycle-state", f"Auto Scaling: {state}")
+        reading = Signal("aws.autoscaling", "notice", "target-lifecycle-state", f"Auto Scaling: {state}")
         return _only(treated(reading, self._signals.autoscaling))
 
-    async def maintenance(self) -> Sequence[Reading]:
+    async def maintenance(self) -> Sequence[Signal]:
         """Scheduled events: a hint, and a notice once they are near."""
         answer = await self._session.get(f"{_DATA}/events/maintenance/scheduled")
         if answer is None:
@@ -226,25 +226,27 @@ class Aws:
         readings = (treated(self._event(answer, event), kind) for event in _decode(answer, list[_Event], many=True))
         return tuple(reading for reading in readings if reading is not None)
 
-    def _event(self, answer: Answer, event: _Event) -> Reading | None:
+    def _event(self, answer: Answer, event: _Event) -> Signal | None:
         if event.state.lower() in ("completed", "canceled", "cancelled"):
             return None
         now = answer.received
         announced = _time(event.not_before)
         if self._is_over(announced, answer):
             return None
-        begins, doubt = believable(announced, ahead=answer.ahead, now=now, usual=self._lead, most=EVENT_MOST)
+        begins, doubt = clamp_deadline(announced, ahead=answer.ahead, now=now, usual=self._lead, most=EVENT_MOST)
         near = event.code in _STOPS and not doubt.endswith("to be true") and begins - now <= self._lead
         name = printable(event.event_id or event.code)
         what = f"scheduled {printable(event.code)}"
-        return Reading("aws.maintenance", "notice" if near else "hint", name, what, begins, doubt=doubt, once="id")
+        return Signal(
+            "aws.maintenance", "notice" if near else "hint", name, what, begins, deadline_note=doubt, once="id"
+        )
 
     def _is_over(self, announced: datetime, answer: Answer) -> bool:
         """Whether the host has booted since: the service goes on listing an event after the reboot it announced."""
-        return by_our_clock(announced, answer.ahead) < self._booted
+        return to_local_clock(announced, answer.ahead) < self._booted
 
 
-def _only(reading: Reading | None) -> Sequence[Reading]:
+def _only(reading: Signal | None) -> Sequence[Signal]:
     return () if reading is None else (reading,)
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from dra_agent.clock import STEADY
-from dra_agent.reclaim.reading import Reading, SourceError, Watch, printable, treated
 from dra_agent.reclaim.settings import AzureSignals, Treatment
+from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, printable, treated
 from dra_agent.reclaim.signals.http import Answer, MetadataService
-from dra_agent.reclaim.signals.polling import Pace, keep_looking
-from dra_agent.reclaim.signals.times import believable, by_our_clock, parse_time
+from dra_agent.reclaim.signals.polling import PollSchedule, keep_looking
+from dra_agent.reclaim.signals.times import clamp_deadline, parse_time, to_local_clock
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class _Document(msgspec.Struct, rename="pascal"):
     events: list[Any]
 
 
-class Azure:
+class AzureSource:
     """The source."""
 
     names = ("azure",)
@@ -65,7 +65,7 @@ class Azure:
         lead: timedelta,
         acknowledge: bool,
         signals: AzureSignals = AzureSignals(),  # noqa: B008  (frozen)
-        pace: Callable[[float], Pace] = Pace,
+        pace: Callable[[float], PollSchedule] = PollSchedule,
         booted: datetime = STEADY.booted,
     ) -> None:
         """`vm`: the VM's name, empty to ask for it. `acknowledge`: tell Azure that users' events need not wait.
@@ -85,14 +85,14 @@ class Azure:
         self._approved: set[str] = set()
         self._began: dict[str, datetime] = {}
 
-    async def run(self, watch: Watch) -> None:
+    async def run(self, watch: SignalSink) -> None:
         """Ask once a second, as Azure recommends."""
         try:
             await keep_looking("azure", self.look, self._pace(EVERY), watch)
         finally:
             self._service.close()
 
-    async def look(self) -> Sequence[Reading]:
+    async def look(self) -> Sequence[Signal]:
         """The events that name this VM."""
         if not self._vm:
             self._vm = await self._name()
@@ -160,7 +160,7 @@ class Azure:
         treatment: Treatment = getattr(self._signals, name if name in AzureSignals.__struct_fields__ else "other")
         return treatment
 
-    def _reading(self, answer: Answer, event: _Event) -> Reading | None:
+    def _reading(self, answer: Answer, event: _Event) -> Signal | None:
         now, started = answer.received, event.event_status == "Started"
         warning = _ENDS.get(event.event_type) or _STOPS.get(event.event_type)
         begins, doubt = None, ""
@@ -169,9 +169,9 @@ class Azure:
             begins = self._began.setdefault(event.event_id, now)
         elif event.not_before.strip():
             announced, usual = _time(event.not_before), warning or self._lead
-            if by_our_clock(announced, answer.ahead) < self._booted:
+            if to_local_clock(announced, answer.ahead) < self._booted:
                 return None
-            begins, doubt = believable(announced, ahead=answer.ahead, now=now, usual=usual, most=_MOST)
+            begins, doubt = clamp_deadline(announced, ahead=answer.ahead, now=now, usual=usual, most=_MOST)
         elif warning is not None:
             begins = self._began.setdefault(event.event_id, now) + warning
         near = started or (begins is not None and not doubt.endswith("to be true") and begins - now <= self._lead)
@@ -181,13 +181,13 @@ class Azure:
         asked_for = event.event_type not in _STOPS and self._treatment(event) == "notice"
         notice = event.event_type in _ENDS or ((stops or asked_for) and near)
         what = f"{printable(event.event_type)} ({printable(event.event_status).lower()})"
-        return Reading(
+        return Signal(
             "azure",
             "notice" if notice else "hint",
             printable(event.event_id),
             what,
             begins,
-            doubt=doubt,
+            deadline_note=doubt,
             once="id",
         )
 

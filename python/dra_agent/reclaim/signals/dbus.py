@@ -10,7 +10,7 @@ import contextlib
 import socket
 from typing import TYPE_CHECKING, Any
 
-from dra_agent.reclaim.reading import SourceError, printable
+from dra_agent.reclaim.signal import SourceError, printable
 
 if TYPE_CHECKING:
     from jeepney import Message

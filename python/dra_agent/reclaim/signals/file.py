@@ -16,9 +16,9 @@ from typing import Literal
 import msgspec
 
 from dra_agent.clock import STEADY
-from dra_agent.reclaim.reading import Reading, SourceError, Watch, printable
-from dra_agent.reclaim.signals.polling import Pace, keep_looking
-from dra_agent.reclaim.signals.times import believable, parse_time
+from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, printable
+from dra_agent.reclaim.signals.polling import PollSchedule, keep_looking
+from dra_agent.reclaim.signals.times import clamp_deadline, parse_time
 
 EVERY = 1.0
 _MOST = 4096
@@ -33,7 +33,7 @@ class _Words(msgspec.Struct, forbid_unknown_fields=True):
     what: str = ""
 
 
-class File:
+class FileSource:
     """The source."""
 
     names = ("file",)
@@ -42,21 +42,21 @@ class File:
         self,
         path: Path,
         *,
-        pace: Callable[[float], Pace] = Pace,
+        pace: Callable[[float], PollSchedule] = PollSchedule,
         now: Callable[[], datetime] = STEADY.now,
     ) -> None:
         self._path = path
         self._pace = pace
         self._now = now
 
-    async def run(self, watch: Watch) -> None:
+    async def run(self, watch: SignalSink) -> None:
         """Look once a second: one system call."""
         await keep_looking("file", self.look, self._pace(EVERY), watch)
 
     async def released(self) -> None:
         """Nobody waits."""
 
-    async def look(self) -> Sequence[Reading]:
+    async def look(self) -> Sequence[Signal]:
         """Read the file, if it is there."""
         text = self._read()
         if text is None:
@@ -68,9 +68,9 @@ class File:
             raise SourceError(f"not what this file may say: {printable(str(error))}", where=str(self._path)) from error
         what = printable(words.what) or f"{self._path} is there"
         if announced is None:
-            return (Reading("file", words.kind, printable(words.event), what),)
-        deadline, doubt = believable(announced, ahead=STEADY.offset, now=self._now(), usual=_USUAL, most=_FURTHEST)
-        return (Reading("file", words.kind, printable(words.event), what, deadline, doubt=doubt),)
+            return (Signal("file", words.kind, printable(words.event), what),)
+        deadline, doubt = clamp_deadline(announced, ahead=STEADY.offset, now=self._now(), usual=_USUAL, most=_FURTHEST)
+        return (Signal("file", words.kind, printable(words.event), what, deadline, deadline_note=doubt),)
 
     def _read(self) -> bytes | None:
         try:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
 from dra_agent.clock import STEADY
-from dra_agent.reclaim.reading import Kind, Reading, SourceError, Watch, printable, treated
 from dra_agent.reclaim.settings import GcpSignals, Treatment
+from dra_agent.reclaim.signal import Kind, Signal, SignalSink, SourceError, printable, treated
 from dra_agent.reclaim.signals.http import Answer, MetadataService
-from dra_agent.reclaim.signals.polling import Look, Pace, keep_looking
+from dra_agent.reclaim.signals.polling import Look, PollSchedule, keep_looking
 
 WAIT = 15
 """Seconds that one question waits for a change. A connection that died without a word is noticed after that and
@@ -29,7 +29,7 @@ _ETAG = re.compile(r"[!-~]{1,256}")
 _ROOT = "/computeMetadata/v1/instance"
 
 
-class Value:
+class MetadataValue:
     """One value of the metadata server, and the words that it can be.
 
     Every change is seen: a question names the etag of the answer before it, and is answered at once if that is old.
@@ -61,7 +61,7 @@ class Value:
         self._word = ""
         self._since: datetime | None = None
 
-    async def look(self) -> Sequence[Reading]:
+    async def look(self) -> Sequence[Signal]:
         """Ask for the value at first, then for its next change; an unchanged value is an answer too."""
         headers = {"Metadata-Flavor": "Google"}
         if self._etag:
@@ -91,12 +91,10 @@ class Value:
             self._turns = deadline - self._lead
         lasting = near and self._name == "gcp.preempted"
         kind: Kind = "notice" if near else "hint"
-        reading = treated(
-            Reading(self._name, kind, word, what, deadline, lasting=lasting, once="word"), self._treatment
-        )
+        reading = treated(Signal(self._name, kind, word, what, deadline, sticky=lasting, once="word"), self._treatment)
         return () if reading is None else (reading,)
 
-    def recall(self, reading: Reading) -> None:
+    def recall(self, reading: Signal) -> None:
         """Count the time to the end from when an earlier run of the agent first saw the word."""
         meaning = self._words.get(reading.event)
         if reading.source == self._name and meaning is not None and reading.deadline is not None:
@@ -127,7 +125,7 @@ class Value:
         return answer
 
 
-class Gcp:
+class GcpSource:
     """The source."""
 
     def __init__(
@@ -138,7 +136,7 @@ class Gcp:
         maintenance: timedelta,
         lead: timedelta,
         signals: GcpSignals = GcpSignals(),  # noqa: B008  (frozen)
-        pace: Callable[[float], Pace] = Pace,
+        pace: Callable[[float], PollSchedule] = PollSchedule,
     ) -> None:
         """`preemption` and `maintenance`: from the word to the end of the instance.
 
@@ -146,7 +144,7 @@ class Gcp:
         """
         self._pace = pace
         values = {
-            "gcp.preempted": Value(
+            "gcp.preempted": MetadataValue(
                 endpoint,
                 "/preempted",
                 {"FALSE": None, "TRUE": ("the instance is preempted", preemption)},
@@ -154,7 +152,7 @@ class Gcp:
                 treatment=signals.preempted,
             ),
             # An instance that migrates goes on where it is: its claims have nothing to fear.
-            "gcp.maintenance": Value(
+            "gcp.maintenance": MetadataValue(
                 endpoint,
                 "/maintenance-event",
                 {
@@ -175,13 +173,13 @@ class Gcp:
         """The signals that are not ignored; the values of others are not requested."""
         return tuple(self._values)
 
-    def recall(self, readings: Sequence[Reading]) -> None:
+    def recall(self, readings: Sequence[Signal]) -> None:
         """What an earlier run of the agent was told in this boot."""
         for reading in readings:
             for value in self._values.values():
                 value.recall(reading)
 
-    async def run(self, watch: Watch) -> None:
+    async def run(self, watch: SignalSink) -> None:
         """Keep one question waiting for each value, on a connection of its own."""
         try:
             async with asyncio.TaskGroup() as group:

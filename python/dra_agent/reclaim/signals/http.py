@@ -18,9 +18,9 @@ import h11
 import msgspec
 
 from dra_agent.clock import STEADY
-from dra_agent.cluster.connection import ClosedError, Connection
 from dra_agent.errors import UsageError
-from dra_agent.reclaim.reading import SourceError, printable
+from dra_agent.kube_client.connection import ClosedError, Connection
+from dra_agent.reclaim.signal import SourceError, printable
 from dra_agent.reclaim.signals.times import parse_time
 
 MOST_BODY = 64 * 1024
@@ -93,7 +93,7 @@ class MetadataService:
             raise UsageError(
                 f"{endpoint!r} is not http://HOST[:PORT]",
                 where="reclaim.endpoint",
-                todo="leave it out outside of tests",
+                hint="leave it out outside of tests",
             )
         self._host, self._port, self._name = parts.hostname, port, parts.netloc
         self._lock = asyncio.Lock()

@@ -14,10 +14,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from dra_agent.clock import STEADY
-from dra_agent.reclaim.reading import Reading, SourceError, Watch, treated
 from dra_agent.reclaim.settings import Treatment
+from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, treated
 from dra_agent.reclaim.signals.dbus import Bus
-from dra_agent.reclaim.signals.polling import Pace
+from dra_agent.reclaim.signals.polling import PollSchedule
 
 if TYPE_CHECKING:
     from jeepney import Message
@@ -33,7 +33,7 @@ EVERY = 1.0
 _LONGEST = timedelta(hours=1)
 
 
-class Logind:
+class LogindSource:
     """The source."""
 
     names = ("logind",)
@@ -42,7 +42,7 @@ class Logind:
         self,
         address: str,
         *,
-        pace: Callable[[float], Pace] = Pace,
+        pace: Callable[[float], PollSchedule] = PollSchedule,
         treatment: Treatment = "notice",
         now: Callable[[], datetime] = STEADY.now,
     ) -> None:
@@ -58,7 +58,7 @@ class Logind:
         """Whether a shutdown would wait for this agent now."""
         return self._lock is not None
 
-    async def run(self, watch: Watch) -> None:
+    async def run(self, watch: SignalSink) -> None:
         """Stay connected, and say when the host shuts down."""
         while True:
             bus: Bus | None = None
@@ -80,7 +80,7 @@ class Logind:
             self._let_go()
             log.info("every claim is released: the shutdown need not wait", extra={"source": "logind"})
 
-    async def _follow(self, bus: Bus, watch: Watch) -> None:
+    async def _follow(self, bus: Bus, watch: SignalSink) -> None:
         # By its unique name: any process may send a signal of this name straight to this connection.
         owner = await bus.owner(LOGIND)
         bus.accept(owner)
@@ -102,7 +102,7 @@ class Logind:
                     await self._say(bus, watch, preparing)
                 signal = await bus.signal(CHECK)
 
-    async def _say(self, bus: Bus, watch: Watch, preparing: bool) -> None:
+    async def _say(self, bus: Bus, watch: SignalSink, preparing: bool) -> None:
         if not preparing:
             self._shutdown = None
             if self._lock is None:
@@ -113,7 +113,7 @@ class Logind:
             delay = timedelta(microseconds=await _property(bus, "InhibitDelayMaxUSec", int))
             self._shutdown = self._now() + min(delay, _LONGEST)
         reading = treated(
-            Reading("logind", "notice", "shutdown", "the host shuts down", self._shutdown), self._treatment
+            Signal("logind", "notice", "shutdown", "the host shuts down", self._shutdown), self._treatment
         )
         watch.seen("logind", () if reading is None else (reading,))
 

@@ -9,19 +9,19 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from dra_agent.clock import STEADY
-from dra_agent.cluster.errors import GoneError
-from dra_agent.cluster.kinds import NODES
-from dra_agent.cluster.server import ApiServer
 from dra_agent.errors import AgentError
-from dra_agent.reclaim.reading import Reading, SourceError, Watch, printable
+from dra_agent.kube_client.client import ApiClient
+from dra_agent.kube_client.errors import GoneError
+from dra_agent.kube_client.kinds import NODES
 from dra_agent.reclaim.settings import NodeTaint
-from dra_agent.reclaim.signals.polling import Pace
+from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, printable
+from dra_agent.reclaim.signals.polling import PollSchedule
 from dra_agent.reclaim.signals.times import parse_time
 
 EVERY = 1.0
 
 
-def readings_of(node: dict[str, Any], rules: Sequence[NodeTaint], first_seen: dict[str, datetime]) -> list[Reading]:
+def readings_of(node: dict[str, Any], rules: Sequence[NodeTaint], first_seen: dict[str, datetime]) -> list[Signal]:
     """What the taints of a Node object say by the rules.
 
     `first_seen` holds since when a taint without timeAdded is there, by its key and effect. SourceError for what is no
@@ -41,20 +41,25 @@ def readings_of(node: dict[str, Any], rules: Sequence[NodeTaint], first_seen: di
         deadline = None
         if rule.seconds is not None:
             deadline = _added(taint, name, first_seen) + timedelta(seconds=rule.seconds)
-        readings.append(Reading("node", rule.kind, name, f"the node has the taint {name}", deadline))
+        readings.append(Signal("node", rule.kind, name, f"the node has the taint {name}", deadline))
     # One that is taken away and comes back counts from its return.
     for gone in first_seen.keys() - {reading.event for reading in readings}:
         del first_seen[gone]
     return readings
 
 
-class Node:
+class NodeSource:
     """The source: the Node object of this host, watched."""
 
     names = ("node",)
 
     def __init__(
-        self, api: ApiServer, name: str, rules: Sequence[NodeTaint], *, pace: Callable[[float], Pace] = Pace
+        self,
+        api: ApiClient,
+        name: str,
+        rules: Sequence[NodeTaint],
+        *,
+        pace: Callable[[float], PollSchedule] = PollSchedule,
     ) -> None:
         self._api = api
         self._name = name
@@ -62,7 +67,7 @@ class Node:
         self._pace = pace(EVERY)
         self._first_seen: dict[str, datetime] = {}
 
-    async def run(self, watch: Watch) -> None:
+    async def run(self, watch: SignalSink) -> None:
         """Follow the object; where the watch breaks, begin again with a look at it."""
         while True:
             try:

@@ -7,19 +7,19 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
-from dra_agent.reclaim.reading import Reading, SourceError, Watch
+from dra_agent.reclaim.signal import Signal, SignalSink, SourceError
 
 log = logging.getLogger(__name__)
 
-SLOWEST = 8.0
+MAX_INTERVAL_S = 8.0
 """Seconds between two tries at most, however long a source has been silent: the shortest notice is 30 s."""
 JITTER = 0.1
 """Part of a wait by which it varies, so that hosts that started together do not ask together."""
 
-Look = Callable[[], Awaitable[Sequence[Reading]]]
+Look = Callable[[], Awaitable[Sequence[Signal]]]
 
 
-class Pace:
+class PollSchedule:
     """Waiting times between looks, in seconds."""
 
     def __init__(self, every: float, *, spread: Callable[[], float] = random.random) -> None:
@@ -36,14 +36,14 @@ class Pace:
     def bad(self, retry_after: float | None) -> float:
         """How long to wait after a failed look: twice as long each time, and as long as was asked for."""
         self._failures += 1
-        backoff = min(self._every * 2.0 ** min(self._failures - 1, 16), max(SLOWEST, self._every))
+        backoff = min(self._every * 2.0 ** min(self._failures - 1, 16), max(MAX_INTERVAL_S, self._every))
         return self._jittered(max(backoff, retry_after or 0.0))
 
     def _jittered(self, seconds: float) -> float:
         return seconds * (1.0 + JITTER * (2.0 * self._spread() - 1.0))
 
 
-async def keep_looking(name: str, look: Look, pace: Pace, watch: Watch) -> None:
+async def keep_looking(name: str, look: Look, pace: PollSchedule, watch: SignalSink) -> None:
     """Look and report until cancelled."""
     while True:
         try:

@@ -26,7 +26,7 @@ def parse_time(text: str) -> datetime:
     return datetime.strptime(text, _AWS if text[:1].isdigit() else _HTTP).replace(tzinfo=UTC)
 
 
-def by_our_clock(time: datetime, ahead: timedelta | None) -> datetime:
+def to_local_clock(time: datetime, ahead: timedelta | None) -> datetime:
     """Translate a time of a service whose clock is `ahead` of ours; a clock that leads out of the calendar is none."""
     if ahead is None or abs(ahead) < SKEW:
         return time
@@ -36,7 +36,7 @@ def by_our_clock(time: datetime, ahead: timedelta | None) -> datetime:
         return time
 
 
-def believable(
+def clamp_deadline(
     announced: datetime, *, ahead: timedelta | None = None, now: datetime, usual: timedelta, most: timedelta
 ) -> tuple[datetime, str]:
     """Give the deadline to go by, by our clock, and why it is another than the one announced (empty if it is that).
@@ -45,7 +45,7 @@ def believable(
     notice can have: the notice still holds, with the `usual` time that the source gives. The reason names the time as
     it was announced: by our clock it would be another one at each look.
     """
-    deadline = by_our_clock(announced, ahead)
+    deadline = to_local_clock(announced, ahead)
     if deadline < now:
         return now, f"the deadline {announced.isoformat()} has passed"
     if deadline - now > most:

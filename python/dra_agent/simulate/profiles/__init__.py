@@ -25,7 +25,7 @@ def profiles() -> list[str]:
     return list(_MODULES)
 
 
-def load(name: str) -> Machine:
+def load_profile(name: str) -> Machine:
     """The machine of that name; UsageError names the known ones."""
     if name not in _MODULES:
         raise UsageError(f"unknown profile {name!r}; known: {', '.join(_MODULES)}")

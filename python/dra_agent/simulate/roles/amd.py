@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dra_agent.simulate.machine import Site
+from dra_agent.simulate.machine import RoleContext
 from dra_agent.simulate.system import MAJORS
 from dra_agent.simulate.tree import WRITABLE, Tree
 
@@ -42,7 +42,7 @@ class AmdGpu:
         own = self.render - _FIRST_RENDER
         return self.render if partition == 0 else _FIRST_RENDER + _MOST_GPUS + own * (_MOST_GPUS - 1) + partition - 1
 
-    def plan(self, site: Site, tree: Tree) -> None:
+    def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add amdgpu's attributes; partition modes can be written where there are several."""
         tree.files(
             site.path,

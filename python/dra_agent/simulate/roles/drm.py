@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dra_agent.simulate.machine import Site
+from dra_agent.simulate.machine import RoleContext
 from dra_agent.simulate.system import MAJORS
 from dra_agent.simulate.tree import Tree
 
@@ -19,7 +19,7 @@ class DrmNodes:
     card_attributes: Mapping[str, str | int] = field(default_factory=dict)
     """Further attributes of the card's folder."""
 
-    def plan(self, site: Site, tree: Tree) -> None:
+    def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the nodes to sysfs and /dev/dri."""
         tree.file("sys/class/drm/version", "drm 1.1.0 20060810")
         if self.card is not None:
@@ -28,7 +28,7 @@ class DrmNodes:
         if self.render is not None:
             self._node(site, tree, f"renderD{self.render}", "render", self.render)
 
-    def _node(self, site: Site, tree: Tree, name: str, kind: str, minor: int) -> None:
+    def _node(self, site: RoleContext, tree: Tree, name: str, kind: str, minor: int) -> None:
         path = f"{site.path}/drm/{name}"
         major = MAJORS["drm"]
         uevent = f"MAJOR={major}\nMINOR={minor}\nDEVNAME=dri/{name}\nDEVTYPE=drm_minor"
@@ -48,13 +48,13 @@ class AccelNodes:
     number: int
     control: bool = False
 
-    def plan(self, site: Site, tree: Tree) -> None:
+    def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the nodes to sysfs and /dev/accel."""
         self._node(site, tree, f"accel{self.number}", self.number)
         if self.control:
             self._node(site, tree, f"accel_controlD{self.number}", 128 + self.number)
 
-    def _node(self, site: Site, tree: Tree, name: str, minor: int) -> None:
+    def _node(self, site: RoleContext, tree: Tree, name: str, minor: int) -> None:
         path = f"{site.path}/accel/{name}"
         major = MAJORS["accel"]
         uevent = f"MAJOR={major}\nMINOR={minor}\nDEVNAME=accel/{name}\nDEVTYPE=accel_minor"

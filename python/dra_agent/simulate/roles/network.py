@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dra_agent.simulate.machine import Site
+from dra_agent.simulate.machine import RoleContext
 from dra_agent.simulate.system import MAJORS
 from dra_agent.simulate.tree import WRITABLE, Tree
 
@@ -32,7 +32,7 @@ class Interface:
     infiniband: bool = False
     bus_device: str | None = None
 
-    def plan(self, site: Site, tree: Tree) -> None:
+    def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the interface below its device and to /sys/class/net."""
         device = f"{site.path}/{self.bus_device}" if self.bus_device else site.path
         path = f"{device}/net/{self.name}"
@@ -84,7 +84,7 @@ class RdmaDevice:
     firmware: str = "28.39.1002"
     ports: int = 1
 
-    def plan(self, site: Site, tree: Tree) -> None:
+    def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the RDMA device, its ports, and the uverbs, umad and issm nodes."""
         path = f"{site.path}/infiniband/{self.name}"
         tree.files(
@@ -132,7 +132,7 @@ class RdmaDevice:
             "pkeys/0": "0xffff",
         }
 
-    def _character(self, site: Site, tree: Tree, kind: str, name: str, major: int, minor: int) -> None:
+    def _character(self, site: RoleContext, tree: Tree, kind: str, name: str, major: int, minor: int) -> None:
         path = f"{site.path}/{kind}/{name}"
         tree.files(
             path,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dra_agent.simulate.machine import Machine, Site
+from dra_agent.simulate.machine import Machine, RoleContext
 from dra_agent.simulate.models import GpuModel
 from dra_agent.simulate.system import MAJORS
 from dra_agent.simulate.tree import Tree
@@ -28,7 +28,7 @@ class NvidiaGpu:
     fabric: tuple[str, int] | None = None
     """Cluster UUID and clique of an NVLink fabric."""
 
-    def plan(self, site: Site, tree: Tree) -> None:
+    def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the node, and the driver's folder of the GPU below /proc/driver/nvidia/gpus."""
         address = site.function.address
         tree.node(f"dev/nvidia{self.minor}", MAJORS["nvidia"], self.minor)
@@ -56,7 +56,7 @@ class NvSwitch:
 
     number: int
 
-    def plan(self, site: Site, tree: Tree) -> None:
+    def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add its device node and folder below /proc."""
         tree.node(f"dev/nvidia-nvswitch{self.number}", MAJORS["nvidia-nvswitch"], self.number)
         tree.node("dev/nvidia-nvswitchctl", MAJORS["nvidia-nvswitch"], _CONTROL_MINOR)

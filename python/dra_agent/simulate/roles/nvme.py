@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dra_agent.simulate.machine import Site
+from dra_agent.simulate.machine import RoleContext
 from dra_agent.simulate.system import MAJORS
 from dra_agent.simulate.tree import Tree
 
@@ -17,7 +17,7 @@ class NvmeController:
     model: str
     serial: str
 
-    def plan(self, site: Site, tree: Tree) -> None:
+    def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the controller's folder, class link and character node."""
         name = f"nvme{self.number}"
         path = f"{site.path}/nvme/{name}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dra_agent.simulate.machine import Site
+from dra_agent.simulate.machine import RoleContext
 from dra_agent.simulate.system import MAJORS
 from dra_agent.simulate.tree import Tree
 
@@ -21,7 +21,7 @@ class VendorNode:
     """The class that links to the folder; None for a platform device, which has none."""
     attributes: Mapping[str, str | int] = field(default_factory=dict)
 
-    def plan(self, site: Site, tree: Tree) -> None:
+    def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the folder and the node."""
         name = self.folder.rpartition("/")[2]
         path = f"{site.path}/{self.folder}"
@@ -41,7 +41,7 @@ class FpgaRegion:
 
     name: str
 
-    def plan(self, site: Site, tree: Tree) -> None:
+    def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the region's folder; its ports are vendor nodes below it."""
         path = f"{site.path}/fpga_region/{self.name}"
         tree.file(f"{path}/uevent", b"")
@@ -56,7 +56,7 @@ class VfioDevice:
 
     number: int
 
-    def plan(self, site: Site, tree: Tree) -> None:
+    def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the nodes."""
         name, major = f"vfio{self.number}", MAJORS["vfio"]
         path = f"{site.path}/vfio-dev/{name}"

@@ -1,0 +1,420 @@
+"""The life of one agent: puts the parts together, keeps them going, and takes them apart.
+
+It has no logic of claims or devices. Stopping releases nothing: what containers use stays prepared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, TypeVar
+
+from dra_agent import __version__, msgspec_warmup
+from dra_agent.agent import host_ownership
+from dra_agent.agent.config import SIMULATED_CDI, Config, listen_address
+from dra_agent.agent.device_state import DeviceState, boot_id
+from dra_agent.agent.host_factory import agent_host
+from dra_agent.agent.housekeeping import Housekeeping
+from dra_agent.agent.leadership import Leadership
+from dra_agent.agent.liveness import BEAT_INTERVAL_S, LivenessMonitor
+from dra_agent.agent.lock import StateLock, remove_leftovers
+from dra_agent.agent.mode import Mode, RunInThread
+from dra_agent.agent.reclaim_runtime import ReclaimRuntime
+from dra_agent.agent.refresh_loop import RefreshLoop
+from dra_agent.agent.rolling_update import InstanceRegistry
+from dra_agent.agent.shared_ledger import SharedLedger
+from dra_agent.agent.signals import Signals, run_unless
+from dra_agent.agent.systemd_notify import READY, STOPPING, WATCHDOG, Notifier
+from dra_agent.daemon_threads import DaemonExecutor
+from dra_agent.health import HealthStateFile, Monitor
+from dra_agent.host import Host
+from dra_agent.inventory.passthrough_bindings import VfioBindingStore
+from dra_agent.metrics.instrumented import InstrumentedPreparer
+from dra_agent.prepare import Preparer
+from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.prepare.locks import KeyedLocks
+from dra_agent.prepare.ownership import Ownership
+from dra_agent.prepare.setup import DeviceSetup
+
+if TYPE_CHECKING:
+    from dra_agent.cdi.directory import SpecDirectory
+    from dra_agent.metrics.registry import Metrics
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 0.1
+"""Seconds between two looks at whether claims are given back."""
+EXTEND_TIMEOUT_S = 5.0
+"""Seconds for which the service manager is asked to wait, each time."""
+CDI_REPLACED_GRACE_S = 30.0
+"""How long the CDI directory may be one that the host replaced before /healthz fails: a restart mounts the new one."""
+WORKERS = 32
+"""Threads of the event loop's own executor: small reads and writes, and hooks of containers that start."""
+_T = TypeVar("_T")
+
+
+class Agent:
+    """One agent from start to stop."""
+
+    def __init__(self, config: Config, signals: Signals, reload: Callable[[], None]) -> None:
+        """`reload` is called on SIGHUP, and must return at once."""
+        self._config = config
+        self._signals = signals
+        self._reload = reload
+        self._notifier = Notifier()
+        self._pulse = LivenessMonitor()
+        self._stop = asyncio.Event()
+        self._at_once = False
+        self._lingering = False
+        self._hardware: DeviceState | None = None
+        self._ledger: JournalLedger | None = None
+        self._specs: SpecDirectory | None = None
+        self._mode: Mode | None = None
+        self._reclaiming: ReclaimRuntime | None = None
+        self._newest: Callable[[], bool] = lambda: True
+        """Whether no younger agent lives: the one that does local work."""
+        self._leadership = Leadership(None)
+        """Which agent writes to the API server."""
+        self._not_ready = "starting"
+        self._abandoned: list[str] = []
+        self._born = time.monotonic()
+
+    async def run(self) -> None:
+        """Start, say so, and live until SIGTERM or SIGINT; raises AgentError if it cannot start.
+
+        While a notice holds and claims have to be given back, it goes on until they are; a second signal ends it.
+        """
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._signals.attach(self._told_to_stop, self._reload))
+            stack.callback(self._notifier.send, "STATUS=stopped")
+            # A start may take longer than a loop may be still.
+            beating = asyncio.create_task(self._beat(), name="pulse")
+            stack.callback(beating.cancel)
+            started = await run_unless(self._stop, self._needed, self._start(stack), poll_s=LINGER_S)
+            beating.cancel()
+            if started:
+                await self._live()
+            else:
+                log.warning("stopped during the start")
+                self._abandoned.append("the start")
+            self._not_ready = "stopping"
+            self._notifier.send(STOPPING)
+            log.info("stopping; prepared claims stay prepared")
+        log.info("stopped")
+
+    @property
+    def _shared_as(self) -> str | None:
+        """By which name this agent shares its state directory with others; None: it is alone there."""
+        config = self._config
+        return config.pod_uid if config.pod_uid and not config.standalone else None
+
+    @property
+    def hung_calls(self) -> list[str]:
+        """What still runs on a worker thread and may never end: a library that hangs."""
+        return self._abandoned + self._pulse.busy() + (self._mode.hung_calls if self._mode is not None else [])
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        config = self._config
+        # Agents of a rolling update live side by side for a while; all others are alone on their state directory.
+        if config.net_devices:
+            log.warning("--net-devices is without effect: interfaces are moved whatever the container runtime is")
+        shared_as = self._shared_as
+        lock = StateLock(config.state_dir, shared=shared_as is not None)
+        stack.callback(lock.close)
+        ownership = host_ownership.join(config, stack.callback)
+        if config.simulate is not None and config.cdi_dir == config.state_dir / SIMULATED_CDI:
+            log.info(
+                "the devices are simulated: CDI specs are kept away from container runtimes",
+                extra={"cdi_dir": str(config.cdi_dir)},
+            )
+        instances = None
+        if shared_as is not None:
+            instances = InstanceRegistry(config.state_dir, shared_as)
+            stack.callback(instances.close)
+            self._newest = instances.is_newest
+            self._leadership = Leadership(instances)
+        # Never waited for: a library that hangs must not keep the agent from stopping.
+        asyncio.get_running_loop().set_default_executor(DaemonExecutor(WORKERS, "worker"))
+        worker = DaemonExecutor(1, "hardware")
+        stack.callback(worker.shutdown)
+
+        async def work(what: str, at_most: float, call: Callable[[], _T]) -> _T:
+            return await self._work(worker, what, at_most, call)
+
+        record = self._serve(stack)
+        mode = self._choose(stack, work, record)
+        msgspec_warmup.build_decoders()
+        await mode.open()
+        host = await self._work(worker, "building the simulated host", 60.0, lambda: agent_host(config))
+        # Before the devices are looked at, which may take long: a notice does not wait for that.
+        reclaiming = self._reclaiming = ReclaimRuntime(config, host, boot_id(host.proc), newest=self._newest)
+        mode.attach_reclaim(reclaiming.reclaim)
+        stack.push_async_callback(reclaiming.stop)
+        await reclaiming.start()
+        await self._work(worker, "removing temporary files", 60.0, lambda: remove_leftovers(config.state_dir))
+        ledger = self._ledger = await self._work(
+            worker,
+            "opening the ledger",
+            60.0,
+            lambda: JournalLedger(config.state_dir, boot_id(host.proc), shared_as=shared_as),
+        )
+        stack.callback(ledger.close)
+        if instances is not None:
+            shared_ledger = SharedLedger(ledger, instances.others)
+            stack.callback(shared_ledger.stop)
+            shared_ledger.start()
+        if rebooted := len(ledger.report.earlier_boot):
+            log.info("the host was restarted: claims are prepared again where they stand", extra={"claims": rebooted})
+        for problem in ledger.report.problems():
+            log.error("the ledger was damaged", extra={"problem": problem})
+        if ledger.report.not_writable:
+            log.error("nothing can be recorded in the ledger", extra={"reason": ledger.report.not_writable})
+        hardware = self._hardware = await self._work(
+            worker,
+            "reading the host",
+            120.0,
+            lambda: DeviceState(
+                host,
+                config.inventory,
+                node=config.node,
+                driver=config.driver_name,
+                monitor=self._monitor(host),
+                handovers=VfioBindingStore(config.state_dir),
+                keeps_slices=config.standalone,
+            ),
+        )
+        stack.callback(hardware.close)
+        setups = self._setups(hardware)
+        preparer = self._preparer(ledger, hardware, record, setups, ownership)
+        for problem in await self._work(
+            worker, "comparing owners of devices", 60.0, lambda: ownership.reconcile(ledger, hardware.lookup)
+        ):
+            log.error("another agent of this host has a device of a prepared claim", extra={"problem": problem})
+        msgspec_warmup.build_decoders()  # of what was imported meanwhile
+        await self._share(stack, worker, hardware, setups)
+        await self._answer_hooks(stack, setups)
+        await mode.serve(InstrumentedPreparer(preparer, self._pulse, record), hardware, ledger)
+        watcher = RefreshLoop(
+            hardware,
+            changed=mode.devices_changed,
+            work=lambda what, call: self._work(worker, what, 120.0, call),
+            follows_kernel=str(host.sysfs) == "/sys",
+        )
+        await watcher.start()
+        stack.push_async_callback(watcher.stop)
+        self._ready(sum(entry.state == "completed" for entry in ledger.entries()))
+        # Claims of earlier agents come after those that are asked for now: one that hangs holds up nobody.
+        housekeeping = Housekeeping(ledger, preparer, self._work, newest=self._newest)
+        stack.callback(housekeeping.stop)
+        housekeeping.start()
+
+    def _serve(self, stack: AsyncExitStack) -> Metrics | None:
+        """Answer /metrics, /healthz and /readyz, if anyone wants them; gives what takes note of requests."""
+        if self._config.health_address:
+            from dra_agent.metrics.http_server import HttpServer
+
+            health = HttpServer(
+                listen_address(self._config.health_address),
+                healthy=self._pulse.failures,
+                ready=self._unready,
+                flag="--health-address",
+            )
+            health.start()
+            stack.callback(health.close)
+            log.info("answering probes", extra={"probes": health.port})
+        if not self._config.metrics_address:
+            return None
+        from dra_agent.metrics.http_server import HttpServer
+        from dra_agent.metrics.registry import Metrics
+        from dra_agent.metrics.snapshot import collect
+
+        metrics = Metrics(lambda: collect(self._config, self._hardware, self._ledger, self._reclaiming))
+        server = HttpServer(
+            listen_address(self._config.metrics_address),
+            render=metrics.render,
+            healthy=self._pulse.failures,
+            ready=self._unready,
+        )
+        server.start()
+        stack.callback(server.close)
+        log.info("answering /metrics, /healthz and /readyz", extra={"port": server.port})
+        return metrics
+
+    def _monitor(self, host: Host) -> Monitor:
+        config = self._config
+        return Monitor(config.health, config.driver_name, HealthStateFile(config.state_dir, boot_id(host.proc)))
+
+    def _setups(self, hardware: DeviceState) -> tuple[DeviceSetup, ...]:
+        from dra_agent.agent.setup_registry import vendor_setups
+
+        return vendor_setups(self._config, hardware.host, hardware.mode_changes)
+
+    async def _share(
+        self, stack: AsyncExitStack, worker: Executor, hardware: DeviceState, setups: tuple[DeviceSetup, ...]
+    ) -> None:
+        from dra_agent.agent.mps_supervisor import MpsSupervisor
+        from dra_agent.device_setup.shares import ShareSetup
+
+        async def report(sick: dict[str, str]) -> None:
+            change = await self._work(worker, "noting what is shared", 60.0, lambda: hardware.set_setup_failures(sick))
+            if change and self._mode is not None:
+                self._mode.devices_changed()
+
+        for setup in setups:
+            if isinstance(setup, ShareSetup):
+                sharing = MpsSupervisor(self._config, setup, report, newest=self._newest)
+                stack.push_async_callback(sharing.stop)
+                await sharing.start()
+
+    async def _answer_hooks(self, stack: AsyncExitStack, setups: tuple[DeviceSetup, ...]) -> None:
+        from dra_agent.agent.hook_server import HookServer
+        from dra_agent.agent.setup_registry import hook_tasks
+        from dra_agent.device_setup.container_hook import ContainerHook
+
+        hooks = HookServer(ContainerHook(self._config.host_folder).socket, hook_tasks(setups))
+        stack.push_async_callback(hooks.stop)
+        await hooks.start()
+
+    def _preparer(
+        self,
+        ledger: JournalLedger,
+        hardware: DeviceState,
+        record: Metrics | None,
+        setups: tuple[DeviceSetup, ...],
+        ownership: Ownership,
+    ) -> Preparer:
+        from dra_agent.cdi.directory import SpecDirectory
+        from dra_agent.cdi.edits import EditProviders
+        from dra_agent.cdi.edits.registry import find_nvidia_ctk
+        from dra_agent.cdi.metadata_files import MetadataDirectory
+
+        config = self._config
+        shared_as = self._shared_as
+        recipes = EditProviders(hardware.host, ctk=find_nvidia_ctk(hardware.host))
+        specs = self._specs = SpecDirectory(config.cdi_dir, config.driver_name)
+        if why := specs.unwritable():
+            log.error("claims cannot be prepared", extra={"reason": why})
+        self._pulse.watch(specs.replaced, CDI_REPLACED_GRACE_S)
+        metadata = MetadataDirectory(config.metadata_dir, config.driver_name, enabled=config.device_metadata)
+        took = (lambda phase, seconds: None) if record is None else record.observe_phase
+        return Preparer(
+            config.driver_name,
+            ledger,
+            specs,
+            hardware.lookup,
+            node=config.node,
+            recipes=recipes,
+            setups=setups,
+            metadata=metadata,
+            ownership=ownership,
+            device_locks=KeyedLocks(config.state_dir / "locks" / "devices", process=shared_as) if shared_as else None,
+            took=took,
+        )
+
+    def _choose(self, stack: AsyncExitStack, work: RunInThread, record: Metrics | None) -> Mode:
+        mode: Mode
+        if self._config.standalone:
+            from dra_agent.agent.standalone_mode import StandaloneMode
+
+            mode = StandaloneMode(self._config)
+        else:
+            from dra_agent.agent.kubernetes_mode import KubernetesMode
+
+            mode = KubernetesMode(self._config, work, record, leadership=self._leadership, told=self._tell)
+        self._mode = mode
+        stack.push_async_callback(mode.close)
+        return mode
+
+    def _ready(self, claims: int) -> None:
+        assert self._hardware is not None
+        # What lives as long as the process need not be looked at by every collection.
+        gc.collect()
+        gc.freeze()
+        self._not_ready = ""
+        self._signals.trust()
+        devices = len(self._hardware.inventory.devices)
+        self._tell(READY)
+        log.info(
+            "ready",
+            extra={
+                "version": __version__,
+                "devices": devices,
+                "claims": claims,
+                "seconds": round(time.monotonic() - self._born, 3),
+            },
+        )
+
+    def _tell(self, *states: str) -> None:
+        """Give the service manager the line that people see, and states with it."""
+        if self._hardware is None or self._mode is None or self._not_ready:
+            return
+        devices = f"{len(self._hardware.inventory.devices)} devices on node {self._config.node}"
+        self._notifier.send(*states, f"STATUS={devices}" + (f", {self._mode.status}" if self._mode.status else ""))
+
+    async def _beat(self) -> None:
+        while True:
+            self._pulse.heartbeat()
+            await asyncio.sleep(BEAT_INTERVAL_S)
+
+    async def _live(self) -> None:
+        every = (
+            BEAT_INTERVAL_S if self._notifier.watchdog is None else min(BEAT_INTERVAL_S, self._notifier.watchdog / 3)
+        )
+        sick = False
+        while not self._stop.is_set() or self._needed():
+            self._pulse.heartbeat()
+            ills = self._pulse.failures()
+            if not ills:
+                self._notifier.send(WATCHDOG)
+            elif not sick:
+                log.error("the agent is stuck", extra={"ills": ills})
+            sick = bool(ills)
+            if self._stop.is_set():
+                await asyncio.sleep(LINGER_S)
+                continue
+            try:
+                async with asyncio.timeout(every):
+                    await self._stop.wait()
+            except TimeoutError:
+                continue
+
+    def _told_to_stop(self) -> None:
+        self._at_once = self._stop.is_set()
+        self._stop.set()
+
+    def _needed(self) -> bool:
+        """Whether claims still have to be given back, through this agent, before the host is taken."""
+        if self._at_once or self._mode is None or self._reclaiming is None or not self._mode.draining:
+            return False
+        left = self._reclaiming.seconds_left
+        if left is not None and left <= 0:
+            return False
+        if not self._lingering:
+            self._lingering = True
+            self._signals.trust()
+            log.warning("told to stop, but the host is being taken: claims have to be given back first")
+        if left is not None:
+            self._notifier.send(f"EXTEND_TIMEOUT_USEC={int(EXTEND_TIMEOUT_S * 1e6)}", "STATUS=giving claims back")
+        return True
+
+    def _unready(self) -> list[str]:
+        ills = [self._not_ready] if self._not_ready else []
+        if self._ledger is not None and not self._not_ready and (why := self._ledger.report.not_writable):
+            ills.append(f"no claim can be recorded: {why}")
+        if self._specs is not None and not self._not_ready and (why := self._specs.unwritable()):
+            ills.append(why)
+        if self._mode is not None:
+            ills += self._mode.failures
+        return ills + self._pulse.failures()
+
+    async def _work(self, worker: Executor, what: str, at_most: float, call: Callable[[], _T]) -> _T:
+        def watched() -> _T:
+            with self._pulse.working(what, at_most):
+                return call()
+
+        return await asyncio.get_running_loop().run_in_executor(worker, watched)

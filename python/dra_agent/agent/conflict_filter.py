@@ -1,0 +1,90 @@
+"""The guard against a second manager, put together: what others give out too is found, told, remembered, not published.
+
+Who the others are is neighbours' to find out, and writing slices the publisher's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+from dra_agent.agent.config import Config
+from dra_agent.agent.device_state import DeviceState
+from dra_agent.agent.host_ownership import other_agents
+from dra_agent.conflicts import DeviceConflicts, SavedConflicts, exclude, load_conflicts, save_conflicts
+from dra_agent.conflicts.detector import ApiReader, ConflictDetector
+from dra_agent.inventory import Inventory
+from dra_agent.status.events import SECOND_MANAGER, ObjectReference
+from dra_agent.status.reporting_preparer import EventSink
+
+MAX_NAMES = 16
+"""Devices that an Event names; it has room for about a thousand characters."""
+
+
+class ConflictFilter:
+    """Keeps what is published apart from what others give out, from `start` to `stop`."""
+
+    def __init__(
+        self, config: Config, api: ApiReader, hardware: DeviceState, events: EventSink, *, changed: Callable[[], None]
+    ) -> None:
+        """`changed` is called on the loop when `inventory` gives other devices than before."""
+        self._config = config
+        self._hardware = hardware
+        self._events = events
+        self._changed = changed
+        self._remembering = threading.Lock()
+        self._neighbours = ConflictDetector(
+            api,
+            node=config.node,
+            driver=config.driver_name,
+            devices=lambda: hardware.inventory.devices,
+            changed=self._found,
+            verdict=load_conflicts(config.state_dir).verdict,
+            agents=lambda: {agent.driver: agent.state_dir for agent in other_agents(config)},
+        )
+
+    async def start(self) -> None:
+        """Find out who else there is before anything is published, and go on looking."""
+        await self._neighbours.start()
+        self._remember()
+
+    async def stop(self) -> None:
+        """Look no more."""
+        await self._neighbours.stop()
+
+    def devices_changed(self) -> None:
+        """Decide about devices that are new."""
+        self._neighbours.devices_changed()
+
+    def inventory(self) -> Inventory:
+        """Give what is to be published."""
+        whole = self._hardware.inventory
+        return whole if self._publishes else exclude(whole, self._neighbours.verdict)
+
+    @property
+    def _publishes(self) -> bool:
+        return self._config.second_manager == "publish"
+
+    def _found(self, verdict: DeviceConflicts) -> None:
+        self._remember()
+        node = ObjectReference.node(self._config.node)
+        for manager, names in verdict.by_manager().items():
+            self._events.record(SECOND_MANAGER, node, _note(manager, names, published=self._publishes))
+        self._changed()
+
+    def _remember(self) -> None:
+        # A disk that is slow must not keep the kubelet waiting.
+        asyncio.get_running_loop().run_in_executor(None, self._write)
+
+    def _write(self) -> None:
+        with self._remembering:  # so that what is written last is what was found last
+            save_conflicts(self._config.state_dir, SavedConflicts(self._neighbours.verdict, published=self._publishes))
+
+
+def _note(manager: str, names: list[str], *, published: bool) -> str:
+    count = f"{len(names)} device{'' if len(names) == 1 else 's'} of this node"
+    follows = "is published by dra-agent all the same" if published else "is not published by dra-agent"
+    what = follows if len(names) == 1 else follows.replace("is ", "are ", 1)
+    listed = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+    return f"{manager} gives out {count} too, which {what}: {listed}"

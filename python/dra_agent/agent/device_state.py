@@ -1,0 +1,194 @@
+"""What the host has, kept current: uevents and slow rescans → topology → inventory → health → slices.
+
+Everything here may wait for disks and vendor libraries, so the agent calls it on a worker thread; reading what was
+found last never waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dra_agent.errors import AgentError
+from dra_agent.health import DeviceHealthStore, HealthSettings, Monitor
+from dra_agent.host import Host
+from dra_agent.inventory import (
+    Collector,
+    Device,
+    Inventory,
+    InventoryDiff,
+    InventorySettings,
+    InventoryTracker,
+    ObservedIssue,
+)
+from dra_agent.inventory.amd.mode_changes import ModeChanges
+from dra_agent.inventory.passthrough_bindings import VfioBindingStore
+from dra_agent.inventory.tracker import diff
+from dra_agent.slices import desired_slices
+from dra_agent.topology import LiveTopology, Uevent
+
+log = logging.getLogger(__name__)
+
+SHARING_DOWN = "sharing-down"
+"""The cause where what holds a device's shares apart does not run."""
+
+
+class DeviceState:
+    """The devices of one host and the slices that describe them."""
+
+    def __init__(
+        self,
+        host: Host,
+        settings: InventorySettings,
+        *,
+        node: str,
+        driver: str,
+        monitor: Monitor | None = None,
+        handovers: VfioBindingStore | None = None,
+        keeps_slices: bool = True,
+    ) -> None:
+        """Scan the host; raises PermanentError where there is no sysfs, UsageError where a rule can never work.
+
+        `keeps_slices`: whether anybody asks for `slices`. A cluster's publisher draws its own, of what the guard and a
+        reclaim leave of the devices; a second set would be drawn at every change and kept for nobody.
+        """
+        self.host = host
+        self._keeps_slices = keeps_slices
+        self._node = node
+        self._driver = driver
+        self.mode_changes = ModeChanges()
+        """For those who divide GPUs to tell of it."""
+        collector = Collector(host, settings, driver=driver, handovers=handovers, mode_changes=self.mode_changes)
+        self._topology = LiveTopology(host)
+        self._watch = InventoryTracker(collector, self._topology.snapshot())
+        self.monitor = monitor or Monitor(HealthSettings(), driver)
+        self.board = DeviceHealthStore(node)
+        self._reported: dict[str, str] = {}
+        self._inventory = self.monitor.observe(self._watch.inventory)
+        self.board.publish(self._inventory)
+        self._slices: list[dict[str, Any]] = []
+        self._told: set[str] = set()
+        self._describe()
+
+    @property
+    def inventory(self) -> Inventory:
+        """The inventory as it was taken last, with what counts against its devices."""
+        return self._inventory
+
+    def lookup(self, pool: str, name: str) -> Device | None:
+        """Find a device of the inventory."""
+        return self._inventory.lookup(pool, name)
+
+    def slices(self) -> list[dict[str, Any]]:
+        """Give the ResourceSlices of the inventory; none where nobody was to ask for them."""
+        return self._slices
+
+    def refresh(self, events: list[Uevent], *, rescan: bool) -> InventoryDiff:
+        """Look where the events say, or everywhere, and take the inventory again."""
+        if rescan:
+            self._topology.rescan()
+        else:
+            for event in events:
+                self._topology.apply(event)
+        self._watch.refresh(self._topology.snapshot())
+        self.monitor.record_events(self._watch.faults(), self._watch.inventory)
+        return self._judge(self.monitor.observe(self._as_reported()), looked=True)
+
+    def set_setup_failures(self, sick: Mapping[str, str]) -> InventoryDiff:
+        """Take note of what is set up on devices and does not work, by device; what is not named works."""
+        if self._reported == sick:
+            return InventoryDiff()
+        self._reported = dict(sick)
+        return self._judge(self.monitor.observe(self._as_reported()), looked=False)
+
+    def _as_reported(self) -> Inventory:
+        inventory = self._watch.inventory
+        if not self._reported:
+            return inventory
+        devices = (_sick(device, self._reported.get(device.name)) for device in inventory.devices)
+        return msgspec.structs.replace(inventory, devices=tuple(devices))
+
+    def poll_events(self) -> InventoryDiff:
+        """Hear what happened to devices, look again where there is news, and let go of what has passed."""
+        faults = self._watch.faults() if self._watch.tells_faults else []
+        if not faults and self._watch.lost_event_stream():
+            # What happens before a library is started again is told to nobody: not a moment longer than it takes.
+            return self.refresh([], rescan=False)
+        if self.monitor.look_due():
+            self.monitor.record_events(faults, self._watch.inventory)
+            return self.refresh([], rescan=False)
+        if not faults and not self.monitor.due():
+            return InventoryDiff()
+        change = self._judge(self.monitor.record_events(faults, self._watch.inventory), looked=False)
+        return (self.refresh([], rescan=False) if faults else None) or change
+
+    def _judge(self, inventory: Inventory, *, looked: bool) -> InventoryDiff:
+        change = diff(self._inventory, inventory)
+        self._inventory = inventory
+        self.board.publish(inventory, looked=looked)
+        if change:
+            self._describe()
+            log.info(
+                "devices changed",
+                extra={
+                    name: found
+                    for name in ("added", "removed", "changed", "health")
+                    if (found := getattr(change, name))
+                },
+            )
+        return change
+
+    def close(self) -> None:
+        """Let go of vendor libraries."""
+        self._watch.close()
+
+    def _describe(self) -> None:
+        told = set()
+        for problem in self.inventory.problems:
+            told.add(str(problem))
+            if str(problem) not in self._told:
+                level = logging.ERROR if problem.severity == "error" else logging.WARNING
+                log.log(level, problem.message, extra={"where": problem.where, "todo": problem.hint})
+        if self._keeps_slices:
+            told |= self._draw()
+        self._told = told
+
+    def _draw(self) -> set[str]:
+        """Draw the slices; gives what is left out of them, which is told once."""
+        try:
+            desired = desired_slices(
+                self.inventory, node=self._node, driver=self._driver, published=self._slices, naming="fixed"
+            )
+        except AgentError as error:
+            log.error("devices cannot be described", extra={"reason": str(error)})
+            return set()
+        self._slices = desired.slices
+        refused = {str(problem) for problem in desired.problems}
+        for problem in sorted(refused - self._told):
+            log.error("device left out", extra={"problem": problem})
+        return refused
+
+
+def _sick(device: Device, reason: str | None) -> Device:
+    if reason is None:
+        return device
+    return msgspec.structs.replace(
+        device,
+        health="unhealthy",
+        health_reason=device.health_reason or reason,
+        ailments=(*device.ailments, ObservedIssue(SHARING_DOWN, reason)),
+    )
+
+
+def boot_id(proc: Path = Path("/proc")) -> str:
+    """Name the boot that this host is in; "unknown" where the kernel does not say."""
+    for root in (proc, Path("/proc")):
+        try:
+            return (root / "sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            continue
+    return "unknown"

@@ -1,0 +1,179 @@
+"""The place of this agent among the agents of its host: its id, its driver's lock, and the devices that it owns.
+
+`--run-dir` is the one directory that all agents of a host share, whatever else they are configured with.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from dra_agent.agent.config import Config
+from dra_agent.deadline import Deadline
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.file_lock import keep_private, lock, try_lock
+from dra_agent.prepare.ownership import DeviceOwnership, Ownership, SimulatedOwnership
+
+log = logging.getLogger(__name__)
+
+ID_FILE = "agent-id"
+START_TIMEOUT_S = 5.0
+"""For another agent that starts at the same time to record who it is."""
+
+
+class _DriverRecord(msgspec.Struct, frozen=True):
+    owner: str
+    state_dir: str
+    pid: int
+
+
+class OtherAgent(msgspec.Struct, frozen=True):
+    """An agent of this host that serves another driver."""
+
+    driver: str
+    state_dir: str
+    pid: int
+    is_running: bool
+    """False for one that has ended since the host booted."""
+
+
+def other_agents(config: Config) -> list[OtherAgent]:
+    """Return the agents of this host for other drivers and the same hardware, as far as their records can be read."""
+    if config.simulate is not None:
+        return []
+    folder = _directory(config) / "drivers"
+    found = []
+    try:
+        names = sorted(os.listdir(folder))  # noqa: PTH208 - names only
+    except OSError:
+        return []
+    for name in names:
+        if name == config.driver_name:
+            continue
+        try:
+            handle = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue
+        try:
+            record = _record(handle)
+            if record is not None and record.state_dir != str(config.state_dir):
+                # Who gets the lock for a moment keeps nobody from starting: starting agents try for seconds.
+                running = not try_lock(handle)
+                found.append(OtherAgent(name, record.state_dir, record.pid, running))
+        except OSError:
+            continue
+        finally:
+            os.close(handle)
+    return found
+
+
+def join(config: Config, closing: Callable[[Callable[[], None]], object]) -> Ownership:
+    """Take this agent's place on the host, until what is given to `closing` is called.
+
+    Raises PermanentError where another agent on another state directory serves the same driver for the same devices;
+    RetryableError where `run_dir` cannot be used.
+    """
+    if config.simulate is not None:
+        # Simulated devices exist once per state directory. Specs of real ones may be in the same CDI directory.
+        return SimulatedOwnership(config.run_dir / "devices", config.state_dir, "")
+    directory = _directory(config)
+    owner = state_id(config.state_dir)
+    try:
+        (directory / "devices").mkdir(mode=0o755, parents=True, exist_ok=True)
+        (directory / "drivers").mkdir(mode=0o755, exist_ok=True)
+        handle = _take_driver(directory / "drivers" / config.driver_name, owner, config)
+    except OSError as error:
+        raise RetryableError(
+            f"cannot be used to keep agents of one host apart: {error.strerror}",
+            where=str(error.filename or directory),
+            hint="run the agent as root, or name a directory that all agents of this host use with --run-dir",
+        ) from error
+    closing(lambda: os.close(handle))
+    return DeviceOwnership(directory / "devices", config.state_dir, owner)
+
+
+def state_id(state_dir: Path) -> str:
+    """Return the random id of a state directory, made where there is none; the same for all agents that share it."""
+    path = state_dir / ID_FILE
+    try:
+        if known := path.read_text().strip():
+            return known
+    except OSError:
+        pass
+    made = uuid.uuid4().hex
+    temporary = state_dir / f".{ID_FILE}.{made}"
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(handle, f"{made}\n".encode())
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        with suppress(FileExistsError):
+            path.hardlink_to(temporary)
+        return path.read_text().strip() or made
+    except OSError as error:
+        # A read-only or full disk: the directory itself is what agents that share it have in common.
+        log.warning("the state directory has no id of its own", extra={"reason": error.strerror})
+        status = state_dir.stat()
+        return f"{status.st_dev:x}-{status.st_ino:x}"
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def _directory(config: Config) -> Path:
+    root = config.sysfs_root.resolve()
+    if str(root) == "/sys":
+        return config.run_dir
+    import hashlib  # of which only such a host needs anything
+
+    # Another tree is other hardware, and the same for every agent that reads it.
+    return config.run_dir / "hosts" / hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
+
+
+def _take_driver(path: Path, owner: str, config: Config) -> int:
+    """Hold a shared lock for the agent's life; the content says whose state directory it is for."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    other: _DriverRecord | None = None
+
+    def attempt(handle: int) -> bool:
+        """Be the first agent of this driver, or another one on the same state directory."""
+        nonlocal other
+        if try_lock(handle):
+            data = msgspec.json.encode(_DriverRecord(owner, str(config.state_dir), os.getpid())) + b"\n"
+            os.pwrite(handle, data, 0)
+            os.ftruncate(handle, len(data))
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            return True
+        # The record may be that of an agent that ended, or be written in a moment.
+        other = _record(handle)
+        return other is not None and other.owner == owner and try_lock(handle, shared=True)
+
+    try:
+        keep_private(handle)
+        if lock(handle, Deadline.of(START_TIMEOUT_S), attempt):
+            return handle
+        where = f", with state directory {other.state_dir} (pid {other.pid})" if other is not None else ""
+        raise PermanentError(
+            f"another agent of this host serves driver {config.driver_name}{where}",
+            where=str(path),
+            hint="stop one of them: two agents must not manage the same devices",
+        )
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def _record(handle: int) -> _DriverRecord | None:
+    try:
+        return msgspec.json.decode(os.pread(handle, 4096, 0).partition(b"\n")[0], type=_DriverRecord)
+    except msgspec.MsgspecError:
+        return None

@@ -1,0 +1,235 @@
+"""The composition of Kubernetes mode: the kubelet asks for claims, and the API server says what they were given."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dra_agent.agent.config import Config
+from dra_agent.agent.conflict_filter import ConflictFilter
+from dra_agent.agent.device_state import DeviceState
+from dra_agent.agent.leadership import Leadership
+from dra_agent.agent.mode import RunInThread
+from dra_agent.agent.reclaim_kubernetes import NodeDrain
+from dra_agent.agent.status_reporter import StatusReporter
+from dra_agent.errors import AgentError
+from dra_agent.kube_client.client import ApiClient, connect
+from dra_agent.kube_client.kinds import RESOURCE_CLAIMS
+from dra_agent.kubelet_plugin.plugin import KubeletPlugin
+from dra_agent.kubelet_plugin.registration import RegistrationStatus
+from dra_agent.kubelet_plugin.sockets import socket_paths
+from dra_agent.metrics.instrumented import InstrumentedPreparer
+from dra_agent.metrics.publish import PublishMetrics
+from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.publish import Publisher
+from dra_agent.reclaim.service import ReclaimService
+from dra_agent.status.gone_claims import GoneClaims
+from dra_agent.status.release_socket import ReleaseSocket
+
+if TYPE_CHECKING:
+    from dra_agent.metrics.registry import Metrics
+
+CONNECT_TIMEOUT_S = 30.0
+"""Seconds that reading credentials takes at most; nothing is asked of the server then."""
+
+log = logging.getLogger(__name__)
+
+
+class KubernetesMode:
+    """See dra_agent.agent.mode.Mode."""
+
+    def __init__(
+        self,
+        config: Config,
+        work: RunInThread,
+        metrics: Metrics | None,
+        *,
+        leadership: Leadership,
+        told: Callable[[], None],
+    ) -> None:
+        """`leadership` says whether this agent is the one that publishes; `told` is called when `status` has changed.
+
+        Raises UsageError where no socket fits below the kubelet's directory.
+        """
+        self._config = config
+        self._work = work
+        self._leadership = leadership
+        self._told = told
+        self._metrics = metrics
+        self._api: asyncio.Future[ApiClient] = asyncio.get_running_loop().create_future()
+        self._publisher: Publisher | None = None
+        self._guard: ConflictFilter | None = None
+        self._publishing: asyncio.Task[None] | None = None
+        self._reporting: StatusReporter | None = None
+        self._reclaim: ReclaimService | None = None
+        self._leaving: NodeDrain | None = None
+        self._gone: GoneClaims | None = None
+        self._release_socket: ReleaseSocket | None = None
+        self._plugin = KubeletPlugin(
+            socket_paths(config.kubelet_dir, config.driver_name, config.pod_uid),
+            config.driver_name,
+            _Claims(self._api),
+            health=True,
+            observer=metrics,
+            registered=self._registered,
+        )
+
+    async def open(self) -> None:
+        """Listen for the kubelet first: it finds the driver while the devices are still being looked at."""
+        await self._plugin.open()
+        self._api.set_result(
+            await self._work("reading credentials", CONNECT_TIMEOUT_S, lambda: connect(self._config.kubeconfig))
+        )
+
+    def attach_reclaim(self, reclaim: ReclaimService) -> None:
+        """Listen to what autoscalers say on the Node object, too; acting on it begins with `serve`."""
+        self._reclaim = reclaim
+        rules = self._config.reclaim.node_taints
+        if rules:
+            from dra_agent.reclaim.signals.node import NodeSource
+
+            reclaim.add(NodeSource(self._api.result(), self._config.node, rules))
+
+    async def serve(self, preparer: InstrumentedPreparer, hardware: DeviceState, ledger: JournalLedger) -> None:
+        """Let the kubelet's calls through, and publish the devices."""
+        api = self._api.result()
+        self._reporting = StatusReporter(self._config, api)
+        self._reporting.start(hardware, ledger)
+        assert self._reclaim is not None
+        reclaim = self._reclaim
+        leaving = self._leaving = NodeDrain(
+            self._config, api, self._reclaim, ledger, self._reporting, is_leader=self._leadership.is_leader
+        )
+        self._guard = ConflictFilter(
+            self._config, api, hardware, self._reporting.events, changed=self._published_devices_changed
+        )
+        self._publisher = Publisher(
+            api,
+            node=self._config.node,
+            driver=self._config.driver_name,
+            inventory=leaving.inventory(self._guard.inventory),
+            peers=self._leadership,
+            failed=self._reporting.not_published,
+            urgent=lambda: reclaim.state.phase == "notice",
+        )
+        if self._metrics is not None:
+            self._metrics.add(PublishMetrics(self._publisher.reading, api.requests))
+            self._metrics.add(self._reporting.metrics())
+        self._leadership.watch(self._leader_changed)
+        self._publishing = asyncio.create_task(self._publish(self._guard, self._publisher), name="publish")
+        gone = self._gone = GoneClaims(
+            api,
+            ledger,
+            hardware.host,
+            hardware.lookup,
+            self._reporting.events,
+            driver=self._config.driver_name,
+            confirm_after_s=self._config.claims.release_gone_after,
+            active=self._leadership.is_leader,
+        )
+        reporting = self._reporting.telling(gone.wrap(leaving.refusing(preparer)))
+        self._plugin.serve(reporting, hardware.board)
+        gone.start(reporting.unprepare)
+        await self._listen_to_operators(gone)
+        await leaving.start(self._publisher, _Claims(self._api))
+
+    async def _listen_to_operators(self, gone: GoneClaims) -> None:
+        listening = ReleaseSocket(self._config.state_dir, gone)
+        try:
+            await listening.start()
+        except AgentError as error:
+            # On a read-only state directory prepared claims are served all the same.
+            log.error("operators cannot reach the agent about claims", extra={"reason": str(error)})
+        else:
+            self._release_socket = listening
+
+    def devices_changed(self) -> None:
+        """Tell of it whoever looks at slices and claims."""
+        if self._guard is not None:
+            self._guard.devices_changed()
+        if self._publisher is not None:
+            self._publisher.devices_changed()
+        if self._reporting is not None:
+            self._reporting.devices_changed()
+
+    @property
+    def status(self) -> str:
+        """Whether the kubelet knows the driver."""
+        return str(self._plugin.state)
+
+    @property
+    def failures(self) -> list[str]:
+        """Why the kubelet cannot ask, and why nobody learns of the devices: an update must not go on with either."""
+        ills = list(self._plugin.failures)
+        if self._publisher is None:
+            return ills
+        if (refused := self._publisher.refused) is not None:
+            ills.append(f"slices cannot be published: {refused}")
+        elif (reason := self._publisher.standby_reason) is not None:
+            ills.append(f"an older agent of this node still publishes, this one cannot yet: {reason}")
+        return ills
+
+    @property
+    def hung_calls(self) -> list[str]:
+        """Claims that hang in a vendor's library."""
+        return self._plugin.busy
+
+    @property
+    def draining(self) -> bool:
+        """Whether the kubelet has still to give claims back; of several agents only the leader waits for it."""
+        return self._leaving is not None and self._leadership.is_leader() and not self._leaving.given_back
+
+    async def close(self) -> None:
+        """Stop serving, then close connections."""
+        if self._release_socket is not None:
+            await self._release_socket.stop()
+        if self._gone is not None:
+            await self._gone.stop()
+        if self._leaving is not None:
+            await self._leaving.stop()
+        if self._publishing is not None:
+            self._publishing.cancel()
+            await asyncio.gather(self._publishing, return_exceptions=True)
+        if self._guard is not None:
+            await self._guard.stop()
+        self._leadership.resign()
+        if self._publisher is not None:
+            await self._publisher.stop()
+        await self._plugin.close()
+        if self._reporting is not None:
+            await self._reporting.stop()
+        if self._api.done():
+            await self._api.result().close()
+
+    def _registered(self, state: RegistrationStatus) -> None:
+        if state.done and self._publisher is not None:
+            self._publisher.kubelet_registered()
+        self._told()
+
+    async def _publish(self, guard: ConflictFilter, publisher: Publisher) -> None:
+        # Claims are prepared meanwhile: they do not depend on what is published.
+        await guard.start()
+        await publisher.start()
+
+    def _published_devices_changed(self) -> None:
+        if self._publisher is not None:
+            self._publisher.devices_changed()
+
+    def _leader_changed(self, leads: bool) -> None:
+        if leads:
+            self._published_devices_changed()
+
+
+class _Claims:
+    """Claims from the API server, once there is a connection to ask."""
+
+    def __init__(self, api: asyncio.Future[ApiClient]) -> None:
+        self._api = api
+
+    async def claim(self, namespace: str, name: str, timeout: float) -> dict[str, Any]:
+        if not self._api.done():
+            async with asyncio.timeout(timeout):
+                await asyncio.shield(self._api)
+        return await self._api.result().get(RESOURCE_CLAIMS, name, namespace, timeout=timeout)

@@ -1,0 +1,62 @@
+"""Looks after what shares of GPUs need while the agent lives: their daemons are watched."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from dra_agent.agent.config import Config
+from dra_agent.device_setup.shares import ShareSetup
+
+log = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 5.0
+"""Seconds between two looks at the daemons."""
+
+Report = Callable[[dict[str, str]], Awaitable[None]]
+"""Takes what does not work, by device."""
+
+
+class MpsSupervisor:
+    """From `start` to `stop`; does nothing on a host where nothing is or was shared."""
+
+    def __init__(
+        self,
+        config: Config,
+        setup: ShareSetup,
+        report: Report,
+        *,
+        newest: Callable[[], bool],
+        every: float = POLL_INTERVAL_S,
+    ) -> None:
+        """`newest`: of several agents on one node only one looks after the daemons."""
+        self._setup = setup
+        self._report = report
+        self._newest = newest
+        self._every = every
+        self._needed = bool(config.inventory.share) or any(
+            (config.state_dir / name).exists() for name in ("mps", "limits")
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Watch daemons."""
+        if not self._needed:
+            return
+        self._task = asyncio.create_task(self._watch(), name="sharing")
+
+    async def stop(self) -> None:
+        """Stop; daemons go on, for the claims that are prepared."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                if self._newest():
+                    await self._report(await asyncio.to_thread(self._setup.mps.supervise))
+            except Exception:  # a look that fails must not end the looking
+                log.exception("sharing not looked after this time")
+            await asyncio.sleep(self._every)

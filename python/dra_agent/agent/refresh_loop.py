@@ -1,0 +1,119 @@
+"""When to look at the hardware again: soon after the kernel's events, and slowly in any case.
+
+What is seen is hardware.py's business; this is the part that runs on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from dra_agent.agent.device_state import DeviceState
+from dra_agent.errors import AgentError
+from dra_agent.inventory import InventoryDiff
+from dra_agent.topology import Uevent, UeventSocket
+
+log = logging.getLogger(__name__)
+
+DEBOUNCE_S = 0.1
+"""Seconds to wait after an event: a device that comes or goes makes a burst of them."""
+POLL_INTERVAL_S = 1.0
+"""Seconds between two questions to the devices' libraries about what happened."""
+HEALTH_INTERVAL_S = 15.0
+"""Seconds between two looks at the devices' health."""
+RESCAN_INTERVAL_S = 300.0
+"""Seconds between two full scans, which heal what an event did not tell."""
+UNANNOUNCED_INTERVAL_S = 1.0
+"""Both of them for a host that is not the kernel's own (--simulate, --sysfs-root): nothing announces its changes."""
+
+Work = Callable[[str, Callable[[], InventoryDiff]], Awaitable[InventoryDiff]]
+
+
+class RefreshLoop:
+    """Refreshes the hardware from `start` to `stop`."""
+
+    def __init__(self, hardware: DeviceState, *, changed: Callable[[], None], work: Work, follows_kernel: bool) -> None:
+        """`changed` is called on the loop after devices changed; `work` runs a call on the hardware's thread."""
+        self._hardware = hardware
+        self._changed = changed
+        self._work = work
+        self._follows_kernel = follows_kernel
+        self._socket: UeventSocket | None = None
+        self._events: list[Uevent] = []
+        self._lost = False
+        self._woken = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen to the kernel, if the host is the kernel's own, and begin."""
+        if self._follows_kernel:
+            try:
+                self._socket = UeventSocket()
+                asyncio.get_running_loop().add_reader(self._socket.fileno(), self._receive)
+            except AgentError as error:
+                log.warning("devices that come and go are noticed late", extra={"reason": str(error)})
+        self._task = asyncio.create_task(self._run(), name="hardware")
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _receive(self) -> None:
+        assert self._socket is not None
+        try:
+            received = self._socket.receive()
+        except (OSError, ValueError) as error:  # a message that is none: only a rescan knows what it was about
+            log.warning("uevent not understood", extra={"reason": str(error)})
+            self._lost = True
+        else:
+            self._events += received.events
+            self._lost = self._lost or received.lost
+        self._woken.set()
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        health = HEALTH_INTERVAL_S if self._follows_kernel else UNANNOUNCED_INTERVAL_S
+        rescan_every = RESCAN_INTERVAL_S if self._follows_kernel else UNANNOUNCED_INTERVAL_S
+        rescan_at = loop.time() + rescan_every
+        look_at = loop.time() + health
+        while True:
+            heard = None
+            try:
+                async with asyncio.timeout(max(0.0, min(POLL_INTERVAL_S, look_at - loop.time()))):
+                    await self._woken.wait()
+                await asyncio.sleep(DEBOUNCE_S)
+            except TimeoutError:
+                if loop.time() < look_at:
+                    heard = await self._guarded("listening to the devices", self._hardware.poll_events)
+                    if not heard:
+                        continue
+                    if self._follows_kernel:
+                        self._changed()
+                        continue
+                    # The device may be gone, which the kernel would have said: looked at first, told once.
+                    rescan_at = loop.time()
+            look_at = loop.time() + health
+            self._woken.clear()
+            events, self._events = self._events, []
+            rescan, self._lost = self._lost or loop.time() >= rescan_at, False
+            if rescan:
+                rescan_at = loop.time() + rescan_every
+            look = partial(self._hardware.refresh, events, rescan=rescan)
+            if await self._guarded("looking at the host", look) or heard:
+                self._changed()
+
+    async def _guarded(self, what: str, call: Callable[[], InventoryDiff]) -> InventoryDiff | None:
+        try:
+            return await self._work(what, call)
+        except AgentError as error:
+            log.error("the host cannot be looked at", extra={"reason": str(error)})
+        except Exception:  # the devices that are known must go on being served
+            log.exception("the host cannot be looked at")
+        return None

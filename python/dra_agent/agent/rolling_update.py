@@ -1,0 +1,202 @@
+"""The agents that live on one state directory during a rolling update: which is the newest, and which one leads.
+
+The newest does local work that needs nothing but the host: CDI specs, MPS daemons, the saved reclaim state. The leader
+writes to the API server: the newest of those that have shown that they can, or the newest of all while none has.
+
+An instance is a file `instances/ORDER-UID` below the state directory, locked with flock(2) for its owner's life, so
+that death needs no word. Its size is its owner's `Standing`: a size takes no room on a full disk. An empty file belongs
+to a version that does not report it, and leads as soon as it lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import fcntl
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dra_agent.errors import PermanentError, RetryableError, UsageError
+
+log = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 1.0
+"""Seconds between two looks at who lives."""
+FORGET_AFTER_S = 600.0
+"""Seconds for which a dead instance keeps its place: a container that restarts is as old as its pod."""
+_FOLDER = "instances"
+_REGISTER = ".register"
+_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_NAME = re.compile(r"(\d{12})-(.+)")
+
+
+def check_uid(uid: str) -> None:
+    """Raise UsageError for what cannot name an instance."""
+    if not _UID.fullmatch(uid):
+        raise UsageError(f"{uid!r} cannot name an instance", where="--pod-uid", hint="give the pod's uid")
+
+
+class Standing(enum.IntEnum):
+    """What an instance reports of itself; the value is the size of its file in bytes. The highest leads."""
+
+    STOPPING = 1
+    """It writes no more, and only finishes what it was asked."""
+    UNABLE = 2
+    """It has not shown yet that it can write to the API server, or is refused there."""
+    ABLE = 3
+
+
+class InstanceRegistry:
+    """One agent among those on its state directory, from creation to `close`."""
+
+    def __init__(self, state_dir: Path, uid: str) -> None:
+        """Take a place after all others, or the one that an agent of the same pod had.
+
+        UsageError where the uid cannot be a name, PermanentError where another agent with the same one lives,
+        RetryableError where the disk refuses.
+        """
+        check_uid(uid)
+        self._folder = state_dir / _FOLDER
+        self._task: asyncio.Task[None] | None = None
+        self._standing = Standing.UNABLE
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with self._registering():
+                self._order, self._handle = self._take_place(uid)
+        except OSError as error:
+            raise RetryableError(
+                f"this instance cannot be registered: {error.strerror}",
+                where=str(self._folder),
+                hint="make it a directory that the agent can write",
+            ) from error
+
+    def is_newest(self) -> bool:
+        """Tell whether no younger agent lives; asks the files, in microseconds. RetryableError where it cannot."""
+        return not any(order > self._order and _lives(path) for order, _, path in self._places())
+
+    def others(self) -> list[str]:
+        """List the uids of the other agents that live, oldest first."""
+        return [uid for order, uid, path in self._places() if order != self._order and _lives(path)]
+
+    def is_leader(self) -> bool:
+        """Return whether this agent is the one that writes to the API server; reads the files, in microseconds.
+
+        Exactly one of the living instances leads at any moment. RetryableError where the files cannot be read.
+        """
+        return self._leader() == self._order
+
+    def has_able_elder(self) -> bool:
+        """Return whether an older agent lives that can write: this one need not lead before it can, too."""
+        elders = (path for order, _, path in self._places() if order < self._order)
+        return any(_standing(path) is Standing.ABLE for path in elders)
+
+    def report(self, standing: Standing) -> None:
+        """Publish to the other agents how this one stands.
+
+        With ABLE an older leader stops writing from its next request on; with less an older one that can write leads
+        again. RetryableError where the file cannot be changed.
+        """
+        try:
+            os.ftruncate(self._handle, standing)
+        except OSError as error:
+            raise RetryableError(f"cannot be changed: {error.strerror}", where=str(self._folder)) from error
+        self._standing = standing
+
+    def watch(self, changed: Callable[[bool], None], every: float = POLL_INTERVAL_S) -> None:
+        """Call `changed` on the running loop with what `is_leader` returns, whenever that changes."""
+        self._task = asyncio.get_running_loop().create_task(
+            self._watch(changed, self.is_leader(), every), name="instances"
+        )
+
+    def close(self) -> None:
+        """Leave the place to others."""
+        if self._task is not None:
+            self._task.cancel()
+        os.close(self._handle)
+
+    async def _watch(self, changed: Callable[[bool], None], known: bool, every: float) -> None:
+        while True:
+            await asyncio.sleep(every)
+            try:
+                now = self.is_leader()
+            except RetryableError as error:
+                log.warning("it is not known which agent leads", extra={"reason": str(error)})
+                continue
+            if now != known:
+                known = now
+                log.info("this agent leads now" if now else "another agent leads now")
+                changed(now)
+
+    def _leader(self) -> int:
+        living = {order: standing for order, _, path in self._places() if (standing := _standing(path)) is not None}
+        living[self._order] = self._standing
+        return max(living, key=lambda order: (living[order], order))
+
+    @contextmanager
+    def _registering(self) -> Iterator[None]:
+        handle = os.open(self._folder / _REGISTER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)  # for as long as another one lists a directory
+            yield
+        finally:
+            os.close(handle)
+
+    def _take_place(self, uid: str) -> tuple[int, int]:
+        order, last = None, 0
+        for place, other, path in self._places():
+            last = max(last, place)
+            if other == uid:
+                if _lives(path):
+                    raise PermanentError(
+                        "another agent of this pod lives", where=str(path), hint="stop it, or give this one its own uid"
+                    )
+                order = place
+            elif not _lives(path) and time.time() - path.stat().st_mtime > FORGET_AFTER_S:
+                path.unlink()
+        order = last + 1 if order is None else order
+        handle = os.open(self._folder / _name(order, uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.utime(handle)
+        # Before the lock: a living instance always has a size, and one that restarts has to show again that it can.
+        os.ftruncate(handle, Standing.UNABLE)
+        fcntl.flock(handle, fcntl.LOCK_EX)  # another's look at it lasts microseconds
+        return order, handle
+
+    def _places(self) -> list[tuple[int, str, Path]]:
+        try:
+            names = [_NAME.fullmatch(name) for name in os.listdir(self._folder)]  # noqa: PTH208 - names only
+        except FileNotFoundError:
+            return []  # somebody cleared the state directory: whoever comes now registers anew
+        except OSError as error:
+            raise RetryableError(f"cannot be listed: {error.strerror}", where=str(self._folder)) from error
+        return sorted((int(match[1]), match[2], self._folder / match[0]) for match in names if match)
+
+
+def _name(order: int, uid: str) -> str:
+    return f"{order:012}-{uid}"
+
+
+def _lives(path: Path) -> bool:
+    return _standing(path) is not None
+
+
+def _standing(path: Path) -> Standing | None:
+    """What the owner reports; None where it does not live."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RetryableError(f"cannot be opened: {error.strerror}", where=str(path)) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        size = os.fstat(handle).st_size
+        return Standing(size) if size in (Standing.STOPPING, Standing.UNABLE) else Standing.ABLE
+    finally:
+        os.close(handle)
+    return None

@@ -1,0 +1,92 @@
+"""What Kubernetes mode tells the cluster of claims and devices: claim status and Events, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dra_agent.agent.config import Config
+from dra_agent.agent.device_state import DeviceState
+from dra_agent.errors import AgentError, PermanentError
+from dra_agent.host import Host
+from dra_agent.inventory.addresses import addresses
+from dra_agent.kube_client.client import ApiClient
+from dra_agent.metrics.status import ReportingMetrics
+from dra_agent.prepare.ledger_types import Ledger
+from dra_agent.publish.errors import PartiallyAcceptedError
+from dra_agent.status import (
+    ClaimStatusWriter,
+    DeviceEventEmitter,
+    EventRecorder,
+    ObjectReference,
+    PreparedClaim,
+    ReportingPreparer,
+)
+from dra_agent.status.events import FIELDS_DROPPED, SLICES_REFUSED
+from dra_agent.status.reporting_preparer import Preparing, held_claims
+
+
+class StatusReporter:
+    """Tells from `start` to `stop`; nothing waits for it."""
+
+    def __init__(self, config: Config, api: ApiClient) -> None:
+        self._config = config
+        self._api = api
+        self.events = EventRecorder(api, config.driver_name, config.node)
+        self._status: ClaimStatusWriter | None = None
+        self._watch: DeviceEventEmitter | None = None
+
+    def start(self, hardware: DeviceState, ledger: Ledger) -> None:
+        """Begin with the claims and devices that are there."""
+        self.events.start()
+
+        def held() -> list[PreparedClaim]:
+            return held_claims(ledger.entries())
+
+        self._watch = DeviceEventEmitter(self._config.node, self.events, lambda: hardware.inventory, held)
+        self._watch.changed()
+        if self._config.claim_status_families != frozenset():
+            self._status = ClaimStatusWriter(
+                self._api,
+                self._config.driver_name,
+                hardware.lookup,
+                addresses=_addresses_of(hardware.host),
+                families=self._config.claim_status_families,
+            )
+            self._status.start(held())
+
+    def metrics(self) -> ReportingMetrics:
+        """Give what says how the telling goes."""
+        return ReportingMetrics(self._status, self.events)
+
+    def telling(self, preparer: Preparing) -> ReportingPreparer:
+        """Have told what a preparer does."""
+        return ReportingPreparer(preparer, self._status, self.events)
+
+    def devices_changed(self) -> None:
+        """Take note that devices, or their health, have changed."""
+        if self._watch is not None:
+            self._watch.changed()
+        if self._status is not None:
+            self._status.changed()
+
+    def not_published(self, error: AgentError) -> None:
+        """Tell of what keeps slices from being published until somebody changes something."""
+        node = ObjectReference.node(self._config.node)
+        if isinstance(error, PartiallyAcceptedError):
+            self.events.record(FIELDS_DROPPED, node, str(error))
+        elif isinstance(error, PermanentError):
+            self.events.record(SLICES_REFUSED, node, str(error))
+
+    async def stop(self) -> None:
+        """Stop; what was not told is told after the next start."""
+        if self._status is not None:
+            await self._status.stop()
+        await self.events.stop()
+
+
+def _addresses_of(host: Host) -> Callable[[str, str], Sequence[str]]:
+    """Only this machine's own interfaces can be asked for: not a simulated host's, nor those of another namespace."""
+    if host.sysfs != Path("/sys") or host.net is not None:
+        return lambda interface, hardware_address: ()
+    return addresses

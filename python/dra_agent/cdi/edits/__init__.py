@@ -1,0 +1,8 @@
+"""What a container needs of a device, one recipe per vendor; nothing of claims."""
+
+from __future__ import annotations
+
+from dra_agent.cdi.edits.provider import DeviceEdits, EditProvider
+from dra_agent.cdi.edits.registry import EditProviders
+
+__all__ = ["DeviceEdits", "EditProvider", "EditProviders"]

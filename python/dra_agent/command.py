@@ -1,0 +1,159 @@
+"""Programs of the host that the agent runs: without a shell, with a deadline, left alone for a while once they hung.
+
+A vendor's tool can hang within its driver, where even SIGKILL does not end it: it is abandoned, never waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra_agent.errors import RetryableError
+
+BACK_OFF = 30.0
+"""Seconds for which a tool that hung is not run again: it costs one deadline, and not one per device and call."""
+
+MAX_OUTPUT_BYTES = 16 << 20
+"""Of one program, output and errors together; facts about ten thousand links are 2 MiB."""
+_CHUNK_BYTES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedCommand:
+    """What a program left when it ended on its own."""
+
+    status: int
+    output: bytes
+    errors: str
+
+    @property
+    def last_line(self) -> str:
+        """The last line that it wrote, errors first: what people have to know."""
+        for text in (self.errors, self.output.decode(errors="replace")):
+            if lines := text.strip().splitlines():
+                return lines[-1].strip()
+        return "no message"
+
+
+class HostCommand:
+    """A tool at one path; safe to use from several threads."""
+
+    def __init__(
+        self, path: Path, deadline: float, *, hint: str | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`deadline` is in seconds; `todo` goes with every error; `environment` is added to the agent's own."""
+        self.path = path
+        self._deadline = deadline
+        self._todo = hint
+        self._environment = {**os.environ, **environment} if environment else None
+        self._hung_at: float | None = None
+        self._lock = threading.Lock()
+
+    def run(self, arguments: Sequence[str], given: bytes | None = None, files: Sequence[int] = ()) -> CompletedCommand:
+        """Run it, whatever it exits with; RetryableError where it cannot be run, hangs, or hung a moment ago.
+
+        `given` is what it reads from its standard input; `files` are descriptors that it inherits.
+        """
+        with self._lock:
+            if self._hung_at is not None and time.monotonic() - self._hung_at < BACK_OFF:
+                raise self.error(f"hung less than {BACK_OFF:g} s ago and is left alone")
+            self._hung_at = None
+        try:
+            process = subprocess.Popen(
+                # Neither a vendor's tool nor a module of the agent's reads anything of the caller's directory.
+                [str(self.path.absolute()), *arguments],
+                cwd="/",
+                stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                env=self._environment,
+                pass_fds=files,
+            )
+        except OSError as error:
+            raise self.error(f"cannot be run: {error.strerror}") from error
+        try:
+            output, errors = _communicate(process, given, time.monotonic() + self._deadline)
+        except subprocess.TimeoutExpired:
+            _abandon(process)
+            with self._lock:
+                self._hung_at = time.monotonic()
+            raise self.error(f"did not answer within {self._deadline:g} s") from None
+        except OverflowError:
+            _abandon(process)
+            raise self.error(f"wrote more than {MAX_OUTPUT_BYTES >> 20} MiB") from None
+        return CompletedCommand(process.returncode, output, errors.decode(errors="replace"))
+
+    def error(self, what: str) -> RetryableError:
+        """Say what is wrong with the tool, and where it is."""
+        return RetryableError(what, where=str(self.path), hint=self._todo)
+
+
+def _communicate(process: subprocess.Popen[bytes], given: bytes | None, end: float) -> tuple[bytes, bytes]:
+    """Exchange input and outputs until the process has ended; `end` is monotonic time.
+
+    Raises TimeoutExpired, and OverflowError where it writes more than MAX_OUTPUT_BYTES: some tools pass on what a
+    container answers.
+    """
+    written: dict[int, list[bytes]] = {}
+    size = 0
+    rest = memoryview(given or b"")
+    with selectors.DefaultSelector() as selector:
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                written[stream.fileno()] = []
+                selector.register(stream, selectors.EVENT_READ)
+        if process.stdin is not None:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+        while selector.get_map():
+            for key, _ in selector.select(_left(process, end)):
+                if key.fileobj is process.stdin:
+                    try:
+                        rest = rest[os.write(key.fd, rest[:_CHUNK_BYTES]) :]
+                    except BrokenPipeError:
+                        rest = rest[:0]
+                    if not rest:
+                        selector.unregister(key.fileobj)
+                        process.stdin.close()
+                    continue
+                part = os.read(key.fd, _CHUNK_BYTES)
+                if not part:
+                    selector.unregister(key.fileobj)
+                    continue
+                size += len(part)
+                if size > MAX_OUTPUT_BYTES:
+                    raise OverflowError
+                written[key.fd].append(part)
+    process.wait(_left(process, end))
+    outputs = [b"".join(parts) for parts in written.values()]
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+    return outputs[0], outputs[1]
+
+
+def _left(process: subprocess.Popen[bytes], end: float) -> float:
+    left = end - time.monotonic()
+    if left <= 0:
+        raise subprocess.TimeoutExpired(process.args, 0)
+    return left
+
+
+def _abandon(process: subprocess.Popen[bytes]) -> None:
+    """Kill a hung tool with its children; one that hangs within the driver stays, and must not be waited for."""
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=1)

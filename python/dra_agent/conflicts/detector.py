@@ -1,0 +1,138 @@
+"""Asks the API server now and then who else gives out devices on this node.
+
+Two reads a minute: the Node, for its capacity, and the slices of other drivers. A watch would cost a connection for
+what changes when somebody installs something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from dra_agent.conflicts.verdict import DeviceConflicts, Observation, find_conflicts, observe
+from dra_agent.errors import AgentError, RetryableError
+from dra_agent.inventory import Device
+from dra_agent.kube_client.backoff import Backoff
+from dra_agent.kube_client.kinds import NODES, RESOURCE_SLICES, Kind
+
+log = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 60.0
+"""Seconds between two looks, give or take a quarter: two agents that refuse what the other one lists must not do so in
+step, or both would withdraw and publish for ever."""
+FIRST_ANSWER_TIMEOUT_S = 10.0
+"""Seconds that the first look may take before devices are published without it."""
+
+
+class ApiReader(Protocol):
+    """What is asked of the API server; see dra_agent.kube_client.ApiServer."""
+
+    def get(self, kind: Kind, name: str, /) -> Awaitable[dict[str, Any]]:
+        """Read one object."""
+        ...
+
+    def list(self, kind: Kind, /, *, fields: dict[str, str]) -> Awaitable[Any]:
+        """Read the objects whose fields have these values; `.items` has them."""
+        ...
+
+
+class ConflictDetector:
+    """Keeps a verdict current from `start` to `stop`."""
+
+    def __init__(
+        self,
+        api: ApiReader,
+        *,
+        node: str,
+        driver: str,
+        devices: Callable[[], Iterable[Device]],
+        changed: Callable[[DeviceConflicts], None],
+        verdict: DeviceConflicts | None = None,
+        agents: Callable[[], Mapping[str, str]] = dict,
+        every: float = POLL_INTERVAL_S,
+    ) -> None:
+        """`devices` gives ours as they are; `changed` is called on the loop with each verdict that differs.
+
+        `verdict` is that of an earlier run: it stands until somebody was asked. `agents` gives the state directories
+        of other agents of the host, by driver.
+        """
+        self._api = api
+        self._node = node
+        self._driver = driver
+        self._devices = devices
+        self._changed = changed
+        self._agents = agents
+        self._every = every
+        self._backoff = Backoff.for_lists(longest=every)
+        self._seen: Observation | None = None
+        self._failure: str | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.verdict = verdict or DeviceConflicts()
+
+    async def start(self, patience: float = FIRST_ANSWER_TIMEOUT_S) -> None:
+        """Look once, so that nothing is published that another one gives out, and then go on looking.
+
+        Where nobody answers in time, what is published is corrected later: a node without its API server's answer
+        must not stay without devices.
+        """
+        first = asyncio.Event()
+        self._task = asyncio.create_task(self._run(first), name="neighbours")
+        try:
+            async with asyncio.timeout(patience):
+                await first.wait()
+        except TimeoutError:
+            log.warning("who else gives out devices on this node is not known yet")
+
+    async def stop(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def devices_changed(self) -> None:
+        """Decide again about our devices, by what was seen last; without that nothing changes."""
+        if self._seen is None:
+            return
+        verdict = find_conflicts(self._devices(), self._seen)
+        if verdict != self.verdict:
+            self.verdict = verdict
+            self._tell()
+            self._changed(verdict)
+
+    async def _run(self, first: asyncio.Event) -> None:
+        while True:
+            try:
+                self._seen = await self._look()
+            except AgentError as error:
+                self._fail(str(error))
+                if not first.is_set() and not isinstance(error, RetryableError):
+                    first.set()
+                await asyncio.sleep(self._backoff.delay(error))
+                continue
+            self._backoff.reset()
+            self._failure = None
+            self.devices_changed()
+            first.set()
+            await asyncio.sleep(self._every * random.uniform(0.75, 1.25))  # noqa: S311
+
+    async def _look(self) -> Observation:
+        fields = {"spec.nodeName": self._node, "spec.driver!": self._driver}
+        # At once, on two connections: so two are kept open, and the slices of two pools find one each when it matters.
+        node, others = await asyncio.gather(
+            self._api.get(NODES, self._node), self._api.list(RESOURCE_SLICES, fields=fields)
+        )
+        return observe(node=node, slices=others.items, driver=self._driver, name=self._node, agents=self._agents())
+
+    def _fail(self, reason: str) -> None:
+        if reason != self._failure:
+            self._failure = reason
+            log.warning("cannot tell who else gives out devices on this node", extra={"reason": reason})
+
+    def _tell(self) -> None:
+        for manager, names in self.verdict.by_manager().items():
+            log.warning("others give out devices of this node too", extra={"manager": manager, "devices": names})
+        if not self.verdict:
+            log.info("nobody else gives out devices of this node")

@@ -1,0 +1,92 @@
+"""Device plugins, as a Node's capacity shows them: which extended resources there are, and which devices each covers.
+
+An extended resource that DRA itself serves (a DeviceClass with `extendedResourceName`) is in no node's capacity, so it
+is not mistaken for a device plugin. A plugin names its resource as it likes and says nothing of its devices: what is
+not known here is passed over, and what is known stands for every device of its kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dra_agent.inventory import Device, Family
+
+_NONE = re.compile(r"0*(\.0*)?([eE][0-9]+|[A-Za-z]+)?")
+"""A quantity that is zero: what the kubelet leaves of a plugin that is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePluginResource:
+    """An extended resource of the node, and the devices that it stands for."""
+
+    resource: str
+    """As the capacity names it: "nvidia.com/gpu"."""
+    covers: Callable[[Device], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """One pattern of resource names; the first that matches counts."""
+
+    name: re.Pattern[str]
+    covers: Callable[[Device], bool]
+
+
+def _made_by(family: Family, *vendors: str) -> Callable[[Device], bool]:
+    return lambda device: device.family == family and device.vendor in vendors
+
+
+def _is_true(device: Device, name: str) -> bool:
+    attribute = device.attributes.get(name)
+    return attribute is not None and attribute.value is True
+
+
+def _rdma(device: Device) -> bool:
+    return device.family == "nic" and _is_true(device, "rdma")
+
+
+def _virtual_nic(device: Device) -> bool:
+    return device.family == "nic" and _is_true(device, "isSriovVf")
+
+
+_KNOWN = tuple(
+    _Known(re.compile(pattern), covers)
+    for pattern, covers in (
+        # The SR-IOV plugin lets its users choose the domain; the name mostly says what it is.
+        (r"[^/]+/[^/]*(sriov|netdev|_vfs?(?![a-z]))[^/]*", _virtual_nic),
+        # k8s-rdma-shared-dev-plugin: rdma/hca_shared_devices_a; others: nvidia.com/rdma_..., nvidia.com/hostdev
+        (r"rdma/.+", _rdma),
+        (r"(nvidia|mellanox)\.com/[^/]*(rdma|roce|hostdev|hca|mlnx)[^/]*", _rdma),
+        # gpu, gpu.shared, mig-1g.10gb, and names of products for virtual machines (GA102GL_A10).
+        (r"nvidia\.com/.+", _made_by("gpu", "nvidia")),
+        (r"(amd\.com/xilinx|xilinx\.com/).*", _made_by("fpga", "xilinx")),
+        (r"amd\.com/.+", _made_by("gpu", "amd")),
+        # i915, xe; their _monitoring is every GPU at once and takes none away.
+        (r"gpu\.intel\.com/(i915|xe)", _made_by("gpu", "intel")),
+        (r"fpga\.intel\.com/.+", _made_by("fpga", "intel", "altera")),
+        (r"habana\.ai/.+", _made_by("accelerator", "habana")),
+        (r"huawei\.com/.+", _made_by("accelerator", "huawei")),
+        (r"google\.com/tpu.*", _made_by("accelerator", "google")),
+        (r"aws\.amazon\.com/neuron.*", _made_by("accelerator", "amazon")),
+        (r"cambricon\.com/.+", _made_by("accelerator", "cambricon")),
+        (r"tenstorrent\.com/.+", _made_by("accelerator", "tenstorrent")),
+        (r"qualcomm\.com/.+", _made_by("accelerator", "qualcomm")),
+    )
+)
+
+
+def plugins_of(node: Mapping[str, Any]) -> list[DevicePluginResource]:
+    """Give the device plugins that a Node shows, by the names of their resources.
+
+    `node` is the v1 Node as JSON values; capacity counts, so that devices that are all unhealthy or in use count too.
+    """
+    capacity = (node.get("status") or {}).get("capacity") or {}
+    found = []
+    for resource, amount in sorted(capacity.items()):
+        known = next((known for known in _KNOWN if known.name.fullmatch(resource)), None)
+        if known is not None and not _NONE.fullmatch(str(amount)):
+            found.append(DevicePluginResource(resource, known.covers))
+    return found

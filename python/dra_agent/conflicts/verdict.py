@@ -1,0 +1,116 @@
+"""Which devices another manager on the node gives out too, by whom, and the inventory without them.
+
+It is a pure decision over what was seen; looking is look.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from dra_agent.conflicts.device_plugins import DevicePluginResource, plugins_of
+from dra_agent.conflicts.other_drivers import foreign_devices, identities_of
+from dra_agent.inventory import Device, Exclusion, Inventory
+
+SETTING = "second_manager"
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """What others show on the node, as it was seen at one moment."""
+
+    listed: dict[str, str] = {}
+    """PCI address or UUID, in lower case → the driver that lists such a device."""
+    plugins: tuple[DevicePluginResource, ...] = ()
+    agents: dict[str, str] = {}
+    """Driver → state directory, of agents of this product that run or ran on the host."""
+
+
+class DeviceConflicts(msgspec.Struct, frozen=True):
+    """Devices of ours that another manager gives out too."""
+
+    managers: dict[str, str] = {}
+    """Device name → who: "device plugin nvidia.com/gpu", "driver gpu.nvidia.com".
+
+    An agent of this host has its state directory added: "driver a.example.com (dra-agent of this host, ...)"."""
+
+    def __bool__(self) -> bool:
+        return bool(self.managers)
+
+    def by_manager(self) -> dict[str, list[str]]:
+        """Manager → names of the devices."""
+        found: dict[str, list[str]] = {}
+        for name, manager in sorted(self.managers.items()):
+            found.setdefault(manager, []).append(name)
+        return found
+
+    def reason(self, name: str) -> str:
+        """Say to people why a device is not published."""
+        return (
+            f"{self.managers[name]} gives it out on this node too, and each could give it to another pod ({SETTING});"
+            " keep the two apart by node labels, or exclude the device there or here"
+        )
+
+
+def observe(
+    *,
+    node: Mapping[str, Any],
+    slices: Iterable[Mapping[str, Any]],
+    driver: str,
+    name: str,
+    agents: Mapping[str, str] | None = None,
+) -> Observation:
+    """Take from the node's objects what tells of others.
+
+    `node` is the Node of that `name` and `slices` are ResourceSlices of other drivers (those of `driver` are passed
+    over), both as the API server's JSON values. `agents` is as in Seen.
+    """
+    listed: dict[str, str] = {}
+    for foreign in foreign_devices(slices, driver=driver, node=name):
+        for identity in foreign.identities:
+            listed[identity] = min(foreign.driver, listed.get(identity, foreign.driver))
+    return Observation(listed, tuple(plugins_of(node)), dict(agents or {}))
+
+
+def find_conflicts(devices: Iterable[Device], seen: Observation) -> DeviceConflicts:
+    """Say which of our devices others give out too.
+
+    A driver that lists the very device is named before a plugin that covers all of a kind.
+    """
+    managers = {}
+    for device in devices:
+        who = next((seen.listed[identity] for identity in sorted(identities_of(device)) if identity in seen.listed), "")
+        if who:
+            agent = seen.agents.get(who)
+            more = f" (dra-agent of this host, state directory {agent})" if agent is not None else ""
+            managers[device.name] = f"driver {who}{more}"
+        elif (plugin := next((plugin for plugin in seen.plugins if plugin.covers(device)), None)) is not None:
+            managers[device.name] = f"device plugin {plugin.resource}"
+    return DeviceConflicts(managers)
+
+
+def exclude(inventory: Inventory, verdict: DeviceConflicts) -> Inventory:
+    """Give the inventory as it is published: what others give out too is excluded, with the reason.
+
+    Claims that hold such a device go on: they are prepared and released by the whole inventory.
+    """
+    refused = [device for device in inventory.devices if device.name in verdict.managers]
+    if not refused:
+        return inventory
+    kept = tuple(device for device in inventory.devices if device.name not in verdict.managers)
+    dropped = _counters(refused) - _counters(kept)
+    return msgspec.structs.replace(
+        inventory,
+        devices=kept,
+        # A counter set whose last consumer is gone would be a slice about nothing.
+        counter_sets={
+            family: tuple(counters for counters in sets if counters.name not in dropped)
+            for family, sets in inventory.counter_sets.items()
+        },
+        excluded=(*inventory.excluded, *(Exclusion(device.name, verdict.reason(device.name)) for device in refused)),
+    )
+
+
+def _counters(devices: Iterable[Device]) -> set[str]:
+    return {consumed.counter_set for device in devices for consumed in device.consumes_counters}

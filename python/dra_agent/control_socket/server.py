@@ -1,0 +1,194 @@
+"""The listening end of a socket: one request a line, many clients at once.
+
+Mode 0600, and whoever connects must be root or the agent's own user: the kernel says who it is. It moves bytes and
+minds its clients; what a request does is the handler's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import stat
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dra_agent.asyncio_server import stop_accepting
+from dra_agent.control_socket.protocol import ErrorBody, Response, failure_of
+from dra_agent.errors import AgentError, PermanentError, UsageError
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[bytes], Awaitable[Any]]
+"""Takes one line, gives the result; an AgentError goes to the client."""
+
+PATH_LIMIT = 107
+"""Bytes of a socket's path: sun_path holds 108 with its final zero (unix(7))."""
+IDLE_TIMEOUT_S = 60.0
+"""Seconds that a client may be silent, or leave an answer unread."""
+MAX_CONNECTIONS = 32
+"""Clients at a time."""
+KEEP = 1.0
+"""Seconds between two looks whether the socket is still there."""
+_UCRED = struct.Struct("3i")
+
+
+class Server:
+    """Serves one socket from `start` to `stop`."""
+
+    def __init__(self, path: Path, handler: Handler, *, line_limit: int, every: float = KEEP) -> None:
+        """`line_limit`: bytes of one request; `every`: seconds between two looks at the socket."""
+        self.path = path
+        self._handler = handler
+        self._line_limit = line_limit
+        self._server: asyncio.Server | None = None
+        self._inode = 0
+        self._every = every
+        self._keeping: asyncio.Task[None] | None = None
+        self._clients: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    async def start(self) -> None:
+        """Listen; a socket that an agent left behind when it was killed is replaced.
+
+        Another agent of a rolling update may take the socket later. When that one has gone, this one takes it again.
+        UsageError for a path that is too long, PermanentError where it cannot listen.
+        """
+        if len(os.fsencode(self.path)) > PATH_LIMIT:
+            raise UsageError(
+                f"the path of the socket is longer than {PATH_LIMIT} bytes",
+                where=str(self.path),
+                hint="choose a shorter --state-dir",
+            )
+        await self._listen()
+        self._keeping = asyncio.create_task(self._keep(), name=f"keep {self.path.name}")
+
+    async def stop(self) -> None:
+        """Stop listening, drop the clients and remove the socket."""
+        self._stopped = True
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        if self._server is not None:
+            await stop_accepting(self._server)
+            for client in self._clients:
+                client.cancel()
+            await asyncio.gather(*self._clients, return_exceptions=True)
+            await asyncio.sleep(0)  # a transport that was closed gives its socket up in the next turn
+            with contextlib.suppress(OSError):
+                # A newer agent may listen here by now.
+                if self.path.stat().st_ino == self._inode:
+                    self.path.unlink()
+
+    async def _listen(self) -> None:
+        listening = socket.socket(socket.AF_UNIX)
+        try:
+            _remove_stale(self.path)
+            before = os.umask(0o177)  # born 0600: a later chmod would leave a moment in which others can connect
+            try:
+                listening.bind(os.fspath(self.path))
+            finally:
+                os.umask(before)
+            self._inode = self.path.stat().st_ino
+        except OSError as error:
+            listening.close()
+            raise PermanentError(f"cannot listen: {error.strerror}", where=str(self.path)) from error
+        before_it = self._server
+        self._server = await asyncio.start_unix_server(self._connected, sock=listening, limit=self._line_limit)
+        if before_it is not None:
+            await stop_accepting(before_it)
+
+    async def _keep(self) -> None:
+        """Listen again where nobody does: the agent that took the socket is gone, or somebody has removed it."""
+        told = ""
+        while True:
+            await asyncio.sleep(self._every)
+            try:
+                if not _deserted(self.path, self._inode):
+                    continue
+                await self._listen()
+                told = ""
+                log.info("listens again", extra={"socket": str(self.path)})
+            except (AgentError, OSError) as error:
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("cannot listen again", extra={"socket": str(self.path), "reason": told})
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not a coroutine: one that is canceled before its first step would leave the connection open.
+        if self._stopped or len(self._clients) >= MAX_CONNECTIONS or not _welcome(writer):
+            writer.close()
+            return
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._clients.add(task)
+        task.add_done_callback(self._clients.discard)
+        task.add_done_callback(lambda _: writer.close())
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await _line(reader):
+                await _send(writer, await self._answer(line))
+        except ValueError:  # StreamReader.readline: the line is over the limit
+            too_long = ErrorBody(f"a request is longer than {self._line_limit} bytes", family="usage")
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                await _send(writer, Response(failure=too_long))
+        except (ConnectionError, TimeoutError, asyncio.CancelledError):
+            pass  # a client that went, fell asleep, or is dropped
+
+    async def _answer(self, line: bytes) -> Response:
+        try:
+            return Response(result=await self._handler(line))
+        except AgentError as error:
+            return Response(failure=failure_of(error))
+        except Exception as error:  # one client's request must never end the server
+            log.exception("request failed")
+            return Response(failure=ErrorBody(f"internal error: {type(error).__name__}: {error}"))
+
+
+async def _send(writer: asyncio.StreamWriter, answer: Response) -> None:
+    writer.write(msgspec.json.encode(answer) + b"\n")
+    async with asyncio.timeout(IDLE_TIMEOUT_S):
+        await writer.drain()
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(IDLE_TIMEOUT_S):
+        return await reader.readline()
+
+
+def _welcome(writer: asyncio.StreamWriter) -> bool:
+    peer = writer.get_extra_info("socket")
+    _, uid, _ = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    if uid in (0, os.geteuid()):
+        return True
+    log.warning("somebody who may not speak to the agent tried to", extra={"uid": uid})
+    return False
+
+
+def _remove_stale(path: Path) -> None:
+    try:
+        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise FileExistsError(errno.EEXIST, "something that is not a socket is in the way", str(path))
+    path.unlink()
+
+
+def _deserted(path: Path, own: int) -> bool:
+    """Whether nobody listens at the path, where `own` is the inode of the socket that is the caller's."""
+    try:
+        if path.lstat().st_ino == own:
+            return False
+    except FileNotFoundError:
+        return True
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as asking:
+        # EAGAIN is a server with many clients waiting (connect(2)), and alive.
+        return asking.connect_ex(os.fspath(path)) == errno.ECONNREFUSED

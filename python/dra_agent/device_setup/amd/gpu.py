@@ -1,0 +1,101 @@
+"""One AMD GPU as the kernel shows it now: its mode, the nodes of its partitions, and who uses it.
+
+Sources: amdgpu_xcp.c and kfd_topology.c of the kernel, and Documentation/gpu/amdgpu/driver-misc.rst.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+
+from dra_agent.device_setup.open_files import require_unused
+from dra_agent.device_setup.sysfs_writer import TimedWriter
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory.amd.kfd import KfdNode, gpu_nodes
+from dra_agent.inventory.sysfs import SysfsDir
+
+SETTLED = 20.0
+"""Seconds that the driver may take to make the partitions of a new mode, and udev their nodes."""
+ATTRIBUTE = "current_compute_partition"
+_LOOK = 0.05
+_PROCESSES = "class/kfd/kfd/proc"
+
+
+class Gpu:
+    """One GPU by its address; asks anew each time."""
+
+    def __init__(self, host: Host, address: str, writes: TimedWriter) -> None:
+        self._host = host
+        self._address = address
+        self._writes = writes
+        self._where = f"GPU {address}"
+
+    @property
+    def mode(self) -> str | None:
+        """The mode that it is in."""
+        return self._files().text(ATTRIBUTE)
+
+    def put_into(self, mode: str, partitions: int) -> None:
+        """Divide it anew. RetryableError while anybody uses it, PermanentError where it does not have the mode."""
+        why = f"it is in mode {self.mode} and cannot be put into {mode}"
+        require_unused(self._host, self._nodes(), self._where, why)
+        path = f"bus/pci/devices/{self._address}/{ATTRIBUTE}"
+        try:
+            self._writes.write(self._address, path, mode)
+        except OSError as error:
+            raise self._refused(mode, error) from error
+        until = time.monotonic() + SETTLED
+        while self.mode != mode or len(self._partitions()) != partitions:
+            if time.monotonic() > until:
+                raise RetryableError(
+                    f"its driver has not made {partitions} partitions of mode {mode}",
+                    where=self._where,
+                    hint="look at the kernel's log (dmesg)",
+                )
+            time.sleep(_LOOK)
+
+    def nodes(self, partition: int) -> list[str]:
+        """Give card and render node of one partition of the mode that it is in; RetryableError where there are none."""
+        partitions = self._partitions()
+        if partition >= len(partitions) or (minor := partitions[partition].render_minor) is None:
+            raise RetryableError(
+                f"its driver shows no partition {partition}",
+                where=self._where,
+                hint="look at /sys/class/kfd/kfd/topology and at the kernel's log (dmesg)",
+            )
+        render = f"renderD{minor}"
+        # Each partition beyond the first is a device of its own, and its nodes are found by their class only.
+        beside = (self._host.sysfs / "class/drm" / render).resolve().parent
+        cards = [name for name in SysfsDir(beside, []).names() if name.startswith("card")]
+        return [f"/dev/dri/{name}" for name in (*cards[:1], render)]
+
+    def _nodes(self) -> list[str]:
+        return [node for index in range(len(self._partitions())) for node in self.nodes(index)]
+
+    def _partitions(self) -> list[KfdNode]:
+        return gpu_nodes(self._host, []).get(self._address, [])
+
+    def _refused(self, mode: str, error: OSError) -> RetryableError | PermanentError:
+        if error.errno == errno.EINVAL:
+            return PermanentError(
+                f"its driver does not put it into mode {mode} with the memory mode that it has",
+                where=self._where,
+                hint="ask for a partition of another mode, or change the memory mode of the node (NPS)",
+            )
+        if error.errno == errno.EBUSY:
+            processes = SysfsDir(self._host.sysfs / _PROCESSES, []).names()
+            named = f" (processes {', '.join(processes[:5])})" if processes else ""
+            return RetryableError(
+                f"the driver says that it is in use, so that it cannot be put into {mode}{named}",
+                where=self._where,
+                hint="older drivers divide no GPU while any program of the host uses ROCm; it is tried again by itself",
+            )
+        return RetryableError(
+            f"the kernel refused mode {mode}: {error.strerror}",
+            where=self._where,
+            hint="look at the kernel's log (dmesg); the agent must be root",
+        )
+
+    def _files(self) -> SysfsDir:
+        return SysfsDir(self._host.sysfs / "bus/pci/devices" / self._address, [])

@@ -1,0 +1,264 @@
+"""The MIG instances of one GPU: makes what claims hold, destroys what nobody holds, and leaves everybody else's alone.
+
+Every step is noted durably before it is taken, so that a crash between any two of them is finished, or undone, by
+whatever comes next for the GPU. One operation at a time; another GPU's take their own time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from dra_agent.deadline import Deadline
+from dra_agent.device_setup.mig.driver import ComputeInstance, GpuInstance, InUseError, MigDriver, NoRoomError
+from dra_agent.device_setup.mig.notebook import OwnershipStore
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.inventory.nvidia.mig_ownership import OwnedInstance, OwnershipRecord
+from dra_agent.inventory.nvidia.nvml_client import GpuLostError, UnknownGpuError
+from dra_agent.inventory.nvidia.profiles import Placement
+from dra_agent.prepare.locks import KeyedLocks
+
+log = logging.getLogger(__name__)
+
+WAIT = 20.0
+"""Seconds that a claim waits for its turn at a GPU: the kubelet asks again after 45."""
+REPAIR_S = 120.0
+"""Seconds for giving back what claims left that nobody knows any more: several calls of the driver for each."""
+_PATIENCE = 5.0
+"""Seconds for which a step is tried again that something is still in the way of."""
+_PAUSE = 0.25
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRequest:
+    """A partition that a claim is given."""
+
+    device: str
+    profile: int
+    placement: Placement
+    holder: str
+    """The claim's uid and the device's key in it."""
+    compute_slices: int | None
+    destroy_foreign: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedPartition:
+    """A partition that stands."""
+
+    uuid: str
+    gpu_instance: int
+    compute_instance: int
+    capability_minors: tuple[int, ...]
+
+
+class PartitionedGpu:
+    """One GPU, by its PCI address; safe to use from several threads."""
+
+    def __init__(
+        self,
+        address: str,
+        notebook: OwnershipStore,
+        driver: Callable[[], AbstractContextManager[MigDriver]],
+        locks: KeyedLocks | None = None,
+    ) -> None:
+        """`driver` is called anew for each operation; `locks` are those of all agents on the host."""
+        self._address = address
+        self._notebook = notebook
+        self._driver = driver
+        self._locks = locks or KeyedLocks()
+
+    def make(self, wanted: PartitionRequest, deadline: Deadline) -> CreatedPartition:
+        """Make a partition, or find it standing. RetryableError says what is in the way."""
+        with self._alone(deadline), self._driver() as driver:
+            if not driver.mode()[0]:
+                _patiently(lambda: driver.set_mode(True), deadline)
+            note = self._notebook.read(self._address)
+            instance = self._clear(driver, note, wanted, deadline)
+            held = _held(self._notebook.read(self._address), wanted)
+            self._notebook.write(held)
+            if instance is None:
+                try:
+                    instance = _patiently(lambda: driver.make(wanted.profile, wanted.placement), deadline)
+                except (NoRoomError, PermanentError):
+                    # What was refused was not made: an instance that lies there by now is somebody else's.
+                    others = tuple(one for one in held.instances if one.device != wanted.device)
+                    self._notebook.write(msgspec.structs.replace(held, instances=others))
+                    raise
+            compute = self._compute(driver, held, instance, wanted)
+            return CreatedPartition(
+                driver.uuid(compute), instance.id, compute.id, driver.capabilities(instance, compute)
+            )
+
+    def release(self, holder: str, deadline: Deadline) -> None:
+        """Let go of what a claim holds here; what nobody holds is destroyed. RetryableError while it is in use."""
+        with self._alone(deadline):
+            note = self._notebook.read(self._address)
+            for one in note.instances:
+                if holder not in (*one.holders, one.leaving):
+                    continue
+                others = tuple(name for name in one.holders if name != holder)
+                left = msgspec.structs.replace(one, holders=others, leaving="" if others else holder)
+                note = _with(note, one, left)
+                self._notebook.write(note)
+                if not others:
+                    note = self._finish(note, left, deadline)
+
+    def disable_mig(self, deadline: Deadline, *, destroy_foreign: bool) -> None:
+        """Switch MIG mode off, so that the GPU can be used as a whole. RetryableError while an instance is there."""
+        with self._alone(deadline), self._driver() as driver:
+            if not driver.mode()[0]:
+                return
+            note = self._notebook.read(self._address)
+            for instance in driver.instances():
+                self._remove(driver, note, instance, deadline, destroy_foreign=destroy_foreign)
+            _patiently(lambda: driver.set_mode(False), deadline)
+
+    def prune(self, known: Callable[[str], bool]) -> None:
+        """Let go of what holders have that nobody knows any more; it has no caller, and takes its own time."""
+        deadline = Deadline.of(REPAIR_S)
+        with self._alone(deadline):
+            note = self._notebook.read(self._address)
+            for one in note.instances:
+                left = msgspec.structs.replace(one, holders=tuple(filter(known, one.holders)))
+                if left != one:
+                    note = _with(note, one, left)
+                    self._notebook.write(note)
+                if not left.holders and not (left.leaving and known(left.leaving)):
+                    note = self._finish(note, left, deadline)
+
+    def _finish(self, note: OwnershipRecord, one: OwnedInstance, deadline: Deadline) -> OwnershipRecord:
+        """Destroy what nobody holds; gives the note without it."""
+        try:
+            with self._driver() as driver:
+                if driver.mode()[0]:
+                    for instance in driver.instances():
+                        if _noted(note, instance) == one:
+                            _destroy(driver, instance, deadline)
+        except (GpuLostError, UnknownGpuError) as error:
+            # Such a GPU comes back by a reset at the earliest, and no instance outlives that.
+            log.warning("instance given up with its GPU", extra={"device": one.device, "reason": str(error)})
+        note = _with(note, one, None)
+        self._notebook.write(note)
+        return note
+
+    def _clear(
+        self, driver: MigDriver, note: OwnershipRecord, wanted: PartitionRequest, deadline: Deadline
+    ) -> GpuInstance | None:
+        """Find the wanted instance standing, or clear its place; what may not go is a RetryableError."""
+        standing = None
+        for instance in driver.instances():
+            if not instance.placement.overlaps(wanted.placement):
+                continue
+            noted = _noted(note, instance)
+            if (
+                noted is not None
+                and noted.device == wanted.device
+                and (noted.holders or noted.leaving == wanted.holder)
+            ):
+                standing = instance
+            else:
+                self._remove(driver, note, instance, deadline, destroy_foreign=wanted.destroy_foreign)
+        return standing
+
+    def _remove(
+        self,
+        driver: MigDriver,
+        note: OwnershipRecord,
+        instance: GpuInstance,
+        deadline: Deadline,
+        *,
+        destroy_foreign: bool,
+    ) -> None:
+        where = f"GPU {self._address}"
+        what = f"MIG instance {instance.id} (profile {instance.profile} at memory slice {instance.placement.start})"
+        noted = _noted(note, instance)
+        if noted is not None and noted.holders:
+            claims = ", ".join(holder.partition("/")[0] for holder in noted.holders)
+            raise RetryableError(f"{what} is in the way: claim {claims} holds it", where=where, hint="wait for it")
+        if noted is None and not destroy_foreign:
+            raise RetryableError(
+                f"{what} is in the way, and the agent has not made it",
+                where=where,
+                hint=f"destroy it (nvidia-smi mig -dci -gi {instance.id}, nvidia-smi mig -dgi -gi {instance.id}), or "
+                'set foreign = "destroy" in [[inventory.partition]]',
+            )
+        _destroy(driver, instance, deadline)
+        if noted is not None:
+            self._notebook.write(_with(self._notebook.read(self._address), noted, None))
+
+    def _compute(
+        self, driver: MigDriver, note: OwnershipRecord, instance: GpuInstance, wanted: PartitionRequest
+    ) -> ComputeInstance:
+        computes = driver.computes(instance)
+        if len(computes) == 1 and wanted.compute_slices in (None, computes[0].slices):
+            return computes[0]
+        noted = _noted(note, instance)
+        if computes and noted is not None and noted.holders != (wanted.holder,):
+            others = ", ".join(name.partition("/")[0] for name in noted.holders if name != wanted.holder)
+            raise RetryableError(
+                f"computeSlices: claim {others} shares {wanted.device} with {computes[0].slices}, "
+                f"not {wanted.compute_slices}",
+                where=f"GPU {self._address}",
+                hint="give claims that share a partition the same settings, or wait for it",
+            )
+        for compute in computes:
+            driver.destroy_compute(compute)
+        return driver.make_compute(instance, wanted.compute_slices)
+
+    def _alone(self, deadline: Deadline) -> AbstractContextManager[None]:
+        return self._locks.hold([f"GPU {self._address}"], deadline.capped(WAIT), "another claim's partition")
+
+
+def _noted(note: OwnershipRecord, instance: GpuInstance) -> OwnedInstance | None:
+    """Find what is noted of an instance: one place holds no two of a profile."""
+    for one in note.instances:
+        if (one.profile, one.start) == (instance.profile, instance.placement.start):
+            return one
+    return None
+
+
+def _with(note: OwnershipRecord, before: OwnedInstance, after: OwnedInstance | None) -> OwnershipRecord:
+    others = tuple(one for one in note.instances if one != before)
+    return msgspec.structs.replace(note, instances=others if after is None else (*others, after))
+
+
+def _held(note: OwnershipRecord, wanted: PartitionRequest) -> OwnershipRecord:
+    place = wanted.placement
+    before = next((one for one in note.instances if one.device == wanted.device), None)
+    holders = before.holders if before is not None else ()
+    if before is not None and wanted.holder in holders and not before.leaving:
+        return note
+    holders = tuple(dict.fromkeys((*holders, wanted.holder)))
+    held = OwnedInstance(wanted.device, wanted.profile, place.start, place.size, holders)
+    others = tuple(one for one in note.instances if one.device != wanted.device)
+    return msgspec.structs.replace(note, instances=(*others, held))
+
+
+def _destroy(driver: MigDriver, instance: GpuInstance, deadline: Deadline) -> None:
+    for compute in driver.computes(instance):
+        _patiently(lambda compute=compute: driver.destroy_compute(compute), deadline)  # type: ignore[misc]
+    _patiently(lambda: driver.destroy(instance), deadline)
+
+
+def _patiently(step: Callable[[], _T], deadline: Deadline) -> _T:
+    """Try a step again for a while: a container that has just ended lets go of its GPU a moment later.
+
+    RetryableError where the deadline has passed before it is tried.
+    """
+    deadline.check("a MIG instance")
+    end = deadline.capped(_PATIENCE)
+    while True:
+        try:
+            return step()
+        except (InUseError, NoRoomError):
+            if end.remaining() <= _PAUSE:
+                raise
+        time.sleep(_PAUSE)

@@ -1,0 +1,162 @@
+"""The set-up of MIG partitions, and of whole GPUs that are offered in partitions, too: see dra_agent.prepare.setup."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from dra_agent.cdi.claim import env_name
+from dra_agent.cdi.edits.nvidia import capability_edits
+from dra_agent.cdi.model import ContainerEdits
+from dra_agent.deadline import Deadline
+from dra_agent.device_setup.mig.driver import MigDriver
+from dra_agent.device_setup.mig.gpu import CreatedPartition, PartitionedGpu, PartitionRequest
+from dra_agent.device_setup.mig.notebook import OwnershipStore
+from dra_agent.device_setup.mig.parameters import KIND, MigConfig
+from dra_agent.errors import AgentError, PermanentError
+from dra_agent.host import Host
+from dra_agent.inventory.model import Device, device_name
+from dra_agent.inventory.nvidia.nvml_client import acquire
+from dra_agent.inventory.nvidia.profiles import Placement
+from dra_agent.prepare.locks import setup_locks
+from dra_agent.prepare.setup import Kind, SetupDevice, SetupOutcome, UnsuitableError
+
+_WHOLE = "whole"
+
+
+class MigSetup:
+    """Makes and destroys partitions on one host; safe to use from several threads."""
+
+    kind: Kind = KIND
+    parameters = MigConfig
+
+    def __init__(self, host: Host, timeout: float) -> None:
+        """`timeout` in seconds is for calls that only ask. The host's `state` is where notes are kept."""
+        self._host = host
+        self._timeout = timeout
+        self._profiles: dict[str, tuple[int, ...]] = {}
+        self._notebook = OwnershipStore(host)
+        self._locks = setup_locks(host.state, "mig")
+        self._guard = threading.Lock()
+        self._gpus: dict[str, PartitionedGpu] = {}
+
+    def default(self, device: Device) -> MigConfig | None:
+        """Every such device has to be made, whether anybody configures it or not."""
+        return MigConfig() if "mig" in device.identity else None
+
+    def check(self, device: Device, parameters: MigConfig) -> None:
+        """Refuse other devices, and more compute slices than a profile has."""
+        place = device.identity.get("mig")
+        if place is None or (place == _WHOLE and parameters != MigConfig()):
+            raise UnsuitableError(f"kind: {KIND[1]} is for MIG partitions that are made for a claim")
+        slices = _slices(device)
+        if parameters.compute_slices is not None and slices is not None and parameters.compute_slices > slices:
+            raise PermanentError(
+                f"computeSlices: {parameters.compute_slices} are more than the {slices} of the partition",
+                hint=f"ask for at most {slices}, or claim a larger profile",
+            )
+
+    def set_up(
+        self, uid: str, devices: Sequence[SetupDevice], parameters: MigConfig, previous: Any, deadline: Deadline
+    ) -> SetupOutcome:
+        """Make what is not there; the record says what stands, for people."""
+        del previous  # what stands is seen on the GPU
+        record: dict[str, Any] = {}
+        edits: dict[str, ContainerEdits] = {}
+        for item in devices:
+            device = item.device
+            gpu = self._gpu(device.pci_address)
+            destroy_foreign = device.identity.get("foreign") == "destroy"
+            if device.identity.get("mig") == _WHOLE:
+                gpu.disable_mig(deadline, destroy_foreign=destroy_foreign)
+                continue
+            profile, start, size = (int(number) for number in device.identity["mig"].split(":"))
+            wanted = PartitionRequest(
+                device.name,
+                profile,
+                Placement(start, size),
+                _holder(uid, item.key),
+                parameters.compute_slices,
+                destroy_foreign,
+            )
+            made = gpu.make(wanted, deadline)
+            record[item.key] = {"uuid": made.uuid, "gi": made.gpu_instance, "ci": made.compute_instance}
+            edits[item.key] = self._edits(device, made)
+        return SetupOutcome(record, edits)
+
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
+        """Destroy what nobody else holds; the notes say where it is."""
+        del record
+
+        def release(address: str) -> None:
+            # A partition's name begins with that of its GPU. Another GPU, which may be slow, hang or have a damaged
+            # note, is not asked.
+            name = device_name("gpu", address)
+            holders = {_holder(uid, key) for key in keys if key.startswith(f"{name}-")}
+            if not holders:
+                return
+            held = {holder for one in self._notebook.read(address).instances for holder in (*one.holders, one.leaving)}
+            for holder in sorted(holders & held):
+                self._gpu(address).release(holder, deadline)
+
+        self._each_gpu(release)
+
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: MigConfig, deadline: Deadline) -> None:
+        """Do the same: what has been begun is noted."""
+        del parameters
+        self.tear_down(uid, keys, None, deadline)
+
+    def prune(self, is_held: Callable[[str], bool]) -> None:
+        """Destroy what is noted for claims that hold nothing; RetryableError where that fails."""
+        known: Callable[[str], bool] = lambda holder: is_held(holder.partition("/")[0])  # noqa: E731
+        self._each_gpu(lambda address: self._gpu(address).prune(known))
+
+    def noted(self, uid: str) -> Sequence[str]:
+        """Give the keys of the partitions that the notes say the claim has."""
+        notes = [self._notebook.read(address) for address in self._notebook.gpus()]
+        holders = [holder for note in notes for one in note.instances for holder in (*one.holders, one.leaving)]
+        return [key for owner, _, key in (holder.partition("/") for holder in holders) if owner == uid]
+
+    def _each_gpu(self, step: Callable[[str], None]) -> None:
+        """Take a step for every GPU that has a note; the first failure is raised when all have had their turn."""
+        failed: AgentError | None = None
+        for address in self._notebook.gpus():
+            try:
+                step(address)
+            except AgentError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _gpu(self, address: str) -> PartitionedGpu:
+        with self._guard:
+            gpu = self._gpus.get(address)
+            if gpu is None:
+                gpu = PartitionedGpu(address, self._notebook, lambda: self._driver(address), self._locks)
+                self._gpus[address] = gpu
+            return gpu
+
+    @contextmanager
+    def _driver(self, address: str) -> Iterator[MigDriver]:
+        nvml = acquire(self._host.nvml_library, self._timeout)
+        try:
+            yield MigDriver(nvml, self._host, address, self._profiles)
+        finally:
+            nvml.close()
+
+    def _edits(self, device: Device, made: CreatedPartition) -> ContainerEdits:
+        nodes = capability_edits(self._host, made.capability_minors, device=device.name)
+        return nodes.merged(ContainerEdits(env=(f"DRA_AGENT_DEVICE_{env_name(device.name)}_UUID={made.uuid}",)))
+
+
+def _holder(uid: str, key: str) -> str:
+    return f"{uid}/{key}"
+
+
+def _slices(device: Device) -> int | None:
+    """Take the compute slices out of a profile's name: "3g.40gb" has three."""
+    profile = device.attributes.get("profile")
+    digits = (profile.string or "").partition("g.")[0] if profile is not None else ""
+    return int(digits) if digits.isdecimal() else None

@@ -1,0 +1,170 @@
+"""GPUs shared through MPS: the daemon comes with the first share, goes with the last, and is watched meanwhile."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from dra_agent.cdi.model import ContainerEdits
+from dra_agent.deadline import Deadline
+from dra_agent.device_setup.mps.clients import MpsClient, MpsClientStore, SharedGpu
+from dra_agent.device_setup.mps.compute_mode import EXCLUSIVE_PROCESS, ComputeMode
+from dra_agent.device_setup.mps.daemon import DEADLINE, MpsDaemon
+from dra_agent.device_setup.mps.paths import MpsPaths
+from dra_agent.errors import AgentError, RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory.nvidia.memory_limits import find_mps_control
+from dra_agent.prepare.locks import SETUP_TIMEOUT_S, LockedError, setup_locks
+from dra_agent.prepare.setup import SetupDevice
+
+log = logging.getLogger(__name__)
+
+
+class MpsSharing:
+    """The daemons of one host; safe to use from several threads."""
+
+    def __init__(self, host: Host, state_dir: Path, modes: ComputeMode, *, deadline: float = DEADLINE) -> None:
+        self._host = host
+        self._state_dir = state_dir
+        self._modes = modes
+        self._deadline = deadline
+        self._clients = MpsClientStore(state_dir / "mps")
+        self._gpus = setup_locks(state_dir, "mps")
+        self._controls: dict[str, MpsDaemon] = {}
+        self._sick: dict[str, str] = {}
+
+    def attach(self, uid: str, item: SetupDevice, client: MpsClient, deadline: Deadline) -> ContainerEdits:
+        """Make a share a client of its GPU's daemon, which is started where it does not run."""
+        device = item.device
+        uuid = device.identity.get("uuid")
+        if uuid is None:
+            raise RetryableError("NVIDIA's driver does not have it now", where=f"device {device.name}")
+        place = self._place(device.name)
+        with self._gpus.hold([device.name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
+            shared = self._clients.read(device.name)
+            if shared is not None and shared.uuid != uuid:
+                self._end(device.name, shared)  # another GPU has come into its place
+                shared = None
+            if shared is None:
+                whole = "parent" not in device.identity
+                mode = self._modes.get(uuid, device.pci_address) if whole else None
+                shared = SharedGpu(uuid, device.pci_address, mode, {})
+            wanted = msgspec.structs.replace(shared, clients={**shared.clients, f"{uid} {item.key}": client})
+            if wanted != shared:
+                self._clients.write(device.name, wanted)
+            self._stand(device.name, wanted, raised=wanted.largest_mib > shared.largest_mib)
+            self._sick.pop(device.name, None)
+        return place.edits(client.memory_mib, client.percentage)
+
+    def detach(self, uid: str, key: str, deadline: Deadline) -> None:
+        """Take a share out; with the last one the daemon ends and the compute mode is as it was."""
+        device = key.partition("/")[0]
+        with self._gpus.hold([device], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
+            shared = self._clients.read(device)
+            if shared is None:
+                return
+            clients = {name: client for name, client in shared.clients.items() if name != f"{uid} {key}"}
+            left = msgspec.structs.replace(shared, clients=clients)
+            if left != shared:
+                self._clients.write(device, left)
+            if not clients:
+                self._end(device, left)
+
+    def noted(self, uid: str) -> list[str]:
+        """Give the keys of the shares that the notes say a claim has."""
+        shared = [self._clients.read(device) for device in self._clients.devices()]
+        names = [name for one in shared if one is not None for name in one.clients]
+        return [key for owner, _, key in (name.partition(" ") for name in names) if owner == uid]
+
+    def supervise(self) -> dict[str, str]:
+        """Look after every daemon: start again what has died, end what nobody uses; gives what fails, by device.
+
+        A daemon that had to be started again is told once: the clients of the dead one have lost their work.
+        """
+        told: dict[str, str] = {}
+        for device in self._clients.devices():
+            try:
+                with self._gpus.hold([device], Deadline.of(0), "a look at its MPS daemon"):
+                    reason = self._look(device)
+            except LockedError:
+                # A claim is being set up on it, and finds out by itself.
+                reason = self._sick.get(device)
+            except AgentError as error:
+                reason = str(error)
+            if reason is None:
+                self._sick.pop(device, None)
+                continue
+            told[device] = reason
+            if self._sick.get(device) != reason:
+                log.error("MPS does not run as it should", extra={"device": device, "reason": reason})
+            self._sick[device] = reason
+        for gone in self._sick.keys() - told.keys():
+            self._sick.pop(gone, None)
+        return told
+
+    def _look(self, device: str) -> str | None:
+        shared = self._clients.read(device)
+        if shared is None:
+            return None
+        if not shared.clients:
+            self._end(device, shared)  # a crash came between the last share's end and the daemon's
+            return None
+        if self._control(device, shared.uuid).is_alive():
+            return None
+        self._stand(device, shared, raised=True)
+        return "its MPS daemon had ended, and was started again: clients of the old one have failed"
+
+    def _stand(self, device: str, shared: SharedGpu, *, raised: bool) -> None:
+        control = self._control(device, shared.uuid)
+        if not control.is_alive():
+            if shared.compute_mode is not None:
+                self._modes.set(shared.uuid, shared.pci_address, EXCLUSIVE_PROCESS)
+            self._place(device).make()
+            control.start()
+            raised = True
+            log.info("MPS started", extra={"device": device})
+        if raised:
+            control.limit(shared.largest_mib)
+
+    def _end(self, device: str, shared: SharedGpu) -> None:
+        place = self._place(device)
+        if self._program() is not None:
+            self._control(device, shared.uuid).quit()
+        if shared.compute_mode is not None:
+            self._modes.restore(shared.uuid, shared.pci_address, shared.compute_mode)
+        place.remove()
+        self._controls.pop(device, None)
+        self._clients.delete(device)
+        log.info("MPS ended", extra={"device": device})
+
+    def _program(self) -> Path | None:
+        return find_mps_control(self._host)
+
+    def _place(self, device: str) -> MpsPaths:
+        return MpsPaths.of(self._state_dir, self._host.dev, device)
+
+    def _control(self, device: str, uuid: str) -> MpsDaemon:
+        known = self._controls.get(device)
+        if known is not None:
+            return known
+        program = self._program()
+        if program is None:
+            raise RetryableError(
+                "nvidia-cuda-mps-control is not on this host any more",
+                where=f"device {device}",
+                hint="install it again, or choose another enforcement in inventory.share",
+            )
+        # A simulated host is not to change this one's mounts.
+        real = self._host.dev == Path("/dev")
+        made = MpsDaemon(
+            program,
+            self._place(device),
+            uuid,
+            own_shm=real,
+            proc=self._host.proc if real else Path("/proc"),
+            deadline=self._deadline,
+        )
+        self._controls[device] = made
+        return made

@@ -1,0 +1,152 @@
+"""Moves an interface to the network of a container that is about to start, as the hook of that container asks for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from pathlib import Path
+
+import msgspec
+
+from dra_agent.cdi.names import check_uid
+from dra_agent.deadline import Deadline
+from dra_agent.device_setup import rtnetlink
+from dra_agent.device_setup.net.interfaces import Interfaces
+from dra_agent.device_setup.net.original_interface import OriginalInterface
+from dra_agent.device_setup.state_files import StateFiles
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.prepare.locks import SETUP_TIMEOUT_S, KeyedLocks
+
+log = logging.getLogger(__name__)
+
+TASK = "interface"
+"""What the hook is told that it is for, and says."""
+_PROC = Path("/proc")
+"""Of the kernel that runs, also where a host is simulated: containers are real."""
+_LOOK = 0.2
+_DEVICE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+class MoveTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the hook asks for: the line on the socket."""
+
+    claim: str
+    key: str
+    task: str
+    pid: int
+    """The container's first process, which waits for the answer."""
+
+
+class InterfaceMover:
+    """Safe to use from several threads; locks and notes are those of the set-up."""
+
+    def __init__(
+        self, interfaces: Interfaces, kept: StateFiles[OriginalInterface], devices: KeyedLocks, patience: float
+    ) -> None:
+        self._interfaces = interfaces
+        self._kept = kept
+        self._devices = devices
+        self._patience = patience
+
+    def move(self, line: bytes) -> bool:
+        """Have the interface where the container is; PermanentError or RetryableError say why it cannot be."""
+        try:
+            ask = msgspec.json.decode(line, type=MoveTask)
+        except msgspec.DecodeError as error:
+            raise PermanentError(f"not understood: {error}", where="a request for an interface") from error
+        uid = check_uid(ask.claim)
+        device = ask.key.partition("/")[0]
+        if not _DEVICE.fullmatch(device):
+            raise PermanentError("is no device's name", where=repr(ask.key[:200]))
+        with self._devices.hold([device], Deadline.of(SETUP_TIMEOUT_S), f"a container of claim {uid}"):
+            before = self._kept.read(device)
+            if before is None or before.uid != uid or before.interface.name is None:
+                raise PermanentError("has no such interface that is to be moved", where=f"claim {uid}, device {device}")
+            network = self._open(ask.pid)
+            try:
+                self._into(network, device, before)
+            finally:
+                os.close(network)
+        return True
+
+    def _into(self, network: int, device: str, before: OriginalInterface) -> None:
+        name = os.fspath(Path(f"/proc/self/fd/{network}").readlink())
+        where = f"device {device} of claim {before.uid}"
+        until = time.monotonic() + self._patience
+        if name not in (before.network, before.moving):
+            # What a process did that hangs or is killed has to be put back, too.
+            before = msgspec.structs.replace(before, moving=name)
+            self._kept.write(device, before)
+        while True:
+            done = rtnetlink.ask(self._move(network, name, before))
+            # The kernel takes a network apart some time after its last process, and the interface comes back then.
+            if done.state != "away" or done.refused or time.monotonic() >= until:
+                break
+            time.sleep(_LOOK)
+        if done.state in ("moved", "there"):
+            now = msgspec.structs.replace(before, network=name, moving="", complete=not done.refused)
+            if now != before:
+                self._kept.write(device, now)
+        if done.refused:
+            raise PermanentError(f"{before.interface.name}: {done.refused}", where=where)
+        if done.state == "taken":
+            raise PermanentError(
+                f"the pod's network has another interface {before.interface.name}",
+                where=where,
+                hint="choose another interface.name",
+            )
+        if done.state == "away":
+            last = f"; it was moved to {before.network}" if before.network else ""
+            raise RetryableError(
+                f"its interface {before.ifname} is neither on the host nor in the pod's network {name}{last}",
+                where=where,
+                hint="one pod at a time can have it: end the other one (`lsns -t net` names its processes)",
+            )
+        if done.state == "moved":
+            extra = {"claim": before.uid, "device": device, "interface": before.interface.name, "network": name}
+            log.info("interface moved", extra=extra)
+
+    def _move(self, network: int, where: str, before: OriginalInterface) -> rtnetlink.MoveRequest:
+        wanted = before.interface
+        asked = wanted.addresses is not None
+        return rtnetlink.MoveRequest(
+            network,
+            self._present(before),
+            before.address,
+            before.hardware_address,
+            str(wanted.name),
+            before.addresses if wanted.addresses is None else wanted.addresses,
+            asked,
+            tuple((route.destination, route.gateway) for route in wanted.routes),
+            "unknown" if before.network != where else "complete" if before.complete else "moved",
+        )
+
+    def _present(self, before: OriginalInterface) -> rtnetlink.HostInterface | None:
+        try:
+            name = self._interfaces.find(before.address, before.ifname, before.interface.name)
+            return None if name is None else rtnetlink.HostInterface(name, self._interfaces.hardware_address(name))
+        except OSError:
+            return None  # it went meanwhile
+
+    def _open(self, pid: int) -> int:
+        """Open a container's network; PermanentError for the host's, which every process has that is in none."""
+        own = (_PROC / "self/ns/net").stat()
+        try:
+            network = os.open(_PROC / str(pid) / "ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise PermanentError(
+                f"the container's network cannot be opened: {error.strerror}",
+                where=f"process {pid}",
+                hint="run the agent as a host service, or with hostPID and privileged",
+            ) from error
+        found = os.fstat(network)
+        if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
+            os.close(network)
+            raise PermanentError(
+                "the container is in the host's network, where the interface is already",
+                where=f"process {pid}",
+                hint="leave interface.name out for pods with hostNetwork",
+            )
+        return network

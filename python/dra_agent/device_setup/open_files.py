@@ -1,0 +1,113 @@
+"""Who has a device's nodes open, by /proc: the kernel takes a driver away from under them, or waits for them for ever.
+
+Only processes that the agent can see are found. Where it does not see all of the host's, nobody can say that a device
+is not in use, so it is not said: the device is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra_agent.errors import RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory.process_visibility import TODO, hidden_processes_reason
+
+
+@dataclass(frozen=True, slots=True)
+class FileHolder:
+    """A process that has a node open."""
+
+    pid: int
+    name: str
+    node: str
+
+    def __str__(self) -> str:
+        return f"{self.name} (process {self.pid}) has {self.node} open"
+
+
+def require_unused(host: Host, nodes: Sequence[str], where: str, why: str = "") -> None:
+    """Refuse what would take a driver away from under somebody; RetryableError names who, or why nobody can know.
+
+    `why` is what the refusal begins with: "it is in mode SPX and in use".
+    """
+    before = f"{why}: " if why else ""
+    if users := processes_holding(host, nodes):
+        named = "; ".join(map(str, users[:5]))
+        raise RetryableError(before + named, where=where, hint="end them; it is tried again by itself")
+    if nodes and (blind := hidden_processes_reason(host)):
+        what = f"whether a process has {nodes[0]} open cannot be told: {blind}"
+        raise RetryableError(before + what, where=where, hint=TODO)
+
+
+def processes_holding(host: Host, nodes: Iterable[str]) -> list[FileHolder]:
+    """Give the processes that have any of the nodes ("/dev/nvidia0") open, the agent's own left out."""
+    wanted = {identity: node for node in nodes if (identity := _identity(host.dev_path(node))) is not None}
+    if not wanted:
+        return []
+    found = []
+    below = ("/dev/", f"{host.dev}/")
+    for process in host.proc.iterdir():
+        if not process.name.isdecimal() or int(process.name) == os.getpid():
+            continue
+        opened = {wanted[one] for one in _open_files(process, below) if one in wanted}
+        found += [FileHolder(int(process.name), _name(process), node) for node in sorted(opened)]
+    return sorted(found, key=lambda opener: opener.pid)
+
+
+def nodes_of(host: Host, address: str, minor: str | None = None) -> list[str]:
+    """Give the nodes that a function's driver has made; NVIDIA's are not in /sys and go by their minor number."""
+    folder = host.sysfs / "bus/pci/devices" / address
+    nodes = [f"/dev/nvidia{minor}"] if minor is not None and minor.isdecimal() else []
+    try:
+        below = os.walk(folder.resolve(strict=True))
+    except OSError:
+        return nodes
+    for where, folders, files in below:
+        # Functions behind this one are none of its own: theirs are folders with an address.
+        folders[:] = [name for name in folders if ":" not in name and name not in {"power", "msi_irqs"}]
+        if "dev" in files and "uevent" in files:
+            nodes += _named(Path(where) / "uevent")
+    return sorted(set(nodes))
+
+
+def _named(uevent: Path) -> list[str]:
+    try:
+        lines = uevent.read_text().splitlines()
+    except OSError:
+        return []
+    return [f"/dev/{line.removeprefix('DEVNAME=')}" for line in lines if line.startswith("DEVNAME=")]
+
+
+def _open_files(process: Path, below: tuple[str, str]) -> Iterable[tuple[str, int, int]]:
+    try:
+        files = list((process / "fd").iterdir())
+    except OSError:
+        return  # it has ended, or is not ours to look at
+    for file in files:
+        try:
+            # Asked for by name first: a look at a file of a dead server could take for ever.
+            if file.readlink().as_posix().startswith(below) and (identity := _identity(file)) is not None:
+                yield identity
+        except OSError:
+            continue
+
+
+def _identity(path: Path) -> tuple[str, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    if stat.S_ISCHR(status.st_mode):
+        return ("device", status.st_rdev, 0)
+    return ("file", status.st_dev, status.st_ino)  # what stands for a node on a simulated host
+
+
+def _name(process: Path) -> str:
+    try:
+        return (process / "comm").read_text().strip()
+    except OSError:
+        return "a process"

@@ -1,0 +1,380 @@
+"""Interfaces between network namespaces, over rtnetlink, by a process of its own that lives as long as one request.
+
+setns(2) is about a whole thread, which is one more reason for a process. `python -m dra_agent.device_setup.rtnetlink`
+reads a request from its standard input and prints the answer, both as JSON; the container's network namespace is a file
+that it inherits.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from dra_agent import netlink
+
+if TYPE_CHECKING:
+    from pyroute2 import IPRoute
+
+TIMEOUT_S = 15.0
+"""Seconds for the whole process, of which a loaded host takes some; with PATIENCE before it, less than the hook's."""
+_ETHERNET = len("02:fc:00:00:00:01")
+_FLAGS = 0x80 | 0x100 | 0x200 | 0x1000
+"""IFF_NOARP, IFF_PROMISC, IFF_ALLMULTI and IFF_MULTICAST (linux/if.h): those that are set, and not reported."""
+_NUMBERS = {
+    "IFLA_TXQLEN": "txqlen",
+    "IFLA_GROUP": "group",
+    "IFLA_GSO_MAX_SIZE": "gso_max_size",
+    "IFLA_GSO_MAX_SEGS": "gso_max_segs",
+    "IFLA_GRO_MAX_SIZE": "gro_max_size",
+}
+"""Attributes of a link that anybody with CAP_NET_ADMIN in its network sets, as the kernel and pyroute2 call them."""
+_XDP_MODES = {"IFLA_XDP_SKB_PROG_ID": 1 << 1, "IFLA_XDP_DRV_PROG_ID": 1 << 2, "IFLA_XDP_HW_PROG_ID": 1 << 3}
+"""With the flag that names the mode (XDP_FLAGS_SKB_MODE and others, linux/if_link.h)."""
+
+
+class HostInterface(msgspec.Struct, frozen=True):
+    """The interface that a device has on the host now, as /sys shows it: the link that is moved has to be the same."""
+
+    name: str
+    hardware_address: str
+
+
+class MoveRequest(msgspec.Struct, frozen=True, tag="move"):
+    """Have an interface in a container's network, with all that it is to have there."""
+
+    network: int
+    """A descriptor of the namespace."""
+    present: HostInterface | None
+    """None: /sys shows none of it."""
+    pci_address: str
+    hardware_address: str
+    """Of the interface, as it was on the host last."""
+    name: str
+    """In the container."""
+    addresses: tuple[str, ...]
+    asked: bool
+    """Whether the claim asks for these addresses; else they are those of the host."""
+    routes: tuple[tuple[str, str | None], ...]
+    """Destinations, and the gateway of those that have one."""
+    state: Literal["unknown", "moved", "complete"]
+    """What is known of it in this namespace: one that is complete there is left alone."""
+
+
+class RestoreRequest(msgspec.Struct, frozen=True, tag="restore"):
+    """Give an interface of the host its addresses again."""
+
+    name: str
+    addresses: tuple[str, ...]
+
+
+class Link(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an interface was, as far as a container with its network can change it and a move does not."""
+
+    hardware_address: str
+    flags: int | None = None
+    """None, here and below: not known, and left as it is."""
+    numbers: dict[str, int] = {}
+    """By attribute ("IFLA_TXQLEN")."""
+    alias: str | None = None
+    altnames: tuple[str, ...] | None = None
+    xdp: tuple[int, ...] = ()
+    """Ids of the programs that the host has on it."""
+    tcx: tuple[int, ...] | None = ()
+    """The same; None where the agent might not ask, and so removes none."""
+
+
+class Describe(msgspec.Struct, frozen=True, tag="describe"):
+    """Say how an interface of the host is."""
+
+    name: str
+    hardware_address: str
+
+
+class Reset(msgspec.Struct, frozen=True, tag="reset"):
+    """Make an interface that has come back what it was, and remove programs that are not the host's."""
+
+    name: str
+    """Now."""
+    link: Link
+
+
+class NetResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What became of it."""
+
+    state: Literal["moved", "there", "taken", "away"]
+    """`taken`: another interface has the name there; `away`: it is neither on the host nor there."""
+    refused: str = ""
+    """What the kernel did not do, and why; the interface is where it was put until then."""
+    changed: tuple[str, ...] = ()
+    """What was not as before, in words."""
+    doubts: tuple[str, ...] = ()
+    """What stays otherwise than before, or cannot be known."""
+    link: Link | None = None
+
+
+def ask(request: MoveRequest | RestoreRequest | Describe | Reset, deadline: float = TIMEOUT_S) -> NetResult:
+    """Run the process and give its answer; RetryableError where it fails or does not end in time."""
+    files = (request.network,) if isinstance(request, MoveRequest) else ()
+    hint = "see the kernel's log (dmesg); it is tried again"
+    data = msgspec.json.encode(request)
+    return netlink.query_subprocess(
+        "dra_agent.device_setup.rtnetlink", NetResult, deadline, hint=hint, given=data, files=files
+    )
+
+
+def move(request: MoveRequest) -> NetResult:
+    """Do it; only ever called in the process of its own, as it leaves the host's network."""
+    from pyroute2 import IPRoute
+    from pyroute2.netlink.exceptions import NetlinkError
+    from pyroute2.netns import setns
+
+    name = request.name
+    with IPRoute() as host:
+        setns(request.network)  # sockets that are open stay with the network that they were made in
+        with IPRoute() as inside:
+            there = _links(inside).get(name)
+            ours = _links(host).get(request.present.name) if request.present is not None else None
+            if ours is None or request.present is None or not _is(ours, request, request.present.hardware_address):
+                known = request.state != "unknown"
+                if there is None or not (known or _is(there, request, request.hardware_address)):
+                    return NetResult("away")
+                if request.state == "complete":
+                    return NetResult("there")
+                return NetResult("there", _finish(inside, int(there["index"]), request))
+            if there is not None:
+                return NetResult("taken")
+            try:
+                # One request, so that there is no moment at which it is in there under another name.
+                host.link("set", index=ours["index"], net_ns_fd=request.network, ifname=name)
+            except NetlinkError as error:
+                return NetResult("away", f"the interface cannot be moved: {os.strerror(error.code)}")
+            # Its number is another one where the old one was taken.
+            return NetResult("moved", _finish(inside, int(_links(inside)[name]["index"]), request))
+
+
+def restore(request: RestoreRequest) -> NetResult:
+    """Do it; in the host's network."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as host:
+        link = _links(host).get(request.name)
+        if link is None:
+            return NetResult("away")
+        for address in request.addresses:
+            if why := _give(host, int(link["index"]), address):
+                return NetResult("there", why)
+    return NetResult("there")
+
+
+def describe(request: Describe) -> NetResult:
+    """Do it; in the host's network."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as host:
+        found = _links(host).get(request.name)
+        if found is None or str(found.get_attr("IFLA_ADDRESS")) != request.hardware_address[:_ETHERNET]:
+            return NetResult("away")
+        from dra_agent.device_setup import bpf  # with ctypes, which the agent's own process does without
+
+        programs = bpf.tcx_programs(int(found["index"]))
+        link = Link(
+            request.hardware_address,
+            int(found["flags"]) & _FLAGS,
+            {name: int(value) for name in _NUMBERS if (value := found.get_attr(name)) is not None},
+            _alias(found),
+            tuple(_altnames(found)),
+            tuple(_xdp(found).values()),
+            programs,
+        )
+    return NetResult("there", link=link)
+
+
+def reset(request: Reset) -> NetResult:
+    """Do it; in the host's network."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as host:
+        found = _links(host).get(request.name)
+        if found is None:
+            return NetResult("away")
+        cleaning = _Cleaning(host, int(found["index"]), request.link)
+        refused = cleaning.remove_programs(found) or cleaning.set_hardware_address(found) or cleaning.set_flags(found)
+        if not refused:
+            cleaning.set_others(found)
+        return NetResult("there", refused, tuple(cleaning.changed), tuple(cleaning.doubts))
+
+
+class _Cleaning:
+    def __init__(self, host: IPRoute, index: int, before: Link) -> None:
+        self._host = host
+        self._index = index
+        self._before = before
+        self.changed: list[str] = []
+        self.doubts: list[str] = []
+
+    def remove_programs(self, found: Any) -> str:
+        from dra_agent.device_setup import bpf
+
+        for mode, program in _xdp(found).items():
+            if program in self._before.xdp:
+                continue
+            off = {"attrs": [("IFLA_XDP_FD", -1), ("IFLA_XDP_FLAGS", _XDP_MODES[mode])]}
+            if why := self._set(IFLA_XDP=off):
+                return _stays("an XDP program", program, why)
+            self.changed.append(f"XDP program {program} removed")
+        programs = bpf.tcx_programs(self._index)
+        if programs is None or (programs and self._before.tcx is None):
+            self.doubts.append("whether a pod's program of tcx is on it: bpf(2) is not allowed, or was not at prepare")
+            return ""
+        for program in programs:
+            if program in (self._before.tcx or ()):
+                continue
+            if why := bpf.detach_tcx(self._index, program):
+                return _stays("a tcx program", program, why)
+            self.changed.append(f"tcx program {program} removed")
+        return ""
+
+    def set_hardware_address(self, found: Any) -> str:
+        before, now = self._before.hardware_address, str(found.get_attr("IFLA_ADDRESS"))
+        # InfiniBand's 20 bytes are the adapter's to choose.
+        if len(before) != _ETHERNET or before == now:
+            return ""
+        if self._set(address=before):
+            # Most adapters take another address only while they are switched off; the caller switches it on again.
+            why = self._set(state="down") or self._set(address=before)
+            if why:
+                return f"its hardware address stays {now}, which was {before}: {why}"
+        self.changed.append(f"hardware address {now} back to {before}")
+        return ""
+
+    def set_flags(self, found: Any) -> str:
+        before, now = self._before.flags, int(found["flags"]) & _FLAGS
+        if before is None or before == now:
+            return ""
+        if why := self._set(flags=before, change=before ^ now):
+            return f"its flags stay {now:#x}, which were {before:#x}: {why}"
+        self.changed.append(f"flags {now:#x} back to {before:#x}")
+        return ""
+
+    def set_others(self, found: Any) -> None:
+        before = self._before
+        for name, value in before.numbers.items():
+            now = found.get_attr(name)
+            if name in _NUMBERS and now is not None and int(now) != value:
+                self._note(f"{_NUMBERS[name]} {now} back to {value}", self._set(**{_NUMBERS[name]: value}))
+        if before.alias is not None and before.alias != _alias(found):
+            self._note("alias back", self._set(IFLA_IFALIAS=before.alias))
+        if before.altnames is None:
+            return
+        now_called = _altnames(found)
+        # First what is too much: it may be the name that the interface is to have again.
+        for name in now_called:
+            if name not in before.altnames:
+                self._note(f"alternative name {name} removed", self._link("property_del", altname=name))
+        for name in before.altnames:
+            if name not in now_called:
+                self._note(f"alternative name {name} back", self._link("property_add", altname=name))
+
+    def _note(self, what: str, why: str) -> None:
+        if why:
+            self.doubts.append(f"{what}: {why}")
+        else:
+            self.changed.append(what)
+
+    def _set(self, **attributes: Any) -> str:
+        return self._link("set", **attributes)
+
+    def _link(self, command: str, **attributes: Any) -> str:
+        from pyroute2.netlink.exceptions import NetlinkError
+
+        try:
+            self._host.link(command, index=self._index, **attributes)
+        except NetlinkError as error:
+            return os.strerror(error.code)
+        return ""
+
+
+def _stays(what: str, program: int, why: str) -> str:
+    return f"{what} (id {program}) stays on it: {why}; somebody holds it by a link, see `bpftool link`"
+
+
+def _xdp(link: Any) -> dict[str, int]:
+    found = link.get_attr("IFLA_XDP")
+    if found is None:
+        return {}
+    return {mode: int(program) for mode in _XDP_MODES if (program := found.get_attr(mode))}
+
+
+def _altnames(link: Any) -> list[str]:
+    names = link.get_attr("IFLA_PROP_LIST")
+    return [] if names is None else [str(name) for name in names.get_attrs("IFLA_ALT_IFNAME")]
+
+
+def _alias(link: Any) -> str:
+    return str(link.get_attr("IFLA_IFALIAS") or "")
+
+
+def _finish(inside: IPRoute, index: int, request: MoveRequest) -> str:
+    """Switch it on, which gives it its own routes, and give it addresses and others; says what cannot be."""
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    try:
+        inside.link("set", index=index, state="up")
+    except NetlinkError as error:
+        return f"it cannot be switched on: {os.strerror(error.code)}"
+    for number, address in enumerate(request.addresses):
+        # Where a pod's network has no IPv6, an address that nobody asked for is none that is missed.
+        why = _give(inside, index, address, unless=None if request.asked else errno.EACCES)
+        if why:
+            return f"interface.addresses[{number}]: {why}" if request.asked else why
+    for number, (destination, gateway) in enumerate(request.routes):
+        try:
+            inside.route("replace", dst=destination, oif=index, **({"gateway": gateway} if gateway is not None else {}))
+        except NetlinkError as error:
+            way = f" by way of {gateway}" if gateway is not None else ""
+            return f"interface.routes[{number}]: no route to {destination}{way}: {os.strerror(error.code)}"
+    return ""
+
+
+def _give(network: IPRoute, index: int, address: str, *, unless: int | None = None) -> str:
+    from pyroute2.netlink.exceptions import NetlinkError
+
+    given = ipaddress.ip_interface(address)
+    try:
+        network.addr("add", index=index, address=str(given.ip), prefixlen=given.network.prefixlen)
+    except NetlinkError as error:
+        if error.code not in (errno.EEXIST, unless):
+            return f"it cannot have {address}: {os.strerror(error.code)}"
+    return ""
+
+
+def _links(network: IPRoute) -> dict[str, Any]:
+    return {str(link.get_attr("IFLA_IFNAME")): link for link in network.get_links()}
+
+
+def _is(link: Any, request: MoveRequest, hardware_address: str) -> bool:
+    """Tell whether a link is the one: by the device behind it (Linux 5.14 says it), or by its hardware address."""
+    # Of InfiniBand's 20 bytes pyroute2 gives the first 6, in which the number of a queue pair tells ports apart.
+    same = str(link.get_attr("IFLA_ADDRESS")) == hardware_address[:_ETHERNET]
+    return same or link.get_attr("IFLA_PARENT_DEV_NAME") == request.pci_address
+
+
+def main() -> None:
+    """Answer one request."""
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=MoveRequest | RestoreRequest | Describe | Reset)
+    if isinstance(request, MoveRequest):
+        done = move(request)
+    elif isinstance(request, RestoreRequest):
+        done = restore(request)
+    else:
+        done = describe(request) if isinstance(request, Describe) else reset(request)
+    sys.stdout.buffer.write(msgspec.json.encode(done))
+
+
+if __name__ == "__main__":
+    main()

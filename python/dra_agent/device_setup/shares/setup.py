@@ -1,0 +1,113 @@
+"""The set-up of shares: for each share of a claim, what holds it to its amount of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dra_agent import _native
+from dra_agent.cdi.model import ContainerEdits
+from dra_agent.deadline import Deadline
+from dra_agent.device_setup.limits.limiter import Limiter
+from dra_agent.device_setup.mps.clients import MpsClient
+from dra_agent.device_setup.mps.sharing import MpsSharing
+from dra_agent.device_setup.shares.parameters import ShareConfig
+from dra_agent.errors import PermanentError
+from dra_agent.inventory.model import Device
+from dra_agent.inventory.shares import MEMORY, MULTIPROCESSORS, limit_mechanism
+from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
+
+_MIB = 1 << 20
+_MPS = "mps"
+_BY_CGROUP = frozenset({"nvml-cgroup", "dmem"})
+
+
+class ShareSetup:
+    """Holds shares to their memory by what the operator's rule chose; safe to use from several threads."""
+
+    kind: Kind = (API_VERSION, "ShareConfig")
+    parameters = ShareConfig
+
+    def __init__(self, mps: MpsSharing, limiter: Limiter) -> None:
+        self.mps = mps
+        self.limiter = limiter
+
+    def default(self, device: Device) -> ShareConfig | None:
+        """Set up every share of which somebody limits the memory."""
+        return None if limit_mechanism(device) in (None, "none") else ShareConfig()
+
+    def check(self, device: Device, parameters: ShareConfig) -> None:
+        """Take devices that are offered in shares, and settings that their mechanism has."""
+        used = limit_mechanism(device)
+        if used is None:
+            raise UnsuitableError("kind: ShareConfig is for devices that are offered in shares (inventory.share)")
+        if parameters.active_thread_percentage is not None and used != _MPS:
+            raise PermanentError(
+                f"activeThreadPercentage: only MPS limits multiprocessors, and here memoryEnforcement is {used}",
+                hint="leave it out, or choose devices with memoryEnforcement mps",
+            )
+
+    def set_up(
+        self, uid: str, devices: Sequence[SetupDevice], parameters: ShareConfig, previous: Any, deadline: Deadline
+    ) -> SetupOutcome:
+        """Have each share held to its amount."""
+        _one_server(devices)
+        record: dict[str, str] = {}
+        edits: dict[str, ContainerEdits] = {}
+        for item in devices:
+            used = limit_mechanism(item.device)
+            if item.share_id is None or used is None:
+                continue  # held by this claim alone: an API server without consumable capacity gives it so
+            amount = _amount(item, MEMORY)
+            if used == _MPS:
+                client = MpsClient(amount // _MIB, _percentage(item, parameters))
+                edits[item.key] = self.mps.attach(uid, item, client, deadline)
+            elif used in _BY_CGROUP:
+                edits[item.key] = self.limiter.grant(uid, item, used, amount, deadline)
+            record[item.key] = used
+        return SetupOutcome(record, edits)
+
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
+        """Let go of each share."""
+        for key in keys:
+            self.mps.detach(uid, key, deadline)
+        self.limiter.revoke(uid, deadline)
+
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: ShareConfig, deadline: Deadline) -> None:
+        """The same: who shares what is on disk before anything is done."""
+        self.tear_down(uid, keys, None, deadline)
+
+    def noted(self, uid: str) -> Sequence[str]:
+        """Give the keys of the shares that the notes say the claim has."""
+        return list(dict.fromkeys((*self.mps.noted(uid), *self.limiter.noted(uid))))
+
+
+def _one_server(devices: Sequence[SetupDevice]) -> None:
+    """Refuse two shares through MPS for one request: a process is the client of one daemon, and so of one GPU."""
+    seen: dict[str, str] = {}
+    for item in devices:
+        if item.share_id is None or limit_mechanism(item.device) != _MPS:
+            continue
+        for request in item.requests:
+            other = seen.setdefault(request, item.key)
+            if other != item.key:
+                raise PermanentError(
+                    f"request {request} has shares of {other.partition('/')[0]} and {item.device.name} through MPS, "
+                    "and a process can be a client of one control daemon only",
+                    hint="ask for one share in a request, and give requests to containers one by one",
+                )
+
+
+def _percentage(item: SetupDevice, parameters: ShareConfig) -> int | None:
+    wished = parameters.active_thread_percentage
+    asked = _amount(item, MULTIPROCESSORS)
+    capacity = item.device.capacity.get(MULTIPROCESSORS)
+    if not asked or capacity is None:
+        return wished
+    part = max(1, 100 * asked // _native.quantity_value(capacity.value))
+    return part if wished is None else min(part, wished)
+
+
+def _amount(item: SetupDevice, capacity: str) -> int:
+    text = item.consumed_capacity.get(capacity)
+    return _native.quantity_value(text) if text is not None else 0

@@ -1,0 +1,207 @@
+"""How much memory of its devices each claim has now, by whoever counts it; where nobody does, that is said.
+
+A process belongs to a claim by its cgroup, which names its pod, and by the pods that the claim is reserved for. Neither
+is a container's to choose, as its environment is. Where the two leave a doubt, the claim's usage is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from dra_agent import _native
+from dra_agent.device_setup.containers import Place, place_of
+from dra_agent.device_setup.limits.cgroups import hierarchy
+from dra_agent.device_setup.limits.driver_limit import DriverLimit
+from dra_agent.device_setup.limits.share_limits import ShareLimitStore
+from dra_agent.device_setup.open_files import nodes_of, processes_holding
+from dra_agent.errors import AgentError
+from dra_agent.host import Host
+from dra_agent.inventory.model import Device
+from dra_agent.inventory.nvidia.nvml_client import acquire
+from dra_agent.inventory.process_visibility import hidden_processes_reason
+from dra_agent.inventory.shares import offered_enforcement
+
+
+class HeldShare(msgspec.Struct, frozen=True):
+    """A device, or a share of one, that a claim holds."""
+
+    uid: str
+    claim: str
+    """ "namespace/name"."""
+    key: str
+    consumed: str | None
+    """Memory that the scheduler has given it of a shared device (a Quantity text)."""
+    pool: str = ""
+    pods: frozenset[str] | None = None
+    """UIDs of the pods that the claim is reserved for; None where they are not known."""
+    pods_unknown: str = ""
+    """Why they are not known."""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Memory of one device that one claim has, in bytes."""
+
+    limit: int | None
+    """What it is held to; None where nobody holds it to anything."""
+    used: int | None
+    counted_by: str | None
+    """None where nobody counts, or nobody could be asked."""
+    note: str | None = None
+    limit_for: str | None = None
+    """Who has `limit` each: every "container" or every "process" of the claim, so that several have more together."""
+
+
+_EACH = {"nvml-cgroup": "container", "dmem": "container", "mps": "process"}
+
+
+class _DoubtError(Exception):
+    """Something uses the device, and whose it is cannot be told."""
+
+
+class UsageReader:
+    """Reads usage on one host, once; `close` lets go of NVML."""
+
+    def __init__(
+        self, host: Host, state_dir: Path, timeout: float, everything: Sequence[HeldShare], *, standalone: bool = False
+    ) -> None:
+        """`everything` is what claims of the host hold, for administrators, too. `standalone`: no claim has pods."""
+        self._host = host
+        self._grants = ShareLimitStore(state_dir / "limits")
+        self._nvml = acquire(host.nvml_library, timeout)
+        self._driver = DriverLimit(host.nvml_library, timeout)
+        self._standalone = standalone
+        self._everything = everything
+        self._computing: dict[str, dict[int, int | None]] = {}
+        self._places: dict[int, Place] | None = None
+
+    def close(self) -> None:
+        """Let go of the library."""
+        self._driver.close()
+        self._nvml.close()
+
+    def read(self, held: HeldShare, device: Device | None) -> Usage:
+        """Say what a claim has of a device; what cannot be read is unknown, with the reason."""
+        if device is None:
+            return Usage(None, None, None, "the device is not on this host now")
+        enforcement = offered_enforcement(device)
+        limited = enforcement not in (None, "none") and held.consumed is not None
+        limit = _native.quantity_value(held.consumed) if limited and held.consumed is not None else None
+        each = _EACH.get(enforcement or "") if limited else None
+        try:
+            if enforcement == "nvml-cgroup":
+                return Usage(limit, self._by_driver(held, device), "driver, per cgroup", limit_for=each)
+            if enforcement == "dmem":
+                return Usage(limit, self._by_kernel(held, device), "kernel, per cgroup", limit_for=each)
+            if device.vendor == "nvidia" and device.identity.get("uuid") and "parent" not in device.identity:
+                return Usage(limit, self._by_process(held, device), "driver, per process", limit_for=each)
+        except (AgentError, OSError, _DoubtError) as error:
+            return Usage(limit, None, None, str(error), each)
+        return Usage(limit, None, None, "nobody counts it for such a device", each)
+
+    def _by_driver(self, held: HeldShare, device: Device) -> int:
+        root = hierarchy(self._host.sysfs)
+        grant = (self._grants.read(held.uid) or {}).get(held.key)
+        folders = [root / name for name in (grant.cgroups if grant is not None else ())]
+        uuid = device.identity["uuid"]
+        return sum(self._driver.get(uuid, device.pci_address, folder).used for folder in folders if folder.is_dir())
+
+    def _by_kernel(self, held: HeldShare, device: Device) -> int:
+        root = hierarchy(self._host.sysfs)
+        region = device.identity.get("dmem", "")
+        self._check_sight()
+        mine: set[str] = set()
+        doubts: dict[str, str] = {}
+        using: set[int] | None = None
+        for pid, place in self._all_places().items():
+            doubt = self._doubt(held, place)
+            if doubt is None:
+                continue
+            if not doubt:
+                if not place.cgroup:
+                    raise _DoubtError(f"process {pid} of the claim is in no cgroup of version 2")
+                mine.add(place.cgroup)
+            elif place.cgroup:
+                doubts[place.cgroup] = doubt
+            else:
+                if using is None:
+                    nodes = nodes_of(self._host, device.pci_address)
+                    using = {opener.pid for opener in processes_holding(self._host, nodes)}
+                if pid in using:
+                    raise _DoubtError(f"whose process {pid} is cannot be told: {doubt}")
+        for name, doubt in sorted(doubts.items()):
+            file = root / name / "dmem.current"
+            if file.exists() and _amount(file, region):
+                raise _DoubtError(f"whose cgroup {name} is cannot be told: {doubt}")
+        return sum(_amount(root / name / "dmem.current", region) for name in mine)
+
+    def _by_process(self, held: HeldShare, device: Device) -> int | None:
+        self._check_sight()
+        uuid = device.identity["uuid"]
+        if uuid not in self._computing:
+            self._nvml.start()
+            about = device.pci_address
+            handle = self._nvml.call("nvmlDeviceGetHandleByUUID", uuid.encode(), about=about)
+            self._computing[uuid] = dict(self._nvml.call("compute_processes", handle, about=about))
+        amounts = []
+        for pid, used in self._computing[uuid].items():
+            place = place_of(self._host.proc, pid)
+            if place is None or (doubt := self._doubt(held, place)) is None:
+                continue  # it has ended, or is another's
+            if doubt:
+                raise _DoubtError(f"whose process {pid} is cannot be told: {doubt}")
+            amounts.append(used)
+        known = [amount for amount in amounts if amount is not None]
+        return sum(known) if len(known) == len(amounts) else None
+
+    def _check_sight(self) -> None:
+        if blind := hidden_processes_reason(self._host):
+            raise _DoubtError(f"whose processes use it cannot be told: {blind}")
+
+    def _all_places(self) -> dict[int, Place]:
+        if self._places is None:
+            pids = _pids(self._host.proc)
+            self._places = {pid: place for pid in pids if (place := place_of(self._host.proc, pid)) is not None}
+        return self._places
+
+    def _doubt(self, held: HeldShare, place: Place) -> str | None:
+        """Tell whether a user of the device is this claim's: "" if it is, None if not, else why that is not certain."""
+        if place.kind == "host":
+            return None
+        rivals = [one for one in self._everything if _device(one) == _device(held)]
+        if place.kind == "pod":
+            rivals = [one for one in rivals if one.pods is None or place.pod_uid in one.pods]
+        if held not in rivals:
+            return None
+        if place.kind == "unknown":
+            return place.reason
+        if len(rivals) > 1:
+            known = place.kind == "pod" and all(one.pods is not None for one in rivals)
+            whose = "its pod" if known else "its container"
+            return f"{whose} may have the device by several claims or requests"
+        if self._standalone:
+            return ""  # only this claim has the device, so a container that uses it has it from there
+        if held.pods is None:
+            return held.pods_unknown or "which pods the claim is reserved for is not known"
+        return "" if place.kind == "pod" else "its cgroup names no pod"
+
+
+def _device(held: HeldShare) -> tuple[str, str]:
+    return (held.pool, held.key.partition("/")[0])
+
+
+def _pids(proc: Path) -> Iterable[int]:
+    try:
+        return [int(path.name) for path in proc.iterdir() if path.name.isdecimal()]
+    except OSError:
+        return []
+
+
+def _amount(path: Path, region: str) -> int:
+    for line in path.read_text().splitlines():
+        name, _, amount = line.partition(" ")
+        if name == region and amount.strip().isdecimal():
+            return int(amount)
+    return 0

@@ -1,0 +1,62 @@
+"""nvidia-smi, as far as time slices go: NVML has no call for them. Exit statuses are those of nvidia-smi(1)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dra_agent.command import CompletedCommand, HostCommand
+from dra_agent.errors import PermanentError
+
+DEADLINE = 10.0
+"""Seconds for one call; a healthy tool needs less than one. The kubelet gives a whole prepare call 45."""
+_NOT_SUPPORTED = 3
+_GONE = frozenset({6, 9, 12, 15})
+"""No such GPU, driver not loaded, no NVML library, GPU lost: what was set on it is gone with it."""
+_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,95}")
+_TODO = "run it by hand to see what is wrong; changing a GPU takes root"
+
+
+class GoneError(Exception):
+    """There is no such GPU now, or no driver: nothing is set on it any more."""
+
+
+class NvidiaSmi:
+    """The tool, for one GPU: a call that hangs for it keeps nobody from another; safe to use from several threads."""
+
+    def __init__(self, path: Path, uuid: str, deadline: float = DEADLINE) -> None:
+        """PermanentError for what is no UUID."""
+        if not _UUID.fullmatch(uuid):
+            raise PermanentError("is no UUID of a GPU", where=repr(uuid[:80]))  # the tool could take it for an option
+        self._uuid = uuid
+        self._program = HostCommand(path, deadline, hint=_TODO)
+
+    def set_time_slice(self, number: int) -> None:
+        """Set the length of time slices, 0 for the driver's own; GoneError, PermanentError where the GPU has none."""
+        self._ask(["compute-policy", "-i", self._uuid, "--set-timeslice", str(number)])
+
+    def compute_mode(self) -> str:
+        """Say who may use the GPU: "DEFAULT" for everybody, "EXCLUSIVE_PROCESS", "PROHIBITED"."""
+        answer = self._ask(["-i", self._uuid, "--query-gpu=compute_mode", "--format=csv,noheader"])
+        mode = answer.output.decode(errors="replace").strip().upper()
+        if not mode.isascii() or not mode.replace("_", "").isalpha():
+            raise self._program.error(f"its answer cannot be used: {mode[:80]!r} is no compute mode")
+        return mode
+
+    def set_compute_mode(self, mode: str) -> None:
+        """Say who may use the GPU."""
+        self._ask(["-i", self._uuid, "-c", mode])
+
+    def _ask(self, arguments: list[str]) -> CompletedCommand:
+        answer = self._program.run(arguments)
+        if answer.status in _GONE:
+            raise GoneError(f"nvidia-smi: {answer.last_line} (exit status {answer.status})")
+        if answer.status == _NOT_SUPPORTED:
+            raise PermanentError(
+                f"timeSlicing.interval: {self._uuid} does not have it: {answer.last_line}",
+                where=str(self._program.path),
+                hint="remove the configuration, or choose other GPUs",
+            )
+        if answer.status != 0:
+            raise self._program.error(f"exit status {answer.status}: {answer.last_line}")
+        return answer

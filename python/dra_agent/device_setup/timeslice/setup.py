@@ -1,0 +1,192 @@
+"""The set-up: an interval for as long as any claim asks for it, one interval on a GPU at a time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dra_agent.cdi.claim import env_name
+from dra_agent.cdi.model import ContainerEdits
+from dra_agent.deadline import Deadline
+from dra_agent.device_setup.state_files import StateFiles
+from dra_agent.device_setup.timeslice.holders import TimeSliceHolders
+from dra_agent.device_setup.timeslice.nvidia_smi import DEADLINE, GoneError, NvidiaSmi
+from dra_agent.device_setup.timeslice.parameters import NUMBERS, GpuConfig, Interval
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.inventory.model import Device
+from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
+from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
+
+log = logging.getLogger(__name__)
+
+EVERYBODY = "DEFAULT"
+"""The compute mode in which several programs may use a GPU."""
+AGAIN = 600.0
+"""Seconds after which a repeat sets what is set already: a driver that was loaded anew has forgotten it."""
+_OLDEST = (7, 0)
+"""Compute capability of the first GPUs that have time slices of a chosen length (Volta)."""
+
+
+class TimeSliceSetup:
+    """Sets the length of time slices through nvidia-smi; safe to use from several threads."""
+
+    kind: Kind = (API_VERSION, "GpuConfig")
+    parameters = GpuConfig
+
+    def __init__(self, tool: Path | None, state_dir: Path, *, deadline: float = DEADLINE) -> None:
+        """`tool` is where nvidia-smi lies, None where there is none."""
+        self._path = tool
+        self._deadline = deadline
+        self._holders = StateFiles(state_dir / "timeslice", TimeSliceHolders)
+        self._gpus = setup_locks(state_dir, "timeslice")
+        self._tools: dict[str, NvidiaSmi] = {}
+        self._set: dict[str, tuple[Interval, float]] = {}
+        """By GPU: what this process has set, and when."""
+
+    def default(self, device: Device) -> None:
+        """Change nothing unasked."""
+
+    def check(self, device: Device, parameters: GpuConfig) -> None:
+        """Take whole NVIDIA GPUs and shares of them: time slices are of a GPU, not of a part."""
+        name, attributes = self.kind[1], device.attributes
+        if device.family != "gpu" or device.vendor != "nvidia":
+            raise UnsuitableError(f"kind: {name} is for NVIDIA GPUs, not for a {device.family} of {device.vendor}")
+        if "parent" in device.identity:
+            raise UnsuitableError(
+                f"kind: {name} is for whole GPUs, and this is a part of one: its time slices are those of the whole GPU"
+            )
+        if not device.identity.get("uuid"):
+            raise UnsuitableError(f"kind: {name} is for GPUs that NVIDIA's driver has, and it does not have this one")
+        interval = parameters.time_slicing.interval
+        enforcement = attributes.get("memoryEnforcement")
+        if enforcement is not None and enforcement.value == "mps":
+            raise PermanentError(
+                "timeSlicing: the GPU is shared through MPS, whose clients run at the same time",
+                hint="remove the configuration, or choose other GPUs",
+            )
+        capability = attributes.get("cudaComputeCapability")
+        if interval != "Default" and capability is not None and _numbers(str(capability.value)) < _OLDEST:
+            raise PermanentError(
+                f"timeSlicing.interval: a GPU of compute capability {capability.value} has no time slices of a "
+                "chosen length",
+                hint="choose Default, or a GPU of compute capability 7.0 or later",
+            )
+
+    def set_up(
+        self, uid: str, devices: Sequence[SetupDevice], parameters: GpuConfig, previous: Any, deadline: Deadline
+    ) -> SetupOutcome:
+        """Set the interval on each GPU, unless it is set; refused while another claim has another interval there."""
+        interval = parameters.time_slicing.interval
+        edits: dict[str, ContainerEdits] = {}
+        for item in devices:
+            name = item.device.name
+            with self._gpus.hold([name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
+                self._hold(uid, item, interval)
+            edits[item.key] = ContainerEdits(env=(f"DRA_AGENT_DEVICE_{env_name(name)}_TIME_SLICE={interval}",))
+        return SetupOutcome({"interval": interval}, edits)
+
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
+        """Let go of the GPUs; the last claim's end resets the interval and the compute mode."""
+        for key in keys:
+            name = key.partition("/")[0]
+            with self._gpus.hold([name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
+                self._let_go(uid, name, key)
+
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: GpuConfig, deadline: Deadline) -> None:
+        """The same: who wants what is on disk before anything is set."""
+        self.tear_down(uid, keys, None, deadline)
+
+    def noted(self, uid: str) -> Sequence[str]:
+        """Give the keys of the devices that the notes say the claim has."""
+        holders = [holder for held in self._holders.all().values() for holder in held.holders]
+        return [key for owner, _, key in (holder.partition(" ") for holder in holders) if owner == uid]
+
+    def _hold(self, uid: str, item: SetupDevice, interval: Interval) -> None:
+        name, uuid = item.device.name, item.device.identity["uuid"]
+        tool = self._tool(name, uuid)
+        held = self._holders.read(name)
+        if held is not None and held.uuid != uuid:
+            held = None  # another GPU has come into its place, and nothing is set on it
+        if held is not None and held.interval != interval and (others := _others(held, uid, item.key)):
+            raise _refused(name, interval, held.interval, others, uid)
+        holder = f"{uid} {item.key}"
+        try:
+            before = held.compute_mode if held is not None else tool.compute_mode()
+            holders = tuple(dict.fromkeys((*(held.holders if held is not None else ()), holder)))
+            wanted = TimeSliceHolders(uuid, interval, before, holders)
+            if wanted != held:
+                self._holders.write(name, wanted)
+            # Where nobody holds it, another agent of a rolling update may have reset what this one has set.
+            if held is not None and self._stands(name, interval):
+                return
+            # Not what it was before, which another claim may have seen long ago.
+            if (before if held is None else tool.compute_mode()) != EVERYBODY:
+                tool.set_compute_mode(EVERYBODY)
+            tool.set_time_slice(NUMBERS[interval])
+        except GoneError as error:
+            raise RetryableError(str(error), where=f"device {name}", hint="see `dra-agent doctor`") from error
+        self._set[name] = (interval, time.monotonic())
+        log.info("time slices set", extra={"device": name, "interval": interval, "claim": uid})
+
+    def _let_go(self, uid: str, name: str, key: str) -> None:
+        held = self._holders.read(name)
+        if held is None:
+            return
+        holders = tuple(holder for holder in held.holders if holder != f"{uid} {key}")
+        if holders:
+            self._holders.write(name, TimeSliceHolders(held.uuid, held.interval, held.compute_mode, holders))
+            return
+        self._set.pop(name, None)
+        try:
+            if self._path is None:
+                raise GoneError("nvidia-smi is not on this host any more")
+            tool = self._tool(name, held.uuid)
+            tool.set_time_slice(NUMBERS["Default"])
+            if held.compute_mode != EVERYBODY:
+                tool.set_compute_mode(held.compute_mode)
+            log.info("time slices reset", extra={"device": name, "claim": uid})
+        except (GoneError, PermanentError) as error:
+            # Nothing is left to reset, or nobody could: the claim must not be held up for it.
+            log.warning("time slices not reset", extra={"device": name, "reason": str(error)})
+        self._holders.delete(name)
+
+    def _stands(self, name: str, interval: Interval) -> bool:
+        done = self._set.get(name)
+        return done is not None and done[0] == interval and time.monotonic() - done[1] < AGAIN
+
+    def _tool(self, name: str, uuid: str) -> NvidiaSmi:
+        if self._path is None:
+            raise RetryableError(
+                "nvidia-smi is not on this host, and only it can set time slices",
+                where=f"device {name}",
+                hint="install the driver's tools where the agent finds them in its PATH",
+            )
+        return self._tools.setdefault(uuid, NvidiaSmi(self._path, uuid, self._deadline))
+
+
+def _others(held: TimeSliceHolders, uid: str, key: str) -> list[str]:
+    """Name who else holds the GPU with its interval: other claims, or another share of the same claim."""
+    return [holder for holder in held.holders if holder != f"{uid} {key}"]
+
+
+def _refused(name: str, wanted: Interval, held: Interval, others: list[str], uid: str) -> Exception:
+    what = f"timeSlicing.interval: {wanted} is wanted, and {held} is set"
+    claims = sorted({holder.partition(" ")[0] for holder in others})
+    if claims == [uid]:
+        return PermanentError(
+            f"{what} for another share in the same claim",
+            where=f"device {name}",
+            hint="ask for one interval on one GPU",
+        )
+    return RetryableError(
+        f"{what} for claim {', '.join(claims)}",
+        where=f"device {name}",
+        hint="ask for the same interval; it is tried again until that claim is released",
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())

@@ -1,0 +1,96 @@
+"""Binding a function to vfio-pci and back, in steps that a crash between any two leaves repeatable.
+
+Bind: driver_override → unbind → drivers_probe → a look at the result, since a driver that fails to probe is no error of
+the write. Back: the same with the override that was there before. Source: Documentation/ABI/testing/sysfs-bus-pci.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+
+from dra_agent.device_setup.sysfs_writer import TimedWriter
+from dra_agent.device_setup.vfio.pci_functions import DRIVER, PciFunctions
+from dra_agent.errors import RetryableError
+from dra_agent.inventory.passthrough_bindings import VfioBinding
+
+log = logging.getLogger(__name__)
+
+_LOG = "look at the kernel's log (dmesg)"
+
+
+class Binding:
+    """Binds functions of one host; whoever calls holds the function's lock."""
+
+    def __init__(self, functions: PciFunctions, writes: TimedWriter) -> None:
+        self._functions = functions
+        self._writes = writes
+
+    def bind(self, address: str, where: str) -> None:
+        """Bring a function under vfio-pci; RetryableError where the kernel refuses or does not come back."""
+        functions = self._functions
+        driver = functions.driver(address)
+        if driver == DRIVER:
+            return
+        if not functions.is_loaded(DRIVER):
+            raise RetryableError(
+                f"the driver {DRIVER} is not loaded", where=where, hint="run `modprobe vfio-pci`, at every boot"
+            )
+        self._set_override(address, DRIVER, where)
+        if driver is not None:
+            self._write(address, f"bus/pci/devices/{address}/driver/unbind", address, where)
+        self._write(address, "bus/pci/drivers_probe", address, where)
+        now = functions.driver(address)
+        if now != DRIVER:
+            has = "no driver has it now" if now is None else f"{now} has it"
+            raise RetryableError(f"{DRIVER} did not take it: {has}", where=where, hint=_LOG)
+        log.info("bound to vfio-pci", extra={"device": address, "from": driver})
+
+    def restore(self, handover: VfioBinding, where: str) -> None:
+        """Give a function back to the driver that it came from; one that is gone, or that others bound, stays so."""
+        functions, address = self._functions, handover.address
+        if not functions.exists(address):
+            log.warning("a device is gone while a claim had it", extra={"device": address, "claim": handover.uid})
+            return
+        self._set_override(address, handover.override, where)
+        driver = functions.driver(address)
+        if driver == DRIVER and handover.driver != DRIVER:
+            self._write(address, f"bus/pci/devices/{address}/driver/unbind", address, where)
+            driver = None
+        if driver is not None or handover.driver is None:
+            return
+        self._write(address, "bus/pci/drivers_probe", address, where)
+        if functions.driver(address) is None:
+            # Its own driver did not come by itself: it may know the device by a line in `new_id` only.
+            if not functions.is_loaded(handover.driver):
+                raise RetryableError(
+                    f"its driver {handover.driver} is not loaded any more, so that it cannot go back to it",
+                    where=where,
+                    hint=f"load it (`modprobe {handover.driver}`)",
+                )
+            self._write(address, f"bus/pci/drivers/{handover.driver}/bind", address, where)
+        now = functions.driver(address)
+        if now is None:
+            raise RetryableError(
+                f"its driver {handover.driver} did not take it back",
+                where=where,
+                hint=_LOG,
+            )
+        log.info("bound back", extra={"device": address, "to": now})
+
+    def _set_override(self, address: str, driver: str | None, where: str) -> None:
+        if self._functions.override(address) != driver:
+            # An empty line takes the override away (driver_set_override in drivers/base/driver.c).
+            self._write(address, f"bus/pci/devices/{address}/driver_override", f"{driver or ''}\n", where)
+
+    def _write(self, address: str, path: str, text: str, where: str) -> None:
+        try:
+            self._writes.write(address, path, text)
+        except OSError as error:
+            if error.errno in (errno.ENODEV, errno.ENOENT) and not self._functions.exists(address):
+                raise RetryableError("it is not on the bus any more", where=where, hint="plug it in again") from error
+            raise RetryableError(
+                f"the kernel refused a write to {path.rpartition('/')[2]}: {error.strerror}",
+                where=where,
+                hint="see who uses it, and the kernel's log (dmesg); the agent must be root",
+            ) from error

@@ -1,0 +1,103 @@
+"""One PCI function as the kernel shows it now: its driver, its IOMMU group, who shares it, what it is used for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dra_agent.device_setup.sysfs_writer import TimedWriter
+from dra_agent.host import Host
+from dra_agent.inventory.sysfs import SysfsDir
+
+DRIVER = "vfio-pci"
+_BRIDGE = "0x06"
+_HARMLESS = frozenset({"pci-stub", "pcieport"})
+"""Drivers that touch no memory for anybody (Documentation/driver-api/vfio.rst)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPeer:
+    """Another function of an IOMMU group."""
+
+    address: str
+    driver: str | None
+    is_bridge: bool
+
+    @property
+    def is_out_of_use(self) -> bool:
+        """Whether no driver of the host does anything with it."""
+        return self.is_bridge or self.driver is None or self.driver in _HARMLESS or "vfio" in self.driver
+
+
+class PciFunctions:
+    """Reads functions below one host's /sys; asks anew each time.
+
+    What the kernel shows only under the device's lock is read with a deadline: driver_override_show() in
+    drivers/pci/pci-sysfs.c and sriov_numvfs_show() in drivers/pci/iov.c.
+    """
+
+    def __init__(self, host: Host, accesses: TimedWriter) -> None:
+        self._host = host
+        self._sysfs = host.sysfs
+        self._accesses = accesses
+
+    def exists(self, address: str) -> bool:
+        """Whether the function is on the bus."""
+        return self._folder(address).is_dir()
+
+    def driver(self, address: str) -> str | None:
+        """Name the driver that has it."""
+        return self._files(address).link("driver")
+
+    def override(self, address: str) -> str | None:
+        """Give what its `driver_override` says, if anything. RetryableError where the kernel does not come back."""
+        text = self._locked(address, "driver_override")
+        return None if text in ("", "(null)") else text
+
+    def is_loaded(self, driver: str) -> bool:
+        """Whether there is such a driver on the bus."""
+        return (self._sysfs / "bus/pci/drivers" / driver).is_dir()
+
+    def group(self, address: str) -> int | None:
+        """Give the number of its IOMMU group."""
+        name = self._files(address).link("iommu_group")
+        return int(name) if name is not None and name.isdecimal() else None
+
+    def neighbours(self, address: str, group: int) -> list[GroupPeer]:
+        """Give the other functions of its group."""
+        names = SysfsDir(self._sysfs / "kernel/iommu_groups" / str(group), []).names("devices")
+        return [
+            GroupPeer(name, self.driver(name), (self._files(name).text("class") or "").startswith(_BRIDGE))
+            for name in names
+            if name != address
+        ]
+
+    def vfio_device(self, address: str) -> str | None:
+        """Name its device below /dev/vfio/devices, "vfio3", where the kernel has made one."""
+        return next((name for name in self._files(address).names("vfio-dev") if name.startswith("vfio")), None)
+
+    def virtual_functions(self, address: str) -> int:
+        """Count the virtual functions that would go with its driver. RetryableError as for `override`."""
+        text = self._locked(address, "sriov_numvfs") if (self._folder(address) / "sriov_numvfs").exists() else ""
+        return int(text) if text.isdecimal() else 0
+
+    def interfaces_in_use(self, address: str) -> list[str]:
+        """Name its network interfaces that are part of a bond, a bridge or a VLAN."""
+        net = self._files(address).subdir("net")
+        return [name for name in net.names() if any(_is_above(entry) for entry in net.names(name))]
+
+    def _locked(self, address: str, attribute: str) -> str:
+        try:
+            return self._accesses.read(address, f"bus/pci/devices/{address}/{attribute}").strip()
+        except OSError:
+            return ""
+
+    def _files(self, address: str) -> SysfsDir:
+        return SysfsDir(self._folder(address), [])
+
+    def _folder(self, address: str) -> Path:
+        return self._sysfs / "bus/pci/devices" / address
+
+
+def _is_above(entry: str) -> bool:
+    return entry == "master" or entry.startswith("upper_")

@@ -1,0 +1,156 @@
+"""The set-up: a device goes to vfio-pci when a claim is prepared, and back to its driver when the claim is released."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dra_agent.deadline import Deadline
+from dra_agent.device_setup.sysfs_writer import TIMEOUT_S, SysfsWriter, TimedWriter
+from dra_agent.device_setup.vfio import nodes
+from dra_agent.device_setup.vfio.binding import Binding
+from dra_agent.device_setup.vfio.nvml_guard import Library
+from dra_agent.device_setup.vfio.parameters import VfioConfig
+from dra_agent.device_setup.vfio.pci_functions import DRIVER, PciFunctions
+from dra_agent.device_setup.vfio.preconditions import check_group, require_idle, require_released
+from dra_agent.errors import RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory.model import Device
+from dra_agent.inventory.passthrough import PASSTHROUGH
+from dra_agent.inventory.passthrough_bindings import VfioBinding, VfioBindingStore
+from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
+from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
+
+log = logging.getLogger(__name__)
+
+
+class VfioSetup:
+    """Binds and unbinds; safe to use from several threads."""
+
+    kind: Kind = (API_VERSION, "VfioConfig")
+    parameters = VfioConfig
+
+    def __init__(
+        self,
+        host: Host,
+        kernel: SysfsWriter,
+        state_dir: Path,
+        *,
+        library: Library | None = None,
+        deadline: float = TIMEOUT_S,
+    ) -> None:
+        """`library`: NVIDIA's, which has every GPU open; the driver waits for whoever has one.
+
+        `deadline` in seconds is for each access to the kernel.
+        """
+        self._host = host
+        self._accesses = TimedWriter(kernel, deadline)
+        self._functions = PciFunctions(host, self._accesses)
+        self._binding = Binding(self._functions, self._accesses)
+        self._handovers = VfioBindingStore(state_dir)
+        self._library = library
+        self._locks = setup_locks(state_dir, "vfio")
+
+    def default(self, device: Device) -> VfioConfig | None:
+        """Bind what the operator's rules have made a device for passthrough, whether the claim says how or not."""
+        return VfioConfig() if PASSTHROUGH in device.identity else None
+
+    def check(self, device: Device, parameters: VfioConfig) -> None:
+        """Take devices for passthrough only: no configuration makes one of a GPU that is published for containers."""
+        if PASSTHROUGH not in device.identity:
+            raise UnsuitableError(
+                f"kind: {self.kind[1]} is for devices that inventory.passthrough chooses, and this is none of them"
+            )
+
+    def set_up(
+        self, uid: str, devices: Sequence[SetupDevice], parameters: VfioConfig, previous: Any, deadline: Deadline
+    ) -> SetupOutcome:
+        """Bind every device, after a look at all groups; repeated, it binds what somebody has bound elsewhere."""
+        mine = {item.device.pci_address: item for item in devices}
+        with self._hold(mine, uid, deadline):
+            groups = {address: self._checked(uid, item, mine) for address, item in mine.items()}
+            for address, item in mine.items():
+                deadline.check(f"device {item.device.name}")
+                self._bind(uid, item, address)
+        edits = {
+            item.key: nodes.edits(self._host, self._functions, address, groups[address], parameters.iommu, deadline)
+            for address, item in mine.items()
+        }
+        return SetupOutcome([msgspec.to_builtins(one) for one in self._of(uid, list(edits))], edits)
+
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
+        """Bind back; where what is known of a device was lost, as the ledger remembers it."""
+        kept = {one.address: one for one in self._of(uid, keys)}
+        for remembered in msgspec.convert(record or [], list[VfioBinding]):
+            kept.setdefault(remembered.address, remembered)
+        for handover in kept.values():
+            if handover.key in keys:
+                self._give_back(handover, deadline)
+
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: VfioConfig, deadline: Deadline) -> None:
+        """Bind back what was begun: it is on disk before a driver is touched."""
+        for handover in self._of(uid, keys):
+            self._give_back(handover, deadline)
+
+    def noted(self, uid: str) -> Sequence[str]:
+        """Give the keys of the devices that the claim has, or is about to have."""
+        return [one.key for one in self._handovers.all().values() if one.uid == uid]
+
+    def _checked(self, uid: str, item: SetupDevice, mine: dict[str, SetupDevice]) -> int:
+        """Look whether a device may be taken, before anything is; gives its group."""
+        address, where = item.device.pci_address, f"device {item.device.name}"
+        self._accesses.check(address)
+        if not self._functions.exists(address):
+            raise RetryableError("it is not on the bus", where=where, hint="plug it in again")
+        handovers = self._handovers.all()
+        others = {other: one.uid for other, one in handovers.items() if one.uid != uid}
+        return check_group(self._functions, address, mine, others, where)
+
+    def _bind(self, uid: str, item: SetupDevice, address: str) -> None:
+        where = f"device {item.device.name}"
+        driver = self._functions.driver(address)
+        kept = self._handovers.read(address)
+        if driver == "nvidia" and self._library is not None and (users := self._library.users(address)):
+            raise RetryableError(
+                f"processes compute on it: {', '.join(map(str, users[:5]))}",
+                where=where,
+                hint="end them; it is tried again by itself",
+            )
+        with self._without_library(driver):
+            if driver != DRIVER:
+                require_idle(self._functions, self._host, item.device, address, where)
+            if kept is None:
+                before = self._functions.override(address)
+                self._handovers.write(VfioBinding(address, uid, item.key, driver, before, item.device))
+            elif (kept.uid, kept.key) != (uid, item.key):
+                # The ledger gives a device to one claim at a time: whose it was before holds nothing any more.
+                log.warning("taken over from a claim that is gone", extra={"device": item.device.name, "was": kept.uid})
+                self._handovers.write(msgspec.structs.replace(kept, uid=uid, key=item.key))
+            self._binding.bind(address, where)
+
+    def _give_back(self, handover: VfioBinding, deadline: Deadline) -> None:
+        address, where = handover.address, f"device {handover.device.name}"
+        with self._hold([address], handover.uid, deadline):
+            self._accesses.check(address)
+            if self._functions.driver(address) == DRIVER and handover.driver != DRIVER:
+                require_released(self._functions, self._host, address, where)
+            self._binding.restore(handover, where)
+            self._handovers.forget(address)
+
+    def _of(self, uid: str, keys: Sequence[str]) -> list[VfioBinding]:
+        return [one for one in self._handovers.all().values() if one.uid == uid and one.key in keys]
+
+    @contextmanager
+    def _hold(self, addresses: Sequence[str] | dict[str, SetupDevice], uid: str, deadline: Deadline) -> Iterator[None]:
+        """Hold the functions and their groups: two claims must not look at one group and then both take of it."""
+        groups = {f"group {self._functions.group(address)}" for address in addresses}
+        with self._locks.hold([*addresses, *groups], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
+            yield
+
+    def _without_library(self, driver: str | None) -> AbstractContextManager[None]:
+        return self._library.released() if driver == "nvidia" and self._library is not None else nullcontext()

@@ -1,0 +1,99 @@
+"""Whether others give out the same devices here: device plugins, DRA drivers and other agents of this product.
+
+They leave a socket for the kubelet; what only an API server knows is what the agent has found out and remembers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dra_agent.conflicts import load_conflicts
+from dra_agent.doctor.context import CheckContext
+from dra_agent.doctor.finding import Finding, problem, warning
+
+_WORDS = {
+    "nvidia": ("nvidia",),
+    "amd": ("amd",),
+    "intel": ("intel",),
+    "habana": ("habana", "gaudi"),
+    "xilinx": ("xilinx", "fpga"),
+    "mellanox": ("rdma", "sriov", "mellanox"),
+}
+"""Parts of socket names by vendor: nvidia-gpu.sock, gpu.nvidia.com-reg.sock, amd.com_gpu."""
+
+
+def check(examination: CheckContext) -> Iterator[Finding]:
+    """Look at the kubelet's sockets, and at what the agent remembers."""
+    yield from _found_by_the_agent(examination)
+    yield from _other_agents(examination)
+    if examination.inventory is None:
+        return
+    vendors = sorted({device.vendor for device in examination.inventory.devices})
+    for folder, kind in (("device-plugins", "a device plugin"), ("plugins_registry", "a driver")):
+        for path in _sockets(examination.kubelet_dir / folder, examination.driver):
+            for vendor in vendors:
+                if any(word in path.name for word in _WORDS.get(vendor, ())):
+                    yield warning(
+                        f"{kind} seems to give out {vendor} devices too: both could hand out the same one",
+                        str(path),
+                        "remove it here, or exclude the devices (inventory.exclude); if it is gone: its socket",
+                    )
+                    break
+
+
+def _found_by_the_agent(examination: CheckContext) -> Iterator[Finding]:
+    remembered = load_conflicts(examination.state_dir)
+    for manager, devices in remembered.verdict.by_manager().items():
+        count = f"{len(devices)} device{'' if len(devices) == 1 else 's'} of this node"
+        if remembered.published:
+            yield problem(
+                f"gives out {count} too, and they are published all the same: each can be given to two pods",
+                manager,
+                'remove it here, exclude the devices, or set second_manager = "refuse"',
+            )
+        else:
+            yield warning(
+                f"gives out {count} too, so they are not published: {', '.join(devices)}",
+                manager,
+                "keep the two apart by node labels, or exclude the devices there or here (docs/neighbours.md)",
+            )
+
+
+def _other_agents(examination: CheckContext) -> Iterator[Finding]:
+    ours = _withheld(examination.state_dir)
+    for other in examination.other_agents:
+        where = (
+            f"driver {examination.driver} (state directory {examination.state_dir}) and "
+            f"driver {other.driver} (state directory {other.state_dir}, pid {other.pid})"
+        )
+        hint = "stop one of them, or give each its own devices with inventory.exclude (docs/neighbours.md)"
+        if other.devices is None:
+            what = (
+                "whether these two agents of this host manage the same devices is not known: the other did not answer"
+            )
+            yield warning(what, where, "run `dra-agent doctor` as root")
+        elif other.devices:
+            theirs = _withheld(other.state_dir)
+            both = [name for name in other.devices if name not in ours and name not in theirs]
+            what = f"two agents of this host manage {', '.join(other.devices)}"
+            if both:
+                named = ", ".join(both) if len(both) < len(other.devices) else "them"
+                what = f"{what}; both publish {named}, and the second claim for a device fails at prepare"
+                yield problem(what, where, hint)
+            else:
+                yield warning(f"{what}; each device is published by one of them, whichever came first", where, hint)
+
+
+def _withheld(state_dir: Path) -> set[str]:
+    """Name the devices that the agent of a state directory does not publish, because another manager has them."""
+    remembered = load_conflicts(state_dir)
+    return set() if remembered.published else set(remembered.verdict.managers)
+
+
+def _sockets(folder: Path, own: str) -> list[Path]:
+    try:
+        found = sorted(folder.iterdir())
+    except OSError:
+        return []
+    return [path for path in found if path.name != "kubelet.sock" and own not in path.name and path.is_socket()]

@@ -1,0 +1,114 @@
+"""How a claim, or a pod that uses claims, stands by itself: allocated, reserved, deleted, waiting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Object = dict[str, Any]
+_CONSUMERS = {"pods": "pod", "podgroups": "pod group"}
+
+
+def claim_state(claim: Object) -> dict[str, Any]:
+    """Describe a claim as the API server has it."""
+    metadata, status = claim.get("metadata") or {}, claim.get("status") or {}
+    allocation = status.get("allocation")
+    reserved = [_consumer(entry) for entry in status.get("reservedFor") or ()]
+    told: dict[str, Any] = {
+        "claim": f"{metadata.get('namespace') or 'default'}/{metadata.get('name')}",
+        "state": "pending",
+        "summary": "is not allocated",
+        "node": node_of(claim),
+        "devices": _devices(status),
+        "reserved_for": reserved,
+    }
+    if allocation:
+        where = f" on node {told['node']}" if told["node"] else ""
+        names = ", ".join(device["device"] for device in told["devices"]) or "no device"
+        told["state"] = "allocated"
+        told["summary"] = f"is allocated {names}{where}" + (
+            f", reserved for {', '.join(reserved)}" if reserved else ", and reserved for nobody"
+        )
+        ill = [device for device in told["devices"] if device["ready"] is False]
+        if ill:
+            told["summary"] += f"; {ill[0]['device']} is not ready: {ill[0]['reason']}"
+    if since := metadata.get("deletionTimestamp"):
+        told["state"] = "deleting"
+        waits = (
+            f"until {', '.join(reserved)} ended" if reserved else f"for {', '.join(metadata.get('finalizers') or ())}"
+        )
+        told["summary"] = f"is being deleted since {since}, and waits {waits}"
+    return told
+
+
+def pod_state(pod: Object) -> dict[str, Any]:
+    """Describe a pod as far as it says itself why it does not run."""
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    metadata = pod.get("metadata") or {}
+    conditions: list[Object] = status.get("conditions") or []
+    scheduled: Object = next((one for one in conditions if one.get("type") == "PodScheduled"), {})
+    waiting = [
+        f"{state['reason']}: {state['message']}" if state.get("message") else state["reason"]
+        for container in status.get("containerStatuses") or ()
+        if (state := (container.get("state") or {}).get("waiting") or {}).get("reason")
+    ]
+    told: dict[str, Any] = {
+        "pod": f"{metadata.get('namespace') or 'default'}/{metadata.get('name')}",
+        "phase": status.get("phase"),
+        "node": spec.get("nodeName"),
+        "scheduler": None,
+        "waiting": waiting,
+        "deleting": metadata.get("deletionTimestamp"),
+    }
+    if gates := [gate.get("name", "") for gate in spec.get("schedulingGates") or ()]:
+        told["scheduler"] = f"waits for its scheduling gates to go: {', '.join(gates)}"
+    elif scheduled.get("status") == "False":
+        told["scheduler"] = scheduled.get("message") or scheduled.get("reason")
+    elif not spec.get("nodeName"):
+        told["scheduler"] = f"{spec.get('schedulerName') or 'default-scheduler'} has not looked at it yet"
+    return told
+
+
+def node_of(claim: Object) -> str | None:
+    """Name the node that a claim's devices are local to; None where they are not allocated, or not local to one."""
+    for term in (allocated_node_selector(claim) or {}).get("nodeSelectorTerms") or ():
+        for one in term.get("matchFields") or ():
+            if one.get("key") == "metadata.name" and one.get("operator") == "In" and len(one.get("values") or ()) == 1:
+                return str(one["values"][0])
+    return None
+
+
+def allocated_node_selector(claim: Object) -> Object | None:
+    """Give the nodes that an allocation binds its pods to."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    selector: Object | None = allocation.get("nodeSelector")
+    return selector
+
+
+def _consumer(entry: Object) -> str:
+    resource = entry.get("resource", "")
+    return f"{_CONSUMERS.get(resource, resource)} {entry.get('name')}"
+
+
+def _devices(status: Object) -> list[dict[str, Any]]:
+    results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or ()
+    said = {
+        (entry.get("driver"), entry.get("pool"), entry.get("device"), entry.get("shareID")): entry
+        for entry in status.get("devices") or ()
+    }
+    found = []
+    for result in results:
+        key = (result.get("driver"), result.get("pool"), result.get("device"), result.get("shareID"))
+        conditions = (said.get(key) or {}).get("conditions") or ()
+        ready = next((one for one in conditions if one.get("type") == "Ready"), None)
+        found.append(
+            {
+                "request": result.get("request"),
+                "driver": result.get("driver"),
+                "pool": result.get("pool"),
+                "device": result.get("device"),
+                "share_id": result.get("shareID"),
+                "ready": None if ready is None else ready.get("status") == "True",
+                "reason": None if ready is None else ready.get("message") or ready.get("reason"),
+            }
+        )
+    return found

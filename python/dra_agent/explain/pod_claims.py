@@ -1,0 +1,189 @@
+"""Which claims a pod needs: those that it names, those that are made from templates, and those of extended resources.
+
+A claim that does not exist yet is made up here as Kubernetes would make it, and what hinders Kubernetes is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dra_agent.explain.files import claim_of_template
+from dra_agent.explain.snapshot import Snapshot, group_name
+
+Object = dict[str, Any]
+IMPLICIT = "deviceclass.resource.kubernetes.io/"
+"""Prefix of the extended resources that every DeviceClass has (KEP-5004)."""
+ALL_COUNTS = 32
+"""Devices that a request for all counts against a quota (pkg/quota/v1/evaluator/core/resource_claims.go)."""
+ADMIN_LABEL = "resource.kubernetes.io/admin-access"
+
+
+@dataclass
+class PodClaim:
+    """One claim of a pod."""
+
+    name: str
+    """As the pod calls it."""
+    claim: Object | None = None
+    exists: bool = True
+    """Where not, the claim is what would be made."""
+    problems: list[str] = field(default_factory=list)
+    """Why there is no claim, or none can be made."""
+
+
+def pod_claims(snapshot: Snapshot, pod: Object) -> list[PodClaim]:
+    """Find the claims of a pod."""
+    statuses = _generated(pod)
+    group = snapshot.group_of(pod) or {}
+    shared, of_group = (group.get("spec") or {}).get("resourceClaims") or (), _generated(group)
+    found = []
+    for entry in (pod.get("spec") or {}).get("resourceClaims") or ():
+        name = entry.get("name", "")
+        if name in of_group and any(_same_claim(entry, one) for one in shared):
+            statuses.setdefault(name, of_group[name])
+        if entry.get("resourceClaimName"):
+            found.append(_existing(snapshot, name, entry["resourceClaimName"]))
+        elif generated := statuses.get(name):
+            found.append(_existing(snapshot, name, generated))
+        elif name not in statuses:
+            found.append(_to_be_made(snapshot, name, entry.get("resourceClaimTemplateName", ""), pod))
+        # A status without a claim's name says that none is needed.
+    extended = ((pod.get("status") or {}).get("extendedResourceClaimStatus") or {}).get("resourceClaimName")
+    if extended:
+        found.append(_existing(snapshot, "extended resources", extended))
+    elif claim := _of_extended_resources(snapshot, pod):
+        found.append(PodClaim("extended resources", claim, exists=False, problems=admission_blockers(snapshot, claim)))
+    return found
+
+
+def group_notes(snapshot: Snapshot, pod: Object) -> list[str]:
+    """Say what a pod's group means for the answer."""
+    name, member = group_name(pod), pod["metadata"]["name"]
+    if not name or snapshot.groups is None:
+        return []
+    if snapshot.group_of(pod) is None:
+        return [f"there is no pod group {snapshot.namespace}/{name}, which pod {member} waits for"]
+    return [f"pod group {name} is placed as a whole; this looks at pod {member} alone"]
+
+
+def _generated(owner: Object) -> dict[str, str | None]:
+    """The claims that were made for a pod or a pod group, by its names for them."""
+    told = (owner.get("status") or {}).get("resourceClaimStatuses") or ()
+    return {entry.get("name", ""): entry.get("resourceClaimName") for entry in told}
+
+
+def _same_claim(one: Object, other: Object) -> bool:
+    """Whether a pod and its group mean one claim: all fields are equal (core/v1 PodResourceClaim)."""
+    fields = ("name", "resourceClaimName", "resourceClaimTemplateName")
+    return all((one.get(key) or "") == (other.get(key) or "") for key in fields)
+
+
+def admission_blockers(snapshot: Snapshot, claim: Object) -> list[str]:
+    """Say what keeps the API server from taking a claim: a quota, or a namespace without admin access."""
+    found = []
+    labels = ((snapshot.namespace_object or {}).get("metadata") or {}).get("labels") or {}
+    requests = _requests(claim)
+    labelled = labels.get(ADMIN_LABEL) == "true" or snapshot.namespace_object is None
+    if any(one.get("adminAccess") for one in requests) and not labelled:
+        found.append(f"it asks for admin access, and namespace {snapshot.namespace} has no label {ADMIN_LABEL}=true")
+    wanted = {"count/resourceclaims.resource.k8s.io": 1}
+    for name, count in devices_by_class(claim).items():
+        wanted[f"{name}.deviceclass.resource.k8s.io/devices"] = count
+    for quota in snapshot.quotas:
+        status = quota.get("status") or {}
+        for key, count in wanted.items():
+            hard, used = _number((status.get("hard") or {}).get(key)), _number((status.get("used") or {}).get(key)) or 0
+            if hard is not None and used + count > hard:
+                name = quota["metadata"]["name"]
+                found.append(f"quota {name} allows {hard} of {key}, {used} are used, and it needs {count}")
+    return found
+
+
+def devices_by_class(claim: Object) -> dict[str, int]:
+    """Count the devices of a claim as quotas do: of alternatives the largest of each class."""
+    counts: dict[str, int] = {}
+    for request in _spec_requests(claim):
+        largest: dict[str, int] = {}
+        for one in [request.get("exactly") or {}] if "exactly" in request else request.get("firstAvailable") or ():
+            if not (name := one.get("deviceClassName")):
+                continue
+            count = ALL_COUNTS if one.get("allocationMode") == "All" else int(one.get("count") or 1)
+            largest[name] = max(largest.get(name, 0), count)
+        for name, count in largest.items():
+            counts[name] = counts.get(name, 0) + count
+    return counts
+
+
+def classes_of(claims: Iterable[Object]) -> set[str]:
+    """Name the classes that claims ask for."""
+    return {one["deviceClassName"] for claim in claims for one in _requests(claim) if one.get("deviceClassName")}
+
+
+def _existing(snapshot: Snapshot, name: str, claim_name: str) -> PodClaim:
+    claim = snapshot.claim(claim_name)
+    if claim is None:
+        return PodClaim(name, problems=[f"there is no claim {snapshot.namespace}/{claim_name}"])
+    return PodClaim(name, claim)
+
+
+def _to_be_made(snapshot: Snapshot, name: str, template_name: str, pod: Object) -> PodClaim:
+    if snapshot.templates is None:
+        return PodClaim(name, problems=[f"no claim was made from template {template_name} yet"], exists=False)
+    for template in snapshot.templates:
+        if (template.get("metadata") or {}).get("name") == template_name:
+            claim = claim_of_template(template)
+            claim["metadata"] = {"name": f"{pod['metadata']['name']}-{name}", "namespace": snapshot.namespace}
+            return PodClaim(name, claim, exists=False, problems=admission_blockers(snapshot, claim))
+    missing = f"there is no ResourceClaimTemplate {snapshot.namespace}/{template_name} to make the claim from"
+    return PodClaim(name, exists=False, problems=[missing])
+
+
+def _of_extended_resources(snapshot: Snapshot, pod: Object) -> Object | None:
+    """Make up the claim that the scheduler makes for resources that DeviceClasses stand for (KEP-5004)."""
+    by_resource: dict[str, str] = {}
+    for one in snapshot.classes or ():
+        by_resource[IMPLICIT + one["metadata"]["name"]] = one["metadata"]["name"]
+        if explicit := (one.get("spec") or {}).get("extendedResourceName"):
+            by_resource[explicit] = one["metadata"]["name"]
+    requests = []
+    spec = pod.get("spec") or {}
+    containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    for index, container in enumerate(containers):
+        resources = container.get("resources") or {}
+        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        for number, resource in enumerate(sorted(set(asked) & set(by_resource))):
+            count = _number(asked[resource])
+            if count:
+                exactly = {"deviceClassName": by_resource[resource], "allocationMode": "ExactCount", "count": count}
+                requests.append({"name": f"container-{index}-request-{number}", "exactly": exactly})
+    if not requests:
+        return None
+    metadata = {"name": f"{pod['metadata']['name']}-extended-resources", "namespace": snapshot.namespace}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": metadata,
+        "spec": {"devices": {"requests": requests}},
+    }
+
+
+def _spec_requests(claim: Object) -> list[Object]:
+    devices = ((claim.get("spec") or {}).get("devices")) or {}
+    return list(devices.get("requests") or ())
+
+
+def _requests(claim: Object) -> list[Object]:
+    return [
+        one
+        for request in _spec_requests(claim)
+        for one in ([request["exactly"]] if request.get("exactly") else request.get("firstAvailable") or ())
+    ]
+
+
+def _number(value: Any) -> int | None:
+    try:
+        return int(str(value))
+    except ValueError:
+        return None

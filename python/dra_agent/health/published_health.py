@@ -1,0 +1,102 @@
+"""The board on which the devices' health stands for whoever watches it; the kubelet's stream reads it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+from dra_agent.clock import STEADY
+from dra_agent.inventory.model import Inventory, pool_name
+
+log = logging.getLogger(__name__)
+
+STALE_AFTER_S = 60.0
+"""Seconds after which a look is too old to say anything: whoever looks is stuck."""
+
+Subscriber = Literal["healthy", "unhealthy", "unknown"]
+_TOLD: dict[str, Subscriber] = {"healthy": "healthy", "unhealthy": "unhealthy", "unmonitored": "unknown"}
+
+
+class DeviceHealth(msgspec.Struct, frozen=True):
+    """How one device does."""
+
+    pool: str
+    device: str
+    health: Subscriber
+    seen: float
+    """Unix time by the wall clock: the kubelet shows it."""
+    message: str
+
+
+class DeviceHealthStore:
+    """One host's board; safe to use from several threads."""
+
+    def __init__(self, node: str, clock: Callable[[], float] = STEADY.unix) -> None:
+        self._node = node
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._watchers: list[Callable[[], None]] = []
+        self._inventory = Inventory()
+        self._seen = clock()
+
+    def publish(self, inventory: Inventory, *, looked: bool = True) -> None:
+        """Put up a judged inventory; watchers are called where anything is different.
+
+        `looked`: the devices were looked at just now; without, only what was heard of them is new.
+        """
+        before = _said(self._inventory)
+        self._inventory = inventory
+        if looked:
+            self._seen = self._clock()
+        if _said(inventory) == before:
+            return
+        with self._lock:
+            watchers = list(self._watchers)
+        for changed in watchers:
+            changed()
+
+    def _wall(self, seen: float) -> float:
+        return seen + STEADY.offset.total_seconds()
+
+    def rows(self) -> Sequence[DeviceHealth]:
+        """Give all devices as they were seen last; never waits. After a minute without a look nothing is known."""
+        inventory, looked = self._inventory, self._seen
+        age, seen = self._clock() - looked, self._wall(looked)
+        if age > STALE_AFTER_S:
+            message = f"nobody could look at it for {age:.0f} s"
+            return [
+                DeviceHealth(self._pool(device.family), device.name, "unknown", seen, message)
+                for device in inventory.devices
+            ]
+        return [
+            DeviceHealth(
+                self._pool(device.family),
+                device.name,
+                _TOLD[device.health],
+                seen,
+                "" if device.health == "healthy" else device.health_reason or "",
+            )
+            for device in inventory.devices
+        ]
+
+    def subscribe(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Have `changed` called, on any thread, after rows changed; the result ends that."""
+        with self._lock:
+            self._watchers.append(changed)
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._watchers.remove(changed)
+
+        return unsubscribe
+
+    def _pool(self, family: str) -> str:
+        return pool_name(self._node, family)  # type: ignore[arg-type]
+
+
+def _said(inventory: Inventory) -> list[tuple[str, str, str | None]]:
+    return [(device.name, device.health, device.health_reason) for device in inventory.devices]

@@ -1,0 +1,67 @@
+"""What counts against devices, in a file: for an agent that starts again, and for the commands.
+
+A file that is lost or damaged costs the times and what only happened, never a device. Nothing of it survives a reboot.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from dra_agent import atomic_file
+from dra_agent.clock import STEADY, STEP, SteadyClock
+from dra_agent.health.hysteresis import ActiveIssue
+
+log = logging.getLogger(__name__)
+
+_NAME = "health.json"
+
+
+class _Contents(msgspec.Struct):
+    boot_id: str
+    spells: list[ActiveIssue] = []
+    booted: float | None = None
+    """When the host booted, by the clock of who wrote this: Unix time."""
+
+
+class HealthStateFile:
+    """The file of one state directory."""
+
+    def __init__(self, state_dir: Path, boot_id: str, clock: SteadyClock = STEADY) -> None:
+        self._booted = clock.booted.timestamp()
+        self._path = state_dir / _NAME
+        self._boot_id = boot_id
+        self._failed = False
+
+    def read(self) -> list[ActiveIssue]:
+        """Give what counted when it was written; nothing where nobody knows."""
+        try:
+            contents = msgspec.json.decode(self._path.read_bytes(), type=_Contents)
+        except FileNotFoundError:
+            return []
+        except (OSError, msgspec.DecodeError) as error:
+            log.warning("what was wrong with devices is not known any more", extra={"reason": str(error)})
+            return []
+        if contents.boot_id != self._boot_id:
+            return []
+        # The clocks of two processes differ by the steps of the wall clock between their starts.
+        by = 0.0 if contents.booted is None else self._booted - contents.booted
+        if abs(by) >= STEP.total_seconds():
+            for spell in contents.spells:
+                spell.last += by
+                spell.began = None if spell.began is None else spell.began + by
+        return contents.spells
+
+    def write(self, spells: list[ActiveIssue]) -> None:
+        """Replace it; a disk that refuses is told once."""
+        try:
+            atomic_file.write(
+                self._path, msgspec.json.encode(_Contents(self._boot_id, spells, self._booted)), mode=0o644
+            )
+            self._failed = False
+        except OSError as error:
+            if not self._failed:
+                log.warning("what is wrong with devices cannot be kept", extra={"reason": str(error)})
+            self._failed = True

@@ -1,0 +1,87 @@
+"""A device with what counts against it: its taints, and its health as everything above knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from dra_agent.clock import STEADY
+from dra_agent.health import issues
+from dra_agent.health.hysteresis import ActiveIssue
+from dra_agent.health.issues import Severity
+from dra_agent.health.settings import HealthSettings, TaintEffect
+from dra_agent.inventory.api import Taint
+from dra_agent.inventory.model import Device, Inventory
+
+MAX_TAINTS = 16
+"""That the API allows on one device."""
+
+
+def apply_health(
+    inventory: Inventory,
+    settings: HealthSettings,
+    driver: str,
+    spells: Callable[[Device], Sequence[ActiveIssue]] | None = None,
+) -> Inventory:
+    """Give the inventory with taints; without `spells`, what the inventory itself shows counts, and nothing before it.
+
+    `spells` are a device's, the most severe first.
+    """
+    known = spells or _shown
+    devices = tuple(_judged(device, settings, driver, known(device)) for device in inventory.devices)
+    return msgspec.structs.replace(inventory, devices=devices)
+
+
+def apply_recorded(
+    inventory: Inventory, settings: HealthSettings, driver: str, noted: Sequence[ActiveIssue]
+) -> Inventory:
+    """Give the inventory as an agent would judge it that has noted these spells; for commands."""
+
+    def spells(device: Device) -> list[ActiveIssue]:
+        known = {spell.cause.name: spell for spell in noted if spell.device == device.name}
+        for spell in _shown(device):
+            known.setdefault(spell.cause.name, spell)
+        return sorted(known.values(), key=lambda spell: (-spell.cause.severity, spell.began or 0.0, spell.cause.name))
+
+    return apply_health(inventory, settings, driver, spells)
+
+
+def _shown(device: Device) -> list[ActiveIssue]:
+    found = [ActiveIssue(device.name, cause, None, 0.0) for cause in issues.of_device(device)]
+    return sorted(found, key=lambda spell: (-spell.cause.severity, spell.cause.name))
+
+
+def _judged(device: Device, settings: HealthSettings, driver: str, spells: Sequence[ActiveIssue]) -> Device:
+    if not spells:
+        return device
+    taints = [_taint(spell, effect, driver) for spell in spells if (effect := _effect(spell, settings)) != "none"]
+    worst = spells[0].cause
+    unhealthy = worst.severity > Severity.NOTICE
+    return msgspec.structs.replace(
+        device,
+        taints=(*device.taints, *taints)[:MAX_TAINTS],
+        health="unhealthy" if unhealthy else "unmonitored",
+        health_reason="; ".join(dict.fromkeys(spell.cause.message for spell in spells)),
+    )
+
+
+def _effect(spell: ActiveIssue, settings: HealthSettings) -> TaintEffect:
+    by_severity: dict[Severity, TaintEffect] = {
+        Severity.FATAL: settings.fatal,
+        Severity.DEGRADED: settings.degraded,
+        Severity.NOTICE: settings.unmonitored,
+    }
+    effect = by_severity[spell.cause.severity]
+    return "NoSchedule" if effect == "NoExecute" and not spell.cause.confirmed else effect
+
+
+def _taint(spell: ActiveIssue, effect: TaintEffect, driver: str) -> Taint:
+    assert effect != "none"
+    since = None if spell.began is None else STEADY.to_wall(datetime.fromtimestamp(int(spell.began), UTC))
+    return Taint(
+        key=f"{driver}/{spell.cause.name}",
+        effect="None" if effect == "tell" else effect,
+        time_added=None if since is None else since.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )

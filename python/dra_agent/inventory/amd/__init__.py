@@ -1,0 +1,1 @@
+"""AMD GPUs and their partitions, from KFD and sysfs."""

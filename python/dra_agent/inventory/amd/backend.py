@@ -1,0 +1,130 @@
+"""AMD GPUs and their partitions, from the amdgpu driver's sysfs files and the KFD topology; no library is loaded.
+
+A GPU whose compute partition mode divides it is published as its partitions, in the mode that it is in now; one that
+the operator lets claims divide, as a whole and as the partitions of every mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dra_agent.host import Host
+from dra_agent.inventory.amd.attributes import count_errors, describe_whole, fill, set_memory, uuid_of
+from dra_agent.inventory.amd.kfd import KfdNode, gpu_nodes
+from dra_agent.inventory.amd.mode_changes import ModeChanges
+from dra_agent.inventory.amd.partitionable import PartitionableGpus
+from dra_agent.inventory.api import CounterSet
+from dra_agent.inventory.builder import DeviceBuilder, pci_files
+from dra_agent.inventory.generic import add_drm_nodes
+from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, device_name
+from dra_agent.inventory.partitions import PartitionRules
+from dra_agent.inventory.settings import InventorySettings
+from dra_agent.inventory.sysfs import SysfsDir
+from dra_agent.topology.model import PciFunction as Function
+
+
+class AmdBackend:
+    """Describes AMD GPUs."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._rules: PartitionRules | None = None
+        self._changes = ModeChanges()
+        self._divisible: PartitionableGpus | None = None
+
+    def partition_by(self, rules: PartitionRules) -> None:
+        """Take the rules by which GPUs can be divided by claims."""
+        self._rules = rules
+
+    def follow(self, changes: ModeChanges) -> None:
+        """Take who tells which GPUs the agent divides now."""
+        self._changes = changes
+
+    def counter_sets(self) -> Sequence[CounterSet]:
+        """Give what the partitions of each divisible GPU share."""
+        return self._divisible.counters if self._divisible is not None else []
+
+    def faults(self) -> list[DeviceEvent]:
+        """Nothing: the driver counts errors, and tells nobody."""
+        return []
+
+    def lost_event_stream(self) -> bool:
+        """Tell, once, that a GPU was seen half rebuilt."""
+        return self._divisible is not None and self._divisible.look_again()
+
+    def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
+        """Describe each GPU, or each of its partitions."""
+        if self._divisible is None and self._rules is not None and self._rules.has_mode("amd"):
+            self._divisible = PartitionableGpus(self._host, self._rules, self._changes)
+        divisible = self._divisible
+        nodes = divisible.begin(functions, problems) if divisible is not None else gpu_nodes(self._host, problems)
+        modules = SysfsDir(self._host.sysfs / "module", problems)
+        devices = []
+        for function in functions:
+            of_function = nodes.get(function.pci_address, [])
+            driver_version = modules.text(f"{function.driver}/version") if function.driver else None
+            of_all_modes = divisible.describe(function, driver_version, problems) if divisible is not None else None
+            if of_all_modes is not None:
+                devices += of_all_modes
+            elif len(of_function) > 1:
+                devices += self._partitions(function, of_function, driver_version, problems)
+            else:
+                draft = DeviceBuilder(self._host, function, "gpu", problems)
+                describe_whole(draft, of_function[0] if of_function else None, driver_version)
+                devices.append(draft.build())
+        return devices
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _partitions(
+        self, function: Function, nodes: list[KfdNode], driver_version: str | None, problems: list[Diagnostic]
+    ) -> list[Device]:
+        files = pci_files(self._host, function, problems)
+        mode = files.text("current_compute_partition") or _mode(nodes)
+        profile = "-".join(part.lower() for part in (mode, files.text("current_memory_partition")) if part is not None)
+        renders = self._xcp_nodes(problems)
+        total = files.number("mem_info_vram_total")
+        devices = []
+        for index, node in enumerate(nodes):
+            draft = DeviceBuilder(self._host, function, "gpu", problems, ((mode or "xcp").lower(), index))
+            draft.set("type", "partition")
+            draft.set("profile", profile)
+            # The driver counts by blocks of the chip, which no partition has for itself.
+            count_errors(draft)
+            draft.set("parentUUID", uuid_of(files, node))
+            # KFD counts each partition's share for compute queues only; the render node is not held to it.
+            draft.set("memoryEnforcement", "none")
+            draft.add_identity(parent=device_name("gpu", function.pci_address))
+            fill(draft, node, driver_version, mode)
+            set_memory(draft, node.memory_bytes or (total // len(nodes) if total else None))
+            render = f"renderD{node.render_minor}" if node.render_minor is not None else None
+            own = function.drm is not None and function.drm.render == render
+            card = function.drm.card if own and function.drm is not None else renders.get(render or "")
+            add_drm_nodes(draft, card, render)
+            devices.append(draft.build())
+        return devices
+
+    def _xcp_nodes(self, problems: list[Diagnostic]) -> dict[str, str]:
+        """Give card by render node of the partitions beyond the first: platform devices without an address."""
+        platform = SysfsDir(self._host.sysfs / "devices/platform", problems)
+        cards = {}
+        for name in platform.names():
+            if name.startswith("amdgpu_xcp"):
+                drm = platform.names(f"{name}/drm")
+                card = next((node for node in drm if node.startswith("card")), None)
+                render = next((node for node in drm if node.startswith("renderD")), None)
+                if card is not None and render is not None:
+                    cards[render] = card
+        return cards
+
+
+def _mode(nodes: list[KfdNode]) -> str | None:
+    """One accelerator die per partition is CPX on every model; other modes cannot be told from the outside."""
+    return "CPX" if all(node.xcc_count == 1 for node in nodes) else None
+
+
+def make(host: Host, settings: InventorySettings) -> AmdBackend:
+    """Make the back end."""
+    del settings
+    return AmdBackend(host)

@@ -1,0 +1,122 @@
+"""Reads the nodes of AMD's kernel fusion driver: what every GPU, or every partition of one, can compute.
+
+Paths and keys: drivers/gpu/drm/amd/amdkfd/kfd_topology.c. It knows nothing of PCI devices but their addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from dra_agent.host import Host
+from dra_agent.inventory.model import Diagnostic
+from dra_agent.inventory.sysfs import SysfsDir
+
+NODES = "class/kfd/kfd/topology/nodes"
+
+_FRAME_BUFFER_HEAPS = (1, 2)
+"""HSA_MEM_HEAP_TYPE_FB_PUBLIC and _FB_PRIVATE: the GPU's own memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class KfdNode:
+    """One GPU, or one partition of a GPU."""
+
+    node_id: int
+    pci_address: str
+    """Of the whole GPU: partitions count themselves in the function number, and only function 0 exists."""
+    render_minor: int | None
+    compute_units: int | None
+    isa: str | None
+    """As compilers name it: "gfx942"."""
+    unique_id: int | None
+    """The same for all partitions of a GPU."""
+    hive_id: int | None
+    """The same for all GPUs that XGMI links connect."""
+    xcc_count: int | None
+    memory_bytes: int | None
+
+
+def gpu_nodes(host: Host, problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
+    """Give the GPU nodes by PCI address, in the order of their ids."""
+    folder = SysfsDir(host.sysfs / NODES, problems)
+    found = []
+    for node_id in sorted(int(name) for name in folder.names() if name.isdecimal()):
+        # A cgroup that hides a GPU from the agent answers EPERM; the problem says so.
+        properties = folder.subdir(str(node_id)).key_values("properties")
+        numbers = {key: int(value) for key, value in properties.items() if value.isdecimal()}
+        if numbers.get("simd_count", 0) > 0:
+            found.append((node_id, numbers))
+    shared = _shared_ids([numbers for _, numbers in found])
+    nodes: dict[str, list[KfdNode]] = {}
+    for node_id, numbers in found:
+        node = _node(folder.subdir(str(node_id)), node_id, numbers, shared)
+        nodes.setdefault(node.pci_address, []).append(node)
+    return nodes
+
+
+def _shared_ids(gpus: list[dict[str, int]]) -> set[int]:
+    ids = [gpu.get("unique_id", 0) for gpu in gpus]
+    return {unique for unique in ids if unique and ids.count(unique) > 1}
+
+
+def _node(files: SysfsDir, node_id: int, numbers: dict[str, int], shared: set[int]) -> KfdNode:
+    unique_id = numbers.get("unique_id") or None
+    location = numbers.get("location_id", 0) & 0xFFFF
+    # The partition's number is in the three bits of the function, or on newer kernels above bit 28.
+    function = 0 if unique_id in shared else location & 7
+    simd_per_cu = numbers.get("simd_per_cu", 0)
+    return KfdNode(
+        node_id=node_id,
+        pci_address=f"{numbers.get('domain', 0):04x}:{location >> 8:02x}:{location >> 3 & 0x1F:02x}.{function}",
+        render_minor=numbers.get("drm_render_minor") or None,
+        compute_units=numbers["simd_count"] // simd_per_cu if simd_per_cu else None,
+        isa=_isa(numbers.get("gfx_target_version", 0)),
+        unique_id=unique_id,
+        hive_id=numbers.get("hive_id") or None,
+        xcc_count=numbers.get("num_xcc") or None,
+        memory_bytes=_memory(files, numbers.get("mem_banks_count", 0)),
+    )
+
+
+def _isa(version: int) -> str | None:
+    """90402 is gfx942 and 90010 is gfx90a: two decimal digits each, the last one in hexadecimal."""
+    if version <= 0:
+        return None
+    return f"gfx{version // 10000}{version // 100 % 100}{version % 100:x}"
+
+
+def _memory(files: SysfsDir, banks: int) -> int | None:
+    total = 0
+    for bank in range(min(banks, 64)):
+        properties = files.subdir(f"mem_banks/{bank}").key_values("properties")
+        heap, size = properties.get("heap_type", ""), properties.get("size_in_bytes", "")
+        if heap.isdecimal() and int(heap) in _FRAME_BUFFER_HEAPS and size.isdecimal():
+            total += int(size)
+    return total or None
+
+
+def merge_partitions(nodes: Sequence[KfdNode]) -> KfdNode:
+    """Give the whole GPU of which these are all the partitions."""
+    first = nodes[0]
+    return replace(
+        first,
+        compute_units=_sum(node.compute_units for node in nodes),
+        xcc_count=_sum(node.xcc_count for node in nodes),
+        memory_bytes=_sum(node.memory_bytes for node in nodes),
+    )
+
+
+def partition_of(whole: KfdNode, parts: int) -> KfdNode:
+    """Give one of the equal parts into which a mode divides a GPU."""
+    return replace(
+        whole,
+        compute_units=whole.compute_units and whole.compute_units // parts,
+        xcc_count=whole.xcc_count and whole.xcc_count // parts,
+        memory_bytes=whole.memory_bytes and whole.memory_bytes // parts,
+    )
+
+
+def _sum(amounts: Iterable[int | None]) -> int | None:
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) or None

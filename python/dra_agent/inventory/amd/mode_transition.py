@@ -1,0 +1,100 @@
+"""GPUs whose KFD nodes are half rebuilt, by the agent or by an administrator: they keep their description for a while.
+
+What claims may divide is described alike in every mode, so that what was seen before the change is right after it, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dra_agent.inventory.amd.kfd import KfdNode
+from dra_agent.inventory.amd.mode_changes import ModeChanges
+from dra_agent.inventory.amd.modes import PARTS
+from dra_agent.inventory.api import CounterSet
+from dra_agent.inventory.model import Device
+from dra_agent.topology.model import PciFunction as Function
+
+SETTLE_TIMEOUT_S = 3.0
+"""Seconds for which a GPU that somebody else divides may look half made: chosen, not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastDescription:
+    """A divisible GPU when all of it was seen."""
+
+    device_id: str
+    dies: int
+    whole: Device
+    """As the partition rules were asked about it."""
+    devices: tuple[Device, ...]
+    counters: CounterSet
+
+
+class ModeTransition:
+    """What divisible GPUs were described as last, and since when they do not look complete."""
+
+    def __init__(self, changes: ModeChanges) -> None:
+        self._changes = changes
+        self._described: dict[str, LastDescription] = {}
+        self._half_since: dict[str, float] = {}
+        self._look_again = False
+
+    def begin(self, functions: Iterable[Function]) -> None:
+        """Forget GPUs that are not there any more, or others now; called before each look."""
+        here = {function.pci_address: function.device_id for function in functions}
+        self._described = {
+            address: one for address, one in self._described.items() if here.get(address) == one.device_id
+        }
+        self._half_since = {address: since for address, since in self._half_since.items() if address in here}
+        self._look_again = False
+
+    def described(self, address: str) -> LastDescription | None:
+        """Give what a GPU was when all of it was seen; None: that was never."""
+        return self._described.get(address)
+
+    def settled(self, address: str, described: LastDescription) -> None:
+        """Take what all of a GPU was seen to be."""
+        self._described[address] = described
+        self._half_since.pop(address, None)
+
+    def is_kept(self, address: str) -> bool:
+        """Tell of a GPU that looks half made whether it is still described as before; asked once in a look."""
+        if self._changes.is_expected(address):
+            self._half_since.pop(address, None)
+            return True
+        now = time.monotonic()
+        kept = now - self._half_since.setdefault(address, now) < SETTLE_TIMEOUT_S
+        self._look_again = self._look_again or kept
+        return kept
+
+    def look_again(self) -> bool:
+        """Tell, once, that a GPU was described as before, and that another look soon should see more."""
+        told, self._look_again = self._look_again, False
+        return told
+
+    def most_dies(self, functions: Iterable[Function], complete: Mapping[str, Sequence[KfdNode]]) -> dict[str, int]:
+        """Give by device id the dies of a GPU of which KFD shows all; `complete`: the nodes of those that are whole."""
+        most: dict[str, int] = {}
+        for function in functions:
+            seen = die_count(complete.get(function.pci_address, ()))
+            known = self._described.get(function.pci_address)
+            least = max(most.get(function.device_id, 0), seen)
+            most[function.device_id] = max(least, known.dies) if known is not None else least
+        return most
+
+
+def die_count(nodes: Iterable[KfdNode]) -> int:
+    """Count the accelerator dies of nodes."""
+    return sum(node.xcc_count or 0 for node in nodes)
+
+
+def matches_mode(nodes: Sequence[KfdNode], mode: str | None) -> bool:
+    """Whether these can be all nodes of a GPU in this mode: as many as it has, and all alike."""
+    sizes = {node.xcc_count for node in nodes}
+    if len(sizes) != 1:
+        return False
+    if mode == "CPX":
+        return sizes <= {1, None}
+    return mode not in PARTS or len(nodes) == PARTS[mode]

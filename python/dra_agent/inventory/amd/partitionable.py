@@ -1,0 +1,182 @@
+"""AMD GPUs that claims divide: described as a whole and as the partitions of every mode, whatever mode they are in.
+
+That holds while KFD shows them half rebuilt, too, for as long as a change of the mode takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from dra_agent.host import Host
+from dra_agent.inventory.amd.attributes import count_errors, describe_whole, fill, set_memory, uuid_of
+from dra_agent.inventory.amd.kfd import KfdNode, gpu_nodes, merge_partitions, partition_of
+from dra_agent.inventory.amd.mode_changes import ModeChanges
+from dra_agent.inventory.amd.mode_transition import (
+    SETTLE_TIMEOUT_S,
+    LastDescription,
+    ModeTransition,
+    die_count,
+    matches_mode,
+)
+from dra_agent.inventory.amd.modes import WHOLE, Mode, Modes, memory_partitions
+from dra_agent.inventory.api import Attribute, CounterConsumption, CounterSet
+from dra_agent.inventory.builder import DeviceBuilder, pci_files
+from dra_agent.inventory.model import Device, Diagnostic, device_name
+from dra_agent.inventory.partitions import PartitionRules
+from dra_agent.topology.model import PciFunction as Function
+
+MODE, PARTITION, PARTITIONS = "computePartition", "partition", "partitions"
+"""Keys of the identity of a device that is set up by dividing its GPU: the mode, its number in it, and of how many."""
+_AGAIN = 0.05
+"""Seconds between two looks at a GPU that is half made when it is seen first."""
+
+
+class PartitionableGpus:
+    """Describes them, look by look."""
+
+    def __init__(self, host: Host, rules: PartitionRules, changes: ModeChanges) -> None:
+        self.counters: list[CounterSet] = []
+        """What the devices that were described last share."""
+        self._host = host
+        self._rules = rules
+        self._changes = changes
+        self._settling = ModeTransition(changes)
+        self._seen: set[str] = set()
+        """GPUs of which it was waited for all of their nodes, if need be."""
+        self._nodes: dict[str, list[KfdNode]] = {}
+        self._complete: dict[str, list[KfdNode]] = {}
+        self._most: dict[str, int] = {}
+        """By device id: the dies of a GPU of which KFD shows all."""
+
+    def begin(self, functions: Sequence[Function], problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
+        """Begin a look at these GPUs; gives the nodes of every GPU, by its address."""
+        self.counters = []
+        self._settling.begin(functions)
+        self._nodes = self._read(functions, problems)
+        self._complete = {
+            one.pci_address: self._nodes[one.pci_address] for one in functions if self._is_complete(one, self._nodes)
+        }
+        self._most = self._settling.most_dies(functions, self._complete)
+        return self._nodes
+
+    def look_again(self) -> bool:
+        """Tell, once, that a GPU was half made and is described as before."""
+        return self._settling.look_again()
+
+    def _read(self, functions: Sequence[Function], problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
+        """Read KFD; where a GPU that can be divided is seen for the first time and half made, again until it is whole.
+
+        Nothing is known of it then that could be kept, and what was published before this start is to stay.
+        """
+        until = time.monotonic() + SETTLE_TIMEOUT_S
+        new = [one for one in functions if one.pci_address not in self._seen and self._can_be_divided(one)]
+        self._seen = {function.pci_address for function in functions}
+        while True:
+            found: list[Diagnostic] = []
+            nodes = gpu_nodes(self._host, found)
+            new = [function for function in new if not self._is_complete(function, nodes)]
+            if not new or time.monotonic() > until:
+                problems += found
+                return nodes
+            time.sleep(_AGAIN)
+
+    def _can_be_divided(self, function: Function) -> bool:
+        modes = pci_files(self._host, function, []).text("available_compute_partition")
+        return modes is not None and "," in modes
+
+    def _is_complete(self, function: Function, nodes: dict[str, list[KfdNode]]) -> bool:
+        address = function.pci_address
+        if self._changes.is_written(address):
+            return False
+        mode = pci_files(self._host, function, []).text("current_compute_partition")
+        known = self._settling.described(address)
+        of_function = nodes.get(address, [])
+        return matches_mode(of_function, mode) and (known is None or die_count(of_function) == known.dies)
+
+    def describe(
+        self, function: Function, driver_version: str | None, problems: list[Diagnostic]
+    ) -> list[Device] | None:
+        """Describe a GPU that claims may divide, alike whatever mode it is in now; None for any other.
+
+        One that is half made and stays so is not offered at all: counters of what is left would not be those by which
+        its claims were allocated.
+        """
+        if not self._can_be_divided(function):
+            return None
+        nodes, most = self._nodes.get(function.pci_address, []), self._most[function.device_id]
+        complete = function.pci_address in self._complete
+        name = device_name("gpu", function.pci_address)
+        known = self._settling.described(function.pci_address)
+        if known is not None and not complete:
+            self._rules.rule_for(known.whole, "amd")
+            if self._settling.is_kept(function.pci_address):
+                self.counters.append(known.counters)
+                return list(known.devices)
+            problems.append(_half_made(name, die_count(nodes), known.dies))
+            return []
+        files = pci_files(self._host, function, problems)
+        quiet: list[Diagnostic] = []
+        draft = DeviceBuilder(self._host, function, "gpu", quiet)
+        whole = merge_partitions(nodes) if nodes else None
+        describe_whole(draft, whole, driver_version)
+        described_whole = draft.build()
+        if self._rules.rule_for(described_whole, "amd") is None:
+            return None
+        if whole is None or not complete:
+            problems.append(_half_made(name, die_count(nodes), most))
+            return []
+        nps = files.text("current_memory_partition")
+        modes = Modes(files.text("available_compute_partition") or "", whole.xcc_count or 0, memory_partitions(nps))
+        if not modes.divided:
+            return None
+        if modes.dies < most:
+            what = f"KFD shows {modes.dies} of its {most} dies, so that claims cannot divide it"
+            hint = "give the agent's cgroup all of its render nodes, or reset the GPU"
+            problems.append(Diagnostic(name, what, hint, severity="warning"))
+            return None
+        problems += quiet
+        counters = modes.counters(draft.name)
+        self.counters.append(counters)
+        described = []
+        if modes.all[0].name == WHOLE:
+            described.append(self._in_mode(described_whole, modes.whole(draft.name), modes.all[0], 0))
+        for mode in modes.divided:
+            for index in range(mode.partitions):
+                part = DeviceBuilder(self._host, function, "gpu", [], (mode.name.lower(), index))
+                part.set("type", "partition")
+                part.set("profile", "-".join(text.lower() for text in (mode.name, nps) if text is not None))
+                count_errors(part)
+                part.set("parentUUID", uuid_of(files, whole))
+                part.set("memoryEnforcement", "none")
+                part.add_identity(parent=draft.name)
+                fill(part, partition_of(whole, mode.partitions), driver_version)
+                total = files.number("mem_info_vram_total") or whole.memory_bytes
+                set_memory(part, total // mode.partitions if total else None)
+                consumption = modes.part(draft.name, mode, index)
+                described.append(self._in_mode(part.build(), consumption, mode, index))
+        self._settling.settled(
+            function.pci_address,
+            LastDescription(function.device_id, modes.dies, described_whole, tuple(described), counters),
+        )
+        return described
+
+    def _in_mode(self, device: Device, consumption: CounterConsumption, mode: Mode, index: int) -> Device:
+        """Give a device as it will be once the GPU is in its mode: which nodes it has then, nobody knows before."""
+        identity = {name: value for name, value in device.identity.items() if name not in {"kfd", "card", "render"}}
+        return msgspec.structs.replace(
+            device,
+            attributes={**device.attributes, "computePartition": Attribute.of(mode.name)},
+            consumes_counters=(consumption,),
+            nodes=tuple(node for node in device.nodes if node.role == "kfd"),
+            identity={**identity, MODE: mode.name, PARTITION: str(index), PARTITIONS: str(mode.partitions)},
+        )
+
+
+def _half_made(name: str, seen: int, all_of_them: int) -> Diagnostic:
+    of = f"{seen} of its {all_of_them} dies" if seen < all_of_them else "partitions of another mode than it is in"
+    what = f"KFD shows {of}, so that it is not offered: its mode was changed, and the change does not come to an end"
+    hint = "look at the kernel's log (dmesg); give the agent's cgroup all of its render nodes, or reset the GPU"
+    return Diagnostic(name, what, hint)

@@ -1,0 +1,197 @@
+"""Puts one device together, within the API's limits: common attributes from the topology, the rest from its back end.
+
+What is unknown stays out; what the API would refuse is cut or left out and reported. Which facts exist is the back
+ends' to know.
+"""
+
+from __future__ import annotations
+
+from dra_agent.host import Host
+from dra_agent.inventory.api import STRING_LIMIT, Attribute, Capacity
+from dra_agent.inventory.model import (
+    Device,
+    DeviceNode,
+    Diagnostic,
+    Family,
+    Health,
+    NodeRole,
+    ObservedIssue,
+    device_name,
+)
+from dra_agent.inventory.sysfs import SysfsDir
+from dra_agent.inventory.vendors import vendor_of
+from dra_agent.topology.model import PciFunction as Function
+
+ENTRY_LIMIT = 32
+"""Attributes and capacities together that the API allows on one device."""
+
+_INT64 = range(-(2**63), 2**63)
+
+
+class DeviceBuilder:
+    """A device while its back end fills it in."""
+
+    def __init__(
+        self,
+        host: Host,
+        function: Function,
+        family: Family,
+        problems: list[Diagnostic],
+        parts: tuple[str | int, ...] = (),
+    ) -> None:
+        self.host = host
+        self.function = function
+        self.family: Family = family
+        self.name = device_name(family, function.pci_address, *parts)
+        self.problems = problems
+        self.files = pci_files(host, function, problems)
+        self.attributes: dict[str, Attribute] = {}
+        self.capacity: dict[str, Capacity] = {}
+        self.identity: dict[str, str] = {}
+        self.health: Health = "healthy"
+        self.health_reason: str | None = None
+        self.ailments: list[ObservedIssue] = []
+        self.memory_errors: int | None = None
+        self.memory_limits: dict[str, str] = {}
+        self.corrected_errors: int | None = None
+        self._nodes: dict[str, DeviceNode] = {}
+        self._common()
+
+    def set(self, name: str, value: bool | int | str | None) -> None:
+        """Set an attribute; None and "" mean unknown and leave it out."""
+        if value is None or value == "":
+            return
+        if isinstance(value, int) and value not in _INT64:
+            self._warn(f"{name} is {value}, which no int attribute can hold; it is left out")
+            return
+        self.attributes[name] = Attribute.of(self._fitting(name, value) if isinstance(value, str) else value)
+
+    def set_version(self, name: str, text: str | None) -> None:
+        """Set a version attribute of a vendor's version text; one that is no version is left out and reported."""
+        if not text:
+            return
+        try:
+            self.attributes[name] = Attribute.of_version(text)
+        except ValueError as error:
+            self._warn(f"{name} is left out: {error}")
+
+    def add_identity(self, **names: str | int | None) -> None:
+        """Note what the vendor's tools call the device."""
+        self.identity.update({key: str(name) for key, name in names.items() if name is not None and name != ""})
+
+    def node(self, path: str, role: NodeRole) -> None:
+        """Add a device node that a container needs, whether it exists now or not."""
+        self._nodes[path] = DeviceNode(path, str(self.host.dev_path(path)), role)
+
+    def node_if_there(self, path: str, role: NodeRole) -> None:
+        """Add a device node that only some hosts have."""
+        if self.host.dev_path(path).exists():
+            self.node(path, role)
+
+    def add_issue(self, cause: str, message: str) -> None:
+        """Note what is wrong with the device now; the first that is noted is its reason."""
+        self.ailments.append(ObservedIssue(cause, message))
+        if self.health != "unhealthy":
+            self.health, self.health_reason = "unhealthy", message
+
+    def inherit_health(self, whole: DeviceBuilder) -> None:
+        """Be as well as the whole is that this is a part of."""
+        self.health, self.health_reason, self.ailments = whole.health, whole.health_reason, list(whole.ailments)
+        self.memory_errors, self.corrected_errors = whole.memory_errors, whole.corrected_errors
+
+    def build(self) -> Device:
+        """Give the device."""
+        room = ENTRY_LIMIT - len(self.capacity)
+        for name in list(self.attributes)[room:]:
+            self._warn(f"{name} is left out: a device has at most {ENTRY_LIMIT} attributes and capacities")
+            del self.attributes[name]
+        return Device(
+            name=self.name,
+            family=self.family,
+            vendor=vendor_of(self.function.vendor_id),
+            pci_address=self.function.pci_address,
+            attributes=self.attributes,
+            capacity=self.capacity,
+            nodes=tuple(self._nodes.values()),
+            identity=self.identity,
+            numa_node=self.function.numa_node,
+            pcie_switch=self.function.pcie_switch,
+            memory_limits=self.memory_limits,
+            health=self.health,
+            health_reason=self.health_reason,
+            ailments=tuple(self.ailments),
+            memory_errors=self.memory_errors,
+            corrected_errors=self.corrected_errors,
+        )
+
+    def _common(self) -> None:
+        function = self.function
+        generation, width = self._link()
+        self.set("type", "vfio" if is_vfio(function) else self.family)
+        self.set("vendor", vendor_of(function.vendor_id))
+        self.set("vendorID", function.vendor_id)
+        self.set("deviceID", function.device_id)
+        self.set("driver", function.driver)
+        self.set("pcieSwitch", function.pcie_switch)
+        self.set("pcieGeneration", generation)
+        self.set("pcieWidth", width)
+        self.set("iommuGroup", function.iommu_group)
+        self.set("resource.kubernetes.io/pcieRoot", function.pcie_root)
+        self.set("resource.kubernetes.io/pciBusID", function.pci_address)
+        self.set("resource.kubernetes.io/numaNode", function.numa_node)
+        self.add_identity(driver=function.driver, vfio=function.vfio)
+        if is_vfio(function):
+            # The legacy interface is a node per IOMMU group; /dev/vfio/devices is the newer one, per device.
+            if function.iommu_group is not None:
+                self.node(f"/dev/vfio/{function.iommu_group}", "vfio")
+            self.node("/dev/vfio/vfio", "vfio-control")
+            if function.vfio is not None:
+                self.node_if_there(f"/dev/vfio/devices/{function.vfio}", "vfio")
+
+    def _link(self) -> tuple[int | None, int | None]:
+        """What device and slot can do together: the momentary link slows down while a device idles."""
+        link = self.function.link
+        if link is None:
+            return None, None
+        generation, width = link.max_generation, link.max_width
+        if self.function.parents:
+            port = SysfsDir(self.host.sysfs / "bus/pci/devices" / self.function.parents[-1], self.problems)
+            generation = _least(generation, pcie_generation(port.text("max_link_speed")))
+            width = _least(width, _lanes(port.text("max_link_width")))
+        return generation, width
+
+    def _fitting(self, name: str, text: str) -> str:
+        printable = "".join(char for char in text if char.isprintable())
+        raw = printable.encode(errors="replace")
+        if len(raw) > STRING_LIMIT:
+            self._warn(f"{name} is {len(raw)} bytes long and cut to {STRING_LIMIT}, the most that the API allows")
+        return raw[:STRING_LIMIT].decode(errors="ignore")
+
+    def _warn(self, what: str) -> None:
+        self.problems.append(Diagnostic(self.name, what, severity="warning"))
+
+
+def pci_files(host: Host, function: Function, problems: list[Diagnostic]) -> SysfsDir:
+    """Give the sysfs folder of a PCI function."""
+    return SysfsDir(host.sysfs / "bus/pci/devices" / function.pci_address, problems)
+
+
+def is_vfio(function: Function) -> bool:
+    """Whether a function is bound for user space or a virtual machine: vfio-pci, mlx5_vfio_pci, xe-vfio-pci, ..."""
+    return function.driver is not None and "vfio" in function.driver
+
+
+def pcie_generation(speed: str | None) -> int | None:
+    """Turn "16.0 GT/s PCIe" into 4; None where the speed is unknown."""
+    generations = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16": 4, "16.0": 4, "32": 5, "32.0": 5, "64.0": 6}
+    return generations.get((speed or "").partition(" ")[0])
+
+
+def _lanes(width: str | None) -> int | None:
+    # 0 is a link that is down, 255 one that the hypervisor does not know.
+    return int(width) if width is not None and width.isdecimal() and 0 < int(width) <= 32 else None
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    known = [value for value in (one, other) if value is not None]
+    return min(known, default=None)

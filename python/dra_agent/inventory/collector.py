@@ -1,0 +1,191 @@
+"""Takes the inventory of a host: asks the back ends of the hardware that is there, then applies the operator's rules.
+
+What fails is one problem in the result; the other devices are described all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Sequence
+
+from dra_agent.errors import AgentError
+from dra_agent.host import Host
+from dra_agent.inventory.amd.mode_changes import ModeChanges
+from dra_agent.inventory.api import CounterSet
+from dra_agent.inventory.backend import (
+    DeviceBackend,
+    EventSource,
+    ExclusionSource,
+    ModeChangeListener,
+    PartitioningBackend,
+    backend_of,
+    is_usable,
+    load_backend,
+)
+from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, Exclusion, Inventory
+from dra_agent.inventory.partitions import PartitionRules, used_counter_sets
+from dra_agent.inventory.passthrough import Passthrough
+from dra_agent.inventory.passthrough_bindings import VfioBindingStore
+from dra_agent.inventory.rules import Rules
+from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
+from dra_agent.inventory.shares import Shares
+from dra_agent.topology.model import PciFunction as Function
+from dra_agent.topology.model import Topology
+
+_log = logging.getLogger(__name__)
+
+
+class Collector:
+    """Takes inventories of one host again and again; keeps vendor libraries and their handles in between.
+
+    One thread at a time may use it. UsageError from the start where a rule can never work.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        settings: InventorySettings | None = None,
+        *,
+        driver: str = DEFAULT_DRIVER,
+        handovers: VfioBindingStore | None = None,
+        mode_changes: ModeChanges | None = None,
+    ) -> None:
+        self._mode_changes = mode_changes or ModeChanges()
+        self._host = host
+        self._settings = settings or InventorySettings()
+        self._driver = driver
+        self._rules = Rules(self._settings, driver)
+        self._partitions = PartitionRules(self._settings.partition, driver)
+        self._shares = Shares(self._settings.share, driver)
+        self._handovers = handovers
+        self._passthrough = Passthrough(host, self._settings.passthrough, driver, handovers)
+        self._backends: dict[str, DeviceBackend] = {}
+
+    def collect(self, topology: Topology) -> Inventory:
+        """Describe every device that can be claimed; never raises for a device or a library that is broken."""
+        problems = [Diagnostic(problem.where, problem.message) for problem in topology.problems]
+        excluded: list[Exclusion] = []
+        handed_over = self._passthrough.handed_over(problems)
+        found = [handed_over[one.pci_address] for one in topology.devices if one.pci_address in handed_over]
+        self._partitions.begin()
+        for name, functions in self._by_backend(topology, handed_over, problems).items():
+            found += self._devices(name, functions, problems)
+        found = self._passthrough.taken_meanwhile(found, handed_over, problems)
+        if self._handovers is not None:
+            found = self._handovers.moved.apply(found, {one.pci_address: one.net for one in topology.devices})
+        found = self._passthrough.apply(found, topology.by_address, problems, excluded)
+        devices = self._without_uplinks(found, excluded)
+        # The order of the topology, which is that of the addresses; partitions of one address keep theirs.
+        place = {function.pci_address: number for number, function in enumerate(topology.devices)}
+        devices.sort(key=lambda device: place.get(device.pci_address, len(place)))
+        problems += self._partitions.problems()
+        for backend in self._backends.values():
+            if isinstance(backend, ExclusionSource):
+                excluded += backend.withheld()
+        published = self._rules.apply(devices, problems, excluded)
+        kept = used_counter_sets(published, self._counter_sets())
+        return Inventory(
+            devices=self._shares.apply(published, problems),
+            counter_sets={"gpu": kept} if kept else {},
+            problems=tuple(dict.fromkeys(problems)),
+            excluded=tuple(excluded),
+        )
+
+    def faults(self) -> list[DeviceEvent]:
+        """Ask what happened to devices since the last call; never raises for a library that is broken."""
+        found: list[DeviceEvent] = []
+        for name, backend in self._backends.items():
+            if isinstance(backend, EventSource):
+                try:
+                    found += backend.faults()
+                except Exception:  # noqa: BLE001 - what a library tells must not end the agent
+                    _log.exception("back end cannot tell faults", extra={"backend": name})
+        return found
+
+    def lost_event_stream(self) -> bool:
+        """Tell, once, that a back end hears nothing more of its devices before they are looked at again."""
+        return any(
+            backend.lost_event_stream() for backend in self._backends.values() if isinstance(backend, EventSource)
+        )
+
+    @property
+    def tells_faults(self) -> bool:
+        """Whether any back end that is in use tells faults."""
+        return any(isinstance(backend, EventSource) for backend in self._backends.values())
+
+    def close(self) -> None:
+        """Let go of vendor libraries."""
+        for backend in self._backends.values():
+            backend.close()
+        self._backends.clear()
+
+    def _counter_sets(self) -> list[CounterSet]:
+        backends = [backend for backend in self._backends.values() if isinstance(backend, PartitioningBackend)]
+        return [counters for backend in backends for counters in backend.counter_sets()]
+
+    def _by_backend(
+        self, topology: Topology, handed_over: Container[str], problems: list[Diagnostic]
+    ) -> dict[str, list[Function]]:
+        chosen: dict[str, list[Function]] = {}
+        for function in topology.devices:
+            name = backend_of(function)
+            if name is None or function.pci_address in handed_over:
+                continue
+            if is_usable(function):
+                chosen.setdefault(name, []).append(function)
+            elif function.physfn is None:
+                problems.append(
+                    Diagnostic(
+                        function.pci_address,
+                        f"no driver is bound to this {function.kind.value} ({function.vendor_id}:{function.device_id}),"
+                        " so nothing can use it",
+                        "load its driver, or bind it to vfio-pci",
+                        severity="warning",
+                    )
+                )
+        return chosen
+
+    def _devices(self, name: str, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
+        try:
+            backend = self._backends.get(name)
+            if backend is None:
+                backend = load_backend(name, self._host, self._settings)
+                if isinstance(backend, PartitioningBackend):
+                    backend.partition_by(self._partitions)
+                if isinstance(backend, ModeChangeListener):
+                    backend.follow(self._mode_changes)
+                self._backends[name] = backend
+            return backend.devices(functions, problems)
+        except AgentError as error:
+            problems.append(Diagnostic(error.where or name, error.message, error.hint))
+        except Exception as error:  # noqa: BLE001
+            # A defect in one back end must not take the devices of the others away.
+            _log.exception("back end failed", extra={"backend": name})
+            what = f"reading its devices failed: {type(error).__name__}: {error}"
+            problems.append(Diagnostic(f"back end {name}", what, "report this, with the agent's log"))
+        return []
+
+    def _without_uplinks(self, devices: list[Device], excluded: list[Exclusion]) -> list[Device]:
+        if self._settings.host_uplink == "include":
+            return devices
+        for device in devices:
+            if "uplink" in device.identity:
+                reason = f"{device.identity['uplink']} carries the host's default route, or may (inventory.host_uplink)"
+                excluded.append(Exclusion(device.name, reason))
+        return [device for device in devices if "uplink" not in device.identity]
+
+
+def collect(
+    host: Host,
+    topology: Topology,
+    settings: InventorySettings | None = None,
+    *,
+    driver: str = DEFAULT_DRIVER,
+    handovers: VfioBindingStore | None = None,
+) -> Inventory:
+    """Take the inventory once; UsageError where a rule of the settings can never work."""
+    collector = Collector(host, settings, driver=driver, handovers=handovers)
+    try:
+        return collector.collect(topology)
+    finally:
+        collector.close()

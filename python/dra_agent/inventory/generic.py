@@ -1,0 +1,57 @@
+"""Devices of which only the common attributes are known: bound to vfio-pci, or GPUs of a vendor without a back end.
+
+A vfio-bound device has type "vfio", so that a class that asks for type "gpu" or "nic" never gets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dra_agent.host import Host
+from dra_agent.inventory.builder import DeviceBuilder
+from dra_agent.inventory.model import FAMILIES, Device, Diagnostic, device_name
+from dra_agent.inventory.products import product_of
+from dra_agent.inventory.settings import InventorySettings
+from dra_agent.topology.model import PciFunction as Function
+
+
+class PlainBackend:
+    """Describes a function by what the topology knows of it."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
+        """Describe each function as one device."""
+        return [self._device(function, problems) for function in functions]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _device(self, function: Function, problems: list[Diagnostic]) -> Device:
+        family = next(family for family in FAMILIES if family == function.kind.value)
+        draft = DeviceBuilder(self._host, function, family, problems)
+        draft.set("productName", product_of(function))
+        if function.drm is not None:
+            add_drm_nodes(draft, function.drm.card, function.drm.render)
+        if family == "nic":
+            draft.set("isSriovVf", function.physfn is not None)
+        elif function.physfn is not None:
+            # Where the physical function is offered as well: nobody gets it while somebody has this one.
+            draft.add_identity(parent=device_name(family, function.physfn))
+        return draft.build()
+
+
+def add_drm_nodes(draft: DeviceBuilder, card: str | None, render: str | None) -> None:
+    """Add /dev/dri/cardN and /dev/dri/renderDN, where the kernel made them."""
+    draft.add_identity(card=card, render=render)
+    if card is not None:
+        draft.node(f"/dev/dri/{card}", "card")
+    if render is not None:
+        draft.node(f"/dev/dri/{render}", "render")
+
+
+def make(host: Host, settings: InventorySettings) -> PlainBackend:
+    """Make the back end."""
+    del settings
+    return PlainBackend(host)

@@ -1,0 +1,1 @@
+"""Intel GPUs and the resources of their virtual functions, from sysfs."""

@@ -1,0 +1,137 @@
+"""Intel GPUs and their virtual functions, from what i915 and xe show in sysfs.
+
+A GPU that is divided into virtual functions is published as those: the physical function only administers them, unless
+the operator offers it as well, to claims that come when no virtual one is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from dra_agent.host import Host
+from dra_agent.inventory.api import Capacity, CounterSet
+from dra_agent.inventory.builder import DeviceBuilder, pci_files
+from dra_agent.inventory.dmem import set_dmem_region
+from dra_agent.inventory.generic import add_drm_nodes
+from dra_agent.inventory.intel.virtual_functions import VirtualFunctions
+from dra_agent.inventory.model import Device, Diagnostic, device_name
+from dra_agent.inventory.partitions import PartitionRules
+from dra_agent.inventory.products import board_memory_of, product_of
+from dra_agent.inventory.settings import InventorySettings
+from dra_agent.inventory.sysfs import SysfsDir
+from dra_agent.topology.model import PciFunction as Function
+
+
+class IntelBackend:
+    """Describes Intel GPUs."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._rules: PartitionRules | None = None
+        self._counters: list[CounterSet] = []
+
+    def partition_by(self, rules: PartitionRules) -> None:
+        """Take the rules by which a divided GPU is offered as a whole, too."""
+        self._rules = rules
+
+    def counter_sets(self) -> Sequence[CounterSet]:
+        """Give what the functions of each such GPU share."""
+        return self._counters
+
+    def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
+        """Describe each GPU, or each of its virtual functions."""
+        here = {function.pci_address for function in functions}
+        divided = {
+            function.pci_address: VirtualFunctions(
+                function, pci_files(self._host, function, problems), self._whole_memory(function)
+            )
+            for function in functions
+            if function.sriov is not None and function.sriov.num_vfs > 0
+        }
+        self._counters = []
+        shared: set[str] = set()
+        devices = []
+        # Physical functions first, whatever their addresses: what is offered of them is what virtual ones consume.
+        for function in sorted(functions, key=lambda one: one.physfn is not None):
+            draft = self._draft(function, problems)
+            of_whole = divided.get(function.pci_address)
+            of_part = divided.get(function.physfn or "")
+            if function.physfn is not None:
+                self._fill_virtual(draft, function.physfn, of_part)
+            elif memory := of_whole.remaining if of_whole is not None else self._whole_memory(function):
+                draft.capacity["memory"] = Capacity.of_bytes(memory)
+            device = draft.build()
+            if of_whole is not None:
+                if self._rules is None or self._rules.rule_for(device, "sriov") is None:
+                    continue
+                shared.add(function.pci_address)
+                self._counters.append(of_whole.counters(device.name))
+                # Where others have virtual functions (vfio-pci, a driver of their own), the whole is nobody's to give.
+                if not here.issuperset(function.virtfns):
+                    continue
+                device = msgspec.structs.replace(device, consumes_counters=(of_whole.whole(device.name),))
+            elif of_part is not None and function.physfn in shared:
+                name = device_name("gpu", function.physfn)
+                device = msgspec.structs.replace(device, consumes_counters=(of_part.part(name, function.pci_address),))
+            devices.append(device)
+        return devices
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _draft(self, function: Function, problems: list[Diagnostic]) -> DeviceBuilder:
+        draft = DeviceBuilder(self._host, function, "gpu", problems)
+        draft.set("productName", product_of(function))
+        draft.set("brand", _brand(function))
+        if function.driver is not None:
+            modules = SysfsDir(self._host.sysfs / "module", problems)
+            draft.set_version("driverVersion", modules.text(f"{function.driver}/version"))
+        set_dmem_region(draft)
+        if function.drm is not None:
+            add_drm_nodes(draft, function.drm.card, function.drm.render)
+        if function.sriov is not None and function.sriov.num_vfs > 0:
+            draft.set("sriovVfs", function.sriov.num_vfs)
+        return draft
+
+    def _fill_virtual(self, draft: DeviceBuilder, physical: str, of_part: VirtualFunctions | None) -> None:
+        function = draft.function
+        draft.set("type", "vf")
+        draft.set("memoryEnforcement", "vf")
+        draft.add_identity(parent=device_name("gpu", physical))
+        assigned = of_part.assigned(function.pci_address) if of_part is not None else None
+        memory = _memory(draft.files, function) or (assigned.memory if assigned is not None else None)
+        if memory:
+            draft.capacity["memory"] = Capacity.of_bytes(memory)
+        if assigned is not None:
+            draft.set("execQuantumMs", assigned.quantum_ms)
+            draft.set("preemptTimeoutUs", assigned.timeout_us)
+            draft.set("schedPriority", assigned.priority)
+
+    def _whole_memory(self, function: Function) -> int | None:
+        return _memory(pci_files(self._host, function, []), function) or board_memory_of(function)
+
+
+def _memory(files: SysfsDir, function: Function) -> int | None:
+    """Give the local memory in bytes: xe tells it per tile, Intel's own builds of i915 per card, the kernel's not.
+
+    The size of the memory BAR is no substitute: it is rounded up to a power of two, or may be a window of 256 MiB.
+    """
+    tiles = [name for name in files.names() if name.startswith("tile") and name[4:].isdecimal()]
+    amounts = [files.number(f"{tile}/physical_vram_size_bytes") for tile in tiles]
+    total = sum(amount for amount in amounts if amount is not None)
+    if not total and function.drm is not None and function.drm.card is not None:
+        total = files.number(f"drm/{function.drm.card}/lmem_total_bytes") or 0
+    return total or None
+
+
+def _brand(function: Function) -> str | None:
+    name = product_of(function) or ""
+    return next((brand for brand in ("Flex", "Max", "Arc") if brand in name.split()), None)
+
+
+def make(host: Host, settings: InventorySettings) -> IntelBackend:
+    """Make the back end."""
+    del settings
+    return IntelBackend(host)

@@ -1,0 +1,209 @@
+"""The device model: what the agent knows of one claimable device, and the inventory of a host as a whole.
+
+It holds facts only: the back ends find them, and slices, CDI and the command line read them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from dra_agent.inventory.api import Attribute, Capacity, CounterConsumption, CounterSet, Taint
+
+Family = Literal["gpu", "nic", "fpga", "accelerator"]
+FAMILIES: tuple[Family, ...] = ("gpu", "nic", "fpga", "accelerator")
+
+Health = Literal["healthy", "unhealthy", "unmonitored"]
+"""unmonitored: nothing is known to be wrong, and nothing would tell us."""
+
+NodeRole = Literal[
+    "gpu",  # /dev/nvidiaN: the device itself
+    "capability",  # /dev/nvidia-caps/nvidia-capN: one MIG instance
+    "card",  # /dev/dri/cardN
+    "render",  # /dev/dri/renderDN
+    "kfd",  # /dev/kfd: shared by all AMD GPUs
+    "control",  # /dev/nvidiactl, /dev/nvidia-uvm: shared by all devices of a vendor
+    "uverbs",  # /dev/infiniband/uverbsN
+    "rdma-cm",  # /dev/infiniband/rdma_cm: shared by all RDMA devices
+    "accel",  # /dev/accel/accelN
+    "vendor",  # a vendor driver's own node of one device
+    "vfio",  # /dev/vfio/GROUP
+    "vfio-control",  # /dev/vfio/vfio: shared by all devices bound to vfio-pci
+]
+SHARED_ROLES: frozenset[NodeRole] = frozenset({"kfd", "control", "rdma-cm", "vfio-control"})
+"""Nodes that open no device by themselves and that every claim of the vendor gets."""
+
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+class DeviceNode(msgspec.Struct, frozen=True):
+    """One device node that a container needs to use a device."""
+
+    path: str
+    """As containers know it: "/dev/nvidia0"."""
+    host_path: str
+    """Where it lies on this host; differs from `path` on a simulated host only."""
+    role: NodeRole
+
+
+class Diagnostic(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that was wrong while the inventory was taken, and what to do about it."""
+
+    where: str
+    """A device's address or name, a path, or the part of the host ("NVML")."""
+    message: str = msgspec.field(name="what")
+    hint: str | None = msgspec.field(default=None, name="todo")
+    severity: Literal["error", "warning"] = "error"
+    """warning: everything works, but not as well as it could."""
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.message}"
+        return f"{text}; {self.hint}" if self.hint else text
+
+
+class ObservedIssue(msgspec.Struct, frozen=True):
+    """What is wrong with a device as long as a look at it shows it."""
+
+    cause: str
+    """Short and in words of the field: "gpu-lost", "link-down"; dra_agent.health knows how severe each is."""
+    message: str
+
+
+class DeviceEvent(msgspec.Struct, frozen=True):
+    """What happened to a device, told once."""
+
+    pci_address: str
+    cause: str
+    """"xid-79", "ecc"."""
+    message: str
+    devices: tuple[str, ...] = ()
+    """Names of the parts of the GPU that it was told of; none: of the whole, or of a part that nobody knows."""
+
+
+class Exclusion(msgspec.Struct, frozen=True):
+    """A device that is there and is not published, and why."""
+
+    name: str
+    reason: str
+
+
+class Device(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One claimable device or partition of one."""
+
+    name: str
+    """DNS label, made of the PCI address and so the same after a reboot: "gpu-0000-3b-00-0"."""
+    family: Family
+    vendor: str
+    """Short name ("nvidia", "amd", "intel", "mellanox", "xilinx"), or the PCI vendor id ("0x1bcf") if there is none."""
+    pci_address: str
+    """Of the device, or for a partition of the device that it is a part of: "0000:3b:00.0"."""
+    attributes: dict[str, Attribute]
+    capacity: dict[str, Capacity] = {}
+    consumes_counters: tuple[CounterConsumption, ...] = ()
+    taints: tuple[Taint, ...] = ()
+    allow_multiple_allocations: bool = False
+    nodes: tuple[DeviceNode, ...] = ()
+    identity: dict[str, str] = {}
+    """What the device is called elsewhere: driver, uuid, minor, card ("card0"), render ("renderD128"), ifname,
+    rdma ("mlx5_0"), accel ("accel0"), kfd (node id), vfio ("vfio0"), physfn (address), uplink (an interface that the
+    host needs), dmem (its memory as the kernel's cgroup controller names it), parent (name of the whole device that
+    cannot be held together with this part of it), mig ("whole", or profile id, first memory slice and slices of a
+    partition that is made at prepare: "19:4:1"), foreign ("destroy": instances of others go when it is made),
+    parent_uuid (of the GPU that it is made of)."""
+    order: int = 0
+    """Its place among the devices of one address: the scheduler takes the first published one that fits."""
+    numa_node: int | None = None
+    pcie_switch: str | None = None
+    """Address of the upstream port that neighbours share: with numa_node and pci_address it orders devices."""
+    memory_limits: dict[str, str] = {}
+    """What could hold shares of its memory to their limits ("mps", "nvml-cgroup", "dmem"), and why it cannot do so
+    here; "" where it can."""
+    health: Health = "healthy"
+    health_reason: str | None = None
+    ailments: tuple[ObservedIssue, ...] = ()
+    """Why it is unhealthy."""
+    observed: bool = True
+    """False: a claim has it at vfio-pci, and its health cannot be read; what was wrong with it before still counts."""
+    memory_errors: int | None = None
+    """Uncorrected errors since its driver was loaded; None where nobody counts them."""
+    corrected_errors: int | None = None
+    """Those that were corrected."""
+
+    def __post_init__(self) -> None:
+        if not _LABEL.fullmatch(self.name):
+            raise ValueError(f"{self.name!r} is not a DNS label")
+
+    def to_api(self) -> dict[str, Any]:
+        """Give the resource.k8s.io/v1 Device as JSON-like builtins, without empty fields."""
+        builtins: dict[str, Any] = msgspec.json.decode(self.to_json())
+        return builtins
+
+    def to_json(self) -> bytes:
+        """Give the same as JSON."""
+        device: dict[str, Any] = {"name": self.name}
+        if self.attributes:
+            device["attributes"] = self.attributes
+        if self.capacity:
+            device["capacity"] = self.capacity
+        if self.consumes_counters:
+            device["consumesCounters"] = self.consumes_counters
+        if self.taints:
+            device["taints"] = self.taints
+        if self.allow_multiple_allocations:
+            device["allowMultipleAllocations"] = True
+        return msgspec.json.encode(device)
+
+    def same_published_form(self, other: Device) -> bool:
+        """Whether both are published alike: `to_api` of them is the same."""
+        return (
+            self.name == other.name
+            and self.attributes == other.attributes
+            and self.capacity == other.capacity
+            and self.consumes_counters == other.consumes_counters
+            and self.taints == other.taints
+            and self.allow_multiple_allocations == other.allow_multiple_allocations
+        )
+
+
+class Inventory(msgspec.Struct, frozen=True):
+    """Every claimable device of a host at one moment."""
+
+    devices: tuple[Device, ...] = ()
+    counter_sets: dict[Family, tuple[CounterSet, ...]] = {}
+    """By family: the pool of a family holds the counters that its devices consume."""
+    problems: tuple[Diagnostic, ...] = ()
+    excluded: tuple[Exclusion, ...] = ()
+
+    def device(self, name: str) -> Device | None:
+        """Find a device by its name, which is unique on the host."""
+        return next((device for device in self.devices if device.name == name), None)
+
+    def lookup(self, pool: str, name: str) -> Device | None:
+        """Find a device by pool ("<node>/gpu") and name, as an allocation result gives them."""
+        device = self.device(name)
+        return device if device is not None and device_key(pool, name) == (device.family, name) else None
+
+    def family(self, family: Family) -> tuple[Device, ...]:
+        """Give the devices of one family: the contents of its pool."""
+        return tuple(device for device in self.devices if device.family == family)
+
+
+def pool_name(node: str, family: Family) -> str:
+    """Name the pool of a family on a node: one pool each, so that a change in one never disturbs another."""
+    return f"{node}/{family}"
+
+
+def device_key(pool: str, name: str) -> tuple[str, str]:
+    """Return what names a device on this host: family and name, whatever the node was called when it was allocated.
+
+    Kubernetes names a device by driver, pool and name. A node that was renamed has the same device in another pool.
+    """
+    return pool.rpartition("/")[2], name
+
+
+def device_name(family: Family, pci_address: str, *parts: str | int) -> str:
+    """Name a device after its PCI address; `parts` tell the partitions of one address apart ("cpx", 3)."""
+    words = [family, *re.split(r"[:.]", pci_address.lower()), *(str(part).lower() for part in parts)]
+    return "-".join(re.sub(r"[^a-z0-9]+", "-", word).strip("-") for word in words)

@@ -1,0 +1,225 @@
+"""What is known of one NVIDIA GPU: read from NVML, or from the driver's procfs where NVML does not answer.
+
+How it becomes a device is backend.py's to say.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dra_agent.host import Host
+from dra_agent.inventory.model import Diagnostic
+from dra_agent.inventory.nvidia.nvml_client import (
+    GpuLostError,
+    NotSupportedError,
+    NvmlClient,
+    NvmlError,
+    UnknownGpuError,
+)
+from dra_agent.inventory.sysfs import SysfsDir
+
+ARCHITECTURES = {
+    2: "Kepler",
+    3: "Maxwell",
+    4: "Pascal",
+    5: "Volta",
+    6: "Turing",
+    7: "Ampere",
+    8: "Ada Lovelace",
+    9: "Hopper",
+    10: "Blackwell",
+    13: "Rubin",
+}
+"""By nvmlDeviceArchitecture_t, in the spelling of NVIDIA's own DRA driver."""
+
+BRANDS = {
+    1: "Quadro",
+    2: "Tesla",
+    3: "NVS",
+    4: "Grid",
+    5: "GeForce",
+    6: "Titan",
+    7: "NvidiaVApps",
+    8: "NvidiaVPC",
+    9: "NvidiaVCS",
+    10: "NvidiaVWS",
+    11: "NvidiaCloudGaming",
+    12: "QuadroRTX",
+    13: "NvidiaRTX",
+    14: "Nvidia",
+    15: "GeForceRTX",
+    16: "TitanRTX",
+}
+
+# CUDA cores per multiprocessor (CUDA C++ programming guide, compute capabilities); NVML tells only the cores.
+_CORES = {
+    (6, 0): 64,
+    (6, 1): 128,
+    (6, 2): 128,
+    (7, 0): 64,
+    (7, 2): 64,
+    (7, 5): 64,
+    (8, 0): 64,
+    (8, 6): 128,
+    (8, 7): 128,
+    (8, 9): 128,
+    (9, 0): 128,
+    (10, 0): 128,
+    (10, 3): 128,
+    (12, 0): 128,
+    (12, 1): 128,
+}
+
+# nvmlMemoryErrorType_t and nvmlEccCounterType_t: since the driver was loaded.
+_CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
+_RECOVERY_ACTION = 230
+"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverInfo:
+    """Versions of the driver, as it spells them."""
+
+    version: str | None = None
+    cuda: str | None = None
+    memory_limits: bool = False
+    """Whether NVML can limit the memory of a cgroup."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInfo:
+    """One GPU; None is unknown."""
+
+    uuid: str | None = None
+    name: str | None = None
+    minor: int | None = None
+    brand: str | None = None
+    architecture: str | None = None
+    compute_capability: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+    multiprocessors: int | None = None
+    fabric_domain: str | None = None
+    fabric_clique: int | None = None
+    persistence: bool | None = None
+    mig: bool | None = None
+    memory_errors: int | None = None
+    """Uncorrected, since the driver was loaded."""
+    corrected_errors: int | None = None
+    remap_pending: bool | None = None
+    """A row of its memory is repaired at the next reset."""
+    remap_failed: bool | None = None
+    """A row of its memory could not be repaired: the GPU is to be replaced."""
+    recovery: int | None = None
+    """nvmlDeviceGpuRecoveryAction_t: 0 is none; drivers before 565 do not say."""
+
+
+def read_driver(nvml: NvmlClient) -> DriverInfo:
+    """Ask NVML for the versions."""
+    cuda = _maybe(lambda: nvml.call("nvmlSystemGetCudaDriverVersion_v2"))
+    return DriverInfo(
+        version=_maybe(lambda: nvml.call("nvmlSystemGetDriverVersion")),
+        # 12080 is 12.8.
+        cuda=f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None,
+        memory_limits=bool(_maybe(lambda: nvml.call("has_memory_limits"))),
+    )
+
+
+def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnostic]) -> GpuInfo:
+    """Ask NVML for everything about one GPU. Raises LostError and HungError; other failures cost one fact each."""
+
+    def ask(name: str, *arguments: Any) -> Any:
+        try:
+            return nvml.call(name, handle, *arguments, about=address)
+        except NotSupportedError:
+            return None
+        except (GpuLostError, UnknownGpuError):
+            raise
+        except NvmlError as error:
+            problems.append(Diagnostic(address, f"NVML: {error.message}", error.hint))
+            return None
+
+    memory = ask("nvmlDeviceGetMemoryInfo")
+    capability = ask("nvmlDeviceGetCudaComputeCapability")
+    cores = ask("nvmlDeviceGetNumGpuCores")
+    per_multiprocessor = _CORES.get(tuple(capability)) if capability else None
+    persistence = ask("nvmlDeviceGetPersistenceMode")
+    mig = ask("nvmlDeviceGetMigMode")
+    rows = ask("nvmlDeviceGetRemappedRows")
+    domain, clique = _fabric(nvml, ask)
+    return GpuInfo(
+        uuid=ask("nvmlDeviceGetUUID"),
+        name=ask("nvmlDeviceGetName"),
+        minor=ask("nvmlDeviceGetMinorNumber"),
+        brand=BRANDS.get(ask("nvmlDeviceGetBrand") or 0),
+        architecture=ARCHITECTURES.get(ask("nvmlDeviceGetArchitecture") or 0),
+        compute_capability=tuple(capability) if capability else None,
+        memory_bytes=memory.total if memory else None,
+        multiprocessors=cores // per_multiprocessor if cores and per_multiprocessor else None,
+        fabric_domain=domain,
+        fabric_clique=clique,
+        persistence=None if persistence is None else bool(persistence),
+        mig=None if mig is None else bool(mig[0]),
+        memory_errors=ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
+        corrected_errors=ask("nvmlDeviceGetTotalEccErrors", _CORRECTED, _VOLATILE),
+        remap_pending=bool(rows[2]) if rows else None,
+        remap_failed=bool(rows[3]) if rows else None,
+        recovery=_recovery(ask),
+    )
+
+
+def read_procfs(host: Host, address: str, problems: list[Diagnostic]) -> GpuInfo:
+    """Give what the driver shows in /proc/driver/nvidia without NVML."""
+    files = SysfsDir(host.proc / "driver/nvidia/gpus" / address, problems)
+    information = files.key_values("information", ":")
+    uuid, minor = information.get("GPU UUID", ""), information.get("Device Minor", "")
+    mig = SysfsDir(host.proc / f"driver/nvidia/capabilities/gpu{minor}/mig", problems)
+    return GpuInfo(
+        # The driver prints question marks until something has opened the GPU.
+        uuid=uuid if uuid and "?" not in uuid else None,
+        name=information.get("Model") or None,
+        minor=int(minor) if minor.isdecimal() else None,
+        # Whether MIG mode is on is not told, but instances exist in no other.
+        mig=any(name.startswith("gi") for name in mig.names()) or None,
+    )
+
+
+def read_module(host: Host, problems: list[Diagnostic]) -> DriverInfo:
+    """Give the version of the loaded kernel module."""
+    return DriverInfo(version=SysfsDir(host.sysfs / "module/nvidia", problems).text("version"))
+
+
+def has_tensor_cores(capability: tuple[int, int], device_id: str) -> bool:
+    """Whether a GPU has tensor cores: all since Volta, but for the TU116 and TU117 chips of the Turing family."""
+    number = int(device_id, 16)
+    small_turing = 0x1F80 <= number <= 0x1FFF or 0x2180 <= number <= 0x21FF
+    return capability >= (7, 0) and not (capability == (7, 5) and small_turing)
+
+
+def _recovery(ask: Callable[..., Any]) -> int | None:
+    values = ask("nvmlDeviceGetFieldValues", [_RECOVERY_ACTION])
+    if values is None or values[0].nvmlReturn != 0:
+        return None
+    return int(values[0].value.uiVal)
+
+
+def _fabric(nvml: NvmlClient, ask: Callable[..., Any]) -> tuple[str | None, int | None]:
+    module = nvml.module
+    info = module.c_nvmlGpuFabricInfoV_t()
+    if ask("nvmlDeviceGetGpuFabricInfoV", ctypes.byref(info)) is None:
+        return None, None
+    cluster = bytes(info.clusterUuid)
+    # A fabric of one host has no id: nothing to join. Until registration is completed neither value counts.
+    if info.state != module.NVML_GPU_FABRIC_STATE_COMPLETED or info.status != 0 or not any(cluster):
+        return None, None
+    text = cluster.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}", int(info.cliqueId)
+
+
+def _maybe(ask: Callable[[], Any]) -> Any:
+    try:
+        return ask()
+    except NvmlError:
+        return None

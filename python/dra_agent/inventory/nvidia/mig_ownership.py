@@ -1,0 +1,88 @@
+"""The note of the MIG instances that the agent makes on a GPU: what is not in it is somebody else's.
+
+The set-up writes it before it acts; the inventory reads it, so that every command knows whose an instance is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from dra_agent import atomic_file
+from dra_agent.errors import RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory.nvidia.profiles import Placement
+
+FOLDER = "mig"
+"""Below the state directory."""
+_MOST = 1 << 20
+
+
+class OwnedInstance(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One GPU instance that the agent has made, or is about to make or destroy."""
+
+    device: str
+    """The partition's name."""
+    profile: int
+    start: int
+    size: int
+    holders: tuple[str, ...]
+    """Claims that have it, as "uid/key"; none: it is to be destroyed."""
+    leaving: str = ""
+    """The holder for whom it is being destroyed, which is not done before it is gone."""
+
+    @property
+    def placement(self) -> Placement:
+        """Give its place."""
+        return Placement(self.start, self.size)
+
+
+class OwnershipRecord(msgspec.Struct, frozen=True):
+    """What the agent has made on one GPU since the host was booted: no instance outlives that."""
+
+    gpu: str
+    """PCI address."""
+    boot: str
+    instances: tuple[OwnedInstance, ...] = ()
+
+    def owns(self, profile: int, start: int) -> bool:
+        """Whether an instance of that profile at that place is the agent's: one place holds no two of them."""
+        return any(instance.profile == profile and instance.start == start for instance in self.instances)
+
+
+def note_path(state: Path, address: str) -> Path:
+    """Say where the note of a GPU is."""
+    return state / FOLDER / f"{address.replace(':', '-')}.json"
+
+
+def read_note(host: Host, address: str) -> OwnershipRecord:
+    """Read the note of a GPU; an empty one where there is none. RetryableError where it cannot be understood."""
+    empty = OwnershipRecord(address, _boot(host))
+    if host.state is None:
+        return empty
+    path = note_path(host.state, address)
+    try:
+        note = msgspec.json.decode(atomic_file.read(path, _MOST), type=OwnershipRecord)
+    except FileNotFoundError:
+        return empty
+    except OSError as error:
+        raise RetryableError(
+            f"cannot be read: {error.strerror}", where=str(path), hint="give the agent access to its state directory"
+        ) from error
+    except msgspec.MsgspecError as error:
+        raise RetryableError(
+            f"is no note of MIG instances: {error}",
+            where=str(path),
+            hint="compare it with `nvidia-smi mig -lgi`, destroy what nobody uses there, and remove the file",
+        ) from error
+    return note if note.boot == empty.boot else empty
+
+
+def _boot(host: Host) -> str:
+    for root in (host.proc, Path("/proc")):
+        try:
+            return (root / "sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            continue
+    return "unknown"

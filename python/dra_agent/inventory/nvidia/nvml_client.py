@@ -1,0 +1,263 @@
+"""NVML as the agent uses it: in a process of its own, initialised once, every call with a deadline.
+
+A library that crashes takes its process along and no more; it is started again at the next look. Errors are sorted into
+those that a caller handles differently; what the answers mean is facts.py's to say.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dra_agent.errors import RetryableError
+from dra_agent.nvml.client import (
+    CallTimeoutError,
+    LibraryNotFoundError,
+    NvmlCallError,
+    NvmlWorker,
+    StaleHandleError,
+    WorkerExitedError,
+)
+from dra_agent.nvml.restart_policy import RestartPolicy
+
+__all__ = [
+    "WHOLE",
+    "WorkerExitedError",
+    "CallTimeoutError",
+    "GpuLostError",
+    "NotSupportedError",
+    "NvmlClient",
+    "NvmlError",
+    "StaleHandleError",
+    "UnknownGpuError",
+    "acquire",
+]
+
+log = logging.getLogger(__name__)
+
+WHOLE = "the library"
+"""The key of calls that are about no single GPU."""
+
+_START_FACTOR = 4
+"""Without persistence mode the first call initialises every GPU, which takes seconds."""
+_QUIET = 0.01
+"""Seconds between two looks at whether calls are still out."""
+
+
+class NvmlError(RetryableError):
+    """NVML answered with an error."""
+
+    def __init__(self, what: str, code: int, hint: str | None = None) -> None:
+        super().__init__(what, where="NVML", hint=hint)
+        self.code = code
+
+
+class NotSupportedError(NvmlError):
+    """The GPU does not have what was asked for, or this NVML is too old to say."""
+
+
+class GpuLostError(NvmlError):
+    """The GPU has fallen off the bus or needs a reset: nothing can use it."""
+
+
+class UnknownGpuError(NvmlError):
+    """NVML does not know a GPU of this address."""
+
+
+class NvmlClient:
+    """One NVML library; safe to use from several threads.
+
+    Calls about one GPU are made one after the other, those about different GPUs at the same time. A handle is good for
+    as long as `generation` stays the same; one that is older raises StaleError.
+    """
+
+    def __init__(self, path: Path | None, timeout: float) -> None:
+        self._path = path
+        self._timeout = timeout
+        self._life = threading.RLock()
+        self._process: NvmlWorker | None = None
+        self._patience = RestartPolicy()
+        self._generation = 0
+        self._started = False
+        self._users = 1
+
+    @property
+    def module(self) -> ModuleType:
+        """pynvml: for its constants and structures; its functions are called through `call` only."""
+        import pynvml
+
+        module: ModuleType = pynvml
+        return module
+
+    @property
+    def generation(self) -> int:
+        """Which start of the library this is: handles of another one have no meaning."""
+        return self._generation
+
+    @property
+    def pid(self) -> int | None:
+        """The process that has the library; None where none runs."""
+        process = self._process
+        return None if process is None or process.ended else process.pid
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it does not run, and a start would be tried now: nobody keeps it away, and no pause is kept."""
+        if not self._life.acquire(blocking=False):
+            return False
+        try:
+            process = self._process
+            return bool(process.ended) if process is not None else self._patience.remaining(time.monotonic()) <= 0
+        finally:
+            self._life.release()
+
+    def start(self) -> None:
+        """Load and initialise the library; does nothing when that is done. Starts one again that has failed."""
+        with self._life:
+            self._let_go_of_failed()
+            if self._process is None:
+                if (wait := self._patience.remaining(time.monotonic())) > 0:
+                    raise WorkerExitedError(
+                        f"it has failed again and again; it is started in {wait:.0f} s", where="NVML"
+                    )
+                self._process = self._made()
+            if not self._started:
+                self._call(
+                    WHOLE, self._timeout * _START_FACTOR, "nvmlInitWithFlags", self.module.NVML_INIT_FLAG_NO_GPUS
+                )
+                self._started = True
+
+    def restart(self) -> None:
+        """Initialise again: NVML never sees a GPU that was plugged in after its start. All handles become invalid."""
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        """Let go of the GPUs, so that the driver can be unloaded or a GPU be bound elsewhere.
+
+        Calls that are being made are waited for, up to a deadline's time.
+        """
+        with self._life:
+            process, self._started = self._process, False
+            if process is None:
+                return
+            end = time.monotonic() + self._timeout
+            while process.busy and time.monotonic() < end:
+                time.sleep(_QUIET)
+            self._process = None
+            process.close()
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Let go of the GPUs, whoever else uses the library, and let nobody start it again before the context ends."""
+        with self._life:
+            self.stop()
+            yield
+
+    def close(self) -> None:
+        """Let go of the GPUs; never fails. A library that is shared goes on for whoever else uses it."""
+        with _SHARING:
+            self._users -= 1
+            if self._users > 0:
+                return
+            if _SHARED.get(self._path) is self:
+                del _SHARED[self._path]
+        self.stop()
+
+    def call(self, name: str, *arguments: Any, about: str = WHOLE, timeout: float | None = None) -> Any:
+        """Make one call. Raises HungError, NotThereError, LostError, UnknownGpuError or NvmlError.
+
+        What refers to structures (ctypes.byref) is filled in place. `timeout` in seconds, for calls that may take
+        longer than others.
+        """
+        return self._call(about, self._timeout if timeout is None else timeout, name, *arguments)
+
+    def is_stuck(self, about: str) -> bool:
+        """Whether an earlier call about a GPU is still out: another would only hang as well."""
+        process = self._process
+        return process is not None and process.is_stuck(about)
+
+    def _made(self) -> NvmlWorker:
+        self._started = False
+        self._generation += 1
+        try:
+            return NvmlWorker(self.module, self._path, self._generation)
+        except OSError as error:
+            self._patience.failed(time.monotonic())
+            raise WorkerExitedError(
+                f"no process can be started for it: {error.strerror or error}", where="NVML"
+            ) from error
+
+    def _let_go_of_failed(self) -> None:
+        """Forget a process that has ended, and end one that hangs for too long while nobody waits for another call."""
+        process, now = self._process, time.monotonic()
+        if process is None:
+            return
+        reason = process.ended
+        if not reason:
+            stuck = process.stuck_for()
+            if self._patience.tolerates(stuck, now) or process.busy:
+                return
+            reason = f"a call has not come back for {stuck:.0f} s"
+            process.close()
+        self._process = None
+        self._patience.failed(now)
+        log.error("NVML has failed and is started again", extra={"reason": reason})
+
+    def _call(self, about: str, timeout: float, name: str, *arguments: Any) -> Any:
+        process = self._process
+        if process is None:
+            raise WorkerExitedError("NVML is not started", where="NVML")
+        try:
+            return process.call(about, timeout, name, *arguments)
+        except NvmlCallError as error:
+            raise self._sorted(name, error) from None
+        except LibraryNotFoundError as error:
+            raise NvmlError(str(error), 0, hint="check the path of the NVML library") from None
+
+    def _sorted(self, name: str, error: NvmlCallError) -> NvmlError:
+        module, code = self.module, error.code
+        if code in (
+            module.NVML_ERROR_NOT_SUPPORTED,
+            module.NVML_ERROR_FUNCTION_NOT_FOUND,
+            module.NVML_ERROR_NO_DATA,
+            module.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+            module.NVML_ERROR_DEPRECATED,
+        ):
+            return NotSupportedError(f"{name}: {error}", code)
+        if code in (module.NVML_ERROR_GPU_IS_LOST, module.NVML_ERROR_RESET_REQUIRED):
+            return GpuLostError(str(error), code)
+        if code in (module.NVML_ERROR_NOT_FOUND, module.NVML_ERROR_GPU_NOT_FOUND):
+            return UnknownGpuError(str(error), code)
+        hint = {
+            module.NVML_ERROR_LIBRARY_NOT_FOUND: "install NVIDIA's driver, or say where libnvidia-ml.so.1 is",
+            module.NVML_ERROR_DRIVER_NOT_LOADED: "load the driver (modprobe nvidia) and look at the kernel's log",
+            module.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "reboot, or reload the nvidia kernel modules: an update replaced"
+            " the driver's libraries but not the running driver",
+            module.NVML_ERROR_NO_PERMISSION: "run the agent as root, or give its user access to /dev/nvidia*",
+            module.NVML_ERROR_INSUFFICIENT_POWER: "connect the GPU's power cables",
+            module.NVML_ERROR_IRQ_ISSUE: "look at the kernel's log for interrupts that were not delivered",
+            module.NVML_ERROR_CORRUPTED_INFOROM: "the GPU's permanent memory is damaged; ask its vendor",
+        }.get(code)
+        return NvmlError(f"{name}: {error}", code, hint)
+
+
+_SHARING = threading.Lock()
+_SHARED: dict[Path | None, NvmlClient] = {}
+
+
+def acquire(path: Path | None, timeout: float) -> NvmlClient:
+    """Give the one library of this path that this process has; each user closes it once. The first says the timeout."""
+    with _SHARING:
+        known = _SHARED.get(path)
+        if known is None:
+            known = _SHARED[path] = NvmlClient(path, timeout)
+        else:
+            known._users += 1
+        return known

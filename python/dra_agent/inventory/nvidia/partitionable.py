@@ -1,0 +1,233 @@
+"""GPUs that an operator's rule offers in MIG partitions: describes whole, partitions and instances of somebody else.
+
+It makes and destroys nothing: instances come and go with claims, and what is offered stays the same meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from dra_agent.errors import RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory.api import CounterSet
+from dra_agent.inventory.builder import DeviceBuilder
+from dra_agent.inventory.model import Device, Diagnostic, Exclusion, device_name
+from dra_agent.inventory.nvidia.describe import describe_instance, describe_partition
+from dra_agent.inventory.nvidia.gpu_info import DriverInfo, GpuInfo
+from dra_agent.inventory.nvidia.mig import MigInstance, read_instances, retry_if_changed
+from dra_agent.inventory.nvidia.mig_ownership import OwnershipRecord, read_note
+from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlClient
+from dra_agent.inventory.nvidia.partitions import GpuInstance, Partition, PartitionLayout
+from dra_agent.inventory.nvidia.profiles import MigProfile, Placement, read_profiles
+from dra_agent.inventory.settings import PartitionRule
+
+_MOST_INSTANCES = 16
+_HOPPER = (9, 0)
+"""Compute capability from which on MIG mode changes without a reset of the GPU (MIG user guide)."""
+
+
+class PartitionableGpus:
+    """Describes them; keeps what NVML said last, for the time in which it does not answer."""
+
+    def __init__(self, host: Host, nvml: NvmlClient) -> None:
+        self._host = host
+        self._nvml = nvml
+        self._profiles: dict[str, tuple[MigProfile, ...]] = {}
+        self._undivided: dict[str, GpuInfo] = {}
+        """As the GPU was with MIG mode off: what is published of it must not change with the mode."""
+        self._existing: dict[str, list[GpuInstance]] = {}
+        self._theirs: dict[str, list[GpuInstance]] = {}
+        """Instances that the agent has not made."""
+        self._live: dict[str, list[MigInstance]] = {}
+        self.counter_sets: list[CounterSet] = []
+        self.withheld: list[Exclusion] = []
+
+    def begin(self, present: set[str]) -> None:
+        """Begin a new look, at the GPUs of these addresses."""
+        self.counter_sets, self.withheld = [], []
+        for known in (self._profiles, self._undivided, self._existing, self._theirs, self._live):
+            for gone in known.keys() - present:
+                del known[gone]
+
+    def places(self, address: str) -> list[tuple[int, str]]:
+        """Give the instances that exist on a GPU: number, and place as the identity `mig` of a partition has it."""
+        found = self._existing.get(address, [])
+        return [(one.id, f"{one.profile}:{one.placement.start}:{one.placement.size}") for one in found]
+
+    def whole_facts(self, address: str, facts: GpuInfo) -> GpuInfo:
+        """Give what is published of the GPU as a whole, in either mode."""
+        if facts.mig is False:
+            self._undivided[address] = facts
+        return self._undivided.get(address, facts)
+
+    def describe(
+        self, whole: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, rule: PartitionRule, handle: Any
+    ) -> list[Device]:
+        """Describe one GPU and its partitions; `handle` of None: NVML does not answer for it now."""
+        address = whole.function.pci_address
+        if handle is not None:
+            try:
+                self._look(address, facts, handle, whole)
+            except RetryableError as error:
+                whole.health, whole.health_reason = "unmonitored", "NVML does not answer"
+                whole.problems.append(Diagnostic(whole.name, f"its MIG partitions: {error.message}", error.hint))
+        profiles = self._profiles.get(address)
+        if profiles is None:
+            self._withhold(whole.name, "which MIG partitions it could have is not known while NVML does not answer")
+            return []
+        if not profiles:
+            what = f"inventory.partition chooses it ({rule.when}), but it has no MIG"
+            whole.problems.append(Diagnostic(whole.name, what, "correct the rule", severity="warning"))
+            return [whole.build()]
+        return self._devices(whole, facts, driver, rule, PartitionLayout(profiles, self._foreign(address, rule)))
+
+    def _look(self, address: str, facts: GpuInfo, handle: Any, whole: DeviceBuilder) -> None:
+        if address not in self._profiles:
+            self._profiles[address] = read_profiles(self._nvml, handle, address)
+        found: list[GpuInstance] = []
+        live: list[MigInstance] = []
+        # An instance is noted before it is made, and until it is gone: it may come or go while NVML is asked.
+        notes = [self._note(address, whole)]
+        if facts.mig:
+            found = list_instances(self._nvml, handle, address, self._profiles[address])
+            live = read_instances(self._nvml, handle, self._host, address, facts.minor, whole.problems)
+        notes.append(self._note(address, whole))
+        self._existing[address], self._live[address] = found, live
+        # Whose it is, is known of what was there at that moment only. Without the note, nobody's is somebody else's.
+        self._theirs[address] = [
+            instance
+            for instance in found
+            if not any(note is None or note.owns(instance.profile, instance.placement.start) for note in notes)
+        ]
+
+    def _note(self, address: str, whole: DeviceBuilder) -> OwnershipRecord | None:
+        try:
+            return read_note(self._host, address)
+        except RetryableError as error:
+            problem = Diagnostic(error.where or whole.name, error.message, error.hint)
+            if problem not in whole.problems:
+                whole.problems.append(problem)
+            return None
+
+    def _foreign(self, address: str, rule: PartitionRule) -> list[GpuInstance]:
+        return [] if rule.foreign == "destroy" else self._theirs.get(address, [])
+
+    def _devices(
+        self, whole: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, rule: PartitionRule, division: PartitionLayout
+    ) -> list[Device]:
+        address, name = whole.function.pci_address, whole.name
+        self.counter_sets.append(division.counters(name))
+        fixed = facts.compute_capability is not None and facts.compute_capability < _HOPPER
+        foreign = ", ".join(division.named(one.profile, one.placement.start) for one in division.foreign)
+        devices = []
+        if facts.mig or not fixed:
+            devices += self._partitions(whole, facts, driver, rule, division, foreign)
+        else:
+            what = "MIG mode is off and changes only with a reset of this GPU, so that it is offered as a whole only"
+            hint = "switch the mode on and reset the GPU (nvidia-smi -mig 1, nvidia-smi --gpu-reset) to have partitions"
+            whole.problems.append(Diagnostic(name, what, hint, severity="warning"))
+        ids = {instance.id for instance in division.foreign}
+        for live in self._live.get(address, []):
+            if live.gpu_instance in ids:
+                draft = _beside(whole, live.parts)
+                describe_instance(draft, facts, driver, live)
+                devices.append(draft.build())
+        if facts.mig and fixed:
+            self._withhold(name, "MIG mode is on and changes only with a reset of it: partitions are offered")
+        elif foreign:
+            self._withhold(name, f"a part of it is held by what the agent has not made: {foreign}")
+        else:
+            whole.add_identity(mig="whole", foreign=_policy(rule))
+            takes = (division.of_whole(name),)
+            order = len(division.partitions) + 1
+            devices.append(msgspec.structs.replace(whole.build(), consumes_counters=takes, order=order))
+        return devices
+
+    def _partitions(
+        self,
+        whole: DeviceBuilder,
+        facts: GpuInfo,
+        driver: DriverInfo,
+        rule: PartitionRule,
+        division: PartitionLayout,
+        foreign: str,
+    ) -> list[Device]:
+        address = whole.function.pci_address
+        devices = []
+        patterns: dict[int, Device] = {}
+        taken = {
+            device_name("gpu", address, *live.parts)
+            for live in self._live.get(address, [])
+            if any(live.gpu_instance == instance.id for instance in division.foreign)
+        }
+        for order, partition in enumerate(division.partitions, 1):
+            name = device_name("gpu", address, *partition.parts)
+            if not division.fits(partition):
+                if name not in taken:
+                    self._withhold(name, f"in the way is what the agent has not made: {foreign}")
+                continue
+            pattern = patterns.get(partition.profile.id)
+            if pattern is None:
+                draft = _beside(whole, partition.parts)
+                describe_partition(draft, facts, driver, partition.profile)
+                pattern = patterns[partition.profile.id] = draft.build()
+            made = {"mig": _place(partition), "foreign": _policy(rule)}
+            devices.append(
+                msgspec.structs.replace(
+                    pattern,
+                    name=name,
+                    consumes_counters=(division.of_partition(whole.name, partition),),
+                    identity={**pattern.identity, **{key: value for key, value in made.items() if value}},
+                    order=order,
+                )
+            )
+        return devices
+
+    def _withhold(self, name: str, reason: str) -> None:
+        self.withheld.append(Exclusion(name, reason))
+
+
+def list_instances(nvml: NvmlClient, handle: Any, address: str, profiles: Sequence[MigProfile]) -> list[GpuInstance]:
+    """List the instances of a GPU, with or without compute instances. Raises HungError, LostError and NvmlError."""
+
+    def look() -> list[GpuInstance]:
+        found = []
+        for profile in profiles:
+            for instance in instance_handles(nvml, handle, address, profile.id):
+                info = nvml.call("nvmlGpuInstanceGetInfo", instance, about=address)
+                place = Placement(info.placement.start, info.placement.size)
+                found.append(GpuInstance(info.id, profile.id, place))
+        return found
+
+    return retry_if_changed(look)
+
+
+def instance_handles(nvml: NvmlClient, handle: Any, address: str, profile: int) -> list[Any]:
+    """Give NVML's handles of the instances of one profile."""
+    handles = (nvml.module.c_nvmlGpuInstance_t * _MOST_INSTANCES)()
+    count = ctypes.c_uint(_MOST_INSTANCES)
+    try:
+        nvml.call("nvmlDeviceGetGpuInstances", handle, profile, handles, ctypes.byref(count), about=address)
+    except NotSupportedError:
+        return []
+    return list(handles[: count.value])
+
+
+def _beside(whole: DeviceBuilder, parts: tuple[str | int, ...]) -> DeviceBuilder:
+    """Begin a part of a GPU, which is as well as the GPU is."""
+    draft = DeviceBuilder(whole.host, whole.function, "gpu", whole.problems, parts)
+    draft.health, draft.health_reason = whole.health, whole.health_reason
+    draft.ailments, draft.memory_errors = list(whole.ailments), whole.memory_errors
+    return draft
+
+
+def _place(partition: Partition) -> str:
+    return f"{partition.profile.id}:{partition.placement.start}:{partition.placement.size}"
+
+
+def _policy(rule: PartitionRule) -> str:
+    return "destroy" if rule.foreign == "destroy" else ""

@@ -1,0 +1,30 @@
+"""Whether the agent sees the processes of its host: who looks in /proc for users of a device must know what is hidden.
+
+In a pod without the host's process namespace /proc has the pod's processes only, and without the capabilities for it
+(or with a hidden /proc) those of others cannot be looked into. Source: proc(5), pid_namespaces(7), ptrace(2).
+"""
+
+from __future__ import annotations
+
+from dra_agent.host import Host
+
+_FIRST = "pid:[4026531836]"
+"""The process namespace that a host begins with (PROC_PID_INIT_INO, include/linux/proc_ns.h)."""
+TODO = "run the agent with `hostPID` and `privileged` in a pod, with systemd/devices.conf as a service"
+
+
+def hidden_processes_reason(host: Host) -> str:
+    """Say why processes of the host may have devices open unseen; "" where they are seen."""
+    try:
+        namespace = (host.proc / "self/ns/pid").readlink().as_posix()
+    except FileNotFoundError:
+        return ""  # a kernel with one namespace for all, or a simulated host
+    except OSError as error:
+        return f"its own process namespace cannot be read ({error.strerror})"
+    if namespace != _FIRST:
+        return "the agent is not in the host's process namespace"
+    try:
+        next((host.proc / "1/fd").iterdir(), None)
+    except OSError as error:
+        return f"the agent may not look into processes of others ({error.strerror})"
+    return ""

@@ -1,0 +1,88 @@
+"""Keeps an inventory current: takes it again and says what changed, so that the publisher writes only that.
+
+When to look again (a uevent, a timer, a health event) is the agent's to decide.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.model import Device, DeviceEvent, Inventory
+from dra_agent.topology.model import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryDiff:
+    """What is different from the inventory before; by device name."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    """Published differently: an attribute, a capacity or a taint."""
+    health: tuple[str, ...] = ()
+    """Healthy, unhealthy or unmonitored in another way than before."""
+    problems: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed or self.health or self.problems)
+
+
+class InventoryTracker:
+    """The current inventory of one host; safe to use from several threads."""
+
+    def __init__(self, collector: Collector, topology: Topology) -> None:
+        self._collector = collector
+        self._lock = threading.Lock()
+        self._inventory = collector.collect(topology)
+
+    @property
+    def inventory(self) -> Inventory:
+        """The inventory as it was taken last; never waits."""
+        return self._inventory
+
+    def lookup(self, pool: str, name: str) -> Device | None:
+        """Find a device of the current inventory."""
+        return self._inventory.lookup(pool, name)
+
+    def refresh(self, topology: Topology) -> InventoryDiff:
+        """Take the inventory again; waits for vendor libraries up to their deadlines, so never call it on a loop."""
+        with self._lock:
+            before, after = self._inventory, self._collector.collect(topology)
+            self._inventory = after
+        return diff(before, after)
+
+    def faults(self) -> list[DeviceEvent]:
+        """Give what happened to devices since the last call; may wait as `refresh` does."""
+        with self._lock:
+            return self._collector.faults()
+
+    def lost_event_stream(self) -> bool:
+        """Tell, once, that `faults` gives nothing more before a `refresh`; never waits for a library."""
+        with self._lock:
+            return self._collector.lost_event_stream()
+
+    @property
+    def tells_faults(self) -> bool:
+        """Whether any device's library tells what happens."""
+        return self._collector.tells_faults
+
+    def close(self) -> None:
+        """Let go of vendor libraries."""
+        with self._lock:
+            self._collector.close()
+
+
+def diff(before: Inventory, after: Inventory) -> InventoryDiff:
+    """Compare two inventories of one host."""
+    old = {device.name: device for device in before.devices}
+    new = {device.name: device for device in after.devices}
+    both = [name for name in new if name in old]
+    return InventoryDiff(
+        added=tuple(name for name in new if name not in old),
+        removed=tuple(name for name in old if name not in new),
+        changed=tuple(name for name in both if not old[name].same_published_form(new[name])),
+        health=tuple(name for name in both if old[name].health != new[name].health),
+        problems=set(before.problems) != set(after.problems),
+    )

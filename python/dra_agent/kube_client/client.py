@@ -1,0 +1,279 @@
+"""The API server as the rest of the agent knows it. Objects are plain JSON values: unknown fields survive."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+from dra_agent.kube_client.config import load_client_config
+from dra_agent.kube_client.credentials import Credentials
+from dra_agent.kube_client.errors import GoneError, UnavailableError, error_for_status
+from dra_agent.kube_client.http import HttpTransport, Request
+from dra_agent.kube_client.kinds import Kind
+
+Object = dict[str, Any]
+
+PAGE_ITEMS = 500
+"""Objects per page of a list, as kubectl asks."""
+LIST_TIMEOUT_S = 60.0
+WATCH_TIMEOUT_S = (300, 600)
+"""Seconds that one request of a watch lasts, at random between them as client-go's."""
+WATCH_GRACE_S = 30.0
+"""Seconds after its end at which a watch that did not end is given up."""
+EMPTY = 3
+"""Watches that may end at once and without a word, one after the other; more is no server but something before it."""
+_APPLY = "application/apply-patch+yaml"
+_GONE = 410
+_INTERNAL = 500
+
+
+class ObjectList(NamedTuple):
+    """Objects, and the version of the whole from which a watch goes on."""
+
+    items: list[Object]
+    resource_version: str
+
+
+class WatchEvent(NamedTuple):
+    """A change: ADDED, MODIFIED or DELETED, and the object after it (before it, where it is deleted)."""
+
+    type: str
+    object: Object
+
+
+class WatchCursor:
+    """Where a watch stands; the caller keeps it, so that a watch that breaks goes on there without a list."""
+
+    def __init__(self, resource_version: str) -> None:
+        self.resource_version = resource_version
+
+
+class _ListMeta(msgspec.Struct, rename="camel"):
+    resource_version: str = ""
+    next_page: str = msgspec.field(name="continue", default="")
+
+
+class _Page(msgspec.Struct):
+    metadata: _ListMeta = msgspec.field(default_factory=_ListMeta)
+    items: list[Object] | None = None
+
+
+class _Raw(msgspec.Struct):
+    type: str
+    object: Object
+
+
+class ApiClient:
+    """Reads and writes objects. Every call raises one of the errors of `cluster.errors`, and only those."""
+
+    def __init__(self, http: HttpTransport) -> None:
+        self._http = http
+
+    @property
+    def address(self) -> str:
+        """https://host:port."""
+        return self._http.server
+
+    @property
+    def requests(self) -> Mapping[str, int]:
+        """How many requests were sent, by HTTP method."""
+        return self._http.requests
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection; what still runs fails with UnavailableError."""
+        self._http.close()
+
+    async def get(self, kind: Kind, name: str, namespace: str | None = None, *, timeout: float | None = None) -> Object:
+        """Read one object. `timeout` is in seconds, for the whole of it."""
+        return await self._http.json(Request("GET", kind.path(namespace, name)), timeout=timeout)
+
+    async def list(
+        self,
+        kind: Kind,
+        *,
+        namespace: str | None = None,
+        fields: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> ObjectList:
+        """Read all objects that the selectors choose, page by page; in all namespaces where none is named."""
+        params = {**_selectors(fields, labels), "limit": str(PAGE_ITEMS)}
+        items: list[Object] = []
+        while True:
+            try:
+                request = Request("GET", kind.path(namespace), params)
+                page = self._page(await self._http.json(request, timeout=LIST_TIMEOUT_S), request)
+            except GoneError:
+                if "continue" not in params:
+                    raise
+                # The pages' version is too old by now: once more, in one piece.
+                items.clear()
+                params = _selectors(fields, labels)
+                continue
+            # The server leaves out of a list's objects what the list's own kind says.
+            items += (_typed(kind, item) for item in page.items or ())
+            if not page.metadata.next_page:
+                return ObjectList(items, page.metadata.resource_version)
+            params["continue"] = page.metadata.next_page
+
+    async def watch(
+        self,
+        kind: Kind,
+        *,
+        namespace: str | None = None,
+        fields: Mapping[str, str] | None = None,
+        resource_version: str | WatchCursor,
+        opened: Callable[[], None] = lambda: None,
+    ) -> AsyncGenerator[WatchEvent]:
+        """Give every change after `resource_version`, without end.
+
+        The server ends a watch now and then; it is begun again where it was, without a gap. GoneError where that is
+        too long ago (list again then); UnavailableError where the connection breaks. A WatchCursor is moved along, so
+        that another watch can go on after such an error. `opened` is called when the server has accepted the watch.
+        """
+        empty = 0
+        cursor = resource_version if isinstance(resource_version, WatchCursor) else WatchCursor(resource_version)
+        while True:
+            began, came = time.monotonic(), False
+            seconds = random.randint(*WATCH_TIMEOUT_S)  # noqa: S311  # spreads load, guards nothing
+            params = {
+                **_selectors(fields, None),
+                "watch": "true",
+                "allowWatchBookmarks": "true",
+                "resourceVersion": cursor.resource_version,
+                "timeoutSeconds": str(seconds),
+            }
+            request = Request("GET", kind.path(namespace), params)
+            async with self._http.stream(request, idle=seconds + WATCH_GRACE_S) as lines:
+                opened()
+                async for line in lines:
+                    came = True
+                    event = self._event(line, request)
+                    metadata = event.object.get("metadata")
+                    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+                    if isinstance(version, str) and version:
+                        cursor.resource_version = version
+                    if event.type != "BOOKMARK":
+                        yield event
+            empty = 0 if came or time.monotonic() - began >= 1.0 else empty + 1
+            if empty == EMPTY:
+                raise UnavailableError(
+                    "watches end as soon as they begin", where=f"API server {self.address}: watch {request.path}"
+                )
+
+    def _page(self, document: Object, request: Request) -> _Page:
+        try:
+            return msgspec.convert(document, _Page)
+        except msgspec.ValidationError as error:
+            where = f"API server {self.address}: list {request.path}"
+            raise UnavailableError(f"the answer is no list: {error}", where=where) from error
+
+    def _event(self, line: bytes, request: Request) -> WatchEvent:
+        where = f"API server {self.address}: watch {request.path}"
+        try:
+            raw = msgspec.json.decode(line, type=_Raw)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise UnavailableError(f"the watch gives something unknown: {error}", where=where) from error
+        if raw.type == "ERROR":
+            status = raw.object.get("code") or _INTERNAL
+            raise error_for_status(status, str(raw.object.get("message") or "the watch failed"), where=where)
+        return WatchEvent(raw.type, raw.object)
+
+    async def create(
+        self,
+        kind: Kind,
+        object: Object,
+        namespace: str | None = None,
+        *,
+        subresource: str | None = None,
+        dry_run: bool = False,
+    ) -> Object:
+        """Create an object; give it as it is stored. ConflictError where it is there already.
+
+        With `subresource` it is posted there, as what it says that it is, for the object that has its name. With
+        `dry_run` it is only said how it would be stored.
+        """
+        namespace = namespace or object.get("metadata", {}).get("namespace")
+        if subresource is not None:
+            path = kind.path(namespace, object["metadata"]["name"], subresource)
+            return await self._http.json(Request("POST", path, _dry(dry_run), object))
+        return await self._http.json(Request("POST", kind.path(namespace), _dry(dry_run), _typed(kind, object)))
+
+    async def replace(self, kind: Kind, object: Object, *, dry_run: bool = False) -> Object:
+        """Replace an object; ConflictError where its resourceVersion is not the newest."""
+        metadata = object["metadata"]
+        path = kind.path(metadata.get("namespace"), metadata["name"])
+        return await self._http.json(Request("PUT", path, _dry(dry_run), _typed(kind, object)))
+
+    async def delete(
+        self,
+        kind: Kind,
+        name: str,
+        namespace: str | None = None,
+        *,
+        uid: str | None = None,
+        resource_version: str | None = None,
+        grace: int | None = None,
+    ) -> None:
+        """Delete an object; ConflictError where it is not the one of this uid and resourceVersion any more.
+
+        `grace` is in seconds, for a pod; its own where not given.
+        """
+        conditions = {"uid": uid, "resourceVersion": resource_version}
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if preconditions := {key: value for key, value in conditions.items() if value is not None}:
+            options["preconditions"] = preconditions
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
+        await self._http.json(Request("DELETE", kind.path(namespace, name), body=options))
+
+    async def apply(
+        self,
+        kind: Kind,
+        name: str,
+        body: Object,
+        namespace: str | None = None,
+        *,
+        field_manager: str,
+        subresource: str | None = None,
+        force: bool = True,
+    ) -> Object:
+        """Apply the fields in `body` on the server's side (server-side apply) as `field_manager`."""
+        params = {"fieldManager": field_manager, "force": "true" if force else "false"}
+        path = kind.path(namespace, name, subresource)
+        return await self._http.json(Request("PATCH", path, params, _typed(kind, body), _APPLY))
+
+
+def connect(kubeconfig: Path | None = None) -> ApiClient:
+    """Take the kubeconfig, or else the pod's service account, or else $KUBECONFIG. Nothing is sent yet.
+
+    Raises UsageError where none can be used, UnavailableError where a file that it names is not there (yet).
+    """
+    return ApiClient(HttpTransport(Credentials(lambda: load_client_config(kubeconfig))))
+
+
+def _typed(kind: Kind, document: Object) -> Object:
+    return {"apiVersion": kind.api_version, "kind": kind.kind, **document}
+
+
+def _dry(run: bool) -> dict[str, str]:
+    return {"dryRun": "All"} if run else {}
+
+
+def _selectors(fields: Mapping[str, str] | None, labels: Mapping[str, str] | None) -> dict[str, str]:
+    selectors = {"fieldSelector": fields, "labelSelector": labels}
+    return {
+        name: ",".join(f"{key}={value}" for key, value in chosen.items())
+        for name, chosen in selectors.items()
+        if chosen
+    }

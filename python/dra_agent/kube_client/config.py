@@ -1,0 +1,283 @@
+"""Where the API server is and who the agent is to it: a kubeconfig, or the service account of the agent's pod."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from dra_agent import user_file
+from dra_agent.errors import UsageError
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+MAX_FILE_BYTES = 16 << 20
+"""Bound of a kubeconfig, and of each file that it names: certificates may be embedded."""
+_EXEC_EXTENSION = "client.authentication.k8s.io/exec"
+
+
+class Pem(NamedTuple):
+    """A certificate or key: in a file that may be replaced at any time, or in the kubeconfig itself."""
+
+    path: Path | None = None
+    data: bytes | None = None
+
+
+class ExecCommand(msgspec.Struct, frozen=True):
+    """A command that prints credentials (client.authentication.k8s.io)."""
+
+    command: str
+    api_version: str
+    args: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    told_cluster: bool = False
+    """Whether it wants to know which API server it is for."""
+    cluster_config: Any = None
+    """What the kubeconfig's cluster has to say to such commands."""
+
+
+class ClientConfig(msgspec.Struct, frozen=True):
+    """How to reach an API server, and as whom. Nothing of it was tried yet."""
+
+    server: str
+    """https://host:port, perhaps with a path."""
+    source: str
+    """The file that says so, for error messages."""
+    authority: Pem | None = None
+    """Whom to trust; the host's certificate authorities where none."""
+    insecure: bool = False
+    server_name: str | None = None
+    token: str | None = None
+    token_file: Path | None = None
+    certificate: Pem | None = None
+    key: Pem | None = None
+    command: ExecCommand | None = None
+    basic: tuple[str, str] | None = None
+    namespace: str = "default"
+    """Which a command is about that names none."""
+
+
+class _Extension(msgspec.Struct):
+    name: str
+    extension: Any = None
+
+
+class _Cluster(msgspec.Struct, rename="kebab"):
+    server: str
+    certificate_authority: str | None = None
+    certificate_authority_data: str | None = None
+    insecure_skip_tls_verify: bool = False
+    tls_server_name: str | None = None
+    proxy_url: str | None = None
+    extensions: list[_Extension] = []
+
+
+class _Env(msgspec.Struct):
+    name: str
+    value: str
+
+
+class _Exec(msgspec.Struct, rename="camel"):
+    command: str
+    api_version: str
+    args: list[str] | None = None
+    env: list[_Env] | None = None
+    provide_cluster_info: bool = False
+
+
+class _User(msgspec.Struct, rename="kebab"):
+    client_certificate: str | None = None
+    client_certificate_data: str | None = None
+    client_key: str | None = None
+    client_key_data: str | None = None
+    token: str | None = None
+    token_file: str | None = msgspec.field(name="tokenFile", default=None)
+    username: str | None = None
+    password: str | None = None
+    exec: _Exec | None = None
+    auth_provider: dict[str, Any] | None = None
+
+
+class _Context(msgspec.Struct):
+    cluster: str
+    user: str = ""
+    namespace: str = ""
+
+
+class _NamedCluster(msgspec.Struct):
+    name: str
+    cluster: _Cluster
+
+
+class _NamedUser(msgspec.Struct):
+    name: str
+    user: _User = msgspec.field(default_factory=_User)
+
+
+class _NamedContext(msgspec.Struct):
+    name: str
+    context: _Context
+
+
+class _Kubeconfig(msgspec.Struct):
+    clusters: list[_NamedCluster] = []
+    users: list[_NamedUser] | None = None
+    contexts: list[_NamedContext] = []
+    current_context: str = msgspec.field(name="current-context", default="")
+
+
+def load_client_config(kubeconfig: Path | None, environ: Mapping[str, str] = os.environ) -> ClientConfig:
+    """Read the kubeconfig; without one the pod's service account; without that the file that $KUBECONFIG names.
+
+    Raises UsageError where there is none, or where it cannot be used.
+    """
+    if kubeconfig is not None:
+        return read_kubeconfig(kubeconfig)
+    if environ.get("KUBERNETES_SERVICE_HOST"):
+        return service_account(environ)
+    if environ.get("KUBECONFIG"):
+        return read_kubeconfig(Path(environ["KUBECONFIG"]))
+    raise UsageError(
+        "neither a kubeconfig nor a pod's service account says where the API server is",
+        hint="give --kubeconfig FILE, or run without Kubernetes: --standalone",
+    )
+
+
+def service_account(environ: Mapping[str, str], directory: Path = SERVICE_ACCOUNT) -> ClientConfig:
+    """Give the access of the pod that the agent runs in. The token is a file that the kubelet replaces."""
+    host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
+    token = directory / "token"
+    if not token.exists():
+        raise UsageError(
+            "the pod has no service account token", where=str(token), hint="set automountServiceAccountToken: true"
+        )
+    return ClientConfig(
+        server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+        source=str(directory),
+        authority=Pem(path=directory / "ca.crt"),
+        token_file=token,
+        namespace=_own_namespace(directory),
+    )
+
+
+def _own_namespace(directory: Path) -> str:
+    try:
+        return user_file.read(directory / "namespace", MAX_FILE_BYTES).decode().strip() or "default"
+    except (OSError, UnicodeDecodeError):
+        return "default"
+
+
+def read_kubeconfig(path: Path) -> ClientConfig:
+    """Read the current context of a kubeconfig. UsageError says what is wrong with it."""
+    import yaml
+
+    where = str(path)
+    try:
+        document = yaml.safe_load(user_file.read(path, MAX_FILE_BYTES))
+        config = msgspec.convert(document, _Kubeconfig)
+    except OSError as error:
+        raise UsageError(f"the kubeconfig cannot be read: {error.strerror}", where=where) from error
+    except yaml.YAMLError as error:
+        # Its own text shows the line, and in that line may be a token.
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or "unreadable"
+        raise UsageError(f"this is no YAML: {problem}{line}", where=where) from None
+    except RecursionError as error:
+        raise UsageError("this is no kubeconfig: it is nested too deeply", where=where) from error
+    except msgspec.ValidationError as error:
+        raise UsageError(f"this is no kubeconfig: {error}", where=where) from error
+    contexts = {entry.name: entry.context for entry in config.contexts}
+    context = contexts.get(config.current_context)
+    if context is None:
+        raise UsageError(
+            f"the kubeconfig has no context {config.current_context!r}", where=where, hint="set current-context"
+        )
+    cluster = {entry.name: entry.cluster for entry in config.clusters}.get(context.cluster)
+    user = {entry.name: entry.user for entry in config.users or ()}.get(context.user)
+    if cluster is None or (user is None and context.user):
+        missing = f"cluster {context.cluster!r}" if cluster is None else f"user {context.user!r}"
+        raise UsageError(f"the kubeconfig has no {missing}", where=where)
+    return _access(path, cluster, user or _User(), context.namespace)
+
+
+def _access(path: Path, cluster: _Cluster, user: _User, namespace: str) -> ClientConfig:
+    where = str(path)
+    if cluster.proxy_url:
+        raise UsageError("a proxy (proxy-url) is not supported", where=where, hint="remove it from the kubeconfig")
+    if user.auth_provider is not None:
+        raise UsageError("auth-provider is not supported", where=where, hint="use a token, a certificate or exec")
+    parts = urlsplit(cluster.server)
+    if parts.scheme not in ("https", "http") or not parts.hostname:
+        raise UsageError(f"{cluster.server!r} is no address of an API server", where=where)
+    if parts.scheme == "http":
+        _check_plain_http(cluster, user, parts.hostname, where)
+    certificate = _pem(path, user.client_certificate, user.client_certificate_data, "client-certificate")
+    key = _pem(path, user.client_key, user.client_key_data, "client-key")
+    if (certificate is None) != (key is None):
+        raise UsageError("a client certificate needs its key, and a key its certificate", where=where)
+    return ClientConfig(
+        server=cluster.server.rstrip("/"),
+        source=where,
+        authority=_pem(
+            path, cluster.certificate_authority, cluster.certificate_authority_data, "certificate-authority"
+        ),
+        insecure=cluster.insecure_skip_tls_verify,
+        server_name=cluster.tls_server_name,
+        token=user.token or None,
+        token_file=path.parent / user.token_file if user.token_file else None,
+        certificate=certificate,
+        key=key,
+        command=None if user.exec is None else _command(path, user.exec, cluster),
+        basic=(user.username, user.password) if user.username and user.password else None,
+        namespace=namespace or "default",
+    )
+
+
+def _check_plain_http(cluster: _Cluster, user: _User, host: str, where: str) -> None:
+    """Refuse to send credentials where others on the network can read them."""
+    if not (user.token or user.token_file or user.exec or user.password):
+        return
+    if cluster.insecure_skip_tls_verify and _is_loopback(host):
+        return
+    raise UsageError(
+        f"the user's credentials would be sent unencrypted to {cluster.server}",
+        where=where,
+        hint="use https://; on loopback only, set insecure-skip-tls-verify: true in the cluster entry",
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _command(path: Path, run: _Exec, cluster: _Cluster) -> ExecCommand:
+    """A command with a slash in it is beside the kubeconfig, another is of the PATH, as in client-go."""
+    extensions = {entry.name: entry.extension for entry in cluster.extensions}
+    return ExecCommand(
+        command=str(path.parent / run.command) if "/" in run.command else run.command,
+        api_version=run.api_version,
+        args=tuple(run.args or ()),
+        env=tuple((entry.name, entry.value) for entry in run.env or ()),
+        told_cluster=run.provide_cluster_info,
+        cluster_config=extensions.get(_EXEC_EXTENSION),
+    )
+
+
+def _pem(path: Path, file: str | None, data: str | None, key: str) -> Pem | None:
+    """Data wins over a file, as in client-go; a relative file is beside the kubeconfig."""
+    if data:
+        try:
+            return Pem(data=base64.b64decode(data, validate=True))
+        except binascii.Error as error:
+            raise UsageError(f"{key}-data is not base64", where=str(path)) from error
+    return Pem(path=path.parent / file) if file else None

@@ -1,0 +1,135 @@
+"""One HTTP/1.1 connection: asyncio carries the bytes, h11 knows the protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import h11
+
+from dra_agent import __version__
+from dra_agent.kube_client.errors import UnavailableError
+
+CONNECT_TIMEOUT_S = 10.0
+"""Seconds to connect, TLS included."""
+_CHUNK = 1 << 16
+_HEADERS = 1 << 16
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+"""Seconds and counts: a server that vanished without a word is noticed after 30 s, also by a silent watch."""
+_UNACKNOWLEDGED = 20_000
+"""Milliseconds after which sent bytes that nobody acknowledges end the connection."""
+
+
+class ClosedError(Exception):
+    """The server closed the connection before it answered; nothing is known about the request."""
+
+
+class Connection:
+    """A connection that carries one request after the other."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, version: int) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._host = host
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEADERS)
+        self.version = version
+        """Of the credentials that it was opened with."""
+        self.used = False
+        """Whether it has carried a request before: the server may have closed it since."""
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another request may be sent: the last answer was read, and nobody closed it."""
+        states = self._http.states
+        idle = states == {h11.CLIENT: h11.IDLE, h11.SERVER: h11.IDLE}
+        return idle and not self._reader.at_eof() and not self._writer.is_closing()
+
+    async def request(
+        self, method: str, target: str, headers: list[tuple[str, str]], body: bytes | None
+    ) -> tuple[int, dict[str, str]]:
+        """Send a request; give the answer's status and headers (names in lower case). Its body is still to be read.
+
+        Raises ClosedError, OSError or h11.ProtocolError.
+        """
+        fixed = [("Host", self._host), ("User-Agent", f"dra-agent/{__version__}"), ("Accept", "application/json")]
+        if body is not None:
+            fixed.append(("Content-Length", str(len(body))))
+        data = self._http.send(h11.Request(method=method, target=target, headers=fixed + headers))
+        if body is not None:
+            data = (data or b"") + (self._http.send(h11.Data(data=body)) or b"")
+        self._writer.write((data or b"") + (self._http.send(h11.EndOfMessage()) or b""))
+        await self._writer.drain()
+        while True:
+            event = await self._event()
+            if isinstance(event, h11.Response):
+                names = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
+                return event.status_code, names
+            if not isinstance(event, h11.InformationalResponse):
+                raise ClosedError
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """Give the answer's body as it comes; at its end the connection is ready for another request."""
+        while True:
+            event = await self._event()
+            if isinstance(event, h11.Data):
+                yield bytes(event.data)
+            elif isinstance(event, h11.EndOfMessage):
+                break
+            else:
+                raise ClosedError
+        self.used = True
+        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
+            self._http.start_next_cycle()
+
+    async def _event(self) -> object:
+        while True:
+            event = self._http.next_event()
+            if event is not h11.NEED_DATA:
+                return event
+            data = await self._reader.read(_CHUNK)
+            if not data and self._http.their_state is h11.SEND_RESPONSE:
+                raise ClosedError
+            self._http.receive_data(data)
+
+    def close(self) -> None:
+        """Give it up at once."""
+        with suppress(OSError, RuntimeError):
+            self._writer.transport.abort()
+
+
+async def open_connection(
+    server: str, context: ssl.SSLContext | None, *, server_name: str | None, version: int
+) -> Connection:
+    """Connect to `server` (https://host:port). Raises UnavailableError that says what is wrong."""
+    parts = urlsplit(server)
+    host = parts.hostname or ""
+    port = parts.port or (443 if context is not None else 80)
+    where = f"API server {server}"
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(
+                host, port, ssl=context, server_hostname=(server_name or host) if context is not None else None
+            )
+    except TimeoutError as error:
+        raise UnavailableError(f"no connection in {CONNECT_TIMEOUT_S:.0f} s", where=where) from error
+    except ssl.SSLCertVerificationError as error:
+        raise UnavailableError(
+            f"its certificate is not accepted: {error.verify_message}",
+            where=where,
+            hint="check the clock of this host, and that the certificate authority in the credentials is the cluster's",
+        ) from error
+    except ssl.SSLError as error:
+        raise UnavailableError(f"TLS fails: {error.reason or error}", where=where) from error
+    except OSError as error:
+        raise UnavailableError(f"no connection: {error.strerror or error}", where=where) from error
+    raw = writer.get_extra_info("socket")
+    with suppress(OSError):
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE:
+            raw.setsockopt(socket.IPPROTO_TCP, option, value)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED)
+    return Connection(reader, writer, parts.netloc, version)

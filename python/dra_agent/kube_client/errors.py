@@ -1,0 +1,95 @@
+"""What can go wrong between the agent and the API server: each a retryable or a permanent error of the agent.
+
+HTTP's numbers are Kubernetes': k8s.io/apimachinery/pkg/apis/meta/v1/types.go (StatusReason).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from time import time
+from typing import Any
+
+from dra_agent.errors import PermanentError, RetryableError
+
+
+class UnavailableError(RetryableError):
+    """No connection, no answer in time, a 5xx, or an answer that no API server gives."""
+
+    def __init__(
+        self, what: str, *, where: str | None = None, hint: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.retry_after = retry_after
+        """Seconds that the server asks to wait; none where it does not say."""
+
+
+class ThrottledError(UnavailableError):
+    """429: the server has too much to do."""
+
+
+class ConflictError(RetryableError):
+    """409: the object was changed, replaced or created by somebody else meanwhile."""
+
+
+class GoneError(RetryableError):
+    """410: the resource version is too old to go on from; list again."""
+
+
+class UnauthorizedError(RetryableError):
+    """401: the credentials are not accepted (any more); they are read again before this is raised."""
+
+
+class ForbiddenError(PermanentError):
+    """403: the identity may not do this."""
+
+
+class NotFoundError(PermanentError):
+    """404: no such object, or no such kind."""
+
+
+class InvalidObjectError(PermanentError):
+    """400, 413, 422 and the like: the request itself is refused."""
+
+
+_BY_STATUS: dict[int, tuple[type[RetryableError] | type[PermanentError], str | None]] = {
+    401: (UnauthorizedError, "check that the token or the client certificate is valid and has not expired"),
+    403: (ForbiddenError, "grant this identity the right; deploy/ has the RBAC rules"),
+    404: (NotFoundError, None),
+    409: (ConflictError, None),
+    410: (GoneError, None),
+}
+_OVERLOADED = 429
+_TIMEOUT = 408
+_SERVER = 500
+
+
+def error_for_status(status: int, message: str, *, where: str, retry_after: float | None = None) -> Exception:
+    """Give the error for an answer of 400 or more."""
+    if status == _OVERLOADED:
+        return ThrottledError(message, where=where, retry_after=retry_after)
+    if status >= _SERVER or status == _TIMEOUT:
+        return UnavailableError(f"{message} (HTTP {status})", where=where, retry_after=retry_after)
+    kind, hint = _BY_STATUS.get(status, (InvalidObjectError, None))
+    return kind(message, where=where, hint=hint)
+
+
+def status_message(document: Any) -> str | None:
+    """Give the message of a Status object; none where the document is not one."""
+    if not isinstance(document, Mapping) or document.get("kind") != "Status":
+        return None
+    message = document.get("message") or document.get("reason")
+    return str(message) if message else None
+
+
+def retry_after(value: str | None) -> float | None:
+    """Read a Retry-After header: seconds, or an HTTP date. Nonsense is none."""
+    if value is None:
+        return None
+    if value.strip().isdigit():
+        return float(value)
+    try:
+        from email.utils import parsedate_to_datetime  # half a megabyte, for a form that few servers use
+
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time())
+    except (TypeError, ValueError):
+        return None

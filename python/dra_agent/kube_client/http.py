@@ -1,0 +1,295 @@
+"""Requests over a few kept connections, with the credentials of the moment; every failure is one of the errors."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+import h11
+import msgspec
+
+from dra_agent.kube_client.connection import ClosedError, Connection, open_connection
+from dra_agent.kube_client.credentials import Credentials
+from dra_agent.kube_client.errors import (
+    InvalidObjectError,
+    UnavailableError,
+    error_for_status,
+    retry_after,
+    status_message,
+)
+from dra_agent.kube_client.slots import MAX_REQUESTS, RequestSlots
+
+TIMEOUT_S = 15.0
+"""Seconds for a request, from waiting for a connection to the last byte, where the caller does not say."""
+MAX_BODY_BYTES = 256 << 20
+"""Bytes of an answer; more is no answer to anything that the agent asks."""
+_IDLE = 4
+"""Connections that are kept for the next request."""
+_REFUSED = 400
+_REDIRECTED = 300
+_UNAUTHORIZED = 401
+_SAID = 200
+"""Characters of a foreign answer that an error shows."""
+
+
+class Request(NamedTuple):
+    """A request to the API server."""
+
+    method: str
+    path: str
+    params: Mapping[str, str] = {}
+    body: Any = None
+    content_type: str = "application/json"
+
+    @property
+    def resource(self) -> str:
+        """The plural in the path, such as `resourceclaims`."""
+        parts = self.path.split("/")
+        rest = parts[3:] if parts[1] == "api" else parts[4:]
+        return rest[2] if rest[0] == "namespaces" and len(rest) > 2 else rest[0]
+
+
+class HttpTransport:
+    """Sends requests. Connections are opened when they are needed and kept for the next request.
+
+    At most `slots.MAX_REQUESTS` requests run at once; each watch has a connection besides.
+    """
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
+        self._closed = False
+        self._slots = RequestSlots()
+        self.requests: dict[str, int] = {}
+        """How many were sent, by method; a try that is repeated counts twice."""
+
+    @property
+    def server(self) -> str:
+        """The address of the API server."""
+        return self._credentials.access.server
+
+    async def json(self, request: Request, *, timeout: float | None = None) -> dict[str, Any]:
+        """Send a request and give the object that is its answer. The errors are those of `cluster.errors`.
+
+        `timeout` bounds all of it, the wait for a free connection included.
+        """
+        limit = TIMEOUT_S if timeout is None else timeout
+        where = self._where(request)
+        resource, running = request.resource, False
+        try:
+            async with asyncio.timeout(limit):
+                await self._slots.acquire(resource)
+                running = True
+                async with self._answered(request) as connection:
+                    data = await _whole(connection, where)
+        except TimeoutError as error:
+            what = "" if running else f": waited for {self._slots.describe()}"
+            raise UnavailableError(f"no answer in {limit:g} s{what}", where=where) from error
+        finally:
+            if running:
+                self._slots.release(resource)
+        return _object(data, where)
+
+    @asynccontextmanager
+    async def stream(self, request: Request, *, idle: float) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Send a request whose answer has no end; give it line by line.
+
+        A server that says nothing for `idle` seconds is as good as gone: UnavailableError.
+        """
+        where = self._where(request)
+        async with self._answered(request, timeout=TIMEOUT_S) as connection:
+            try:
+                yield _lines(connection, where, idle)
+            finally:
+                connection.close()
+
+    def close(self) -> None:
+        """Close every connection; requests that run fail."""
+        self._closed = True
+        for connection in (*self._idle, *self._busy):
+            connection.close()
+        self._idle.clear()
+        self._busy.clear()
+
+    def _where(self, request: Request) -> str:
+        return f"API server {self.server}: {request.method} {request.path}"
+
+    @asynccontextmanager
+    async def _answered(self, request: Request, timeout: float | None = None) -> AsyncIterator[Connection]:
+        """A connection on which the good answer to `request` begins; kept if it is read to its end."""
+        where = self._where(request)
+        try:
+            async with asyncio.timeout(timeout):
+                connection = await self._good_answer(request, where)
+        except TimeoutError as error:
+            if timeout is None:
+                raise
+            raise UnavailableError(f"no answer in {timeout:g} s", where=where) from error
+        try:
+            yield connection
+        except (ClosedError, h11.ProtocolError, OSError) as error:
+            if isinstance(error, TimeoutError):
+                raise
+            raise UnavailableError("the connection ended in the middle of an answer", where=where) from error
+        finally:
+            self._keep(connection)
+
+    async def _good_answer(self, request: Request, where: str) -> Connection:
+        for again in (True, False):
+            version, connection, status, headers = await self._send(request, where)
+            try:
+                if status < _REDIRECTED:
+                    if "json" not in headers.get("content-type", ""):
+                        raise await _foreign(connection, status, headers, where)
+                    return connection
+                error = await _refused(connection, status, headers, where)
+            except BaseException as problem:
+                self._drop(connection)
+                if isinstance(problem, (ClosedError, h11.ProtocolError, OSError)) and not isinstance(
+                    problem, TimeoutError
+                ):
+                    raise UnavailableError("the connection ended in the middle of an answer", where=where) from problem
+                raise
+            self._keep(connection)
+            if status != _UNAUTHORIZED or not again or not await self._credentials.invalidate(version):
+                raise error
+        raise AssertionError("unreachable")
+
+    async def _send(self, request: Request, where: str) -> tuple[int, Connection, int, dict[str, str]]:
+        body = None if request.body is None else msgspec.json.encode(request.body)
+        target = urlsplit(self.server).path + request.path
+        if request.params:
+            target += "?" + urlencode(request.params)
+        while True:
+            if self._closed:
+                raise UnavailableError("the agent is stopping", where=where)
+            authorization, context = await self._credentials.current()
+            headers = [("Authorization", authorization)] if authorization else []
+            if body is not None:
+                headers.append(("Content-Type", request.content_type))
+            connection = await self._connection(context)
+            self._busy.add(connection)
+            self.requests[request.method] = self.requests.get(request.method, 0) + 1
+            try:
+                status, answered = await connection.request(request.method, target, headers, body)
+            except (ClosedError, h11.ProtocolError, OSError) as error:
+                self._drop(connection)
+                # The server may close a kept connection at any time. What it did with the request is unknown, so a
+                # creation, which is not the same when done twice, is left to the caller.
+                if connection.used and request.method != "POST" and not isinstance(error, h11.ProtocolError):
+                    continue
+                said = getattr(error, "strerror", None) or str(error)
+                what = "the connection ended before the answer" + (f": {said}" if said else "")
+                raise UnavailableError(what, where=where) from error
+            except BaseException:
+                self._drop(connection)
+                raise
+            return connection.version, connection, status, answered
+
+    async def _connection(self, context: ssl.SSLContext | None) -> Connection:
+        version, access = self._credentials.version, self._credentials.access
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.reusable and connection.version == version:
+                return connection
+            connection.close()
+        return await open_connection(access.server, context, server_name=access.server_name, version=version)
+
+    def _drop(self, connection: Connection) -> None:
+        self._busy.discard(connection)
+        connection.close()
+
+    def _keep(self, connection: Connection) -> None:
+        self._busy.discard(connection)
+        kept = MAX_REQUESTS if self._slots.waiting else _IDLE
+        if connection.reusable and not self._closed and len(self._idle) < kept:
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+
+async def _whole(connection: Connection, where: str) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in connection.body():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise InvalidObjectError(f"the answer is larger than {MAX_BODY_BYTES >> 20} MiB", where=where)
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _lines(connection: Connection, where: str, idle: float) -> AsyncIterator[bytes]:
+    body = aiter(connection.body())
+    rest = bytearray()
+    while True:
+        try:
+            async with asyncio.timeout(idle):
+                part = await anext(body, None)
+        except TimeoutError as error:
+            raise UnavailableError(f"nothing came for {idle:.0f} s", where=where) from error
+        if part is None:
+            return
+        start = len(rest)
+        rest += part
+        if rest.find(b"\n", start) < 0:
+            if len(rest) > MAX_BODY_BYTES:
+                raise UnavailableError(f"a line is larger than {MAX_BODY_BYTES >> 20} MiB", where=where)
+            continue
+        *lines, last = bytes(rest).split(b"\n")
+        rest = bytearray(last)
+        for line in lines:
+            if line:
+                yield line
+
+
+async def _refused(connection: Connection, status: int, headers: dict[str, str], where: str) -> Exception:
+    """Read an answer of 300 or more, and give the error that it is."""
+    if status < _REFUSED:
+        location = headers.get("location", "elsewhere")
+        connection.close()
+        return UnavailableError(
+            f"redirects to {location} (HTTP {status})", where=where, hint="this address is no API server"
+        )
+    data = await _whole(connection, where)
+    try:
+        message = status_message(msgspec.json.decode(data))
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        message = None
+    wait = retry_after(headers.get("retry-after"))
+    if message is None:
+        said = _excerpt(data)
+        message = f"HTTP {status} without a reason" if not said else f"HTTP {status}: {said}"
+    return error_for_status(status, message, where=where, retry_after=wait)
+
+
+async def _foreign(connection: Connection, status: int, headers: dict[str, str], where: str) -> UnavailableError:
+    """Read a good answer that is not JSON: a proxy or a login page answers for the API server."""
+    what = headers.get("content-type") or "something unnamed"
+    said = _excerpt(await _whole(connection, where))
+    return UnavailableError(
+        f"answers with {what} instead of JSON (HTTP {status}): {said}",
+        where=where,
+        hint="something else answers for the API server; check its address and what is between",
+        retry_after=retry_after(headers.get("retry-after")),
+    )
+
+
+def _object(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        document = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise UnavailableError(f"the answer is no JSON: {_excerpt(data)}", where=where) from error
+    if not isinstance(document, dict):
+        raise UnavailableError(f"the answer is no object: {_excerpt(data)}", where=where)
+    return document
+
+
+def _excerpt(data: bytes) -> str:
+    text = " ".join(data[: 4 * _SAID].decode(errors="replace").split())
+    return text[:_SAID]

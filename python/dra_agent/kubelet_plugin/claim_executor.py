@@ -1,0 +1,100 @@
+"""Work on claims, on threads: one piece at a time for each claim, and nobody waits longer than its own deadline.
+
+A vendor library that hangs keeps its thread, and nothing else: the kubelet's retries join the work that runs, of other
+claims for the device few may wait (prepare.locks), and the process can end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from dra_agent.daemon_threads import DaemonExecutor
+from dra_agent.errors import RetryableError
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    what: str
+    key: Hashable
+    thread: Future[Any]
+    done: asyncio.Future[Any]
+    began: float
+    """In the loop's time."""
+
+
+class ClaimExecutor:
+    """Runs work in turn; used on one event loop."""
+
+    def __init__(self, threads: int) -> None:
+        self._executor = DaemonExecutor(threads, "claims")
+        self._work: dict[str, _Work] = {}
+
+    @property
+    def in_flight(self) -> list[str]:
+        """Say what is being worked on."""
+        return [f"{work.what} claim {uid}" for uid, work in self._work.items()]
+
+    async def run(self, uid: str, what: str, key: Hashable, call: Callable[[], _T], until: float) -> _T:
+        """Run `call` in the claim's turn, or join a run of the same `what` and `key`.
+
+        RetryableError where it has not ended at `until`, in the loop's time; it then goes on without being waited for.
+        """
+        while True:
+            work = self._work.get(uid)
+            if work is None:
+                work = self._begin(uid, what, key, call)
+            ours = (work.what, work.key) == (what, key)
+            if not await _ends(work.done, until):
+                # What has not begun need not begin for somebody who no longer waits.
+                work.thread.cancel()
+                raise RetryableError(
+                    f"still {work.what} it; the kubelet will ask again",
+                    where=f"claim {uid}",
+                    hint="`dra-agent doctor` and the log say what hangs, if it lasts",
+                )
+            if ours and not work.done.cancelled():
+                result: _T = work.done.result()
+                return result
+
+    def close(self) -> None:
+        """Begin nothing more; what hangs is not waited for."""
+        self._executor.shutdown()
+
+    def worth_waiting(self, grace: float) -> float:
+        """Return the seconds until everything that runs now has run for `grace` seconds, or has ended before.
+
+        What has run for longer hangs, and a stop is not held up for it.
+        """
+        now = asyncio.get_running_loop().time()
+        return max((work.began + grace - now for work in self._work.values()), default=0.0)
+
+    async def finished(self, grace: float) -> bool:
+        """Wait until nothing is worked on; False where something still is after `worth_waiting`."""
+        running = [work.done for work in self._work.values()]
+        if running:
+            await asyncio.wait(running, timeout=max(0.0, self.worth_waiting(grace)))
+        return not self._work
+
+    def _begin(self, uid: str, what: str, key: Hashable, call: Callable[[], Any]) -> _Work:
+        thread = self._executor.submit(call)
+        work = _Work(what, key, thread, asyncio.wrap_future(thread), asyncio.get_running_loop().time())
+        self._work[uid] = work
+        work.done.add_done_callback(lambda done: self._ended(uid, done))
+        return work
+
+    def _ended(self, uid: str, done: asyncio.Future[Any]) -> None:
+        del self._work[uid]
+        if not done.cancelled():
+            done.exception()  # whoever waited is told; where nobody did, the caller's own log has it
+
+
+async def _ends(future: asyncio.Future[Any], until: float) -> bool:
+    left = until - asyncio.get_running_loop().time()
+    await asyncio.wait({future}, timeout=max(0.0, left))
+    return future.done()

@@ -1,0 +1,84 @@
+"""Reads the claim that the kubelet names, and makes sure that it is that one: same uid, and allocated.
+
+Nothing is prepared from what was read earlier: between two calls a claim can be replaced by one of the same name, or
+be given other devices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from dra_agent.errors import AgentError, PermanentError, RetryableError
+from dra_agent.kube_client.backoff import Backoff
+from dra_agent.kubelet_plugin.interfaces import ClaimSource, Object
+
+FIRST_WAIT_S = 0.05
+MAX_WAIT_S = 2.0
+ONE_TRY_TIMEOUT_S = 10.0
+"""Seconds for one answer of the API server."""
+# The Node authorizer lets a node's credentials read a claim only after its graph has seen the pod; a fast kubelet asks
+# earlier (kubernetes, plugin/pkg/auth/authorizer/node/node_authorizer.go).
+_TOO_EARLY = "no relationship found"
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimReference:
+    """A claim as the kubelet names it."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"claim {self.namespace}/{self.name}"
+
+
+async def fetch(source: ClaimSource, claim: ClaimReference, until: float) -> Object:
+    """Get an allocated claim from the API server; tries again until `until`, in the loop's time, where that can help.
+
+    RetryableError where the server does not answer or the claim is not allocated; PermanentError where it is gone, has
+    been replaced, or may not be read.
+    """
+    for part in (claim.namespace, claim.name):
+        if not _NAME.fullmatch(part):
+            raise PermanentError(f"{part!r} is no name of the API", where=str(claim))
+    found = await _get(source, claim, until)
+    metadata = found.get("metadata")
+    uid = metadata.get("uid") if isinstance(metadata, dict) else None
+    if uid != claim.uid:
+        raise PermanentError(
+            f"was replaced: the API server has one of that name with uid {uid}, not {claim.uid}", where=str(claim)
+        )
+    if not _allocation(found):
+        raise RetryableError("is not allocated", where=str(claim))
+    return found
+
+
+async def _get(source: ClaimSource, claim: ClaimReference, until: float) -> Object:
+    loop = asyncio.get_running_loop()
+    backoff = Backoff(first=FIRST_WAIT_S, longest=MAX_WAIT_S)
+    while True:
+        left = until - loop.time()
+        try:
+            return await source.claim(claim.namespace, claim.name, max(0.001, min(ONE_TRY_TIMEOUT_S, left)))
+        except RetryableError as error:
+            last: AgentError = error
+        except TimeoutError:
+            last = RetryableError("the API server does not answer")
+        except PermanentError as error:
+            if _TOO_EARLY not in str(error):
+                raise
+            last = error
+        pause = backoff.delay(last)
+        if loop.time() + pause >= until:
+            raise RetryableError(f"cannot be read: {last}", where=str(claim)) from last
+        await asyncio.sleep(pause)
+
+
+def _allocation(claim: Object) -> Any:
+    status = claim.get("status")
+    return status.get("allocation") if isinstance(status, dict) else None

@@ -1,0 +1,118 @@
+"""The DRAResourceHealth service: tells the kubelet how the devices do, at once on a change and again within its lease.
+
+Where nobody will know, nothing is served, and gRPC answers UNIMPLEMENTED, which ends the kubelet's asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from dra_agent.kubelet_plugin.grpc_handlers import Stream, service, stream
+from dra_agent.kubelet_plugin.interfaces import DeviceHealth, HealthSource
+from dra_agent.kubelet_plugin.proto import health_v1_pb2, health_v1alpha1_pb2
+
+log = logging.getLogger(__name__)
+
+RESEND_AFTER_S = 10.0
+"""Seconds after which everything is told again, changed or not."""
+LEASE_S = 30
+"""Seconds for which the kubelet believes what it was told."""
+MAX_MESSAGE_BYTES = 1024
+"""Bytes of a message that the kubelet takes."""
+_HEALTH = {"unknown": 0, "healthy": 1, "unhealthy": 2}
+_VERSIONS: tuple[ModuleType, ...] = (health_v1_pb2, health_v1alpha1_pb2)
+
+
+class HealthService:
+    """Serves NodeWatchResources to any number of watchers, until it is closed; they wait for `use`."""
+
+    def __init__(self, *, again: float = RESEND_AFTER_S) -> None:
+        self._again = again
+        self._source: HealthSource | None = None
+        self._unsubscribe: Callable[[], None] | None = None
+        self._closing = False
+        self._wake: set[asyncio.Event] = set()
+        self._loop = asyncio.get_running_loop()
+
+    def set_source(self, source: HealthSource) -> None:
+        """Begin to tell what this source says."""
+        self._source = source
+        self._unsubscribe = source.subscribe(self._changed)
+        self._wake_all()
+
+    def close(self) -> None:
+        """End every stream."""
+        self._closing = True
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+        self._wake_all()
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """Give what a gRPC server is to serve."""
+        return [
+            service(
+                messages,
+                "DRAResourceHealth",
+                {
+                    "NodeWatchResources": stream(
+                        self._watch_with(messages),
+                        messages.NodeWatchResourcesRequest,
+                        messages.NodeWatchResourcesResponse,
+                    )
+                },
+            )
+            for messages in _VERSIONS
+        ]
+
+    def _watch_with(self, messages: ModuleType) -> Stream:
+        async def watch(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            wake = asyncio.Event()
+            self._wake.add(wake)
+            log.debug("somebody watches the devices' health", extra={"watchers": len(self._wake)})
+            try:
+                while not self._closing:
+                    wake.clear()
+                    if self._source is not None:
+                        yield _response(messages, self._source.rows())
+                    try:
+                        async with asyncio.timeout(self._again):
+                            await wake.wait()
+                    except TimeoutError:
+                        continue
+            finally:
+                self._wake.discard(wake)
+
+        return watch
+
+    def _changed(self) -> None:
+        self._loop.call_soon_threadsafe(self._wake_all)
+
+    def _wake_all(self) -> None:
+        for event in self._wake:
+            event.set()
+
+
+def _response(messages: ModuleType, rows: Sequence[DeviceHealth]) -> Any:
+    response = messages.NodeWatchResourcesResponse()
+    for row in rows:
+        told = response.devices.add(
+            health=_HEALTH[row.health],
+            last_updated_time=int(row.seen),
+            health_check_timeout_seconds=LEASE_S,
+            message=_bounded(row.message),
+        )
+        told.device.pool_name = row.pool
+        told.device.device_name = row.device
+    return response
+
+
+def _bounded(text: str) -> str:
+    return text.encode("utf-8", "replace")[:MAX_MESSAGE_BYTES].decode("utf-8", "ignore")

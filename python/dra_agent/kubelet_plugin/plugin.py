@@ -1,0 +1,170 @@
+"""The plugin as one running part: its services on its sockets, and the sockets kept where the kubelet looks.
+
+It opens before anything is known of devices, so that the kubelet is answered at once; calls wait for `serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from dra_agent.errors import RetryableError
+from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
+from dra_agent.kubelet_plugin.health_stream import HealthService
+from dra_agent.kubelet_plugin.interfaces import ClaimPreparer, ClaimSource, HealthSource, PluginMetrics
+from dra_agent.kubelet_plugin.registration import Registration, RegistrationStatus
+from dra_agent.kubelet_plugin.service import DraService
+from dra_agent.kubelet_plugin.socket_file import SocketFile, remove_abandoned
+from dra_agent.kubelet_plugin.sockets import SocketPaths, sockets_of_instances
+
+log = logging.getLogger(__name__)
+
+CHECK_INTERVAL_S = 1.0
+"""Seconds between two looks at whether the sockets' files are still there."""
+GRACE_S = 15.0
+"""Seconds that a call may have taken until it is not waited for at the end."""
+MIN_GRACE_S = 0.5
+"""Seconds for which calls are waited for at the end where all the work that is under way hangs."""
+MAX_THREADS = 256
+"""Claims that are worked on at once. Of those for a sick device three keep a thread: one that hangs, two that wait."""
+# A connection lives as long as the kubelet wants: each GOAWAY would start its timer for wiping our slices.
+_OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", 256))
+
+
+class KubeletPlugin:
+    """One instance of the driver for the kubelet, from `open` to `close`."""
+
+    def __init__(
+        self,
+        paths: SocketPaths,
+        driver: str,
+        claims: ClaimSource,
+        *,
+        health: bool = False,
+        observer: PluginMetrics | None = None,
+        registered: Callable[[RegistrationStatus], None] = lambda state: None,
+    ) -> None:
+        """`health` says whether `serve` will be given a source of it: the kubelet is told so before there is one.
+
+        `registered` is called on the event loop whenever the kubelet says what it made of the registration.
+        """
+        self._paths = paths
+        self._driver = driver
+        self._observer = observer
+        self._told = registered
+        self._turns = ClaimExecutor(MAX_THREADS)
+        self._service = DraService(claims, self._turns, observer)
+        self._registration = Registration(driver, paths.service, health=health, heard=self._heard)
+        self._health = HealthService() if health else None
+        self._server: grpc.aio.Server | None = None
+        self._files: tuple[SocketFile, ...] = ()
+        self._keeper: asyncio.Task[None] | None = None
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._problem = ""
+
+    @property
+    def state(self) -> RegistrationStatus:
+        """What the kubelet said last."""
+        return self._registration.state
+
+    @property
+    def failures(self) -> list[str]:
+        """Say why the kubelet cannot use this driver; nothing if it can."""
+        if self._problem:
+            return [self._problem]
+        return [] if self.state.done else [str(self.state)]
+
+    @property
+    def busy(self) -> list[str]:
+        """Say what is being worked on."""
+        return self._turns.in_flight
+
+    async def open(self) -> None:
+        """Listen and be found; where that cannot be, go on trying."""
+        gone = remove_abandoned(sockets_of_instances(self._paths, self._driver))
+        if gone:
+            # The kubelet would try them again and again.
+            log.info("removed sockets of instances that are no more", extra={"sockets": [str(path) for path in gone]})
+        await self._try_to_listen()
+        self._keeper = asyncio.create_task(self._keep(), name="sockets")
+
+    def serve(self, preparing: ClaimPreparer, health: HealthSource | None = None) -> None:
+        """Begin to prepare claims, and to tell how the devices do."""
+        self._service.set_preparer(preparing)
+        if self._health is not None and health is not None:
+            self._health.set_source(health)
+
+    async def close(self) -> None:
+        """Take the own sockets away, finish the calls that run, and stop; what is prepared stays prepared."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        for file in reversed(self._files):  # the registration's first: the kubelet is to turn to another instance
+            file.remove()
+        if self._health is not None:
+            self._health.close()
+        grace = GRACE_S if not self._turns.in_flight else max(MIN_GRACE_S, self._turns.worth_waiting(GRACE_S))
+        if self._server is not None:
+            await self._server.stop(grace)
+        if self._retiring:
+            await asyncio.wait(self._retiring, timeout=grace)
+        if not await self._turns.finished(GRACE_S):
+            log.warning("stopped without waiting for what hangs", extra={"work": self._turns.in_flight})
+        self._turns.close()
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            if not self._files or not all(file.is_present for file in self._files):
+                if self._files:
+                    log.warning("a socket has vanished, listening anew", extra={"sockets": self._paths.distinct})
+                await self._try_to_listen()
+
+    async def _try_to_listen(self) -> None:
+        try:
+            await self._listen()
+        except RetryableError as error:
+            if str(error) != self._problem:
+                log.error("the kubelet cannot find this driver yet", extra={"reason": str(error)})
+            self._problem = str(error)
+        else:
+            self._problem = ""
+
+    async def _listen(self) -> None:
+        """Serve on new sockets in the place of the old ones; a connection that stands is not cut before."""
+        before, old = self._files, self._server
+        replaced = before or (None,) * len(self._paths.distinct)
+        files = tuple(SocketFile(path, was) for path, was in zip(self._paths.distinct, replaced, strict=True))
+        server = grpc.aio.server(options=_OPTIONS)
+        server.add_generic_rpc_handlers((self._registration.handler(), *self._service.handlers()))
+        if self._health is not None:
+            server.add_generic_rpc_handlers(tuple(self._health.handlers()))
+        try:
+            for file in files:
+                try:
+                    server.add_insecure_port(file.address)
+                except RuntimeError as error:
+                    raise RetryableError(f"cannot listen: {error}", where=str(file.path)) from error
+            await server.start()
+            for file in files:
+                file.publish()
+        except RetryableError:
+            for file in files:
+                file.remove()
+            await server.stop(None)
+            raise
+        self._server, self._files = server, files
+        log.info("listening for the kubelet", extra={"sockets": [str(path) for path in self._paths.distinct]})
+        if old is not None:
+            retiring = asyncio.create_task(old.stop(GRACE_S), name="old sockets")
+            self._retiring.add(retiring)
+            retiring.add_done_callback(self._retiring.discard)
+
+    def _heard(self, state: RegistrationStatus) -> None:
+        if self._observer is not None:
+            self._observer.registration(state.done, state.error)
+        self._told(state)

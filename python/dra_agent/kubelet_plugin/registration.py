@@ -1,0 +1,89 @@
+"""The registration service: says who is there, and hears what the kubelet made of it. Waits for nothing, ever."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from dra_agent.kubelet_plugin.grpc_handlers import service, unary
+from dra_agent.kubelet_plugin.proto import pluginregistration_pb2 as messages
+
+log = logging.getLogger(__name__)
+
+KIND = "DRAPlugin"
+DRA_SERVICES = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
+HEALTH_SERVICES = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
+"""Services as they are advertised: not the names on the wire. The kubelet takes the first that it knows of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationStatus:
+    """What the kubelet said last."""
+
+    done: bool = False
+    error: str = ""
+    at: float | None = None
+    """Unix time; None where it has said nothing yet."""
+
+    def __str__(self) -> str:
+        if self.done:
+            return "registered with the kubelet"
+        return f"the kubelet refused the driver: {self.error}" if self.at is not None else "waiting for the kubelet"
+
+
+class Registration:
+    """Serves one driver's registration on any number of sockets."""
+
+    def __init__(
+        self, driver: str, endpoint: Path, *, health: bool, heard: Callable[[RegistrationStatus], None]
+    ) -> None:
+        """`endpoint` is the service's socket; `heard` is called on the event loop with what the kubelet says."""
+        self._info = messages.PluginInfo(
+            type=KIND,
+            name=driver,
+            endpoint=str(endpoint),
+            supported_versions=(*DRA_SERVICES, *(HEALTH_SERVICES if health else ())),
+        )
+        self._heard = heard
+        self.state = RegistrationStatus()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Give what a gRPC server is to serve."""
+        return service(
+            messages,
+            "Registration",
+            {
+                "GetInfo": unary(self._get_info, messages.InfoRequest, messages.PluginInfo),
+                "NotifyRegistrationStatus": unary(
+                    self._notify, messages.RegistrationStatus, messages.RegistrationStatusResponse
+                ),
+            },
+        )
+
+    async def _get_info(
+        self, request: messages.InfoRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> messages.PluginInfo:
+        return self._info
+
+    async def _notify(
+        self, request: messages.RegistrationStatus, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> messages.RegistrationStatusResponse:
+        self.state = RegistrationStatus(request.plugin_registered, request.error, time.time())
+        if request.plugin_registered:
+            log.info("registered with the kubelet", extra={"driver": self._info.name})
+        else:
+            log.error(
+                "the kubelet refused the driver", extra={"driver": self._info.name, "reason": request.error or "none"}
+            )
+        self._heard(self.state)
+        if not request.plugin_registered:
+            # An error makes the kubelet forget the plugin and try again.
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"not registered: {request.error}")
+        return messages.RegistrationStatusResponse()

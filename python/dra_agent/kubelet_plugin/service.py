@@ -1,0 +1,199 @@
+"""The DRAPlugin service: prepare and unprepare for the kubelet, in both versions, which differ in nothing but names.
+
+A call is answered with exactly the claims that it asked for, each with its devices or its own error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import grpc
+import grpc.aio
+import msgspec
+
+from dra_agent.deadline import Deadline
+from dra_agent.errors import AgentError, PermanentError, RetryableError
+from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
+from dra_agent.kubelet_plugin.claim_fetch import ClaimReference, fetch
+from dra_agent.kubelet_plugin.grpc_handlers import Unary, service, unary
+from dra_agent.kubelet_plugin.interfaces import ClaimPreparer, ClaimSource, PluginMetrics, Prepared
+from dra_agent.kubelet_plugin.proto import dra_v1_pb2, dra_v1beta1_pb2
+
+log = logging.getLogger(__name__)
+
+BUDGET_S = 40.0
+"""Seconds for a call. The kubelet gives up after 45, and asks again a minute or more later."""
+FETCH_SHARE = 0.75
+"""How much of it the API server may take; the rest is for the devices."""
+SPARE_S = 0.5
+"""Seconds before the caller's deadline at which it is answered at the latest."""
+
+MAX_CLAIMS = 1000
+"""Claims in a call, many times what a pod can have: a larger one would hold up the event loop."""
+MAX_ERROR_BYTES = 4096
+"""Characters of an error; the kubelet puts it into an event of the pod."""
+
+_VERSIONS: tuple[ModuleType, ...] = (dra_v1_pb2, dra_v1beta1_pb2)
+
+
+class DraService:
+    """Serves NodePrepareResources and NodeUnprepareResources."""
+
+    def __init__(self, claims: ClaimSource, turns: ClaimExecutor, observer: PluginMetrics | None = None) -> None:
+        self._claims = claims
+        self._turns = turns
+        self._observer = observer
+        self._preparing: asyncio.Future[ClaimPreparer] = asyncio.get_running_loop().create_future()
+        self._numbers = itertools.count(1)
+
+    def set_preparer(self, preparing: ClaimPreparer) -> None:
+        """Begin to prepare: calls that came earlier wait for this."""
+        self._preparing.set_result(preparing)
+
+    def handlers(self) -> list[grpc.GenericRpcHandler]:
+        """Give what a gRPC server is to serve."""
+        return [
+            service(
+                messages,
+                "DRAPlugin",
+                {
+                    "NodePrepareResources": unary(
+                        self._prepare_with(messages),
+                        messages.NodePrepareResourcesRequest,
+                        messages.NodePrepareResourcesResponse,
+                    ),
+                    "NodeUnprepareResources": unary(
+                        self._unprepare_with(messages),
+                        messages.NodeUnprepareResourcesRequest,
+                        messages.NodeUnprepareResourcesResponse,
+                    ),
+                },
+            )
+            for messages in _VERSIONS
+        ]
+
+    def _prepare_with(self, messages: ModuleType) -> Unary:
+        async def prepare(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            answers = await self._answer("NodePrepareResources", request.claims, context, self._prepare)
+            response = messages.NodePrepareResourcesResponse()
+            for uid, answer in answers.items():
+                if isinstance(answer, AgentError):
+                    response.claims[uid].error = _text(answer)
+                else:
+                    response.claims[uid].devices.extend(_device(messages, item) for item in answer)
+            return response
+
+        return prepare
+
+    def _unprepare_with(self, messages: ModuleType) -> Unary:
+        async def unprepare(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            answers = await self._answer("NodeUnprepareResources", request.claims, context, self._unprepare)
+            response = messages.NodeUnprepareResourcesResponse()
+            for uid, answer in answers.items():
+                response.claims[uid].error = _text(answer) if isinstance(answer, AgentError) else ""
+            return response
+
+        return unprepare
+
+    async def _answer(
+        self,
+        method: str,
+        asked: Sequence[Any],
+        context: grpc.aio.ServicerContext[Any, Any],
+        one: Callable[[ClaimReference, float], Awaitable[Sequence[Prepared]]],
+    ) -> dict[str, Sequence[Prepared] | AgentError]:
+        if len(asked) > MAX_CLAIMS:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {MAX_CLAIMS} claims")
+        began = time.perf_counter()
+        number = next(self._numbers)
+        left = context.time_remaining()
+        budget = BUDGET_S if left is None else min(BUDGET_S, left - min(SPARE_S, left / 4))
+        until = asyncio.get_running_loop().time() + budget
+        claims: dict[str, ClaimReference] = {}
+        answers: dict[str, Sequence[Prepared] | AgentError] = {}
+        for claim in asked:
+            reference = ClaimReference(claim.namespace, claim.name, claim.uid)
+            if claims.setdefault(reference.uid, reference) != reference:
+                answers[reference.uid] = PermanentError("is asked for under two names", where=f"claim {reference.uid}")
+        wanted = [claim for uid, claim in claims.items() if uid not in answers]
+        work = [self._guarded(method, number, claim, until, one) for claim in wanted]
+        found = [await work[0]] if len(work) == 1 else await asyncio.gather(*work)
+        answers.update(zip((claim.uid for claim in wanted), found, strict=True))
+        failed = sum(isinstance(answer, AgentError) for answer in answers.values())
+        log.debug(
+            "call answered",
+            extra={
+                "method": method,
+                "request": number,
+                "claims": len(answers),
+                "failed": failed,
+                "seconds": round(time.perf_counter() - began, 4),
+            },
+        )
+        return answers
+
+    async def _guarded(
+        self,
+        method: str,
+        number: int,
+        claim: ClaimReference,
+        until: float,
+        one: Callable[[ClaimReference, float], Awaitable[Sequence[Prepared]]],
+    ) -> Sequence[Prepared] | AgentError:
+        extra = {"method": method, "request": number, "claim": claim.uid}
+        try:
+            return await one(claim, until)
+        except AgentError as error:
+            log.warning("call not done for a claim", extra={**extra, "reason": str(error)})
+            return error
+        except Exception as error:  # one claim's bug must not fail its neighbours, or the server
+            log.exception("call not done for a claim", extra=extra)
+            return RetryableError(f"unexpected {type(error).__name__}: {error}", where=str(claim))
+
+    async def _prepare(self, claim: ClaimReference, until: float) -> Sequence[Prepared]:
+        began = time.perf_counter()
+        left = until - asyncio.get_running_loop().time()
+        fetched = await fetch(self._claims, claim, until - left * (1 - FETCH_SHARE))
+        if self._observer is not None:
+            self._observer.observe_phase("fetch", time.perf_counter() - began)
+        preparing = await self._ready(until)
+        allocation = msgspec.json.encode(fetched["status"]["allocation"])
+        deadline = Deadline(until)
+        return await self._turns.run(
+            claim.uid, "preparing", allocation, lambda: preparing.prepare(fetched, deadline), until
+        )
+
+    async def _unprepare(self, claim: ClaimReference, until: float) -> Sequence[Prepared]:
+        preparing = await self._ready(until)
+        deadline = Deadline(until)
+        await self._turns.run(claim.uid, "unpreparing", None, lambda: preparing.unprepare(claim.uid, deadline), until)
+        return ()
+
+    async def _ready(self, until: float) -> ClaimPreparer:
+        if not self._preparing.done():
+            left = until - asyncio.get_running_loop().time()
+            await asyncio.wait({self._preparing}, timeout=max(0.0, left))
+        if not self._preparing.done():
+            raise RetryableError("the agent is still starting", hint="wait until /readyz says that it is ready")
+        return self._preparing.result()
+
+
+def _device(messages: ModuleType, item: Prepared) -> Any:
+    return messages.Device(
+        request_names=item.request_names,
+        pool_name=item.pool,
+        device_name=item.device,
+        cdi_device_ids=item.cdi_device_ids,
+        share_id=item.share_id,
+    )
+
+
+def _text(error: AgentError) -> str:
+    """Give what fits into the pod's event; never "", which would say that all is well."""
+    return (str(error) or type(error).__name__)[:MAX_ERROR_BYTES]

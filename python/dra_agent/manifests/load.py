@@ -1,0 +1,104 @@
+"""Objects from files and standard input: multi-document YAML, JSON, and the lists that kubectl prints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dra_agent import _native, user_file
+from dra_agent.errors import UsageError
+from dra_agent.manifests.document import Document, read_documents
+
+STANDARD_INPUT = "-"
+MAX_FILE_BYTES = 256 << 20
+"""Bound of a file of objects: what `kubectl get resourceslices -o json` prints of 5,000 nodes is below."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedObject:
+    """One object of a file."""
+
+    value: dict[str, Any]
+    """The object, as JSON values."""
+    file: str
+    number: int
+    """Which document of the file it is in, from 1."""
+    line_of: Callable[[str], int]
+    """The line of a field such as `spec.devices.requests[0]`, or of its nearest parent."""
+
+    @property
+    def kind(self) -> str:
+        """`ResourceClaim`; empty where the object has none."""
+        return str(self.value.get("kind") or "")
+
+    @property
+    def name(self) -> str:
+        """The name in the metadata; empty where the object has none."""
+        metadata = self.value.get("metadata")
+        return str(metadata.get("name") or "") if isinstance(metadata, dict) else ""
+
+    def where(self, field: str = "") -> str:
+        """`claim.yaml:14`."""
+        return f"{self.file}:{self.line_of(field)}"
+
+    def diagnostics(self) -> list[str]:
+        """Everything that is wrong with the object, each as `claim.yaml:14: field: what`."""
+        errors = msgspec.json.decode(_native.validate_object(msgspec.json.encode(self.value)))
+        return [
+            f"{self.where(error['field'])}: {error['field'] + ': ' if error['field'] else ''}{error['message']}"
+            for error in errors
+        ]
+
+
+def load_manifests(
+    path: Path | str, *, strict: bool = True, allow_empty_list: bool = False, max_bytes: int = MAX_FILE_BYTES
+) -> list[LoadedObject]:
+    """The objects of a regular file or a pipe of the caller, or of standard input where the path is `-`.
+
+    More than `max_bytes` are refused.
+
+    `strict` demands resource.k8s.io/v1 objects without an unknown field or a broken limit; what a cluster printed
+    is read with strict=False, so that fields of a newer cluster are passed over. `allow_empty_list`: a list without
+    items, which kubectl prints where there is nothing, gives no objects.
+
+    Raises UsageError naming the file and, for each thing that is wrong, its line and field.
+    """
+    given = str(path) == STANDARD_INPUT
+    file = "standard input" if given else str(path)
+    try:
+        data = user_file.read_standard_input(max_bytes) if given else user_file.read(path, max_bytes)
+        text = data.decode()
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=file) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"not UTF-8 text (byte {error.start})", where=file) from error
+    return parse_objects(text, file, strict=strict, allow_empty_list=allow_empty_list)
+
+
+def parse_objects(text: str, file: str, *, strict: bool = True, allow_empty_list: bool = False) -> list[LoadedObject]:
+    """The objects of a text; `file` is what errors call it. As `load_objects`."""
+    documents = list(read_documents(text, file))
+    objects = [loaded for number, document in enumerate(documents, 1) for loaded in _objects_of(document, file, number)]
+    if not objects and not (allow_empty_list and documents):
+        raise UsageError("holds no object", where=file, hint="write at least one resource.k8s.io/v1 object")
+    problems = [problem for loaded in objects for problem in loaded.diagnostics()] if strict else []
+    if problems:
+        raise UsageError("\n".join(problems))
+    return objects
+
+
+def _objects_of(document: Document, file: str, number: int) -> Iterator[LoadedObject]:
+    if not isinstance(document.value, dict):
+        where = f"{file}:{document.line_of('')}"
+        raise UsageError("not an object: a document must have apiVersion, kind and spec", where=where)
+    kind = document.value.get("kind")
+    items = document.value.get("items")
+    if isinstance(kind, str) and kind.endswith("List") and (isinstance(items, list) or items is None):
+        for item in document.items("items") if items else []:
+            yield from _objects_of(item, file, number)
+    else:
+        yield LoadedObject(document.value, file, number, document.line_of)

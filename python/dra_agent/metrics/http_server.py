@@ -1,0 +1,203 @@
+"""/metrics, /healthz and /readyz, on threads of their own, so that they answer when the event loop does not.
+
+It knows no metric and no check: it is given both. Slow or many clients keep no others away for long: a connection has a
+deadline, and the oldest one ends where there are too many. Probes can have a listener of their own.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from dra_agent.errors import UsageError
+
+Render = Callable[[str], tuple[bytes, str]]
+Check = Callable[[], list[str]]
+"""What is wrong; nothing if all is well."""
+
+CONNECTION_S = 10.0
+"""Seconds that one connection gets from its beginning to its end, however it spends them."""
+MAX_CONNECTIONS = 16
+"""At a time; one more ends the oldest."""
+MAX_REQUEST_BYTES = 16 << 10
+"""Of a request's line and headers; Prometheus sends less than 1 KiB."""
+_MAX_THREADS = 4 * MAX_CONNECTIONS
+"""Connections that were ended count until their thread has noticed."""
+_CHECK_S = 0.25
+_PAUSE_S = 0.02
+"""After each connection that was ended for another one: a newcomer has at least MAX_CONNECTIONS times that."""
+_NOTHING = {True: b"there are /metrics, /healthz and /readyz\n", False: b"there are /healthz and /readyz\n"}
+
+
+class HttpServer:
+    """Listens from `start` to `close`."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        *,
+        healthy: Check,
+        ready: Check,
+        render: Render | None = None,
+        flag: str = "--metrics-address",
+    ) -> None:
+        """Listen, but answer nobody yet; without `render` there is no /metrics. UsageError where that cannot be."""
+        try:
+            self._server = _Server(address, _handler(render, healthy, ready))
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on {address[0]}:{address[1]}: {error.strerror or error}",
+                where=flag,
+                hint="choose a free port on an address of this host",
+            ) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_CHECK_S,), name="http", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The port; of use where 0 was asked for."""
+        return int(self._server.server_address[1])
+
+    def start(self) -> None:
+        """Answer."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop answering."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._running = threading.BoundedSemaphore(_MAX_THREADS)
+        self._lock = threading.Lock()
+        self._open: dict[socket.socket, float] = {}
+        """Connections and their deadlines, the oldest first."""
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        # The base class asks the resolver for the host's name, which may take long and is of no use here.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            oldest = next(iter(self._open), None) if len(self._open) >= MAX_CONNECTIONS else None
+            if oldest is not None:
+                del self._open[oldest]
+            self._open[request] = time.monotonic() + CONNECTION_S
+        if oldest is not None:
+            _end(oldest)
+            # Who is ended and comes back at once must not push out a client before it is answered.
+            time.sleep(_PAUSE_S)
+        if not self._running.acquire(blocking=False):
+            self._forget(request)
+            self.shutdown_request(request)  # connections come faster than threads end
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._running.release()
+
+    def shutdown_request(self, request: Any) -> None:
+        self._forget(request)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """End connections whose time is over; called four times a second."""
+        now = time.monotonic()
+        with self._lock:
+            late = [connection for connection, deadline in self._open.items() if deadline <= now]
+            for connection in late:
+                del self._open[connection]
+        for connection in late:
+            _end(connection)
+
+    def _forget(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Drop a client that hung up or was too slow."""
+
+
+def _end(connection: socket.socket) -> None:
+    """Wake the thread that reads or writes a connection; it closes it."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Bounded:
+    """What is read of a connection, up to a number of bytes; then it is at its end."""
+
+    def __init__(self, stream: Any, left: int) -> None:
+        self._stream = stream
+        self._left = left
+
+    def readline(self, size: int = -1) -> bytes:
+        """Read a line, or what is left of the number of bytes."""
+        line: bytes = self._stream.readline(self._left if size < 0 else min(size, self._left))
+        self._left -= len(line)
+        return line
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._stream.close()
+
+
+def _handler(render: Render | None, healthy: Check, ready: Check) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = CONNECTION_S
+        server_version = "dra-agent"
+        sys_version = ""
+
+        def setup(self) -> None:
+            super().setup()
+            self.rfile: Any = _Bounded(self.rfile, MAX_REQUEST_BYTES)
+
+        def do_GET(self) -> None:
+            match self.path.partition("?")[0]:
+                case "/metrics" if render is not None:
+                    body, kind = render(self.headers.get("Accept", ""))
+                    self._answer(200, body, kind)
+                case "/healthz":
+                    self._check(healthy())
+                case "/readyz":
+                    self._check(ready())
+                case _:
+                    self._answer(404, _NOTHING[render is not None])
+
+        do_HEAD = do_GET  # noqa: N815  (the base class finds methods by the verb)
+
+        def _check(self, ills: list[str]) -> None:
+            text = "ok\n" if not ills else "".join(f"{ill}\n" for ill in ills)
+            self._answer(503 if ills else 200, text.encode())
+
+        def _answer(self, status: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Log nothing: a scrape is no event."""
+
+    return Handler

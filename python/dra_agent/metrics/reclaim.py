@@ -1,0 +1,121 @@
+"""What Prometheus is told of a reclaim: how well sources are heard, and what holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dra_agent.clock import STEADY
+from dra_agent.reclaim.service import ReclaimService
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+_PREFIX = "dra_agent_reclaim"
+
+
+class SourceSnapshot(msgspec.Struct, frozen=True):
+    """One source."""
+
+    source: str
+    up: bool
+    last_good: float | None
+    """Unix time."""
+    failures: int
+
+
+class ReclaimSnapshot(msgspec.Struct, frozen=True):
+    """Everything, at one moment."""
+
+    phase: str = "none"
+    deadline: float | None = None
+    """Unix time."""
+    notices: int = 0
+    cancelled: int = 0
+    sources: tuple[SourceSnapshot, ...] = ()
+    tainted_after: float | None = None
+    """Seconds from the notice until every device was tainted."""
+    evictions: dict[tuple[str, str], int] = {}
+    """Pods that the agent has moved by itself, by how and with what result."""
+    claims: dict[str, int] = {}
+    """Claims of the notice, by how far they are."""
+    overdue: int = 0
+    """Claims of the notice that were not released at its deadline."""
+
+
+def snapshot_of(reclaim: ReclaimService) -> ReclaimSnapshot:
+    """Read it; safe from any thread."""
+    state, progress = reclaim.state, reclaim.progress()
+    claims = dict.fromkeys(("prepared", "refused", "unprepared", "released"), 0)
+    for record in progress.claims:
+        claims[record.state] += 1
+    return ReclaimSnapshot(
+        phase=state.phase,
+        deadline=None if state.deadline is None else STEADY.to_wall(state.deadline).timestamp(),
+        notices=reclaim.notices,
+        cancelled=reclaim.cancelled,
+        tainted_after=progress.tainted_after,
+        evictions=progress.evictions,
+        claims=claims if state.phase == "notice" else {},
+        overdue=sum(record.overdue is not None for record in progress.claims),
+        sources=tuple(
+            SourceSnapshot(one.source, one.up is True, STEADY.wall_unix(one.last_good), one.failures)
+            for one in reclaim.hearing()
+        ),
+    )
+
+
+def families(reading: ReclaimSnapshot) -> Iterator[Metric]:
+    """Give the metrics of a reading."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    phase = GaugeMetricFamily(f"{_PREFIX}_phase", "1 for the phase that the reclaim is in.", labels=["phase"])
+    for name in ("none", "hint", "notice", "cancelled"):
+        phase.add_metric([name], int(name == reading.phase))
+    yield phase
+    yield CounterMetricFamily(f"{_PREFIX}_notices", "Notices that began.", value=reading.notices)
+    yield CounterMetricFamily(
+        f"{_PREFIX}_cancelled", "Notices that ended while the host lived.", value=reading.cancelled
+    )
+    if reading.deadline is not None:
+        yield GaugeMetricFamily(
+            f"{_PREFIX}_deadline_timestamp_seconds", "When the host is taken.", value=reading.deadline
+        )
+    if reading.tainted_after is not None:
+        yield GaugeMetricFamily(
+            f"{_PREFIX}_taint_publish_duration_seconds",
+            "From the notice until every device was tainted.",
+            value=reading.tainted_after,
+        )
+    moved = CounterMetricFamily(
+        f"{_PREFIX}_fallback_evictions", "Pods that the agent has moved by itself.", labels=["mode", "result"]
+    )
+    none = {(mode, result): 0 for mode in ("evict", "delete") for result in ("ok", "budget", "error")}
+    for (mode, result), count in {**none, **reading.evictions}.items():
+        moved.add_metric([mode, result], count)
+    yield moved
+    if reading.claims:
+        claims = GaugeMetricFamily(f"{_PREFIX}_claims", "Claims of the present notice.", labels=["state"])
+        for name, count in reading.claims.items():
+            claims.add_metric([name], count)
+        yield claims
+        yield GaugeMetricFamily(
+            f"{_PREFIX}_claims_overdue",
+            "Claims of the present notice that were not released at its deadline.",
+            value=reading.overdue,
+        )
+    up = GaugeMetricFamily(f"{_PREFIX}_source_up", "1 while the source can be heard.", labels=["source"])
+    last = GaugeMetricFamily(
+        f"{_PREFIX}_last_poll_timestamp_seconds", "When the source was heard well last.", labels=["source"]
+    )
+    failures = CounterMetricFamily(f"{_PREFIX}_source_failures", "Looks that failed.", labels=["source"])
+    for one in reading.sources:
+        up.add_metric([one.source], int(one.up))
+        failures.add_metric([one.source], one.failures)
+        if one.last_good is not None:
+            last.add_metric([one.source], one.last_good)
+    yield up
+    yield last
+    yield failures

@@ -1,0 +1,237 @@
+"""One life of the library's process, seen from the agent: start it, make calls with deadlines, notice its end.
+
+Calls of one lane (a GPU) are made one after the other, and those of different lanes at the same time, so that one that
+takes long delays only its own lane.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from dra_agent import child
+from dra_agent.errors import RetryableError
+from dra_agent.nvml.values import Codec, targets
+
+_LONGEST = 16 << 20
+"""Bytes of one answer; a process that writes more has lost its mind."""
+_BOOT = 15.0
+"""Seconds that a process gets to come up, before the library is even loaded."""
+_END = 2.0
+"""Seconds that a process gets to end when it is killed, before it is left to the kernel."""
+
+
+class CallTimeoutError(RetryableError):
+    """A call did not come back: not in time, or never."""
+
+
+class WorkerExitedError(CallTimeoutError):
+    """The process ended before the call came back, or is not running."""
+
+
+class StaleHandleError(CallTimeoutError):
+    """A handle is of a process that has ended: get it again."""
+
+
+class NvmlCallError(Exception):
+    """The library answered with an error; `code` is nvmlReturn_t."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class LibraryNotFoundError(Exception):
+    """The library cannot be loaded."""
+
+
+class _Answer(msgspec.Struct):
+    id: int
+    value: Any = None
+    refused: tuple[int, str] | None = None
+    stale: str | None = None
+    missing: str | None = None
+    defect: str | None = None
+    filled: list[tuple[int, str]] = []
+
+
+class _Call:
+    def __init__(self, lane: str, name: str) -> None:
+        self.lane = lane
+        self.name = name
+        self.began = time.monotonic()
+        self.late = False
+        self.done = threading.Event()
+        self.answer: _Answer | None = None
+
+
+class NvmlWorker:
+    """A running process; safe to use from several threads. It is never started again: make another."""
+
+    def __init__(self, module: ModuleType, path: Path | None, generation: int) -> None:
+        """Start it. Raises OSError where the system has no room for one, or it does not come up."""
+        self._codec = Codec(module)
+        self._lock = threading.Lock()
+        self._lanes: dict[str, threading.Lock] = {}
+        self._calls: dict[int, _Call] = {}
+        self._last = 0
+        self._ended = ""
+        self._up = threading.Event()
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        library = str(path.absolute()) if path is not None else ""
+        with theirs:
+            self._process = subprocess.Popen(
+                child.command("dra_agent.nvml.worker", str(theirs.fileno()), str(generation), library),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=child.environment(),
+                cwd=child.WORKING_DIRECTORY,
+            )
+        self._reader = threading.Thread(target=self._read, name="NVML answers", daemon=True)
+        self._reader.start()
+        if not self._up.wait(_BOOT) or self._ended:
+            self.close()
+            raise TimeoutError(self._ended or f"NVML's process did not come up within {_BOOT:g} s")
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> str:
+        """Why it is not running any more; "" while it is."""
+        return self._ended
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody waits for a call."""
+        with self._lock:
+            return any(not call.late for call in self._calls.values())
+
+    def is_stuck(self, lane: str) -> bool:
+        """Whether a call of this lane has missed its deadline and is still out."""
+        with self._lock:
+            return any(call.late and call.lane == lane for call in self._calls.values())
+
+    def stuck_for(self) -> float:
+        """Give the age in seconds of the oldest call that has missed its deadline; 0 where there is none."""
+        with self._lock:
+            oldest = min((call.began for call in self._calls.values() if call.late), default=None)
+        return 0.0 if oldest is None else time.monotonic() - oldest
+
+    def call(self, lane: str, timeout: float, name: str, *arguments: Any) -> Any:
+        """Make a call. Raises HungError, and what else the classes of this module say.
+
+        It waits up to `timeout` seconds for its turn, and then as long for the answer: a call that had to wait is not
+        one that hangs.
+        """
+        encoded = [self._codec.encode(argument) for argument in arguments]
+        with self._lock:
+            turn = self._lanes.setdefault(lane, threading.Lock())
+        self._refuse_stuck(lane)
+        if not turn.acquire(timeout=timeout):
+            raise CallTimeoutError(f"NVML did not come to {name} about {lane} within {timeout:g} s")
+        try:
+            self._refuse_stuck(lane)
+            call = self._send(lane, name, encoded)
+            if not call.done.wait(timeout) and not self._came_late(call):
+                raise CallTimeoutError(f"NVML did not answer within {timeout:g} s ({name})")
+        finally:
+            turn.release()
+        return self._result(call, arguments)
+
+    def close(self) -> None:
+        """End the process, with whatever it is doing; its handles are of no use any more."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        # The reader ends it. One that waits in the kernel goes when the kernel lets it.
+        self._reader.join(_END)
+
+    def _refuse_stuck(self, lane: str) -> None:
+        if self.is_stuck(lane):
+            raise CallTimeoutError(f"an earlier call to NVML about {lane} has not come back yet")
+
+    def _send(self, lane: str, name: str, encoded: list[Any]) -> _Call:
+        call = _Call(lane, name)
+        with self._lock:
+            if self._ended:
+                raise WorkerExitedError(self._ended)
+            self._last += 1
+            number = self._last
+            self._calls[number] = call
+            line = msgspec.json.encode({"id": number, "lane": lane, "name": name, "args": encoded}) + b"\n"
+            # Never waits for long: a lane has one call out, and the other side does nothing but read. An error means
+            # that it has ended, which the reader is about to say.
+            with suppress(OSError):
+                self._socket.sendall(line)
+        return call
+
+    def _came_late(self, call: _Call) -> bool:
+        with self._lock:
+            call.late = not call.done.is_set()
+        return not call.late
+
+    def _result(self, call: _Call, arguments: tuple[Any, ...]) -> Any:
+        answer = call.answer
+        if answer is None:
+            raise WorkerExitedError(f"{self._ended} (in {call.name})")
+        for number, content in answer.filled:
+            self._codec.fill(targets(arguments[number]), content)
+        if answer.refused is not None:
+            raise NvmlCallError(*answer.refused)
+        if answer.stale is not None:
+            raise StaleHandleError(f"NVML was started again, so that what it said before has no meaning ({call.name})")
+        if answer.missing is not None:
+            raise LibraryNotFoundError(answer.missing)
+        if answer.defect is not None:
+            raise TypeError(f"{call.name}: {answer.defect}")
+        return self._codec.decode(answer.value)
+
+    def _read(self) -> None:
+        why = ""
+        try:
+            with self._socket.makefile("rb") as lines:
+                while (line := lines.readline(_LONGEST)) and line.endswith(b"\n"):
+                    answer = msgspec.json.decode(line, type=_Answer)
+                    if answer.id == 0:
+                        self._up.set()
+                    with self._lock:
+                        call = self._calls.pop(answer.id, None)
+                    if call is not None:
+                        call.answer = answer
+                        call.done.set()
+        except OSError:
+            pass  # reset: it ended while calls were on their way
+        except msgspec.MsgspecError as error:
+            why = f"NVML's process does not speak as agreed: {error}"
+        self._process.kill()
+        code = self._process.wait()
+        with self._lock:
+            self._ended = why or _ending(code)
+            calls, self._calls = list(self._calls.values()), {}
+        self._socket.close()
+        self._up.set()
+        for call in calls:
+            call.done.set()
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"NVML's process ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"NVML's process was ended by {name}"

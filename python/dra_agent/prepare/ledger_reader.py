@@ -1,0 +1,53 @@
+"""Reading a ledger that an agent may have open: from a copy, because opening one mends it and locks others out."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from dra_agent.errors import RetryableError
+from dra_agent.prepare.ledger import JournalLedger, LedgerReport
+from dra_agent.prepare.ledger_types import LedgerEntry
+
+TRIES = 5
+PAUSE = 0.05
+"""Seconds between tries: a journal that is being replaced by a snapshot is there again at once."""
+
+
+def read_copy(state_dir: Path) -> tuple[list[LedgerEntry], LedgerReport] | None:
+    """Read the claims, and what the ledger says of itself; None where there is none. Changes nothing.
+
+    RetryableError where it cannot be read.
+    """
+    source = state_dir / "ledger"
+    for attempt in range(TRIES):
+        try:
+            if not source.exists():
+                return None
+            return _read(source)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if isinstance(error, PermissionError) or attempt + 1 == TRIES:
+                raise RetryableError(f"cannot be read: {reason}", where=str(source), hint="try as root") from error
+            time.sleep(PAUSE)
+    raise AssertionError
+
+
+def _read(source: Path) -> tuple[list[LedgerEntry], LedgerReport]:
+    with tempfile.TemporaryDirectory(prefix="dra-agent-ledger-") as directory:
+        _copy(source, Path(directory) / "ledger")
+        with JournalLedger(Path(directory), "copy") as ledger:
+            return ledger.entries(), ledger.report
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.mkdir()
+    with ExitStack() as opened:
+        # All are opened before the first is read: an open journal stays whole when a snapshot replaces it.
+        files = [(path.name, opened.enter_context(path.open("rb"))) for path in source.iterdir() if path.is_file()]
+        for name, file in files:
+            with (target / name).open("wb") as copy:
+                shutil.copyfileobj(file, copy)

@@ -1,0 +1,224 @@
+"""Fields that an API server drops silently while their feature gate is off, and what is published instead.
+
+Gates and fields: k8s.io/kubernetes/pkg/registry/resource/resourceslice/strategy.go (dropDisabledFields).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from dra_agent import _native
+from dra_agent.inventory.model import Device, Inventory
+from dra_agent.slices import Slice
+
+TAINTS = "DRADeviceTaints"
+COUNTERS = "DRAPartitionableDevices"
+SHARING = "DRAConsumableCapacity"
+EFFECT_NONE = "DeviceTaintEffectNone"
+"""No gate, and learned in the same way: a taint's effect that API servers know since Kubernetes 1.35. Version 1.34
+refuses it (pkg/apis/resource/validation/validation.go, validDeviceTaintEffects)."""
+
+_GATES = {
+    "taints": TAINTS,
+    "effect": EFFECT_NONE,
+    "sharedCounters": COUNTERS,
+    "consumesCounters": COUNTERS,
+    "perDeviceNodeSelection": COUNTERS,
+    "allowMultipleAllocations": SHARING,
+    "requestPolicy": SHARING,
+    "bindsToNode": "DRADeviceBindingConditions",
+    "bindingConditions": "DRADeviceBindingConditions",
+    "bindingFailureConditions": "DRADeviceBindingConditions",
+    "nodeAllocatableResources": "DRANodeAllocatableResources",
+    "compatibilityGroups": "DRADeviceCompatibilityGroups",
+    "partitionTypeAttribute": "DRAPartitionableDevicesType",
+    "skipNodeOperations": "DRAOptionalNodeOperations",
+    "ints": "DRAListTypeAttributes",
+    "bools": "DRAListTypeAttributes",
+    "strings": "DRAListTypeAttributes",
+    "versions": "DRAListTypeAttributes",
+}
+_EFFECT = re.compile(r"devices\[(\d+)\]\.taints\[(\d+)\]\.effect\b")
+_UNSAFE = frozenset({TAINTS, COUNTERS})
+"""Without them devices would be given out that must not be: known before the first write that needs them."""
+
+
+def gate_of(path: str) -> str | None:
+    """Name the gate that lets the field at this path pass."""
+    for part in reversed(re.split(r"[.\[\]]+", path)):
+        if part in _GATES:
+            return _GATES[part]
+    return None
+
+
+def remedy(gates: set[str]) -> str:
+    """Say what is published where these gates are off."""
+    parts = []
+    if TAINTS in gates:
+        parts.append("devices that must not be allocated are left out")
+    if COUNTERS in gates:
+        parts.append("whole devices are published, their partitions are left out")
+    if SHARING in gates:
+        parts.append("shared devices are published for one claim each")
+    return ", ".join(parts) or "the slices are published without them"
+
+
+def dropped_fields(sent: Slice, stored: Slice) -> list[str]:
+    """Give the paths in the spec that were sent and are not stored so. What the server adds is no matter."""
+    paths: list[str] = []
+    _compare(sent["spec"], stored.get("spec"), "", paths)
+    return paths
+
+
+def refused_effects(sent: Slice, message: str) -> list[str]:
+    """Give the paths of the taints of effect None that are why the server refuses a slice, by what it says."""
+    paths = []
+    for device, taint in dict.fromkeys(_EFFECT.findall(message)):
+        try:
+            entry = sent["spec"]["devices"][int(device)]
+            effect = entry["taints"][int(taint)]["effect"]
+        except (KeyError, IndexError):
+            continue
+        if effect == "None":
+            paths.append(f"devices[{entry['name']}].taints[{taint}].effect")
+    return paths
+
+
+def _compare(sent: Any, stored: Any, path: str, paths: list[str]) -> None:
+    if isinstance(sent, dict):
+        if not isinstance(stored, dict):
+            if sent:
+                paths.append(path)
+            return
+        for key, value in sent.items():
+            if key == "timeAdded":
+                continue  # rounded and defaulted by the server
+            if key == "taints":
+                _compare_taints(value, stored.get(key), f"{path}.{key}", paths)
+                continue
+            _compare(value, stored.get(key), f"{path}.{key}" if path else key, paths)
+    elif isinstance(sent, list):
+        if not isinstance(stored, list) or len(stored) != len(sent):
+            if sent:
+                paths.append(path)
+            return
+        for at, (mine, theirs) in enumerate(zip(sent, stored, strict=True)):
+            name = mine.get("name", at) if isinstance(mine, dict) else at
+            _compare(mine, theirs, f"{path}[{name}]", paths)
+    elif sent != stored and sent not in (None, False, "") and not _same_quantity(sent, stored):
+        paths.append(path)
+
+
+def _compare_taints(sent: list[Any], stored: Any, path: str, paths: list[str]) -> None:
+    """Where only taints of effect None are missing or changed, name those: it says nothing of taints in general."""
+    found: list[str] = []
+    _compare(sent, stored, path, found)
+    telling = {at: taint for at, taint in enumerate(sent) if taint.get("effect") == "None"}
+    if not found or not telling:
+        paths += found
+        return
+    keys = {taint.get("key") for taint in telling.values()}
+    others = [taint for taint in sent if taint.get("key") not in keys]
+    rest: list[str] = []
+    _compare(others, [taint for taint in stored or () if taint.get("key") not in keys], path, rest)
+    paths += [path] if rest else [f"{path}[{at}].effect" for at in telling]
+
+
+def _same_quantity(left: Any, right: Any) -> bool:
+    """Whether both are amounts and equal: the server writes `1024Mi` as `1Gi`."""
+    if not isinstance(left, str) or not isinstance(right, str):
+        return False
+    try:
+        return bool(_native.quantity_compare(left, right) == 0)
+    except ValueError:
+        return False
+
+
+OFF_FOR_S = 1800.0
+"""How long a gate is taken to be off without asking again: a control plane can be upgraded without breaking a watch."""
+
+
+class Gates:
+    """What is known of the API server's gates. It is learned from answers: a driver cannot ask."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.on: set[str] = set()
+        self.off: set[str] = set()
+        self._clock = clock
+        self._learned: dict[str, float] = {}
+        """When each gate was last found to be off; kept after it was forgotten."""
+
+    def seen(self, stored: frozenset[str]) -> None:
+        """Learn from what is stored (`used`): it passes."""
+        self.on |= stored - self.off
+
+    def learned_off(self, gates: set[str]) -> None:
+        """Learn that these fields do not pass."""
+        self.off |= gates
+        self.on -= gates
+        self._learned.update(dict.fromkeys(gates, self._clock()))
+
+    def forget_off(self) -> None:
+        """Take it that everything passes until an answer says otherwise: this may be another server.
+
+        What was found to be off is asked for with a dry run before it is written again, so that nothing is lost.
+        """
+        self.off.clear()
+
+    def forget_old(self) -> None:
+        """Forget what was found to be off too long ago, as far as a dry run asks for it."""
+        now = self._clock()
+        self.off -= {gate for gate in self.off - {EFFECT_NONE} if now - self._learned[gate] > OFF_FOR_S}
+
+    def doubtful(self, wanted: Slice) -> bool:
+        """Whether the slice needs a gate that may be off: one that was, or one that is dangerous to do without."""
+        asked = _UNSAFE | (self._learned.keys() - {EFFECT_NONE})
+        return bool((used(wanted) & asked) - self.on - self.off)
+
+    def reduce(self, inventory: Inventory) -> Inventory:
+        """Leave out what cannot be said to this server, in a way that gives out nothing that must not be.
+
+        Without taints a device that must not be allocated is left out. Without counters nothing tells the scheduler
+        that a partition is a part of a whole device, so the whole devices are published and their parts are not.
+        """
+        if not self.off:
+            return inventory
+        names = {device.name for device in inventory.devices}
+        reduced = (self._reduce(device, names) for device in inventory.devices)
+        return msgspec.structs.replace(
+            inventory,
+            devices=tuple(device for device in reduced if device is not None),
+            counter_sets={} if COUNTERS in self.off else inventory.counter_sets,
+        )
+
+    def _reduce(self, device: Device, names: set[str]) -> Device | None:
+        if self.off & {TAINTS, EFFECT_NONE} and device.taints:
+            taints = tuple(taint for taint in device.taints if taint.effect != "None")
+            if taints and TAINTS in self.off:
+                return None
+            device = msgspec.structs.replace(device, taints=taints)
+        if COUNTERS in self.off and device.consumes_counters:
+            if device.identity.get("parent") in names:
+                return None
+            device = msgspec.structs.replace(device, consumes_counters=())
+        if SHARING in self.off and device.allow_multiple_allocations:
+            capacity = {name: msgspec.structs.replace(c, request_policy=None) for name, c in device.capacity.items()}
+            device = msgspec.structs.replace(device, allow_multiple_allocations=False, capacity=capacity)
+        return device
+
+
+def used(slice_: Slice) -> frozenset[str]:
+    """Name the gates whose fields a slice has."""
+    spec = slice_["spec"]
+    gates = {COUNTERS} if spec.get("sharedCounters") else set()
+    for device in spec.get("devices") or ():
+        gates |= {_GATES[key] for key in device.keys() & _GATES.keys() - {"taints"} if device[key]}
+        # One of effect None keeps nobody away, so nothing is unsafe without it, and nobody has to ask first.
+        if any(taint.get("effect") != "None" for taint in device.get("taints") or ()):
+            gates.add(TAINTS)
+    return frozenset(gates)

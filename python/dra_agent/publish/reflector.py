@@ -1,0 +1,169 @@
+"""The list and watch of the driver's slices on this node: keeps `Published` current, and says how old it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from contextlib import aclosing, suppress
+
+from dra_agent.errors import AgentError, PermanentError, RetryableError
+from dra_agent.kube_client import (
+    RESOURCE_SLICES,
+    ApiClient,
+    Backoff,
+    GoneError,
+    NotFoundError,
+    UnauthorizedError,
+    UnavailableError,
+    WatchCursor,
+)
+from dra_agent.publish.log_dedup import LogDeduplicator
+from dra_agent.publish.slice_store import ChangedSlice, SliceStore
+
+log = logging.getLogger(__name__)
+
+STEADY_AFTER_S = 30.0
+"""Seconds that a watch has to stand for the next failure to count as the first."""
+RESUME_FOR_S = 300.0
+"""How long after a break a watch is resumed where it was. Later the server has forgotten it (etcd keeps 5 minutes)."""
+
+
+URGENT_RETRY_S = 1.0
+"""The longest pause while the node is reclaimed: few nodes are at a time, and their pods wait for the taints."""
+
+
+class SliceReflector:
+    """Follows until it is cancelled. One task."""
+
+    def __init__(
+        self,
+        api: ApiClient,
+        fields: Mapping[str, str],
+        published: SliceStore,
+        *,
+        disturbed: Callable[[set[ChangedSlice]], None],
+        caught_up: Callable[[], None],
+        urgent: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`disturbed` is called with the slices that are not as they were known.
+
+        `caught_up` is called after the first list, and when a watch stands again after a failure. While `urgent`
+        returns True, pauses are at most `URGENT_RETRY_S` long, unless the server asks for more.
+        """
+        self._api = api
+        self._urgent = urgent
+        self._hurry = asyncio.Event()
+        self._fields = fields
+        self._published = published
+        self._disturbed = disturbed
+        self._caught_up = caught_up
+        self._backoff = Backoff.for_lists()
+        self._cursor: WatchCursor | None = None
+        """Where the watch goes on; None: only a list says what there is."""
+        self._listed = False
+        """Whether the watch that was begun last followed a list."""
+        self._opened_at: float | None = None
+        self._listing = asyncio.Lock()
+        self._broken_since: float | None = time.monotonic()
+        self._complaint = LogDeduplicator()
+        self.error: AgentError | None = None
+        """Why it does not follow at the moment."""
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds for which nobody has told of changes; 0 while the watch stands."""
+        return 0.0 if self._broken_since is None else time.monotonic() - self._broken_since
+
+    async def run(self) -> None:
+        """List and watch; where the watch breaks, go on where it was, or list again where the server has forgotten."""
+        while True:
+            try:
+                if self._cursor is None:
+                    self._cursor = WatchCursor(await self.refresh())
+                    self._listed = True
+                await self._watch(self._cursor)
+            except AgentError as error:
+                await self._pause(error)
+            except Exception as caught:
+                log.exception("slices cannot be followed because of a defect")
+                await self._pause(RetryableError(f"a defect: {caught!r}"))
+
+    async def refresh(self) -> str:
+        """List once; give the version from which to watch. Whoever lost an answer calls this before writing again."""
+        async with self._listing:
+            found = await self._api.list(RESOURCE_SLICES, fields=self._fields)
+            first = not self._published.complete
+            touched = self._published.listed(found)
+        if first:
+            self._caught_up()
+        elif touched:
+            self._disturbed(touched)
+        return found.resource_version
+
+    async def _watch(self, cursor: WatchCursor) -> None:
+        watch = self._api.watch(
+            RESOURCE_SLICES, fields=self._fields, resource_version=cursor, opened=self._watch_opened
+        )
+        async with aclosing(watch):
+            async for event in watch:
+                if touched := self._published.changed(event):
+                    self._disturbed(touched)
+
+    def _watch_opened(self) -> None:
+        self._opened_at = time.monotonic()
+        if self._complaint.is_over():
+            log.info("slices are followed again", extra={"seconds": round(self.lag_s, 1)})
+        self._broken_since = None
+        if self.error is not None:
+            self.error = None
+            self._caught_up()
+
+    async def _pause(self, error: AgentError) -> None:
+        now = time.monotonic()
+        opened_at, self._opened_at = self._opened_at, None
+        if self._broken_since is None:
+            self._broken_since = now
+        if opened_at is not None and now - opened_at > STEADY_AFTER_S:
+            self._backoff.reset()
+        # One that was resumed after a pause, and is too old, has been spread by that pause already.
+        spread = self._backoff.failures > 0 and not self._listed
+        self._listed = False
+        resumable = isinstance(error, UnavailableError | UnauthorizedError)
+        if not resumable or now - self._broken_since > RESUME_FOR_S:
+            self._cursor = None
+        if isinstance(error, GoneError):
+            if spread:
+                return
+        else:
+            self._note(error)
+        await self._sleep(error)
+
+    def hurry(self) -> None:
+        """End the pause that runs, if any: what is published has become urgent."""
+        self._hurry.set()
+
+    async def _sleep(self, error: AgentError) -> None:
+        seconds = self._backoff.delay(error)
+        self._hurry.clear()
+        if getattr(error, "retry_after", None) is not None:
+            await asyncio.sleep(seconds)
+            return
+        if self._urgent():
+            seconds = min(seconds, URGENT_RETRY_S * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
+
+    def _note(self, error: AgentError) -> None:
+        if isinstance(error, NotFoundError):
+            error = PermanentError(
+                "this API server has no ResourceSlices of resource.k8s.io/v1",
+                where=error.where,
+                hint="Kubernetes 1.34 or later is needed",
+            )
+        if self._complaint.is_news(error):
+            log.warning("slices cannot be followed, trying again", extra={"reason": str(error)})
+        self.error = error

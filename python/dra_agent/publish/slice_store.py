@@ -1,0 +1,183 @@
+"""What is published now: what the watch told, under what the agent itself has written since.
+
+The API server tells of a write later than it answers it. Whoever plans the next write from the watch alone would write
+the same twice.
+
+Slices are kept as JSON: as Python values they take eight times the memory, and whoever plans hands them on as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from dra_agent.kube_client import ObjectList, WatchEvent
+from dra_agent.publish.feature_gates import used
+from dra_agent.slices import Slice
+
+_REMEMBERED = 1000
+"""Deletions that are remembered at most."""
+
+
+class ChangedSlice(NamedTuple):
+    """A slice that is not as it was known, and a pool that it is or was of."""
+
+    pool: str
+    slice: str
+
+
+class CachedSlice(msgspec.Struct, frozen=True):
+    """One slice that is published."""
+
+    metadata: dict[str, Any]
+    """Without managedFields."""
+    pool: str
+    gates: frozenset[str]
+    """Those whose fields it has."""
+    encoded: msgspec.Raw
+    """All of it."""
+
+    @property
+    def name(self) -> str:
+        """metadata.name."""
+        return str(self.metadata["name"])
+
+    @classmethod
+    def of(cls, entry: Slice) -> CachedSlice:
+        """Take in a slice that is `sound`."""
+        # The managed fields are large, and nothing here asks who wrote what.
+        metadata = {key: value for key, value in entry["metadata"].items() if key != "managedFields"}
+        encoded = msgspec.json.encode({**entry, "metadata": metadata})
+        return cls(metadata, entry["spec"]["pool"]["name"], used(entry), msgspec.Raw(encoded))
+
+    def decoded(self) -> Slice:
+        """Give it as JSON values, which are the caller's."""
+        slice_: Slice = msgspec.json.decode(self.encoded)
+        return slice_
+
+
+class SliceStore:
+    """The driver's slices of this node."""
+
+    def __init__(self) -> None:
+        self._slices: dict[str, CachedSlice] = {}
+        self._deleted: dict[str, None] = {}
+        """Uids of slices that are gone, and of which something older may still be told: by the watch where the agent
+        deleted them, by a late answer to a write where somebody else did."""
+        self._listed_at: int | None = None
+        self.complete = False
+        """Whether a first list has come: before it nobody knows what there is to keep."""
+
+    def kept(self, pool: str) -> list[CachedSlice]:
+        """The slices of one pool, whatever their generation."""
+        return [found for found in self._slices.values() if found.pool == pool]
+
+    def all(self) -> Iterable[CachedSlice]:
+        """Return the slices of every pool."""
+        return self._slices.values()
+
+    def slices(self, pool: str) -> list[Slice]:
+        """The same as JSON values, made for each call."""
+        return [found.decoded() for found in self.kept(pool)]
+
+    def pools(self) -> set[str]:
+        """The pools that anything is published of."""
+        return {found.pool for found in self._slices.values()}
+
+    def __len__(self) -> int:
+        return len(self._slices)
+
+    def listed(self, found: ObjectList) -> set[ChangedSlice]:
+        """Take a list in; give the slices that differ from what was known.
+
+        A slice that was written after the list was taken stays as it was written.
+        """
+        touched: set[ChangedSlice] = set()
+        listed = {entry["metadata"]["name"]: entry for entry in found.items if is_well_formed(entry)}
+        for entry in listed.values():
+            touched |= self._take(entry)
+        at = self._listed_at = _version(found.resource_version)
+        for name, known in list(self._slices.items()):
+            if name not in listed and not _newer(known, at):
+                touched.add(ChangedSlice(known.pool, known.name))
+                del self._slices[name]
+        self.complete = True
+        return touched
+
+    def changed(self, event: WatchEvent) -> set[ChangedSlice]:
+        """Take an event of the watch in; give the slice that is changed by it, once for each pool that it is or was of.
+
+        By whom is not said: of the agent's own write the watch may tell before the answer comes.
+        """
+        if not is_well_formed(event.object):
+            return set()
+        if event.type != "DELETED":
+            return self._take(event.object)
+        known = self._slices.get(event.object["metadata"]["name"])
+        self.deleted(event.object)
+        if known is None or known.metadata["uid"] != event.object["metadata"]["uid"]:
+            return set()
+        return {ChangedSlice(known.pool, known.name)}
+
+    def wrote(self, answer: Slice) -> None:
+        """Take in what the server answered to a creation or an update.
+
+        The answer may be older than a list in which the slice is missing: somebody was quick to delete it.
+        """
+        if not is_well_formed(answer):
+            return
+        metadata = answer["metadata"]
+        version = _version(metadata["resourceVersion"])
+        passed = version is not None and self._listed_at is not None and version <= self._listed_at
+        if metadata["name"] in self._slices or not passed:
+            self._take(answer)
+
+    def is_known_as(self, answer: Slice) -> bool:
+        """Whether nothing newer than this answer is known of its slice."""
+        known = self._slices.get(answer["metadata"]["name"])
+        return known is not None and known.metadata["resourceVersion"] == answer["metadata"]["resourceVersion"]
+
+    def deleted(self, slice_: Slice) -> None:
+        """Note that this very slice is gone."""
+        metadata = slice_["metadata"]
+        known = self._slices.get(metadata["name"])
+        if known is not None and known.metadata["uid"] == metadata["uid"]:
+            del self._slices[metadata["name"]]
+        self._deleted[metadata["uid"]] = None
+        if len(self._deleted) > _REMEMBERED:
+            del self._deleted[next(iter(self._deleted))]
+
+    def _take(self, entry: Slice) -> set[ChangedSlice]:
+        metadata = entry["metadata"]
+        if metadata["uid"] in self._deleted:
+            return set()
+        known = self._slices.get(metadata["name"])
+        if known is not None and known.metadata["uid"] == metadata["uid"]:
+            if known.metadata["resourceVersion"] == metadata["resourceVersion"]:
+                return set()
+            if _newer(known, _version(metadata["resourceVersion"])):
+                return set()
+        taken = self._slices[metadata["name"]] = CachedSlice.of(entry)
+        return {ChangedSlice(slice_.pool, slice_.name) for slice_ in (known, taken) if slice_ is not None}
+
+
+def is_well_formed(entry: Any) -> bool:
+    """Whether it is an object that names itself and its pool: a server may answer anything."""
+    try:
+        metadata, pool = entry["metadata"], entry["spec"]["pool"]["name"]
+        texts = (metadata["name"], metadata["uid"], metadata["resourceVersion"], pool)
+    except (TypeError, KeyError):
+        return False
+    return all(isinstance(text, str) for text in texts)
+
+
+def _newer(known: CachedSlice, at: int | None) -> bool:
+    version = _version(known.metadata["resourceVersion"])
+    return version is not None and at is not None and version > at
+
+
+def _version(text: str) -> int | None:
+    """Resource versions are compared as numbers (KEP-5504); one that is none is older than everything."""
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,85 @@
+"""What the publisher tells the metrics."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from dra_agent.errors import AgentError
+from dra_agent.publish.errors import DroppedFieldsError, PartiallyAcceptedError, UnsupportedTaintEffectError
+
+
+class PublisherStats(msgspec.Struct, frozen=True):
+    """The publisher at one moment."""
+
+    writes: dict[str, int]
+    """Successful writes by operation: create, update, delete."""
+    errors: dict[str, int]
+    """Failures by kind: unavailable, throttled, conflict, forbidden, invalid, dropped_fields, untold_taints, ..."""
+    slices: int
+    """The driver's slices of this node that are published, as far as is known."""
+    pending: tuple[str, ...]
+    """Pools whose slices are not as they should be."""
+    last_write: float | None
+    """Unix time."""
+    behind: float
+    """Seconds for which the API server's changes have not been heard of; 0 while the watch stands."""
+    left_out: int
+    """Devices that cannot be published."""
+    problems: tuple[str, ...]
+    """What keeps slices from being published, for people."""
+
+
+class PublisherCounters:
+    """Counts since the start."""
+
+    def __init__(self, told: Callable[[AgentError], None] = lambda error: None) -> None:
+        """`told` hears of every failure."""
+        self._told = told
+        self.writes: Counter[str] = Counter(create=0, update=0, delete=0)
+        self.errors: Counter[str] = Counter()
+        self.last_write: float | None = None
+        self.gates_off: dict[str, DroppedFieldsError] = {}
+        """By pool: what the server does not take."""
+        self.untold: dict[str, UnsupportedTaintEffectError] = {}
+        """By pool: what the server that was there last does not take; the next one may."""
+
+    def record_write(self, operation: str) -> None:
+        """Count a write that was answered."""
+        self.writes[operation] += 1
+        self.last_write = time.time()
+
+    def record_failure(self, error: AgentError) -> None:
+        """Count a failure."""
+        self.errors[_kind(error)] += 1
+        self._told(error)
+
+    def dropped(self, error: DroppedFieldsError) -> None:
+        """Count a write that was taken in part, and keep it: nothing mends it but the cluster's configuration."""
+        self.record_failure(error)
+        self.gates_off[error.pool] = error
+
+    def left_untold(self, error: UnsupportedTaintEffectError) -> bool:
+        """Count a write that was not taken because of taints that keep nobody away; whether it is the first."""
+        first = not self.errors[_kind(error)]
+        self.record_failure(error)
+        self.untold[error.pool] = error
+        return first
+
+
+_KINDS: dict[type[AgentError], str] = {
+    PartiallyAcceptedError: "not_taken",
+    UnsupportedTaintEffectError: "untold_taints",
+}
+"""Values of the label `kind` that differ from the name of the class: dashboards know them."""
+
+
+def _kind(error: AgentError) -> str:
+    """DroppedFieldsError → dropped_fields."""
+    if (kind := _KINDS.get(type(error))) is not None:
+        return kind
+    name = type(error).__name__.removesuffix("Error")
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")

@@ -1,0 +1,171 @@
+"""What to do about one pod that the taint does not move away in time. Pure: objects and times in, a decision out.
+
+Never touched: pods of other nodes, of DaemonSets, mirror pods, pods that opted out, pods that have ended. Never with
+a grace period of zero: the API server would forget the pod while its containers still use the devices
+(kubernetes/kubernetes#120671).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import msgspec
+
+from dra_agent.clock import STEADY
+from dra_agent.reclaim.taints import NAME
+
+Mode = Literal["taint", "auto", "evict", "delete"]
+"""taint: leave everything to Kubernetes. evict: the Eviction API, which asks PodDisruptionBudgets. delete: delete at
+once what cannot be evicted at once. auto: evict, and delete with the grace that is left when the deadline is near."""
+
+PATIENCE_S = timedelta(seconds=2)
+"""How long the taint has to have a pod deleted; kube-controller-manager takes less."""
+MARGIN_S = timedelta(seconds=2)
+"""Before the deadline, in which the kubelet gives the claim back."""
+NEAR_S = timedelta(seconds=5)
+"""Beside a pod's own grace period: how long before the deadline eviction is given up for deletion."""
+EARLY = timedelta(seconds=2)
+"""Before the end of a toleration: how long before the taint's own turn a pod is moved whose grace period is longer than
+what is left. The kubelet does not shorten one that has begun."""
+KEEP = "keep"
+"""Value of the annotation `<driver>/reclaim` by which a pod stays until its host is gone."""
+_GRACE = 30
+_MIRROR = "kubernetes.io/config.mirror"
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What to do now: leave (for good), wait (and look again), evict, or delete with `grace` seconds."""
+
+    act: Literal["leave", "wait", "evict", "delete"]
+    why: str
+    grace: int | None = None
+    evict_first: bool = False
+    """Whether a deletion is first tried as an eviction with that grace: it tells the pod that it was disrupted."""
+
+
+class EvictionContext(msgspec.Struct, frozen=True):
+    """When it is decided, for which notice, on which node."""
+
+    now: datetime
+    noticed: datetime
+    deadline: datetime | None
+    node: str
+    driver: str
+    mode: Mode
+
+    @property
+    def left(self) -> timedelta | None:
+        """Until the kubelet must have the claim back; None where nobody knows the end."""
+        return None if self.deadline is None else self.deadline - MARGIN_S - self.now
+
+
+def decide(pod: Mapping[str, Any], claim: Mapping[str, Any], moment: EvictionContext) -> Decision:
+    """Decide about a pod for which a claim of this node is reserved."""
+    if why := _untouchable(pod, moment):
+        return Decision("leave", why)
+    if moment.mode == "taint":
+        return Decision("leave", "nothing but the taint is configured")
+    if pod["metadata"].get("deletionTimestamp"):
+        return _being_deleted(pod, moment)
+    until = _tolerated_until(claim, moment)
+    if until is None:
+        return Decision("leave", "its claim tolerates the taint")
+    # What Kubernetes overlooks (kubernetes/kubernetes#141290) need not be waited for.
+    overlooked = bool((pod.get("status") or {}).get("extendedResourceClaimStatus"))
+    patience = timedelta() if overlooked else PATIENCE_S
+    if _takes_too_long(pod, moment):
+        # The taint would have it deleted with its whole grace period: it has to be asked with a shorter one before.
+        patience = -EARLY
+    if moment.now < until + patience:
+        return Decision("wait", "the taint may still move it")
+    return _move(pod, moment)
+
+
+def _takes_too_long(pod: Mapping[str, Any], moment: EvictionContext) -> bool:
+    return moment.left is not None and _grace(pod) > moment.left.total_seconds()
+
+
+def _move(pod: Mapping[str, Any], moment: EvictionContext) -> Decision:
+    own, left = _grace(pod), moment.left
+    shortened = own if left is None else max(1, min(own, int(left.total_seconds())))
+    late = _takes_too_long(pod, moment)
+    why = "its grace period is longer than the host has" if late else "the taint did not move it"
+    if moment.mode == "delete":
+        return Decision("delete", why, shortened, evict_first=True)
+    near = left is not None and left <= timedelta(seconds=own) + NEAR_S
+    if moment.mode == "auto" and near:
+        return Decision("delete", why if late else "the deadline is near", shortened, evict_first=True)
+    return Decision("evict", why, shortened if late else None)
+
+
+def _being_deleted(pod: Mapping[str, Any], moment: EvictionContext) -> Decision:
+    left = moment.left
+    if moment.mode == "evict" or left is None:
+        return Decision("wait", "it is being deleted")
+    gone = _time(pod["metadata"]["deletionTimestamp"])
+    if gone is None or gone <= moment.now + left:
+        return Decision("wait", "it is being deleted")
+    shortened = max(1, int(left.total_seconds()))
+    if int(pod["metadata"].get("deletionGracePeriodSeconds") or _GRACE) <= shortened:
+        return Decision("wait", "it is being deleted")
+    return Decision("delete", "its grace period is longer than the host has", shortened)
+
+
+def _untouchable(pod: Mapping[str, Any], moment: EvictionContext) -> str:
+    metadata, spec, status = pod.get("metadata") or {}, pod.get("spec") or {}, pod.get("status") or {}
+    if spec.get("nodeName") != moment.node:
+        return "it is not on this node"
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return "it has ended"
+    annotations = metadata.get("annotations") or {}
+    if _MIRROR in annotations:
+        return "it is a mirror pod"
+    owners = metadata.get("ownerReferences") or []
+    if any(owner.get("kind") == "DaemonSet" and owner.get("controller") for owner in owners):
+        return "it belongs to a DaemonSet"
+    if annotations.get(f"{moment.driver}/{NAME}") == KEEP:
+        return "its annotation says so"
+    return ""
+
+
+def _tolerated_until(claim: Mapping[str, Any], moment: EvictionContext) -> datetime | None:
+    """Until when the claim tolerates the taint; None for as long as it is there. The least patient device counts."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    results = (allocation.get("devices") or {}).get("results") or []
+    ends = [
+        _end(result.get("tolerations") or [], moment)
+        for result in results
+        if result.get("driver") == moment.driver and str(result.get("pool", "")).startswith(f"{moment.node}/")
+    ]
+    if not ends:
+        return moment.noticed
+    return min((end for end in ends if end is not None), default=None)
+
+
+def _end(tolerations: list[Mapping[str, Any]], moment: EvictionContext) -> datetime | None:
+    key, longest = f"{moment.driver}/{NAME}", moment.noticed
+    for toleration in tolerations:
+        wanted = toleration.get("operator", "Equal") == "Exists" or toleration.get("value") == "notice"
+        if toleration.get("effect", "") not in ("", "NoExecute") or toleration.get("key", "") not in ("", key):
+            continue
+        if not wanted:
+            continue
+        seconds = toleration.get("tolerationSeconds")
+        if seconds is None:
+            return None
+        longest = max(longest, moment.noticed + timedelta(seconds=max(0, int(seconds))))
+    return longest
+
+
+def _grace(pod: Mapping[str, Any]) -> int:
+    seconds = (pod.get("spec") or {}).get("terminationGracePeriodSeconds")
+    return max(1, seconds if isinstance(seconds, int) else _GRACE)
+
+
+def _time(text: object) -> datetime | None:
+    with contextlib.suppress(ValueError, TypeError):
+        return STEADY.from_wall(datetime.fromisoformat(str(text)).astimezone(UTC))
+    return None

@@ -1,0 +1,225 @@
+"""Whether the host is being taken: everything that all sources say, merged into one state. Pure: no clock, no disk.
+
+The safest reading wins: a notice beats a hint, the earliest deadline counts, and only a clear moves a deadline back.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Literal
+
+import msgspec
+
+from dra_agent.reclaim.signal import Signal
+
+Phase = Literal["none", "hint", "notice", "cancelled"]
+
+GRACE_S = timedelta(seconds=60)
+"""How long after its deadline a lasting notice, of which its source is silent, still holds: nobody is that late."""
+MAX_DISMISSED = 64
+MAX_PAST_EVENTS = 64
+MAX_PAST_AGE_S = 90 * 86400.0
+"""A service lists an event that is over for hours or days."""
+RESCHEDULED = timedelta(minutes=10)
+"""An event that was acted on and now begins later by more than this is a new one."""
+
+
+class ActiveSignal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A reading that holds."""
+
+    reading: Signal
+    since: datetime
+    silent: datetime | None = None
+    """Since when its source, which cannot take it back, does not name it any more."""
+
+
+class PastEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An event that was acted on or declared void: it does not count again after a boot of the host."""
+
+    source: str
+    event: str
+    boot: str
+    """In which it was acted on."""
+    at: float
+    """When, in Unix time: other boots have no other common clock."""
+    once: Literal["id", "word"] = "id"
+    """See Reading."""
+    deadline: datetime | None = None
+    """The last that was known."""
+
+
+class ReclaimState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What holds in one boot of the host."""
+
+    boot: str
+    held: tuple[ActiveSignal, ...] = ()
+    noticed: datetime | None = None
+    """When the present notice began: the same until it ends, also over a restart of the agent."""
+    ended: datetime | None = None
+    """When the last hint or notice ended, if none holds now."""
+    dismissed: tuple[tuple[str, str], ...] = ()
+    """Sources and events that an operator has declared void."""
+    past: tuple[PastEvent, ...] = ()
+    """The newest last."""
+
+    @property
+    def phase(self) -> Phase:
+        """The one word."""
+        kinds = {held.reading.kind for held in self.held}
+        if "notice" in kinds:
+            return "notice"
+        if "hint" in kinds:
+            return "hint"
+        return "none" if self.ended is None else "cancelled"
+
+    @property
+    def cause(self) -> Signal | None:
+        """The reading that counts: of notices, else of hints, the one with the earliest deadline."""
+        return min((held.reading for held in self.held), key=_urgency, default=None)
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the host is taken, as far as is known; None without a notice."""
+        cause = self.cause
+        return cause.deadline if cause is not None and cause.kind == "notice" else None
+
+
+def apply(state: ReclaimState, reading: Signal, now: datetime) -> ReclaimState:
+    """Take in one reading; the state itself where it changes nothing."""
+    key = (reading.source, reading.event)
+    if reading.kind == "clear":
+        return _clear(state, key, now)
+    if key in state.dismissed or is_past(state, reading):
+        return state
+    if reading.kind == "notice":
+        state = _remember(state, reading, now)
+    known = next((held for held in state.held if _key(held) == key), None)
+    if known is None:
+        return _with(state, (*state.held, ActiveSignal(reading, now)), now)
+    merged = ActiveSignal(_safest(known.reading, reading), known.since)
+    if merged == known:
+        return state
+    return _with(state, tuple(merged if held is known else held for held in state.held), now)
+
+
+def is_past(state: ReclaimState, reading: Signal) -> bool:
+    """Whether the event was acted on in an earlier boot of the host, and is not announced for a later time now."""
+    for past in state.past:
+        if (past.source, past.event) == (reading.source, reading.event) and past.boot != state.boot:
+            later = (
+                not reading.deadline_note
+                and reading.deadline is not None
+                and past.deadline is not None
+                and reading.deadline > past.deadline + RESCHEDULED
+            )
+            return past.once == "word" or not later
+    return False
+
+
+def next_boot(state: ReclaimState, boot: str, booted: datetime, unix_now: float) -> ReclaimState:
+    """The state with which a boot of the host begins, after the boot that `state` is of: only what is past is kept."""
+    for held in state.held:
+        reading = held.reading
+        # A hint whose time came and went with the boot: the service may go on listing it as begun.
+        if reading.kind == "hint" and reading.deadline is not None and reading.deadline <= booted:
+            state = _remember(state, reading, booted)
+    kept = tuple(past for past in state.past if unix_now - past.at <= MAX_PAST_AGE_S)
+    return ReclaimState(boot, past=kept[-MAX_PAST_EVENTS:])
+
+
+def expire(state: ReclaimState, now: datetime) -> ReclaimState:
+    """Let go of lasting notices whose source is silent and whose deadline is long past."""
+    return _with(state, tuple(held for held in state.held if not _over(held, now)), now)
+
+
+def next_expiry(state: ReclaimState) -> datetime | None:
+    """When `expire` will next change something."""
+    return min((_end(held) for held in state.held if held.silent is not None), default=None)
+
+
+def dismiss(state: ReclaimState, now: datetime) -> ReclaimState:
+    """Declare everything that holds void, by an operator's word: the same events of the same sources count no more."""
+    for held in state.held:
+        state = _remember(state, held.reading, now)
+    dismissed = (*state.dismissed, *(_key(held) for held in state.held))[-MAX_DISMISSED:]
+    return _with(msgspec.structs.replace(state, dismissed=dismissed), (), now)
+
+
+def keep_sources(state: ReclaimState, names: frozenset[str], now: datetime) -> ReclaimState:
+    """Let go of what sources have said that are not listened to any more."""
+    return _with(state, tuple(held for held in state.held if held.reading.source in names), now)
+
+
+def _clear(state: ReclaimState, key: tuple[str, str], now: datetime) -> ReclaimState:
+    if key in state.dismissed:
+        # Taken back by its source: should the source say it once more, it is something new.
+        state = msgspec.structs.replace(state, dismissed=tuple(one for one in state.dismissed if one != key))
+    if any((past.source, past.event, past.once) == (*key, "word") for past in state.past):
+        # The word is free for the next event of its kind.
+        past = tuple(one for one in state.past if (one.source, one.event) != key)
+        state = msgspec.structs.replace(state, past=past)
+    kept = []
+    for held in state.held:
+        if _key(held) != key:
+            kept.append(held)
+        elif held.reading.sticky and held.reading.kind == "notice":
+            silent = held if held.silent is not None else msgspec.structs.replace(held, silent=now)
+            if not _over(silent, now):
+                kept.append(silent)
+    return _with(state, tuple(kept), now)
+
+
+def _with(state: ReclaimState, held: tuple[ActiveSignal, ...], now: datetime) -> ReclaimState:
+    if held == state.held:
+        return state
+    noticed = (state.noticed or now) if any(one.reading.kind == "notice" for one in held) else None
+    ended = None if held else (now if state.held else state.ended)
+    return msgspec.structs.replace(state, held=held, noticed=noticed, ended=ended)
+
+
+def _remember(state: ReclaimState, reading: Signal, now: datetime) -> ReclaimState:
+    if not reading.once:
+        return state
+    key = (reading.source, reading.event)
+    known = next((one for one in state.past if (one.source, one.event) == key), None)
+    if known is not None and (known.boot, known.deadline) == (state.boot, reading.deadline):
+        return state
+    event = PastEvent(*key, state.boot, now.timestamp(), reading.once, reading.deadline)
+    others = tuple(one for one in state.past if (one.source, one.event) != key)
+    return msgspec.structs.replace(state, past=(*others, event)[-MAX_PAST_EVENTS:])
+
+
+def _safest(known: Signal, said: Signal) -> Signal:
+    if known.kind == "hint":
+        return said
+    if said.kind == "hint":
+        return known
+    # Of two deadlines for one event the earlier one stays; what is said of it is the latest.
+    earlier = min((r for r in (said, known) if r.deadline is not None), key=_deadline, default=said)
+    return msgspec.structs.replace(
+        said, deadline=earlier.deadline, deadline_note=earlier.deadline_note, sticky=known.sticky or said.sticky
+    )
+
+
+def _key(held: ActiveSignal) -> tuple[str, str]:
+    return held.reading.source, held.reading.event
+
+
+def _end(held: ActiveSignal) -> datetime:
+    # A lasting notice without a deadline counts from the moment at which its source fell silent.
+    start = held.reading.deadline or held.silent or held.since
+    return max(start, held.silent or start) + GRACE_S
+
+
+def _over(held: ActiveSignal, now: datetime) -> bool:
+    return held.silent is not None and now >= _end(held)
+
+
+def _deadline(reading: Signal) -> datetime:
+    assert reading.deadline is not None
+    return reading.deadline
+
+
+def _urgency(reading: Signal) -> tuple[bool, bool, float, str, str]:
+    stamp = reading.deadline.timestamp() if reading.deadline is not None else 0.0
+    return reading.kind != "notice", reading.deadline is None, stamp, reading.source, reading.event

@@ -1,8 +1,0 @@
-"""MIG partitions that are made when a claim for them is prepared, and destroyed when it is given back."""
-
-from __future__ import annotations
-
-from dra_agent.setup.mig.parameters import MigConfig
-from dra_agent.setup.mig.setup import MigSetup
-
-__all__ = ["MigConfig", "MigSetup"]

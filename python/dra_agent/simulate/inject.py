@@ -1,0 +1,308 @@
+"""Changes a simulated host while an agent runs on it: pulls devices out, raises errors, makes library calls hang.
+
+Each change is made under one lock, and every file is replaced by rename, so whoever reads meanwhile sees the host
+before or after it, never half a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from dra_agent.errors import UsageError
+from dra_agent.simulate import builder, mig, nvml
+from dra_agent.simulate.machine import Function, Machine
+from dra_agent.simulate.profiles import load_profile
+from dra_agent.simulate.roles.network import Interface, RdmaDevice
+from dra_agent.simulate.roles.nvidia import NvidiaGpu
+
+When = Literal["before", "after"]
+"""A call has its effect."""
+WRITTEN = frozenset({"driver_override", "unbind", "drivers_probe", "bind", "current_compute_partition"})
+"""Attributes of which writing does something (see `kernel`)."""
+XID_EVENT = 0x8
+"""nvmlEventTypeXidCriticalError."""
+FALLEN_OFF_THE_BUS = 79
+"""The XID that NVIDIA's driver logs for a GPU that no longer answers."""
+_BRIDGE = 0x0604
+_KEPT_EVENTS = 256
+
+
+def unplug(root: Path, device: str, machine: Machine | None = None) -> str:
+    """Take a device, and all below it, out of the host; gives its PCI address.
+
+    GPUs are lost to NVML, with the XID that goes with it. `device` is a PCI address, a GPU's UUID or minor number, or
+    the name of an interface or RDMA device; `machine` is needed where it is no profile's.
+    """
+    with _changing(root, machine) as (machine, simulated):
+        address = find(machine, device).address
+        if address in simulated.unplugged:
+            raise UsageError(f"{address} is already unplugged", where=str(root))
+        gone = {function.address for function in machine.functions()}
+        gone -= {function.address for function in machine.without({address}).functions()}
+        gpus = [(gpu.uuid, gpu.minor) for function, gpu in machine.with_role(NvidiaGpu) if function.address in gone]
+
+        def notice() -> None:
+            # The driver finds out by asking a device that is no longer there.
+            for uuid, minor in gpus:
+                _add_event(root, uuid, FALLEN_OFF_THE_BUS)
+                mig.reset(root, uuid, minor)
+
+        drivers = {other: driver for other, driver in simulated.drivers.items() if other not in gone}
+        now = msgspec.structs.replace(simulated, unplugged=(*simulated.unplugged, address), drivers=drivers)
+        builder.apply(machine, now, root, gone=notice)
+    return address
+
+
+def replug(root: Path, device: str, machine: Machine | None = None) -> str:
+    """Put an unplugged device back; gives its PCI address."""
+    with _changing(root, machine) as (machine, simulated):
+        address = find(machine, device).address
+        if address not in simulated.unplugged:
+            raise UsageError(f"{address} is not unplugged", where=str(root), hint=_unplugged(simulated))
+        rest = tuple(other for other in simulated.unplugged if other != address)
+        builder.apply(machine, msgspec.structs.replace(simulated, unplugged=rest), root)
+    return address
+
+
+def reset(root: Path, device: str, machine: Machine | None = None) -> str:
+    """Reset a GPU: its MIG instances are gone, and the MIG mode is the one asked for last; gives its UUID."""
+    machine, _ = _recall(root, machine)
+    function = find(machine, device)
+    uuid = _gpu(machine, device)
+    minor = next(role.minor for role in function.roles if isinstance(role, NvidiaGpu))
+    mig.reset(root, uuid, minor)
+    return uuid
+
+
+def xid(
+    root: Path,
+    device: str,
+    number: int,
+    machine: Machine | None = None,
+    *,
+    gpu_instance: int = nvml.NO_INSTANCE,
+    compute_instance: int = nvml.NO_INSTANCE,
+) -> str:
+    """Raise an XID on a GPU, or on a MIG instance of it; gives the GPU's UUID."""
+    machine, _ = _recall(root, machine)
+    uuid = _gpu(machine, device)
+    with nvml.locked(root / "lib"):
+        _add_event(root, uuid, number, gpu_instance, compute_instance)
+    return uuid
+
+
+def start_process(
+    root: Path,
+    device: str,
+    pid: int,
+    memory_bytes: int,
+    machine: Machine | None = None,
+    *,
+    gpu_instance: int = nvml.NO_INSTANCE,
+    compute_instance: int = nvml.NO_INSTANCE,
+    cgroup: str | None = None,
+) -> str:
+    """Let a process compute on a GPU, or on a MIG instance of it; gives the GPU's UUID."""
+    machine, _ = _recall(root, machine)
+    uuid = _gpu(machine, device)
+    process = nvml.Process(uuid, pid, memory_bytes, gpu_instance, compute_instance, cgroup)
+    with nvml.locked(root / "lib"):
+        _edit(root, lambda state: msgspec.structs.replace(state, processes=(*state.processes, process)))
+    return uuid
+
+
+def end_process(root: Path, pid: int) -> int:
+    """End what a process computes, on every GPU; gives on how many that was."""
+    _recall(root, None, needs_machine=False)
+    with nvml.locked(root / "lib"):
+        old = nvml.read(root / "lib")
+        rest = tuple(process for process in old.processes if process.pid != pid)
+        nvml.write(root / "lib", msgspec.structs.replace(old, processes=rest))
+    return len(old.processes) - len(rest)
+
+
+def hang(
+    root: Path,
+    function: str | None,
+    device: str | None = None,
+    machine: Machine | None = None,
+    *,
+    when: When = "before",
+) -> None:
+    """Make calls of a function (None: of all) about a GPU (None: all) hang until `clear`."""
+    _add_fault(root, machine, device, nvml.Fault(function, hang=True, when=when))
+
+
+def delay(
+    root: Path,
+    function: str | None,
+    milliseconds: int,
+    device: str | None = None,
+    machine: Machine | None = None,
+    *,
+    times: int | None = None,
+) -> None:
+    """Make calls take that much longer; so many of them (None: all)."""
+    _add_fault(root, machine, device, nvml.Fault(function, delay_ms=milliseconds, times=times))
+
+
+def fail(
+    root: Path,
+    function: str | None,
+    code: int,
+    device: str | None = None,
+    machine: Machine | None = None,
+    *,
+    milliseconds: int = 0,
+    times: int | None = None,
+    when: When = "before",
+) -> None:
+    """Make calls fail with one of NVML's error numbers, after that time, so many of them (None: all).
+
+    A call that fails "after" has had its effect.
+    """
+    fault = nvml.Fault(function, delay_ms=milliseconds, code=code, times=times, when=when)
+    _add_fault(root, machine, device, fault)
+
+
+def kill(
+    root: Path,
+    function: str | None,
+    device: str | None = None,
+    machine: Machine | None = None,
+    *,
+    whom: Literal["library", "agent"] = "library",
+    times: int = 1,
+    when: When = "before",
+) -> None:
+    """End the process that makes a call, before the call has its effect or after, as `kill -9` does.
+
+    The agent keeps the library in a process of its own: "library" means that one, "agent" its parent too.
+    """
+    _add_fault(root, machine, device, nvml.Fault(function, kill=whom, times=times, when=when))
+
+
+def clear(root: Path) -> int:
+    """Take all faults away; gives how many there were. What hangs, comes back."""
+    with _changing(root, None, needs_machine=False) as (_, simulated):
+        state = nvml.read(root / "lib")
+        nvml.write(root / "lib", msgspec.structs.replace(state, faults=()))
+        builder.save_state(root, msgspec.structs.replace(simulated, kernel_faults=()))
+    return len(state.faults) + len(simulated.kernel_faults)
+
+
+def answer_write(
+    root: Path,
+    device: str,
+    attribute: str,
+    *,
+    errno: int | None = None,
+    milliseconds: int = 0,
+    machine: Machine | None = None,
+) -> str:
+    """Make writes of an attribute of a device fail, take longer, or (neither given) hang until `clear`."""
+    with _changing(root, machine) as (machine, simulated):
+        address = find(machine, device).address
+        if attribute not in WRITTEN:
+            raise UsageError(f"no attribute {attribute!r} is written", hint=f"name one of {', '.join(sorted(WRITTEN))}")
+        fault = builder.KernelFault(address, attribute, errno, milliseconds)
+        faults = (*simulated.kernel_faults, fault)
+        builder.save_state(root, msgspec.structs.replace(simulated, kernel_faults=faults))
+    return address
+
+
+def find(machine: Machine, device: str) -> Function:
+    """The function that somebody means; UsageError names those that there are."""
+    wanted = device.lower()
+    for function in machine.functions():
+        if wanted in (function.address, function.address.removeprefix("0000:")):
+            return function
+        if any(wanted in _names(role) for role in function.roles):
+            return function
+    known = [function.address for function in machine.functions() if function.id.class_code >> 8 != _BRIDGE]
+    raise UsageError(f"no device {device!r} in {machine.name}; known: {', '.join(known)}")
+
+
+def _names(role: object) -> tuple[str, ...]:
+    match role:
+        case NvidiaGpu(minor=minor, uuid=uuid):
+            return (uuid.lower(), str(minor))
+        case Interface(name=name) | RdmaDevice(name=name):
+            return (name.lower(),)
+    return ()
+
+
+def _gpu(machine: Machine, device: str) -> str:
+    function = find(machine, device)
+    for role in function.roles:
+        if isinstance(role, NvidiaGpu):
+            return role.uuid
+    gpus = ", ".join(other.address for other, _ in machine.with_role(NvidiaGpu)) or "none"
+    raise UsageError(f"{function.address} is no NVIDIA GPU; those of {machine.name}: {gpus}")
+
+
+@contextmanager
+def _changing(
+    root: Path, machine: Machine | None, *, needs_machine: bool = True
+) -> Iterator[tuple[Machine, builder.SimulatedState]]:
+    """Recall the host under the lock that everybody takes who changes it: the agent binds drivers meanwhile."""
+    _recall(root, machine, needs_machine=needs_machine)  # before a lock is made where no host is
+    with nvml.locked(root / "lib"):
+        yield _recall(root, machine, needs_machine=needs_machine)
+
+
+def _recall(
+    root: Path, machine: Machine | None, *, needs_machine: bool = True
+) -> tuple[Machine, builder.SimulatedState]:
+    simulated = builder.load_state(root)
+    if simulated is None:
+        raise UsageError(
+            "not a simulated host", where=str(root), hint=f"make one with `dra-agent simulate build PROFILE {root}`"
+        )
+    if machine is None and needs_machine:
+        machine = load_profile(simulated.profile)
+    return machine or Machine(simulated.profile, "", (), ()), simulated
+
+
+def _unplugged(simulated: builder.SimulatedState) -> str:
+    return f"unplugged are: {', '.join(simulated.unplugged) or 'none'}"
+
+
+def _add_event(
+    root: Path, uuid: str, number: int, gpu_instance: int = nvml.NO_INSTANCE, compute_instance: int = nvml.NO_INSTANCE
+) -> None:
+    def with_event(state: nvml.NvmlState) -> nvml.NvmlState:
+        sequence = max((event.sequence for event in state.events), default=0) + 1
+        event = nvml.Event(sequence, uuid, XID_EVENT, number, gpu_instance, compute_instance)
+        return msgspec.structs.replace(state, events=(*state.events, event)[-_KEPT_EVENTS:])
+
+    _edit(root, with_event)
+
+
+def _add_fault(root: Path, machine: Machine | None, device: str | None, fault: nvml.Fault) -> None:
+    machine, _ = _recall(root, machine)
+    if fault.function is not None:
+        _check_function(root, fault.function)
+    fault = msgspec.structs.replace(fault, device=device and _gpu(machine, device))
+    with nvml.locked(root / "lib"):
+        _edit(root, lambda state: msgspec.structs.replace(state, faults=(*state.faults, fault)))
+
+
+def _check_function(root: Path, function: str) -> None:
+    """Refuse a name that the library does not have: such a fault would never happen."""
+    library = (root / "lib" / nvml.LIBRARY).read_bytes()
+    # The dynamic string table holds every exported name, each closed with a NUL.
+    stem = b"\0" + function.encode()
+    if not function.startswith("nvml") or not any(stem + end in library for end in (b"\0", b"_v2\0", b"_v3\0")):
+        raise UsageError(
+            f"the simulated NVML has no function {function!r}", hint="name one as NVML does: nvmlDeviceGetMemoryInfo"
+        )
+
+
+def _edit(root: Path, change: Callable[[nvml.NvmlState], nvml.NvmlState]) -> None:
+    nvml.write(root / "lib", change(nvml.read(root / "lib")))

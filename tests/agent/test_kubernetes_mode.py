@@ -1,0 +1,280 @@
+"""A real agent in Kubernetes mode: a kubelet asks over the sockets, an API server of real HTTP knows the claims."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.conftest import AgentProcess, ServiceManager, Start
+from dra_agent import simulate
+from dra_agent.simulate import inject
+from eventually import eventually, eventually_async
+from fake_apiserver.fake import FakeApi
+from kubelet_plugin.fake_kubelet import Driver, FakeKubelet
+
+DRIVER = "dra-agent.internal"
+GPU = "gpu-0000-00-04-0"
+
+
+@pytest.fixture
+def kubernetes(start: Start, fake_api: FakeApi, tmp_path: Path, kubelet_dir: Path) -> Callable[..., AgentProcess]:
+    """Start an agent in Kubernetes mode."""
+    credentials = fake_api.kubeconfig(tmp_path / "kubeconfig")
+
+    def run(*flags: str, **how: Any) -> AgentProcess:
+        where = ("--kubelet-dir", str(kubelet_dir), "--kubeconfig", str(credentials))
+        return start("--no-standalone", *where, "--metrics-address", "127.0.0.1:0", *flags, **how)
+
+    return run
+
+
+def allocate(api: FakeApi, name: str, device: str = GPU, driver: str = DRIVER, **devices: Any) -> tuple[str, str, str]:
+    """Put an allocated claim into the API server; (namespace, name, uid)."""
+    pool = f"node-a/{device.partition('-')[0]}"
+    result = {"request": "gpu", "driver": driver, "pool": pool, "device": device}
+    made = api.put(
+        "resourceclaims",
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaim",
+            "metadata": {"namespace": "default", "name": name, "uid": str(uuid.uuid4())},
+            "spec": {"devices": {}},
+            "status": {"allocation": {"devices": {"results": [result], **devices}}},
+        },
+    )
+    return "default", name, made["metadata"]["uid"]
+
+
+@asynccontextmanager
+async def registered(directory: Path) -> AsyncIterator[Driver]:
+    kubelet = FakeKubelet(directory)
+    try:
+        yield await kubelet.driver()
+    finally:
+        await kubelet.close()
+
+
+async def prepare(driver: Driver, claim: tuple[str, str, str], timeout: float = 45.0) -> Any:
+    return (await driver.call("prepare", [claim], timeout)).claims[claim[2]]
+
+
+async def unprepare(driver: Driver, claim: tuple[str, str, str]) -> str:
+    return str((await driver.call("unprepare", [claim])).claims[claim[2]].error)
+
+
+def specs(tmp_path: Path) -> list[str]:
+    return [path.read_text() for path in (tmp_path / "cdi").glob("*.json")]
+
+
+def test_a_claim_from_prepare_to_unprepare(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, tmp_path: Path
+) -> None:
+    claim = allocate(fake_api, "one")
+    agent = kubernetes()
+
+    async def scenario() -> None:
+        async with registered(kubelet_dir) as driver:
+            first = await prepare(driver, claim)
+            assert not first.error
+            assert [device.device_name for device in first.devices] == [GPU]
+            assert first.devices[0].pool_name == "node-a/gpu"
+            (spec,) = specs(tmp_path)
+            assert first.devices[0].cdi_device_ids[0].partition("=")[2] in spec
+            other = allocate(fake_api, "two")
+            assert "one" in (await prepare(driver, other)).error, "the message names the holder"
+            assert await prepare(driver, claim) == first
+            assert await unprepare(driver, claim) == ""
+            assert specs(tmp_path) == []
+            assert not (await prepare(driver, other)).error
+
+    asyncio.run(scenario())
+    status, metrics = agent.get("/metrics")
+    assert status == 200
+    assert "dra_agent_registered 1.0" in metrics
+    assert 'dra_agent_registrations_total{result="registered"} 1.0' in metrics
+    assert 'dra_agent_dra_phase_duration_seconds_count{phase="fetch"} 4.0' in metrics
+    for phase in ("lock", "ledger", "cdi"):
+        count = re.search(rf'phase_duration_seconds_count{{phase="{phase}"}} (\d+)', metrics)
+        assert count and int(count[1]) >= 2, phase
+    assert 'dra_agent_dra_requests_total{operation="prepare",result="ok"} 3.0' in metrics
+    writes = [seen for seen in fake_api.writes() if "resourceclaims" in seen.path]
+    assert not [seen for seen in writes if "status" not in seen.path], "preparing writes no claim"
+
+
+def test_readiness_and_systemd_say_whether_the_kubelet_knows_the_driver(
+    kubernetes: Callable[..., AgentProcess], kubelet_dir: Path, service_manager: ServiceManager
+) -> None:
+    agent = kubernetes(environment={"NOTIFY_SOCKET": str(service_manager.path)}).ready()
+    assert agent.get("/readyz") == (503, "waiting for the kubelet\n")
+    assert agent.get("/healthz")[0] == 200
+    assert service_manager.heard[0] == "READY=1\nSTATUS=2 devices on node node-a, waiting for the kubelet"
+
+    async def scenario() -> None:
+        async with registered(kubelet_dir):
+            pass
+
+    asyncio.run(scenario())
+    eventually(lambda: len(service_manager.news()) > 1, agent.said)
+    assert service_manager.news()[1] == "STATUS=2 devices on node node-a, registered with the kubelet"
+    assert agent.get("/readyz") == (200, "ok\n")
+    assert agent.end() == 0
+    assert not [path for path in kubelet_dir.rglob("*") if not path.is_dir()], "own sockets are removed"
+    assert "Traceback" not in agent.said()
+
+
+def test_it_comes_back_after_a_kill_with_the_same_answer(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path
+) -> None:
+    claim = allocate(fake_api, "one")
+    agent = kubernetes()
+
+    async def scenario() -> None:
+        async with registered(kubelet_dir) as driver:
+            before = await prepare(driver, claim)
+        agent.end(signal.SIGKILL)
+        assert list(kubelet_dir.rglob("*.sock")), "nobody took the sockets away"
+        kubernetes().ready()
+        async with registered(kubelet_dir) as driver:
+            assert await prepare(driver, claim) == before
+            assert await unprepare(driver, claim) == ""
+
+    asyncio.run(scenario())
+
+
+def test_the_kubelet_is_answered_while_the_vendors_library_hangs(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, state: Path, tmp_path: Path
+) -> None:
+    host = state / "simulated" / "vm-1gpu"
+    state.mkdir()
+    simulate.build("vm-1gpu", host)
+    inject.hang(host, None)
+    config = tmp_path / "config.toml"
+    config.write_text("[inventory]\nnvml_timeout = 600\n")
+    claim = allocate(fake_api, "one", "nic-0000-00-05-0")
+    # It answers long before the kubelet's own deadline, on every machine.
+    agent = kubernetes(
+        "--config", str(config), patch="from dra_agent.kubelet_plugin import service\nservice.BUDGET_S = 1.0"
+    )
+
+    async def scenario() -> None:
+        async with registered(kubelet_dir) as driver:
+            assert "still starting" in (await prepare(driver, claim)).error
+            kubelet = FakeKubelet(kubelet_dir)
+            for _ in range(20):
+                await kubelet.register(next(iter(kubelet.sockets())))  # fails where GetInfo takes a second
+                await kubelet.close()
+                await asyncio.sleep(0.05)
+            assert "info ready" not in agent.said()
+            inject.clear(host)
+            await asyncio.to_thread(agent.ready)
+
+    asyncio.run(scenario())
+
+
+def test_the_api_server_may_be_away_and_wrong(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path
+) -> None:
+    claim = allocate(fake_api, "one")
+    agent = kubernetes().ready()
+
+    async def scenario() -> None:
+        async with registered(kubelet_dir) as driver:
+            early = 'resourceclaims "one" is forbidden: no relationship found between node "node-a" and this object'
+            fake_api.fail(403, times=3, path="resourceclaims", body=json.dumps({"kind": "Status", "message": early}))
+            fake_api.fail(429, path="resourceclaims", retry_after=1)
+            fake_api.fail(500, path="resourceclaims")
+            fake_api.html(path="resourceclaims")
+            fake_api.reset(path="resourceclaims")
+            assert not (await prepare(driver, claim)).error
+            assert await unprepare(driver, claim) == ""
+            fake_api.fail(403, times=None, path="resourceclaims", body='{"kind":"Status","message":"no"}')
+            began = time.monotonic()
+            assert (
+                "default/resourceclaims/one: no; grant this identity the right"
+                in (await prepare(driver, claim, timeout=100.0)).error
+            )
+            assert time.monotonic() - began < 50, "what cannot get better is not waited for"
+
+    asyncio.run(scenario())
+    assert "Traceback" not in agent.said()
+
+
+def test_claims_of_an_api_server_that_is_away_are_refused_and_given_back(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path
+) -> None:
+    claim, other = allocate(fake_api, "one"), allocate(fake_api, "two", "nic-0000-00-05-0")
+    # It answers long before the kubelet's own deadline, on every machine.
+    agent = kubernetes(patch="from dra_agent.kubelet_plugin import service\nservice.BUDGET_S = 5.0").ready()
+
+    async def scenario() -> None:
+        async with registered(kubelet_dir) as driver:
+
+            async def prepared() -> bool:
+                return not (await prepare(driver, claim)).error
+
+            await eventually_async(prepared, agent.said)
+            fake_api.stop()
+            assert "cannot be read" in (await prepare(driver, other)).error
+            assert await unprepare(driver, claim) == ""
+
+    asyncio.run(scenario())
+    assert "Traceback" not in agent.said()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        ({"apiVersion": "x/v1", "kind": "Nonsense"}, "'Nonsense' of 'x/v1' is not known to this agent"),
+        ({"kind": "Nonsense"}, "config[0].opaque.parameters.apiVersion: is missing"),
+        ("text", "config[0].opaque.parameters: is not an object"),
+    ],
+)
+def test_configuration_that_is_not_understood_is_named(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path, parameters: Any, says: str
+) -> None:
+    config = [
+        {"source": "FromClaim", "opaque": {"driver": "another.example.com", "parameters": {"anything": 1}}},
+        {"source": "FromClass", "opaque": {"driver": DRIVER, "parameters": parameters}},
+    ]
+    claim = allocate(fake_api, "one", config=config)
+    foreign = allocate(fake_api, "two", config=config[:1])
+    kubernetes()
+
+    async def scenario() -> None:
+        async with registered(kubelet_dir) as driver:
+            answer = await driver.call("prepare", [claim, foreign])
+            assert says.replace("[0]", "[1]") in answer.claims[claim[2]].error
+            assert not answer.claims[foreign[2]].error
+
+    asyncio.run(scenario())
+
+
+def test_devices_of_other_drivers_are_theirs(
+    kubernetes: Callable[..., AgentProcess], fake_api: FakeApi, kubelet_dir: Path
+) -> None:
+    claim = allocate(fake_api, "one", driver="another.example.com")
+    kubernetes()
+
+    async def scenario() -> None:
+        async with registered(kubelet_dir) as driver:
+            answer = await prepare(driver, claim)
+            assert not answer.error and not answer.devices
+
+    asyncio.run(scenario())
+
+
+def test_a_kubeconfig_that_is_none_ends_the_start(kubernetes: Callable[..., AgentProcess], tmp_path: Path) -> None:
+    agent = kubernetes("--kubeconfig", str(tmp_path / "absent"))
+    assert agent.process.wait(60) in (1, 2)
+    assert str(tmp_path / "absent") in agent.said()
+    assert "Traceback" not in agent.said()

@@ -1,0 +1,186 @@
+"""Which devices others give out too, as a pure decision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dra_agent.conflicts import exclude, find_conflicts, observe
+from dra_agent.inventory import Attribute, CounterConsumption, CounterSet, Device, Inventory
+
+DRIVER, NODE = "dra-agent.internal", "node-1"
+
+
+def device(name: str, family: Any, vendor: str, address: str, **more: Any) -> Device:
+    attributes = {key: Attribute.of(value) for key, value in more.pop("attributes", {}).items()}
+    return Device(name, family, vendor, address, attributes=attributes, **more)
+
+
+GPU = device("gpu-0", "gpu", "nvidia", "0000:1b:00.0", identity={"uuid": "GPU-1B"})
+MIG = device(
+    "gpu-1-mig", "gpu", "nvidia", "0000:43:00.0", identity={"uuid": "MIG-9"}, attributes={"parentUUID": "GPU-43"}
+)
+AMD = device("gpu-2", "gpu", "amd", "0000:05:00.0")
+INTEL = device("gpu-3", "gpu", "intel", "0000:03:00.0")
+RDMA = device("nic-0", "nic", "mellanox", "0000:18:00.0", attributes={"rdma": True, "isSriovVf": False})
+VF = device("nic-1", "nic", "intel", "0000:3b:01.0", attributes={"rdma": False, "isSriovVf": True})
+GAUDI = device("accelerator-0", "accelerator", "habana", "0000:19:00.0")
+FPGA = device("fpga-0", "fpga", "xilinx", "0000:af:00.1")
+ALL = (GPU, MIG, AMD, INTEL, RDMA, VF, GAUDI, FPGA)
+
+
+def node(**capacity: str) -> dict[str, Any]:
+    return {"metadata": {"name": NODE}, "status": {"capacity": {"cpu": "8", "memory": "64Gi", **capacity}}}
+
+
+def listed(driver: str, *devices: dict[str, Any], node: str = NODE) -> dict[str, Any]:
+    return {"spec": {"driver": driver, "nodeName": node, "devices": list(devices)}}
+
+
+def told(name: str, **attributes: Any) -> dict[str, Any]:
+    return {"name": name, "attributes": {key: {"string": value} for key, value in attributes.items()}}
+
+
+def refused(*slices: dict[str, Any], node: dict[str, Any] = node(), devices: Any = ALL) -> dict[str, str]:  # noqa: B008
+    return find_conflicts(devices, observe(node=node, slices=slices, driver=DRIVER, name=NODE)).managers
+
+
+def test_another_agent_of_the_host_is_named_by_its_state_directory() -> None:
+    """Two drivers of this product on one node: people look for the second one's configuration."""
+    slices = [
+        listed("nvidia.example.com", told("gpu-0000-1b-00-0", **{"resource.kubernetes.io/pciBusID": "0000:1b:00.0"}))
+    ]
+    agents = {"nvidia.example.com": "/var/lib/second", "nics.example.com": "/var/lib/third"}
+    seen = observe(node=node(), slices=slices, driver=DRIVER, name=NODE, agents=agents)
+    verdict = find_conflicts(ALL, seen)
+    assert verdict.managers == {
+        "gpu-0": "driver nvidia.example.com (dra-agent of this host, state directory /var/lib/second)"
+    }
+
+
+@pytest.mark.parametrize(
+    ("resource", "covered"),
+    [
+        ("nvidia.com/gpu", [GPU, MIG]),
+        ("nvidia.com/gpu.shared", [GPU, MIG]),
+        ("nvidia.com/mig-1g.10gb", [GPU, MIG]),
+        ("nvidia.com/GA102GL_A10", [GPU, MIG]),
+        ("amd.com/gpu", [AMD]),
+        ("amd.com/cpx_nps4", [AMD]),
+        ("amd.com/xilinx_u250_gen3x16_xdma_4_1_202210_1-0", [FPGA]),
+        ("xilinx.com/fpga-xilinx_u200", [FPGA]),
+        ("gpu.intel.com/i915", [INTEL]),
+        ("gpu.intel.com/xe", [INTEL]),
+        ("gpu.intel.com/i915_monitoring", []),
+        ("rdma/hca_shared_devices_a", [RDMA]),
+        ("nvidia.com/hostdev", [RDMA]),
+        ("intel.com/intel_sriov_netdevice", [VF]),
+        ("openshift.io/mlx_vf", [VF]),
+        ("nvidia.com/GA102_vfio", [GPU, MIG]),
+        ("habana.ai/gaudi", [GAUDI]),
+        ("example.com/foo", []),
+        ("hugepages-2Mi", []),
+        ("dra-agent.internal/gpu", []),
+    ],
+)
+def test_a_device_plugin_covers_the_devices_of_its_kind(resource: str, covered: list[Device]) -> None:
+    expected = {found.name: f"device plugin {resource}" for found in ALL if found in covered}
+    assert refused(node=node(**{resource: "2"})) == expected
+
+
+@pytest.mark.parametrize("amount", ["0", "00", "0Ki", "0.0", "0e3"])
+def test_what_the_kubelet_leaves_of_a_plugin_that_is_gone_is_nothing(amount: str) -> None:
+    assert refused(node=node(**{"nvidia.com/gpu": amount})) == {}
+    assert refused(node=node(**{"nvidia.com/gpu": f"{amount}1" if amount.isdigit() else "10Ki"})) != {}
+
+
+def test_a_node_that_says_nothing_has_no_device_plugin() -> None:
+    for empty in ({}, {"status": None}, {"status": {"capacity": None}}, {"status": {}}):
+        assert refused(node=empty) == {}
+
+
+def test_an_extended_resource_of_dra_is_in_allocatable_requests_but_in_no_capacity() -> None:
+    # A DeviceClass with extendedResourceName: nvidia.com/gpu changes no Node; our own slices do not count either.
+    own = listed(DRIVER, told("gpu-0", **{"resource.kubernetes.io/pciBusID": "0000:1b:00.0"}))
+    assert refused(own, node=node()) == {}
+
+
+@pytest.mark.parametrize(
+    ("driver", "device", "refuses"),
+    [
+        ("gpu.nvidia.com", told("gpu-0", **{"resource.kubernetes.io/pciBusID": "0000:1b:00.0"}), GPU),
+        ("gpu.nvidia.com", told("gpu-0", pcieBusID="00000000:1B:00.0"), GPU),
+        ("gpu.nvidia.com", told("gpu-0", uuid="gpu-1b"), GPU),
+        ("gpu.nvidia.com", told("gpu-0", **{"gpu.nvidia.com/uuid": "GPU-1B"}), GPU),
+        ("gpu.nvidia.com", told("gpu-1", uuid="GPU-43"), MIG),
+        ("gpu.nvidia.com", told("gpu-1-mig-9", uuid="MIG-1", parentUUID="GPU-43"), MIG),
+        ("gpu.amd.com", told("gpu-1-129", pciAddr="0000:05:00.0"), AMD),
+        ("gpu.intel.com", told("0000-03-00-0-0x56c0", model="0x56c0"), INTEL),
+        ("dra.net", told("eth7", **{"dra.net/pciAddress": "0000:18:00.0"}), RDMA),
+        ("dra.net", told("pci-0000-18-00-0"), RDMA),
+        ("sriovnetwork.k8snetworkplumbingwg.io", told("x", pciAddress="0000:3b:01.0"), VF),
+    ],
+)
+def test_a_device_that_another_driver_lists_is_known_by_its_names(
+    driver: str, device: dict[str, Any], refuses: Device
+) -> None:
+    assert refused(listed(driver, device)) == {refuses.name: f"driver {driver}"}
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        listed(DRIVER, told("x", uuid="GPU-1B")),
+        listed("gpu.nvidia.com", told("x", uuid="GPU-1B"), node="node-2"),
+        listed("gpu.nvidia.com", told("x", uuid="GPU-FF")),
+        listed("gpu.nvidia.com", told("x", **{"resource.kubernetes.io/pcieRoot": "0000:1b:00.0"})),
+        listed("gpu.nvidia.com", told("x", pciBusID="0000:1b:00.1")),
+        listed("gpu.nvidia.com", told("x", pciBusID="nonsense")),
+        listed("gpu.nvidia.com", {"name": "x", "attributes": {"uuid": {"int": 5}, "y": None}}),
+        listed("gpu.nvidia.com", {"name": "x", "attributes": None}),
+        {"spec": {"driver": "gpu.nvidia.com", "nodeName": NODE, "devices": [None, 7, {}]}},
+        {"spec": {"driver": "gpu.nvidia.com", "nodeName": NODE, "sharedCounters": []}},
+        {"spec": {"driver": "gpu.nvidia.com", "allNodes": True, "devices": [told("x", uuid="GPU-1B")]}},
+        {"spec": None},
+        {},
+    ],
+)
+def test_what_is_not_of_this_node_or_not_this_device_refuses_nothing(item: dict[str, Any]) -> None:
+    assert refused(item) == {}
+
+
+def test_a_driver_that_lists_the_device_is_named_before_a_plugin() -> None:
+    found = refused(listed("gpu.nvidia.com", told("x", uuid="GPU-1B")), node=node(**{"nvidia.com/gpu": "8"}))
+    assert found == {GPU.name: "driver gpu.nvidia.com", MIG.name: "device plugin nvidia.com/gpu"}
+
+
+def test_two_drivers_with_one_device_are_named_in_the_same_order_always() -> None:
+    slices = [listed(name, told("x", uuid="GPU-1B")) for name in ("b.example.com", "a.example.com")]
+    assert refused(*slices) == refused(*reversed(slices)) == {GPU.name: "driver a.example.com"}
+
+
+def test_what_is_published_is_the_rest_and_says_why() -> None:
+    counters = (CounterSet("gpu-a", {}), CounterSet("gpu-b", {}))
+    part = {
+        name: device(
+            f"gpu-{name}",
+            "gpu",
+            "amd",
+            f"0000:0{name}:00.0",
+            consumes_counters=(CounterConsumption(f"gpu-{name}", {}),),
+        )
+        for name in ("a", "b")
+    }
+    inventory = Inventory(devices=(part["a"], part["b"], RDMA), counter_sets={"gpu": counters})
+    verdict = find_conflicts(
+        inventory.devices,
+        observe(node=node(), slices=[listed("x.y", told("z", pciAddr="0000:0a:00.0"))], driver=DRIVER, name=NODE),
+    )
+    published = exclude(inventory, verdict)
+    assert published.devices == (part["b"], RDMA)
+    assert published.counter_sets == {"gpu": (counters[1],)}
+    (exclusion,) = published.excluded
+    assert exclusion.name == "gpu-a" and exclusion.reason.startswith("driver x.y gives it out on this node too")
+    assert "second_manager" in exclusion.reason
+    assert exclude(inventory, find_conflicts((), observe(node={}, slices=(), driver=DRIVER, name=NODE))) is inventory

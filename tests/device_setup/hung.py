@@ -1,0 +1,36 @@
+"""A kernel that hangs, met by set-ups: an access is given up because it hangs, and never because a machine is slow."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from eventually import DEADLINE_S, POLL_INTERVAL_S
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Give the deadline of accesses: it passes as soon as one hangs in the simulated kernel."""
+    hanging: set[threading.Thread] = set()
+    patience_s = 10 * DEADLINE_S
+
+    def sleep(seconds: float) -> None:
+        # The simulated kernel sleeps while what is asked of it waits for somebody else.
+        hanging.add(threading.current_thread())
+        time.sleep(seconds)
+
+    class Access(threading.Thread):
+        def join(self, timeout: float | None = None) -> None:
+            while timeout == patience_s and self.is_alive() and self not in hanging:
+                super().join(POLL_INTERVAL_S)
+            if timeout != patience_s:
+                super().join(timeout)
+
+    monkeypatch.setattr(
+        "dra_agent.device_setup.sysfs_writer.threading", SimpleNamespace(Thread=Access, Lock=threading.Lock)
+    )
+    monkeypatch.setattr("dra_agent.simulate.kernel.time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    return patience_s

@@ -1,0 +1,281 @@
+"""A NIC's interface: the hook that containers get, the MTU, and everything put back; once on a real kernel."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from deadlines import a_minute
+from dra_agent.device_setup import rtnetlink
+from dra_agent.device_setup.net import NicConfig, NicSetup
+from dra_agent.device_setup.net import setup as net
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory.model import Device
+from dra_agent.prepare.config import ConfigurationError, decode
+from dra_agent.prepare.setup import API_VERSION, SetupDevice, UnsuitableError
+
+ADDRESS = "0000:31:00.0"
+
+
+def want(**interface: Any) -> NicConfig:
+    return msgspec.convert({"interface": interface}, NicConfig)
+
+
+def nic(name: str = "nic-0", ifname: str = "ens1", address: str = ADDRESS, **more: str) -> Device:
+    return Device(name, "nic", "mellanox", address, {}, identity={"ifname": ifname, **more})
+
+
+def given(device: Device) -> list[SetupDevice]:
+    return [SetupDevice(device, ("nic",))]
+
+
+class Tree:
+    """A /sys with interfaces: what the kernel would do with them is done by `move` and `come_back`."""
+
+    def __init__(self, root: Path) -> None:
+        self.host = Host(sysfs=root / "sys", dev=root / "dev", proc=root / "proc")
+        self.state = root / "state"
+        self.add(ADDRESS, "ens1")
+
+    def add(self, address: str, name: str, mtu: int = 1500, flags: str = "0x1003") -> None:
+        (self.host.sysfs / "bus/pci/devices" / address / "net" / name).mkdir(parents=True)
+        folder = self.host.sysfs / "class/net" / name
+        folder.mkdir(parents=True)
+        (folder / "mtu").write_text(f"{mtu}\n")
+        (folder / "flags").write_text(f"{flags}\n")
+        (folder / "address").write_text("02:fc:00:00:00:31\n")
+
+    def remove(self, address: str, name: str) -> None:
+        shutil.rmtree(self.host.sysfs / "bus/pci/devices" / address / "net" / name)
+        shutil.rmtree(self.host.sysfs / "class/net" / name)
+
+    def shown(self, name: str) -> tuple[int, bool]:
+        folder = self.host.sysfs / "class/net" / name
+        return int((folder / "mtu").read_text()), bool(int((folder / "flags").read_text(), 16) & 1)
+
+    def agent(self) -> NicSetup:
+        return NicSetup(self.host, self.state, self.state / "host", patience=0.2)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def test_an_mtu_is_set_and_put_back(tree: Tree) -> None:
+    outcome = tree.agent().set_up("a", given(nic()), want(mtu=9000), None, a_minute())
+    assert tree.shown("ens1") == (9000, True) and outcome.edits == {}
+    again = tree.agent().set_up("a", given(nic()), want(mtu=9000), outcome.record, a_minute())
+    assert again == outcome, "an agent that starts again knows how it was"
+    tree.agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert tree.shown("ens1") == (1500, True) and list((tree.state / "net").iterdir()) == []
+    tree.agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
+
+
+def test_containers_get_the_hook_also_when_it_has_moved_the_interface(tree: Tree) -> None:
+    agent = tree.agent()
+    outcome = agent.set_up("a", given(nic()), want(name="net1", mtu=9000), None, a_minute())
+    (hook,) = outcome.edits["nic-0"].hooks
+    assert hook.hook_name == "createRuntime" and Path(hook.path).stat().st_mode & 0o777 == 0o755
+    about = ("--claim", "a", "--key", "nic-0", "--task", "interface")
+    assert hook.args[1:] == ("--socket", str(tree.state / "host/hooks.sock"), *about)
+    assert outcome.edits["nic-0"].net_devices == ()
+    assert outcome.edits["nic-0"].env == ("DRA_AGENT_DEVICE_NIC_0_IFNAME=net1",)
+    tree.remove(ADDRESS, "ens1")
+    moved = Device("nic-0", "nic", "mellanox", ADDRESS, {})  # as the inventory has it now
+    assert tree.agent().set_up("a", given(moved), want(name="net1", mtu=9000), outcome.record, a_minute()) == outcome
+    with pytest.raises(RetryableError, match="ens1 has not come back from the container; end what still runs"):
+        agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    tree.add(ADDRESS, "ens1", mtu=9000, flags="0x1002")  # the kernel brings it back switched off
+    agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert tree.shown("ens1") == (1500, True)
+
+
+def test_an_mtu_that_the_adapter_does_not_take(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = tree.agent()
+
+    def refuse(name: str, mtu: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")  # as dev_set_mtu answers above max_mtu
+
+    monkeypatch.setattr(agent._interfaces, "set_mtu", refuse)
+    with pytest.raises(PermanentError, match="interface.mtu: ens1 cannot have 9999: Invalid argument; ask for less"):
+        agent.set_up("a", given(nic()), want(mtu=9999), None, a_minute())
+    agent.roll_back("a", ["nic-0"], want(mtu=9999), a_minute())
+    assert tree.shown("ens1") == (1500, True)
+
+
+def test_a_nic_that_is_gone_holds_no_claim_up(tree: Tree) -> None:
+    agent = tree.agent()
+    agent.set_up("a", given(nic()), want(name="net1"), None, a_minute())
+    shutil.rmtree(tree.host.sysfs / "bus/pci/devices" / ADDRESS)
+    agent.tear_down("a", ["nic-0"], None, a_minute())
+    assert list((tree.state / "net").iterdir()) == []
+
+
+def test_what_was_begun_is_put_back(tree: Tree) -> None:
+    agent = tree.agent()
+    tree.add("0000:32:00.0", "ens2")
+    with pytest.raises(PermanentError, match="net1 would be the name of 2 interfaces"):
+        agent.set_up("a", [*given(nic()), *given(nic("nic-1", "ens2"))], want(name="net1"), None, a_minute())
+    mtu = tree.host.sysfs / "class/net/ens1/mtu"
+    agent.set_up("a", given(nic()), want(mtu=9000), None, a_minute())
+    tree.agent().roll_back("b", ["nic-0"], want(mtu=9000), a_minute())
+    assert tree.shown("ens1")[0] == 9000, "another claim's"
+    tree.agent().roll_back("a", ["nic-0"], want(mtu=9000), a_minute())
+    assert mtu.read_text().strip() == "1500"
+
+
+@pytest.mark.parametrize(
+    ("device", "interface", "message"),
+    [
+        (Device("nic-0", "nic", "mellanox", ADDRESS, {}, identity={"rdma": "mlx5_0"}), {}, "^interface: .* none"),
+        (nic(uplink="ens1"), {"mtu": 9000}, "^interface: the host itself needs it"),
+    ],
+)
+def test_what_cannot_be(tree: Tree, device: Device, interface: dict[str, Any], message: str) -> None:
+    with pytest.raises(PermanentError, match=message):
+        tree.agent().check(device, want(**interface))
+    tree.agent().check(nic(), want(name="net1", mtu=9000))
+
+
+def test_an_agent_that_sees_no_containers_moves_nothing(tree: Tree) -> None:
+    (tree.host.proc / "self/ns").mkdir(parents=True)
+    (tree.host.proc / "self/ns/pid").symlink_to("pid:[4026532281]")  # as in a pod without hostPID
+    with pytest.raises(PermanentError, match="^interface.name: .* the agent is not in the host's process namespace"):
+        tree.agent().check(nic(), want(name="net1"))
+    tree.agent().check(nic(), want(mtu=9000))
+
+
+def test_what_it_is_not_for(tree: Tree) -> None:
+    with pytest.raises(UnsuitableError, match="is for NICs, not for a gpu"):
+        tree.agent().check(Device("gpu-0", "gpu", "amd", ADDRESS, {}), want())
+    elsewhere = Host(sysfs=tree.host.sysfs, net=Path("/run/host-net"))
+    with pytest.raises(PermanentError, match="^interface: the agent has a network of its own"):
+        NicSetup(elsewhere, tree.state, tree.state).check(nic(), want(mtu=9000))
+    assert tree.agent().default(nic()) is None
+
+
+GOOD = ["net1", "rdma0", "a", "ib.8001", "x" * 15]
+BAD = ["", "lo", "eth0", "all", ".", "..", "a/b", "a b", "-a", "x" * 16, "net1\n", "näh", 1]
+
+
+@pytest.mark.parametrize("name", [*GOOD, *BAD])
+def test_names(tree: Tree, name: object) -> None:
+    value = settings(name=name)
+    setups: Any = {NicSetup.kind: tree.agent()}
+    if name in GOOD:
+        decode(value, setups, field="")
+        return
+    with pytest.raises(ConfigurationError) as caught:
+        decode(value, setups, field="")
+    assert caught.value.field == "interface.name"
+
+
+def settings(**interface: Any) -> dict[str, Any]:
+    return {"apiVersion": API_VERSION, "kind": "NicConfig", "interface": interface}
+
+
+@pytest.mark.parametrize(
+    ("interface", "field", "reason"),
+    [
+        ({"name": "net1", "addresses": ["10.0.0.5"]}, "interface.addresses[0]", "matching regex"),
+        ({"name": "net1", "addresses": ["10.0.0.5/24", 5]}, "interface.addresses[1]", "expected `str`"),
+        ({"name": "net1", "addresses": ["10.0.0.500/24"]}, "interface", r"addresses\[0\]: '10.0.0.500/24' does not"),
+        ({"name": "net1", "addresses": ["10.0.0.5/33"]}, "interface", r"addresses\[0\]: '10.0.0.5/33' does not"),
+        ({"name": "net1", "addresses": ["10.0.0.5/24"] * 65}, "interface.addresses", "length <= 64"),
+        ({"addresses": ["10.0.0.5/24"]}, "interface", "addresses: only for an interface that has a name"),
+        ({"routes": [{"destination": "10.1.0.0/16"}]}, "interface", "routes: only for an interface that has a name"),
+        ({"name": "net1", "routes": [{}]}, "interface.routes[0].destination", "is missing"),
+        ({"name": "net1", "routes": [{"destination": "default"}]}, "interface.routes[0].destination", "matching regex"),
+        (
+            {"name": "net1", "routes": [{"destination": "10.1.2.3/16"}]},
+            "interface.routes[0]",
+            "destination: .*host bits",
+        ),
+        (
+            {"name": "net1", "routes": [{"destination": "10.1.0.0/16", "gateway": "fd00::1"}]},
+            "interface.routes[0]",
+            "gateway: fd00::1 is not of the family",
+        ),
+        (
+            {"name": "net1", "routes": [{"destination": "10.1.0.0/16", "via": "x"}]},
+            "interface.routes[0].via",
+            "no such",
+        ),
+    ],
+)
+def test_mistakes_in_addresses_and_routes(tree: Tree, interface: dict[str, Any], field: str, reason: str) -> None:
+    setups: Any = {NicSetup.kind: tree.agent()}
+    with pytest.raises(ConfigurationError, match=reason) as caught:
+        decode(settings(**interface), setups, field="")
+    assert caught.value.field == field
+
+
+def test_addresses_and_routes_of_both_families(tree: Tree) -> None:
+    routes = [{"destination": "0.0.0.0/0", "gateway": "10.0.0.1"}, {"destination": "fd00:1::/64"}]
+    setups: Any = {NicSetup.kind: tree.agent()}
+    _, decoded = decode(settings(name="net1", addresses=["10.0.0.5/24", "fd00::5/64"], routes=routes), setups, field="")
+    assert isinstance(decoded, NicConfig) and decoded.interface.addresses == ("10.0.0.5/24", "fd00::5/64")
+    assert [route.gateway for route in decoded.interface.routes] == ["10.0.0.1", None]
+
+
+REAL = """
+import subprocess, sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+from dra_agent.host import Host
+from deadlines import a_minute
+from device_setup.test_net import ADDRESS, given, nic, want
+from dra_agent.device_setup.net import NicSetup
+
+def ip(*words): subprocess.run(["ip", *words], check=True)
+subprocess.run(["mount", "-t", "sysfs", "sysfs", "/sys"], check=True)
+root = Path({root!r})
+(root / "sys/bus/pci/devices" / ADDRESS).mkdir(parents=True)
+(root / "sys/class").mkdir()
+(root / "sys/class/net").symlink_to("/sys/class/net")
+(root / "sys/bus/pci/devices" / ADDRESS / "net").symlink_to("/sys/class/net")
+ip("link", "add", "dra0", "mtu", "1400", "up", "type", "veth", "peer", "name", "dra1")
+agent = NicSetup(Host(sysfs=root / "sys"), root / "state", root)
+def shown(name):
+    folder = Path("/sys/class/net") / name
+    return int((folder / "mtu").read_text()), int((folder / "flags").read_text(), 16) & 1
+outcome = agent.set_up("a", given(nic(ifname="dra0")), want(name="net1", mtu=1300), None, a_minute())
+assert shown("dra0") == (1300, 1), shown("dra0")
+# What a runtime and the kernel do: into a network with another name, and back from it under that name, switched off.
+ip("link", "set", "dra0", "down")
+ip("link", "set", "dra0", "name", "net1")
+agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+assert shown("dra0") == (1400, 1), shown("dra0")
+assert not Path("/sys/class/net/net1").exists()
+print("as it was")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
+def test_a_real_interface_is_as_it_was_afterwards(tmp_path: Path) -> None:
+    tests = Path(__file__).parents[1]
+    script = REAL.format(path=[str(tests)], root=str(tmp_path))
+    command = ["unshare", "--net", "--mount", sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "as it was\n", done.stderr
+
+
+def test_patience_fits_into_the_kubelets() -> None:
+    assert net.PATIENCE < 45 / 2
+
+
+def test_a_hook_has_its_answer_before_it_gives_up() -> None:
+    source = (Path(__file__).parents[2] / "rust/hook/src/agent.rs").read_text()
+    patience = re.search(r"exchange: Duration::from_secs\((\d+)\)", source)
+    assert patience and int(patience[1]) > net.PATIENCE + rtnetlink.TIMEOUT_S

@@ -1,0 +1,597 @@
+"""Interfaces moved by the hook between real network namespaces: what runtimes, restarts and crashes do with it.
+
+The kernel deletes a virtual interface with its network; a NIC's comes back to the host, which `Nic.come_back` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyroute2 import IPRoute
+from pyroute2.netns import setns
+
+from deadlines import a_minute
+from device_setup import bpf_programs
+from device_setup.test_net import ADDRESS, given, nic, want
+from dra_agent.agent.hook_server import HookServer
+from dra_agent.cdi.claim import SpecDevice, build_spec
+from dra_agent.cdi.directory import SpecDirectory
+from dra_agent.cdi.edits import EditProviders
+from dra_agent.cdi.runtime import find, make_rootfs
+from dra_agent.device_setup import bpf, rtnetlink
+from dra_agent.device_setup.net import NicSetup
+from dra_agent.device_setup.net.mover import TASK
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory.model import Device
+from dra_agent.prepare.setup import SetupOutcome
+from eventually import DEADLINE_S, eventually
+
+NET = Path("/sys/class/net")
+# Other processes that run these tests share the host's network, so every name and address there is this one's own.
+IN_POD = f"net{os.getpid()}"
+ON_HOST = f"dra{os.getpid()}a"
+PEER = f"dra{os.getpid()}b"
+HARDWARE_ADDRESS = ":".join(f"{byte:02x}" for byte in (0x02, 0xFC, *os.getpid().to_bytes(4, "big")))
+
+
+def ip(*words: str, inside: int | None = None, check: bool = True) -> str:
+    entered = ["nsenter", f"--net=/proc/{inside}/ns/net"] if inside is not None else []
+    done = subprocess.run([*entered, "ip", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or not check, f"ip {' '.join(words)}: {done.stderr}"
+    return done.stdout
+
+
+def _possible() -> bool:
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "nsenter", "unshare"))):
+        return False
+    return subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode == 0
+
+
+pytestmark = pytest.mark.skipif(not _possible(), reason="needs root, network namespaces, iproute2 and util-linux")
+
+
+class Nic:
+    """A NIC of the host, made of one end of a veth pair, and an agent that has prepared it for claim `a`."""
+
+    def __init__(self, root: Path) -> None:
+        self.name, self.peer, self.hardware = ON_HOST, PEER, HARDWARE_ADDRESS
+        self.root = root
+        self.host = Host(sysfs=root / "sys")
+        device = root / "sys/bus/pci/devices" / ADDRESS / "net"
+        device.mkdir(parents=True)
+        (root / "sys/class").mkdir()
+        (root / "sys/class/net").symlink_to(NET)
+        ip("link", "add", self.name, "address", self.hardware, "type", "veth", "peer", "name", self.peer)
+        ip("link", "set", self.peer, "up")
+        ip("link", "set", self.name, "up")
+        ip("address", "add", "192.0.2.7/24", "dev", self.name)
+        self.agent = self.new_agent()
+
+    def new_agent(self) -> NicSetup:
+        """An agent that knows of the earlier ones what they left on disk."""
+        folder = self.root / "host"
+        agent = NicSetup(self.host, self.root / "state", folder, patience=0.3)
+        # The device's folder in /sys, which for a NIC shows the host's interfaces alone.
+        agent._interfaces.of = lambda address: [name for name in (self.name, IN_POD) if (NET / name).exists()]  # type: ignore[method-assign]
+        return agent
+
+    def prepare(self, **interface: Any) -> SetupOutcome:
+        return self.agent.set_up("a", given(nic(ifname=self.name)), want(**interface), None, a_minute())
+
+    def hook(self, outcome: SetupOutcome, pid: int) -> subprocess.CompletedProcess[str]:
+        """What a runtime does before it starts a container whose first process this is."""
+        (hook,) = outcome.edits["nic-0"].hooks
+        state = json.dumps({"ociVersion": "1.2.0", "id": "c", "status": "created", "pid": pid})
+        command = [hook.path, *hook.args[1:]]
+        return subprocess.run(command, input=state, capture_output=True, text=True, timeout=120, check=False)
+
+    def come_back(self, pod: int, name: str = IN_POD) -> None:
+        ip("link", "set", name, "netns", str(os.getpid()), inside=pod)
+
+    def note(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.root / "state/net/nic-0.json").read_text())
+        return found
+
+    def remove(self) -> None:
+        for name in (self.name, self.peer, IN_POD):
+            ip("link", "delete", name, check=False)
+
+
+def links(pod: int) -> dict[str, Any]:
+    return {link["ifname"]: link for link in json.loads(ip("-json", "address", inside=pod))}
+
+
+def addresses(link: dict[str, Any]) -> list[str]:
+    found = [item for item in link["addr_info"] if item["scope"] == "global"]
+    return [f"{item['local']}/{item['prefixlen']}" for item in found]
+
+
+@pytest.fixture
+def the_nic() -> Iterator[Nic]:
+    with tempfile.TemporaryDirectory(prefix="mov-") as path:
+        made = Nic(Path(path))
+        try:
+            yield made
+        finally:
+            made.remove()
+
+
+@contextmanager
+def network() -> Iterator[int]:
+    """A pod's network; gives a process in it."""
+    process = subprocess.Popen(["unshare", "--net", "sleep", "600"])
+    try:
+        own = Path("/proc/self/ns/net").readlink()
+        eventually(lambda: Path(f"/proc/{process.pid}/ns/net").readlink() != own, "no network namespace was made")
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def pod() -> Iterator[int]:
+    with network() as pid:
+        yield pid
+
+
+@pytest.fixture
+def other_pod() -> Iterator[int]:
+    with network() as pid:
+        yield pid
+
+
+@contextmanager
+def answered(agent: NicSetup) -> Iterator[None]:
+    """Answer hooks as the agent does."""
+    loop = asyncio.new_event_loop()
+    hooks = HookServer(agent._hook.socket, {TASK: agent.mover.move})
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(hooks.start(), loop).result(60)
+    try:
+        yield
+    finally:
+        asyncio.run_coroutine_threadsafe(hooks.stop(), loop).result(60)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(60)
+        loop.close()
+
+
+def test_an_interface_is_moved_and_put_back_as_it_was(the_nic: Nic, pod: int) -> None:
+    outcome = the_nic.prepare(name=IN_POD, mtu=1400)
+    with answered(the_nic.agent):
+        done = the_nic.hook(outcome, pod)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not (NET / the_nic.name).exists() and not (NET / IN_POD).exists()
+    found = links(pod)[IN_POD]
+    assert (found["mtu"], found["address"]) == (1400, the_nic.hardware)
+    assert "UP" in found["flags"] and addresses(found) == ["192.0.2.7/24"]
+    the_nic.come_back(pod)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    (host,) = json.loads(ip("-json", "address", "show", "dev", the_nic.name))
+    assert (host["mtu"], addresses(host)) == (1500, ["192.0.2.7/24"]) and "UP" in host["flags"]
+    assert not (NET / IN_POD).exists() and not (the_nic.root / "state/net/nic-0.json").exists()
+
+
+def described(pod: int, name: str) -> dict[str, Any]:
+    """All that the kernel says of an interface, but its numbers and what it counts."""
+    found: dict[str, Any]
+    (found,) = json.loads(ip("-json", "-details", "link", "show", "dev", name, inside=pod))
+    drop = ("ifindex", "link", "link_index", "link_netnsid", "operstate", "group_ifindex")
+    return {key: value for key, value in found.items() if key not in drop}
+
+
+def spoil(pod: int, hardware: str) -> None:
+    """What root of a pod can do to an interface."""
+    ip("link", "set", IN_POD, "down", inside=pod)
+    ip("link", "set", IN_POD, "address", hardware, "mtu", "900", "txqueuelen", "7", "alias", "mine", inside=pod)
+    ip("link", "set", IN_POD, "promisc", "on", "allmulticast", "on", "arp", "off", "group", "7", inside=pod)
+    ip("link", "set", IN_POD, "gso_max_size", "4000", "gso_max_segs", "5", inside=pod)
+
+
+@contextmanager
+def in_network(pid: int) -> Iterator[None]:
+    """Be in a pod's network, on a thread of its own."""
+    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    there = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
+    try:
+        setns(there)
+        yield
+    finally:
+        setns(own)
+        os.close(own)
+        os.close(there)
+
+
+def attach_xdp(pid: int, name: str, *, by_link: bool = False) -> int | None:
+    """Attach a program as a pod would; gives the link. Skips where the kernel loads none."""
+
+    def run() -> int | None:
+        with in_network(pid):
+            try:
+                program = bpf_programs.load(bpf_programs.XDP)
+            except OSError as error:
+                return pytest.skip(f"no XDP program can be loaded here: {error}")
+            try:
+                index = socket.if_nametoindex(name)
+                if by_link:
+                    return bpf_programs.link(index, program)
+                with IPRoute() as network:
+                    network.link("set", index=index, xdp_fd=program)
+            finally:
+                os.close(program)
+        return None
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result(60)
+
+
+def attach_tcx(pid: int, name: str) -> None:
+    def run() -> None:
+        with in_network(pid):
+            try:
+                program = bpf_programs.load(bpf_programs.TCX)
+            except OSError as error:
+                pytest.skip(f"no program can be loaded here: {error}")
+            try:
+                bpf_programs.attach_tcx(socket.if_nametoindex(name), program)
+            except OSError as error:
+                pytest.skip(f"this kernel has no tcx: {error}")
+            finally:
+                os.close(program)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(run).result(60)
+
+
+def test_nothing_that_a_pod_has_made_of_an_interface_is_left(the_nic: Nic, pod: int) -> None:
+    ip("link", "property", "add", "dev", the_nic.name, "altname", f"{the_nic.name}alt")
+    ip("link", "set", the_nic.name, "alias", "the host's", "txqueuelen", "500")
+    before = described(os.getpid(), the_nic.name)
+    outcome = the_nic.prepare(name=IN_POD)
+    with answered(the_nic.agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+    spoil(pod, "02:00:00:00:00:99")
+    ip("link", "property", "del", "dev", IN_POD, "altname", f"{the_nic.name}alt", inside=pod)
+    ip("link", "property", "add", "dev", IN_POD, "altname", f"{the_nic.name}mine", inside=pod)
+    the_nic.come_back(pod)
+    the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert described(os.getpid(), the_nic.name) == before
+    assert addresses(links(os.getpid())[the_nic.name]) == ["192.0.2.7/24"]
+
+
+def test_a_pod_cannot_keep_the_name_of_the_hosts_interface(the_nic: Nic, pod: int) -> None:
+    """As an alternative name of its own it would keep the kernel from giving the interface its name again."""
+    outcome = the_nic.prepare(name=IN_POD)
+    with answered(the_nic.agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+    ip("link", "property", "add", "dev", IN_POD, "altname", the_nic.name, inside=pod)
+    the_nic.come_back(pod)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert links(os.getpid())[the_nic.name]["ifname"] == the_nic.name
+
+
+def test_a_program_that_a_pod_left_on_an_interface_is_removed(the_nic: Nic, pod: int) -> None:
+    outcome = the_nic.prepare(name=IN_POD)
+    with answered(the_nic.agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+    attach_xdp(pod, IN_POD)
+    the_nic.come_back(pod)
+    assert "xdp" in described(os.getpid(), IN_POD)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert "xdp" not in described(os.getpid(), the_nic.name)
+
+
+def test_a_filter_that_a_pod_left_on_an_interface_is_removed(the_nic: Nic, pod: int) -> None:
+    """The kernel removes queueing disciplines, with their filters, where an interface is moved; tcx stays."""
+    outcome = the_nic.prepare(name=IN_POD)
+    with answered(the_nic.agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+    tc = ["nsenter", f"--net=/proc/{pod}/ns/net", "tc", "qdisc", "replace", "dev", IN_POD, "root", "pfifo"]
+    subprocess.run(tc, capture_output=True, check=False)
+    attach_tcx(pod, IN_POD)
+    the_nic.come_back(pod)
+    index = socket.if_nametoindex(IN_POD)
+    assert bpf.tcx_programs(index)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert bpf.tcx_programs(index) == ()
+    shown = subprocess.run(["tc", "qdisc", "show", "dev", the_nic.name], capture_output=True, text=True, check=False)
+    assert "pfifo limit" not in shown.stdout
+
+
+def test_a_nic_whose_program_cannot_be_removed_is_withheld(the_nic: Nic, pod: int) -> None:
+    """Somebody holds the link, so the kernel removes it for nobody else."""
+    outcome = the_nic.prepare(name=IN_POD)
+    with answered(the_nic.agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+    held = attach_xdp(pod, IN_POD, by_link=True)
+    assert held is not None
+    try:
+        the_nic.come_back(pod)
+        with pytest.raises(RetryableError, match=r"an XDP program \(id \d+\) stays on it: .*bpftool link"):
+            the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+        assert the_nic.note()["uid"] == "a"
+    finally:
+        os.close(held)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert "xdp" not in described(os.getpid(), the_nic.name)
+
+
+def test_a_program_of_the_host_stays(the_nic: Nic, pod: int) -> None:
+    attach_xdp(os.getpid(), the_nic.name)
+    before = described(os.getpid(), the_nic.name)["xdp"]
+    outcome = the_nic.prepare(name=IN_POD)
+    with answered(the_nic.agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+    the_nic.come_back(pod)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert described(os.getpid(), the_nic.name)["xdp"] == before
+
+
+def test_an_interface_that_an_earlier_agent_moved_is_cleaned_too(the_nic: Nic, pod: int) -> None:
+    outcome = the_nic.prepare(name=IN_POD)
+    with answered(the_nic.agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+    note = the_nic.note()
+    del note["link"]  # it kept less
+    (the_nic.root / "state/net/nic-0.json").write_text(json.dumps(note))
+    ip("link", "set", IN_POD, "down", inside=pod)
+    ip("link", "set", IN_POD, "address", "02:00:00:00:00:99", inside=pod)
+    the_nic.come_back(pod)
+    the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert described(os.getpid(), the_nic.name)["address"] == the_nic.hardware
+
+
+def test_a_second_container_and_one_that_is_restarted_find_it_and_change_nothing(the_nic: Nic, pod: int) -> None:
+    outcome = the_nic.prepare(name=IN_POD)
+    with answered(the_nic.agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+    # What the first container makes of it is its own business from then on.
+    ip("address", "replace", "198.51.100.1/24", "dev", IN_POD, inside=pod)
+    ip("address", "delete", "192.0.2.7/24", "dev", IN_POD, inside=pod)
+    ip("link", "set", IN_POD, "address", "02:00:00:00:00:99", inside=pod)
+    with answered(the_nic.new_agent()):
+        done = the_nic.hook(outcome, pod)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert addresses(links(pod)[IN_POD]) == ["198.51.100.1/24"]
+
+
+def test_containers_that_start_at_the_same_time_all_start(the_nic: Nic, pod: int) -> None:
+    outcome = the_nic.prepare(name=IN_POD)
+    codes: list[int] = []
+    threads = [threading.Thread(target=lambda: codes.append(the_nic.hook(outcome, pod).returncode)) for _ in range(4)]
+    with answered(the_nic.agent):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert codes == [0, 0, 0, 0] and IN_POD in links(pod)
+
+
+def test_a_move_that_an_agent_did_not_live_to_end_is_ended_by_the_next(the_nic: Nic, pod: int) -> None:
+    outcome = the_nic.prepare(name=IN_POD, routes=[{"destination": "203.0.113.0/24", "gateway": "192.0.2.1"}])
+    # The kernel's part is one step; killed after it, nothing is noted and nothing is set.
+    ip("link", "set", the_nic.name, "netns", str(pod), "name", IN_POD)
+    assert "network" not in the_nic.note() and addresses(links(pod)[IN_POD]) == []
+    with answered(the_nic.new_agent()):
+        done = the_nic.hook(outcome, pod)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert addresses(links(pod)[IN_POD]) == ["192.0.2.7/24"]
+    assert f"203.0.113.0/24 via 192.0.2.1 dev {IN_POD}" in ip("route", inside=pod)
+    assert the_nic.note()["network"] == os.fspath(Path(f"/proc/{pod}/ns/net").readlink())
+
+
+def test_addresses_come_back_also_where_nobody_lived_to_say_that_it_was_moved(
+    the_nic: Nic, pod: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that moves it is killed after the move: the container does not start, and the claim is released."""
+    outcome = the_nic.prepare(name=IN_POD)
+
+    def killed(request: rtnetlink.MoveRequest) -> rtnetlink.NetResult:
+        ip("link", "set", the_nic.name, "netns", str(pod), "name", IN_POD)
+        raise RetryableError("asking the kernel did not answer within 15 s")
+
+    with answered(the_nic.agent):
+        monkeypatch.setattr(rtnetlink, "ask", killed)
+        assert the_nic.hook(outcome, pod).returncode == 1
+    monkeypatch.undo()
+    assert addresses(links(pod)[IN_POD]) == []
+    the_nic.come_back(pod)
+    the_nic.new_agent().tear_down("a", ["nic-0"], outcome.record, a_minute())
+    assert addresses(links(os.getpid())[the_nic.name]) == ["192.0.2.7/24"]
+
+
+def test_it_is_said_where_an_interface_is_that_another_pod_has(the_nic: Nic, pod: int, other_pod: int) -> None:
+    outcome = the_nic.prepare(name=IN_POD)
+    with answered(the_nic.agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+        # An interface of that name that is not the NIC's is none of the claim's.
+        ip("link", "add", IN_POD, "type", "veth", "peer", "name", "x", inside=other_pod)
+        done = the_nic.hook(outcome, other_pod)
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        first, second = (os.fspath(Path(f"/proc/{one}/ns/net").readlink()) for one in (pod, other_pod))
+        assert line.startswith("dra-agent-hook: the claim's network interface cannot be moved to the container: device")
+        assert f"device nic-0 of claim a: its interface {the_nic.name} is neither on the host nor in" in line
+        assert f"network {second}; it was moved to {first}; one pod at a time" in line
+        assert the_nic.note()["network"] == first and IN_POD in links(pod)
+        with pytest.raises(RetryableError, match="has not come back from the container"):
+            the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+        # The first pod has gone, and its network gave the interface back under the name that it had there.
+        the_nic.come_back(pod)
+        ip("link", "delete", IN_POD, inside=other_pod)
+        assert the_nic.hook(outcome, other_pod).returncode == 0
+    assert addresses(links(other_pod)[IN_POD]) == ["192.0.2.7/24"]
+
+
+def test_addresses_and_routes_of_the_claim(the_nic: Nic, pod: int) -> None:
+    routes = [{"destination": "203.0.113.0/24", "gateway": "10.7.0.1"}, {"destination": "fd00:8::/64"}]
+    outcome = the_nic.prepare(name=IN_POD, addresses=["10.7.0.5/24", "fd00:7::5/64"], routes=routes)
+    with answered(the_nic.agent):
+        done = the_nic.hook(outcome, pod)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(addresses(links(pod)[IN_POD])) == ["10.7.0.5/24", "fd00:7::5/64"], "instead of the host's"
+    assert f"203.0.113.0/24 via 10.7.0.1 dev {IN_POD}" in ip("route", inside=pod)
+    assert f"fd00:8::/64 dev {IN_POD}" in ip("-6", "route", inside=pod)
+
+
+def test_a_route_that_the_kernel_refuses_is_named_each_time(the_nic: Nic, pod: int) -> None:
+    outcome = the_nic.prepare(name=IN_POD, routes=[{"destination": "203.0.113.0/24", "gateway": "10.99.0.1"}])
+    with answered(the_nic.agent):
+        for _ in range(2):
+            done = the_nic.hook(outcome, pod)
+            assert done.returncode == 1
+            wanted = (
+                f"{IN_POD}: interface.routes[0]: no route to 203.0.113.0/24 by way of 10.99.0.1: Network is unreachable"
+            )
+            assert wanted in done.stderr
+
+
+def test_a_pod_network_without_ipv6_lacks_only_what_nobody_asked_for(the_nic: Nic, pod: int) -> None:
+    ip("address", "add", "fd00:7::9/64", "dev", the_nic.name)
+    off = "echo 1 > /proc/sys/net/ipv6/conf/default/disable_ipv6"
+    subprocess.run(["nsenter", f"--net=/proc/{pod}/ns/net", "sh", "-c", off], check=True)
+    outcome = the_nic.prepare(name=IN_POD)
+    with answered(the_nic.agent):
+        done = the_nic.hook(outcome, pod)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert addresses(links(pod)[IN_POD]) == ["192.0.2.7/24"]
+
+
+def test_a_name_that_the_pod_has_already(the_nic: Nic, pod: int) -> None:
+    ip("link", "add", IN_POD, "type", "veth", "peer", "name", "net2", inside=pod)
+    outcome = the_nic.prepare(name=IN_POD)
+    with answered(the_nic.agent):
+        done = the_nic.hook(outcome, pod)
+    assert done.returncode == 1 and f"the pod's network has another interface {IN_POD}" in done.stderr
+    assert (NET / the_nic.name).exists()
+
+
+def test_an_interface_of_the_same_name_that_is_not_the_nics_stays(
+    the_nic: Nic, pod: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = the_nic.prepare(name=IN_POD)
+    agent = the_nic.new_agent()
+    # As /sys shows it on a host that is simulated, or not this one.
+    monkeypatch.setattr(agent._interfaces, "hardware_address", lambda name: "02:00:00:00:00:01")
+    with answered(agent):
+        done = the_nic.hook(outcome, pod)
+    assert done.returncode == 1 and "neither on the host nor" in done.stderr
+    assert (NET / the_nic.name).exists()
+
+
+def test_the_hosts_own_network_is_no_container(the_nic: Nic) -> None:
+    outcome = the_nic.prepare(name=IN_POD)
+    with answered(the_nic.agent):
+        done = the_nic.hook(outcome, os.getpid())
+    assert done.returncode == 1 and "leave interface.name out for pods with hostNetwork" in done.stderr
+    assert (NET / the_nic.name).exists()
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        ({"claim": "b"}, "has no such interface"),
+        ({"claim": "../a"}, "/a"),
+        ({"key": "nic-1"}, "has no such interface"),
+        ({"key": "../net/nic-0"}, "is no device's name"),
+        ({"pid": 2**31 - 1}, "cannot be opened: No such file"),
+        ({"pid": "1"}, "not understood"),
+        ({"cgroup": "x"}, "not understood"),
+    ],
+)
+def test_what_is_asked_for_is_looked_at_before_anything_is_done(
+    the_nic: Nic, pod: int, ask: dict[str, Any], said: str
+) -> None:
+    the_nic.prepare(name=IN_POD)
+    line = json.dumps({"claim": "a", "key": "nic-0", "task": TASK, "pid": pod} | ask)
+    with pytest.raises(PermanentError, match=said):
+        the_nic.agent.mover.move(line.encode())
+    assert (NET / the_nic.name).exists() and IN_POD not in links(pod)
+
+
+def test_a_claim_that_is_gone_or_keeps_its_interface_on_the_host_moves_nothing(the_nic: Nic, pod: int) -> None:
+    outcome = the_nic.prepare(name=IN_POD)
+    the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
+    with answered(the_nic.agent):
+        assert "has no such interface" in the_nic.hook(outcome, pod).stderr
+        the_nic.prepare(mtu=1400)
+        assert "has no such interface" in the_nic.hook(outcome, pod).stderr
+    assert (NET / the_nic.name).exists()
+
+
+def test_a_container_waits_for_an_agent_that_is_being_started(the_nic: Nic, pod: int) -> None:
+    outcome = the_nic.prepare(name=IN_POD)
+    agent = the_nic.new_agent()
+    with ThreadPoolExecutor(1) as pool, socket.socket(socket.AF_UNIX) as earlier:
+        # An earlier agent stops before it answers: from then on the hook tries again.
+        earlier.bind(os.fspath(agent._hook.socket))
+        earlier.listen()
+        earlier.settimeout(DEADLINE_S)
+        waiting = pool.submit(the_nic.hook, outcome, pod)
+        earlier.accept()[0].close()
+        agent._hook.socket.unlink()
+        earlier.close()
+        with answered(agent):
+            done = waiting.result()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert IN_POD in links(pod)
+    began = time.monotonic()
+    done = the_nic.hook(outcome, pod)
+    assert done.returncode == 1 and "is it running?" in done.stderr
+    assert time.monotonic() - began > 2
+
+
+def test_containers_of_a_real_runtime(the_nic: Nic, tmp_path: Path) -> None:
+    rootfs = make_rootfs(tmp_path / "rootfs")
+    if rootfs is None:
+        pytest.skip("no static busybox is installed to put into a container")
+    cdi = tmp_path / "cdi"
+    cdi.mkdir()
+    runtime, reasons = find(rootfs, cdi)
+    if runtime is None:
+        pytest.skip(f"no container runtime works here: {'; '.join(reasons)}")
+    outcome = the_nic.prepare(name=IN_POD, addresses=["10.7.0.5/24"])
+    device = Device("nic-0", "nic", "mellanox", ADDRESS, {}, identity={"ifname": the_nic.name})
+    edits = EditProviders(the_nic.host, directories=[cdi]).edits(device).with_setup(outcome.edits["nic-0"])
+    spec = build_spec("dra-agent.internal", "a", "default", "net", [SpecDevice(device, edits, ("nic",))])
+    SpecDirectory(cdi, "dra-agent.internal").write("a", spec.data)
+    assert json.loads(spec.data)["cdiVersion"] == "0.3.0", "runtimes of any age read it"
+    script = f"echo $DRA_AGENT_DEVICE_NIC_0_IFNAME; ip -o -4 address show dev {IN_POD}"
+    command = runtime.command(spec.ids[0], rootfs, ["/bin/busybox", "sh", "-c", script])
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    refused = run()
+    assert refused.returncode != 0 and "dra-agent-hook" in refused.stderr and not refused.stdout
+    with answered(the_nic.agent):
+        done = run()
+    assert done.stdout.startswith(f"{IN_POD}\n") and "inet 10.7.0.5/24" in done.stdout, done.stderr
+
+
+def test_what_else_a_device_has_is_not_moved(the_nic: Nic, pod: int) -> None:
+    outcome = the_nic.prepare(name=IN_POD)
+    # As a card in switchdev mode shows its own interface and those that stand for its virtual functions.
+    agent = the_nic.new_agent()
+    agent._interfaces.of = lambda address: [the_nic.peer, *([the_nic.name] if (NET / the_nic.name).exists() else [])]  # type: ignore[method-assign]
+    with answered(agent):
+        assert the_nic.hook(outcome, pod).returncode == 0
+    assert (NET / the_nic.peer).exists() and not (NET / the_nic.name).exists()
+    assert links(pod)[IN_POD]["address"] == the_nic.hardware

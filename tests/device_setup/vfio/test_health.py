@@ -1,0 +1,87 @@
+"""What is known of a device's health while a claim has it at vfio-pci, and while it goes there."""
+
+from __future__ import annotations
+
+from deadlines import a_minute
+from device_setup.vfio.bench import EVERYTHING, GPU, Bench, published
+from dra_agent.device_setup.vfio import VfioConfig
+from dra_agent.health import HealthSettings, Monitor
+from dra_agent.inventory import Inventory
+from dra_agent.inventory.collector import Collector
+from dra_agent.inventory.passthrough_bindings import VfioBinding, VfioBindingStore
+from dra_agent.prepare.setup import SetupDevice
+from dra_agent.simulate import inject
+from dra_agent.topology import Topology, scan
+
+AUTO = VfioConfig()
+DRIVER = "dra-agent.internal"
+GPU_IS_LOST = 15
+"""NVML_ERROR_GPU_IS_LOST."""
+
+
+class BoundMeanwhile(VfioBindingStore):
+    """The handovers of a host on which a claim gets its GPU right after they were read for the first time."""
+
+    def __init__(self, bench: Bench, item: SetupDevice) -> None:
+        super().__init__(bench.state)
+        self._bench, self._item = bench, item
+        self._is_bound = False
+
+    def all(self) -> dict[str, VfioBinding]:
+        found = super().all()
+        if not self._is_bound:
+            self._is_bound = True
+            self._bench.vfio().set_up("uid-1", [self._item], AUTO, None, a_minute())
+        return found
+
+
+def inventory_of(bench: Bench, topology: Topology, handovers: VfioBindingStore) -> Inventory:
+    collector = Collector(bench.host, EVERYTHING, handovers=handovers)
+    try:
+        return collector.collect(topology)
+    finally:
+        collector.close()
+
+
+def test_a_gpu_that_goes_to_vfio_during_a_look_is_not_lost(bench: Bench) -> None:
+    item = bench.device(GPU)
+    before, topology = bench.inventory(), scan(bench.host)
+    seen = inventory_of(bench, topology, BoundMeanwhile(bench, item))
+    assert bench.driver(GPU) == "vfio-pci"
+    found = seen.device(item.device.name)
+    assert found is not None and (found.health, found.ailments) == ("healthy", ())
+    assert [published(one) for one in seen.devices] == [published(one) for one in before.devices]
+    assert [problem for problem in seen.problems if problem.where == item.device.name] == []
+
+
+def test_a_gpu_whose_driver_is_taken_away_by_hand_during_a_look_is_not_lost(bench: Bench) -> None:
+    name, topology = bench.device(GPU).device.name, scan(bench.host)
+    bench.kernel.write(f"bus/pci/devices/{GPU}/driver/unbind", GPU)
+    found = inventory_of(bench, topology, bench.handovers).device(name)
+    assert found is not None and (found.health, found.ailments) == ("unmonitored", ())
+    assert found.health_reason == "its driver was just taken away"
+
+
+def test_one_bad_look_before_a_claim_gets_a_gpu_evicts_nobody_and_ends_once_the_gpu_is_back(bench: Bench) -> None:
+    now = [1_000_000.0]
+    monitor = Monitor(HealthSettings(), DRIVER, clock=lambda: now[0])
+    root = bench.folder / "host"
+
+    def taints(after: float) -> list[tuple[str, str]]:
+        now[0] += after
+        found = monitor.observe(bench.inventory()).device(item.device.name)
+        assert found is not None
+        return [(taint.key, taint.effect) for taint in found.taints]
+
+    inject.fail(root, "nvmlDeviceGetName", GPU_IS_LOST, GPU, bench.machine)
+    judged = monitor.observe(bench.inventory())
+    item = next(SetupDevice(one, ("request",)) for one in judged.devices if one.pci_address == GPU)
+    suspected = [(f"{DRIVER}/gpu-lost", "NoSchedule")]
+    assert [(taint.key, taint.effect) for taint in item.device.taints] == suspected
+    inject.clear(root)
+    outcome = bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
+    # The GPU cannot be asked now: neither is the one look confirmed by itself, nor is it over.
+    assert taints(10) == suspected and not monitor.look_due()
+    assert taints(1000) == suspected
+    bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute())
+    assert taints(1) == []

@@ -1,0 +1,496 @@
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from deadlines import a_minute
+from device_setup.vfio.bench import ALVEO, ALVEO_MANAGEMENT, FPGA, GPU, NIC, Bench, Crash, published
+from dra_agent.deadline import Deadline
+from dra_agent.device_setup.vfio import VfioConfig, VfioSetup
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory import InventorySettings, collect
+from dra_agent.inventory.passthrough_bindings import VfioBinding, VfioBindingStore
+from dra_agent.inventory.sysfs import SysfsDir
+from dra_agent.prepare.setup import UnsuitableError
+from dra_agent.simulate import inject
+from dra_agent.topology import scan
+from eventually import DEADLINE_S
+
+AUTO = VfioConfig()
+
+
+def paths(bench: Bench, edits: object) -> list[str]:
+    assert edits is not None
+    nodes = [node.path for node in edits.device_nodes]  # type: ignore[attr-defined]
+    return nodes + [mount.container_path for mount in edits.mounts]  # type: ignore[attr-defined]
+
+
+def test_a_device_goes_to_vfio_and_back(bench: Bench) -> None:
+    item, vfio = bench.device(FPGA), bench.vfio()
+    assert vfio.default(item.device) == AUTO
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    assert (bench.driver(FPGA), bench.override(FPGA)) == ("vfio-pci", "vfio-pci")
+    group = bench.machine.iommu_groups[FPGA]
+    assert paths(bench, outcome.edits[item.key]) == [f"/dev/vfio/{group}", "/dev/vfio/vfio"]
+    again = vfio.set_up("uid-1", [item], AUTO, outcome.record, a_minute())
+    assert again == outcome
+    vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
+    assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
+    assert bench.handovers.all() == {}
+    vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
+    assert bench.driver(FPGA) == "dfl-pci"
+
+
+@pytest.mark.parametrize("address", [FPGA, GPU, NIC])
+def test_what_is_published_does_not_change_while_a_claim_has_the_device(bench: Bench, address: str) -> None:
+    item, vfio = bench.device(address), bench.vfio()
+    before = {one.name: published(one) for one in bench.inventory().devices}
+    assert item.device.attributes["type"].value == "vfio"
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    assert {one.name: published(one) for one in bench.inventory().devices} == before
+    # Also without the rule, which somebody may have taken away meanwhile.
+    without = collect(bench.host, scan(bench.host), InventorySettings(), handovers=bench.handovers)
+    assert next(published(one) for one in without.devices if one.name == item.device.name) == published(item.device)
+    vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
+    assert {one.name: published(one) for one in bench.inventory().devices} == before
+    found = bench.inventory(InventorySettings()).device(item.device.name)
+    assert (found is not None and found.attributes["type"].value != "vfio" and found.nodes) or address == NIC
+
+
+def test_a_gpu_keeps_its_facts_and_no_claim_for_a_gpu_gets_it(bench: Bench) -> None:
+    found = bench.device(GPU).device
+    attributes = {name: value.value for name, value in found.attributes.items()}
+    assert (attributes["type"], attributes["driver"]) == ("vfio", "vfio-pci")
+    assert attributes["productName"] == "NVIDIA L40S"
+    assert attributes["uuid"].startswith("GPU-")  # type: ignore[union-attr]
+    assert "driverVersion" not in attributes and "memoryEnforcement" not in attributes
+    assert found.capacity["memory"].value == "46068Mi"
+    assert found.nodes == ()
+
+
+def test_neighbours_that_the_host_uses_are_named_and_nothing_is_touched(bench: Bench) -> None:
+    item = bench.device(ALVEO)
+    with pytest.raises(PermanentError, match=rf"IOMMU group \d+: {ALVEO_MANAGEMENT} \(xclmgmt\)"):
+        bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
+    assert bench.points.seen == []
+    assert bench.driver(ALVEO) == "xocl"
+
+
+def test_a_group_whose_other_functions_have_no_driver_is_given(bench: Bench) -> None:
+    item = bench.device(ALVEO)
+    bench.kernel.write(f"bus/pci/devices/{ALVEO_MANAGEMENT}/driver/unbind", ALVEO_MANAGEMENT)
+    bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
+    assert bench.driver(ALVEO) == "vfio-pci"
+
+
+def test_a_group_is_given_to_one_claim_as_a_whole(bench_of: Callable[..., Bench]) -> None:
+    bench = bench_of(together=((FPGA, NIC),))
+    fpga, nic = bench.device(FPGA), bench.device(NIC)
+    with pytest.raises(PermanentError, match="0000:13:00.0"):
+        bench.vfio().set_up("uid-1", [fpga], AUTO, None, a_minute())
+    outcome = bench.vfio().set_up("uid-1", [fpga, nic], AUTO, None, a_minute())
+    assert (bench.driver(FPGA), bench.driver(NIC)) == ("vfio-pci", "vfio-pci")
+    bench.vfio().tear_down("uid-1", [nic.key], outcome.record, a_minute())
+    assert (bench.driver(FPGA), bench.driver(NIC)) == ("vfio-pci", "mlx5_core")
+    bench.kernel.write(f"bus/pci/devices/{NIC}/driver/unbind", NIC)
+    with pytest.raises(RetryableError, match="another claim has functions of its IOMMU group"):
+        bench.vfio().set_up("uid-2", [nic], AUTO, None, a_minute())
+
+
+def test_a_function_without_iommu_is_not_offered(bench_of: Callable[..., Bench]) -> None:
+    bench = bench_of(iommu=False)
+    inventory = bench.inventory()
+    assert inventory.devices == ()
+    assert len(inventory.excluded) == 4
+    assert all("the IOMMU is off" in one.reason for one in inventory.excluded)
+    assert {problem.severity for problem in inventory.problems if "passed through" in problem.message} == {"error"}
+
+
+def test_without_the_module_it_is_tried_again(bench_of: Callable[..., Bench]) -> None:
+    bench = bench_of(vfio=False)
+    item, vfio = bench.device(FPGA), bench.vfio()
+    with pytest.raises(RetryableError, match=r"the driver vfio-pci is not loaded; run `modprobe vfio-pci`"):
+        vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    vfio.roll_back("uid-1", [item.key], AUTO, a_minute())
+    assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
+    assert bench.handovers.all() == {}
+
+
+def test_iommufd_where_the_host_has_it(bench_of: Callable[..., Bench]) -> None:
+    bench = bench_of(iommufd=True)
+    item, vfio = bench.device(FPGA), bench.vfio()
+    group = bench.machine.iommu_groups[FPGA]
+    legacy = [f"/dev/vfio/{group}", "/dev/vfio/vfio"]
+
+    def given(iommu: str) -> list[str]:
+        config = msgspec.convert({"iommu": iommu}, VfioConfig)
+        return paths(bench, vfio.set_up("uid-1", [item], config, None, a_minute()).edits[item.key])
+
+    assert given("legacy") == legacy
+    newer = given("iommufd")
+    assert newer[0].startswith("/dev/vfio/devices/vfio") and newer[1:] == ["/dev/iommu"]
+    assert given("auto") == legacy + newer
+
+
+def test_iommufd_where_the_host_does_not_have_it(bench: Bench) -> None:
+    item = bench.device(FPGA)
+    with pytest.raises(PermanentError, match="iommu: this host has no /dev/iommu"):
+        bench.vfio().set_up("uid-1", [item], VfioConfig(iommu="iommufd"), None, a_minute())
+
+
+def test_a_device_that_is_published_for_containers_is_never_bound(bench: Bench) -> None:
+    ordinary = next(one for one in bench.inventory(InventorySettings()).devices if one.pci_address == GPU)
+    assert bench.vfio().default(ordinary) is None
+    with pytest.raises(UnsuitableError, match=r"inventory\.passthrough"):
+        bench.vfio().check(ordinary, AUTO)
+
+
+def test_unknown_settings_are_refused() -> None:
+    with pytest.raises(msgspec.ValidationError, match="unknown field `group`"):
+        msgspec.convert({"group": 3}, VfioConfig)
+    with pytest.raises(msgspec.ValidationError, match="iommu"):
+        msgspec.convert({"iommu": "none"}, VfioConfig)
+
+
+def opened(bench: Bench, node: str, pid: int = 4711) -> Path:
+    process = bench.host.proc / str(pid)
+    (process / "fd").mkdir(parents=True)
+    (process / "comm").write_text("train\n")
+    (process / "fd/3").symlink_to(bench.host.dev_path(node))
+    return process
+
+
+@pytest.mark.parametrize(("address", "node"), [(FPGA, "/dev/dfl-port.0"), (GPU, "/dev/nvidia0"), (ALVEO, None)])
+def test_a_device_that_a_process_has_open_is_not_touched(bench: Bench, address: str, node: str | None) -> None:
+    if node is None:
+        address, node = NIC, "/dev/infiniband/uverbs0"
+    item, vfio = bench.device(address), bench.vfio()
+    process = opened(bench, node)
+    before = bench.driver(address)
+    with pytest.raises(RetryableError, match=rf"train \(process 4711\) has {node} open"):
+        vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    assert (bench.driver(address), bench.points.seen) == (before, [])
+    (process / "fd/3").unlink()
+    vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    assert bench.driver(address) == "vfio-pci"
+
+
+def test_a_machine_that_still_runs_keeps_its_device(bench: Bench) -> None:
+    item, vfio = bench.device(FPGA), bench.vfio()
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    process = opened(bench, f"/dev/vfio/{bench.machine.iommu_groups[FPGA]}")
+    with pytest.raises(RetryableError, match="process 4711"):
+        vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
+    assert bench.driver(FPGA) == "vfio-pci"
+    (process / "fd/3").unlink()
+    vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
+    assert bench.driver(FPGA) == "dfl-pci"
+
+
+def test_an_interface_in_a_bond_is_not_taken(bench: Bench) -> None:
+    item = bench.device(NIC)
+    (bench.host.sysfs / "class/net/ens1np0" / "upper_bond0").symlink_to("../bond0")
+    with pytest.raises(RetryableError, match="ens1np0 is part of a bond"):
+        bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
+    assert bench.driver(NIC) == "mlx5_core"
+
+
+class KnownLibrary:
+    """A library that tells who computes, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.story: list[str] = []
+        self.processes: list[int] = []
+
+    def users(self, address: str) -> list[int]:
+        self.story.append("asked")
+        return self.processes
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        self.story.append("let go")
+        yield
+        self.story.append("took again")
+
+
+def test_the_agents_own_library_lets_go_of_a_gpu_first(bench: Bench) -> None:
+    library = KnownLibrary()
+
+    class Telling:
+        def write(self, path: str, text: str) -> None:
+            library.story.append(path.rpartition("/")[2])
+            bench.kernel.write(path, text)
+
+        def read(self, path: str) -> str:
+            return bench.kernel.read(path)
+
+    vfio = VfioSetup(bench.host, Telling(), bench.state, library=library)
+    library.processes = [31337]
+    with pytest.raises(RetryableError, match="processes compute on it: 31337"):
+        vfio.set_up("uid-1", [bench.device(GPU)], AUTO, None, a_minute())
+    assert (library.story, bench.handovers.all(), bench.driver(GPU)) == (["asked"], {}, "nvidia")
+    library.processes = []
+    library.story.clear()
+    vfio.set_up("uid-1", [bench.device(GPU)], AUTO, None, a_minute())
+    assert library.story == ["asked", "let go", "driver_override", "unbind", "drivers_probe", "took again"]
+    library.story.clear()
+    vfio.set_up("uid-1", [bench.device(FPGA)], AUTO, None, a_minute())
+    assert "let go" not in library.story, "no library has an FPGA open"
+
+
+def test_the_real_library_ends_its_process_and_is_started_again_after(bench: Bench) -> None:
+    from dra_agent.device_setup.vfio.nvml_guard import NvidiaLibrary
+    from dra_agent.inventory.nvidia.nvml_client import WorkerExitedError, acquire
+
+    library = NvidiaLibrary(bench.host.nvml_library, DEADLINE_S)
+    nvml = acquire(bench.host.nvml_library, DEADLINE_S)
+    try:
+        assert library.users(GPU) == []
+        assert library.users("0000:7f:00.0") == []
+        before = nvml.pid
+        with library.released():
+            assert before is not None and nvml.pid is None
+            with pytest.raises(WorkerExitedError):
+                nvml.call("nvmlDeviceGetCount")
+        nvml.start()
+        assert nvml.pid not in (None, before)
+    finally:
+        nvml.close()
+
+
+@pytest.mark.parametrize("attribute", ["driver_override", "unbind", "drivers_probe"])
+def test_what_the_kernel_refuses_is_said_and_undone(bench: Bench, attribute: str) -> None:
+    item, vfio = bench.device(FPGA), bench.vfio()
+    inject.answer_write(bench.folder / "host", FPGA, attribute, errno=16, machine=bench.machine)
+    with pytest.raises(RetryableError, match=f"the kernel refused a write to {attribute}: Device or resource busy"):
+        vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    assert inject.clear(bench.folder / "host") == 1
+    vfio.roll_back("uid-1", [item.key], AUTO, a_minute())
+    assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
+    assert bench.handovers.all() == {}
+
+
+def test_a_driver_that_never_lets_go_holds_up_one_device_for_a_while(bench: Bench, patience: float) -> None:
+    fpga, nic, vfio = bench.device(FPGA), bench.device(NIC), bench.vfio(deadline=patience)
+    inject.answer_write(bench.folder / "host", FPGA, "unbind", machine=bench.machine)
+    with pytest.raises(RetryableError, match="has not come back from a write to unbind"):
+        vfio.set_up("uid-1", [fpga], AUTO, None, a_minute())
+    with pytest.raises(RetryableError, match="has not come back"):
+        vfio.roll_back("uid-1", [fpga.key], AUTO, a_minute())
+    patient = bench.vfio()
+    patient.set_up("uid-2", [nic], AUTO, None, a_minute())
+    assert bench.driver(NIC) == "vfio-pci"
+    inject.clear(bench.folder / "host")
+    vfio._accesses._under_way[FPGA][0].join(DEADLINE_S)
+    assert bench.driver(FPGA) is None, "what hung has happened"
+    vfio.roll_back("uid-1", [fpga.key], AUTO, a_minute())
+    assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
+
+
+def test_what_waits_for_a_hung_driver_is_not_even_read(
+    bench: Bench, patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel shows some attributes only under the device's lock, which a driver that hangs has."""
+    read = SysfsDir.text
+
+    def text(files: SysfsDir, name: str) -> str | None:
+        assert name not in ("driver_override", "sriov_numvfs"), "read without a deadline"
+        return read(files, name)
+
+    item, vfio = bench.device(FPGA), bench.vfio(deadline=patience)
+    monkeypatch.setattr(SysfsDir, "text", text)
+    inject.answer_write(bench.folder / "host", FPGA, "unbind", machine=bench.machine)
+    with pytest.raises(RetryableError, match="has not come back from a write to unbind"):
+        vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    for call in (
+        lambda: vfio.roll_back("uid-1", [item.key], AUTO, a_minute()),
+        lambda: vfio.tear_down("uid-1", [item.key], None, a_minute()),
+        lambda: vfio.set_up("uid-1", [item], AUTO, None, a_minute()),
+    ):
+        with pytest.raises(RetryableError, match="has not come back from a write to unbind"):
+            call()
+    # Another agent on the same host, which knows nothing of it, waits for the read and no longer than its deadline.
+    impatient = bench.vfio(deadline=patience)
+    with pytest.raises(RetryableError, match="has not come back from a read of driver_override"):
+        impatient.roll_back("uid-1", [item.key], AUTO, a_minute())
+    inject.clear(bench.folder / "host")
+    vfio._accesses._under_way[FPGA][0].join(DEADLINE_S)
+    vfio.roll_back("uid-1", [item.key], AUTO, a_minute())
+    assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
+
+
+def test_two_claims_never_look_at_one_group_at_the_same_time(bench_of: Callable[..., Bench]) -> None:
+    """Each would see the other's function unused, and both would take of the group."""
+    bench = bench_of(together=((FPGA, NIC),))
+    fpga, nic = bench.device(FPGA), bench.device(NIC)
+    for address in (FPGA, NIC):
+        bench.kernel.write(f"bus/pci/devices/{address}/driver/unbind", address)
+    vfio = VfioSetup(bench.host, bench.kernel, bench.state)
+    checked, go_on = threading.Event(), threading.Event()
+
+    class Slow(VfioBindingStore):
+        def write(self, handover: VfioBinding) -> None:
+            checked.set()
+            assert go_on.wait(60)
+            super().write(handover)
+
+    vfio._handovers = Slow(bench.state)
+    first = threading.Thread(target=vfio.set_up, args=("uid-1", [fpga], AUTO, None, a_minute()))
+    first.start()
+    try:
+        assert checked.wait(60)
+        vfio._handovers = VfioBindingStore(bench.state)
+        with pytest.raises(RetryableError, match=r"group \d+: claim uid-1 has been in work on it"):
+            vfio.set_up("uid-2", [nic], AUTO, None, Deadline.of(0.05))
+    finally:
+        go_on.set()
+        first.join(60)
+    with pytest.raises(RetryableError, match="another claim has functions of its IOMMU group"):
+        vfio.set_up("uid-2", [nic], AUTO, None, a_minute())
+    assert set(bench.handovers.all()) == {FPGA}
+
+
+def test_a_claim_whose_record_is_lost_is_given_back_by_the_notes(bench: Bench) -> None:
+    item, vfio = bench.device(FPGA), bench.vfio()
+    vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    assert vfio.noted("uid-1") == [item.key] and vfio.noted("uid-2") == []
+    vfio.tear_down("uid-1", vfio.noted("uid-1"), None, a_minute())
+    assert bench.driver(FPGA) == "dfl-pci" and vfio.noted("uid-1") == []
+
+
+def test_a_device_that_is_pulled_out_while_a_claim_has_it(bench: Bench) -> None:
+    item, vfio = bench.device(FPGA), bench.vfio()
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    inject.unplug(bench.folder / "host", FPGA, bench.machine)
+    assert bench.inventory().device(item.device.name) is None
+    with pytest.raises(RetryableError, match="not on the bus"):
+        vfio.set_up("uid-1", [item], AUTO, outcome.record, a_minute())
+    vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
+    assert bench.handovers.all() == {}
+    inject.replug(bench.folder / "host", FPGA, bench.machine)
+    assert bench.driver(FPGA) == "dfl-pci"
+    assert bench.inventory().device(item.device.name) is not None
+
+
+def test_what_was_bound_elsewhere_is_bound_again_on_a_repeat(bench: Bench) -> None:
+    item, vfio = bench.device(FPGA), bench.vfio()
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    # As after a reboot: every driver has its own device again.
+    bench.kernel.write(f"bus/pci/devices/{FPGA}/driver_override", "\n")
+    bench.kernel.write(f"bus/pci/devices/{FPGA}/driver/unbind", FPGA)
+    bench.kernel.write("bus/pci/drivers_probe", FPGA)
+    assert bench.driver(FPGA) == "dfl-pci"
+    assert vfio.set_up("uid-1", [item], AUTO, outcome.record, a_minute()) == outcome
+    assert bench.driver(FPGA) == "vfio-pci"
+
+
+def test_a_device_of_a_claim_that_is_gone_goes_to_the_next_and_then_home(bench: Bench) -> None:
+    item = bench.device(FPGA)
+    bench.vfio().set_up("lost", [item], AUTO, None, a_minute())
+    outcome = bench.vfio().set_up("next", [item], AUTO, None, a_minute())
+    bench.vfio().tear_down("next", [item.key], outcome.record, a_minute())
+    assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"address": "0000:11:00.1"}'])
+def test_a_damaged_file_costs_nobody_the_way_back(bench: Bench, damage: bytes) -> None:
+    item, vfio = bench.device(FPGA), bench.vfio()
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    (bench.handovers.folder / f"{FPGA}.json").write_bytes(damage)
+    assert bench.handovers.all() == {}
+    assert [path.name for path in bench.handovers.folder.iterdir()] == [f"{FPGA}.json.corrupt-1"]
+    vfio.tear_down("uid-1", [item.key], msgspec.json.decode(msgspec.json.encode(outcome.record)), a_minute())
+    assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
+
+
+def deaths(bench: Bench, act: Callable[[], object]) -> int:
+    """Count the points at which the agent can die while it acts."""
+    bench.points.seen.clear()
+    act()
+    return len(bench.points.seen)
+
+
+def die(bench: Bench, at: int, act: Callable[[], object]) -> str:
+    bench.points.seen.clear()
+    bench.points.kill_at = at
+    with pytest.raises(Crash) as crash:
+        act()
+    bench.points.kill_at = None
+    return crash.value.point
+
+
+def test_an_agent_that_dies_anywhere_is_undone_or_finished_by_the_next(bench: Bench) -> None:
+    item = bench.device(FPGA)
+    # An override of the operator's own must be there again afterwards.
+    bench.kernel.write(f"bus/pci/devices/{FPGA}/driver_override", "dfl-pci")
+    original = (bench.driver(FPGA), bench.override(FPGA))
+    outcome = bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
+    bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute())
+    binding = deaths(bench, lambda: bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute()))
+    release = deaths(bench, lambda: bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute()))
+    assert (binding, release) == (8, 8)
+    assert (bench.driver(FPGA), bench.override(FPGA)) == original
+    for point in range(binding):
+        where = die(bench, point, lambda: bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute()))
+        found = bench.inventory().device(item.device.name)
+        assert found is not None and published(found) == published(item.device), where
+        bench.vfio().roll_back("uid-1", [item.key], AUTO, a_minute())
+        assert (bench.driver(FPGA), bench.override(FPGA)) == original, where
+        assert bench.handovers.all() == {}, where
+        # The kubelet asks again for what was undone, or the agent repeats what it had begun.
+        where = die(bench, point, lambda: bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute()))
+        assert bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute()) == outcome, where
+        bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute())
+        assert (bench.driver(FPGA), bench.override(FPGA)) == original, where
+    for point in range(release):
+        bench.vfio().set_up("uid-1", [item], AUTO, None, a_minute())
+        where = die(bench, point, lambda: bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute()))
+        bench.vfio().tear_down("uid-1", [item.key], outcome.record, a_minute())
+        assert (bench.driver(FPGA), bench.override(FPGA)) == original, where
+        assert bench.handovers.all() == {}, where
+
+
+def test_a_real_sys_is_written_in_one_call_and_never_made(tmp_path: Path) -> None:
+    from dra_agent.device_setup.sysfs_writer import RealSysfsWriter
+
+    kernel = RealSysfsWriter(Host(sysfs=tmp_path).sysfs)
+    with pytest.raises(FileNotFoundError):
+        kernel.write("bus/pci/drivers_probe", "0000:11:00.0")
+    (tmp_path / "probe").write_text("something longer than what is written")
+    kernel.write("probe", "0000:11:00.0")
+    assert (tmp_path / "probe").read_text().startswith("0000:11:00.0"), "written at its beginning, and not cut"
+
+
+def test_an_agent_in_a_pod_takes_no_driver_away_from_under_processes_that_it_cannot_see(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    vfio = bench.vfio()
+    item = bench.device(FPGA)
+    (bench.host.proc / "self/ns").mkdir(parents=True)
+    (bench.host.proc / "self/ns/pid").symlink_to("pid:[4026532201]")
+    with pytest.raises(RetryableError, match="cannot be told: the agent is not in the host's process namespace"):
+        vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    assert (bench.driver(FPGA), bench.points.seen) == ("dfl-pci", [])
+    said = [problem for problem in bench.inventory().problems if problem.where == "inventory.passthrough"]
+    assert [problem.hint for problem in said] and "hostPID" in str(said[0])
+    assert not [one for one in bench.inventory(InventorySettings()).problems if "hostPID" in str(one)], "nobody asks"
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert not [one for one in bench.inventory().problems if "hostPID" in str(one)], "a user's command is not the agent"
+
+
+def test_an_agent_that_went_blind_gives_back_what_a_claim_has(bench: Bench) -> None:
+    vfio = bench.vfio()
+    item = bench.device(FPGA)
+    outcome = vfio.set_up("uid-1", [item], AUTO, None, a_minute())
+    (bench.host.proc / "self/ns").mkdir(parents=True)
+    (bench.host.proc / "self/ns/pid").symlink_to("pid:[4026532201]")
+    vfio.tear_down("uid-1", [item.key], outcome.record, a_minute())
+    assert bench.driver(FPGA) == "dfl-pci"

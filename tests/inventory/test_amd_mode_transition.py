@@ -1,0 +1,175 @@
+"""A look of the inventory at a GPU whose compute partition mode is being changed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_agent.host import Host
+from dra_agent.inventory import Collector, Inventory
+from dra_agent.inventory.amd.mode_changes import ModeChanges
+from dra_agent.inventory.amd.mode_transition import SETTLE_TIMEOUT_S
+from dra_agent.simulate import build_machine
+from dra_agent.simulate.kernel import SimulatedKernel
+from dra_agent.topology import scan
+from eventually import DEADLINE_S
+from inventory.half_made import MODE, half_made, unread, was_read
+from inventory.test_amd_modes import DIVISIBLE, machine
+
+FIRST, SECOND = "0000:11:00.0", "0000:12:00.0"
+PER_GPU = 15
+LIMIT = 10 * DEADLINE_S
+
+
+class Bench:
+    def __init__(self, root: Path) -> None:
+        self.host: Host = build_machine(machine(), root)
+        self.changes = ModeChanges()
+        self.collector = Collector(self.host, DIVISIBLE, mode_changes=self.changes)
+        self._kernel = SimulatedKernel(root, machine())
+
+    def divide(self, mode: str, address: str = FIRST) -> None:
+        """As an administrator does it with amd-smi."""
+        self._kernel.write(f"bus/pci/devices/{address}/{MODE}", mode)
+
+    def look(self) -> Inventory:
+        return self.collector.collect(scan(self.host))
+
+    def look_until_withdrawn(self) -> tuple[Inventory, float]:
+        """Look again and again, as the agent does; gives what was seen at last, and for how long it was offered."""
+        began = time.monotonic()
+        while of(inventory := self.look(), FIRST):
+            assert time.monotonic() - began < DEADLINE_S, "a GPU that stays half made is offered for ever"
+            time.sleep(0.1)
+        return inventory, time.monotonic() - began
+
+
+def of(inventory: Inventory, address: str) -> list[str]:
+    return [device.name for device in inventory.devices if device.pci_address == address]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path / "host")
+    yield made
+    made.collector.close()
+
+
+@pytest.mark.parametrize("left", [0, 1, 2, 7])
+def test_a_gpu_that_somebody_divides_is_described_as_before_while_it_is_half_made(bench: Bench, left: int) -> None:
+    before = bench.look()
+    bench.divide("CPX")
+    with half_made(bench.host, FIRST, left=left):
+        assert bench.look() == before, "devices, counters and problems are those of before the change"
+        assert bench.collector.lost_event_stream(), "and it is looked at again soon"
+        assert not bench.collector.lost_event_stream(), "which is told once"
+    assert bench.look() == before
+    assert not bench.collector.lost_event_stream(), "nothing more is to be seen"
+
+
+def test_nodes_of_both_modes_at_once_make_no_counters_and_no_other_gpu_look_small(bench: Bench) -> None:
+    before = bench.look()
+    bench.divide("CPX")
+    node = next((bench.host.sysfs / "class/kfd/kfd/topology/nodes").glob("1/properties")).resolve()
+    text = node.read_text()
+    assert "num_xcc 1\n" in text
+    node.chmod(0o644)
+    node.write_text(text.replace("num_xcc 1\n", "num_xcc 8\n"))
+    assert bench.look() == before, "15 dies are none that a GPU has, and its twin has all of its 8"
+    node.write_text(text)
+    assert bench.look() == before
+
+
+def test_one_that_stays_half_made_is_a_problem_and_offered_in_no_other_way(bench: Bench) -> None:
+    before = bench.look()
+    bench.divide("CPX")
+    with half_made(bench.host, FIRST, left=2):
+        found, offered = bench.look_until_withdrawn()
+        assert offered >= SETTLE_TIMEOUT_S
+        assert len(found.devices) == PER_GPU, (
+            "the other GPU, and no partition that its claims' counters know nothing of"
+        )
+        (problem,) = found.problems
+        assert problem.where == "gpu-0000-11-00-0" and "2 of its 8 dies" in problem.message
+        assert [one.name for one in found.counter_sets["gpu"]] == ["gpu-0000-12-00-0"]
+    assert bench.look() == before, "it is offered again once it is whole"
+
+
+def test_what_the_agent_divides_itself_is_not_asked_and_kept_for_as_long_as_it_may_take(bench: Bench) -> None:
+    before = bench.look()
+    bench.changes.begin(FIRST, LIMIT)
+    bench.divide("CPX")
+    with half_made(bench.host, FIRST, left=2):
+        for address in (FIRST, SECOND):
+            unread(bench.host, address)
+        assert bench.look() == before
+        assert not was_read(bench.host, FIRST), "a read of the mode waits for the driver that is changing it"
+        assert was_read(bench.host, SECOND)
+        bench.changes.answered(FIRST)
+        time.sleep(SETTLE_TIMEOUT_S * 1.2)
+        assert bench.look() == before, "nodes may come after the write"
+        bench.changes.end(FIRST)
+        assert bench.look() == before, "what took long until now takes no time away from who looks after it"
+    assert bench.look() == before
+
+
+def test_a_change_of_the_agent_that_never_ends_is_a_problem_after_its_deadline(bench: Bench) -> None:
+    bench.look()
+    bench.changes.begin(FIRST, 0.1)
+    with half_made(bench.host, FIRST, left=0):
+        unread(bench.host, FIRST)
+        found, _ = bench.look_until_withdrawn()
+        assert len(of(found, SECOND)) == PER_GPU
+        assert ["0 of its 8 dies" in problem.message for problem in found.problems] == [True]
+        assert not was_read(bench.host, FIRST), "the driver has not come back: whoever asks is never answered"
+
+
+def test_a_gpu_that_is_half_made_when_the_agent_starts_is_waited_for(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dra_agent.inventory.amd.partitionable.SETTLE_TIMEOUT_S", LIMIT)
+    whole = bench.look()
+    bench.divide("CPX")
+    later = Collector(bench.host, DIVISIBLE)
+    topology = scan(bench.host)
+    hidden, shown = threading.Event(), threading.Event()
+
+    def driver() -> None:
+        with half_made(bench.host, FIRST, left=2):
+            (bench.host.sysfs / "bus/pci/devices" / FIRST / MODE).write_text("SPX\n")
+            hidden.set()
+            shown.wait(0.5)
+        (bench.host.sysfs / "bus/pci/devices" / FIRST / MODE).write_text("CPX\n")
+
+    thread = threading.Thread(target=driver)
+    thread.start()
+    try:
+        assert hidden.wait(LIMIT)
+        assert later.collect(topology) == whole
+    finally:
+        shown.set()
+        thread.join()
+        later.close()
+
+
+def test_one_that_stays_half_made_from_the_start_is_not_offered(bench: Bench) -> None:
+    bench.divide("CPX")
+    (bench.host.sysfs / "bus/pci/devices" / FIRST / MODE).write_text("SPX\n")
+    found = bench.look()
+    assert (of(found, FIRST), len(of(found, SECOND))) == ([], PER_GPU)
+    (problem,) = found.problems
+    assert "another mode than it is in" in problem.message
+    (bench.host.sysfs / "bus/pci/devices" / FIRST / MODE).write_text("CPX\n")
+    assert len(of(bench.look(), FIRST)) == PER_GPU
+
+
+def test_a_gpu_that_was_taken_out_is_not_kept(bench: Bench) -> None:
+    bench.look()
+    with half_made(bench.host, FIRST, left=0):
+        (bench.host.sysfs / "bus/pci/devices" / FIRST).unlink()
+        found = bench.look()
+    assert (of(found, FIRST), len(of(found, SECOND))) == ([], PER_GPU)

@@ -1,0 +1,135 @@
+"""A stand-in for the kubelet's side: finds sockets in plugins_registry, registers, and calls as the kubelet does.
+
+As in kubernetes 1.37: dot-files are ignored; the registration's authority is the socket's path, percent-encoded; one
+connection for each driver instance; 45 s for a call. There, GetInfo has one second and the notification five. Here both
+have longer than any machine takes: driver and kubelet share a process, so how long they take says how busy it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from urllib.parse import quote
+
+import grpc
+import grpc.aio
+
+from dra_agent.kubelet_plugin.proto import dra_v1_pb2, dra_v1beta1_pb2, pluginregistration_pb2
+from eventually import DEADLINE_S, eventually_async
+
+KNOWN = {"v1.DRAPlugin": dra_v1_pb2, "v1beta1.DRAPlugin": dra_v1beta1_pb2}
+
+
+@dataclass
+class Driver:
+    """A registered instance of a driver."""
+
+    name: str
+    endpoint: Path
+    services: list[str]
+    messages: ModuleType
+    channel: grpc.aio.Channel
+
+    async def call(self, method: str, claims: Sequence[tuple[str, str, str]], timeout: float = 45.0) -> Any:
+        """`claims` are (namespace, name, uid)."""
+        service = self.messages.DESCRIPTOR.services_by_name["DRAPlugin"].full_name
+        kind = "NodePrepareResources" if method == "prepare" else "NodeUnprepareResources"
+        request = getattr(self.messages, f"{kind}Request")()
+        for namespace, name, uid in claims:
+            request.claims.add(namespace=namespace, name=name, uid=uid)
+        response = getattr(self.messages, f"{kind}Response")
+        call = self.channel.unary_unary(
+            f"/{service}/{kind}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=response.FromString,
+        )
+        return await call(request, timeout=timeout)
+
+
+@dataclass
+class FakeKubelet:
+    """Watches a kubelet directory; every instance that it took in is in `drivers`, by its registration socket."""
+
+    directory: Path
+    knows: Sequence[str] = tuple(KNOWN)
+    refuse: str = ""
+    """Tells the driver that it was not taken in, for this reason."""
+    drivers: dict[Path, Driver] = field(default_factory=dict)
+    told: list[str] = field(default_factory=list)
+    seen: dict[Path, int] = field(default_factory=dict)
+
+    @property
+    def registry(self) -> Path:
+        return self.directory / "plugins_registry"
+
+    def sockets(self) -> dict[Path, int]:
+        found = {}
+        for path in self.registry.glob("**/*"):
+            with contextlib.suppress(FileNotFoundError):
+                if not path.name.startswith(".") and stat.S_ISSOCK(path.stat().st_mode):
+                    found[path] = path.stat().st_ino
+        return found
+
+    async def look(self) -> None:
+        """One round of the reconciler."""
+        now = self.sockets()
+        for path in [path for path, inode in self.seen.items() if now.get(path) != inode]:
+            del self.seen[path]
+            if driver := self.drivers.pop(path, None):
+                await driver.channel.close()
+        for path, inode in now.items():
+            if path not in self.seen:
+                try:
+                    await self.register(path)
+                except grpc.aio.AioRpcError as error:
+                    self.told.append(error.details() or "")
+                    continue
+                self.seen[path] = inode
+
+    async def register(self, path: Path) -> None:
+        options = [("grpc.default_authority", quote(str(path), safe=""))]
+        async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:
+            get_info = channel.unary_unary(
+                "/pluginregistration.Registration/GetInfo",
+                request_serializer=pluginregistration_pb2.InfoRequest.SerializeToString,
+                response_deserializer=pluginregistration_pb2.PluginInfo.FromString,
+            )
+            notify = channel.unary_unary(
+                "/pluginregistration.Registration/NotifyRegistrationStatus",
+                request_serializer=pluginregistration_pb2.RegistrationStatus.SerializeToString,
+                response_deserializer=pluginregistration_pb2.RegistrationStatusResponse.FromString,
+            )
+            info = await get_info(pluginregistration_pb2.InfoRequest(), timeout=DEADLINE_S)
+            assert info.type == "DRAPlugin"
+            if self.refuse:
+                await notify(pluginregistration_pb2.RegistrationStatus(error=self.refuse), timeout=DEADLINE_S)
+                return
+            chosen = next(service for service in info.supported_versions if service in self.knows)
+            endpoint = Path(info.endpoint or path)
+            self.drivers[path] = Driver(
+                info.name,
+                endpoint,
+                list(info.supported_versions),
+                KNOWN[chosen],
+                grpc.aio.insecure_channel(f"unix:{endpoint}"),
+            )
+            await notify(pluginregistration_pb2.RegistrationStatus(plugin_registered=True), timeout=DEADLINE_S)
+
+    async def driver(self) -> Driver:
+        """Look until a driver is there."""
+
+        async def registered() -> bool:
+            await self.look()
+            return bool(self.drivers)
+
+        await eventually_async(registered, lambda: f"no driver registered; sockets: {self.sockets()}")
+        return next(iter(self.drivers.values()))
+
+    async def close(self) -> None:
+        for driver in self.drivers.values():
+            await driver.channel.close()

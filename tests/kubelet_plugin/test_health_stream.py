@@ -1,0 +1,208 @@
+"""What the kubelet hears of the devices' health, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import grpc
+import pytest
+
+from dra_agent.kubelet_plugin import health_stream, plugin
+from dra_agent.kubelet_plugin.proto import health_v1_pb2, health_v1alpha1_pb2
+from eventually import DEADLINE_S, eventually_async
+from kubelet_plugin.conftest import Node, Run
+from kubelet_plugin.fake_kubelet import Driver
+
+
+@dataclass
+class DeviceHealth:
+    device: str
+    health: str
+    message: str = ""
+    pool: str = "n/gpu"
+    seen: float = 1700000000.9
+
+
+@dataclass
+class Health:
+    found: list[DeviceHealth] = field(default_factory=lambda: [DeviceHealth("gpu-0", "healthy")])
+    subscribers: list[Callable[[], None]] = field(default_factory=list)
+
+    def rows(self) -> list[DeviceHealth]:
+        return self.found
+
+    def subscribe(self, changed: Callable[[], None]) -> Callable[[], None]:
+        self.subscribers.append(changed)
+        return lambda: self.subscribers.remove(changed)
+
+    def change(self, *rows: DeviceHealth) -> None:
+        self.found = list(rows)
+        for changed in self.subscribers:
+            changed()
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health()
+
+
+def watch(driver: Driver, messages: ModuleType = health_v1_pb2) -> Any:
+    service = messages.DESCRIPTOR.services_by_name["DRAResourceHealth"].full_name
+    return driver.channel.unary_stream(
+        f"/{service}/NodeWatchResources",
+        request_serializer=messages.NodeWatchResourcesRequest.SerializeToString,
+        response_deserializer=messages.NodeWatchResourcesResponse.FromString,
+    )(messages.NodeWatchResourcesRequest())
+
+
+@pytest.mark.parametrize("messages", [health_v1_pb2, health_v1alpha1_pb2])
+def test_every_device_is_told_at_once_and_again_on_a_change(
+    node: Node, run: Run, health: Health, messages: ModuleType
+) -> None:
+    async def scenario() -> None:
+        async with node.registered(health=health) as (plugin, driver):
+            plugin._health._again = 3600.0  # type: ignore[union-attr]
+            assert driver.services[2:] == ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
+            stream = watch(driver, messages)
+            first = await asyncio.wait_for(stream.read(), 60)
+            (told,) = first.devices
+            assert (told.device.pool_name, told.device.device_name) == ("n/gpu", "gpu-0")
+            assert (told.health, told.last_updated_time, told.health_check_timeout_seconds) == (1, 1700000000, 30)
+            health.change(DeviceHealth("gpu-0", "unhealthy", "XID 79"), DeviceHealth("gpu-1", "unknown"))
+            second = await asyncio.wait_for(stream.read(), 60)
+            assert [(one.health, one.message) for one in second.devices] == [(2, "XID 79"), (0, "")]
+            stream.cancel()
+
+    run(scenario())
+
+
+def test_a_watcher_that_comes_early_waits_for_the_devices(node: Node, run: Run, health: Health) -> None:
+    async def scenario() -> None:
+        async with node.registered(health=health, serve=False) as (plugin, driver):
+            first = asyncio.ensure_future(watch(driver).read())
+            await asyncio.sleep(0.2)
+            assert not first.done()
+            plugin.serve(node.devices, health)
+            assert (await asyncio.wait_for(first, 60)).devices[0].health == 1
+
+    run(scenario())
+
+
+def test_it_is_told_again_within_the_lease(node: Node, run: Run, health: Health) -> None:
+    assert 2 * health_stream.RESEND_AFTER_S < health_stream.LEASE_S
+
+    async def scenario() -> None:
+        async with node.registered(health=health) as (plugin, driver):
+            plugin._health._again = 0.05  # type: ignore[union-attr]
+            stream = watch(driver)
+            for _ in range(4):
+                assert (await asyncio.wait_for(stream.read(), 60)).devices[0].health == 1
+            stream.cancel()
+
+    run(scenario())
+
+
+def test_a_change_on_another_thread_reaches_every_watcher(node: Node, run: Run, health: Health) -> None:
+    async def scenario() -> None:
+        async with node.registered(health=health) as (plugin, driver):
+            plugin._health._again = 3600.0  # type: ignore[union-attr]
+            streams = [watch(driver), watch(driver, health_v1alpha1_pb2), watch(driver)]
+            for stream in streams:
+                await asyncio.wait_for(stream.read(), 60)
+            await asyncio.to_thread(health.change, DeviceHealth("gpu-0", "unhealthy"))
+            for stream in streams:
+                assert (await asyncio.wait_for(stream.read(), 60)).devices[0].health == 2
+                stream.cancel()
+
+    run(scenario())
+
+
+def test_streams_end_cleanly_when_the_agent_stops(
+    node: Node, run: Run, health: Health, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin, "GRACE_S", 10 * DEADLINE_S)
+
+    async def scenario() -> None:
+        async with node.kubelet() as kubelet:
+            async with node.plugin(health=health):
+                driver = await kubelet.driver()
+                stream = watch(driver)
+                await asyncio.wait_for(stream.read(), 60)
+                began = asyncio.get_running_loop().time()
+            assert asyncio.get_running_loop().time() - began < DEADLINE_S, "an open stream must not hold up the end"
+            assert await asyncio.wait_for(stream.read(), 60) is grpc.aio.EOF
+            assert health.subscribers == []
+
+    run(scenario())
+
+
+def test_watchers_that_left_are_forgotten(node: Node, run: Run, health: Health) -> None:
+    async def scenario() -> None:
+        async with node.registered(health=health) as (plugin, driver):
+            for _ in range(20):
+                stream = watch(driver)
+                await asyncio.wait_for(stream.read(), 60)
+                stream.cancel()
+            await eventually_async(lambda: plugin._health._wake == set())  # type: ignore[union-attr]
+
+    run(scenario())
+
+
+def test_text_that_is_not_unicode_is_told_with_a_replacement(node: Node, run: Run, health: Health) -> None:
+    health.found = [DeviceHealth("gpu-0", "unhealthy", "driver said \udcff")]
+
+    async def scenario() -> None:
+        async with node.registered(health=health) as (_, driver):
+            stream = watch(driver)
+            assert (await asyncio.wait_for(stream.read(), 60)).devices[0].message == "driver said ?"
+            stream.cancel()
+
+    run(scenario())
+
+
+def test_one_connection_has_a_limited_number_of_streams(node: Node, run: Run, health: Health) -> None:
+    async def scenario() -> None:
+        async with node.registered(health=health) as (plugin, driver):
+            plugin._health._again = 3600.0  # type: ignore[union-attr]
+            streams = [watch(driver) for _ in range(257)]
+            reads = [asyncio.ensure_future(stream.read()) for stream in streams]
+            await eventually_async(lambda: sum(read.done() for read in reads) >= 256)
+            (waiting,) = (read for read in reads if not read.done())
+            next(stream for stream, read in zip(streams, reads, strict=True) if read.done()).cancel()
+            assert (await asyncio.wait_for(waiting, 60)).devices
+            for stream in streams:
+                stream.cancel()
+
+    run(scenario())
+
+
+def test_long_messages_are_cut_at_a_character(node: Node, run: Run, health: Health) -> None:
+    health.found = [DeviceHealth("gpu-0", "unhealthy", "ä" * 1000)]
+
+    async def scenario() -> None:
+        async with node.registered(health=health) as (_, driver):
+            stream = watch(driver)
+            assert (await asyncio.wait_for(stream.read(), 60)).devices[0].message == "ä" * 512
+            stream.cancel()
+
+    run(scenario())
+
+
+def test_a_source_that_fails_ends_the_stream_and_nothing_else(node: Node, run: Run, health: Health) -> None:
+    health.found = [DeviceHealth("gpu-0", "on fire")]
+
+    async def scenario() -> None:
+        async with node.registered(health=health) as (_, driver):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await asyncio.wait_for(watch(driver).read(), 60)
+            assert (await driver.call("unprepare", [("default", "c", "u")])).claims["u"].error == ""
+            health.change(DeviceHealth("gpu-0", "healthy"))
+            stream = watch(driver)
+            assert (await asyncio.wait_for(stream.read(), 60)).devices
+            stream.cancel()
+
+    run(scenario())

@@ -1,0 +1,331 @@
+"""Everything outside the agent that lives through its crashes: disk, hardware, device nodes, CDI directory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dra_agent.cdi.directory import SpecDirectory
+from dra_agent.cdi.edits import EditProviders
+from dra_agent.cdi.metadata_files import MetadataDirectory
+from dra_agent.cdi.model import ContainerEdits
+from dra_agent.cdi.registry import Registry, load_registry
+from dra_agent.deadline import Deadline
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory.model import Device, DeviceNode, device_key
+from dra_agent.prepare import Preparer
+from dra_agent.prepare.ledger_types import DeviceHeldError, HeldDevice, LedgerEntry
+from dra_agent.prepare.locks import KeyedLocks
+from dra_agent.prepare.ownership import Ownership
+from dra_agent.prepare.setup import DeviceSetup, SetupDevice, SetupOutcome, UnsuitableError
+
+DRIVER = "dra-agent.internal"
+POOL = "node-a/gpu"
+
+
+class Crash(BaseException):
+    """The agent is killed here."""
+
+
+class Points:
+    """Counts the moments at which the agent can die, and kills it at the chosen one."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.kill_at: int | None = None
+
+    def __call__(self, name: str) -> None:
+        self.seen.append(name)
+        if self.kill_at is not None and len(self.seen) == self.kill_at + 1:
+            raise Crash(name)
+
+    def arm(self, kill_at: int | None) -> None:
+        self.seen = []
+        self.kill_at = kill_at
+
+
+class MemoryLedger:
+    """The ledger's contract in memory: what was not synced may be lost in a crash."""
+
+    def __init__(self, points: Points, disk: dict[str, LedgerEntry], *, keep_unsynced: bool = False) -> None:
+        self.points = points
+        self.disk = disk
+        self.unsynced: dict[str, LedgerEntry] = {}
+        self.keep_unsynced = keep_unsynced
+        self.syncs = 0
+        self.refuse: str | None = None
+        self._lock = threading.Lock()
+
+    def after_crash(self) -> MemoryLedger:
+        if self.keep_unsynced:
+            self.disk.update(self.unsynced)
+        return MemoryLedger(self.points, self.disk, keep_unsynced=self.keep_unsynced)
+
+    def turn(self, deadline: Deadline | None = None) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def start(self, entry: LedgerEntry, *, durable: bool) -> None:
+        self.points("before start")
+        with self._lock:
+            for other in self.entries():
+                for theirs in other.devices:
+                    for ours in entry.devices:
+                        if other.uid != entry.uid and _exclude(ours, theirs):
+                            raise DeviceHeldError(f"device {ours.device} is held by {other.name}")
+            self._check_disk()
+            self.unsynced[entry.uid] = msgspec.structs.replace(entry, state="started")
+            if durable:
+                self._sync()
+        self.points("after start")
+
+    def complete(self, uid: str, payload: Any) -> None:
+        self.points("before complete")
+        with self._lock:
+            self._check_disk()
+            entry = self.get(uid)
+            assert entry is not None
+            self.unsynced[uid] = msgspec.structs.replace(entry, state="completed", payload=payload)
+            self._sync()
+        self.points("after complete")
+
+    def release(self, uid: str) -> bool:
+        self.points("before release")
+        with self._lock:
+            self._check_disk()
+            held = self.get(uid) is not None
+            self.unsynced.pop(uid, None)
+            self.disk.pop(uid, None)
+            self._sync()
+        self.points("after release")
+        return held
+
+    def get(self, uid: str) -> LedgerEntry | None:
+        return self.unsynced.get(uid) or self.disk.get(uid)
+
+    def entries(self) -> list[LedgerEntry]:
+        return sorted({**self.disk, **self.unsynced}.values(), key=lambda entry: entry.uid)
+
+    def _check_disk(self) -> None:
+        if self.refuse:
+            raise RetryableError(self.refuse, where="ledger")
+
+    def _sync(self) -> None:
+        self.syncs += 1
+        # What is written goes through JSON, as in the real ledger.
+        for uid, entry in self.unsynced.items():
+            self.disk[uid] = msgspec.json.decode(msgspec.json.encode(entry), type=LedgerEntry)
+        self.unsynced.clear()
+
+
+def _exclude(ours: HeldDevice, theirs: HeldDevice) -> bool:
+    if (
+        device_key(ours.pool, ours.device) != device_key(theirs.pool, theirs.device)
+        or ours.admin_access
+        or theirs.admin_access
+    ):
+        return False
+    return ours.share_id is None or theirs.share_id is None or ours.share_id == theirs.share_id
+
+
+class CrashingDirectory(SpecDirectory):
+    """The real directory, with moments to die around each change."""
+
+    points: Points
+
+    def write(self, uid: str, data: bytes) -> Path:
+        self.points("before write")
+        path = super().write(uid, data)
+        self.points("after write")
+        return path
+
+    def delete(self, uid: str) -> bool:
+        self.points("before delete")
+        deleted = super().delete(uid)
+        self.points("after delete")
+        return deleted
+
+
+class CrashingMetadata(MetadataDirectory):
+    """The real metadata files, with moments to die around each change."""
+
+    points: Points
+
+    def _write(self, path: Path, data: bytes, *, in_place: bool) -> None:
+        self.points("before metadata")
+        super()._write(path, data, in_place=in_place)
+        self.points("after metadata")
+
+    def delete(self, uid: str) -> bool:
+        self.points("before metadata goes")
+        deleted = super().delete(uid)
+        self.points("after metadata goes")
+        return deleted
+
+
+class PartitionParameters(msgspec.Struct, forbid_unknown_fields=True):
+    size: int
+    fail: bool = False
+
+
+class Partitions:
+    """A vendor set-up whose effect outlives the agent: partitions made on devices. For GPUs only, and at most of 7."""
+
+    kind = ("config.dra-agent.internal/v1", "Partition")
+    parameters = PartitionParameters
+
+    def __init__(self, points: Points, hardware: dict[str, str]) -> None:
+        self.points = points
+        self.hardware = hardware
+        """Which claim has a partition, by the key of the device."""
+        self.calls: list[str] = []
+        self.seen: list[SetupDevice] = []
+        self.defaults: dict[str, PartitionParameters] = {}
+        """By device name: what is set up unasked."""
+        self.generation = 0
+        """Changes with every reset of the hardware."""
+
+    def default(self, device: Device) -> msgspec.Struct | None:
+        return self.defaults.get(device.name)
+
+    def check(self, device: Device, parameters: Any) -> None:
+        if device.family != "gpu":
+            raise UnsuitableError(f"kind: a {device.family} has no partitions")
+        if parameters.size > 7:
+            raise PermanentError("size: at most 7", hint="ask for less")
+
+    def set_up(
+        self, uid: str, devices: Sequence[SetupDevice], parameters: Any, previous: Any, deadline: Deadline
+    ) -> SetupOutcome:
+        self.calls.append("set_up")
+        self.seen = list(devices)
+        edits = {}
+        for item in devices:
+            owner = self.hardware.setdefault(item.key, uid)
+            assert owner == uid, f"{item.key} is partitioned for {owner} and {uid}"
+            self.points(f"partition made on {item.key}")
+            if parameters.fail:
+                raise RetryableError("no room for the partition", where=item.key)
+            edits[item.key] = ContainerEdits(env=(f"PARTITION={parameters.size}",))
+        return SetupOutcome({"size": parameters.size, "generation": self.generation}, edits)
+
+    def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
+        self.calls.append("tear_down")
+        assert record == {"size": record["size"], "generation": self.generation}
+        self._remove(uid, keys)
+
+    def roll_back(self, uid: str, keys: Sequence[str], parameters: Any, deadline: Deadline) -> None:
+        self.calls.append("roll_back")
+        self._remove(uid, keys)
+
+    def _remove(self, uid: str, keys: Sequence[str]) -> None:
+        for key in keys:
+            if self.hardware.get(key) == uid:
+                self.points(f"partition goes from {key}")
+                del self.hardware[key]
+
+
+class World:
+    """One host with eight GPUs, and an agent on it that can be killed and started again."""
+
+    def __init__(self, root: Path, gpus: int = 8, *, metadata: bool | None = None, driver: str = DRIVER) -> None:
+        self.driver = driver
+        self.metadata_dir = root / "plugins" / DRIVER / "dra-device-metadata"
+        self.metadata_enabled = metadata
+        self.host = Host(sysfs=root / "sys", dev=root / "dev", proc=root / "proc")
+        self.cdi = root / "cdi"
+        self.points = Points()
+        self.hardware: dict[str, str] = {}
+        self.partitions = Partitions(self.points, self.hardware)
+        self.more_setups: list[DeviceSetup] = []
+        self.devices: dict[str, Device] = {}
+        (self.host.dev / "dri").mkdir(parents=True, exist_ok=True)
+        (self.host.dev / "kfd").touch()
+        for index in range(gpus):
+            paths = {f"/dev/dri/card{index}": "card", f"/dev/dri/renderD{128 + index}": "render", "/dev/kfd": "kfd"}
+            for path in paths:
+                self.host.dev_path(path).touch()
+            nodes = tuple(DeviceNode(path, str(self.host.dev_path(path)), role) for path, role in paths.items())  # type: ignore[arg-type]
+            name = f"gpu-{index}"
+            self.devices[name] = Device(name, "gpu", "amd", f"0000:{index:02x}:00.0", attributes={}, nodes=nodes)
+        self.ledger = MemoryLedger(self.points, {})
+        self.ownership: Ownership | None = None
+        self.locks: KeyedLocks | None = None
+        """Of the devices, where other agents share the ledger."""
+        self.start()
+
+    def lookup(self, pool: str, name: str) -> Device | None:
+        return self.devices.get(name) if pool.rpartition("/")[2] == "gpu" else None
+
+    def start(self) -> None:
+        self.specs = CrashingDirectory(self.cdi, self.driver)
+        self.specs.points = self.points
+        setups: list[DeviceSetup] = [self.partitions, *self.more_setups]
+        self.metadata: CrashingMetadata | None = None
+        if self.metadata_enabled is not None:
+            self.metadata = CrashingMetadata(self.metadata_dir, self.driver, enabled=self.metadata_enabled)
+            self.metadata.points = self.points
+        self.preparer = Preparer(
+            self.driver,
+            self.ledger,
+            self.specs,
+            self.lookup,
+            node=POOL.partition("/")[0],
+            recipes=EditProviders(self.host, directories=[self.cdi]),
+            setups=setups,
+            metadata=self.metadata,
+            ownership=self.ownership,
+            device_locks=self.locks,
+        )
+
+    def crash_and_restart(self) -> None:
+        self.points.arm(None)
+        self.ledger = self.ledger.after_crash()
+        self.start()
+
+    def registry(self) -> Registry:
+        return load_registry([self.cdi])
+
+    def usable(self, uid: str) -> bool:
+        """Whether a container could be given the claim now: its ids resolve, and what they bring is there."""
+        registry = self.registry()
+        entry = self.ledger.get(uid)
+        if entry is None:
+            return False
+        ids = [name for device in entry.payload["devices"] for name in device["cdi_device_ids"]]
+        for name in ids:
+            if name not in registry.devices:
+                return False
+            registered = registry.devices[name]
+            mounts = registered.device.container_edits.mounts + registered.spec.container_edits.mounts
+            if not all(Path(mount.host_path).exists() for mount in mounts):
+                return False
+        return bool(ids)
+
+
+def result(device: str, request: str = "gpus", **more: Any) -> dict[str, Any]:
+    return {"request": request, "driver": DRIVER, "pool": POOL, "device": device, **more}
+
+
+def claim(uid: str, *devices: str | dict[str, Any], config: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """A ResourceClaim as the API server returns it, allocated."""
+    results = [result(device) if isinstance(device, str) else device for device in devices]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": f"claim-{uid}", "namespace": "default", "uid": uid, "resourceVersion": "7"},
+        "spec": {"devices": {"requests": [{"name": "gpus", "exactly": {"deviceClassName": "gpu"}}]}},
+        "status": {"allocation": {"devices": {"results": results, "config": list(config)}}},
+    }
+
+
+def partition(size: int = 2, requests: Sequence[str] = (), **more: Any) -> dict[str, Any]:
+    version, kind = Partitions.kind
+    parameters = {"apiVersion": version, "kind": kind, "size": size, **more}
+    entry = {"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": parameters}}
+    return entry | ({"requests": list(requests)} if requests else {})
