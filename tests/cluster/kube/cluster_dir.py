@@ -111,7 +111,7 @@ class Place:
 
     def keep(self) -> None:
         """Have the place cleared when this process ends without `release`: it may be killed."""
-        command = [sys.executable, "-m", "cluster.kube.keeper", str(self.number), str(self._lock)]
+        command = [sys.executable, "-m", "cluster.kube.reaper", str(self.number), str(self._lock)]
         self._keeper = subprocess.Popen(
             command, cwd=TESTS, stdin=subprocess.PIPE, pass_fds=(self._lock,), start_new_session=True
         )

@@ -1,4 +1,4 @@
-"""Outlives a run to take its cluster down, whatever ended the run: `python -m cluster.kube.keeper PLACE LOCK`.
+"""Outlives a run to take its cluster down, whatever ended the run: `python -m cluster.kube.reaper PLACE LOCK`.
 
 The run holds the other end of standard input and says `DONE` there when nothing is to be taken down. An end without
 that word means that it was killed. The lock of the place is inherited, so nobody takes the place before it is clear.
