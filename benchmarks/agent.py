@@ -1,7 +1,7 @@
 """The agent as a process: start to ready, resident memory with 64 claims, and growth over many claims.
 
-Prints what is, with the target beside it; the numbers depend on the machine, so nothing here fails. `PAIRS` says how
-many claims are applied and deleted for the growth (default 2000).
+Prints each result with its target. Results depend on the machine, so the benchmark never fails. `PAIRS` sets how many
+claims are applied and deleted to measure the growth (default 2000).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import time
 from pathlib import Path
 
 from dra_agent.simulate import build
-from dra_agent.standalone.client import Client
-from dra_agent.standalone.wire import Apply, Delete
+from dra_agent.standalone.protocol import Apply, Client, Delete
 
 AGENT = Path(sys.executable).with_name("dra-agent")
 PROFILE = "dgx-h100"
@@ -84,14 +83,24 @@ def device_class() -> dict[str, object]:
 
 
 def claim(name: str) -> dict[str, object]:
-    # Admin access, because 64 claims do not find 64 free devices on one host; it is prepared like any other.
+    # Admin access, because one host does not have 64 free devices for 64 claims; such claims are prepared like others.
     request = {"name": "r", "exactly": {"deviceClassName": "any", "adminAccess": True}}
     meta = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": name}}
     return {**meta, "spec": {"devices": {"requests": [request]}}}
 
 
 def start(state: Path) -> tuple[subprocess.Popen[bytes], float]:
-    command = [AGENT, "run", "--standalone", "--state-dir", state, "--cdi-dir", state / "cdi", "--simulate", PROFILE]
+    command: list[str | Path] = [
+        AGENT,
+        "run",
+        "--standalone",
+        "--state-dir",
+        state,
+        "--cdi-dir",
+        state / "cdi",
+        "--simulate",
+        PROFILE,
+    ]
     (state / "cdi").mkdir(exist_ok=True)
     began = time.perf_counter()
     agent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -115,7 +124,7 @@ def stop(agent: subprocess.Popen[bytes]) -> None:
 
 
 def rollup(agent: subprocess.Popen[bytes]) -> dict[str, int]:
-    """kB by field, as proc_pid_smaps_rollup(5) says."""
+    """Return kB by field; see proc_pid_smaps_rollup(5)."""
     lines = Path(f"/proc/{agent.pid}/smaps_rollup").read_text().splitlines()[1:]
     return {line.split(":")[0]: int(line.split()[1]) for line in lines}
 

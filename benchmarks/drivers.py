@@ -1,10 +1,10 @@
-"""The agent as a DRA driver beside a minimal Go driver on the upstream helper, on one API server in one run.
+"""Compares the agent with a minimal Go driver on the upstream helper, on one API server in one run.
 
-A probe plays the kubelet for both: it registers them and makes their calls over their own sockets, in batches by turns.
-Claims are allocated beforehand by writing their status. Latencies are of one claim per call, seen by the caller, with
-the claim read from a real kube-apiserver. Prints what is, with the target beside it; nothing here fails.
+A probe acts as the kubelet for both: it registers them and calls them on their own sockets, in alternating batches.
+Claims are allocated in advance by writing their status. Latencies are those of the caller, with one claim per call, and
+the claim is read from a real kube-apiserver. Prints each result with its target; a missed target is not a failure.
 
-Needs Go and openssl; etcd and kube-apiserver are those of the test cluster (tests/cluster).
+Requires Go and openssl, and uses etcd and kube-apiserver of the test cluster (tests/cluster).
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ TARGETS = ("at most 1.00", "at most 0.33", "none")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binaries", type=Path, help="folder of etcd and kube-apiserver (default: built, and kept)")
+    parser.add_argument("--binaries", type=Path, help="directory of etcd and kube-apiserver (default: built once)")
     parser.add_argument("--agent", type=Path, default=AGENT, help="the command to measure")
-    parser.add_argument("--dir", type=Path, default=Path(), help="on the file system to measure")
+    parser.add_argument("--dir", type=Path, default=Path(), help="a directory on the file system to measure")
     parser.add_argument("--claims", type=int, default=400, help="claims per driver and measurement")
-    parser.add_argument("--pairs", type=int, default=10_000, help="prepare and unprepare pairs for the growth")
+    parser.add_argument("--pairs", type=int, default=10_000, help="prepare and unprepare pairs to measure the growth")
     parser.add_argument("--starts", type=int, default=7)
     parser.add_argument("--idle", type=float, default=600, help="seconds in which idle requests are counted")
-    parser.add_argument("--quick", action="store_true", help="few of everything: shows that it works, measures nothing")
+    parser.add_argument("--quick", action="store_true", help="small numbers, to test the benchmark itself")
     args = parser.parse_args()
     if args.quick:
         args.claims, args.pairs, args.starts, args.idle = 20, 100, 1, 10
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 class Comparison:
-    """Both drivers on one control plane, with claims of their own."""
+    """Both drivers on one control plane, with separate claims."""
 
     def __init__(self, plane: ControlPlane, probe: Probe, ours: Contender, theirs: Contender) -> None:
         self.plane = plane
@@ -88,7 +88,7 @@ class Comparison:
         return make_claims(self.plane, name, count, driver=one.driver, node=one.node, devices=devices, admin=admin)
 
     def devices(self, one: Contender) -> list[tuple[str, str]]:
-        """Wait until the driver has published as many devices as it has."""
+        """Wait until the driver has published all its devices."""
         deadline = time.monotonic() + 30
         while len(found := published(self.plane, one.driver)) < DEVICES:
             if time.monotonic() > deadline:
@@ -105,7 +105,7 @@ class Comparison:
             if number < count:
                 for one in self.both:
                     one.stop(self.probe)
-        took = {name: times[1:] for name, times in took.items()}  # the first one fills caches
+        took = {name: times[1:] for name, times in took.items()}  # the first start fills caches
         print(f"\n{'start to registered, ms':42}{'least':>9}{'median':>9}   target")
         for name, target in ((self.ours.name, "below 500"), (self.theirs.name, "")):
             print(f"{name:42}{min(took[name]):9.0f}{statistics.median(took[name]):9.0f}   {target}")
@@ -155,7 +155,7 @@ class Comparison:
             print(f"{one.name + ': growth, MiB':42}{after[one.name] - before[one.name]:+9.2f}{aim}")
 
     def idle(self, seconds: float) -> None:
-        time.sleep(min(seconds, 60))  # what the calls above caused is over
+        time.sleep(min(seconds, 60))  # the requests that the calls above caused are complete
         before = {one.name: self.plane.requests(one.name) for one in self.both}
         time.sleep(seconds)
         print(f"\nAPI requests when idle, counted for {seconds:.0f} s")
@@ -173,7 +173,7 @@ class Comparison:
 
 @contextmanager
 def running(args: argparse.Namespace, folder: Path) -> Iterator[Comparison]:
-    """Build the Go programs, start the control plane and the probe; everything is ended in any case."""
+    """Build the Go programs, start the control plane and the probe; stop all of them in any case."""
     for name in ("go", "openssl", "unshare"):
         if shutil.which(name) is None:
             sys.exit(f"no {name}: needed to build the Go driver, run an API server and show the agent a host")
@@ -193,9 +193,9 @@ def running(args: argparse.Namespace, folder: Path) -> Iterator[Comparison]:
         stack.callback(plane.close)
         probe = Probe(programs / "probe")
         stack.callback(probe.close)
-        # Byte code is compiled once, as pip does for what it installs; compiling at every start costs time and 15 MiB.
+        # Compile byte code once, as pip does at installation; compilation at every start costs time and 15 MiB.
         compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "byte-code")}
-        # Read as a real host is: building a simulated one at start takes 2 MiB that no real agent needs.
+        # Read the tree like a real host: building a simulated one at start needs 2 MiB that no real agent needs.
         routes = folder / "routes"
         routes.mkdir()
         (routes / "route").write_text("Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\n")
@@ -220,15 +220,15 @@ def running(args: argparse.Namespace, folder: Path) -> Iterator[Comparison]:
 
 
 def seeing(sysfs: Path) -> list[str]:
-    """Run what follows with a tree as its /sys: as on a real host, the agent trusts the kernel to tell what changes.
+    """Return a command prefix that mounts a tree as /sys: as on a real host, the agent relies on the kernel's events.
 
-    With --sysfs-root it would look at every device each second, which is no real host's load.
+    With --sysfs-root, the agent would poll every device each second, which is not the load of a real host.
     """
     return ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /sys && exec "$@"', str(sysfs)]
 
 
 def binaries() -> Path:
-    """Give the folder of the control plane's programs, which are built once."""
+    """Return the directory of the control plane's programs, which are built once."""
     sys.path.insert(0, str(HERE.parent / "tests"))
     from cluster.kube.build import programs
 

@@ -1,4 +1,4 @@
-"""Claims for `drivers.py`, allocated by hand: what the scheduler would write, with an administrator's rights."""
+"""Claims for `drivers.py`: it writes the allocation that the scheduler would write, with administrator permissions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMESPACE = "bench"
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim as the kubelet names it to a driver."""
+    """A claim as the kubelet identifies it to a driver."""
 
     namespace: str
     name: str
@@ -21,13 +21,13 @@ class Claim:
 
 
 def make_namespace(plane: ControlPlane) -> None:
-    """Make the namespace of all claims; admin access is allowed in it, so that many claims may hold one device."""
+    """Create the namespace of all claims, which allows admin access, so that many claims can use one device."""
     labels = {"resource.kubernetes.io/admin-access": "true"}
     plane.ask("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE, "labels": labels}})
 
 
 def make_node(plane: ControlPlane, node: str) -> None:
-    """Make the Node that slices are owned by."""
+    """Create the Node that owns the slices."""
     plane.ask("POST", "/api/v1/nodes", {"metadata": {"name": node, "labels": {"kubernetes.io/hostname": node}}})
 
 
@@ -52,7 +52,7 @@ def make_claims(
     devices: Sequence[tuple[str, str]],
     admin: bool = False,
 ) -> list[Claim]:
-    """Make and allocate claims for one device each, going round the devices; with admin access if `admin`."""
+    """Create and allocate claims for one device each, round-robin; with admin access if `admin`."""
     path = f"{GROUP}/namespaces/{NAMESPACE}/resourceclaims"
     made = []
     for number in range(count):

@@ -1,4 +1,4 @@
-"""The two drivers that `drivers.py` compares, as processes, and the probe that plays the kubelet for both."""
+"""The processes of the two drivers that `drivers.py` compares, and the probe that acts as the kubelet for both."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ REGISTERED_WITHIN = 60.0
 
 @dataclass
 class Contender:
-    """A driver: its program with the flags that both understand, and folders of its own."""
+    """A driver: its program with the flags that both support, and separate directories."""
 
     name: str
     program: Sequence[str]
@@ -36,7 +36,7 @@ class Contender:
         return self.folder / "kubelet/plugins_registry"
 
     def start(self, probe: Probe) -> float:
-        """Start it and register it; gives the seconds from the start of the process until it was registered."""
+        """Start and register the driver; return the seconds from the start of the process to its registration."""
         for name in ("kubelet/plugins_registry", "kubelet/plugins", "cdi", "state"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         flags = {
@@ -54,7 +54,7 @@ class Contender:
             return (registered() - began) / 1e9
 
     def stop(self, probe: Probe) -> None:
-        """End it as systemd and the kubelet do, and wait for it."""
+        """Stop the driver as systemd and the kubelet do, and wait until it exits."""
         if self.process is None:
             return
         probe.ask(do="forget", driver=self.driver)
@@ -63,20 +63,20 @@ class Contender:
         self.process = None
 
     def kill(self) -> None:
-        """End it in any case."""
+        """Kill the driver if it runs."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
 
     def memory(self) -> dict[str, float]:
-        """MiB resident, by share and of its own alone, of the process and those that it started; smaps_rollup(5)."""
+        """Return Rss, Pss and Anonymous in MiB, for the process and its children; see proc_pid_smaps_rollup(5)."""
         assert self.process is not None
         each = [rollup(pid) for pid in _family(self.process.pid)]
         return {name: sum(one[name] for one in each) for name in ("Rss", "Pss", "Anonymous")}
 
 
 class Probe:
-    """The Go program that plays the kubelet (godriver/probe): one question, one answer."""
+    """The Go program that acts as the kubelet (godriver/probe): one request, one response."""
 
     def __init__(self, program: Path) -> None:
         self._process = subprocess.Popen([str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -86,13 +86,13 @@ class Probe:
         return self._answer()
 
     @contextmanager
-    def registering(self, driver: str, registry: Path) -> Iterator[Any]:
-        """Wait for a driver's socket; gives a call that waits for the registration and gives its instant, in ns."""
+    def registering(self, driver: str, registry: Path) -> Iterator[Callable[[], int]]:
+        """Wait for a driver's socket; yield a function that waits for the registration and returns its time in ns."""
         self._send({"do": "register", "driver": driver, "registry": str(registry), "seconds": REGISTERED_WITHIN})
-        yield lambda: self._answer()["at"]
+        yield lambda: int(self._answer()["at"])
 
     def calls(self, driver: str, claims: Sequence[Claim], steps: Sequence[str], rounds: int = 1) -> list[list[int]]:
-        """Make the steps of every claim in turn; gives ns of every call, for each of the steps."""
+        """Run the steps for each claim, one claim after the other; return the ns of every call by step."""
         question = {"do": "calls", "driver": driver, "claims": [asdict(claim) for claim in claims]}
         took: list[list[int]] = self.ask(**question, steps=list(steps), rounds=rounds)["took"]
         return took
@@ -116,7 +116,7 @@ class Probe:
 
 
 def rollup(pid: int) -> dict[str, float]:
-    """MiB by field of one process; smaps_rollup(5)."""
+    """Return MiB by field for one process; see proc_pid_smaps_rollup(5)."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     return {line.split(":")[0]: int(line.split()[1]) / 1024 for line in lines}
 

@@ -1,7 +1,7 @@
-"""The control plane that `drivers.py` measures against: a real etcd and a real kube-apiserver, and who asked for what.
+"""The control plane for `drivers.py`: a real etcd and a real kube-apiserver, with counts of requests by user.
 
-No scheduler and no kubelet run: claims are allocated by writing their status with an administrator's rights, and the
-probe plays the kubelet. What each user asks of the API server is read from its audit log.
+No scheduler and no kubelet run: claims are allocated by writing their status with administrator permissions, and the
+probe acts as the kubelet. The requests of each user are read from the API server's audit log.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ DRIVER_RULES = [
     {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
     {"apiGroups": ["", "events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch", "update"]},
 ]
-"""What a driver may do; `arbitrary-node` because the static tokens of a benchmark carry no node name."""
+"""Permissions of a driver; `arbitrary-node` because the static tokens of a benchmark contain no node name."""
 
 
 class ControlPlane:
-    """etcd and kube-apiserver below one folder, for the users that are named; ended by `close`."""
+    """etcd and kube-apiserver in one directory, for the given users; stopped by `close`."""
 
     def __init__(self, binaries: Path, folder: Path, users: list[str]) -> None:
         import httpx2
 
         self._folder = folder
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._tokens = {user: f"token-of-{user}" for user in [ADMIN, *users]}
         self._audit = folder / "audit.log"
         folder.mkdir(parents=True)
@@ -70,7 +70,7 @@ class ControlPlane:
         return f"https://127.0.0.1:{self._port}"
 
     def kubeconfig(self, user: str) -> Path:
-        """Write and name a kubeconfig of one of the users."""
+        """Write a kubeconfig for one of the users and return its path."""
         path = self._folder / f"{user}.kubeconfig"
         cluster = {"server": self._server, "certificate-authority": str(self._folder / "certs/apiserver.crt")}
         config = {
@@ -85,7 +85,7 @@ class ControlPlane:
         return path
 
     def ask(self, verb: str, path: str, body: object = None) -> dict[str, Any]:
-        """Make one request as the administrator; RuntimeError with the API server's words if it refuses."""
+        """Send one request as the administrator; raise RuntimeError with the API server's message if it fails."""
         response = self._http.request(verb, path, json=body)
         if response.status_code >= 400:
             raise RuntimeError(f"{verb} {path}: {response.status_code} {response.text}")
@@ -93,11 +93,11 @@ class ControlPlane:
         return answer
 
     def requests(self, user: str) -> Counter[str]:
-        """Count a user's requests so far, by verb; a watch counts when it begins."""
+        """Count a user's previous requests by verb; a watch counts when it starts."""
         counted: Counter[str] = Counter()
         with self._audit.open() as lines:
             for line in lines:
-                # The last line may be half written.
+                # The last line may be incomplete.
                 if not line.endswith("\n"):
                     continue
                 event = json.loads(line)
@@ -107,8 +107,8 @@ class ControlPlane:
         return counted
 
     def close(self) -> None:
-        """End what was started, the last first."""
-        for process in reversed(self._processes):
+        """Stop all processes in reverse order."""
+        for process in reversed(self._processes.values()):
             process.terminate()
             try:
                 process.wait(20)
@@ -136,7 +136,7 @@ class ControlPlane:
             for user, token in self._tokens.items()
         ]
         (self._folder / "tokens.csv").write_text("\n".join(tokens) + "\n")
-        policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"]}
+        policy: dict[str, Any] = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"]}
         policy["rules"] = [
             {"level": "Metadata", "users": [user for user in self._tokens if user != ADMIN]},
             {"level": "None"},
@@ -160,7 +160,7 @@ class ControlPlane:
 
     def _run(self, name: str, command: list[object]) -> None:
         with (self._folder / f"{name}.log").open("wb") as log:
-            self._processes.append(subprocess.Popen([str(word) for word in command], stdout=log, stderr=log))
+            self._processes[name] = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log)
 
     def _certificate(self) -> Path:
         path = self._folder / "certs/apiserver.crt"
@@ -181,9 +181,9 @@ class ControlPlane:
     def _until(self, condition: Any, otherwise: str) -> None:
         deadline = time.monotonic() + READY_WITHIN
         while not condition():
-            for process in self._processes:
+            for name, process in self._processes.items():
                 if process.poll() is not None:
-                    raise RuntimeError(f"{process.args[0]} ended; see its log in {self._folder}")  # type: ignore[index]
+                    raise RuntimeError(f"{name} ended; see its log in {self._folder}")
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{otherwise} after {READY_WITHIN:.0f} s; see its log in {self._folder}")
             time.sleep(0.1)
@@ -200,7 +200,7 @@ class ControlPlane:
 
 
 def free_ports(count: int) -> list[int]:
-    """Find ports that nobody listens on."""
+    """Find unused ports."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:

@@ -1,7 +1,7 @@
-"""How long a claim waits for the ledger: start and complete, durable, against the bare write and fdatasync.
+"""Measures how long a claim waits for the ledger: durable start and completion, compared with write and fdatasync.
 
-All variants take turns in one run on one file system, so that a busy disk slows all of them; read the ratios. The bare
-loop appends as many bytes as the ledger records, which is the least that any journal could do.
+All variants alternate in one run on one file system, so that a busy disk slows all of them; compare the ratios. The
+plain loop appends as many bytes as the ledger records, which is the minimum for any journal.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from dra_agent import _native
 
-ENTRY = {
+ENTRY: dict[str, Any] = {
     "namespace": "default",
     "name": "training-0",
     "devices": [
@@ -35,7 +36,7 @@ HELD = 64
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=2000)
-    parser.add_argument("--dir", type=Path, default=Path(), help="on the file system to measure")
+    parser.add_argument("--dir", type=Path, default=Path(), help="a directory on the file system to measure")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.dir) as directory:
         folder = Path(directory)
@@ -92,7 +93,7 @@ def main() -> int:
 
 
 def together(ledger: _native.Ledger, bare: Bare, rounds: int, threads: int = 8) -> None:
-    """Claims that are answered at the same time share a sync."""
+    """Measure concurrent claims, which share a sync."""
 
     def work(thread: int) -> None:
         for number in range(rounds // threads):
@@ -121,14 +122,14 @@ def prepare(ledger: _native.Ledger, uid: str) -> None:
 
 
 def in_turn(ledger: _native.Ledger, call: Callable[[], object]) -> None:
-    """As one of several agents on a ledger, with no other there just then."""
+    """Measure an agent on a shared ledger while no other agent runs."""
     ledger.take_turn(1.0)
     call()
     ledger.give_turn()
 
 
 def recorded(folder: Path, ledger: _native.Ledger) -> int:
-    """Bytes that one claim takes in the journal."""
+    """Return the number of bytes that one claim needs in the journal."""
 
     def used() -> int:
         journal = max((folder / "ledger").glob("journal-*"))
@@ -140,7 +141,7 @@ def recorded(folder: Path, ledger: _native.Ledger) -> int:
 
 
 class Bare:
-    """The least that durability takes: append and fdatasync."""
+    """The minimum for durability: append and fdatasync."""
 
     def __init__(self, path: Path, size: int) -> None:
         self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -152,7 +153,7 @@ class Bare:
 
 
 class WholeFile:
-    """All claims as one JSON file: temporary file, fsync, rename, fsync of the directory."""
+    """All claims in one JSON file: temporary file, fsync, rename, fsync of the directory."""
 
     def __init__(self, folder: Path, claims: int) -> None:
         self._folder = folder

@@ -1,10 +1,10 @@
-"""How many claims for slices of eight H100 are placed before the first is refused: the agent's order against NVML's.
+"""Counts the claims for partitions of eight H100 that fit before the first refusal: the agent's order against NVML's.
 
-Claims come in random sequences of a mix of profiles, the same for both orders, on the ResourceSlices of a simulated DGX
-H100. Most are decided by the slices' counters alone (packing_replay.py), the first of each mix by the agent's own
-allocator too: they must agree on every device. "Leaving" is the share of events in which a random claim ends instead
-of a new one coming. Orders are compared sequence by sequence; "95 %" is the half width of the confidence interval of
-the mean difference. The mixes are made up.
+Claims arrive in random sequences with a mix of profiles, equal for both orders, on the slices of a simulated DGX H100.
+Most are allocated only by the counters of the slices (packing_replay.py), the first of each mix also by the agent's
+allocator: both must select the same devices. "Leaving" is the share of events in which a random claim ends instead
+of a new one arriving. Orders are compared for each sequence; "95 %" is the half width of the confidence interval of
+the mean difference. The mixes are synthetic.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ ATTRIBUTES = f'device.attributes["{DRIVER}"]'
 
 
 def class_of(wanted: str) -> str:
-    """Name the DeviceClass of a profile, or of whole GPUs."""
+    """Return the name of the DeviceClass of a profile, or of whole GPUs."""
     return wanted.replace(".", "-").replace("+", "-")
 
 
 def device_class(wanted: str) -> dict[str, Any]:
-    """Make it."""
+    """Return the DeviceClass."""
     chosen = f'{ATTRIBUTES}.type == "gpu"'
     if wanted != WHOLE:
         chosen = f'has({ATTRIBUTES}.profile) && {ATTRIBUTES}.profile == "{wanted}"'
@@ -70,7 +70,7 @@ CLASSES = [device_class(wanted) for wanted in (*TABLE, WHOLE)]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sequences", type=int, default=1000)
-    parser.add_argument("--checked", type=int, default=2, help="sequences of each mix that the allocator decides, too")
+    parser.add_argument("--checked", type=int, default=2, help="sequences of each mix that the allocator checks")
     parser.add_argument("--mix", choices=list(MIXES), action="append")
     args = parser.parse_args()
     table, agent = published(by_table), published(lambda device: device.order)
@@ -100,7 +100,7 @@ def compared(pairs: Sequence[tuple[int, ...]]) -> str:
 
 
 def check(slices: list[dict[str, Any]], mix: Mapping[str, int], leaving: float, sequences: int) -> None:
-    """Have the allocator decide the first sequences too; ends the run where it decides otherwise."""
+    """Check the first sequences with the allocator; end the run if its result differs."""
     for seed in range(sequences):
         counted = sequence(Counted(slices), mix, leaving, seed)
         allocated = sequence(Allocated(slices), mix, leaving, seed)
@@ -109,7 +109,7 @@ def check(slices: list[dict[str, Any]], mix: Mapping[str, int], leaving: float, 
 
 
 def published(order: Callable[[Device], int]) -> list[dict[str, Any]]:
-    """Give the slices of the GPUs with their devices in that order on each GPU."""
+    """Return the slices of the GPUs, with the devices of each GPU in that order."""
     rule = PartitionRule(when=f'device.attributes["{DRIVER}"].type == "gpu"', mode="mig")
     with tempfile.TemporaryDirectory() as directory:
         host = simulate.build("dgx-h100", Path(directory) / "host")
@@ -122,7 +122,7 @@ def published(order: Callable[[Device], int]) -> list[dict[str, Any]]:
 
 
 def by_table(device: Device) -> int:
-    """NVML's profiles in their order, each with its places in theirs; the whole GPU before them."""
+    """Return the sort key of NVML's order: the whole GPU, then the profiles, each with its placements."""
     profile = device.attributes.get("profile")
     if profile is None:
         return 0
@@ -131,14 +131,14 @@ def by_table(device: Device) -> int:
 
 
 class Counted:
-    """Decides by counters."""
+    """Allocates by counters."""
 
     def __init__(self, slices: list[dict[str, Any]]) -> None:
         self._replay = Replay(slices, WHOLE)
         self._held: list[Partition] = []
 
     def place(self, wanted: str) -> str | None:
-        """Give the device that a claim gets, None where it gets none."""
+        """Return the device that a claim gets, or None."""
         placed = self._replay.place(wanted)
         if placed is None:
             return None
@@ -146,12 +146,12 @@ class Counted:
         return placed.device
 
     def end(self, which: int) -> None:
-        """End one of the claims that are held, by its place among them."""
+        """End one of the allocated claims, selected by its index."""
         self._replay.give_back(self._held.pop(which))
 
 
 class Allocated:
-    """Decides by the agent's allocator."""
+    """Allocates with the agent's allocator."""
 
     def __init__(self, slices: list[dict[str, Any]]) -> None:
         self._slices = slices
@@ -159,7 +159,7 @@ class Allocated:
         self._count = 0
 
     def place(self, wanted: str) -> str | None:
-        """Give the device that a claim gets, None where it gets none."""
+        """Return the device that a claim gets, or None."""
         name = f"c{self._count}"
         self._count += 1
         request = {"name": "gpu", "exactly": {"deviceClassName": class_of(wanted)}}
@@ -180,14 +180,15 @@ class Allocated:
         return device
 
     def end(self, which: int) -> None:
-        """End one of the claims that are held, by its place among them."""
+        """End one of the allocated claims, selected by its index."""
         self._held.pop(which)
 
 
 def sequence(node: Counted | Allocated, mix: Mapping[str, int], leaving: float, seed: int) -> list[str]:
-    """Play one sequence up to the first refusal; gives the devices in the order in which they were given out."""
+    """Run one sequence up to the first refusal; return the devices in the order of their allocation."""
     chance = random.Random(seed)
-    held, placed = 0, []
+    held = 0
+    placed: list[str] = []
     while True:
         if held and chance.random() < leaving:
             node.end(chance.randrange(held))

@@ -1,7 +1,7 @@
-"""Places requests for partitions by the counters of ResourceSlices alone: far quicker than the allocator decides.
+"""Allocates partitions only by the counters of ResourceSlices, which is much faster than the allocator.
 
-The rule is the scheduler's: the first device in published order that is asked for and for which the counters of its
-GPU have room. packing.py holds it against the agent's allocator, sequence by sequence, in every run.
+The rule is the scheduler's: the first requested device in published order for which the counters of its GPU have
+sufficient capacity. packing.py compares the result with the agent's allocator in every run.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from dra_agent import _native
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A published device: what it takes of which counter set."""
+    """A published device: what it consumes of which counter set."""
 
     device: str
     counter_set: str
     takes: tuple[tuple[int, int], ...]
-    """Index of a counter, and the amount."""
+    """The index of a counter, and the amount."""
 
 
 class Replay:
-    """A node whose devices are given out and given back."""
+    """A node with devices that are allocated and released."""
 
     def __init__(self, slices: Iterable[Mapping[str, Any]], whole: str) -> None:
-        """Take slices in published order; `whole` is what a device without a profile is asked for by."""
+        """Use slices in published order; `whole` is the name under which a device without a profile is requested."""
         specs = [slice_["spec"] for slice_ in slices]
         sets = {one["name"]: _amounts(one["counters"]) for spec in specs for one in spec.get("sharedCounters", ())}
         names = {name: index for index, name in enumerate(sorted({name for one in sets.values() for name in one}))}
@@ -44,7 +44,7 @@ class Replay:
                 self._offered.setdefault(wanted, []).append(Partition(device["name"], consumed["counterSet"], takes))
 
     def place(self, wanted: str) -> Partition | None:
-        """Give the first that fits, and take it; None where none does."""
+        """Allocate and return the first device that fits, or None."""
         for partition in self._offered[wanted]:
             left = self._left[partition.counter_set]
             if all(left[counter] >= amount for counter, amount in partition.takes):
@@ -53,7 +53,7 @@ class Replay:
         return None
 
     def give_back(self, partition: Partition) -> None:
-        """Let go of it."""
+        """Release a device."""
         self._change(partition, 1)
 
     def _change(self, partition: Partition, sign: int) -> None:

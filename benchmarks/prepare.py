@@ -1,9 +1,9 @@
-"""How long a claim waits for prepare: in this process, on the durable ledger, against the bare file operations.
+"""Measures how long a claim waits for prepare: in this process, on the durable ledger, compared with file operations.
 
-The bare loop does what no driver could leave out: for prepare, look at the device's nodes, write the CDI file with a
-rename, and append one record with fdatasync; for a repeat, look at the nodes and read the CDI file; for unprepare,
-remove it and append one record with fdatasync. Both take turns in one run on one file system; read the ratios.
-Transport is left out: the kubelet's call, and reading the claim from an API server, come on top for every driver.
+The bare loop does the minimum for any driver: for prepare, check the device's nodes, write the CDI file with a
+rename, and append one record with fdatasync; for a repeat, check the nodes and read the CDI file; for unprepare,
+remove it and append one record with fdatasync. Both alternate in one run on one file system; compare the ratios.
+Transport is not included: every driver also needs time for the kubelet's call and to read the claim from an API server.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ POOL = "node-a/gpu"
 NODES = ("/dev/nvidia{}", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 GPUS = 8
 TMPFS = Path("/dev/shm")
-"""For owner files, which are below /run."""
+"""The file system for owner files, which are under /run on a real host."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=1000)
-    parser.add_argument("--held", type=int, default=64, help="claims that are prepared all the while")
-    parser.add_argument("--dir", type=Path, default=Path(), help="on the file system to measure")
+    parser.add_argument("--held", type=int, default=64, help="claims that stay prepared during the run")
+    parser.add_argument("--dir", type=Path, default=Path(), help="a directory on the file system to measure")
     args = parser.parse_args()
     print(f"one GPU per claim, {args.held} other claims held, {args.rounds} rounds, times in microseconds")
     for title, shared_as in (("one agent", None), ("able to share the ledger (rolling update)", "bench")):
@@ -54,7 +54,7 @@ def run(root: Path, owners: Path, args: argparse.Namespace, shared_as: str | Non
             SpecDirectory(root / "cdi", DRIVER),
             lambda pool, name: devices.get(name),
             node=POOL.partition("/")[0],
-            recipes=EditProviders(Host(dev=root / "dev"), directories=[root / "cdi"]),
+            edit_providers=EditProviders(Host(dev=root / "dev"), directories=[root / "cdi"]),
             device_locks=KeyedLocks(root / "state" / "locks", process=shared_as) if shared_as else None,
             ownership=DeviceOwnership(owners, root / "state", "bench"),
         )
@@ -65,7 +65,7 @@ def run(root: Path, owners: Path, args: argparse.Namespace, shared_as: str | Non
 
 
 class Bare:
-    """The file operations of one claim, and nothing else."""
+    """Only the file operations of one claim."""
 
     def __init__(self, folder: Path, device: Device, preparer: Preparer) -> None:
         folder.mkdir()

@@ -1,14 +1,14 @@
-"""A node is left: by the agent, whose host is taken, and by `kubectl drain`; by turns, on one real cluster in one run.
+"""Compares the evacuation of a node by the agent with `kubectl drain`, alternating on one real cluster.
 
-T0 is when the metadata service of a node begins to say that its host is taken (AWS, spot interruption): the agent has
-to notice that by itself, while the drain is started at T0. On the node are 4 pods with a claim each, whose grace period
-is 1 s; the other node has room for them. Three times: on a quiet node, with a PodDisruptionBudget that allows no
-disruption, and with plain pods beside them. Prints what is, with ratios; nothing here fails.
+T0 is when the metadata service of a node starts to announce an interruption of its host (AWS, spot interruption). The
+agent has to detect this, while the drain is started at T0. 4 pods with a claim each and a grace period of 1 s run on
+the node; the other node has capacity for them. There are three parts: a quiet node, a PodDisruptionBudget that allows
+no disruption, and additional plain pods on the node. Prints results with ratios; slow results are not failures.
 
-Every round is on disk when it has ended. A run that was interrupted goes on where it stopped when it is started again
-with the same settings, and --show prints what there is.
+Every completed round is stored on disk. An interrupted run continues where it stopped when it is restarted with the
+same settings, and --show prints the stored results.
 
-Needs what the test cluster needs (docs/test-cluster.md), and tests/ on the path: `make bench-reclaim`.
+It needs the test cluster (docs/test-cluster.md), and tests/ in PYTHONPATH: `make bench-reclaim`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "target" / "bench-reclaim.jso
 
 
 class Part:
-    """One part: what is beside the pods with claims, how often it is left, and how long each may take."""
+    """One part: its conditions, the number of rounds, and the time limit of each round."""
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         self.name = name
@@ -48,14 +48,14 @@ class Part:
         }[name]
 
     def left(self, done: list[Round]) -> list[tuple[int, str]]:
-        """The rounds that are still to be made, in their order, with their numbers."""
+        """Return the remaining rounds in order, with their numbers."""
         made = {who: sum(1 for one in done if one.who == who) for who in (AGENT, DRAIN)}
         turns = [(n, who) for n in range(self.rounds) for who in ((AGENT, DRAIN) if n % 2 == 0 else (DRAIN, AGENT))]
         return [(number, who) for number, who in turns if number >= made[who]]
 
 
 class Bench:
-    """The cluster with what is on it."""
+    """The cluster with its workload."""
 
     def __init__(self, cluster: Cluster, hosts: dict[str, Host], args: argparse.Namespace, results: Results) -> None:
         self._cluster = cluster
@@ -68,7 +68,7 @@ class Bench:
         self._until = time.monotonic() + 60 * args.minutes
 
     def measure(self, parts: list[Part]) -> None:
-        """Make every round that is still to be made."""
+        """Run all remaining rounds."""
         for part in parts:
             if part.left(self._results.of(part.name)):
                 self._enter(part.name)
@@ -100,10 +100,10 @@ class Bench:
 
     def _round(self, who: str, limit: float) -> Round:
         workload = self._workload
-        # The plain pods stay where they are unless a drain moves them: the pods with claims join them.
+        # Plain pods stay on their node unless a drain evicts them; pods with claims are scheduled to the same node.
         doomed = self._hosts[workload.plain_node() or workload.node()]
         workload.settled(doomed.name)
-        # Also so that T0 is anywhere between two questions of the agent.
+        # The random part distributes T0 between two polls of the agent.
         time.sleep(1 + random.random())
         result = leave(who, self._cluster, self._eyes, doomed, workload, limit)
         if who == AGENT:
@@ -117,7 +117,7 @@ class Bench:
 
 @contextmanager
 def hosts_of(cluster: Cluster) -> Iterator[dict[str, Host]]:
-    """An agent on each node; all are ended in any case."""
+    """Run an agent on each node; stop all of them in any case."""
     prepare(cluster)
     hosts: list[Host] = []
     try:
@@ -138,15 +138,17 @@ def main() -> None:
     parser.add_argument("--crowded-rounds", type=int, help="in that part (default: as --rounds)")
     parser.add_argument("--budget-rounds", type=int, help="in that part (default: as --rounds)")
     parser.add_argument("--plain", type=int, default=100, help="plain pods on the node")
-    parser.add_argument("--budget", type=float, default=15, help="seconds that a drain gets where a budget allows none")
+    parser.add_argument(
+        "--budget", type=float, default=15, help="timeout of a drain if a budget allows no eviction, in seconds"
+    )
     parser.add_argument("--parts", nargs="+", default=[QUIET, BUDGET, CROWDED], choices=[QUIET, BUDGET, CROWDED])
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no round later than that in a part")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no round later than that at all")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where the rounds are kept")
-    parser.add_argument("--anew", action="store_true", help="begin the file anew")
-    parser.add_argument("--show", action="store_true", help="only print what is in the file")
-    parser.add_argument("--quick", action="store_true", help="few of everything: shows that it works, measures nothing")
-    parser.add_argument("--verbose", action="store_true", help="tell of every round")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no round of a part after this time")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no round after this time")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="file for the rounds")
+    parser.add_argument("--anew", action="store_true", help="start with an empty file")
+    parser.add_argument("--show", action="store_true", help="only print the results in the file")
+    parser.add_argument("--quick", action="store_true", help="small numbers, to test the benchmark itself")
+    parser.add_argument("--verbose", action="store_true", help="print every round")
     args = parser.parse_args()
     if args.quick:
         args.rounds, args.plain, args.budget = 1, 10, 5.0
@@ -160,7 +162,7 @@ def main() -> None:
     try:
         if not args.show and any(part.left(results.of(part.name)) for part in parts):
             print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f} at the start", flush=True)
-            # Whoever ends it gets the tables of what there is, and no process is left behind.
+            # On SIGTERM, print the tables of the completed rounds and stop all processes.
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
             with running() as cluster, hosts_of(cluster) as hosts:
                 Bench(cluster, hosts, args, results).measure(parts)

@@ -1,7 +1,7 @@
-"""Two nodes whose hosts can be taken: an agent on each, and beside it an EC2 metadata service that can say so.
+"""Two nodes with simulated spot interruptions: an agent on each node, and an EC2 metadata service that announces them.
 
-The agents' credentials are those of the chart, bound to the pods of a DaemonSet as in any cluster: a drain leaves those
-pods alone, and so the agents keep their rights.
+The agents use credentials of the chart, bound to the pods of a DaemonSet as in any cluster. A drain does not evict
+these pods, so the agents keep their permissions.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from cluster.kube.cluster import Cluster
 from cluster.kube.identity import RELEASE
 from cluster.kube.node import Node
 from cluster.kube.process import Process, until
-from dra_agent.reclaim.client import send_request
-from dra_agent.reclaim.wire import Cancel, Status
+from dra_agent.reclaim.control import Cancel, Status, send_request
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILE = "dgx-h100"
 SPOT = "/latest/meta-data/spot/instance-action"
 NOTICE = 120.0
-"""Seconds from AWS's notice to the end."""
+"""Seconds from AWS's notice to the interruption."""
 CLASSES = ROOT / "examples" / "classes"
 
 
 class Metadata:
-    """One host's metadata service, a process of its own."""
+    """The metadata service of one host, in a separate process."""
 
     def __init__(self, node: Node) -> None:
         command = [sys.executable, "-P", "-m", "reclaim.metadata", "aws"]
@@ -44,18 +43,18 @@ class Metadata:
         self.endpoint = self._process.said().strip()
 
     def take(self) -> float:
-        """Say that the host is taken; the moment of it, as unix time."""
+        """Announce an interruption; return the Unix time of the announcement."""
         ends = datetime.now(UTC) + timedelta(seconds=NOTICE)
         return float(self._control(spot={"action": "terminate", "time": f"{ends:%Y-%m-%dT%H:%M:%SZ}"})["t0"])
 
     def leave(self) -> None:
-        """Say nothing any more, and wait until that was heard."""
+        """Withdraw the announcement, and wait until the agent has read this."""
         since = float(self._control(spot=None)["t0"])
-        # The first question may have been under way; the second one is asked after the first was answered.
+        # The first request may have been in progress; the agent sends the second one after the response to the first.
         until(lambda: len(self.asked(since)) > 1, "the agent asks its metadata service", 30)
 
     def asked(self, since: float) -> list[float]:
-        """When an interruption was asked for, from that moment on."""
+        """Return the times of requests for an interruption since that time."""
         return [one["at"] for one in self._control()["requests"] if one["path"] == SPOT and one["at"] >= since]
 
     def close(self) -> None:
@@ -69,7 +68,7 @@ class Metadata:
 
 
 class Host:
-    """A node, its agent, and what tells the agent that the host is taken."""
+    """A node, its agent, and its metadata service."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.name = name
@@ -83,7 +82,7 @@ class Host:
         self.agent = Agent(node, PROFILE, kubeconfig, flags=flags)
 
     def forget(self) -> None:
-        """Have the notice gone: AWS takes none back, so the operator does; then its source falls silent."""
+        """Cancel the notice as an operator, because AWS cannot cancel it; then withdraw it at the source."""
         send_request(self.agent.state_dir, Cancel(everything=True))
         self.metadata.leave()
         until(lambda: not self.tainted(), f"no device of {self.name} is tainted", 60)
@@ -92,16 +91,16 @@ class Host:
         assert phase != "notice", f"{self.name} is still in {phase}"
 
     def status(self) -> dict[str, Any]:
-        """What `dra-agent reclaim status` shows."""
+        """Return the output of `dra-agent reclaim status`."""
         answer: dict[str, Any] = send_request(self.agent.state_dir, Status())
         return answer
 
     def closed(self) -> bool:
-        """Whether the node takes no pods."""
+        """Return whether the node is cordoned."""
         return bool(self.agent.node.api.get(NODES, self.name)["spec"].get("unschedulable", False))
 
     def tainted(self) -> bool:
-        """Whether any device is."""
+        """Return whether any device is tainted."""
         return any(device.get("taints") for device in self.agent.devices().values())
 
     def close(self) -> None:
@@ -110,7 +109,7 @@ class Host:
 
 
 def prepare(cluster: Cluster) -> None:
-    """Make the classes, and the DaemonSet whose pods stand for the agents."""
+    """Create the classes, and the DaemonSet with the pods to which the agents' credentials are bound."""
     for file in sorted(CLASSES.glob("*.yaml")):
         cluster.kubectl("apply", "-f", str(file))
     labels = {"app": "stand-in"}

@@ -1,7 +1,7 @@
-"""The rounds of a run in a file, each from the moment in which it ended: what was measured outlives an interruption.
+"""Stores the rounds of a run in a file when they are complete, so that results survive an interruption.
 
-One JSON object per line: first the settings, then a round each. A run with the same settings goes on where the file
-ends; beside it a summary with percentiles and failures is kept, for programs.
+One JSON object per line: first the settings, then the rounds. A run with the same settings continues at the end of the
+file. Next to the file is a summary with percentiles and failures, for programs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from reclaim_table import lines_of
 
 
 class Results:
-    """What was measured, by part, in the order of the rounds."""
+    """The results by part, in the order of the rounds."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, anew: bool) -> None:
-        """Go on with the file, or begin it; SystemExit where it is of other settings."""
+        """Continue the file or create it; raise SystemExit if it has other settings."""
         self.path = path
         self.rounds: dict[str, list[Round]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -29,7 +29,7 @@ class Results:
             path.write_text(json.dumps({"settings": settings}) + "\n")
             return
         text = path.read_text()
-        # A run that was killed while it wrote leaves half a line: that round was not finished.
+        # A run that was killed during a write leaves an incomplete line: that round does not count.
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
             path.write_text(whole)
@@ -40,11 +40,11 @@ class Results:
             self._keep(one.pop("part"), Round(**one))
 
     def of(self, part: str) -> list[Round]:
-        """The rounds of a part."""
+        """Return the rounds of a part."""
         return self.rounds.get(part, [])
 
     def add(self, part: str, done: Round) -> None:
-        """Keep one more; it is on disk when this returns."""
+        """Store a round; it is on disk when this returns."""
         with self.path.open("a") as file:
             file.write(json.dumps({"part": part, **asdict(done)}) + "\n")
             file.flush()
@@ -68,5 +68,5 @@ class Results:
 
     @property
     def summary(self) -> Path:
-        """Where the percentiles are."""
+        """Return the path of the summary."""
         return self.path.with_suffix(".summary.json")

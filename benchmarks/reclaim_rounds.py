@@ -1,7 +1,7 @@
-"""One round: a node is left, by the agent or by `kubectl drain`, and what happened when is read from watches.
+"""One round: the agent or `kubectl drain` evacuates a node, and watches record the times of all changes.
 
-T0 is when the metadata service begins to say that the host is taken, or when kubectl is started. Times are what a
-client of the API server sees, in seconds since T0.
+T0 is when the metadata service starts to announce the interruption, or when kubectl is started. Times are those at
+which a client of the API server sees a change, in seconds since T0.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ PHASES = (
     "old pods gone",
     "returned",
 )
-"""`noticed`: the agent asks and is told. `returned`: kubectl drain ends."""
+"""`noticed`: the agent receives the announcement. `returned`: kubectl drain exits."""
 OWN = "every slice tainted, by the agent"
-"""From the notice until the agent has seen every slice tainted, by its own clock."""
+"""The time from the notice until the agent has seen every slice tainted, measured by the agent."""
 ENDED_WITHIN = 30.0
-"""Seconds after the limit, in which nothing counts any more but a drain ends by itself."""
+"""Seconds after the limit within which a drain exits; nothing counts after the limit."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One event of a watch."""
+    """One watch event."""
 
     at: float
     """Unix time."""
@@ -50,7 +50,7 @@ class Seen:
 
 
 class Eyes:
-    """Watches what the rounds are about, from the beginning to the end of the benchmark."""
+    """Watches the objects of the rounds for the whole benchmark."""
 
     def __init__(self, api: Api, namespace: str) -> None:
         self._api = api
@@ -72,22 +72,22 @@ class Eyes:
                 self.news.notify_all()
 
     def open(self) -> None:
-        """Fail where a watch has ended: nothing would be seen to happen any more."""
+        """Fail if a watch has ended, because no further changes would be recorded."""
         assert all(thread.is_alive() for thread in self._threads), "a watch has ended"
 
     def here(self) -> int:
-        """A place in what was seen."""
+        """Return the current position in the recorded events."""
         with self.news:
             return len(self._events)
 
     def since(self, place: int) -> list[tuple[Kind, Seen]]:
-        """What was seen from there on; with `news` held."""
+        """Return the events since a position; the caller must hold `news`."""
         return self._events[place:]
 
 
 @dataclass
 class Before:
-    """What is on the node when it is left."""
+    """The objects on the node before the evacuation."""
 
     node: str
     slices: set[str]
@@ -97,7 +97,7 @@ class Before:
 
 @dataclass
 class Round:
-    """What came of it."""
+    """The result of a round."""
 
     who: str
     took: dict[str, float] = field(default_factory=dict)
@@ -105,9 +105,9 @@ class Round:
     plain_moved: int = 0
     """Pods without a device that were deleted."""
     load: float = 0.0
-    """Processes that ran or waited when it began, over a minute."""
+    """The load average over one minute at the start."""
     said: str = ""
-    """The last words of a drain that failed."""
+    """The last line of output of a failed drain."""
 
 
 class Drain:
@@ -116,7 +116,7 @@ class Drain:
     def __init__(self, cluster: Cluster, node: str, limit: float) -> None:
         command = [str(cluster.programs / "kubectl"), "--kubeconfig", str(cluster.kubeconfig), "drain", node]
         command += ["--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={limit:.0f}s"]
-        # The cache of what the server offers is warm, as an operator's is; the mark has it ended with the cluster.
+        # The discovery cache is warm, like an operator's; the mark lets the cluster stop the process.
         environment = {**os.environ, "KUBECACHEDIR": str(cluster.directory / "kubectl"), MARK: str(cluster.directory)}
         self._kubectl = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
@@ -128,7 +128,7 @@ class Drain:
         self._thread.start()
 
     def wait(self, at_most: float) -> str:
-        """Wait until it ends; its last words where it failed, else nothing."""
+        """Wait until the drain exits; return its last line of output if it failed, otherwise an empty string."""
         self._thread.join(at_most)
         assert self.ended, f"kubectl drain does not end within {at_most:.0f} s"
         return (self._said.strip().splitlines() or ["no words"])[-1] if self._kubectl.returncode else ""
@@ -139,7 +139,7 @@ class Drain:
 
 
 def leave(who: str, cluster: Cluster, eyes: Eyes, doomed: Host, workload: Workload, limit: float) -> Round:
-    """Have the node left, and wait until everything has arrived or the limit is over."""
+    """Evacuate the node, and wait until all phases are complete or the limit has passed."""
     plain = workload.plain_pods()
     before = _before(workload, doomed)
     place = eyes.here()

@@ -1,4 +1,4 @@
-"""The rounds of one part as a table: the agent, the drain, and how many times longer the drain takes."""
+"""Prints the rounds of one part as a table: the agent, the drain, and the ratio of the drain's times to the agent's."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from reclaim_rounds import OWN, PHASES, Round
 
 SHARES = (0.5, 0.95)
 SHARED_PHASES = PHASES[2:5]
-"""Those that both have."""
+"""The phases that agent and drain have in common."""
 EQUAL = 1.25
-"""Up to this many times as long counts as equal."""
+"""Times are equal up to this ratio."""
 TOLD = "once told"
 TARGETS = {OWN: "below 0.10", f"pods ready there, {TOLD}": "at most 1.00"}
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table: what each needed in each round, infinite where it did not get there, None: not asked."""
+    """One line of the table: the time of each round, infinite if it did not reach the phase. None: does not apply."""
 
     name: str
     ours: Sequence[float] | None
     theirs: Sequence[float] | None
 
     def cells(self) -> dict[str, dict[str, float | None]]:
-        """Give p50, p95 and failures of each; None for never."""
+        """Return p50, p95 and failures of both; None means that the phase was not reached."""
         sides = {"agent": self.ours, "drain": self.theirs}
         return {who: _summary(times) for who, times in sides.items() if times}
 
 
 def lines_of(rounds: Sequence[Round]) -> list[Line]:
-    """Give the lines of a part, in their order."""
+    """Return the lines of a part in order."""
     ours = [one for one in rounds if one.who == "agent"]
     theirs = [one for one in rounds if one.who == "drain"]
     lines = []
     for phase in PHASES:
-        # A taint is only the agent's, and only a drain returns.
+        # Only the agent writes a taint, and only a drain returns.
         drained = _times(theirs, phase) if phase in PHASES[2:] else None
         lines.append(Line(phase, None if phase == PHASES[-1] else _times(ours, phase), drained))
     for phase in PHASES[1:4]:
@@ -50,7 +50,7 @@ def lines_of(rounds: Sequence[Round]) -> list[Line]:
 
 
 def show(title: str, rounds: Sequence[Round], limit: float) -> None:
-    """Print it. Times are in seconds since T0; what a round did not reach within the limit is a failure."""
+    """Print the table. Times are in seconds since T0; a phase that was not reached within the limit is a failure."""
     ours = [one for one in rounds if one.who == "agent"]
     theirs = [one for one in rounds if one.who == "drain"]
     if not ours or not theirs:
@@ -74,7 +74,7 @@ def show(title: str, rounds: Sequence[Round], limit: float) -> None:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The least value that so large a share of them does not exceed; infinite where too few got there."""
+    """Return the least value that this share of values does not exceed, infinite if too few reached the phase."""
     return sorted(values)[max(0, math.ceil(len(values) * share) - 1)]
 
 
@@ -115,7 +115,7 @@ def _ratio(ours: float, theirs: float) -> str:
 
 
 def _word(ours: float, theirs: float) -> str:
-    """At the median, what the agent is beside the drain."""
+    """Return how the agent compares with the drain at the median."""
     if math.isinf(ours) and math.isinf(theirs):
         return "neither gets there"
     if theirs > ours * EQUAL:

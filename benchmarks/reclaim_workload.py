@@ -1,4 +1,4 @@
-"""What is on the node: pods with a claim each, plain pods beside them, and a budget that lets none of them go."""
+"""The workload: pods with a claim each, additional plain pods, and a PodDisruptionBudget that allows no eviction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SETTLED_WITHIN = 600.0
 
 
 class Workload:
-    """A Deployment of pods with a claim each, and in a namespace of its own one of plain pods."""
+    """A Deployment of pods with a claim each, and one of plain pods in a separate namespace."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -38,13 +38,13 @@ class Workload:
             self.settled(node)
 
     def remove_plain(self) -> None:
-        """End them."""
+        """Delete the plain pods."""
         self._plain_count = 0
         self._api.delete(DEPLOYMENTS, "plain", self._plain.name)
         self._api.wait(lambda: not self._api.list(PODS, self._plain.name), "the plain pods are gone", SETTLED_WITHIN)
 
     def forbid_disruption(self) -> None:
-        """Let a budget allow that none of the pods with claims is evicted."""
+        """Create a PodDisruptionBudget that allows no eviction of the pods with claims."""
         spec = {"maxUnavailable": 0, "selector": {"matchLabels": {"app": "with-claims"}}}
         self._api.create(BUDGETS, {"metadata": {"name": "none"}, "spec": spec}, self.namespace.name)
 
@@ -56,11 +56,11 @@ class Workload:
         self._api.wait(known, "the budget is known to allow none", 60)
 
     def allow_disruption(self) -> None:
-        """Take the budget away."""
+        """Delete the budget."""
         self._api.delete(BUDGETS, "none", self.namespace.name)
 
     def settled(self, node: str) -> None:
-        """Have every pod on that node, everything running, and nothing left of what is gone."""
+        """Wait until every pod runs on that node, and all old pods are gone."""
         self._still()
         elsewhere = self._elsewhere(node)
         if elsewhere:
@@ -75,24 +75,24 @@ class Workload:
         return [pod for pod in pods if node_of_pod(pod) != node]
 
     def plain_node(self) -> str:
-        """Where most of the plain pods are: a drain that ran out of time leaves some behind. Empty without any."""
+        """Return the node with most plain pods, because a drain that timed out leaves some; empty if there are none."""
         nodes = Counter(node_of_pod(pod) for pod in self._api.list(PODS, self._plain.name))
         return max(nodes, key=lambda node: nodes[node], default="")
 
     def node(self) -> str:
-        """Where the pods with claims are."""
+        """Return the node of the pods with claims."""
         return node_of_pod(self.pods()[0])
 
     def pods(self) -> list[Object]:
-        """The pods with claims."""
+        """Return the pods with claims."""
         return self._api.list(PODS, self.namespace.name)
 
     def claims(self) -> list[Object]:
-        """Their claims."""
+        """Return the claims of the pods."""
         return self._api.list(CLAIMS, self.namespace.name)
 
     def plain_pods(self) -> set[str]:
-        """The uids of the plain pods."""
+        """Return the UIDs of the plain pods."""
         return {pod["metadata"]["uid"] for pod in self._api.list(PODS, self._plain.name)}
 
     def _deploy(self, namespace: Namespace, name: str, count: int, template: str | None = None) -> None:
@@ -107,7 +107,7 @@ class Workload:
             pods, claims = self.pods(), self.claims()
             plain = self._api.list(PODS, self._plain.name)
             for pod in (*pods, *plain):
-                # Its owner has made another one; it stays until somebody deletes it.
+                # Its owner has created a replacement, and nothing else deletes this pod.
                 if pod["status"].get("phase") == "Failed":
                     self._api.delete(PODS, pod["metadata"]["name"], pod["metadata"]["namespace"])
             return (
@@ -123,7 +123,7 @@ class Workload:
 
 
 class _Only:
-    """Lets pods be scheduled on one node alone."""
+    """Allows pods to be scheduled on only one node."""
 
     def __init__(self, cluster: Cluster, node: str) -> None:
         self._api = cluster.api
@@ -139,18 +139,18 @@ class _Only:
 
 
 def node_of_pod(pod: Object) -> str:
-    """The node that it is bound to; empty without one."""
+    """Return the node that a pod is bound to, or an empty string."""
     return str(pod["spec"].get("nodeName", ""))
 
 
 def node_of_claim(claim: Object) -> str:
-    """The node of its devices; empty where it has none."""
+    """Return the node of a claim's devices, or an empty string."""
     allocation = claim.get("status", {}).get("allocation") or {}
     results = allocation.get("devices", {}).get("results", [])
     return str(results[0]["pool"]).partition("/")[0] if results else ""
 
 
 def is_ready(pod: Object) -> bool:
-    """Whether it runs, is ready, and is not being deleted."""
+    """Return whether a pod runs, is ready, and is not being deleted."""
     conditions = {one["type"]: one["status"] for one in pod.get("status", {}).get("conditions", [])}
     return conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]

@@ -1,7 +1,7 @@
-"""The topology scan and one uevent, as ratios in one run on generated trees: what `make bench` prints first.
+"""Measures the topology scan and one uevent as ratios in one run on generated trees: the first output of `make bench`.
 
-Every contender reads the same host in a process of its own that times itself. They take turns, so that a machine that
-slows down slows all of them. Ratios are of the least times, which other work on the machine disturbs least.
+Each program reads the same host in a separate process that measures its own time. The programs alternate, so that a
+machine that slows down affects all of them. Ratios use the minimum times, which other load affects least.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main() -> int:
         print(f"host: {platform.machine()}, {os.cpu_count()} CPUs, Linux {platform.release()}, {cpu_model()}")
         compare_scans(work, ours)
         time_event(work, ours)
-    # A target that is missed is said, not failed: a busy machine must not end the benchmarks that follow.
+    # A missed target is reported and not a failure: a busy machine must not prevent the benchmarks that follow.
     return 0
 
 
@@ -127,7 +127,7 @@ def time_event(work: Path, ours: Path) -> None:
 
 
 def middle(tree: Built) -> str:
-    """A GPU from the middle of the tree."""
+    """Return a GPU from the middle of the tree."""
     return tree.wanted[len(tree.wanted) // 2 // 3 * 3]
 
 

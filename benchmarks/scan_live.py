@@ -1,4 +1,4 @@
-"""One uevent and the snapshot after it, in Python: `scan_live.py SYSFS DEVPATH ROUNDS` prints "ns devices" each."""
+"""Measures one uevent and the next snapshot in Python: `scan_live.py SYSFS DEVPATH ROUNDS` prints "ns devices"."""
 
 from __future__ import annotations
 

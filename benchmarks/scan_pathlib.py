@@ -1,7 +1,7 @@
-"""The same fields with pathlib: scan_pathlib.py every|wanted SYSFS ROUNDS prints one time in ns per line.
+"""Reads the same fields with pathlib: scan_pathlib.py every|wanted SYSFS ROUNDS prints one time in ns per line.
 
-`every` asks each function for each field, as a plain script does; `wanted` leaves out, as dra-agent does, what only
-wanted devices have.
+`every` reads all fields of all functions, like a simple script. Like dra-agent, `wanted` reads the fields that only
+wanted devices have from these devices alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sysfs trees of any size for the benchmarks, with the files that the kernel gives each function."""
+"""Sysfs trees of any size for the benchmarks, with the files that the kernel creates for each function."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ WANTED = (
     (0x010802, 0x144D, 0xA80A, "nvme"),
 )
 NOISE = (0x088000, 0x8086, 0x2042, None)
-"""What fills a server: memory controllers and other parts of the CPUs, without a driver."""
+"""Most functions of a server: memory controllers and other parts of the CPUs, without a driver."""
 
 
 @dataclass
 class Built:
-    """A tree and where its wanted devices are, as paths below `devices/`."""
+    """A tree, and the paths of its wanted devices under `devices/`."""
 
     root: Path
     functions: int
@@ -25,7 +25,7 @@ class Built:
 
 
 def build(root: Path, functions: int, wanted: int) -> Built:
-    """Two sockets; below each root port a switch with three wanted devices; the rest lies on root buses of its own."""
+    """Build two sockets; below each root port a switch with three wanted devices; the others on separate root buses."""
     sys = root / "sys"
     (sys / "bus/pci/devices").mkdir(parents=True)
     for node, cpus in enumerate(("0-31,64-95", "32-63,96-127")):
@@ -33,10 +33,11 @@ def build(root: Path, functions: int, wanted: int) -> Built:
         _write(sys / f"devices/system/node/node{node}/meminfo", f"Node {node} MemTotal:       263000000 kB")
         _write(sys / f"devices/system/node/node{node}/distance", "10 21" if node == 0 else "21 10")
         _write(sys / f"devices/system/cpu/cpu{32 * node}/topology/physical_package_id", str(node))
-    made, groups, places = 0, 0, []
+    made, groups = 0, 0
+    places: list[str] = []
     while len(places) < wanted:
         bus = 4 * groups
-        # A domain holds 256 buses; the largest trees need several.
+        # A domain has at most 256 buses, so the largest trees need several domains.
         domain, bus = bus // 240, bus % 240
         node = groups % 2
         port = f"pci{domain:04x}:{bus:02x}/{domain:04x}:{bus:02x}:00.0"
@@ -55,9 +56,9 @@ def build(root: Path, functions: int, wanted: int) -> Built:
         groups += 1
     index = 0
     while made < functions:
-        bus, place = divmod(index, 256)
+        bus, function = divmod(index, 256)
         domain = 0x1000 + bus // 256
-        address = f"{domain:04x}:{bus % 256:02x}:{place // 8:02x}.{place % 8}"
+        address = f"{domain:04x}:{bus % 256:02x}:{function // 8:02x}.{function % 8}"
         _function(sys, f"pci{domain:04x}:{bus % 256:02x}/{address}", NOISE, index % 2)
         index += 1
         made += 1

@@ -1,12 +1,12 @@
-"""Slices of GPUs on a real API server: what is published, how fast it is scheduled, how fast it is prepared.
+"""Measures partitions of GPUs on a real API server: published data, scheduling time, and prepare time.
 
-The agent runs on the simulated DGX H100, whose eight GPUs it offers in MIG partitions. 56 pods, each with a claim of
-one 1g.10gb, are scheduled by a real kube-scheduler; the probe then plays the kubelet for the claims as they were
-allocated, one per call. At last every call of the simulated NVML about one GPU takes a second, and a claim of that GPU
-is prepared over and over while claims of the others are measured. Resident memory is noted after every step, and over
-many pairs of prepare and unprepare. Prints what is; nothing here fails for being slow.
+The agent publishes the eight GPUs of the simulated DGX H100 in MIG partitions. 56 pods, each with a claim for one
+1g.10gb, are scheduled by a real kube-scheduler; the probe then acts as the kubelet for the allocated claims, with one
+claim per call. At the end, every call of the simulated NVML for one GPU takes a second, and a claim of that GPU is
+prepared repeatedly while claims of the other GPUs are measured. Resident memory is recorded after every step, and over
+many pairs of prepare and unprepare. Slow results do not cause a failure.
 
-Needs Go and openssl; etcd, kube-apiserver and kube-scheduler are those of the test cluster (tests/cluster).
+Requires Go and openssl, and uses etcd, kube-apiserver and kube-scheduler of the test cluster (tests/cluster).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DRIVER = "dra-agent.internal"
 NODE = "node-of-slices"
 GPUS, EACH = 8, 7
 HOUSEKEEPING = 65.0
-"""Seconds within which the agent's housekeeping comes by, which gives freed memory back."""
+"""Seconds within which the agent's periodic cleanup runs, which returns freed memory to the system."""
 CONFIG = f"""\
 [[inventory.partition]]
 when = 'device.attributes["{DRIVER}"].vendor == "nvidia"'
@@ -49,11 +49,11 @@ CLASS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--binaries", type=Path, help="folder of the control plane (default: built, and kept)")
+    parser.add_argument("--binaries", type=Path, help="directory of the control plane (default: built once)")
     parser.add_argument("--agent", type=Path, default=AGENT, help="the command to measure")
-    parser.add_argument("--dir", type=Path, default=Path(), help="on the file system to measure")
-    parser.add_argument("--rounds", type=int, default=5, help="how often each claim is prepared")
-    parser.add_argument("--pairs", type=int, default=10_000, help="prepare and unprepare pairs for the growth")
+    parser.add_argument("--dir", type=Path, default=Path(), help="a directory on the file system to measure")
+    parser.add_argument("--rounds", type=int, default=5, help="number of times that each claim is prepared")
+    parser.add_argument("--pairs", type=int, default=10_000, help="prepare and unprepare pairs to measure the growth")
     args = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(dir=args.dir.resolve(), prefix=".bench-") as directory,
@@ -80,7 +80,7 @@ class Slices:
         self.agent = agent
         self.root = agent.folder / "state/simulated" / PROFILE
         self.resident: list[tuple[str, float, float, float]] = []
-        """What was done, and MiB: resident, the process's own alone, resident in the library's process."""
+        """Steps, each with MiB: resident, anonymous, and resident in the library's process."""
 
     def publishing(self) -> None:
         self.agent.start(self.probe)  # builds the simulated host, and compiles byte code
@@ -88,7 +88,7 @@ class Slices:
         took = self.agent.start(self.probe)
         self.note("registered with the kubelet")
         deadline = time.monotonic() + 60
-        # The slices of a pool are there before those of the next.
+        # The slices of a pool exist before those of the next pool.
         while len(pools := {pool for pool, _ in published(self.plane, DRIVER)}) < 2:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"only {pools} are published; see {self.agent.folder / 'log'}")
@@ -212,7 +212,7 @@ def _median(sizes: list[int]) -> int:
 
 @contextmanager
 def running(args: argparse.Namespace, folder: Path) -> Iterator[Slices]:
-    """Start the control plane, the probe and, later, the agent; everything is ended in any case."""
+    """Start the control plane, the probe and, later, the agent; stop all of them in any case."""
     programs = args.binaries or binaries()
     tools = folder / "go"
     subprocess.run(

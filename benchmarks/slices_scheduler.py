@@ -1,7 +1,7 @@
-"""kube-scheduler for `slices.py`: how long it takes to allocate one claim for each of many pods that are all there.
+"""kube-scheduler for `slices.py`: measures the allocation of one claim for each of many existing pods.
 
-It is stopped (SIGSTOP) while nodes, claims and pods are made, so that what is measured is the scheduler and not whoever
-makes them. No kubelet runs: a pod that is bound stays as it is.
+The scheduler is stopped (SIGSTOP) while nodes, claims and pods are created, so that their creation is not part of the
+measurement. No kubelet runs: a bound pod does not change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WITHIN = 300.0
 
 @contextmanager
 def scheduling(binaries: Path, plane: ControlPlane, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a scheduler with an administrator's rights and no limit of its own on requests."""
+    """Run a scheduler with administrator permissions and no client-side limit on requests."""
     folder.mkdir()
     config = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -46,7 +46,7 @@ def scheduling(binaries: Path, plane: ControlPlane, folder: Path) -> Iterator[su
 
 
 def make_ready(plane: ControlPlane, node: str) -> None:
-    """Make a node one that pods are scheduled to: no kubelet says so."""
+    """Set the status of a node so that pods are scheduled to it, because no kubelet does."""
     path = f"/api/v1/nodes/{node}"
     body = plane.ask("GET", path)
     body["spec"]["taints"] = []
@@ -57,13 +57,13 @@ def make_ready(plane: ControlPlane, node: str) -> None:
 
 
 def make_class(plane: ControlPlane, name: str, expression: str) -> None:
-    """Make a DeviceClass of one CEL selector."""
+    """Create a DeviceClass with one CEL selector."""
     spec = {"selectors": [{"cel": {"expression": expression}}]}
     plane.ask("POST", f"{GROUP}/deviceclasses", {"metadata": {"name": name}, "spec": spec})
 
 
 def make_pods(plane: ControlPlane, start: str, count: int, device_class: str, node: str) -> None:
-    """Make pods with a claim of one device each."""
+    """Create pods with a claim for one device each."""
     exactly = {"deviceClassName": device_class}
     claim = {"devices": {"requests": [{"name": "device", "exactly": exactly}]}}
     for number in range(count):
@@ -79,7 +79,7 @@ def make_pods(plane: ControlPlane, start: str, count: int, device_class: str, no
 
 
 def allocate(plane: ControlPlane, process: subprocess.Popen[bytes], count: int) -> float:
-    """Let the scheduler go on, and wait until so many pods are bound; gives the seconds."""
+    """Resume the scheduler, wait until this number of pods is bound, and return the seconds."""
     began = time.monotonic()
     process.send_signal(signal.SIGCONT)
     while True:
@@ -93,12 +93,12 @@ def allocate(plane: ControlPlane, process: subprocess.Popen[bytes], count: int) 
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Keep it from scheduling."""
+    """Stop the scheduler."""
     process.send_signal(signal.SIGSTOP)
 
 
 def allocated(plane: ControlPlane) -> dict[str, list[Claim]]:
-    """Give the claims by the name of the device that each got."""
+    """Return the claims by the name of their allocated device."""
     found: dict[str, list[Claim]] = {}
     for item in plane.ask("GET", CLAIMS)["items"]:
         results: Sequence[dict[str, Any]] = item["status"]["allocation"]["devices"]["results"]

@@ -1,9 +1,9 @@
-"""From a notice to every slice tainted: agents of several source trees take turns on one real API server, in one run.
+"""Measures the time from a notice until every slice is tainted: agents of several source trees, alternating in one run.
 
-A real etcd and kube-apiserver, one agent per tree on a simulated DGX H100 (18 devices in two pools), each for a node of
-its own. Told by an operator, which is the way of every source from the merged state on. Two times for each round: what
-the agent says itself, and from before the word is said until a watch has told of the last slice. `--load` adds programs
-that compute, and one that syncs files, as a node that is being left has them. Prints what is; nothing here fails.
+It uses a real etcd and kube-apiserver, and one agent per tree on a simulated DGX H100 (18 devices in two pools), each
+for a separate node. An operator gives the notice; after the merge of signals, all sources use the same code. Each round
+has two times: the agent's own, and the time from before the notice until a watch has reported the last slice. `--load`
+adds processes that compute, and one that syncs files, as on a node that is being drained. The benchmark never fails.
 
     PYTHONPATH=tests .venv/bin/python benchmarks/tainting.py --trees before=/path/to/a/checkout after=. --rounds 50
 """
@@ -26,12 +26,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from drivers import _binaries
+from drivers import binaries
 from drivers_plane import ControlPlane
 
 from dra_agent.errors import AgentError
-from dra_agent.reclaim.client import send_request
-from dra_agent.reclaim.wire import Cancel, Start, Status
+from dra_agent.reclaim.control import Cancel, Start, Status, send_request
 
 DRIVER = "dra-agent.internal"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
@@ -45,7 +44,7 @@ while True:
 
 
 class Agent:
-    """`dra-agent run` of one source tree, for a node of its own."""
+    """`dra-agent run` of one source tree, for a separate node."""
 
     def __init__(self, name: str, tree: Path, plane: ControlPlane, folder: Path) -> None:
         self.name = name
@@ -77,7 +76,7 @@ class Agent:
 
 
 class Watch:
-    """Tells when the slices of a node are all tainted, or none is, as a watch of the API server sees it."""
+    """Detects with a watch of the API server when all slices of a node are tainted, or none is."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._slices: dict[str, dict[str, Any]] = {}
@@ -98,7 +97,7 @@ class Watch:
                 self._told.put(time.monotonic())
 
     def wait(self, node: str, tainted: bool, at_most: float = 30.0) -> float:
-        """The moment at which every slice of the node was so."""
+        """Return the time at which every slice of the node had that state."""
         moment, end = time.monotonic(), time.monotonic() + at_most
         while not self._are(node, tainted):
             if time.monotonic() > end:
@@ -118,7 +117,7 @@ class Watch:
 
 @contextmanager
 def load(programs: int, folder: Path) -> Iterator[None]:
-    """So many programs that compute, and if any, one that syncs."""
+    """Run this number of processes that compute and, unless it is 0, one that syncs."""
     commands = [[sys.executable, "-c", COMPUTES]] * programs
     if programs:
         commands.append([sys.executable, "-c", SYNCS, str(folder / "synced")])
@@ -132,7 +131,7 @@ def load(programs: int, folder: Path) -> Iterator[None]:
 
 
 def measure(agents: list[Agent], watch: Watch, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """By agent, of each round: seconds as the agent says, and as the watch saw."""
+    """Return for each agent and round: the seconds that the agent reports, and those that the watch measured."""
     found: dict[str, list[tuple[float, float]]] = {agent.name: [] for agent in agents}
     for _ in range(rounds):
         for agent in random.sample(agents, len(agents)):
@@ -151,7 +150,7 @@ def measure(agents: list[Agent], watch: Watch, rounds: int) -> dict[str, list[tu
 
 
 def show(title: str, found: dict[str, list[tuple[float, float]]]) -> None:
-    """Milliseconds."""
+    """Print the results in milliseconds."""
     print(f"\n{title}, load {os.getloadavg()[0]:.1f}")
     for name, pairs in found.items():
         for what, values in (("agent", [said for said, _ in pairs]), ("watch", [seen for _, seen in pairs])):
@@ -160,7 +159,7 @@ def show(title: str, found: dict[str, list[tuple[float, float]]]) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trees", nargs="+", default=["this=."], metavar="NAME=PATH")
     parser.add_argument("--rounds", type=int, default=30)
@@ -169,7 +168,7 @@ def main() -> None:
     trees = dict(tree.split("=", 1) for tree in args.trees)
     with tempfile.TemporaryDirectory(prefix="dra") as temporary, ExitStack() as stack:
         folder = Path(temporary)
-        plane = ControlPlane(_binaries(), folder / "p", list(trees))
+        plane = ControlPlane(binaries(), folder / "p", list(trees))
         stack.callback(plane.close)
         agents = []
         for name, tree in trees.items():

@@ -1,8 +1,8 @@
-"""Writes cdi/examples: the spec that the agent would write for one claim of each kind of device.
+"""Generates cdi/examples: the CDI specs that the agent writes, one claim for each kind of device.
 
-Run it from anywhere: `python cdi/generate.py [DIRECTORY]`. The hosts are written down here (which nodes, with which
-numbers), everything else is the agent's own code, so an example that differs from what is checked in means that what
-claims get has changed. Tests compare the two, and check each example against cdi/schema.json and the official loader.
+Run it from any directory: `python cdi/generate.py [DIRECTORY]`. This file defines the hosts (device nodes and their
+numbers); the agent's code generates everything else. If an example differs from the committed file, the CDI specs of
+claims have changed. Tests compare both, and check each example against cdi/schema.json and the official loader.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from uuid import NAMESPACE_DNS, uuid5
 
 from dra_agent.cdi.claim import SpecDevice, build_spec
 from dra_agent.cdi.edits import EditProviders
+from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, DeviceNode, Family, NodeRole
 
@@ -117,18 +118,21 @@ CLAIMS: dict[str, list[Device]] = {
 
 
 def examples() -> Iterator[tuple[str, str]]:
-    """Give each example's file name and text."""
+    """Yield the file name and text of each example."""
     recipes = EditProviders(Host(), directories=())
     with host_nodes(NUMBERS):
         for name, devices in CLAIMS.items():
-            held = [SpecDevice(item, recipes.edits(item), requests=(item.family,)) for item in devices]
-            spec = build_spec("dra-agent.internal", str(uuid5(NAMESPACE_DNS, name)), "default", name, held)
+            held = [
+                SpecDevice(ClaimDevice("n/" + item.family, item.name, (item.family,)), item, recipes.edits(item))
+                for item in devices
+            ]
+            spec = build_spec("dra-agent.internal", ClaimRef(str(uuid5(NAMESPACE_DNS, name)), "default", name), held)
             yield f"{name}.json", json.dumps(json.loads(spec.data), indent=2) + "\n"
 
 
 @contextmanager
 def host_nodes(numbers: Mapping[str, tuple[int, int]]) -> Iterator[None]:
-    """Make the process see exactly these character devices below /dev."""
+    """Make the process see exactly these character devices under /dev."""
 
     def seeing(real: Callable[..., Any]) -> Callable[..., Any]:
         def look(path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -146,7 +150,7 @@ def host_nodes(numbers: Mapping[str, tuple[int, int]]) -> Iterator[None]:
 
 
 def main() -> None:
-    """Write every example into the directory that is named, or beside this file."""
+    """Write all examples to the given directory, or to `examples` next to this file."""
     directory = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "examples"
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in examples():

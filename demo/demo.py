@@ -1,6 +1,6 @@
-"""`make demo`: the whole way on this machine, from its hardware to a container, a kill in between, and back.
+"""`make demo`: all steps on this machine, from hardware detection to a container, a SIGKILL of the agent, and cleanup.
 
-It drives the command `dra-agent` as a user would and leaves nothing behind; exits 1 if any step failed.
+It runs the command `dra-agent` as a user would and leaves no files. Exits with 1 if a step failed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ START_TIMEOUT = 30.0
 
 
 class StepFailedError(Exception):
-    """A step did not show what it should."""
+    """A step did not have the expected result."""
 
 
 @dataclass
 class Demo:
-    """One run: a state directory, an agent on it, and what became of each step."""
+    """One run: a state directory, its agent, and the result of each step."""
 
     directory: Path
     profile: str | None = None
@@ -48,7 +48,7 @@ class Demo:
         return self.directory / "cdi"
 
     def run(self, *arguments: str, answers: tuple[int, ...] = (0,), show: bool = True) -> str:
-        """Run `dra-agent ARGUMENTS`, show it as a user would have seen it, and give what it printed."""
+        """Run `dra-agent ARGUMENTS`, show command and output as a user sees them, and return its standard output."""
         if show:
             print(f"\n$ dra-agent {' '.join(arguments)}", flush=True)
         environment = {**os.environ, "DRA_AGENT_STATE_DIR": str(self.state_dir), "COLUMNS": "140"}
@@ -62,26 +62,35 @@ class Demo:
         return result.stdout
 
     def ask(self, *arguments: str, answers: tuple[int, ...] = (0,)) -> Any:
-        """Run a command for its JSON answer."""
+        """Run a command and return its JSON output."""
         return json.loads(self.run(*arguments, "-o", "json", answers=answers, show=False))
 
     @contextmanager
     def step(self, what: str) -> Iterator[Callable[[str], None]]:
-        """One step; what is noted in it becomes its line at the end."""
+        """Run one step; its notes become its line in the summary."""
         print(f"\n=== {what}", flush=True)
         notes: list[str] = []
         try:
             yield notes.append
-        except Exception as error:  # noqa: BLE001 - a step that fails in any way is a line, not the end
+        except Exception as error:  # noqa: BLE001 - a failed step is reported and does not end the demo
             print(f"FAILED: {error}", flush=True)
             self.outcomes.append(("FAILED", f"{what}: {error or type(error).__name__}".splitlines()[0]))
         else:
             self.outcomes.append(("ok", f"{what}{': ' + '; '.join(notes) if notes else ''}"))
 
     def start(self) -> float:
-        """Start the agent and wait until it answers; the result is the seconds that took."""
+        """Start the agent, wait until it accepts connections, and return the seconds that this took."""
         host = ["--simulate", self.profile] if self.profile else []
-        command = [AGENT, "run", "--standalone", "--state-dir", self.state_dir, "--cdi-dir", self.cdi_dir, *host]
+        command: list[str | Path] = [
+            AGENT,
+            "run",
+            "--standalone",
+            "--state-dir",
+            self.state_dir,
+            "--cdi-dir",
+            self.cdi_dir,
+            *host,
+        ]
         log = (self.directory / "agent.log").open("ab")
         began = time.monotonic()
         self.agent = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
@@ -95,12 +104,12 @@ class Demo:
         raise StepFailedError(f"the agent did not start within {START_TIMEOUT:.0f} s: {self.log_tail()}")
 
     def answers(self) -> bool:
-        """Whether an agent listens; a socket that a killed one left behind does not count."""
+        """Return whether an agent listens; the socket file of a killed agent does not count."""
         with socket.socket(socket.AF_UNIX) as probe:
             return probe.connect_ex(str(self.state_dir / "agent.sock")) == 0
 
     def stop(self, how: signal.Signals) -> int:
-        """End the agent; the result is its exit code."""
+        """Stop the agent and return its exit code."""
         if self.agent is None:
             raise StepFailedError("no agent is running")
         self.agent.send_signal(how)
@@ -114,7 +123,7 @@ class Demo:
 
 
 def main() -> int:
-    """Run every step and print one line for each."""
+    """Run all steps and print one line for each."""
     with tempfile.TemporaryDirectory(prefix="dra-demo-") as directory:
         demo = Demo(Path(directory))
         for made in (demo.state_dir, demo.cdi_dir):
@@ -124,26 +133,26 @@ def main() -> int:
         finally:
             if demo.agent is not None:
                 demo.stop(signal.SIGKILL)
-        print("\n=== What was shown")
+        print("\n=== Summary")
         for outcome, line in demo.outcomes:
             print(f"{outcome:6} {line}")
         return 0 if all(outcome == "ok" for outcome, _ in demo.outcomes) else 1
 
 
 def steps(demo: Demo) -> None:
-    """Show the way of a claim, in order."""
-    with demo.step("Look for accelerators on this machine") as note:
+    """Run the steps in order."""
+    with demo.step("Detect accelerators on this machine") as note:
         devices = demo.ask("devices")["devices"]
         accelerators = [device for device in devices if device["family"] != "nic"]
         if accelerators:
-            note(f"found {len(accelerators)}, running on real hardware")
+            note(f"{len(accelerators)} found, using real hardware")
         else:
             demo.profile = PROFILE
-            note(f"none found, running on a simulated host: {PROFILE}")
+            note(f"none found, using a simulated host: {PROFILE}")
     host = ["--simulate", demo.profile] if demo.profile else []
 
     with demo.step("Start the agent in standalone mode") as note:
-        note(f"answers after {demo.start() * 1000:.0f} ms")
+        note(f"ready after {demo.start() * 1000:.0f} ms")
     if demo.agent is None:
         return
 
@@ -152,7 +161,7 @@ def steps(demo: Demo) -> None:
         topology = demo.ask("topology", *host)
         note(f"{len(topology['devices'])} PCI functions, {len(topology['numa_nodes'])} NUMA nodes")
 
-    with demo.step("Describe what can be claimed") as note:
+    with demo.step("List the devices that can be claimed") as note:
         demo.run("devices", *host)
         note(f"{len(demo.ask('devices', *host)['devices'])} devices")
 
@@ -161,14 +170,14 @@ def steps(demo: Demo) -> None:
         demo.run("claim", "apply", *files)
         note(f"{len(demo.ask('claim', 'list', '--classes'))} classes")
 
-    with demo.step("Apply the example claims: those that fit are allocated and prepared") as note:
+    with demo.step("Apply the example claims; claims that fit are allocated and prepared") as note:
         for file in sorted((EXAMPLES / "claims").glob("*.yaml")):
-            # 1: the claim is kept, but this host can never satisfy it.
+            # 1: the claim is stored, but this host can never satisfy it.
             demo.run("claim", "apply", "-f", short(file), answers=(0, 1))
         prepared = held(demo)
         if demo.profile and "gpu-and-nic-one-switch" not in prepared:
             raise StepFailedError("a GPU and a NIC below one switch were not allocated")
-        note(f"{len(prepared)} prepared, {len(demo.ask('claim', 'list')) - len(prepared)} wait")
+        note(f"{len(prepared)} prepared, {len(demo.ask('claim', 'list')) - len(prepared)} pending")
 
     with demo.step("Explain a claim that does not fit") as note:
         pending = {claim["name"]: claim for claim in demo.ask("claim", "list") if claim["phase"] == "Pending"}
@@ -176,22 +185,22 @@ def steps(demo: Demo) -> None:
         path = demo.directory / "waiting.json"
         path.write_text(json.dumps({**waiting["claim"], "status": {}}))
         if not demo.run("explain", "-f", str(path), answers=(1,)).strip():
-            raise StepFailedError("nothing was explained")
+            raise StepFailedError("explain printed nothing")
         note(f"{waiting['name']}: {waiting['message']}")
 
-    with demo.step("Print the CDI ids of the prepared claims") as note:
+    with demo.step("Print the CDI device IDs of the prepared claims") as note:
         demo.run("claims")
-        note(f"{sum(len(ids) for ids in held(demo).values())} ids")
+        note(f"{sum(len(ids) for ids in held(demo).values())} IDs")
 
-    with demo.step("Run a container with one") as note:
+    with demo.step("Run a container with a CDI device") as note:
         name, ids = next(iter(held(demo).items()))
-        # Where there is no runtime the command prints the edits that one would apply.
+        # Without a container runtime, the command prints the edits that a runtime would apply.
         shown = demo.run("cdi", "try", "--cdi-dir", str(demo.cdi_dir), *ids[:1])
         if not shown.strip():
-            raise StepFailedError("nothing was shown")
+            raise StepFailedError("cdi try printed nothing")
         note(f"claim {name}")
 
-    with demo.step("Kill the agent with SIGKILL while claims are prepared, and start it again") as note:
+    with demo.step("Kill the agent with SIGKILL while claims are prepared, and restart it") as note:
         before = held(demo)
         demo.stop(signal.SIGKILL)
         (spec := next(demo.cdi_dir.glob("*.json"))).unlink()
@@ -199,17 +208,17 @@ def steps(demo: Demo) -> None:
         if held(demo) != before:
             raise StepFailedError(f"before {sorted(before)}, after {sorted(held(demo))}")
         if not spec.exists():
-            raise StepFailedError(f"{spec.name} was lost meanwhile and not rebuilt")
-        note(f"all {len(before)} prepared claims are there with the same ids; a CDI file lost meanwhile is rebuilt")
+            raise StepFailedError(f"{spec.name} was deleted and not restored")
+        note(f"all {len(before)} prepared claims kept their IDs; a deleted CDI file is restored")
 
-    with demo.step("Release everything") as note:
+    with demo.step("Release all claims") as note:
         claims = [(claim["name"], claim["namespace"]) for claim in demo.ask("claim", "list")]
         for namespace in sorted({namespace for _, namespace in claims}):
             demo.run("claim", "delete", "-n", namespace, *(name for name, of in claims if of == namespace))
         left = sorted(path.name for path in demo.cdi_dir.iterdir())
         if left or demo.ask("claims"):
             raise StepFailedError(f"left behind: {left}")
-        note("no claim and no CDI file is left")
+        note("no claims or CDI files remain")
 
     with demo.step("Stop the agent with SIGTERM") as note:
         code = demo.stop(signal.SIGTERM)
@@ -219,13 +228,13 @@ def steps(demo: Demo) -> None:
 
 
 def held(demo: Demo) -> dict[str, list[str]]:
-    """Prepared claims and their CDI ids."""
+    """Return the CDI device IDs of each prepared claim."""
     claims = demo.ask("claim", "list")
     return {claim["name"]: claim["cdi_device_ids"] for claim in claims if claim["phase"] == "Prepared"}
 
 
 def short(path: Path) -> str:
-    """A path as a user in the repository would type it."""
+    """Return a path as a user in the repository would type it."""
     return str(path.relative_to(ROOT))
 
 

@@ -1,9 +1,8 @@
-"""`make manifests`: writes the kustomize base from the chart's default values, so that there is one truth.
+"""`make manifests`: generates the kustomize base from the chart's default values.
 
-The chart's classes are written first: copies of examples/classes, because Helm reads nothing outside of a chart, and
-links are lost where a checkout or an archive knows none.
-What a person wrote there stays: the kustomization and the namespace. Everything else is the chart's, less the two
-labels that say that Helm manages it.
+First, it copies examples/classes into the chart, because Helm reads no files outside a chart, and some checkouts and
+archives do not preserve links. The kustomization and the namespace of the base are maintained manually. All other files
+are rendered from the chart, without the two labels that mark objects as managed by Helm.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ _SOURCE = re.compile(r"^# Source: dra-agent/templates/(\S+)\n", re.MULTILINE)
 
 
 def main() -> int:
-    """Write the files; 1 where helm is missing or refuses the chart."""
+    """Write the files; return 1 if helm is missing or rejects the chart."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--helm", default=shutil.which("helm"), help="the program (default: the one in PATH)")
+    parser.add_argument("--helm", default=shutil.which("helm"), help="path of helm (default: from PATH)")
     args = parser.parse_args()
     if args.helm is None:
-        print("manifests: helm is not in PATH; say where it is with HELM=", file=sys.stderr)
+        print("manifests: helm is not in PATH; set its path with HELM=", file=sys.stderr)
         return 1
     copy_classes()
     try:
@@ -44,7 +43,7 @@ def main() -> int:
 
 
 def copy_classes() -> None:
-    """Put the examples into the chart, and take out what is none any more."""
+    """Copy the examples into the chart, and remove classes without an example."""
     folder = CHART / "classes"
     folder.mkdir(exist_ok=True)
     for old in folder.iterdir():
@@ -54,7 +53,7 @@ def copy_classes() -> None:
 
 
 def render(helm: Path) -> dict[str, str]:
-    """Give the text of each file of the base, by name; a template with several objects is one file."""
+    """Return the text of each file of the base, by name; a template with several objects is one file."""
     command = [str(helm), "template", "dra-agent", str(CHART), "--namespace", NAMESPACE]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     files: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""`make install`: copies the built agent, the libraries that it was tested with, and its unit below DESTDIR.
+"""`make install`: copies the built agent, the libraries that it was tested with, and its unit to DESTDIR.
 
-Nothing is downloaded: the libraries are those that requirements.lock put into the build's virtual environment. They lie
-in a directory of their own, so that no other program sees them and one directory is all there is to remove.
+It downloads nothing: the libraries are copied from the virtual environment of the build (requirements.lock). They are
+installed in a separate directory, which other programs do not use and which can be removed as a whole.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ sys.exit(main())
 
 
 def main() -> int:
-    """Install; 1 with one message where that is not possible."""
+    """Install the files; print one message and return 1 if this fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--destdir", type=Path, default=Path("/"), help="staging directory of a package build")
     parser.add_argument("--prefix", type=Path, default=Path("/usr/local"))
@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--tmpfilesdir", type=Path, default=Path("/usr/lib/tmpfiles.d"))
     parser.add_argument("--python", type=Path, default=Path(sys.base_prefix) / "bin" / Path(sys.executable).name)
     args = parser.parse_args()
-    destdir = args.destdir.absolute()
+    destdir: Path = args.destdir.absolute()
 
     def staged(path: Path) -> Path:
         return destdir / path.relative_to("/")
@@ -58,18 +58,16 @@ def main() -> int:
         else:
             install_file(config, (REPOSITORY / "systemd/config.toml").read_text())
         if args.python.is_relative_to("/root") or args.python.is_relative_to("/home"):
-            print(
-                f"note      the unit hides home directories (ProtectHome=), and {args.python} lies in one: build with"
-            )
-            print("          the system's Python (rm -r .venv; make build with /usr/bin first in PATH) to use the unit")
+            print(f"note      the unit hides home directories (ProtectHome=), and {args.python} is in one. To use it,")
+            print("          build with the system's Python (rm -r .venv; make build with /usr/bin first in PATH)")
     except OSError as error:
-        print(f"install: {error.filename}: {error.strerror}; give a DESTDIR that you can write", file=sys.stderr)
+        print(f"install: {error.filename}: {error.strerror}; set DESTDIR to a writable directory", file=sys.stderr)
         return 1
     return 0
 
 
 def install_library(target: Path) -> None:
-    """Replace `target` by the agent's package and everything that it needs, in one rename."""
+    """Replace `target` with the agent's package and its dependencies, in one rename."""
     fresh = target.with_name(target.name + ".new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
@@ -84,27 +82,27 @@ def install_library(target: Path) -> None:
 
 
 def compile_library(staged: Path, library: Path, python: Path) -> None:
-    """Compile what is installed: a service with a read-only file system would compile it anew at every start.
+    """Compile the installed files: a service with a read-only file system would otherwise compile them at every start.
 
-    That takes longer than everything else of a start. Byte code is never compared with the sources, because package
-    managers and images change their times; an installation is replaced as a whole.
+    Compilation takes longer than the rest of a start. Python does not compare the byte code with the sources, because
+    package managers and images change their modification times; an installation is replaced as a whole.
     """
     code = "import compileall, py_compile, sys; sys.exit(not compileall.compile_dir(sys.argv[1], quiet=2, stripdir="
     code += "sys.argv[1], prependdir=sys.argv[2], invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH))"
     done = subprocess.run([python, "-I", "-c", code, staged, library], check=False)
     if done.returncode != 0:
-        print(f"note      {library} could not be compiled by {python}: the agent starts more slowly")
+        print(f"note      {python} cannot compile {library}: the agent starts more slowly")
 
 
 def requirements(name: str) -> set[str]:
-    """Give what a distribution needs to run, and what that needs in turn."""
+    """Return the direct and indirect dependencies of a distribution."""
     found: set[str] = set()
     waiting = [name]
     while waiting:
         for line in distribution(waiting.pop()).requires or []:
             requirement, _, marker = line.partition(";")
             needed = re.split(r"[\s<>=!~\[(]", requirement.strip())[0].lower()
-            # Extras and other systems' needs; what a marker wants of this one is installed.
+            # Skip extras and dependencies for other systems; those for this system are installed.
             if "extra" in marker or needed in found or not is_installed(needed):
                 continue
             found.add(needed)
@@ -113,7 +111,7 @@ def requirements(name: str) -> set[str]:
 
 
 def is_installed(name: str) -> bool:
-    """Whether the build has it; an unneeded one was not locked for this system."""
+    """Return whether the build has a distribution; one for other systems is not installed."""
     try:
         distribution(name)
     except ModuleNotFoundError:
@@ -122,7 +120,7 @@ def is_installed(name: str) -> bool:
 
 
 def copy_distribution(source: Distribution, target: Path) -> None:
-    """Copy the files of a distribution, without its scripts and its compiled byte code."""
+    """Copy the files of a distribution, without scripts and byte code."""
     for file in source.files or []:
         if ".." in file.parts or "__pycache__" in file.parts:
             continue
@@ -132,7 +130,7 @@ def copy_distribution(source: Distribution, target: Path) -> None:
 
 
 def install_file(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file, whole or not at all."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".new")
     fresh.write_text(text)

@@ -11,7 +11,7 @@ import inspect
 import os
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import NoReturn, TypeVar, overload
 
 DEADLINE_S = float(os.environ.get("DRA_AGENT_TEST_DEADLINE_S", "60"))
 """Seconds after which an event counts as one that never comes. Also right for subprocess timeouts and joins."""
@@ -34,14 +34,24 @@ def eventually(condition: Callable[[], _T], explain: Explain = "", *, within: fl
     return value
 
 
+@overload
 async def eventually_async(
-    condition: Callable[[], _T | Awaitable[_T]], explain: Explain = "", *, within: float = DEADLINE_S
-) -> _T:
+    condition: Callable[[], Awaitable[_T]], explain: Explain = "", *, within: float = DEADLINE_S
+) -> _T: ...
+
+
+@overload
+async def eventually_async(condition: Callable[[], _T], explain: Explain = "", *, within: float = DEADLINE_S) -> _T: ...
+
+
+async def eventually_async(
+    condition: Callable[[], object], explain: Explain = "", *, within: float = DEADLINE_S
+) -> object:
     """Wait as `eventually` while other tasks of the event loop run; the condition may be a coroutine function."""
     end = time.monotonic() + within
     while True:
         found = condition()
-        value: _T = await found if inspect.isawaitable(found) else found  # type: ignore[assignment]
+        value = await found if inspect.isawaitable(found) else found
         if value:
             return value
         if time.monotonic() > end:
@@ -49,7 +59,7 @@ async def eventually_async(
         await asyncio.sleep(POLL_INTERVAL_S)
 
 
-def _give_up(value: object, explain: Explain, within: float) -> None:
+def _give_up(value: object, explain: Explain, within: float) -> NoReturn:
     __tracebackhide__ = True
     context = explain if isinstance(explain, str) else str(explain())
     raise AssertionError(f"not within {within:.0f} s; the last value is {value!r}{context and chr(10) + context}")

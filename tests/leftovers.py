@@ -17,7 +17,7 @@ import time
 import uuid
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +39,13 @@ def _noted(process: subprocess.Popen[Any], *args: Any, **kwargs: Any) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Mark this run: processes inherit the mark, and are found by it in the end."""
-    subprocess.Popen.__init__ = _noted  # type: ignore[method-assign]
+    subprocess.Popen.__init__ = _noted  # type: ignore[method-assign,assignment]  # no other place sees every process
     if not hasattr(config, "workerinput"):
         os.environ[SESSION] = uuid.uuid4().hex
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
     """What a fixture of a module or session starts outlives a test."""
     global _wide_fixtures
     wide = fixturedef.scope != "function"
@@ -61,7 +61,7 @@ def nothing_left_behind() -> Iterator[None]:
     """Run first and last of a test's own fixtures."""
     descriptors, threads, settings = _descriptors(), set(threading.enumerate()), _process_settings()
     yield
-    left = [f"process {process.pid} ({process.args})" for process in list(_processes) if _ended_by_force(process)]
+    left = [f"process {process.pid} ({process.args!r})" for process in list(_processes) if _ended_by_force(process)]
     left += [f"thread {thread.name}" for thread in _running_since(threads)]
     if _descriptors() > descriptors:
         gc.collect()  # here and now Python's warning about a file or socket is about this test

@@ -1,4 +1,4 @@
-"""How many jobs of three GPUs fit on a node? Asks the allocator until none fits: python jobs.py SLICES.json NODE."""
+"""Counts how many jobs with three GPUs fit on a node, allocating until none fits: python jobs.py SLICES.json NODE."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What-if questions about claims: `allocate` answers as kube-scheduler would, on the API's own JSON objects.
+"""What-if queries about claims: `allocate` returns what kube-scheduler would, for JSON objects of the API.
 
 It changes nothing: writing an allocation down, and keeping it, is the caller's business.
 """
@@ -16,13 +16,13 @@ Object = Mapping[str, Any]
 
 
 class Allocation(TypedDict):
-    """The answer: an AllocationResult for each claim, or none for any."""
+    """An AllocationResult for each claim, or none for any."""
 
     allocated: bool
     results: list[dict[str, Any]]
     """In the order of the claims; empty where they are not allocated."""
     error: str | None
-    """Why there is no answer; None where the claims simply do not fit."""
+    """Why there is no result; None if the claims do not fit."""
 
 
 def encode_query(
@@ -65,7 +65,7 @@ def allocate(
     Arguments:
         node: The node's name, or the Node object where its labels matter.
         classes: The DeviceClasses.
-        slices: The ResourceSlices; those of other nodes may be among them.
+        slices: The ResourceSlices; may include those of other nodes.
         claims: The ResourceClaims to allocate. One that is allocated already keeps what it has.
         allocated: Other ResourceClaims; those that are allocated hold their devices.
         deadline: Seconds after which the search gives up with an error, as kube-scheduler does.

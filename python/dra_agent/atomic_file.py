@@ -1,6 +1,6 @@
 """Small files that are there whole or not at all: readers and crashes find the old contents or the new ones.
 
-What an error means is the caller's to say: everything here raises OSError as it comes.
+Everything here raises OSError; the caller adds context.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _open_locked(temporary: str, mode: int) -> int:
 def remove_leftovers(folder: Path, prefix: str = ".") -> list[Path]:
     """Remove temporary files whose writer has ended, and return their paths; errors leave a file where it is.
 
-    `prefix`: how their names begin. Links are not followed. Files that a living process writes are locked, and stay.
+    `prefix`: prefix of their names. Links are not followed. Files of a running writer are locked, and stay.
     """
     try:
         names = os.listdir(folder)  # noqa: PTH208 - names only: no Path per file of a crowded directory
@@ -114,7 +114,7 @@ def remove(path: Path, *, durable: bool = False) -> bool:
 
 
 def quarantine(path: Path) -> Path:
-    """Rename a damaged file to the first free `NAME.corrupt-N`, for people to look at; gives its new path."""
+    """Rename a damaged file to the first free `NAME.corrupt-N`, for inspection; returns its new path."""
     number = 1
     while (aside := path.with_name(f"{path.name}.corrupt-{number}")).exists():
         number += 1

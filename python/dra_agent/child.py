@@ -79,5 +79,5 @@ _environment = environment
 
 
 def _import_path() -> str:
-    """Return the absolute entries of `sys.path`: "" and relative ones stand for the caller's directory."""
+    """Return the absolute entries of `sys.path`: "" and relative ones depend on the caller's directory."""
     return os.pathsep.join(entry for entry in sys.path if Path(entry).is_absolute())

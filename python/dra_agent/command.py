@@ -86,14 +86,14 @@ class HostCommand:
             _abandon(process)
             with self._lock:
                 self._hung_at = time.monotonic()
-            raise self.error(f"did not answer within {self._deadline:g} s") from None
+            raise self.error(f"did not respond within {self._deadline:g} s") from None
         except OverflowError:
             _abandon(process)
             raise self.error(f"wrote more than {MAX_OUTPUT_BYTES >> 20} MiB") from None
         return CompletedCommand(process.returncode, output, errors.decode(errors="replace"))
 
     def error(self, what: str) -> RetryableError:
-        """Say what is wrong with the tool, and where it is."""
+        """Build an error with the path of the tool."""
         return RetryableError(what, where=str(self.path), hint=self._todo)
 
 

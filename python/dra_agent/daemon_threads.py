@@ -49,7 +49,7 @@ class DaemonExecutor(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take nothing more; never waits, whatever `wait` says, and drops what has not begun."""
+        """Accept no more calls and drop those that have not started; never waits, regardless of `wait`."""
         with self._changed:
             self._closed = True
             dropped, self._jobs = self._jobs, deque()
@@ -75,7 +75,7 @@ class DaemonExecutor(ThreadPoolExecutor):
             if future.set_running_or_notify_cancel():
                 try:
                     result = call()
-                except BaseException as error:  # noqa: BLE001 - raised where somebody waits for it
+                except BaseException as error:  # noqa: BLE001 - raised from the future
                     future.set_exception(error)
                 else:
                     future.set_result(result)

@@ -1,4 +1,4 @@
-"""A point in monotonic time by which a call must have answered; passed from the caller down to every wait."""
+"""A point in monotonic time by which a call must return; passed from the caller to every wait."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Deadline:
         return max(0.0, self.at - time.monotonic())
 
     def check(self, where: str) -> None:
-        """Raise RetryableError once it has passed: nobody waits any more for what would begin now."""
+        """Raise RetryableError once it has passed: the caller no longer waits."""
         if not self.remaining():
             raise RetryableError("its caller no longer waits for it", where=where)
 

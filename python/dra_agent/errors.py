@@ -9,7 +9,7 @@ class AgentError(Exception):
     """Base of every error that reaches a user: what was wrong, where, and what to do about it."""
 
     exit_code = 1
-    """What a command that ends with this error exits with: 1 for "the answer is no", 2 for wrong use."""
+    """Exit code of a command with this error: 1 for a failure, 2 for wrong use."""
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
         self.message = message
@@ -19,7 +19,7 @@ class AgentError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}" if self.where else self.message
-        # It goes to terminals, logs, Events, the kubelet and the API server; what it quotes is anybody's.
+        # It goes to terminals, logs, Events, the kubelet and the API server, and may quote external input.
         return printable(f"{text}; {self.hint}" if self.hint else text)
 
 
@@ -32,6 +32,6 @@ class PermanentError(AgentError):
 
 
 class UsageError(PermanentError):
-    """The command was called wrongly, or with a file that says nothing usable."""
+    """Wrong use of a command, or an invalid file."""
 
     exit_code = 2

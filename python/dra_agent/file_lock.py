@@ -40,7 +40,7 @@ def lock(handle: int, deadline: Deadline, attempt: Callable[[int], bool] = try_l
 
 
 def keep_private(handle: int) -> None:
-    """Take all rights to a file from other users: who can open a file can lock it, for reading, too. Raises OSError."""
+    """Remove the permissions of other users: a process that can open a file can lock it. Raises OSError."""
     mode = os.fstat(handle).st_mode
     if mode & _OTHERS:
         os.fchmod(handle, stat.S_IMODE(mode) & ~_OTHERS)

@@ -21,7 +21,7 @@ class Host:
     net: Path | None = None
     """The host's /proc/net, where the agent has a network namespace of its own; None: the one below `proc`."""
     nvidia_smi: Path | None = None
-    """The tool of NVIDIA's driver; None leaves the choice to PATH, or says that a simulated host has none."""
+    """Path of nvidia-smi; None: searched in PATH, or missing on a simulated host."""
     state: Path | None = None
     """Where agents of the host note what they have made in its hardware; None: they have made nothing."""
 

@@ -1,7 +1,7 @@
 """Makes the package's Structs safe to decode on several threads.
 
-msgspec (0.22) looks at a Struct's fields when it is first decoded, in Python code that lets other threads run. A thread
-that decodes the same Struct meanwhile finds it half known, and the process dies of a segmentation fault.
+msgspec (0.22) inspects a Struct's fields when it is first decoded, in Python code that lets other threads run. A thread
+that decodes the same Struct meanwhile finds it incomplete, and the process crashes with a segmentation fault.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _known: set[type[msgspec.Struct]] = set()
 
 
 def build_decoders() -> int:
-    """Have msgspec look at every Struct of this package that is imported by now; gives how many were new.
+    """Have msgspec inspect every imported Struct of this package; returns the number of new ones.
 
     To be called on one thread, before others decode anything that was imported since the last time.
     """

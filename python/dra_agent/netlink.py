@@ -1,7 +1,7 @@
-"""Questions to the kernel over rtnetlink, each asked by a process of its own.
+"""Queries to the kernel over rtnetlink, each in a separate process.
 
 pyroute2 costs more memory than the rest of the agent, so it lives as long as one question; and where a driver hangs in
-the kernel, not even SIGKILL ends the process that asked, which is then left behind and not waited for.
+the kernel, not even SIGKILL ends the process, which is then left behind and not waited for.
 """
 
 from __future__ import annotations

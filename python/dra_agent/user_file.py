@@ -5,7 +5,7 @@ without an end. open(2) and read(2) of these never return. Only regular files ar
 ConfigMap and Secret volumes consist of them.
 
 Pipes that the command inherited stay readable: standard input, /dev/stdin, and the /dev/fd/N of `<(command)`.
-What an error means is the caller's to say: everything here raises OSError with the reason in `strerror`.
+Everything here raises OSError with the reason in `strerror`; the caller adds context.
 """
 
 from __future__ import annotations

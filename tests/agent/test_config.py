@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def test_the_file_of_the_unit_is_read_where_nothing_names_another(
 
 
 def test_a_host_name_that_cannot_be_a_node_name_is_blamed_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config_module.socket, "gethostname", lambda: "my_host")
+    monkeypatch.setattr(socket, "gethostname", lambda: "my_host")
     with pytest.raises(UsageError, match=r"the host's name: 'my_host' is not .*; choose another with --node-name"):
         configure()
 

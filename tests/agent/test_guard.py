@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,6 +20,7 @@ from agent.conftest import AgentProcess, Start
 from dra_agent.agent import conflict_filter as guard_module
 from dra_agent.agent.config import Config
 from dra_agent.agent.conflict_filter import ConflictFilter, _note
+from dra_agent.agent.device_state import DeviceState
 from dra_agent.conflicts import DeviceConflicts, SavedConflicts, load_conflicts, save_conflicts
 from dra_agent.inventory import Device
 from eventually import DEADLINE_S, eventually
@@ -93,11 +94,13 @@ def test_what_another_manager_gives_out_is_not_published_and_everybody_is_told(
         fake_api.put("resourceslices", others)
     agent = driver("--config", str(with_nics(state))).ready()
     assert GPU not in settled(fake_api, agent, lambda names: any(name.startswith("nic-") for name in names))
-    agent.wait_for("others give out devices of this node too")
+    agent.wait_for("other drivers advertise devices of this node too")
     fake_api.wait(lambda: any(event["reason"] == "SecondManager" for event in fake_api.objects("events")))
     (event,) = [found for found in fake_api.objects("events") if found["reason"] == "SecondManager"]
     assert event["regarding"]["kind"] == "Node" and event["regarding"]["name"] == "node-a"
-    assert event["note"] == f"{manager} gives out 1 device of this node too, which is not published by dra-agent: {GPU}"
+    assert (
+        event["note"] == f"{manager} advertises 1 device of this node too, which is not published by dra-agent: {GPU}"
+    )
     # What was found is written for other processes by a thread that nothing waits for.
     eventually(lambda: manager in load_conflicts(state).verdict.by_manager(), agent.said)
     assert f'dra_agent_second_manager_devices{{manager="{manager}"}} 1.0' in agent.get("/metrics")[1]
@@ -152,7 +155,7 @@ def test_a_claim_that_holds_such_a_device_goes_on(
     }
     uid = fake_api.put("resourceclaims", claim)["metadata"]["uid"]
     agent = driver().ready()
-    agent.wait_for("others give out devices of this node too")
+    agent.wait_for("other drivers advertise devices of this node too")
 
     async def scenario() -> None:
         kubelet = FakeKubelet(kubelet_dir)
@@ -177,7 +180,7 @@ def test_what_an_earlier_run_found_stands_until_the_server_answers(
     save_conflicts(state, SavedConflicts(DeviceConflicts({GPU: "device plugin nvidia.com/gpu"})))
     fault = fake_api.fail(503, times=None, path="/nodes/")
     agent = driver().ready()
-    agent.wait_for("cannot tell who else gives out devices")
+    agent.wait_for("cannot determine the other drivers")
     assert GPU in load_conflicts(state).verdict.managers
     fake_api.faults.lift(fault)
     settled(fake_api, agent, lambda names: GPU in names)
@@ -224,8 +227,12 @@ def test_what_was_found_last_is_remembered_however_slow_the_disk_is(
         changed: list[bool] = []
         config = Config(node_name="node-a", state_dir=tmp_path, run_dir=tmp_path)
         guard = ConflictFilter(
-            config, Server(), hardware, SimpleNamespace(record=ignore), changed=lambda: changed.append(True)
-        )  # type: ignore[arg-type]
+            config,
+            Server(),
+            cast(DeviceState, hardware),
+            SimpleNamespace(record=ignore),
+            changed=lambda: changed.append(True),
+        )
         await guard.start()
         assert await asyncio.to_thread(began.wait, DEADLINE_S)
         hardware.inventory.devices = ()

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from dra_agent.clock import STEADY
 from dra_agent.health import HealthSettings, Monitor
 from dra_agent.inventory import InventorySettings
 from dra_agent.inventory.nvidia.nvml_client import acquire
-from dra_agent.nvml import restart_policy
+from dra_agent.nvml import client
 from dra_agent.simulate import inject
 from eventually import eventually
 
@@ -179,7 +180,7 @@ def test_a_library_that_fails_taints_as_unmonitored(
         give_up_soon(hardware, monkeypatch)
         hardware.refresh([], rescan=False)
     else:
-        monkeypatch.setattr(restart_policy, "FIRST_WAIT_S", PATIENT_S)
+        monkeypatch.setattr(client, "FIRST_WAIT_S", PATIENT_S)
         # The second crash is one too many to start it again at once.
         for _ in range(2):
             hardware.refresh([], rescan=False)
@@ -203,6 +204,10 @@ def test_after_a_crash_of_the_library_events_are_heard_at_the_next_question_and_
     hardware: DeviceState, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     library = acquire(hardware.host.nvml_library, PATIENT_S)
+
+    def restarted(before: int) -> bool:
+        return hardware.poll_events() is not None and library.pid not in (None, before)
+
     try:
         # The second crash in a row is answered with a pause, and the end of that is not waited for by looks either.
         for number in (95, 94):
@@ -210,13 +215,13 @@ def test_after_a_crash_of_the_library_events_are_heard_at_the_next_question_and_
             assert first is not None
             os.kill(first, signal.SIGSEGV)
             eventually(lambda: library.pid is None)
-            eventually(lambda first=first: hardware.poll_events() is not None and library.pid not in (None, first))
+            eventually(partial(restarted, first))
             inject.xid(root, "0000:00:04.0", number)
             eventually(hardware.poll_events)
             told = {taint["key"] for taint in taints(hardware)}
             assert f"{DRIVER}/xid-{number}" in told
         unknown = [record for record in caplog.records if "XIDs of the time before" in record.message]
-        assert len(unknown) == 2 and all(0 <= float(record.seconds) < 30 for record in unknown)
+        assert len(unknown) == 2 and all(0 <= float(vars(record)["seconds"]) < 30 for record in unknown)
     finally:
         library.close()
 

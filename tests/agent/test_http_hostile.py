@@ -94,7 +94,7 @@ def test_probes_have_a_listener_of_their_own(server: HttpServer) -> None:
 def test_a_connection_has_a_deadline_however_it_spends_its_time(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_server, "CONNECTION_S", 0.5)
+    monkeypatch.setattr(http_server, "CONNECTION_TIMEOUT_S", 0.5)
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
 
         def ended() -> bool:

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dra_agent.agent.lock import StateLock
-from dra_agent.agent.rolling_update import FORGET_AFTER_S, InstanceRegistry, Standing
+from dra_agent.agent.rolling_update import FORGET_AFTER_S, InstanceRegistry, Standing, StateLock
 from dra_agent.errors import PermanentError, RetryableError, UsageError
 from eventually import eventually_async
 

@@ -10,7 +10,7 @@ import pytest
 
 FRAGMENTED = """
 import ctypes
-from dra_agent.agent.malloc import trim
+from dra_agent.agent.housekeeping import trim
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dra_agent.health import Summary
-from dra_agent.metrics.publish import KINDS, METHODS, PublishMetrics
+from dra_agent.metrics.api_server import KINDS, METHODS, PublishMetrics
 from dra_agent.metrics.reclaim import ReclaimSnapshot
-from dra_agent.metrics.registry import DeviceInfo, Metrics, MetricsSnapshot
-from dra_agent.metrics.snapshot import blocked_devices
+from dra_agent.metrics.registry import Metrics
+from dra_agent.metrics.snapshot import DeviceInfo, MetricsSnapshot, blocked_devices
 from dra_agent.publish import PublisherStats
 from publish.node import partitioned
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -176,7 +177,7 @@ def test_killed_in_each_step_of_making_a_partition(node: Node, when: When) -> No
     for number, function in enumerate(MAKING):
         name = f"claim-{number}"
         before = node.stands()
-        node.killed(lambda name=name: node.apply(name, of_profile("1g.10gb")), function, when)  # type: ignore[misc]
+        node.killed(partial(node.apply, name, of_profile("1g.10gb")), function, when)
         uuid = node.prepared(name)
         after = node.stands()
         assert set(after) - set(before) == {uuid}, "one more, and it is the claim's"
@@ -195,7 +196,7 @@ def test_killed_in_each_step_of_destroying_a_partition(node: Node, when: When) -
         name = f"claim-{number}"
         assert node.apply(name, of_profile("2g.20gb")) == ""
         node.prepared(name)
-        node.killed(lambda name=name: node.cli("claim", "delete", "-n", "team", name), function, when)  # type: ignore[misc]
+        node.killed(partial(node.cli, "claim", "delete", "-n", "team", name), function, when)
         node.gone(name)
         assert set(node.stands()) == {stays}
     assert node.prepared("stays") == stays

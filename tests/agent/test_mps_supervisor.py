@@ -112,7 +112,7 @@ def test_the_agent_that_is_left_of_a_rolling_update_answers_hooks_again(
     config = tmp_path / "config.toml"
     config.write_text(CONFIG)
     uid = str(uuid.uuid4())
-    result = {"request": "gpu", "driver": "dra-agent.internal", "pool": "node-a/gpu", "device": GPU}
+    result: dict[str, Any] = {"request": "gpu", "driver": "dra-agent.internal", "pool": "node-a/gpu", "device": GPU}
     result |= {"shareID": str(uuid.uuid4()), "consumedCapacity": {"memory": "4Gi"}}
     fake_api.put(
         "resourceclaims",

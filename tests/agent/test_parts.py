@@ -16,15 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.agent.liveness import STALL_TIMEOUT_S, LivenessMonitor
-from dra_agent.agent.lock import StateLock
+from dra_agent.agent.liveness import READY, STALL_TIMEOUT_S, LivenessMonitor, Notifier
 from dra_agent.agent.logs import JsonFormatter, TextFormatter
-from dra_agent.agent.systemd_notify import READY, Notifier
+from dra_agent.agent.rolling_update import StateLock
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError, UsageError
 from dra_agent.metrics.http_server import HttpServer
-from dra_agent.metrics.instrumented import InstrumentedPreparer
-from dra_agent.metrics.registry import DeviceInfo, Metrics, MetricsSnapshot
+from dra_agent.metrics.registry import InstrumentedPreparer, Metrics
+from dra_agent.metrics.snapshot import DeviceInfo, MetricsSnapshot
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def test_the_lock_ends_with_the_process_however_it_ends(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import os, signal, sys
         from pathlib import Path
-        from dra_agent.agent.lock import StateLock
+        from dra_agent.agent.rolling_update import StateLock
         StateLock(Path(sys.argv[1]))
         print(os.getpid(), flush=True)
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -16,9 +16,9 @@ import pytest
 from agent.conftest import AgentProcess, ServiceManager, Start
 from agent.test_kubernetes_mode import DRIVER, allocate, prepare, registered, unprepare
 from dra_agent.errors import AgentError
-from dra_agent.reclaim import client
-from dra_agent.reclaim.wire import Cancel, Request, Status
-from dra_agent.reclaim.wire import Start as Begin
+from dra_agent.reclaim import control
+from dra_agent.reclaim.control import Cancel, Request, Status
+from dra_agent.reclaim.control import Start as Begin
 from eventually import eventually
 from fake_apiserver.fake import FakeApi
 
@@ -41,7 +41,7 @@ class World:
         return self._newest
 
     def ask(self, request: Request) -> dict[str, Any]:
-        answer: dict[str, Any] = client.send_request(self.state, request)
+        answer: dict[str, Any] = control.send_request(self.state, request)
         return answer
 
     def effects(self) -> set[str]:
@@ -74,7 +74,7 @@ def test_a_notice_from_taint_to_release(world: World) -> None:
             assert world.ask(Begin("notice", 60.0, "a test"))["phase"] == "notice"
             world.until(lambda: world.effects() == {"NoExecute"})
             other = allocate(world.api, "two", "nic-0000-00-05-0")
-            assert "this host is being taken (operator: a test)" in (await prepare(driver, other)).error
+            assert "this node is being reclaimed (operator: a test)" in (await prepare(driver, other)).error
             assert await prepare(driver, claim) == first, "a repeat is answered as ever"
             assert await unprepare(driver, claim) == ""
 
@@ -104,7 +104,7 @@ def test_told_to_stop_it_goes_on_until_the_kubelet_has_given_claims_back(
             assert not (await prepare(driver, claim)).error
             world.ask(Begin("notice", 600.0))
             agent.process.send_signal(signal.SIGTERM)
-            agent.wait_for("claims have to be given back first")
+            agent.wait_for("claims must be released first")
             world.until(lambda: any(said.startswith("EXTEND_TIMEOUT_USEC=") for said in service_manager.news()))
             assert "STOPPING=1" not in service_manager.news()
             assert agent.process.poll() is None
@@ -125,7 +125,7 @@ def test_a_second_signal_ends_the_waiting(world: World) -> None:
     asyncio.run(scenario())
     world.ask(Begin("notice", 600.0))
     agent.process.send_signal(signal.SIGTERM)
-    agent.wait_for("claims have to be given back first")
+    agent.wait_for("claims must be released first")
     assert agent.end(signal.SIGTERM) == 0
 
 
@@ -140,7 +140,7 @@ def test_at_the_deadline_nothing_is_waited_for(world: World) -> None:
     asyncio.run(scenario())
     world.ask(Begin("notice", 600.0))
     agent.process.send_signal(signal.SIGTERM)
-    agent.wait_for("claims have to be given back first")
+    agent.wait_for("claims must be released first")
     # Of two deadlines the earlier one holds; whether it leaves time for the answer is up to the machine.
     began = time.monotonic()
     with contextlib.suppress(AgentError):
@@ -153,10 +153,10 @@ def test_without_claims_or_without_a_notice_it_stops_as_ever(world: World) -> No
     agent = world.agent()
     world.ask(Begin("notice", 60.0))
     world.until(lambda: world.ask(Status())["complete"])
-    assert agent.end() == 0 and "given back first" not in agent.said()
+    assert agent.end() == 0 and "must be released first" not in agent.said()
     again = world.agent()
     world.ask(Cancel())
-    assert again.end() == 0 and "given back first" not in again.said()
+    assert again.end() == 0 and "must be released first" not in again.said()
 
 
 def unschedulable(world: World) -> object:
@@ -223,7 +223,7 @@ def test_a_condition_of_the_node_says_that_it_is_taken(world: World) -> None:
     world.until(lambda: condition(world).get("status") == "True")
     said = condition(world)
     assert said["reason"] == "Operator" and "(operator: a test)" in said["message"]
-    assert said["message"].startswith("the host is taken at 20")
+    assert said["message"].startswith("the node is reclaimed at 20")
     # Killed in the middle: the same word, with the same time.
     agent.end(signal.SIGKILL)
     again = world.agent()

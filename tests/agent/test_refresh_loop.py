@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dra_agent.agent import refresh_loop
+from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.refresh_loop import RefreshLoop
 from dra_agent.errors import PermanentError
 from dra_agent.inventory import InventoryDiff
@@ -45,7 +46,7 @@ class Kernel:
         os.close(self._write)
 
 
-class Hardware:
+class Hardware(DeviceState):
     """Remembers how it was asked to look."""
 
     def __init__(self) -> None:
@@ -68,18 +69,17 @@ class Hardware:
 Story = Callable[[Kernel, Hardware, list[int]], Any]
 
 
+async def work(_: str, call: Callable[[], InventoryDiff]) -> InventoryDiff:
+    return call()
+
+
 def live(monkeypatch: pytest.MonkeyPatch, story: Story, *, follows_kernel: bool = True) -> None:
     kernel, hardware, changes = Kernel(), Hardware(), list[int]()
     monkeypatch.setattr(refresh_loop, "UeventSocket", lambda: kernel)
     monkeypatch.setattr(refresh_loop, "DEBOUNCE_S", 0.02)
 
-    async def work(_: str, call: Callable[[], InventoryDiff]) -> InventoryDiff:
-        return call()
-
     async def run() -> None:
-        watcher = RefreshLoop(  # type: ignore[arg-type]
-            hardware, changed=lambda: changes.append(1), work=work, follows_kernel=follows_kernel
-        )
+        watcher = RefreshLoop(hardware, changed=lambda: changes.append(1), work=work, follows_kernel=follows_kernel)
         await watcher.start()
         try:
             await story(kernel, hardware, changes)
@@ -168,7 +168,7 @@ def test_a_kernel_that_refuses_the_socket_is_no_reason_not_to_start(monkeypatch:
 
     async def run() -> None:
         monkeypatch.setattr(refresh_loop, "UeventSocket", refuse)
-        watcher = RefreshLoop(Hardware(), changed=lambda: None, work=lambda *_: None, follows_kernel=True)  # type: ignore[arg-type,return-value]
+        watcher = RefreshLoop(Hardware(), changed=lambda: None, work=work, follows_kernel=True)
         await watcher.start()
         await watcher.stop()
 

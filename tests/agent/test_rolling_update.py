@@ -12,9 +12,9 @@ import pytest
 
 from agent.conftest import AgentProcess, Start
 from agent.test_kubernetes_mode import DRIVER, allocate, kubernetes, prepare, specs, unprepare
-from dra_agent.reclaim import client
-from dra_agent.reclaim.wire import Cancel
-from dra_agent.reclaim.wire import Start as Begin
+from dra_agent.reclaim import control
+from dra_agent.reclaim.control import Cancel
+from dra_agent.reclaim.control import Start as Begin
 from eventually import eventually_async
 from fake_apiserver.fake import FakeApi
 from kubelet_plugin.fake_kubelet import Driver, FakeKubelet
@@ -103,7 +103,7 @@ def test_a_new_agent_that_is_refused_leaves_the_old_one_in_the_lead(
     if who == "a source":
         notice.touch()
     else:
-        client.send_request(state, Begin("notice", 60.0, "a test"))
+        control.send_request(state, Begin("notice", 60.0, "a test"))
     fake_api.wait(lambda: tainted(fake_api))
     assert taint_writers(fake_api) == {"old"}
 
@@ -114,7 +114,7 @@ def test_a_new_agent_that_is_refused_leaves_the_old_one_in_the_lead(
     if who == "a source":
         notice.unlink()
     else:
-        client.send_request(state, Cancel())
+        control.send_request(state, Cancel())
     fake_api.wait(lambda: not tainted(fake_api))
     assert taint_writers(fake_api) == {"old"}
 

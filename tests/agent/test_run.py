@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.ledger_types import HeldDevice, LedgerEntry
+from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
 from eventually import eventually
 
 from .conftest import ServiceManager, Start

@@ -46,7 +46,7 @@ def test_systemd_understands_every_line_of_the_drop_ins(tmp_path: Path, name: st
     drop_in = tmp_path / "dra-agent.service.d" / name
     drop_in.parent.mkdir()
     drop_in.write_text((ROOT / "systemd" / name).read_text() + added)
-    command = ["systemd-analyze", "verify", "--man=no", tmp_path / UNIT.name]
+    command: list[str | Path] = ["systemd-analyze", "verify", "--man=no", tmp_path / UNIT.name]
     done = subprocess.run(command, capture_output=True, text=True)
     complaints = [line for line in done.stderr.splitlines() if name in line]
     assert bool(complaints) == bool(added), complaints
@@ -146,7 +146,14 @@ def test_unit_tmpfiles_and_configuration_are_in_place(installed: Path) -> None:
 def test_a_second_install_keeps_the_configuration(installed: Path) -> None:
     config = installed / "etc/dra-agent/config.toml"
     config.write_text("standalone = true\n# mine\n")
-    command = [sys.executable, ROOT / "deploy/install.py", "--destdir", installed, "--prefix", "/opt/dra"]
+    command: list[str | Path] = [
+        sys.executable,
+        ROOT / "deploy/install.py",
+        "--destdir",
+        installed,
+        "--prefix",
+        "/opt/dra",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0
     assert "kept" in done.stdout

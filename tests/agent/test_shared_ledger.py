@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from dra_agent.agent.shared_ledger import SharedLedger
-from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.ledger_types import LedgerEntry
+from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
 from eventually import eventually_async
 
 
@@ -24,7 +23,7 @@ def ledgers(tmp_path: Path) -> Iterator[tuple[JournalLedger, JournalLedger]]:
 
 
 def record(ledger: JournalLedger, uid: str) -> None:
-    with ledger.turn():
+    with ledger.lease():
         ledger.start(LedgerEntry(uid, "default", uid, ()), durable=True)
         ledger.complete(uid, {})
 
@@ -42,7 +41,7 @@ def test_a_claim_that_another_agent_prepares_or_releases_is_seen(ledgers: tuple[
         try:
             record(theirs, "claim")
             await eventually_async(lambda: uids(mine) == ["claim"])
-            with theirs.turn():
+            with theirs.lease():
                 theirs.release("claim")
             await eventually_async(lambda: uids(mine) == [])
         finally:
@@ -60,7 +59,7 @@ def test_an_agent_that_keeps_its_turn_or_its_state_from_being_read_is_reported_o
         reader = SharedLedger(mine, lambda: ["theirs"], interval_s=0.01, timeout_s=0.05)
         reader.start()
         try:
-            with theirs.turn():
+            with theirs.lease():
                 await eventually_async(lambda: "what other agents recorded is not known" in caplog.text)
                 await asyncio.sleep(0.2)  # several more tries: each fails, and none is reported
                 # In the same turn: one of its own could take long enough to be reported again.

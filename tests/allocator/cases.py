@@ -184,25 +184,25 @@ def shares_of_others_count() -> Json:
 
 @case
 def an_amount_is_rounded_up_to_the_next_step() -> Json:
-    policy = {"default": "1Gi", "validRange": {"min": "1Gi", "step": "1Gi"}}
+    policy: Json = {"default": "1Gi", "validRange": {"min": "1Gi", "step": "1Gi"}}
     return question([slice_of(shared(**policy))], [claim(ask(capacity=memory("2500Mi")))])
 
 
 @case
 def an_amount_is_rounded_up_to_the_next_value() -> Json:
-    policy = {"default": "2Gi", "validValues": ["2Gi", "4Gi"]}
+    policy: Json = {"default": "2Gi", "validValues": ["2Gi", "4Gi"]}
     return question([slice_of(shared(**policy))], [claim(ask("a", capacity=memory("3Gi")), ask("b"))])
 
 
 @case
 def an_amount_between_thousandths_is_rounded_up() -> Json:
-    policy = {"default": "0.5", "validRange": {"min": "0.5", "step": "0.25"}}
+    policy: Json = {"default": "0.5", "validRange": {"min": "0.5", "step": "0.25"}}
     return question([slice_of(shared("2", **policy))], [claim(ask("a", capacity=memory("0.6")), ask("b"))])
 
 
 @case
 def more_than_the_range_allows_does_not_fit() -> Json:
-    policy = {"default": "1Gi", "validRange": {"min": "1Gi", "max": "2Gi"}}
+    policy: Json = {"default": "1Gi", "validRange": {"min": "1Gi", "max": "2Gi"}}
     return question([slice_of(shared(**policy))], [claim(ask(capacity=memory("3Gi")))])
 
 
@@ -214,7 +214,7 @@ def a_share_without_an_amount_takes_everything() -> Json:
 @case
 def the_counters_of_a_shared_device_are_paid_once() -> Json:
     consumes = [{"counterSet": "card", "counters": {"slots": {"value": "2"}}}]
-    free = {"allowMultipleAllocations": True, "consumesCounters": consumes}
+    free: Json = {"allowMultipleAllocations": True, "consumesCounters": consumes}
     counters = slice_of(name="c", count=2, sharedCounters=[{"name": "card", "counters": {"slots": {"value": "3"}}}])
     slices = [slice_of(device("shared", **free), device("single", consumesCounters=consumes), count=2), counters]
     return question(slices, [claim(ask("a"), ask("b"), ask("c"))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from allocator.cases import (
@@ -54,11 +55,11 @@ def with_term(term: Json) -> Json:
 
 
 for name, term in {**BROKEN_TERMS, **GOOD_TERMS}.items():
-    CASES[f"node selector: {name}"] = lambda term=term: with_term(term)  # type: ignore[misc]
+    CASES[f"node selector: {name}"] = partial(with_term, term)
 
 
 def with_amount(amount: str | None, value: str = "10Gi", **policy: Any) -> Json:
-    fields = {} if amount is None else {"capacity": memory(amount)}
+    fields: Json = {} if amount is None else {"capacity": memory(amount)}
     return question([slice_of(shared(value, **policy))], [claim(ask(**fields))])
 
 
@@ -88,7 +89,7 @@ AMOUNTS: dict[str, tuple[str | None, Json]] = {
     "a step that asks for more than there is": ("9.5Gi", {"validRange": {"min": "1Gi", "step": "5Gi"}}),
 }
 for name, (amount, policy) in AMOUNTS.items():
-    CASES[f"amount: {name}"] = lambda amount=amount, policy=policy: with_amount(amount, **policy)  # type: ignore[misc]
+    CASES[f"amount: {name}"] = partial(with_amount, amount, **policy)
 
 
 def counted(name: str, slots: int, **fields: Any) -> Json:

@@ -79,7 +79,7 @@ class Generator:
         crowded = self.chance(0.04)
         slices = make_slices(self.rng, crowded=crowded, broken=self.broken)
         classes = self.classes()
-        question = {
+        question: Json = {
             "node": self.node(),
             "classes": classes,
             "slices": slices,

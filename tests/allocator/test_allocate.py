@@ -101,7 +101,7 @@ def test_a_very_long_list_of_claims_is_answered() -> None:
     [{"claims": [{"spec": {"devices": {"requests": "many"}}}]}, {"node": 7}, {"slices": [{"spec": {"driver": []}}]}],
 )
 def test_what_is_not_an_object_of_the_api_is_an_error_of_the_answer(wrong: dict[str, object]) -> None:
-    answer = allocate(**{**question([], []), **wrong})  # type: ignore[arg-type]
+    answer = allocate(**{**question([], []), **wrong})
     assert answer["allocated"] is False
     assert answer["results"] == []
     assert "cannot be read" in str(answer["error"])

@@ -15,8 +15,8 @@ from dra_agent.cdi.claim import SpecDevice, build_spec
 from dra_agent.cdi.edits import DeviceEdits
 from dra_agent.cdi.model import ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec, encode
 from dra_agent.cdi.registry import decode
-from dra_agent.cdi.validate import problems, warnings
-from dra_agent.cdi.version import KNOWN, minimum_version
+from dra_agent.cdi.validate import KNOWN, minimum_version, problems, warnings
+from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.errors import PermanentError
 from dra_agent.inventory.model import Device as HostDevice
 
@@ -24,18 +24,18 @@ from dra_agent.inventory.model import Device as HostDevice
 def held(name: str = "gpu-0", *requests: str, common: ContainerEdits | None = None, **more: Any) -> SpecDevice:
     device = HostDevice(name, "gpu", "amd", "0000:03:00.0", {}, identity=more.pop("identity", {}))
     edits = DeviceEdits(more.pop("own", ContainerEdits()), common or ContainerEdits(), more.pop("foreign_ids", ()))
-    return SpecDevice(device, edits, requests or ("gpus",), **more)
+    return SpecDevice(ClaimDevice("node/gpu", name, requests or ("gpus",), **more), device, edits)
 
 
 def test_no_device_is_ever_without_edits() -> None:
-    spec = build_spec("d.example", "u", "ns", "claim", [held()]).spec
+    spec = build_spec("d.example", ClaimRef("u", "ns", "claim"), [held()]).spec
     assert spec.cdi_version == "0.3.0" and spec.devices[0].container_edits.env
     assert problems(spec) == []
 
 
 def test_two_claims_in_one_container_do_not_hide_each_other() -> None:
     def variables(name: str, device: str) -> dict[str, str]:
-        spec = build_spec("d.example", f"u-{name}", "ns", name, [held(device, "gpus")]).spec
+        spec = build_spec("d.example", ClaimRef(f"u-{name}", "ns", name), [held(device, "gpus")]).spec
         return dict(text.split("=", 1) for text in spec.devices[0].container_edits.env)
 
     first, second = variables("a", "gpu-0"), variables("b", "gpu-1")
@@ -45,7 +45,7 @@ def test_two_claims_in_one_container_do_not_hide_each_other() -> None:
 
 def test_a_device_that_answers_two_requests_says_both() -> None:
     env = (
-        build_spec("d.example", "u", "ns", "c", [held("gpu-0", "a", "b"), held("gpu-1", "b")])
+        build_spec("d.example", ClaimRef("u", "ns", "c"), [held("gpu-0", "a", "b"), held("gpu-1", "b")])
         .spec.devices[0]
         .container_edits.env
     )
@@ -55,26 +55,28 @@ def test_a_device_that_answers_two_requests_says_both() -> None:
 
 def test_what_all_devices_share_is_applied_once() -> None:
     common = ContainerEdits(hooks=(Hook("createContainer", "/bin/hook"),))
-    spec = build_spec("d.example", "u", "ns", "c", [held("gpu-0", common=common), held("gpu-1", common=common)]).spec
+    spec = build_spec(
+        "d.example", ClaimRef("u", "ns", "c"), [held("gpu-0", common=common), held("gpu-1", common=common)]
+    ).spec
     assert spec.container_edits.hooks == common.hooks
     assert all(not device.container_edits.hooks for device in spec.devices)
 
 
 def test_what_some_devices_share_stays_with_them() -> None:
     common = ContainerEdits(device_nodes=(DeviceNode("/dev/nvidiactl"),))
-    spec = build_spec("d.example", "u", "ns", "c", [held("gpu-0", common=common), held("gpu-1")]).spec
+    spec = build_spec("d.example", ClaimRef("u", "ns", "c"), [held("gpu-0", common=common), held("gpu-1")]).spec
     assert not spec.container_edits.device_nodes
     assert spec.devices[0].container_edits.device_nodes and not spec.devices[1].container_edits.device_nodes
 
 
 def test_foreign_devices_come_first() -> None:
-    composed = build_spec("d.example", "u", "ns", "c", [held(foreign_ids=("nvidia.com/gpu=G",))])
+    composed = build_spec("d.example", ClaimRef("u", "ns", "c"), [held(foreign_ids=("nvidia.com/gpu=G",))])
     assert composed.ids == (("nvidia.com/gpu=G", "d.example/claim=u-gpu-0"),)
 
 
 def test_a_spec_that_no_runtime_would_take_is_never_written() -> None:
     with pytest.raises(PermanentError, match=r"claim ns/c \(u\): its CDI spec would be refused: .*appears twice"):
-        build_spec("d.example", "u", "ns", "c", [held("gpu-0"), held("gpu-0")])
+        build_spec("d.example", ClaimRef("u", "ns", "c"), [held("gpu-0"), held("gpu-0")])
 
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8)

@@ -102,7 +102,7 @@ def test_validate_of_a_directory_that_is_not_there_is_wrong_use(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["cdi", "validate", str(tmp_path / "none")]) == 2
-    assert "is no directory" in capsys.readouterr().err
+    assert "is not a directory" in capsys.readouterr().err
 
 
 def test_try_without_a_runtime_says_what_one_would_do(
@@ -125,7 +125,7 @@ def test_try_says_when_the_container_does_not_start(
     podman.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/sbin:/usr/bin:/bin")
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr("dra_agent.cdi.runtime._ARRANGED", 'exec "$@"')
+    monkeypatch.setattr("dra_agent.cdi.runtime._NAMESPACE_SCRIPT", 'exec "$@"')
     monkeypatch.setattr("dra_agent.cdi.runtime.shutil.which", _which_with("unshare", tmp_path))
     assert main(["cdi", "try", "uid-1", "--cdi-dir", str(cdi)]) == 1
     error = capfd.readouterr().err

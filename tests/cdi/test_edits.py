@@ -86,8 +86,9 @@ def test_other_devices_get_the_nodes_that_the_inventory_knows(
 
 def test_a_device_bound_to_vfio_gets_its_group_whatever_it_is(simulated_host: Host) -> None:
     nodes: dict[str, NodeRole] = {"/dev/vfio/42": "vfio", "/dev/vfio/vfio": "vfio-control"}
-    for family, vendor in (("gpu", "nvidia"), ("nic", "mellanox")):
-        assert paths(edits(simulated_host, family, vendor, nodes)) == (["/dev/vfio/42"], ["/dev/vfio/vfio"])  # type: ignore[arg-type]
+    devices: tuple[tuple[Family, str], ...] = (("gpu", "nvidia"), ("nic", "mellanox"))
+    for family, vendor in devices:
+        assert paths(edits(simulated_host, family, vendor, nodes)) == (["/dev/vfio/42"], ["/dev/vfio/vfio"])
 
 
 def test_a_device_without_nodes_says_so(simulated_host: Host) -> None:
@@ -128,5 +129,5 @@ def test_a_plain_file_on_a_real_host_is_no_device(tmp_path: Path) -> None:
     file = tmp_path / "accel0"
     file.touch()
     device = Device("a", "accelerator", "x", "0000:03:00.0", {}, nodes=(DeviceNode(str(file), str(file), "accel"),))
-    with pytest.raises(RetryableError, match="is no device node"):
+    with pytest.raises(RetryableError, match="is not a device node"):
         EditProviders(Host(), directories=[]).edits(device)

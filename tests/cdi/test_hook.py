@@ -14,6 +14,7 @@ from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.edits import DeviceEdits
 from dra_agent.cdi.model import ContainerEdits, Hook
 from dra_agent.cdi.runtime import Runtime, find, make_rootfs
+from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.device_setup.container_hook import ContainerHook
 from dra_agent.inventory.model import Device
 
@@ -46,8 +47,14 @@ def hooks(tmp_path: Path) -> ContainerEdits:
 
 def write_claim(hooks: ContainerEdits, cdi: Path) -> list[str]:
     gpu = Device("gpu-0000-03-00-0", "gpu", "amd", "0000:03:00.0", {})
-    held = [SpecDevice(gpu, DeviceEdits(hooks, ContainerEdits()), ("gpu",), "share-1", {"memory": "4Gi"})]
-    spec = build_spec(DRIVER, "uid-1", "default", "train", held)
+    held = [
+        SpecDevice(
+            ClaimDevice("n/gpu", gpu.name, ("gpu",), "share-1", consumed_capacity={"memory": "4Gi"}),
+            gpu,
+            DeviceEdits(hooks, ContainerEdits()),
+        )
+    ]
+    spec = build_spec(DRIVER, ClaimRef("uid-1", "default", "train"), held)
     SpecDirectory(cdi, DRIVER).write("uid-1", spec.data)
     return list(spec.ids[0])
 

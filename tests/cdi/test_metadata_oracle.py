@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from dra_agent import simulate
-from dra_agent.cdi.metadata import ClaimIdentity, RequestMetadata
-from dra_agent.cdi.metadata_files import MetadataDirectory
+from dra_agent.cdi.metadata import ClaimMetadata, MetadataDirectory, RequestMetadata
+from dra_agent.claim import ClaimRef
 from dra_agent.inventory import Device, collect, pool_name
 from dra_agent.topology import scan
 from oracle import go
@@ -32,9 +32,9 @@ def read(upstream: Path, *files: Path) -> list[dict[str, Any]]:
 
 
 def describe(directory: MetadataDirectory, uid: str, devices: list[Device], pod_claim_name: str | None = None) -> Path:
-    claim = ClaimIdentity(uid, "team-a", "training-gpu-x7k2p", pod_claim_name)
+    claim = ClaimRef(uid, "team-a", "training-gpu-x7k2p")
     held = tuple((pool_name("node-1", device.family), device) for device in devices)
-    directory.ensure(claim, [RequestMetadata("gpu", "gpu/h100", held)])
+    directory.ensure(ClaimMetadata(claim, pod_claim_name, (RequestMetadata("gpu", "gpu/h100", held),)))
     return directory.file(uid, "gpu")
 
 

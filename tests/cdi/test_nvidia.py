@@ -20,7 +20,7 @@ from dra_agent.cdi.model import ContainerEdits
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.api import Attribute
-from dra_agent.inventory.model import Device, DeviceNode
+from dra_agent.inventory.model import Device, DeviceNode, NodeRole
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 OTHER = "GPU-99999999-2222-3333-4444-555555555555"
@@ -172,7 +172,7 @@ def test_an_older_toolkit_is_asked_for_all_devices(host: Host, cdi: Path, tmp_pa
     ("body", "message"),
     [
         ("echo 'failed to initialize NVML: driver not loaded' >&2; exit 1", "exit status 1: failed to initialize NVML"),
-        ("echo '{\"cdiVersion\": '", "its answer cannot be used"),
+        ("echo '{\"cdiVersion\": '", "its output cannot be used"),
         ('echo \'{"cdiVersion": "0.5.0", "novelty": 1}\'', "unknown field `novelty`"),
         ("exit 3", "exit status 3: no message"),
     ],
@@ -197,7 +197,7 @@ def test_a_failure_for_one_gpu_leaves_the_others_alone(host: Host, cdi: Path, tm
 def test_a_hung_toolkit_costs_one_deadline(host: Host, cdi: Path, tmp_path: Path) -> None:
     ctk = toolkit.ToolkitCommand(tool(tmp_path, "sleep 60 & sleep 60"), deadline=0.3)
     began = time.monotonic()
-    with pytest.raises(RetryableError, match=r"did not answer within 0\.3 s"):
+    with pytest.raises(RetryableError, match=r"did not respond within 0\.3 s"):
         ctk.edits(UUID, None)
     asked = calls(tmp_path)  # none where the tool was ended before it came that far
     with pytest.raises(RetryableError, match="hung less than 30 s ago"):
@@ -243,8 +243,9 @@ def test_a_mig_slice_gets_capability_nodes_that_the_host_never_made(host: Host, 
     (host.proc / "devices").write_text(
         "Character devices:\n  1 mem\n511 nvidia-caps\n\nBlock devices:\n  8 nvidia-caps\n"
     )
-    paths = {"/dev/nvidia0": "gpu", **{f"/dev/nvidia-caps/nvidia-cap{n}": "capability" for n in (66, 67)}}
-    nodes = tuple(DeviceNode(path, str(host.dev_path(path)), role) for path, role in paths.items())  # type: ignore[arg-type]
+    paths: dict[str, NodeRole] = {f"/dev/nvidia-caps/nvidia-cap{n}": "capability" for n in (66, 67)}
+    paths = {"/dev/nvidia0": "gpu", **paths}
+    nodes = tuple(DeviceNode(path, str(host.dev_path(path)), role) for path, role in paths.items())
     mig = Device("gpu-0-mig", "gpu", "nvidia", "0000:1b:00.0", {}, nodes=nodes, identity={"uuid": "MIG-1"})
     made = {node.path: node for node in EditProviders(host, directories=[cdi]).edits(mig).own.device_nodes}
     assert (made["/dev/nvidia0"].major, made["/dev/nvidia0"].minor) == (195, 0)
@@ -276,8 +277,9 @@ def mig_device(host: Host, make_node: MakeNode) -> Device:
         capability = host.proc / "driver/nvidia/capabilities/gpu0/mig" / folder
         capability.mkdir(parents=True)
         (capability / "access").write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
-    paths = {"/dev/nvidia0": "gpu", **{f"/dev/nvidia-caps/nvidia-cap{n}": "capability" for n in (66, 67)}}
-    nodes = tuple(DeviceNode(path, str(host.dev_path(path)), role) for path, role in paths.items())  # type: ignore[arg-type]
+    paths: dict[str, NodeRole] = {f"/dev/nvidia-caps/nvidia-cap{n}": "capability" for n in (66, 67)}
+    paths = {"/dev/nvidia0": "gpu", **paths}
+    nodes = tuple(DeviceNode(path, str(host.dev_path(path)), role) for path, role in paths.items())
     identity = {"uuid": UUID, "minor": "0", "gpu_instance": "7", "compute_instance": "0"}
     return Device("gpu-0-mig", "gpu", "nvidia", "0000:1b:00.0", {}, nodes=nodes, identity=identity)
 

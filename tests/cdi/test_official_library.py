@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from dra_agent.cdi.injection import applied_edits
 from dra_agent.cdi.model import ContainerEdits, Device, Spec, encode
-from dra_agent.cdi.registry import decode, load_registry
+from dra_agent.cdi.registry import applied_edits, decode, load_registry
 from dra_agent.errors import PermanentError
 
 # Building the official library takes a while where nothing of it was built before.

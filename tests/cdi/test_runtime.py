@@ -12,6 +12,7 @@ from dra_agent.cdi.claim import SpecDevice, build_spec
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.edits import EditProviders
 from dra_agent.cdi.runtime import Runtime, command_lines, find, make_rootfs
+from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, DeviceNode
 
@@ -35,8 +36,10 @@ def write_claim(host: Host, cdi: Path) -> list[str]:
     paths = ("/dev/dri/card0", "/dev/dri/renderD128")
     nodes = tuple(DeviceNode(path, str(host.dev_path(path)), "card") for path in paths)
     gpu = Device("gpu-0000-03-00-0", "gpu", "amd", "0000:03:00.0", {}, nodes=nodes)
-    held = [SpecDevice(gpu, EditProviders(host, directories=[cdi]).edits(gpu), ("gpu",))]
-    spec = build_spec(DRIVER, "uid-1", "default", "train", held)
+    held = [
+        SpecDevice(ClaimDevice("n/gpu", gpu.name, ("gpu",)), gpu, EditProviders(host, directories=[cdi]).edits(gpu))
+    ]
+    spec = build_spec(DRIVER, ClaimRef("uid-1", "default", "train"), held)
     SpecDirectory(cdi, DRIVER).write("uid-1", spec.data)
     return list(spec.ids[0])
 

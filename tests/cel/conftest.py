@@ -15,16 +15,19 @@ ORACLE = HERE.parent / "oracle" / "cel"
 
 Question = dict[str, Any]
 Answer = dict[str, Any]
+Ask = Callable[[Sequence[Question]], list[Answer]]
+Devices = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
-def devices() -> dict[str, dict[str, Any]]:
+def devices() -> Devices:
     """Named devices with their drivers."""
-    return json.loads((HERE / "devices.json").read_text())
+    found: Devices = json.loads((HERE / "devices.json").read_text())
+    return found
 
 
 @pytest.fixture(scope="session")
-def ask_kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sequence[Question]], list[Answer]]:
+def ask_kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Ask:
     """Kubernetes' own CEL code, built from `tests/oracle/cel`."""
     program = go.build(ORACLE, tmp_path_factory.mktemp("oracle") / "cel")
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 DOMAINS = ["gpu.example.com", "resource.kubernetes.io", "other.example.com"]
 NAMES = ["model", "index", "shared", "driverVersion", "missing", "pcieRoot", "numaNode", "list", "ints"]
@@ -38,7 +39,8 @@ class Grammar:
             return self.random.choice(known)
         if depth <= 0 or self.random.random() < 0.15:
             return self.leaf(kind)
-        return getattr(self, f"make_{kind}")(depth - 1)
+        made: str = getattr(self, f"make_{kind}")(depth - 1)
+        return made
 
     def pick(self, *choices: str) -> str:
         return self.random.choice(choices)
@@ -66,15 +68,10 @@ class Grammar:
 
     def make_bool(self, d: int) -> str:
         r = self.random.randint(0, 22)
-        b, i, s, q = (
-            (lambda: self.of("bool", d)),
-            (lambda: self.of("int", d)),
-            (lambda: self.of("string", d)),
-            (lambda: self.of("quantity", d)),
-        )
+        b, i, s, q = (partial(self.of, kind, d) for kind in ("bool", "int", "string", "quantity"))
         compare = self.pick("==", "!=", "<", "<=", ">", ">=")
         same = self.pick("==", "!=")
-        forms = [
+        forms: list[Callable[[], str]] = [
             lambda: f"({b()} && {b()})",
             lambda: f"({b()} || {b()})",
             lambda: f"!({b()})",

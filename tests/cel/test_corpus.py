@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from cel import answers, generate
+from cel.conftest import Ask, Devices
 
 HERE = Path(__file__).parent
 
@@ -29,7 +31,7 @@ def differences(expected: dict[str, str], actual: dict[str, str], costed: dict[s
     return found
 
 
-def ours(expressions, devices):
+def ours(expressions: Sequence[tuple[str, bool]], devices: Devices) -> dict[str, str]:
     return {
         f"{name} | {text}": answers.of_ours(text, device["driver"], device["device"])
         for text, _ in expressions
@@ -37,17 +39,17 @@ def ours(expressions, devices):
     }
 
 
-def kubernetes(ask, expressions, devices):
+def kubernetes(ask: Ask, expressions: Sequence[tuple[str, bool]], devices: Devices) -> dict[str, str]:
     keys = [f"{name} | {text}" for text, _ in expressions for name in devices]
     questions = [{"expr": text, **device} for text, _ in expressions for device in devices.values()]
     return dict(zip(keys, map(answers.of_kubernetes, ask(questions)), strict=True))
 
 
-def costs(expressions, devices):
+def costs(expressions: Sequence[tuple[str, bool]], devices: Devices) -> dict[str, bool]:
     return {f"{name} | {text}": costed for text, costed in expressions for name in devices}
 
 
-def test_corpus_is_answered_as_recorded_from_kubernetes(devices):
+def test_corpus_is_answered_as_recorded_from_kubernetes(devices: Devices) -> None:
     recorded = json.loads((HERE / "golden.json").read_text())
     expressions = corpus()
     names = list(devices)
@@ -58,14 +60,14 @@ def test_corpus_is_answered_as_recorded_from_kubernetes(devices):
     assert differences(expected, ours(expressions, devices), costs(expressions, devices)) == []
 
 
-def test_corpus_is_answered_as_by_kubernetes(ask_kubernetes, devices):
+def test_corpus_is_answered_as_by_kubernetes(ask_kubernetes: Ask, devices: Devices) -> None:
     expressions = corpus()
     expected = kubernetes(ask_kubernetes, expressions, devices)
     assert differences(expected, ours(expressions, devices), costs(expressions, devices)) == []
 
 
 @pytest.mark.parametrize("seed", [20261121, 7])
-def test_random_expressions_are_answered_as_by_kubernetes(ask_kubernetes, devices, seed):
+def test_random_expressions_are_answered_as_by_kubernetes(ask_kubernetes: Ask, devices: Devices, seed: int) -> None:
     expressions = [(text, True) for text in generate.expressions(seed, 3000)]
     devices = {name: devices[name] for name in ("gpu", "bare")}
     expected = kubernetes(ask_kubernetes, expressions, devices)
@@ -75,7 +77,7 @@ def test_random_expressions_are_answered_as_by_kubernetes(ask_kubernetes, device
     assert differences(expected, ours(expressions, devices), costs(expressions, devices)) == []
 
 
-def test_mutated_expressions_are_answered_as_by_kubernetes(ask_kubernetes, devices):
+def test_mutated_expressions_are_answered_as_by_kubernetes(ask_kubernetes: Ask, devices: Devices) -> None:
     # What docs/cel.md names as different, what depends on the order of a map, and what takes Kubernetes minutes.
     left_out = re.compile(
         r"lists\.range|google|\\\\B|get[A-Z]|\bv\b|device\.(attributes|capacity)\b[^.]*\.(map|all|exists|filter)"

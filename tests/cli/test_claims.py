@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from dra_agent.cli.main import main
-from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
 from dra_agent.prepare.ledger_reader import read_copy
-from dra_agent.prepare.ledger_types import HeldDevice, LedgerEntry
 from fake_apiserver.fake import FakeApi
 
 Run = Callable[..., tuple[int, str, str]]
@@ -84,8 +83,8 @@ def test_the_api_server_says_which_pods_use_them(
     used = {row["claim"]: row["used_by"] for row in json.loads(printed)}
     assert code == 0 and used == {
         "training": ["pod train-0", "pod train-1"],
-        "serving": ["nobody: the API server has another claim of this name"],
-        "late": ["nobody: the claim is gone from the API server"],
+        "serving": ["none: the API server has another claim of this name"],
+        "late": ["none: the claim was deleted from the API server"],
     }
     assert {seen.method for seen in fake_api.requests} == {"GET"}
     assert not [seen for seen in fake_api.requests if seen.path.endswith("/resourceclaims")], "a node may list none"

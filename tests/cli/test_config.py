@@ -87,8 +87,9 @@ def test_claims_and_templates_of_every_version(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, version: str, kind: str, path: str
 ) -> None:
     entry = {"opaque": {"driver": "dra-agent.internal", "parameters": {"apiVersion": API_VERSION, "kind": "Odd"}}}
-    request = {"name": "gpu", "deviceClassName": "gpu"} if version == "v1beta1" else None
-    request = request or {"name": "gpu", "exactly": {"deviceClassName": "gpu"}}
+    request: dict[str, Any] = {"name": "gpu", "exactly": {"deviceClassName": "gpu"}}
+    if version == "v1beta1":
+        request = {"name": "gpu", "deviceClassName": "gpu"}
     value: Any = {"devices": {"requests": [request], "config": [entry]}}
     if kind == "ResourceClaimTemplate":
         value = {"spec": value}

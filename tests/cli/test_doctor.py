@@ -15,25 +15,27 @@ def arguments(tmp_path: Path) -> list[str]:
     return ["doctor", *(str(word) for pair in flags.items() for word in pair)]
 
 
-def test_a_healthy_host_ends_with_0_and_says_so(arguments, capsys):
+def test_a_healthy_host_ends_with_0_and_says_so(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "-o", "json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["healthy"] is True
     assert {finding["severity"] for finding in answer["findings"]} <= {"ok", "warning"}
 
 
-def test_a_problem_ends_with_1_and_is_printed_with_its_remedy(arguments, tmp_path, capsys):
+def test_a_problem_ends_with_1_and_is_printed_with_its_remedy(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "cdi" / "bad.json").write_text("{")
     assert main(arguments) == 1
     printed = capsys.readouterr().out
-    assert "bad.json" in printed and "mend or remove the file" in printed and "1 problem," in printed
+    assert "bad.json" in printed and "fix or remove the file" in printed and "1 problem," in printed
 
 
-def test_what_is_well_is_shown_on_demand(arguments, capsys):
+def test_what_is_well_is_shown_on_demand(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--all"]) == 0
     assert "can be claimed" in capsys.readouterr().out
 
 
-def test_a_host_that_cannot_be_scanned_is_a_problem(tmp_path, capsys):
+def test_a_host_that_cannot_be_scanned_is_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--sysfs-root", str(tmp_path / "nowhere"), "--state-dir", str(tmp_path), "-o", "yaml"]) == 1
     assert "nowhere" in capsys.readouterr().out

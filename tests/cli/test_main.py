@@ -123,7 +123,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 def test_a_full_disk_below_the_answer_is_one_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([AGENT, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
-    said = "dra-agent: standard output: cannot be written: No space left on device; the answer is not complete\n"
+    said = "dra-agent: standard output: cannot be written: No space left on device; the output is not complete\n"
     assert (done.returncode, done.stderr) == (1, said)
 
 

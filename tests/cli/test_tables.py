@@ -13,7 +13,7 @@ from dra_agent.cli.output import add_output_flag, rounded, table
 
 ID = "dra-agent.internal/claim=5478b5d9-ddeb-4099-94aa-a5aa610ff27d-gpu-0000-43-00-0"
 COLUMNS = ("device", "claim", "since", "cdi id")
-ROWS = [["gpu-0", "team/a", "2026-01-01T00:00:00Z", f"{ID}\n{ID}"], ["gpu-1", None, "", ID]]
+ROWS: list[list[str | None]] = [["gpu-0", "team/a", "2026-01-01T00:00:00Z", f"{ID}\n{ID}"], ["gpu-1", None, "", ID]]
 
 
 def shown(capsys: pytest.CaptureFixture[str], *flags: str, optional: Sequence[str] = ("since", "cdi id")) -> list[str]:

@@ -218,12 +218,12 @@ def test_a_claim_with_escape_sequences_is_explained_harmlessly(tmp_path: Path) -
 
 
 def test_nothing_prints_past_the_border() -> None:
-    border = ROOT / "python/dra_agent/cli/terminal.py"
+    border = ROOT / "python/dra_agent/cli/output.py"
     for path in sorted((ROOT / "python/dra_agent/cli").glob("*.py")):
         if path == border:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Name) and node.id == "Console":
-                raise AssertionError(f"{path.name}:{node.lineno}: a console comes from dra_agent.cli.terminal")
+                raise AssertionError(f"{path.name}:{node.lineno}: a console comes from dra_agent.cli.output")
             if isinstance(node, ast.Attribute) and node.attr in ("__stdout__", "__stderr__", "raw", "buffer"):
                 raise AssertionError(f"{path.name}:{node.lineno}: {node.attr} goes around the border")

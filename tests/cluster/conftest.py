@@ -50,9 +50,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +69,33 @@ from leftovers import adopt_processes
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 3600
 """Seconds; the deadlines within a scenario come first, and say what did not happen."""
+EXTENDED = {
+    "test_api_away",
+    "test_crashes",
+    "test_credentials",
+    "test_device_metadata",
+    "test_gone_claims",
+    "test_health_of_slices",
+    "test_health_unmonitored",
+    "test_hung_driver",
+    "test_kubelet_down_while_a_pod_is_deleted",
+    "test_neighbours",
+    "test_nic_configuration",
+    "test_passthrough",
+    "test_prepare_fails_then_works",
+    "test_prepare_too_slow_then_works",
+    "test_reclaim_away",
+    "test_reclaim_choices",
+    "test_reclaim_gate_off",
+    "test_reclaim_grace",
+    "test_reclaim_killed",
+    "test_reclaim_stopped",
+    "test_rolling_update_stalled",
+    "test_slices_of_a_gpu_killed",
+    "test_status",
+}
+"""Modules and tests outside the core set (`-m 'not extended'`). They take half the time of all scenarios, and most of
+it is waiting for timeouts of Kubernetes."""
 HARDWARE = {"node-a": "dgx-h100", "node-b": "dgx-h100"}
 
 StartAgent = Callable[..., Agent]
@@ -74,19 +103,26 @@ _living: list[Agent] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A scenario waits for other people's programs; what hangs is ended after LONGEST seconds."""
+    """Limit each scenario to LONGEST seconds, because it waits for other programs, and mark those of `EXTENDED`."""
     for item in items:
-        if item.path.is_relative_to(Path(__file__).parent) and not item.get_closest_marker("timeout"):
+        if not item.path.is_relative_to(Path(__file__).parent):
+            continue
+        if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONGEST))
+        if EXTENDED & {item.path.stem, item.name.partition("[")[0]}:
+            item.add_marker(pytest.mark.extended)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Print the logs of everybody who took part in what failed."""
     report = yield
-    cluster: Cluster | None = getattr(item, "funcargs", {}).get("cluster")
+    fixtures: dict[str, Any] = getattr(item, "funcargs", {})
+    cluster: Cluster | None = fixtures.get("cluster")
     if report.failed and cluster is not None:
-        namespace = item.funcargs.get("namespace")
+        namespace: Namespace | None = fixtures.get("namespace")
         if namespace is not None:
             said = cluster.kubectl("get", "events,pods,resourceclaims", "-o", "wide", "-n", namespace.name, check=False)
             report.sections.append((f"namespace {namespace.name}", said))
@@ -139,7 +175,7 @@ def _start_again(cluster: Cluster) -> None:
             node.kubelet.start()
         elif cluster.api.find(NODES, node.name) is None:
             node.restart_kubelet()  # which makes it
-        cluster.api.wait(lambda node=node: cluster.api.get(NODES, node.name), f"there is a Node {node.name}")  # type: ignore[misc]
+        cluster.api.wait(partial(cluster.api.get, NODES, node.name), f"there is a Node {node.name}")
 
 
 def _start_agents_again() -> None:
@@ -201,8 +237,8 @@ def start_agent(cluster: Cluster) -> Iterator[StartAgent]:
     """Start agents for one test; see the head of this file."""
     started: list[Agent] = []
 
-    def start(node: str, profile: str | None, *flags: str, **how: object) -> Agent:
-        return _start(cluster, started, node, profile, *flags, **how)  # type: ignore[arg-type]
+    def start(node: str, profile: str | None, *flags: str, **how: Any) -> Agent:
+        return _start(cluster, started, node, profile, *flags, **how)
 
     yield start
     _end(started)

@@ -124,7 +124,7 @@ def test_an_agent_that_is_killed_while_the_gpu_is_changed_leaves_nothing_set(
     assert set_on(agents) == {uuid: 3}
     agent.simulate("hang", "nvmlDeviceGetHandleByUUID")
     namespace.delete_pod("other")
-    agent.wait_for_log("did not answer within 10 s")
+    agent.wait_for_log("did not respond within 10 s")
     assert set_on(agents) == {uuid: 3}
     agent.kill()
     agent.simulate("clear")

@@ -7,6 +7,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from cluster.kube.agent import Agent
@@ -93,11 +94,11 @@ def test_agent_killed_in_the_middle_of_prepare_and_of_unprepare(start_agent: Sta
         for number in range(ROUNDS):
             pods = [f"pod-{number}-{index}" for index in range(PODS)]
             for pod in pods:
-                killer.kill(lambda pod=pod: namespace.pod(pod, template="gpu", node="node-a"))
+                killer.kill(partial(namespace.pod, pod, template="gpu", node="node-a"))
             namespace.running(*pods)
             whole(namespace, agent, pods)
             for pod in pods:
-                killer.kill(lambda pod=pod: namespace.delete_pod(pod))
+                killer.kill(partial(namespace.delete_pod, pod))
             namespace.gone(*pods)
             until(lambda: prepared(agent) == 0, "no claim is prepared")
             assert uids_of_specs(agent) == set()

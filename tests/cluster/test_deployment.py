@@ -7,6 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Deployment:
             self.cluster.kubectl(
                 "rollout", "status", "-n", HOME, f"daemonset/{self.release(node)}", f"--timeout={LONG:.0f}s"
             )
-            self.cluster.api.wait(lambda node=node: len(self.pods(node)) == 1, f"one agent on {node}")
+            self.cluster.api.wait(partial(self.has_one_pod, node), f"one agent on {node}")
 
     def rendered(self, node: str, values: dict[str, Any]) -> str:
         command = [str(self.cluster.programs / "helm"), "template", self.release(node), str(CHART), "--namespace", HOME]
@@ -84,6 +85,9 @@ class Deployment:
         fields = {"spec.driver": DRIVER, "spec.nodeName": node}
         return sorted(self.cluster.api.list(SLICES, fields=fields), key=lambda item: item["metadata"]["name"])
 
+    def has_one_pod(self, node: str) -> bool:
+        return len(self.pods(node)) == 1
+
     def published(self, node: str) -> bool:
         """Whether every pool of the node is complete."""
         found = self.slices(node)
@@ -125,7 +129,7 @@ def deployed(session_cluster: Cluster, image: str) -> Iterator[Deployment]:
     try:
         deployment.apply()
         for node in session_cluster.nodes:
-            session_cluster.api.wait(lambda node=node: deployment.published(node.name), f"slices of {node.name}")
+            session_cluster.api.wait(partial(deployment.published, node.name), f"slices of {node.name}")
         yield deployment
     except BaseException:
         print(session_cluster.kubectl("describe", "pods", "-n", HOME, check=False))
@@ -190,7 +194,9 @@ def hardware() -> list[str]:
 
 def test_it_keeps_to_the_memory_that_it_asks_for(deployed: Deployment) -> None:
     status = deployed.execute("node-a", "cat /proc/1/status")
-    resident = int(re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)[1]) / 1024  # type: ignore[index]
+    own = re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+    assert own is not None
+    resident = int(own[1]) / 1024
     asked = deployed.pod("node-a")["spec"]["containers"][0]["resources"]["requests"]["memory"]
     kinds = re.findall(r"^(Rss\w+):\s+(\d+) kB", status, re.MULTILINE)
     print(

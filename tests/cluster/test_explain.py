@@ -201,7 +201,7 @@ def test_an_extended_resource_that_nobody_has_free(
     expression = f'device.driver == "dra-agent.internal" && {OWN}.?architecture.orValue("") == "Ada Lovelace"'
     spec = {"extendedResourceName": "example.com/ada", "selectors": [{"cel": {"expression": expression}}]}
     namespace.api.create(CLASSES, {"metadata": {"name": name}, "spec": spec})
-    wanted = {"resources": {"requests": {"example.com/ada": "5"}, "limits": {"example.com/ada": "5"}}}
+    wanted: dict[str, Any] = {"resources": {"requests": {"example.com/ada": "5"}, "limits": {"example.com/ada": "5"}}}
     namespace.pod("user", containers=[container("main", **wanted)])
     waits(namespace)
     answer = explain("pod", "user")

@@ -68,7 +68,7 @@ def test_the_credentials_of_the_kubelet_do_all_but_the_status_of_claims(
     refused = agent.wait_for_log(r"warning claim status is not written reason=.*resourceclaims/status.*grant=")
     assert "claim status is not written" not in agent.said()[refused.end() :], "it is said once"
     assert "devices" not in namespace.get_claim("gpu")["status"]
-    assert "cannot tell who else" not in agent.said(), "the Node and the slices on it may be read"
+    assert "cannot determine the other drivers" not in agent.said(), "the Node and the slices on it may be read"
     release(namespace)
 
 
@@ -93,7 +93,7 @@ def test_an_account_without_rights_is_told_which_ones_it_lacks(
     agent = as_service(requested(cluster, "default", namespace.name))
     agent.wait_for_log("registered with the kubelet")
     agent.wait_for_log("slices cannot be followed.*cannot list resource.*resourceslices.*deploy/ has the RBAC rules")
-    agent.wait_for_log("cannot tell who else gives out devices.*cannot get resource.*nodes")
+    agent.wait_for_log("cannot determine the other drivers.*cannot get resource.*nodes")
     assert agent.slices() == [] and agent.get("/healthz")[0] == 200
     assert agent.get("/readyz")[0] == 503, "an update of the DaemonSet must not go on like this"
 

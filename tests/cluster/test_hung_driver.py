@@ -64,7 +64,7 @@ def waiting(driven: DrivenMachine) -> dict[int, str]:
                 words = (process / "cmdline").read_bytes().decode().split("\0")
             except OSError:
                 continue
-            if "dra_agent.device_setup.sysfs_access" in words and str(driven.roots) in words[-2]:
+            if "dra_agent.device_setup.sysfs_writer" in words and str(driven.roots) in words[-2]:
                 found[int(process.name)] = words[-2].rpartition("/")[2]
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -30,7 +30,7 @@ def advertise(cluster: Cluster, amount: str | None) -> None:
     cluster.api.patch(NODES, "node-a", patch, subresource="status")
 
 
-def gpus(names: dict[str, object]) -> list[str]:
+def gpus(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if name.startswith("gpu-"))
 
 
@@ -50,7 +50,7 @@ def test_gpus_of_a_device_plugin_are_not_published_until_it_is_gone(
         return [message for message in told if "device plugin nvidia.com/gpu" in message]  # the Node is everybody's
 
     cluster.api.wait(said, "an Event of the Node")
-    assert "gives out" in said()[0] and "are not published by dra-agent" in said()[0]
+    assert "advertises" in said()[0] and "are not published by dra-agent" in said()[0]
     counted = 'dra_agent_second_manager_devices{manager="device plugin nvidia.com/gpu"}'
     until(lambda: counted in agent.get("/metrics")[1], "they are counted")
 

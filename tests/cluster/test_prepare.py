@@ -6,6 +6,7 @@ A prepare that has failed is asked for again by the kubelet's next full look at 
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -39,7 +40,8 @@ def holders(node: Node) -> dict[str, set[str]]:
 @contextmanager
 def never_two_holders(node: Node) -> Iterator[None]:
     """Look all the time whether a GPU is in the specs of two claims."""
-    done, seen = threading.Event(), []
+    done = threading.Event()
+    seen: list[tuple[str, set[str]]] = []
 
     def look() -> None:
         while not done.wait(0.005):
@@ -91,13 +93,13 @@ def test_prepare_fails_then_works(start_agent: StartAgent, namespace: Namespace)
 
 def test_prepare_too_slow_then_works(start_agent: StartAgent, namespace: Namespace) -> None:
     agent = start_agent("node-a", HARDWARE)
-    agent.process.popen.send_signal(signal.SIGSTOP)  # type: ignore[union-attr]
+    os.kill(agent.process.pid, signal.SIGSTOP)
     try:
         namespace.claim("gpu", request("gpu", "gpu"))
         namespace.pod("user", claim="gpu", node="node-a")
         refused(namespace, "user", "DeadlineExceeded")
     finally:
-        agent.process.popen.send_signal(signal.SIGCONT)  # type: ignore[union-attr]
+        os.kill(agent.process.pid, signal.SIGCONT)
     namespace.running("user")
     assert namespace.environment("user")["DRA_AGENT_REQUEST_GPU"] == namespace.results("gpu")[0]["device"]
     namespace.delete_pod("user")
@@ -132,7 +134,7 @@ def test_kubelet_down_while_a_pod_is_deleted(
 def test_pod_deleted_while_preparing(start_agent: StartAgent, namespace: Namespace, grace: int | None) -> None:
     agent = start_agent("node-a", HARDWARE)
     namespace.claim("gpu", request("gpu", "gpu"))
-    agent.process.popen.send_signal(signal.SIGSTOP)  # type: ignore[union-attr]
+    os.kill(agent.process.pid, signal.SIGSTOP)
     try:
         namespace.pod("first", claim="gpu", node="node-a")
         until(lambda: namespace.get_claim("gpu").get("status", {}).get("reservedFor"), "the claim is reserved")
@@ -140,7 +142,7 @@ def test_pod_deleted_while_preparing(start_agent: StartAgent, namespace: Namespa
         namespace.delete_pod("first", grace=grace)
         time.sleep(1)
     finally:
-        agent.process.popen.send_signal(signal.SIGCONT)  # type: ignore[union-attr]
+        os.kill(agent.process.pid, signal.SIGCONT)
     namespace.gone("first")
     gpu_is_free(agent)
     namespace.pod("second", claim="gpu", node="node-a")

@@ -165,7 +165,7 @@ def test_slices_that_are_wiped_are_back_within_two_seconds(site: Site) -> None:
     async def story(publisher: Publisher, _: ApiClient) -> None:
         await settled(publisher)
         uids = {item["metadata"]["uid"] for item in site.slices()}
-        for _ in range(3):
+        for _turn in range(3):
             before = time.monotonic()
             await asyncio.to_thread(site.wipe)
             publisher.kubelet_registered()
@@ -312,7 +312,7 @@ def problems_of(site: Site) -> tuple[str, ...]:
     async def story(publisher: Publisher, _: ApiClient) -> None:
         await settled(publisher)
         before = [item["metadata"]["resourceVersion"] for item in site.slices()]
-        for _ in range(3):
+        for _turn in range(3):
             publisher.devices_changed()
             await asyncio.sleep(0.2)
         assert [item["metadata"]["resourceVersion"] for item in site.slices()] == before, "no loop"

@@ -15,8 +15,7 @@ from cluster.kube.api import CLAIMS, DEPLOYMENTS, NODES, PODS, Object
 from cluster.kube.cluster import Cluster
 from cluster.kube.process import until
 from cluster.kube.workload import Namespace, close, container, pod_spec, request
-from dra_agent.reclaim.client import send_request
-from dra_agent.reclaim.wire import Cancel, Start, Status
+from dra_agent.reclaim.control import Cancel, Start, Status, send_request
 from reclaim.metadata.aws import FakeAws
 
 KEY = f"{DRIVER}/reclaim"
@@ -195,7 +194,7 @@ def test_a_new_claim_is_not_prepared_on_a_doomed_host(doomed: Agent, namespace: 
     tainted(doomed, "NoExecute")
     namespace.pod("late", template="late")
     namespace.api.wait(
-        lambda: any("this host is being taken" in event for event in namespace.events("late")), "the pod is told"
+        lambda: any("this node is being reclaimed" in event for event in namespace.events("late")), "the pod is told"
     )
     send_request(doomed.state_dir, Cancel())
     # The kubelet tries again when it next looks at the pod anyway: after a minute and a half at most.

@@ -28,8 +28,7 @@ from cluster.kube.drain_probe import (
 )
 from cluster.kube.process import until
 from cluster.kube.workload import Namespace, close, request
-from dra_agent.reclaim.client import send_request
-from dra_agent.reclaim.wire import Cancel
+from dra_agent.reclaim.control import Cancel, send_request
 
 GATES = {"DRADeviceTaints": False, "DRADeviceTaintRules": False}
 RIGHTS = ("podEviction=evict", "cordon=true")

@@ -56,6 +56,6 @@ def test_a_release_is_watched_and_the_pod_that_keeps_a_claim_is_named(
     assert records[""]["state"] == "released" and records[""]["seconds"] > 0
     (row,) = [line for line in table.stdout.splitlines() if names["stubborn"] in line]
     assert "prepared" in row and row.startswith(f"{namespace.name}/")
-    assert code == 0 and said.count(" released ") == 2 and "notice: the host is taken in" in said
+    assert code == 0 and said.count(" released ") == 2 and "notice: the node is being reclaimed in" in said
     run_on(namespace, "stubborn", "node-b")
     tainted(doomed, "NoExecute")

@@ -51,7 +51,7 @@ def test_claims_are_given_back_through_an_agent_that_was_told_to_stop(
     cluster.api.patch(NODES, "node-b", {"spec": {"unschedulable": None}})
     announce(doomed, 60)
     doomed.process.signal(signal.SIGTERM)
-    doomed.wait_for_log("claims have to be given back first")
+    doomed.wait_for_log("claims must be released first")
     tainted(doomed, "NoExecute")
     assert not status(doomed)["complete"] and not no_specs(doomed)
     until(lambda: not doomed.process.running, "the agent ends once nothing is held through it")

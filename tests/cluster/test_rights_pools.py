@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -98,31 +99,37 @@ def test_no_other_field_of_a_slice_reaches_another_node(
         in_pool(own, driver="gpu.example.com"),
     ):
         spec = {key: value for key, value in attack["spec"].items() if value is not None}
-        assert refused(lambda spec=spec: api.create(SLICES, {**attack, "spec": spec})), spec  # noqa: B023
+        assert refused(partial(api.create, SLICES, {**attack, "spec": spec})), spec
     # What they say of their own devices is theirs to say.
     binding = {"name": "gpu-0", "bindsToNode": True, "bindingConditions": ["x"], "bindingFailureConditions": ["y"]}
-    for name, fields in (
+    harmless: tuple[tuple[str, dict[str, Any]], ...] = (
         ("test-own-taint", {}),
         ("test-own-counters", {"devices": None, "sharedCounters": [{"name": "c", "counters": {"m": {"value": "1"}}}]}),
         ("test-own-binding", {"devices": [binding]}),
-    ):
+    )
+    for name, fields in harmless:
         attack = in_pool(f"node-a/{name}", name, **fields)
         spec = {key: value for key, value in attack["spec"].items() if value is not None}
-        assert refusal(lambda attack=attack, spec=spec: api.create(SLICES, {**attack, "spec": spec})) == ""
+        assert refusal(partial(api.create, SLICES, {**attack, "spec": spec})) == ""
 
 
 @pytest.mark.parametrize("who", ACCOUNT)
 def test_a_slice_moves_to_no_other_node_pool_or_driver(
     tokens: dict[str, Api], slices: dict[str, dict[str, Any]], who: str
 ) -> None:
-    for change in ({"nodeName": "node-b"}, {"driver": "x.example.com"}, {"pool": {"name": "node-b/gpu"}}):
+    changes: list[dict[str, Any]] = [
+        {"nodeName": "node-b"},
+        {"driver": "x.example.com"},
+        {"pool": {"name": "node-b/gpu"}},
+    ]
+    for change in changes:
         changed = copy.deepcopy(slices["node-a"])
         changed["spec"].update({**change, "pool": {**changed["spec"]["pool"], **change.get("pool", {})}})
-        assert refused(lambda changed=changed: tokens[who].replace(SLICES, changed)), change
+        assert refused(partial(tokens[who].replace, SLICES, changed)), change
         # The other way round: a slice of the other node becomes one's own.
         taken = copy.deepcopy(slices["node-b"])
         taken["spec"]["nodeName"], taken["spec"]["pool"]["name"] = "node-a", "node-a/gpu"
-        assert refused(lambda taken=taken: tokens[who].replace(SLICES, taken))
+        assert refused(partial(tokens[who].replace, SLICES, taken))
 
 
 @pytest.mark.parametrize("who", ACCOUNT)

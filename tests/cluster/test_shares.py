@@ -41,7 +41,8 @@ def share_class(session_cluster: Cluster) -> Iterator[str]:
 
 
 def share(device_class: str, memory: str | None) -> Object:
-    return request("gpu", device_class, **({"capacity": {"requests": {"memory": memory}}} if memory else {}))
+    amount: Object = {"capacity": {"requests": {"memory": memory}}} if memory else {}
+    return request("gpu", device_class, **amount)
 
 
 def consumed(namespace: Namespace, claim: str) -> Object:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def told(namespace: Namespace, claim: str, driver: str = DRIVER) -> list[Object]
 
 
 def ready(entry: Object) -> Object:
-    (condition,) = (one for one in entry["conditions"] if one["type"] == "Ready")
+    found: list[Object] = entry["conditions"]
+    (condition,) = (one for one in found if one["type"] == "Ready")
     return condition
 
 
@@ -104,7 +106,7 @@ def test_another_drivers_entry_is_never_touched(start_agent: StartAgent, namespa
     namespace.pod("user", claim="both", node="node-a")
     namespace.running("user")
     for driver in (DRIVER, OTHER):
-        namespace.api.wait(lambda driver=driver: told(namespace, "both", driver), f"{driver} has told")
+        namespace.api.wait(partial(told, namespace, "both", driver), f"{driver} has told")
     theirs = told(namespace, "both", OTHER)
     ours = told(namespace, "both")
     assert "H100" in ours[0]["data"]["productName"] and "L40S" in theirs[0]["data"]["productName"]

@@ -73,7 +73,7 @@ class Webhook:
             "failurePolicy": failure_policy,
             "timeoutSeconds": 5,
         }
-        command = [self.cluster.programs / "helm", "template", "dra-agent", CHART, "--values", "-"]
+        command: list[str | Path] = [self.cluster.programs / "helm", "template", "dra-agent", CHART, "--values", "-"]
         command += ["--show-only", "templates/webhook.yaml"]
         text = yaml.safe_dump({"webhook": values})
         rendered = subprocess.run(command, input=text, check=True, capture_output=True, text=True).stdout

@@ -96,7 +96,8 @@ def test_what_the_kubelet_leaves_of_a_plugin_that_is_gone_is_nothing(amount: str
 
 
 def test_a_node_that_says_nothing_has_no_device_plugin() -> None:
-    for empty in ({}, {"status": None}, {"status": {"capacity": None}}, {"status": {}}):
+    nothing: list[dict[str, Any]] = [{}, {"status": None}, {"status": {"capacity": None}}, {"status": {}}]
+    for empty in nothing:
         assert refused(node=empty) == {}
 
 

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from dra_agent.control_socket import server as listening
-from dra_agent.control_socket.client import Connection
+from dra_agent.control_socket.protocol import Connection
 from dra_agent.control_socket.server import Server
 from dra_agent.errors import AgentError, PermanentError, RetryableError, UsageError
 from eventually import DEADLINE_S, eventually_async
@@ -157,7 +157,7 @@ def test_an_answer_that_does_not_come_is_an_error_that_may_pass(short_path: Path
     path = short_path / "s"
 
     def story() -> None:
-        with connect(path) as connection, pytest.raises(RetryableError, match="did not answer in time"):
+        with connect(path) as connection, pytest.raises(RetryableError, match="did not respond in time"):
             connection.ask(Echo("a"), timeout=0.1)
 
     during(path, story, never)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.rendering import CHART, Objects, RefusedError
+from deploy.rendering import CHART, Objects, RefusedError, Render
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dra-agent-cluster"
 
@@ -38,12 +37,12 @@ def kubectl() -> Path:
 
 
 @pytest.fixture(scope="session")
-def render(helm: Path) -> Callable[..., Objects]:
+def render(helm: Path) -> Render:
     """Render the chart with values, each only once; fails with Helm's message."""
 
     @cache
     def text(values: str, release: str, namespace: str) -> str:
-        command = [helm, "template", release, CHART, "--namespace", namespace, "--values", "-"]
+        command: list[str | Path] = [helm, "template", release, CHART, "--namespace", namespace, "--values", "-"]
         done = subprocess.run(command, input=values, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RefusedError(done.stderr)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy/helm/dra-agent"
 BASE = ROOT / "deploy/kustomize/base"
 
 Objects = list[dict[str, Any]]
+
+
+class Render(Protocol):
+    """Give the objects that the chart renders with values."""
+
+    def __call__(
+        self, values: dict[str, Any] | None = None, *, release: str = "dra-agent", namespace: str = "dra-agent"
+    ) -> Objects: ...
 
 
 class RefusedError(Exception):

@@ -7,21 +7,22 @@ import re
 import subprocess
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from deploy.rendering import CHART, ROOT, RefusedError, container, one, several
+from deploy.rendering import CHART, ROOT, Objects, RefusedError, Render, container, one, several
 from dra_agent.agent.config import HELP, Config
 from dra_agent.inventory.settings import DEFAULT_DRIVER
 from dra_agent.reclaim.settings import ReclaimSettings
 
 
-def variables(objects):
+def variables(objects: Objects) -> dict[str, dict[str, Any]]:
     return {entry["name"]: entry for entry in container(objects)["env"]}
 
 
-def test_the_daemonset_is_as_the_node_needs_it(render):
+def test_the_daemonset_is_as_the_node_needs_it(render: Render) -> None:
     daemonset = one(render(), "DaemonSet")["spec"]
     pod = daemonset["template"]["spec"]
     assert daemonset["updateStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
@@ -46,7 +47,7 @@ def test_the_daemonset_is_as_the_node_needs_it(render):
     assert "cpu" not in agent["resources"]["limits"], "a quota would stop it in the midst of a kubelet's call"
 
 
-def test_the_agent_gets_no_more_than_it_needs(render):
+def test_the_agent_gets_no_more_than_it_needs(render: Render) -> None:
     pod = one(render(), "DaemonSet")["spec"]["template"]["spec"]
     agent = container(render())
     assert agent["securityContext"] == {
@@ -72,8 +73,8 @@ def test_the_agent_gets_no_more_than_it_needs(render):
     )
 
 
-def test_the_bus_of_the_node_is_there_only_if_it_is_asked_for(render):
-    def of_the_bus(objects):
+def test_the_bus_of_the_node_is_there_only_if_it_is_asked_for(render: Render) -> None:
+    def of_the_bus(objects: Objects) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         pod = one(objects, "DaemonSet")["spec"]["template"]["spec"]
         mounts = [mount for mount in container(objects)["volumeMounts"] if "dbus" in mount["mountPath"]]
         return [volume for volume in pod["volumes"] if "dbus" in str(volume)], mounts
@@ -86,13 +87,13 @@ def test_the_bus_of_the_node_is_there_only_if_it_is_asked_for(render):
     assert volume["hostPath"] == {"path": str(directory), "type": "DirectoryOrCreate"}
 
 
-def test_every_variable_is_one_that_the_agent_knows(render):
+def test_every_variable_is_one_that_the_agent_knows(render: Render) -> None:
     known = {f"DRA_AGENT_{name.upper()}" for name in HELP} | {"DRA_AGENT_CONFIG"}
     given = set(variables(render({"simulate": "dgx-h100"})))
     assert given <= known, f"unknown: {given - known}"
 
 
-def test_paths_and_names_are_values(render):
+def test_paths_and_names_are_values(render: Render) -> None:
     values = {
         "driverName": "gpu.example.com",
         "kubeletDir": "/var/data/kubelet",
@@ -115,7 +116,7 @@ def test_paths_and_names_are_values(render):
     assert "/var/lib/kubelet" not in text
 
 
-def test_the_classes_are_those_of_the_examples(render):
+def test_the_classes_are_those_of_the_examples(render: Render) -> None:
     rendered = {found["metadata"]["name"]: found["spec"] for found in render() if found["kind"] == "DeviceClass"}
     examples = [
         found for path in (ROOT / "examples/classes").glob("*.yaml") for found in yaml.safe_load_all(path.read_text())
@@ -141,7 +142,9 @@ def test_the_classes_are_those_of_the_examples(render):
         ({"nameOverride": "agent"}, "dra", "ns"),
     ],
 )
-def test_policy_binding_and_pods_mean_the_same_account(render, values, release, namespace):
+def test_policy_binding_and_pods_mean_the_same_account(
+    render: Render, values: dict[str, Any], release: str, namespace: str
+) -> None:
     objects = render(values, release=release, namespace=namespace)
     account = one(objects, "DaemonSet")["spec"]["template"]["spec"]["serviceAccountName"]
     policies = several(objects, "ValidatingAdmissionPolicy")
@@ -164,11 +167,12 @@ def test_policy_binding_and_pods_mean_the_same_account(render, values, release, 
     assert made == ([] if values.get("serviceAccount", {}).get("create") is False else [account])
 
 
-def test_an_agent_that_changes_devices_writes_the_nodes_sys_and_sees_its_processes(render):
-    def pod(values):
-        return one(render(values), "DaemonSet")["spec"]["template"]["spec"]
+def test_an_agent_that_changes_devices_writes_the_nodes_sys_and_sees_its_processes(render: Render) -> None:
+    def pod(values: dict[str, Any]) -> dict[str, Any]:
+        spec: dict[str, Any] = one(render(values), "DaemonSet")["spec"]["template"]["spec"]
+        return spec
 
-    def sys_of(values):
+    def sys_of(values: dict[str, Any]) -> dict[str, Any]:
         return next(m for m in pod(values)["containers"][0]["volumeMounts"] if m["name"] == "sys")
 
     assert sys_of({})["readOnly"] is True and "hostPID" not in pod({})
@@ -176,7 +180,7 @@ def test_an_agent_that_changes_devices_writes_the_nodes_sys_and_sees_its_process
     assert pod({"privileged": True, "hostPID": True})["hostPID"] is True
 
 
-def test_two_releases_share_no_object_of_the_cluster(render):
+def test_two_releases_share_no_object_of_the_cluster(render: Render) -> None:
     without_classes = {"deviceClasses": {"create": False}}
     first = render(without_classes, release="dra-agent", namespace="one")
     second = render(without_classes, release="dra-agent", namespace="two")
@@ -185,11 +189,12 @@ def test_two_releases_share_no_object_of_the_cluster(render):
         assert several(first, kind) and not several(first, kind).keys() & several(second, kind).keys()
 
 
-def test_nodes_of_a_device_plugin_are_left_alone_beside_the_users_affinity(render):
-    def terms(values):
+def test_nodes_of_a_device_plugin_are_left_alone_beside_the_users_affinity(render: Render) -> None:
+    def terms(values: dict[str, Any]) -> list[dict[str, Any]] | None:
         affinity = one(render(values), "DaemonSet")["spec"]["template"]["spec"].get("affinity", {})
         required = affinity.get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution", {})
-        return required.get("nodeSelectorTerms")
+        found: list[dict[str, Any]] | None = required.get("nodeSelectorTerms")
+        return found
 
     avoid = {"key": "dra-agent.internal/manager", "operator": "NotIn", "values": ["device-plugin"]}
     assert terms({}) == [{"matchExpressions": [avoid]}]
@@ -200,8 +205,8 @@ def test_nodes_of_a_device_plugin_are_left_alone_beside_the_users_affinity(rende
     assert terms({"avoidNodeLabels": {"dra-agent.internal/manager": None}}) is None
 
 
-def test_without_claim_status_the_agent_may_write_no_claim(render):
-    def resources(values):
+def test_without_claim_status_the_agent_may_write_no_claim(render: Render) -> None:
+    def resources(values: dict[str, Any]) -> set[str]:
         return {name for rule in one(render(values), "ClusterRole")["rules"] for name in rule["resources"]}
 
     assert {"resourceclaims/status", "resourceclaims/driver"} <= resources({})
@@ -210,7 +215,7 @@ def test_without_claim_status_the_agent_may_write_no_claim(render):
 
 
 @pytest.mark.parametrize("driver", ["dra-agent.internal", "gpu.example.com"])
-def test_the_right_to_the_status_of_claims_is_narrowed_to_the_drivers_devices(render, driver):
+def test_the_right_to_the_status_of_claims_is_narrowed_to_the_drivers_devices(render: Render, driver: str) -> None:
     policies = several(render({"driverName": driver}), "ValidatingAdmissionPolicy")
     spec = policies["dra-agent-claims"]["spec"]
     assert spec["failurePolicy"] == "Fail"
@@ -227,8 +232,8 @@ def test_the_right_to_the_status_of_claims_is_narrowed_to_the_drivers_devices(re
     )
 
 
-def test_the_right_to_move_pods_is_given_only_where_it_is_asked_for_and_narrowed(render):
-    def rights(values):
+def test_the_right_to_move_pods_is_given_only_where_it_is_asked_for_and_narrowed(render: Render) -> None:
+    def rights(values: dict[str, Any]) -> set[tuple[str, str]]:
         return {
             (name, verb)
             for rule in one(render(values), "ClusterRole")["rules"]
@@ -250,8 +255,8 @@ def test_the_right_to_move_pods_is_given_only_where_it_is_asked_for_and_narrowed
     assert "oldObject.spec.?nodeName" in validation["expression"]
 
 
-def test_rights_to_the_node_are_those_that_are_wanted_and_narrowed(render):
-    def verbs(values, resource):
+def test_rights_to_the_node_are_those_that_are_wanted_and_narrowed(render: Render) -> None:
+    def verbs(values: dict[str, Any], resource: str) -> list[str]:
         rules = [rule for rule in one(render(values), "ClusterRole")["rules"] if rule["resources"] == [resource]]
         return sorted(verb for rule in rules for verb in rule["verbs"])
 
@@ -266,14 +271,14 @@ def test_rights_to_the_node_are_those_that_are_wanted_and_narrowed(render):
     assert not [item for item in render(neither) if item["metadata"]["name"] == "dra-agent-nodes"]
 
 
-def test_the_condition_is_that_of_the_drivers_name(render):
-    from dra_agent.reclaim.condition import condition_type
+def test_the_condition_is_that_of_the_drivers_name(render: Render) -> None:
+    from dra_agent.reclaim.announcements import condition_type
 
     text = str(render({"driverName": "gpu.example.com"}))
     assert condition_type("gpu.example.com") in text and condition_type("dra-agent.internal") not in text
 
 
-def test_in_the_nodes_network_an_update_does_not_wait_for_a_port(render):
+def test_in_the_nodes_network_an_update_does_not_wait_for_a_port(render: Render) -> None:
     objects = render({"hostNetwork": True})
     assert one(objects, "DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
     assert not [found for found in objects if found["kind"] == "NetworkPolicy"], "it would do nothing"
@@ -282,7 +287,7 @@ def test_in_the_nodes_network_an_update_does_not_wait_for_a_port(render):
     assert container(objects)["livenessProbe"]["httpGet"]["host"] == "127.0.0.1"
 
 
-def test_an_agent_that_moves_interfaces_is_in_the_nodes_network_and_sees_its_processes(render):
+def test_an_agent_that_moves_interfaces_is_in_the_nodes_network_and_sees_its_processes(render: Render) -> None:
     objects = render({"hostNetwork": True, "hostPID": True, "privileged": True})
     pod = one(objects, "DaemonSet")["spec"]["template"]["spec"]
     assert pod["hostNetwork"] is True and pod["hostPID"] is True
@@ -293,8 +298,8 @@ def test_an_agent_that_moves_interfaces_is_in_the_nodes_network_and_sees_its_pro
     assert "net" not in mounts and not mounts["sys"].get("readOnly"), "an MTU is written below /sys/class/net"
 
 
-def test_the_network_policy_lets_the_agent_reach_the_api_server_that_it_is_told(render):
-    def ports(values):
+def test_the_network_policy_lets_the_agent_reach_the_api_server_that_it_is_told(render: Render) -> None:
+    def ports(values: dict[str, Any]) -> list[int]:
         rule, *metadata = one(render(values), "NetworkPolicy")["spec"]["egress"]
         assert [entry["to"] for entry in metadata] == [[{"ipBlock": {"cidr": "169.254.169.254/32"}}]]
         return [port["port"] for port in rule["ports"]]
@@ -313,9 +318,10 @@ def test_the_network_policy_lets_the_agent_reach_the_api_server_that_it_is_told(
     assert ingress == {"ports": [{"protocol": "TCP", "port": "metrics"}], "from": peers}
 
 
-def test_the_agent_reaches_api_servers_by_address_where_that_is_known(render):
-    def rule(**values):
-        return one(render({"networkPolicy": values}), "NetworkPolicy")["spec"]["egress"][0]
+def test_the_agent_reaches_api_servers_by_address_where_that_is_known(render: Render) -> None:
+    def rule(**values: object) -> dict[str, Any]:
+        first: dict[str, Any] = one(render({"networkPolicy": values}), "NetworkPolicy")["spec"]["egress"][0]
+        return first
 
     assert "to" not in rule(), "addresses that are not known cannot be named"
     known = rule(apiServerCidrs=["192.0.2.10/32", "2001:db8::/64"], apiServerPorts=[6443])
@@ -328,7 +334,7 @@ def test_the_agent_reaches_api_servers_by_address_where_that_is_known(render):
             rule(apiServerCidrs=[wrong])
 
 
-def test_the_configuration_reaches_the_agent_and_a_change_restarts_it(render):
+def test_the_configuration_reaches_the_agent_and_a_change_restarts_it(render: Render) -> None:
     config = '[inventory]\nexclude = [\'device.attributes["dra-agent.internal"].type == "nic"\']\n'
     objects = render({"config": config})
     text = one(objects, "ConfigMap")["data"]["config.toml"]
@@ -340,12 +346,12 @@ def test_the_configuration_reaches_the_agent_and_a_change_restarts_it(render):
     assert sums[0] != sums[1]
 
 
-def test_a_new_version_of_the_chart_alone_restarts_no_agent(render):
+def test_a_new_version_of_the_chart_alone_restarts_no_agent(render: Render) -> None:
     labels = one(render(), "DaemonSet")["spec"]["template"]["metadata"]["labels"]
     assert set(labels) == {"app.kubernetes.io/name", "app.kubernetes.io/instance"}
 
 
-def test_images_by_tag_and_by_digest(render):
+def test_images_by_tag_and_by_digest(render: Render) -> None:
     digest = "sha256:" + "0" * 64
     image = {"repository": "registry.example.com/dra-agent", "tag": "1.2", "digest": digest, "pullPolicy": "Never"}
     assert container(render({"image": image}))["image"] == f"registry.example.com/dra-agent@{digest}"
@@ -353,7 +359,7 @@ def test_images_by_tag_and_by_digest(render):
     assert (agent["image"], agent["imagePullPolicy"]) == ("registry.example.com/dra-agent:1.2", "Never")
 
 
-def test_everything_optional_at_once(render):
+def test_everything_optional_at_once(render: Render) -> None:
     objects = render(
         {
             "imagePullSecrets": [{"name": "mine"}],
@@ -397,22 +403,24 @@ def test_everything_optional_at_once(render):
         ({"apiServer": {"port": "https"}}, "'/apiServer/port'"),
         ({"logLevel": "loud"}, "'/logLevel'"),
         ({"deviceClasses": {"extendedResourceNames": {"gpu": "gpu"}}}, "extendedResourceNames/gpu'"),
-        ({"deviceClasses": {"extendedResourceNames": {"gpus": "nvidia.com/gpu"}}}, 'no class "gpus"'),
+        ({"deviceClasses": {"extendedResourceNames": {"gpus": "nvidia.com/gpu"}}}, 'unknown class "gpus"'),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
-        ({"hostPID": True}, "hostPID: processes"),
+        ({"hostPID": True}, "hostPID: requires privileged"),
     ],
 )
-def test_values_that_make_no_sense_are_refused_with_their_name(render, values, named):
+def test_values_that_make_no_sense_are_refused_with_their_name(
+    render: Render, values: dict[str, Any], named: str
+) -> None:
     with pytest.raises(RefusedError) as refused:
         render(values)
     assert named in str(refused.value)
 
 
-def test_the_schema_knows_every_value_and_what_the_agent_takes():
+def test_the_schema_knows_every_value_and_what_the_agent_takes() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     values = yaml.safe_load((CHART / "values.yaml").read_text())
 
-    def compare(given, properties, where=""):
+    def compare(given: dict[str, Any], properties: dict[str, Any], where: str = "") -> None:
         for name, value in given.items():
             assert name in properties, f"{where}{name} has no schema"
             if isinstance(value, dict) and properties[name].get("properties"):
@@ -426,6 +434,6 @@ def test_the_schema_knows_every_value_and_what_the_agent_takes():
         assert all(f"'{word}'" in fields[field] for word in schema["properties"][value]["enum"])
 
 
-def test_helm_finds_nothing_to_complain_of(helm):
+def test_helm_finds_nothing_to_complain_of(helm: Path) -> None:
     done = subprocess.run([helm, "lint", "--strict", CHART], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -59,7 +59,15 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The command of an agent that is installed below a prefix."""
     prefix = tmp_path_factory.mktemp("prefix")
     folders = [f"--{name}={prefix / name}" for name in ("sysconfdir", "unitdir", "tmpfilesdir")]
-    command = [sys.executable, ROOT / "deploy/install.py", "--destdir", "/", "--prefix", prefix, *folders]
+    command: list[str | Path] = [
+        sys.executable,
+        ROOT / "deploy/install.py",
+        "--destdir",
+        "/",
+        "--prefix",
+        prefix,
+        *folders,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
     return prefix / "bin/dra-agent"

@@ -101,7 +101,14 @@ def test_what_is_installed_from_these_files_is_what_the_image_starts(context: Pa
     for name in BUILT:
         (context / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, context / name)
-    command = [sys.executable, context / "deploy/install.py", "--destdir", tmp_path, "--prefix", "/usr/local"]
+    command: list[str | Path] = [
+        sys.executable,
+        context / "deploy/install.py",
+        "--destdir",
+        tmp_path,
+        "--prefix",
+        "/usr/local",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     ((_, entrypoint),) = [found for found in instructions() if found[0] == "ENTRYPOINT"]

@@ -60,7 +60,7 @@ def used() -> set[Right]:
             continue
         part = keywords["subresource"]
         verb = {"apply": "patch", "create": "create"}.get(call.func.attr)
-        assert isinstance(part, ast.Constant) and verb is not None, where
+        assert isinstance(part, ast.Constant) and isinstance(part.value, str) and verb is not None, where
         found.add((kind.group, f"{kind.plural}/{part.value}", verb))
         if (kind, part.value) == (kinds.RESOURCE_CLAIMS, "status"):
             # KEP-4817: entries of status.devices need this, too.

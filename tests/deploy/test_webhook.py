@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.rendering import RefusedError, one, several
+from deploy.rendering import RefusedError, Render, one, several
 
 ON: dict[str, Any] = {"enabled": True, "tlsSecret": "webhook-tls", "caBundle": "Q0E="}
 
@@ -15,12 +15,12 @@ def webhook(**values: Any) -> dict[str, Any]:
     return {"webhook": {**ON, **values}}
 
 
-def test_it_is_off_by_default(render):
+def test_it_is_off_by_default(render: Render) -> None:
     kinds = [found["kind"] for found in render()]
     assert not {"Deployment", "Service", "ValidatingWebhookConfiguration"} & set(kinds)
 
 
-def test_the_server_finds_the_pod_and_the_pod_its_certificate(render):
+def test_the_server_finds_the_pod_and_the_pod_its_certificate(render: Render) -> None:
     objects = render(webhook(failurePolicy="Fail", timeoutSeconds=3), release="gpus", namespace="infra")
     deployment, service = one(objects, "Deployment"), one(objects, "Service")
     (asked,) = one(objects, "ValidatingWebhookConfiguration")["webhooks"]
@@ -48,7 +48,7 @@ def test_the_server_finds_the_pod_and_the_pod_its_certificate(render):
     assert (asked["failurePolicy"], asked["timeoutSeconds"], asked["sideEffects"]) == ("Fail", 3, "None")
 
 
-def test_its_pods_are_not_the_daemonsets_and_have_no_rights(render):
+def test_its_pods_are_not_the_daemonsets_and_have_no_rights(render: Render) -> None:
     objects = render(webhook())
     pod = one(objects, "Deployment")["spec"]["template"]
     theirs = one(objects, "DaemonSet")["spec"]["selector"]["matchLabels"]
@@ -66,7 +66,7 @@ def test_its_pods_are_not_the_daemonsets_and_have_no_rights(render):
     assert "egress" not in policy and policy["policyTypes"] == ["Ingress", "Egress"]
 
 
-def test_it_is_asked_about_every_version_and_only_where_specs_are_made(render):
+def test_it_is_asked_about_every_version_and_only_where_specs_are_made(render: Render) -> None:
     (asked,) = one(render(webhook()), "ValidatingWebhookConfiguration")["webhooks"]
     rules = {resource: rule for rule in asked["rules"] for resource in rule["resources"]}
     assert set(rules) == {"resourceclaims", "resourceclaimtemplates", "deviceclasses"}
@@ -75,7 +75,7 @@ def test_it_is_asked_about_every_version_and_only_where_specs_are_made(render):
         assert rule["operations"] == (["CREATE", "UPDATE"] if resource == "deviceclasses" else ["CREATE"])
 
 
-def test_it_is_asked_for_the_drivers_name_only(render):
+def test_it_is_asked_for_the_drivers_name_only(render: Render) -> None:
     objects = render({**webhook(), "driverName": "gpus.example"})
     (asked,) = one(objects, "ValidatingWebhookConfiguration")["webhooks"]
     (condition,) = asked["matchConditions"]
@@ -87,14 +87,14 @@ def test_it_is_asked_for_the_drivers_name_only(render):
     assert variables["DRA_AGENT_DRIVER_NAME"] == "gpus.example"
 
 
-def test_an_authority_by_annotation(render):
+def test_an_authority_by_annotation(render: Render) -> None:
     values = webhook(caBundle="", annotations={"cert-manager.io/inject-ca-from": "infra/webhook"})
     found = one(render(values), "ValidatingWebhookConfiguration")
     assert found["metadata"]["annotations"] == {"cert-manager.io/inject-ca-from": "infra/webhook"}
     assert "caBundle" not in found["webhooks"][0]["clientConfig"]
 
 
-def test_clients_need_a_certificate_where_an_authority_is_named(render):
+def test_clients_need_a_certificate_where_an_authority_is_named(render: Render) -> None:
     plain = one(render(webhook()), "Deployment")["spec"]["template"]["spec"]
     assert not [argument for argument in plain["containers"][0]["args"] if "client" in argument]
     values = webhook(clientCaSecret="apiserver-ca", clientNames=["kube-apiserver", "konnectivity"])
@@ -118,9 +118,9 @@ def test_clients_need_a_certificate_where_an_authority_is_named(render):
         ({"caBundle": "-----BEGIN CERTIFICATE-----"}, "caBundle"),
         ({"failurePolicy": "Open"}, "failurePolicy"),
         ({"timeoutSeconds": 60}, "timeoutSeconds"),
-        ({"port": 9417}, "webhook.port: it is that of the metrics"),
+        ({"port": 9417}, "webhook.port: must differ from metrics.port"),
     ],
 )
-def test_what_makes_no_sense_is_refused(render, values, message):
+def test_what_makes_no_sense_is_refused(render: Render, values: dict[str, Any], message: str) -> None:
     with pytest.raises(RefusedError, match=message):
         render(webhook(**values))

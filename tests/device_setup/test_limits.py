@@ -14,9 +14,10 @@ import msgspec
 import pytest
 
 from deadlines import a_minute
+from dra_agent.claim import ClaimDevice
 from dra_agent.control_socket.server import Server
 from dra_agent.device_setup.container_hook import BUILT, ContainerHook
-from dra_agent.device_setup.limits.limiter import Limiter, LimitRequest
+from dra_agent.device_setup.shares.limiter import Limiter, LimitRequest
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import Attribute, Capacity, Device
@@ -91,7 +92,9 @@ def share(enforcement: str, **identity: str) -> SetupDevice:
         allow_multiple_allocations=True,
         identity=identity,
     )
-    return SetupDevice(device, ("gpu",), "share-1", {"memory": "4Gi"})
+    return SetupDevice(
+        ClaimDevice("n/gpu", device.name, ("gpu",), "share-1", consumed_capacity={"memory": "4Gi"}), device
+    )
 
 
 def arguments(edits: Any) -> list[str]:

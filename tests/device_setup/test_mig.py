@@ -13,6 +13,7 @@ import pytest
 
 from deadlines import a_minute
 from dra_agent import atomic_file, deadline
+from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup.mig import MigConfig, MigSetup
 from dra_agent.device_setup.mig import driver as drivers
@@ -21,6 +22,7 @@ from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import Collector, Device, Inventory, InventorySettings, PartitionRule
 from dra_agent.inventory.nvidia.nvml_client import acquire
+from dra_agent.inventory.nvidia.profiles import Placement
 from dra_agent.prepare.setup import SetupDevice, UnsuitableError
 from dra_agent.simulate import build_machine, inject, mig
 from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
@@ -94,7 +96,7 @@ class World:
         driver = drivers.MigDriver(self.nvml, self.host, address, {})
         if not driver.mode()[0]:
             driver.set_mode(True)
-        instance = driver.make(profile, drivers.Placement(start, size))
+        instance = driver.make(profile, Placement(start, size))
         driver.make_compute(instance, None)
 
 
@@ -111,7 +113,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def ask(device: Device) -> SetupDevice:
-    return SetupDevice(device, ("gpu",))
+    return SetupDevice(ClaimDevice("n/gpu", device.name, ("gpu",)), device)
 
 
 def test_a_partition_is_made_with_the_mode_and_destroyed_after(world: World) -> None:
@@ -328,7 +330,9 @@ def test_a_hung_call_about_one_gpu_never_delays_another_and_leaks_nothing(
 def test_two_claims_that_share_a_partition_keep_it_until_both_are_done(world: World) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
     for uid in ("u1", "u2"):
-        world.setup.set_up(uid, [SetupDevice(device, ("gpu",), share_id="s")], MigConfig(), None, a_minute())
+        world.setup.set_up(
+            uid, [SetupDevice(ClaimDevice("n/gpu", device.name, ("gpu",), "s"), device)], MigConfig(), None, a_minute()
+        )
     world.setup.tear_down("u1", [f"{device.name}/s"], None, a_minute())
     assert world.exist() == [(19, 6, 1)]
     world.setup.tear_down("u2", [f"{device.name}/s"], None, a_minute())
@@ -337,7 +341,7 @@ def test_two_claims_that_share_a_partition_keep_it_until_both_are_done(world: Wo
 
 def test_claims_that_share_a_partition_cannot_tear_each_other_s_compute_instance_away(world: World) -> None:
     device = world.device(f"{FIRST}-mig-3g-40gb-4")
-    shared_with = SetupDevice(device, ("gpu",), share_id="s")
+    shared_with = SetupDevice(ClaimDevice("n/gpu", device.name, ("gpu",), "s"), device)
     world.setup.set_up("u1", [shared_with], MigConfig(), None, a_minute())
     with pytest.raises(RetryableError, match="claim u1 shares .* with 3, not 1"):
         world.setup.set_up("u2", [shared_with], MigConfig(compute_slices=1), None, a_minute())
@@ -368,10 +372,10 @@ def test_a_note_that_cannot_be_understood_destroys_nothing(world: World) -> None
     world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     (name,) = world.notes()
     (world.root.parent / "state/mig" / name).write_text("{")
-    with pytest.raises(RetryableError, match="is no note of MIG instances"):
+    with pytest.raises(RetryableError, match="is not a record of MIG instances"):
         world.again().tear_down("u1", [device.name], None, a_minute())
     assert world.exist() == [(19, 6, 1)]
-    assert any("is no note of MIG instances" in problem.message for problem in world.inventory().problems)
+    assert any("is not a record of MIG instances" in problem.message for problem in world.inventory().problems)
 
 
 def test_a_damaged_note_of_one_gpu_holds_up_no_claim_of_another(world: World) -> None:
@@ -387,7 +391,7 @@ def test_at_start_a_gpu_that_fails_keeps_no_orphans_on_the_others(world: World) 
     for uid, name in (("u1", FIRST), ("u2", SECOND)):
         world.setup.set_up(uid, [ask(world.device(f"{name}-mig-1g-10gb-6"))], MigConfig(), None, a_minute())
     (world.root.parent / "state/mig" / world.notes()[0]).write_text("{")
-    with pytest.raises(RetryableError, match="is no note of MIG instances"):
+    with pytest.raises(RetryableError, match="is not a record of MIG instances"):
         world.again().prune(lambda uid: False)
     assert world.exist(1) == []
 
@@ -396,7 +400,7 @@ def test_a_claim_on_two_gpus_gives_back_what_it_can(world: World) -> None:
     devices = [world.device(f"{name}-mig-1g-10gb-6") for name in (FIRST, SECOND)]
     world.setup.set_up("u1", [ask(device) for device in devices], MigConfig(), None, a_minute())
     (world.root.parent / "state/mig" / world.notes()[0]).write_text("{")
-    with pytest.raises(RetryableError, match="is no note of MIG instances"):
+    with pytest.raises(RetryableError, match="is not a record of MIG instances"):
         world.again().tear_down("u1", [device.name for device in devices], None, a_minute())
     assert world.exist(1) == []
 
@@ -406,7 +410,7 @@ def test_what_came_while_room_was_waited_for_is_somebody_else_s(world: World, mo
     monkeypatch.setattr(gpus, "_PATIENCE", 0.1)
     make = drivers.MigDriver.make
 
-    def overtaken(driver: drivers.MigDriver, profile: int, placement: drivers.Placement) -> drivers.GpuInstance:
+    def overtaken(driver: drivers.MigDriver, profile: int, placement: Placement) -> drivers.GpuInstance:
         if world.exist() == []:
             make(driver, profile, placement)  # an operator is quicker, with the very instance that the claim wants
         return make(driver, profile, placement)

@@ -15,11 +15,11 @@ import msgspec
 import pytest
 
 from deadlines import a_minute
-from dra_agent.device_setup.limits.driver_limit import DriverLimit
-from dra_agent.device_setup.limits.limiter import Limiter
+from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.mps.paths import MpsPaths
 from dra_agent.device_setup.mps.sharing import MpsSharing
 from dra_agent.device_setup.shares import ShareConfig, ShareSetup
+from dra_agent.device_setup.shares.limiter import DriverLimit, Limiter
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import Attribute, Capacity, Device
@@ -111,7 +111,9 @@ def share(
     number: int, memory: str = "4Gi", multiprocessors: str = "0", device: Device | None = None, request: str = "gpu"
 ) -> SetupDevice:
     consumed = {"memory": memory, "multiprocessors": multiprocessors}
-    return SetupDevice(device or gpu(), (request,), f"share-{number}", consumed)
+    found = device or gpu()
+    allocated = ClaimDevice("n/gpu", found.name, (request,), f"share-{number}", consumed_capacity=consumed)
+    return SetupDevice(allocated, found)
 
 
 def test_a_container_is_told_its_limits_and_where_its_daemon_is(world: World) -> None:

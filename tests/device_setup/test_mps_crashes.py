@@ -9,9 +9,9 @@ import pytest
 
 from deadlines import a_minute
 from device_setup.test_mps import Modes, World, share, world
-from dra_agent.device_setup.mps.clients import MpsClientStore
 from dra_agent.device_setup.mps.daemon import MpsDaemon
 from dra_agent.device_setup.mps.paths import MpsPaths
+from dra_agent.device_setup.mps.sharing import MpsClientStore
 from dra_agent.device_setup.shares import ShareConfig
 
 __all__ = ["world"]

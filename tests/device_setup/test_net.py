@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from deadlines import a_minute
+from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup import rtnetlink
 from dra_agent.device_setup.net import NicConfig, NicSetup
 from dra_agent.device_setup.net import setup as net
@@ -22,7 +23,7 @@ from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
 from dra_agent.prepare.config import ConfigurationError, decode
-from dra_agent.prepare.setup import API_VERSION, SetupDevice, UnsuitableError
+from dra_agent.prepare.setup import API_VERSION, DeviceSetup, SetupDevice, UnsuitableError
 
 ADDRESS = "0000:31:00.0"
 
@@ -36,7 +37,7 @@ def nic(name: str = "nic-0", ifname: str = "ens1", address: str = ADDRESS, **mor
 
 
 def given(device: Device) -> list[SetupDevice]:
-    return [SetupDevice(device, ("nic",))]
+    return [SetupDevice(ClaimDevice("n/nic", device.name, ("nic",)), device)]
 
 
 class Tree:
@@ -162,7 +163,8 @@ def test_what_it_is_not_for(tree: Tree) -> None:
     elsewhere = Host(sysfs=tree.host.sysfs, net=Path("/run/host-net"))
     with pytest.raises(PermanentError, match="^interface: the agent has a network of its own"):
         NicSetup(elsewhere, tree.state, tree.state).check(nic(), want(mtu=9000))
-    assert tree.agent().default(nic()) is None
+    setup: DeviceSetup = tree.agent()
+    assert setup.default(nic()) is None
 
 
 GOOD = ["net1", "rdma0", "a", "ib.8001", "x" * 15]

@@ -32,6 +32,7 @@ from dra_agent.cdi.claim import SpecDevice, build_spec
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.edits import EditProviders
 from dra_agent.cdi.runtime import find, make_rootfs
+from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.device_setup import bpf, rtnetlink
 from dra_agent.device_setup.net import NicSetup
 from dra_agent.device_setup.net.mover import TASK
@@ -405,7 +406,7 @@ def test_addresses_come_back_also_where_nobody_lived_to_say_that_it_was_moved(
 
     def killed(request: rtnetlink.MoveRequest) -> rtnetlink.NetResult:
         ip("link", "set", the_nic.name, "netns", str(pod), "name", IN_POD)
-        raise RetryableError("asking the kernel did not answer within 15 s")
+        raise RetryableError("asking the kernel did not respond within 15 s")
 
     with answered(the_nic.agent):
         monkeypatch.setattr(rtnetlink, "ask", killed)
@@ -570,7 +571,11 @@ def test_containers_of_a_real_runtime(the_nic: Nic, tmp_path: Path) -> None:
     outcome = the_nic.prepare(name=IN_POD, addresses=["10.7.0.5/24"])
     device = Device("nic-0", "nic", "mellanox", ADDRESS, {}, identity={"ifname": the_nic.name})
     edits = EditProviders(the_nic.host, directories=[cdi]).edits(device).with_setup(outcome.edits["nic-0"])
-    spec = build_spec("dra-agent.internal", "a", "default", "net", [SpecDevice(device, edits, ("nic",))])
+    spec = build_spec(
+        "dra-agent.internal",
+        ClaimRef("a", "default", "net"),
+        [SpecDevice(ClaimDevice("n/nic", device.name, ("nic",)), device, edits)],
+    )
     SpecDirectory(cdi, "dra-agent.internal").write("a", spec.data)
     assert json.loads(spec.data)["cdiVersion"] == "0.3.0", "runtimes of any age read it"
     script = f"echo $DRA_AGENT_DEVICE_NIC_0_IFNAME; ip -o -4 address show dev {IN_POD}"

@@ -11,12 +11,13 @@ import pytest
 
 from deadlines import a_minute
 from device_setup.fake_nvidia_smi import Smi
+from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.timeslice import GpuConfig, TimeSliceSetup
 from dra_agent.device_setup.timeslice import setup as timeslice
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.model import Device
-from dra_agent.prepare.setup import SetupDevice, UnsuitableError
+from dra_agent.prepare.setup import DeviceSetup, SetupDevice, UnsuitableError
 from eventually import DEADLINE_S, eventually
 
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
@@ -29,11 +30,11 @@ def gpu(name: str = "gpu-0", uuid: str = UUID, **more: str | bool) -> Device:
 
 
 def whole(device: Device) -> list[SetupDevice]:
-    return [SetupDevice(device, ("gpu",))]
+    return [SetupDevice(ClaimDevice("n/gpu", device.name, ("gpu",)), device)]
 
 
 def share(device: Device, name: str) -> SetupDevice:
-    return SetupDevice(device, ("gpu",), name, {"memory": "4Gi"})
+    return SetupDevice(ClaimDevice("n/gpu", device.name, ("gpu",), name, consumed_capacity={"memory": "4Gi"}), device)
 
 
 def want(interval: str) -> GpuConfig:
@@ -106,7 +107,7 @@ def test_a_repeat_asks_nothing_until_the_driver_may_have_forgotten(
     assert len(smi.calls()) == calls
     (smi.folder / f"slice-{UUID}").unlink()
     now = time.monotonic()
-    monkeypatch.setattr(timeslice.time, "monotonic", lambda: now + timeslice.AGAIN + 1)
+    monkeypatch.setattr(time, "monotonic", lambda: now + timeslice.AGAIN + 1)
     slicing.set_up("a", whole(gpu()), want("Short"), outcome.record, a_minute())
     assert smi.slice(UUID) == "1"
 
@@ -194,7 +195,7 @@ def test_a_hung_call_for_one_gpu_delays_no_other(smi: Smi, tmp_path: Path) -> No
 def test_a_hung_call_ends_at_its_deadline(smi: Smi, tmp_path: Path) -> None:
     slicing = TimeSliceSetup(smi.path, tmp_path / "state", deadline=0.5)
     smi.hang(UUID)
-    with pytest.raises(RetryableError, match=r"did not answer within 0\.5 s"):
+    with pytest.raises(RetryableError, match=r"did not respond within 0\.5 s"):
         slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
     with pytest.raises(RetryableError, match="is left alone"):
         slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
@@ -237,7 +238,8 @@ UNSUITABLE = {
 def test_what_it_is_not_for(slicing: TimeSliceSetup, message: str) -> None:
     with pytest.raises(UnsuitableError, match=f"^kind: .*{message}"):
         slicing.check(UNSUITABLE[message], want("Default"))
-    assert slicing.default(UNSUITABLE[message]) is None
+    setup: DeviceSetup = slicing
+    assert setup.default(UNSUITABLE[message]) is None
 
 
 def test_what_cannot_be(slicing: TimeSliceSetup) -> None:

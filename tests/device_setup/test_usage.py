@@ -8,15 +8,15 @@ import msgspec
 import pytest
 
 from dra_agent import simulate
+from dra_agent.claim import ClaimDevice
 from dra_agent.cli.main import main
-from dra_agent.device_setup.limits.driver_limit import CgroupMemory
-from dra_agent.device_setup.limits.share_limits import ShareLimit, ShareLimitStore
+from dra_agent.device_setup.shares.limiter import CgroupMemory, ShareLimit, ShareLimitStore
 from dra_agent.device_setup.shares.usage import HeldShare, Usage, UsageReader
 from dra_agent.host import Host
 from dra_agent.inventory import Attribute, Capacity, Device
 from dra_agent.prepare import JournalLedger
-from dra_agent.prepare.ledger_types import HeldDevice, LedgerEntry
-from dra_agent.prepare.record import ClaimRecord, DeviceRecord
+from dra_agent.prepare.ledger import HeldDevice, LedgerEntry
+from dra_agent.prepare.record import ClaimRecord
 from dra_agent.simulate import inject
 from fake_apiserver.fake import FakeApi
 
@@ -208,7 +208,7 @@ def computing(tmp_path: Path) -> Path:
         (folder / "environ").write_bytes(CLAIM)
         inject.start_process(root, "0000:1b:00.0", pid, amount * MIB)
     ledger = JournalLedger(state, "boot")
-    record = ClaimRecord((DeviceRecord("n/gpu", GPU, ("gpu",), "share-1", consumed_capacity={"memory": "4Gi"}),))
+    record = ClaimRecord((ClaimDevice("n/gpu", GPU, ("gpu",), "share-1", consumed_capacity={"memory": "4Gi"}),))
     entry = LedgerEntry("uid-1", "default", "train", (HeldDevice("n/gpu", GPU, "gpu", "share-1", shared=True),))
     ledger.start(entry, durable=True)
     ledger.complete("uid-1", msgspec.to_builtins(record))
@@ -254,7 +254,7 @@ def test_the_command_says_that_it_does_not_know_the_pods(
     (row,) = json.loads(usage("-o", "json"))
     assert (row["used"], row["counted_by"]) == (None, None) and "--kubeconfig" in row["note"]
     server = ("--kubeconfig", str(fake_api.kubeconfig(tmp_path / "kubeconfig")), "-o", "json")
-    assert "gone" in json.loads(usage(*server))[0]["note"]
+    assert "deleted" in json.loads(usage(*server))[0]["note"]
     reserve(fake_api, {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "train", "uid": "u"})
     assert "podgroups" in json.loads(usage(*server))[0]["note"]
 

@@ -56,6 +56,7 @@ def well(tmp_path: Path) -> CheckContext:
 
 
 Ailments = Callable[[CheckContext], list[Finding]]
+Scanned = Callable[[], CheckContext]
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ def ailments() -> Ailments:
 
 
 @pytest.fixture
-def scanned(well: CheckContext, host: Host) -> Callable[[], CheckContext]:
+def scanned(well: CheckContext, host: Host) -> Scanned:
     """Look at the simulated host as it is now."""
 
     def look() -> CheckContext:

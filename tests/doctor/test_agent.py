@@ -3,13 +3,13 @@ from __future__ import annotations
 import json
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
-from doctor.conftest import Programs
-from dra_agent.doctor import CommandResult, Severity, SystemCommandRunner, run_checks
-from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.ledger_types import HeldDevice, LedgerEntry
+from doctor.conftest import Ailments, Programs
+from dra_agent.doctor import CheckContext, CommandResult, Severity, SystemCommandRunner, run_checks
+from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
 from eventually import DEADLINE_S
 
 needs_other_user = pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
@@ -21,10 +21,10 @@ def spec(kind: str = "vendor.com/gpu", *names: str) -> str:
     return json.dumps({"cdiVersion": "0.5.0", "kind": kind, "devices": devices})
 
 
-def hold(state_dir, uid="11111111-2222-3333-4444-555555555555", device="gpu-0"):
+def hold(state_dir: Path, uid: str = "11111111-2222-3333-4444-555555555555", device: str = "gpu-0") -> str:
     with JournalLedger(state_dir, "boot") as ledger:
-        device = HeldDevice(pool="node/gpu", device=device, request="gpu")
-        ledger.start(LedgerEntry(uid, "default", "claim", (device,)), durable=True)
+        held = HeldDevice(pool="node/gpu", device=device, request="gpu")
+        ledger.start(LedgerEntry(uid, "default", "claim", (held,)), durable=True)
         ledger.complete(uid, {})
     return uid
 
@@ -41,14 +41,16 @@ def hold(state_dir, uid="11111111-2222-3333-4444-555555555555", device="gpu-0"):
         ("a.json", '{"cdiVersion": "9.9.9", "kind": "v.com/c", "devices": []}', "refuse"),
     ],
 )
-def test_a_bad_spec_is_named_with_the_reason(well, ailments, name, content, reason):
+def test_a_bad_spec_is_named_with_the_reason(
+    well: CheckContext, ailments: Ailments, name: str, content: str, reason: str
+) -> None:
     (well.cdi_dir / name).write_text(content)
     found = ailments(well)
     assert found and {finding.where for finding in found} == {str(well.cdi_dir / name)}
     assert all(reason in finding.what and finding.severity is Severity.PROBLEM for finding in found)
 
 
-def test_a_device_defined_twice_names_both_files(well, ailments):
+def test_a_device_defined_twice_names_both_files(well: CheckContext, ailments: Ailments) -> None:
     for name in ("a.json", "b.json"):
         (well.cdi_dir / name).write_text(spec())
     (finding,) = ailments(well)
@@ -56,13 +58,13 @@ def test_a_device_defined_twice_names_both_files(well, ailments):
     assert "a.json" in finding.where and "b.json" in finding.where
 
 
-def test_a_later_directory_may_define_a_device_anew(well, ailments):
+def test_a_later_directory_may_define_a_device_anew(well: CheckContext, ailments: Ailments) -> None:
     for directory in well.runtime_dirs:
         (directory / "a.json").write_text(spec())
     assert ailments(well) == []
 
 
-def test_the_cdi_directory_must_be_readable_by_all_and_writable_by_few(well, ailments):
+def test_the_cdi_directory_must_be_readable_by_all_and_writable_by_few(well: CheckContext, ailments: Ailments) -> None:
     well.cdi_dir.chmod(0o700)
     assert ["rootless" in finding.what for finding in ailments(well)] == [True]
     well.cdi_dir.chmod(0o777)
@@ -70,31 +72,33 @@ def test_the_cdi_directory_must_be_readable_by_all_and_writable_by_few(well, ail
     assert finding.severity is Severity.PROBLEM and finding.hint == f"chmod 755 {well.cdi_dir}"
 
 
-def test_a_file_in_place_of_the_cdi_directory_is_a_problem(well, ailments):
+def test_a_file_in_place_of_the_cdi_directory_is_a_problem(well: CheckContext, ailments: Ailments) -> None:
     well.cdi_dir.rmdir()
     well.cdi_dir.write_text("")
     assert any(f.where == str(well.cdi_dir) and f.severity is Severity.PROBLEM for f in ailments(well))
 
 
-def test_a_missing_cdi_directory_is_made_by_the_agent(well, ailments):
+def test_a_missing_cdi_directory_is_made_by_the_agent(well: CheckContext, ailments: Ailments) -> None:
     well.cdi_dir.rmdir()
     assert ailments(well) == []
 
 
-def test_a_directory_that_runtimes_do_not_read_is_a_warning(well, tmp_path, ailments):
+def test_a_directory_that_runtimes_do_not_read_is_a_warning(
+    well: CheckContext, tmp_path: Path, ailments: Ailments
+) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o755)
     well.cdi_dir = tmp_path / "elsewhere"
     assert [finding.where for finding in ailments(well)] == [str(tmp_path / "elsewhere")]
 
 
-def test_a_spec_of_a_claim_that_holds_nothing_is_stale(well, ailments):
+def test_a_spec_of_a_claim_that_holds_nothing_is_stale(well: CheckContext, ailments: Ailments) -> None:
     stale = well.cdi_dir / f"{well.driver}-claim_11111111-aaaa.json"
     stale.write_text(spec(f"{well.driver}/claim", "11111111-aaaa-gpu-0"))
     (finding,) = ailments(well)
     assert (finding.severity, finding.where) == (Severity.WARNING, str(stale))
 
 
-def test_a_held_claim_without_a_spec_is_a_problem(well, ailments):
+def test_a_held_claim_without_a_spec_is_a_problem(well: CheckContext, ailments: Ailments) -> None:
     uid = hold(well.state_dir)
     (finding,) = ailments(well)
     assert (finding.severity, finding.where) == (Severity.PROBLEM, f"claim {uid}")
@@ -105,7 +109,9 @@ def test_a_held_claim_without_a_spec_is_a_problem(well, ailments):
 # --- state
 
 
-def test_the_ledger_of_a_running_agent_can_be_looked_at_and_stays_as_it_is(well, ailments):
+def test_the_ledger_of_a_running_agent_can_be_looked_at_and_stays_as_it_is(
+    well: CheckContext, ailments: Ailments
+) -> None:
     uid = hold(well.state_dir)
     (well.cdi_dir / f"{well.driver}-claim_{uid}.json").write_text(spec(f"{well.driver}/claim", f"{uid}-gpu-0"))
     with JournalLedger(well.state_dir, "boot"):
@@ -114,7 +120,7 @@ def test_the_ledger_of_a_running_agent_can_be_looked_at_and_stays_as_it_is(well,
         assert {path.name: path.read_bytes() for path in (well.state_dir / "ledger").iterdir()} == before
 
 
-def test_a_damaged_ledger_is_a_problem_and_stays_as_it_is(well, ailments):
+def test_a_damaged_ledger_is_a_problem_and_stays_as_it_is(well: CheckContext, ailments: Ailments) -> None:
     for number in range(4):
         hold(well.state_dir, f"claim-{number}", f"gpu-{number}")
     files = (well.state_dir / "ledger").iterdir()
@@ -127,20 +133,20 @@ def test_a_damaged_ledger_is_a_problem_and_stays_as_it_is(well, ailments):
     assert journal.read_bytes() == bytes(data)
 
 
-def test_a_state_directory_that_others_can_write_is_a_problem(well, ailments):
+def test_a_state_directory_that_others_can_write_is_a_problem(well: CheckContext, ailments: Ailments) -> None:
     well.state_dir.chmod(0o777)
     (finding,) = ailments(well)
     assert finding.hint == f"chmod 700 {well.state_dir}"
 
 
-def test_a_state_directory_that_is_a_file_is_a_problem(well, ailments):
+def test_a_state_directory_that_is_a_file_is_a_problem(well: CheckContext, ailments: Ailments) -> None:
     well.state_dir.rmdir()
     well.state_dir.write_text("")
     assert any(f.where == str(well.state_dir) and f.severity is Severity.PROBLEM for f in ailments(well))
 
 
 @needs_other_user
-def test_a_state_directory_that_cannot_be_written_is_a_problem(well, ailments):
+def test_a_state_directory_that_cannot_be_written_is_a_problem(well: CheckContext, ailments: Ailments) -> None:
     well.state_dir.chmod(0o500)
     assert any("cannot be written" in finding.what for finding in ailments(well))
 
@@ -148,12 +154,12 @@ def test_a_state_directory_that_cannot_be_written_is_a_problem(well, ailments):
 # --- permissions
 
 
-def test_another_user_than_root_is_a_warning(well, ailments):
+def test_another_user_than_root_is_a_warning(well: CheckContext, ailments: Ailments) -> None:
     well.user = 1000
     assert [finding.check for finding in ailments(well)] == ["permissions"]
 
 
-def test_a_socket_that_nobody_listens_on_is_a_warning(well, ailments):
+def test_a_socket_that_nobody_listens_on_is_a_warning(well: CheckContext, ailments: Ailments) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(well.state_dir / "agent.sock"))
     (well.state_dir / "agent.sock").chmod(0o600)
@@ -161,7 +167,7 @@ def test_a_socket_that_nobody_listens_on_is_a_warning(well, ailments):
     assert "no agent listens" in finding.what
 
 
-def test_a_socket_that_others_can_reach_is_a_problem(well, ailments):
+def test_a_socket_that_others_can_reach_is_a_problem(well: CheckContext, ailments: Ailments) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(well.state_dir / "agent.sock"))
         server.listen()
@@ -187,13 +193,15 @@ def test_a_socket_that_others_can_reach_is_a_problem(well, ailments):
         ({"podman": "podman version 4.9.3"}, "neither runc nor crun"),
         ({"podman": CommandResult(1, "Error: no policy.json"), "runc": "runc version 1.1.0"}, "Error: no policy.json"),
         (
-            {"podman": CommandResult(None, "does not answer within 5 s"), "runc": "runc version 1.1.0"},
-            "does not answer",
+            {"podman": CommandResult(None, "no response within 5 s"), "runc": "runc version 1.1.0"},
+            "no response within",
         ),
-        ({"podman": CommandResult(0, ""), "runc": "runc version 1.1.0"}, "it says nothing"),
+        ({"podman": CommandResult(0, ""), "runc": "runc version 1.1.0"}, "no output"),
     ],
 )
-def test_runtimes_that_do_not_serve_are_named(well, ailments, programs, expected):
+def test_runtimes_that_do_not_serve_are_named(
+    well: CheckContext, ailments: Ailments, programs: dict[str, str | CommandResult], expected: str
+) -> None:
     well.commands = Programs(**programs)
     assert any(expected in finding.what for finding in ailments(well)), ailments(well)
 
@@ -212,22 +220,24 @@ def test_runtimes_that_do_not_serve_are_named(well, ailments, programs, expected
         ({"crio": "crio version 1.30.2\n   commit: x"}, "not TOML [", "not JSON"),
     ],
 )
-def test_runtimes_that_are_told_to_use_cdi_are_well(well, ailments, programs, containerd, docker):
+def test_runtimes_that_are_told_to_use_cdi_are_well(
+    well: CheckContext, ailments: Ailments, programs: dict[str, str | CommandResult], containerd: str, docker: str
+) -> None:
     well.containerd_config.write_text(containerd)
     well.docker_config.write_text(docker)
     well.commands = Programs(runc="runc version 1.1.0", **programs)
     assert ailments(well) == []
 
 
-def test_programs_have_a_deadline_and_no_shell(monkeypatch):
+def test_programs_have_a_deadline_and_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as short:
-        short.setattr("dra_agent.doctor.commands.TIMEOUT_S", 0.2)
+        short.setattr("dra_agent.doctor.context.TIMEOUT_S", 0.2)
         assert SystemCommandRunner().run(["sleep", "600"]).code is None
     # Not about time: a busy machine may take longer to start a program.
-    monkeypatch.setattr("dra_agent.doctor.commands.TIMEOUT_S", DEADLINE_S)
+    monkeypatch.setattr("dra_agent.doctor.context.TIMEOUT_S", DEADLINE_S)
     assert SystemCommandRunner().run(["/nowhere/at/all"]).code is None
     assert SystemCommandRunner().run(["echo", "$HOME; false"]).output == "$HOME; false"
 
 
-def test_findings_say_which_check_found_them(well):
+def test_findings_say_which_check_found_them(well: CheckContext) -> None:
     assert all(finding.check for finding in run_checks(well))

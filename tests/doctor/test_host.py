@@ -2,20 +2,26 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 
+from doctor.conftest import Ailments, Scanned
 from dra_agent.doctor import CheckContext, Severity, is_healthy, run_checks
-from dra_agent.doctor.finding import ok
+from dra_agent.doctor.finding import Finding, ok
+from dra_agent.host import Host
+from dra_agent.inventory import Inventory
 from dra_agent.simulate.inject import unplug
 from dra_agent.simulate.nvml import Condition
-from dra_agent.topology import Link, Sriov
+from dra_agent.topology import Link, PciFunction, Sriov
 
 
 def changed(examination: CheckContext, address: str, **facts: object) -> CheckContext:
     """The examination with one function that the scan found otherwise."""
     topology = examination.topology
+    assert topology is not None
     devices = tuple(
         msgspec.structs.replace(device, **facts) if device.pci_address == address else device
         for device in topology.devices
@@ -24,55 +30,70 @@ def changed(examination: CheckContext, address: str, **facts: object) -> CheckCo
     return examination
 
 
-def gpu(examination: CheckContext):
+def functions(examination: CheckContext) -> tuple[PciFunction, ...]:
+    assert examination.topology is not None
+    return examination.topology.devices
+
+
+def inventory(examination: CheckContext) -> Inventory:
+    assert examination.inventory is not None
+    return examination.inventory
+
+
+def nvml_library(host: Host) -> Path:
+    assert host.nvml_library is not None
+    return host.nvml_library
+
+
+def gpu(examination: CheckContext) -> PciFunction:
     return next(
-        device for device in examination.topology.devices if device.vendor_id == "0x10de" and device.kind.value == "gpu"
+        device for device in functions(examination) if device.vendor_id == "0x10de" and device.kind.value == "gpu"
     )
 
 
-def nic(examination: CheckContext):
-    return next(device for device in examination.topology.devices if device.kind.value == "nic")
+def nic(examination: CheckContext) -> PciFunction:
+    return next(device for device in functions(examination) if device.kind.value == "nic")
 
 
-def test_a_well_host_has_nothing_to_mend(well, ailments):
+def test_a_well_host_has_nothing_to_mend(well: CheckContext, ailments: Ailments) -> None:
     assert ailments(well) == []
     assert is_healthy(run_checks(well))
 
 
-def test_a_simulated_host_is_well(scanned, ailments):
+def test_a_simulated_host_is_well(scanned: Scanned, ailments: Ailments) -> None:
     assert [str(finding) for finding in ailments(scanned()) if finding.severity is Severity.PROBLEM] == []
 
 
-def test_a_missing_device_node_is_named_with_its_device(scanned, host, ailments):
+def test_a_missing_device_node_is_named_with_its_device(scanned: Scanned, host: Host, ailments: Ailments) -> None:
     examination = scanned()
-    node = next(node for device in examination.inventory.devices for node in device.nodes if node.role == "gpu")
+    node = next(node for device in inventory(examination).devices for node in device.nodes if node.role == "gpu")
     (host.dev / node.path.removeprefix("/dev/")).unlink()
     found = [finding for finding in ailments(scanned()) if finding.check == "device nodes"]
     assert [finding.where for finding in found] == [str(host.dev / node.path.removeprefix("/dev/"))]
     assert "gpu-" in found[0].what and "nvidia" in found[0].hint
 
 
-def test_a_plain_file_is_no_device_node_on_a_real_host(scanned, ailments):
+def test_a_plain_file_is_no_device_node_on_a_real_host(scanned: Scanned, ailments: Ailments) -> None:
     examination = scanned()
-    node = next(node for device in examination.inventory.devices for node in device.nodes)
+    node = next(node for device in inventory(examination).devices for node in device.nodes)
     plain = examination.host.dev / "plain"
     plain.write_text("")
     device = msgspec.structs.replace(
-        examination.inventory.devices[0], nodes=(msgspec.structs.replace(node, host_path=str(plain)),)
+        inventory(examination).devices[0], nodes=(msgspec.structs.replace(node, host_path=str(plain)),)
     )
-    examination.inventory = msgspec.structs.replace(examination.inventory, devices=(device,))
+    examination.inventory = msgspec.structs.replace(inventory(examination), devices=(device,))
     examination.simulated = False
-    assert any("no character device" in finding.what for finding in ailments(examination))
+    assert any("not a character device" in finding.what for finding in ailments(examination))
 
 
-def test_a_missing_vendor_library_is_a_finding(scanned, host, ailments):
-    host.nvml_library.unlink()
+def test_a_missing_vendor_library_is_a_finding(scanned: Scanned, host: Host, ailments: Ailments) -> None:
+    nvml_library(host).unlink()
     found = [finding for finding in ailments(scanned()) if finding.check == "hardware"]
     assert any("NVML" in finding.where or "NVML" in finding.what for finding in found), found
 
 
-def test_persistence_mode_that_is_off_is_a_warning(scanned, host, ailments):
-    path = host.nvml_library.parent / "nvml.json"
+def test_persistence_mode_that_is_off_is_a_warning(scanned: Scanned, host: Host, ailments: Ailments) -> None:
+    path = nvml_library(host).parent / "nvml.json"
     state = json.loads(path.read_text())
     condition = msgspec.to_builtins(Condition(persistence_mode=False))
     state["conditions"] = {state["devices"][0]["uuid"]: condition}
@@ -81,12 +102,12 @@ def test_persistence_mode_that_is_off_is_a_warning(scanned, host, ailments):
     assert found and all(finding.severity is Severity.WARNING and "nvidia-smi" in finding.hint for finding in found)
 
 
-def test_an_unplugged_gpu_leaves_the_others_well(scanned, host, ailments):
+def test_an_unplugged_gpu_leaves_the_others_well(scanned: Scanned, host: Host, ailments: Ailments) -> None:
     unplug(host.sysfs.parent, gpu(scanned()).pci_address)
     assert is_healthy(run_checks(scanned())), ailments(scanned())
 
 
-def test_nouveau_is_a_problem(scanned, ailments):
+def test_nouveau_is_a_problem(scanned: Scanned, ailments: Ailments) -> None:
     examination = scanned()
     found = ailments(changed(examination, gpu(examination).pci_address, driver="nouveau"))
     assert [finding.hint for finding in found if "nouveau" in finding.what] == [
@@ -94,7 +115,7 @@ def test_nouveau_is_a_problem(scanned, ailments):
     ]
 
 
-def test_a_gpu_without_a_driver_is_a_warning(scanned, ailments):
+def test_a_gpu_without_a_driver_is_a_warning(scanned: Scanned, ailments: Ailments) -> None:
     examination = scanned()
     address = gpu(examination).pci_address
     found = ailments(changed(examination, address, driver=None, drm=None, kfd=None))
@@ -108,50 +129,50 @@ def test_a_gpu_without_a_driver_is_a_warning(scanned, ailments):
         (Link(generation=3, width=16, max_generation=5, max_width=16), "its link runs at generation 3 of 5"),
     ],
 )
-def test_a_slow_link_of_a_nic_is_a_warning(scanned, ailments, link, what):
+def test_a_slow_link_of_a_nic_is_a_warning(scanned: Scanned, ailments: Ailments, link: Link, what: str) -> None:
     examination = scanned()
     address = nic(examination).pci_address
     found = ailments(changed(examination, address, link=link))
     assert (what, address) in [(finding.what, finding.where) for finding in found]
 
 
-def test_an_idle_gpu_may_lower_its_link(scanned, ailments):
+def test_an_idle_gpu_may_lower_its_link(scanned: Scanned, ailments: Ailments) -> None:
     examination = scanned()
     address = gpu(examination).pci_address
     link = Link(generation=1, width=16, max_generation=5, max_width=16)
     assert [finding for finding in ailments(changed(examination, address, link=link)) if finding.where == address] == []
 
 
-def test_unknown_numa_nodes_are_a_warning(scanned, ailments):
+def test_unknown_numa_nodes_are_a_warning(scanned: Scanned, ailments: Ailments) -> None:
     examination = scanned()
-    assert len(examination.topology.numa_nodes) > 1
+    assert examination.topology is not None and len(examination.topology.numa_nodes) > 1
     address = nic(examination).pci_address
     found = ailments(changed(examination, address, numa_node=None, numa_source=None))
     assert any("NUMA" in finding.what and finding.where == address for finding in found)
 
 
-def test_virtual_functions_that_do_not_fit_are_warnings(scanned, ailments):
+def test_virtual_functions_that_do_not_fit_are_warnings(scanned: Scanned, ailments: Ailments) -> None:
     examination = scanned()
     address = nic(examination).pci_address
     attribute = examination.host.sysfs / "bus/pci/devices" / address / "sriov_numvfs"
     attribute.write_text("4\n")
     capable = changed(examination, address, sriov=Sriov(total_vfs=8, num_vfs=0), virtfns=())
-    assert any("4 virtual functions, 0 are there" in finding.what for finding in ailments(capable))
+    assert any("4 virtual functions, 0 exist" in finding.what for finding in ailments(capable))
     orphan = changed(examination, address, physfn="0000:ff:00.0")
-    assert any("0000:ff:00.0, which is not there" in finding.what for finding in ailments(orphan))
+    assert any("0000:ff:00.0, which does not exist" in finding.what for finding in ailments(orphan))
 
 
-def test_passing_through_needs_the_iommu(scanned, ailments):
+def test_passing_through_needs_the_iommu(scanned: Scanned, ailments: Ailments) -> None:
     examination = scanned()
     shutil.rmtree(examination.host.sysfs / "class/iommu", ignore_errors=True)
-    for device in examination.topology.devices:
+    for device in functions(examination):
         examination = changed(examination, device.pci_address, iommu_group=None)
     address = gpu(examination).pci_address
     found = ailments(changed(examination, address, driver="vfio-pci", vfio="vfio0"))
     assert any(finding.check == "IOMMU" and finding.where == address and "off" in finding.what for finding in found)
 
 
-def test_a_shared_iommu_group_is_a_warning(scanned, ailments):
+def test_a_shared_iommu_group_is_a_warning(scanned: Scanned, ailments: Ailments) -> None:
     examination = scanned()
     one, other = gpu(examination).pci_address, nic(examination).pci_address
     examination = changed(examination, one, driver="vfio-pci", iommu_group=900)
@@ -159,21 +180,21 @@ def test_a_shared_iommu_group_is_a_warning(scanned, ailments):
     assert any(finding.check == "IOMMU" and finding.where == one and other in finding.what for finding in found)
 
 
-def test_what_the_scan_passed_over_is_told(scanned, host, ailments):
-    functions = sorted((host.sysfs / "bus/pci/devices").iterdir())
-    damaged = next(path for path in functions if path.name == gpu(scanned()).pci_address)
+def test_what_the_scan_passed_over_is_told(scanned: Scanned, host: Host, ailments: Ailments) -> None:
+    found_functions = sorted((host.sysfs / "bus/pci/devices").iterdir())
+    damaged = next(path for path in found_functions if path.name == gpu(scanned()).pci_address)
     (damaged.resolve() / "class").write_text("garbage")
     found = ailments(scanned())
     assert any(finding.check == "hardware" and damaged.name in finding.where for finding in found)
 
 
-def test_a_host_that_cannot_be_scanned_is_a_problem(well, ailments):
+def test_a_host_that_cannot_be_scanned_is_a_problem(well: CheckContext, ailments: Ailments) -> None:
     well.failure = "/nowhere: no such directory"
     assert [finding.what for finding in ailments(well)] == ["/nowhere: no such directory"]
 
 
-def test_a_check_that_fails_is_a_finding_and_hides_no_other(well):
-    def broken(examination: CheckContext):
+def test_a_check_that_fails_is_a_finding_and_hides_no_other(well: CheckContext) -> None:
+    def broken(examination: CheckContext) -> Iterator[Finding]:
         yield ok("before")
         raise KeyError("surprise")
 
@@ -185,7 +206,7 @@ def test_a_check_that_fails_is_a_finding_and_hides_no_other(well):
     ]
 
 
-def test_cgroup_version_1_is_a_warning(well, ailments):
+def test_cgroup_version_1_is_a_warning(well: CheckContext, ailments: Ailments) -> None:
     (well.host.sysfs / "fs/cgroup/memory").mkdir(parents=True)
     assert [finding.check for finding in ailments(well)] == ["kernel"]
     (well.host.sysfs / "fs/cgroup/cgroup.controllers").write_text("cpu memory dmem\n")

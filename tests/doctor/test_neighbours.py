@@ -6,13 +6,16 @@ import fcntl
 import os
 import socket
 import sqlite3
+from pathlib import Path
 
-from doctor.conftest import VERSIONS, Programs
+import pytest
+
+from doctor.conftest import VERSIONS, Ailments, Programs, Scanned
 from dra_agent.conflicts import DeviceConflicts, SavedConflicts, save_conflicts
-from dra_agent.doctor import OtherAgent, Severity, run_checks
+from dra_agent.doctor import CheckContext, OtherAgent, Severity, run_checks
 
 
-def test_a_damaged_store_is_a_problem_and_stays_as_it_is(well, ailments):
+def test_a_damaged_store_is_a_problem_and_stays_as_it_is(well: CheckContext, ailments: Ailments) -> None:
     store = well.state_dir / "objects.db"
     store.write_bytes(b"this was a database" * 100)
     (finding,) = ailments(well)
@@ -21,7 +24,7 @@ def test_a_damaged_store_is_a_problem_and_stays_as_it_is(well, ailments):
     assert [path.name for path in well.state_dir.iterdir()] == ["objects.db"]
 
 
-def test_a_whole_store_is_fine_and_no_file_appears_beside_it(well, ailments):
+def test_a_whole_store_is_fine_and_no_file_appears_beside_it(well: CheckContext, ailments: Ailments) -> None:
     with sqlite3.connect(well.state_dir / "objects.db") as connection:
         connection.execute("CREATE TABLE objects (name TEXT)")
     connection.close()
@@ -31,14 +34,14 @@ def test_a_whole_store_is_fine_and_no_file_appears_beside_it(well, ailments):
     assert any(finding.what == "the stored claims are whole" for finding in run_checks(well))
 
 
-def test_a_file_that_the_store_set_aside_is_told(well, ailments):
+def test_a_file_that_the_store_set_aside_is_told(well: CheckContext, ailments: Ailments) -> None:
     (well.state_dir / "objects.db.corrupt-1").write_bytes(b"x")
     (finding,) = ailments(well)
     assert finding.severity is Severity.WARNING and finding.where.endswith("objects.db.corrupt-1")
     assert "dra-agent claims" in finding.hint
 
 
-def test_an_agent_that_holds_the_lock_and_does_not_listen_is_a_problem(well, ailments):
+def test_an_agent_that_holds_the_lock_and_does_not_listen_is_a_problem(well: CheckContext, ailments: Ailments) -> None:
     lock = well.state_dir / "agent.lock"
     lock.write_text(f"{os.getpid()}\n")
     (ended,) = ailments(well)
@@ -52,7 +55,9 @@ def test_an_agent_that_holds_the_lock_and_does_not_listen_is_a_problem(well, ail
     assert "read its log" in finding.hint
 
 
-def test_others_who_give_out_the_same_devices_are_named(scanned, ailments, tmp_path, monkeypatch):
+def test_others_who_give_out_the_same_devices_are_named(
+    scanned: Scanned, ailments: Ailments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     examination = scanned()
     examination.kubelet_dir = tmp_path / "kubelet"
     plugins = tmp_path / "kubelet" / "device-plugins"
@@ -67,7 +72,7 @@ def test_others_who_give_out_the_same_devices_are_named(scanned, ailments, tmp_p
     assert "nvidia devices too" in finding.what and "inventory.exclude" in finding.hint
 
 
-def test_what_the_agent_found_of_others_is_told(scanned, ailments):
+def test_what_the_agent_found_of_others_is_told(scanned: Scanned, ailments: Ailments) -> None:
     examination = scanned()
     verdict = DeviceConflicts(dict.fromkeys(("gpu-0", "gpu-1"), "device plugin nvidia.com/gpu"))
     save_conflicts(examination.state_dir, SavedConflicts(verdict))
@@ -81,7 +86,7 @@ def test_what_the_agent_found_of_others_is_told(scanned, ailments):
     assert any(found.where == "device plugin nvidia.com/gpu" for found in run_checks(examination))
 
 
-def test_two_agents_for_the_same_devices_are_both_named(scanned, ailments, tmp_path):
+def test_two_agents_for_the_same_devices_are_both_named(scanned: Scanned, ailments: Ailments, tmp_path: Path) -> None:
     examination = scanned()
     (tmp_path / "theirs").mkdir()
     gpu, nic = "gpu-0000-1b-00-0", "nic-0000-18-00-0"
@@ -107,7 +112,7 @@ def test_two_agents_for_the_same_devices_are_both_named(scanned, ailments, tmp_p
     assert ailments(examination)[0].severity is Severity.PROBLEM
 
 
-def test_agents_with_devices_of_their_own_are_no_finding(scanned, ailments, tmp_path):
+def test_agents_with_devices_of_their_own_are_no_finding(scanned: Scanned, ailments: Ailments, tmp_path: Path) -> None:
     examination = scanned()
     examination.other_agents = (OtherAgent("nics.example.com", tmp_path, 4711, ()),)
     assert ailments(examination) == []
@@ -116,7 +121,7 @@ def test_agents_with_devices_of_their_own_are_no_finding(scanned, ailments, tmp_
     assert finding.severity is Severity.WARNING and "not known" in finding.what and "root" in finding.hint
 
 
-def test_gpus_without_the_toolkit_are_a_warning_on_a_real_host(scanned):
+def test_gpus_without_the_toolkit_are_a_warning_on_a_real_host(scanned: Scanned) -> None:
     examination = scanned()
     examination.simulated = False
     (finding,) = [found for found in run_checks(examination) if found.check == "NVIDIA toolkit"]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from device_setup.vfio.bench import ALVEO, ALVEO_MANAGEMENT, FPGA, machine
 from dra_agent.doctor import CheckContext, Finding, Severity
-from dra_agent.doctor.iommu import check
+from dra_agent.doctor.pci import check_iommu
 from dra_agent.inventory import InventorySettings, PassthroughRule, collect
-from dra_agent.inventory.passthrough_bindings import VfioBinding, VfioBindingStore
+from dra_agent.inventory.passthrough import VfioBinding, VfioBindingStore
 from dra_agent.simulate import build_machine
 from dra_agent.simulate.machine import Machine
 from dra_agent.topology import scan
@@ -25,7 +25,7 @@ def examination(folder: Path, described: Machine) -> CheckContext:
 
 
 def told(found: CheckContext) -> list[Finding]:
-    return [finding for finding in check(found) if finding.severity is not Severity.OK]
+    return [finding for finding in check_iommu(found) if finding.severity is not Severity.OK]
 
 
 def test_neighbours_in_a_group_are_named_before_a_claim_meets_them(tmp_path: Path) -> None:

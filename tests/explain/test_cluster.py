@@ -165,7 +165,7 @@ def test_a_node_selector_keeps_the_pod_from_the_devices(cluster: FakeApi, explai
     code, answer = explain("claim", "claim")
     assert code == 1
     assert answer["summary"] == (
-        "its devices are free only where the pod may not be: n2: the pod's nodeSelector wants zone=zone-n1, "
+        "its devices are free only where the pod may not be: n2: the pod's nodeSelector requires zone=zone-n1, "
         "the node has zone=zone-n2"
     )
     assert by_node(answer)["n1"]["obstacles"] == []
@@ -201,7 +201,7 @@ def test_a_pod_for_which_there_are_devices(cluster: FakeApi, explain: Explain) -
     code, answer = explain("pod", "job")
     assert code == 0
     assert answer["summary"] == "its devices are free on nodes n1, n2; if it stays pending, that is not about devices"
-    assert answer["pods"][0]["scheduler"] == "default-scheduler has not looked at it yet"
+    assert answer["pods"][0]["scheduler"] == "default-scheduler has not evaluated it yet"
 
 
 def test_a_claim_that_no_pod_uses(cluster: FakeApi, explain: Explain) -> None:
@@ -375,7 +375,7 @@ def test_the_claim_of_a_pod_group_is_the_pods(cluster: FakeApi, explain: Explain
     (told,) = answer["claims"]
     assert (code, told["claim"], told["state"]) == (0, "default/ring-gpu-x7", "allocated")
     assert told["reserved_for"] == ["pod group ring"]
-    assert answer["notes"] == ["pod group ring is placed as a whole; this looks at pod job alone"]
+    assert answer["notes"] == ["pod group ring is placed as a whole; this evaluates pod job only"]
 
 
 def test_a_pod_group_that_is_not_there_is_said(cluster: FakeApi, explain: Explain) -> None:

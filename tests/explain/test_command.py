@@ -77,7 +77,7 @@ def test_nothing_is_written(in_directory: Path) -> None:
 
 def test_the_node_s_labels_are_read_from_a_file(in_directory: Path) -> None:
     expression = {"key": "zone", "operator": "In", "values": ["x"]}
-    reach = {"nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
+    reach: dict[str, Any] = {"nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}
     arguments = write(in_directory, question([slice_of(device("a"), **reach)], [claim(ask())]))
     assert main([*arguments, "--node", "n1"]) == 1
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1", "labels": {"zone": "x"}}}

@@ -101,7 +101,7 @@ def test_capacity_is_named_with_what_is_left() -> None:
 
 
 def test_a_policy_that_does_not_offer_the_amount_is_named() -> None:
-    policy = {"default": "1Gi", "validRange": {"min": "1Gi", "max": "2Gi"}}
+    policy: dict[str, Any] = {"default": "1Gi", "validRange": {"min": "1Gi", "max": "2Gi"}}
     asked = question([slice_of(shared(**policy))], [claim(ask(capacity=memory("3Gi")))])
     (rejection,) = rejections(asked, "shared")
     assert (rejection["problem"], rejection["needed"]) == ("policy", "3Gi")
@@ -169,7 +169,7 @@ def lacks(request: dict[str, Any]) -> bool:
 
 def check_agreement(asked: dict[str, Any], name: object) -> None:
     answer = allocate(**asked, share_id_seed=1, deadline=0.3)
-    if "no answer within" in (answer["error"] or ""):
+    if "no response within" in (answer["error"] or ""):
         return
     explanation = explain(**asked)
     assert explanation["fits"] == answer["allocated"], name

@@ -52,10 +52,10 @@ class Authority:
         self._openssl(*batch, "-startdate", start, "-enddate", end)
         return certificate, key
 
-    def server_context(self, name: str = "server", **issue: timedelta) -> ssl.SSLContext:
+    def server_context(self, name: str = "server", *, valid: timedelta = timedelta(days=1)) -> ssl.SSLContext:
         """A server's context that asks clients for a certificate of this authority."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*self.issue(name, **issue))
+        context.load_cert_chain(*self.issue(name, valid=valid))
         context.load_verify_locations(self.certificate)
         context.verify_mode = ssl.CERT_OPTIONAL
         return context

@@ -131,7 +131,7 @@ class FakeApi:
         return self.store.replace(plural, namespace, name, {**before, "status": status}, "status")
 
     def objects(self, plural: str, chosen: Predicate = lambda _: True) -> list[Object]:
-        return self.store.list(plural, chosen)[0]
+        return self.store.select(plural, chosen)[0]
 
     def remove(self, plural: str, name: str, namespace: str = "") -> None:
         """Delete an object, as somebody else would."""
@@ -375,7 +375,7 @@ class _Handler(BaseHTTPRequestHandler):
         raise RefusedError(405, "MethodNotAllowed", method)
 
     def _list(self, plural: str, namespace: str, query: dict[str, str]) -> Object:
-        items, version = self.server.api.store.list(plural, _chosen(namespace, query))
+        items, version = self.server.api.store.select(plural, _chosen(namespace, query))
         start, limit = int(query.get("continue") or 0), int(query.get("limit") or 0)
         metadata: Object = {"resourceVersion": str(version)}
         if limit and start + limit < len(items):

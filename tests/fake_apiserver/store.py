@@ -49,7 +49,7 @@ class Store:
                 raise RefusedError(404, "NotFound", f'{plural} "{name}" not found')
             return copy.deepcopy(found)
 
-    def list(self, plural: str, chosen: Callable[[Object], bool]) -> tuple[list[Object], int]:
+    def select(self, plural: str, chosen: Callable[[Object], bool]) -> tuple[list[Object], int]:
         with self.changed:
             found = [copy.deepcopy(o) for _, o in sorted(self.objects.get(plural, {}).items()) if chosen(o)]
             return found, self.version

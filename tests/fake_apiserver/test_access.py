@@ -85,12 +85,12 @@ def test_a_command_with_a_slash_is_beside_the_kubeconfig_as_for_kubectl(tmp_path
         ({"current-context": "there"}, "no context 'there'"),
         ({"clusters": []}, "no cluster 'c'"),
         ({"users": None}, "no user 'u'"),
-        ({"cluster": {"server": "10.0.0.1"}}, "no address"),
+        ({"cluster": {"server": "10.0.0.1"}}, "not the address"),
         ({"cluster": {"proxy-url": "http://proxy"}}, "proxy"),
         ({"cluster": {"certificate-authority-data": "%%%"}}, "certificate-authority-data is not base64"),
         ({"user": {"auth-provider": {"name": "gcp"}}}, "auth-provider"),
         ({"user": {"client-certificate": "a"}}, "needs its key"),
-        ({"user": {"token": 7}}, "no kubeconfig"),
+        ({"user": {"token": 7}}, "not a kubeconfig"),
     ],
 )
 def test_a_kubeconfig_that_cannot_be_used_says_why(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:

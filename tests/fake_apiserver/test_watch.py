@@ -167,7 +167,7 @@ def test_watches_that_end_at_once_do_not_go_round_and_round(
 
     async def main() -> None:
         async with connect(kubeconfig) as api:
-            with pytest.raises(UnavailableError, match="end as soon as they begin"):
+            with pytest.raises(UnavailableError, match="end as soon as they start"):
                 await take(api, "1", 1, lambda _: None)
 
     asyncio.run(main())

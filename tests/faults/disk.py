@@ -47,7 +47,19 @@ FAULTS = (
 def build(folder: Path) -> Path:
     """Compile the interposer with the C compiler that Rust links with."""
     library = folder / "interposer.so"
-    command = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o", library, SOURCE, "-ldl"]
+    command: list[str | Path] = [
+        "cc",
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-o",
+        library,
+        SOURCE,
+        "-ldl",
+    ]
     subprocess.run(command, check=True)
     return library
 

@@ -19,9 +19,8 @@ from typing import Any
 from dra_agent import simulate
 from dra_agent.errors import AgentError
 from dra_agent.simulate import mig, nvml
-from dra_agent.standalone.client import Client
 from dra_agent.standalone.evaluation import INTERRUPTED
-from dra_agent.standalone.wire import Apply, Delete, Get, ListClaims
+from dra_agent.standalone.protocol import Apply, Client, Delete, Get, ListClaims
 from faults.disk import Disk
 
 PROFILE = "dgx-h100"
@@ -101,7 +100,7 @@ class Node:
 
     def start(self) -> bool:
         """Start the agent and wait until it answers; False where it ended instead."""
-        command = [sys.executable, "-m", "dra_agent", "run", "--standalone", "--config", self._config]
+        command: list[str | Path] = [sys.executable, "-m", "dra_agent", "run", "--standalone", "--config", self._config]
         command += ["--state-dir", self.state, "--cdi-dir", self.cdi, "--simulate", PROFILE, "--node-name", "node-a"]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
         with self.log.open("wb") as log:

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dra_agent import simulate
-from dra_agent.reclaim.client import send_request
-from dra_agent.reclaim.wire import Cancel, Start
+from dra_agent.reclaim.control import Cancel, Start, send_request
 from fake_apiserver.fake import FakeApi
 from fake_apiserver.faults import Fault
 from faults import run as campaign
@@ -95,7 +94,15 @@ class Case:
         return (self.folder / "log").read_text(errors="replace")
 
     def _start(self, api: FakeApi) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "dra_agent", "run", "--no-standalone", "--node-name", "node-a"]
+        command: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "dra_agent",
+            "run",
+            "--no-standalone",
+            "--node-name",
+            "node-a",
+        ]
         command += ["--simulate", PROFILE, "--state-dir", self.folder / "state", "--cdi-dir", self.folder / "cdi"]
         command += ["--kubelet-dir", self.folder / "k", "--kubeconfig", api.kubeconfig(self.folder / "kubeconfig")]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}

@@ -83,7 +83,8 @@ def build_drivers() -> Path:
     """Build the drivers of the Rust targets with coverage; return their folder."""
     cargo = os.environ.get("CARGO", "cargo")
     version = subprocess.run(["rustc", "-vV"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    (host,) = re.findall(r"^host: (.+)$", version, re.MULTILINE)
+    hosts: list[str] = re.findall(r"^host: (.+)$", version, re.MULTILINE)
+    (host,) = hosts
     folder = WORK / "build"
     # With a target of its own, what runs while building (build scripts, macros) has no coverage.
     command = [cargo, "build", "--locked", "--quiet", "--release", "--target", host, "--target-dir", str(folder)]

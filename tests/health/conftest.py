@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from dra_agent.inventory import Device, DeviceEvent, Inventory, ObservedIssue
+from dra_agent.inventory.model import Health
 
 DRIVER = "dra-agent.internal"
 MESSAGES = {"gpu-lost": "the GPU is lost", "link-down": "no link", "reset-required": "a reset is needed"}
@@ -27,7 +28,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def gpu(number: int = 0, *causes: str, errors: int | None = None, health: str = "healthy") -> Device:
+def gpu(number: int = 0, *causes: str, errors: int | None = None, health: Health = "healthy") -> Device:
     ailments = tuple(ObservedIssue(cause, MESSAGES.get(cause, cause)) for cause in causes)
     return Device(
         f"gpu-{number}",
@@ -35,7 +36,7 @@ def gpu(number: int = 0, *causes: str, errors: int | None = None, health: str = 
         "nvidia",
         f"0000:0{number}:00.0",
         attributes={},
-        health="unhealthy" if ailments else health,  # type: ignore[arg-type]
+        health="unhealthy" if ailments else health,
         health_reason=ailments[0].message if ailments else None,
         ailments=ailments,
         memory_errors=errors,

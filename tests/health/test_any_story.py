@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +17,7 @@ LONGEST = 120 * 16
 
 looks = st.tuples(st.just("look"), st.frozensets(st.sampled_from(CAUSES)), st.booleans())
 faults = st.tuples(st.just("xid"), st.lists(st.integers(1, 40).map(lambda n: n * 5), max_size=4))
+Step = tuple[Literal["look"], frozenset[str], bool] | tuple[Literal["xid"], list[int]]
 steps = st.lists(st.tuples(st.integers(0, 400), looks | faults), max_size=60)
 
 
@@ -24,7 +27,7 @@ def published(found: Inventory) -> tuple[object, ...]:
 
 @settings(max_examples=300, deadline=None)
 @given(steps)
-def test_any_story(story: list[tuple[int, tuple[object, ...]]]) -> None:
+def test_any_story(story: list[tuple[int, Step]]) -> None:
     clock = Clock()
     watched = Monitor(SETTINGS, DRIVER, None, clock)
     shown = inventory(gpu())
@@ -36,14 +39,14 @@ def test_any_story(story: list[tuple[int, tuple[object, ...]]]) -> None:
         before = published(found)
         if step[0] == "look":
             _, causes, unmonitored = step
-            signs += len(causes) + bool(unmonitored)  # type: ignore[arg-type]
-            shown = inventory(gpu(0, *sorted(causes), health="unmonitored" if unmonitored else "healthy"))  # type: ignore[call-overload]
+            signs += len(causes) + bool(unmonitored)
+            shown = inventory(gpu(0, *sorted(causes), health="unmonitored" if unmonitored else "healthy"))
             found = watched.observe(shown)
             present = {taint.key.partition("/")[2] for taint in found.devices[0].taints}
-            assert causes <= present or len(present) == 16  # type: ignore[operator]
+            assert causes <= present or len(present) == 16
         else:
-            signs += len(step[1])  # type: ignore[arg-type]
-            found = watched.record_events([xid(number) for number in step[1]], shown)  # type: ignore[attr-defined]
+            signs += len(step[1])
+            found = watched.record_events([xid(number) for number in step[1]], shown)
         changes += published(found) != before
         spells = watched.spells("gpu-0")
         severities = [spell.cause.severity for spell in spells]

@@ -9,7 +9,7 @@ import pytest
 
 from dra_agent.errors import RetryableError
 from dra_agent.inventory import Device
-from dra_agent.inventory.nvidia.event_targets import NO_INSTANCE, EventTargets
+from dra_agent.inventory.nvidia.events import NO_INSTANCE, EventTargets
 
 ADDRESS = "0000:3b:00.0"
 

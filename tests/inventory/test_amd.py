@@ -9,7 +9,7 @@ from dra_agent.host import Host
 from dra_agent.inventory import Device, Diagnostic, PartitionRule, device_name
 from dra_agent.inventory.amd.backend import AmdBackend
 from dra_agent.inventory.amd.kfd import gpu_nodes
-from dra_agent.inventory.partitions import PartitionRules
+from dra_agent.inventory.rules import PartitionRules
 from dra_agent.topology import DeviceKind, Drm
 from dra_agent.topology import PciFunction as Function
 

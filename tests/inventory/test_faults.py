@@ -40,7 +40,7 @@ def collector(dgx: Host, root: Path) -> Iterator[Collector]:
     made.close()
 
 
-def condition(root: Path, conditions: dict[str, dict[str, object]]) -> None:
+def condition(root: Path, conditions: dict[str, nvml.Condition]) -> None:
     with nvml.locked(root / "lib"):
         state = nvml.read(root / "lib")
         state.conditions.clear()
@@ -103,7 +103,7 @@ def test_a_hanging_event_call_makes_gpus_unmonitored_and_nothing_slow(
 
     monkeypatch.setattr(NvmlClient, "call", impatient)
     assert collector.faults() == [] and collector.faults() == []
-    assert sum("did not answer" in error for error in hung) == 1, "only the first one is waited for"
+    assert sum("did not respond" in error for error in hung) == 1, "only the first one is waited for"
     monkeypatch.setattr(NvmlClient, "call", call)
     inventory = collector.collect(scan(dgx))
     assert {device.health for device in inventory.family("gpu")} == {"unmonitored"}
@@ -118,11 +118,11 @@ def test_a_hanging_event_call_makes_gpus_unmonitored_and_nothing_slow(
 def test_repairs_and_errors_of_memory(dgx: Host, root: Path, collector: Collector) -> None:
     uuid = first(collector.collect(scan(dgx))).identity["uuid"]
     assert first(collector.collect(scan(dgx))).memory_errors == 0
-    condition(root, {uuid: {"ecc_uncorrected": 3, "remapped_rows": [0, 1, 1, 0]}})
+    condition(root, {uuid: nvml.Condition(ecc_uncorrected=3, remapped_rows=(0, 1, 1, 0))})
     device = first(collector.collect(scan(dgx)))
     assert device.memory_errors == 3 and device.health == "unhealthy"
     assert [ailment.cause for ailment in device.ailments] == ["reset-required"]
-    condition(root, {uuid: {"remapped_rows": [0, 1, 0, 1]}})
+    condition(root, {uuid: nvml.Condition(remapped_rows=(0, 1, 0, 1))})
     assert [ailment.cause for ailment in first(collector.collect(scan(dgx))).ailments] == ["row-remap-failed"]
 
 

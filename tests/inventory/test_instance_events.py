@@ -14,7 +14,7 @@ from dra_agent.health import HealthSettings, Monitor
 from dra_agent.host import Host
 from dra_agent.inventory import Collector, DeviceEvent, InventorySettings
 from dra_agent.inventory.nvidia import partitionable
-from dra_agent.inventory.nvidia.event_targets import NO_INSTANCE
+from dra_agent.inventory.nvidia.events import NO_INSTANCE
 from dra_agent.inventory.nvidia.mig_ownership import OwnedInstance, note_path, read_note
 from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
 from dra_agent.inventory.settings import PartitionRule

@@ -8,7 +8,7 @@ import pytest
 from dra_agent.host import Host
 from dra_agent.inventory import Capacity, InventorySettings, PartitionRule, collect
 from dra_agent.inventory.intel.backend import IntelBackend
-from dra_agent.inventory.partitions import PartitionRules
+from dra_agent.inventory.rules import PartitionRules
 from dra_agent.simulate import build
 from dra_agent.simulate.kernel import SimulatedKernel
 from dra_agent.slices import desired_slices

@@ -72,7 +72,9 @@ def test_bytes_become_exact_quantities(amount: int, quantity: str) -> None:
 @settings(deadline=None)
 @given(st.integers(min_value=0, max_value=2**63 - 1))
 def test_a_quantity_of_bytes_loses_nothing(amount: int) -> None:
-    digits, suffix = re.fullmatch(r"(\d+)(\D*)", Capacity.of_bytes(amount).value).groups()  # type: ignore[union-attr]
+    quantity = re.fullmatch(r"(\d+)(\D*)", Capacity.of_bytes(amount).value)
+    assert quantity is not None
+    digits, suffix = quantity.groups()
     assert int(digits) << 10 * ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei").index(suffix) == amount
 
 

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from deadlines import a_minute
+from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.net import NicConfig, NicSetup
 from dra_agent.host import Host
 from dra_agent.inventory import Inventory, InventorySettings, collect
-from dra_agent.inventory.passthrough_bindings import VfioBindingStore
+from dra_agent.inventory.passthrough import VfioBindingStore
 from dra_agent.prepare.setup import SetupDevice
 from dra_agent.topology import DeviceKind, Topology
 from inventory.conftest import FunctionMaker
@@ -55,7 +56,7 @@ class Machine:
         (device,) = self.look().devices
         wanted = msgspec.convert({"interface": interface}, NicConfig)
         agent.check(device, wanted)
-        agent.set_up(uid, [SetupDevice(device, ("nic",))], wanted, None, a_minute())
+        agent.set_up(uid, [SetupDevice(ClaimDevice("n/nic", device.name, ("nic",)), device)], wanted, None, a_minute())
         return agent
 
 

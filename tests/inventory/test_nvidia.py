@@ -96,7 +96,7 @@ def test_a_gpu_whose_calls_hang_keeps_its_attributes_and_harms_no_other(
     assert health(hung) == {GPUS[3]: "unmonitored"}
     (problem,) = hung.problems
     assert problem.where == GPUS[3]
-    assert f"did not answer within {HURRY_S} s" in problem.message
+    assert f"did not respond within {HURRY_S} s" in problem.message
     assert [device.to_api() for device in hung.devices] == [device.to_api() for device in before.devices]
     # The stuck call is not made again, so this waits for nothing.
     assert health(take(collector, dgx)) == {GPUS[3]: "unmonitored"}

@@ -4,7 +4,7 @@ import pytest
 
 from dra_agent.errors import UsageError
 from dra_agent.inventory import Attribute, Counter, CounterConsumption, CounterSet, Device, PartitionRule
-from dra_agent.inventory.partitions import PartitionRules, used_counter_sets
+from dra_agent.inventory.rules import PartitionRules, used_counter_sets
 
 DRIVER = "dra-agent.internal"
 VENDOR = f'device.attributes["{DRIVER}"].vendor'

@@ -98,8 +98,12 @@ def test_too_many_attributes_are_reported_and_left_out() -> None:
         (InventorySettings(attributes=(AttributeRule("true", {"uuid": "x"}),)), "attributes[0].set.uuid", "own"),
         (InventorySettings(attributes=(AttributeRule("true", {f"{DRIVER}/x": 1}),)), "attributes[0].set", "own"),
         (InventorySettings(attributes=(AttributeRule("true", {"resource.kubernetes.io/x": 1}),)), "set", "Kubernetes"),
-        (InventorySettings(attributes=(AttributeRule("true", {"a-b": 1}),)), "set.a-b", "no name of an attribute"),
-        (InventorySettings(attributes=(AttributeRule("true", {"a/b/c": 1}),)), "set.a/b/c", "no name"),
+        (InventorySettings(attributes=(AttributeRule("true", {"a-b": 1}),)), "set.a-b", "not a valid attribute name"),
+        (
+            InventorySettings(attributes=(AttributeRule("true", {"a/b/c": 1}),)),
+            "set.a/b/c",
+            "not a valid attribute name",
+        ),
         (InventorySettings(attributes=(AttributeRule("true", {"s": "x" * 65}),)), "set.s", "65 bytes"),
         (
             InventorySettings(attributes=(AttributeRule("true", {"v": VersionValue("1.2")}),)),

@@ -105,7 +105,7 @@ def test_in_a_network_namespace_of_its_own_no_interface_can_be_claimed() -> None
     if "unshare" in done.stderr:
         pytest.skip(f"no network namespace can be made here: {done.stderr}")
     assert done.returncode == 0, done.stderr
-    assert "network namespace of its own" in done.stdout and "--net-root" in done.stdout
+    assert "another network namespace" in done.stdout and "--net-root" in done.stdout
 
 
 def test_damaged_tables_and_loops_of_links_do_no_harm(host: Host, write: Write) -> None:

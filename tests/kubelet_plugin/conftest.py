@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.kubelet_plugin.interfaces import HealthSource
 from dra_agent.kubelet_plugin.plugin import KubeletPlugin
 from dra_agent.kubelet_plugin.sockets import socket_paths
-from dra_agent.prepare import PreparedDevice
 from kubelet_plugin.fake_kubelet import Driver, FakeKubelet
 
 DRIVER = "dra-agent.internal"
@@ -59,16 +59,16 @@ class Devices:
     calls: list[str] = field(default_factory=list)
     at_once: dict[str, int] = field(default_factory=dict)
 
-    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> list[PreparedDevice]:
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> list[ClaimDevice]:
         uid = claim["metadata"]["uid"]
         self._work("prepare", uid)
         return [
-            PreparedDevice(
-                (result["request"].partition("/")[0],),
+            ClaimDevice(
                 result["pool"],
                 result["device"],
-                (f"{DRIVER}/claim={uid}-{result['device']}",),
+                (result["request"].partition("/")[0],),
                 result.get("shareID"),
+                cdi_device_ids=(f"{DRIVER}/claim={uid}-{result['device']}",),
             )
             for result in claim["status"]["allocation"]["devices"]["results"]
         ]

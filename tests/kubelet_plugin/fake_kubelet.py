@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from dra_agent.kubelet_plugin.proto import dra_v1_pb2, dra_v1beta1_pb2, pluginregistration_pb2
 from eventually import DEADLINE_S, eventually_async
@@ -43,7 +44,7 @@ class Driver:
         for namespace, name, uid in claims:
             request.claims.add(namespace=namespace, name=name, uid=uid)
         response = getattr(self.messages, f"{kind}Response")
-        call = self.channel.unary_unary(
+        call: grpc.aio.UnaryUnaryMultiCallable[Message, Any] = self.channel.unary_unary(
             f"/{service}/{kind}",
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=response.FromString,

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.kubelet_plugin import plugin, service
 from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
-from dra_agent.kubelet_plugin.claim_fetch import ClaimReference, fetch
-from dra_agent.prepare import PreparedDevice
+from dra_agent.kubelet_plugin.claim_fetch import fetch
 from eventually import DEADLINE_S, eventually_async
 from kubelet_plugin.conftest import Claims, Node, Run, claim
 
@@ -123,7 +123,7 @@ def test_an_error_without_words_is_an_error_all_the_same(node: Node, run: Run) -
 def test_claims_of_one_call_are_read_and_prepared_side_by_side(node: Node, run: Run) -> None:
     together = threading.Barrier(3)
 
-    def meet(claim: dict[str, Any], deadline: Deadline) -> list[PreparedDevice]:
+    def meet(claim: dict[str, Any], deadline: Deadline) -> list[ClaimDevice]:
         together.wait(DEADLINE_S)
         return []
 
@@ -151,7 +151,7 @@ def test_a_claim_that_cannot_be_read_in_time_may_be_asked_for_again(
             monkeypatch.setattr(service, "BUDGET_S", SHORT_BUDGET_S)
             answer = await driver.call("prepare", [C, ("default", "hangs", "v")])
             assert "cannot be read: no connection" in answer.claims["u"].error
-            assert answer.claims["v"].error == ("claim default/hangs: cannot be read: the API server does not answer")
+            assert answer.claims["v"].error == ("claim default/hangs: cannot be read: the API server does not respond")
             node.claims.errors.clear()
             monkeypatch.undo()
             assert (await driver.call("prepare", [C])).claims["u"].error == ""
@@ -163,7 +163,7 @@ def test_a_call_is_answered_before_its_caller_gives_up(node: Node, run: Run) -> 
     node.claims.add("c", "u")
     left: list[float] = []
 
-    def look(claim: dict[str, Any], deadline: Deadline) -> list[PreparedDevice]:
+    def look(claim: dict[str, Any], deadline: Deadline) -> list[ClaimDevice]:
         left.append(deadline.remaining())
         return []
 
@@ -198,7 +198,7 @@ def test_the_api_server_is_asked_again_with_a_growing_pause() -> None:
         asyncio.Runner(loop_factory=lambda: loop) as runner,
         pytest.raises(RetryableError, match="cannot be read: no connection"),
     ):
-        runner.run(fetch(source, ClaimReference(*C), 3.4))
+        runner.run(fetch(source, ClaimRef(C[2], C[0], C[1]), 3.4))
     assert 3 < len(source.tries) < 20
 
 
@@ -302,8 +302,8 @@ def test_names_that_are_none_never_reach_the_api_server(node: Node, run: Run) ->
     async def scenario() -> None:
         async with node.registered() as (_, driver):
             answer = await driver.call("prepare", [("default", "../../secrets/x", "u"), ("", "c", "v")])
-            assert "is no name of the API" in answer.claims["u"].error
-            assert "is no name of the API" in answer.claims["v"].error
+            assert "is not a valid API name" in answer.claims["u"].error
+            assert "is not a valid API name" in answer.claims["v"].error
             assert node.claims.tries == []
 
     run(scenario())

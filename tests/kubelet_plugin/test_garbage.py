@@ -85,7 +85,9 @@ def test_messages_that_are_none(
 ) -> None:
     async def scenario() -> None:
         async with node.registered() as (_, driver):
-            call = driver.channel.unary_unary("/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources")
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = driver.channel.unary_unary(
+                "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources"
+            )
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call(b"\xff" * size)
             assert caught.value.code() == code
@@ -119,8 +121,9 @@ def test_methods_that_nobody_knows(node: Node, run: Run) -> None:
     async def scenario() -> None:
         async with node.registered() as (_, driver):
             for method in ("/k8s.io.kubelet.pkg.apis.dra.v2.DRAPlugin/NodePrepareResources", "/x/y", "/" + "z" * 4000):
+                call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = driver.channel.unary_unary(method)
                 with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await driver.channel.unary_unary(method)(b"")
+                    await call(b"")
                 assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
             await works(driver)
 

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal, cast
 
 import grpc
 import pytest
 
 from dra_agent.kubelet_plugin import health_stream, plugin
+from dra_agent.kubelet_plugin.plugin import KubeletPlugin
 from dra_agent.kubelet_plugin.proto import health_v1_pb2, health_v1alpha1_pb2
 from eventually import DEADLINE_S, eventually_async
 from kubelet_plugin.conftest import Node, Run
@@ -21,7 +22,7 @@ from kubelet_plugin.fake_kubelet import Driver
 @dataclass
 class DeviceHealth:
     device: str
-    health: str
+    health: Literal["healthy", "unhealthy", "unknown"]
     message: str = ""
     pool: str = "n/gpu"
     seen: float = 1700000000.9
@@ -50,6 +51,11 @@ def health() -> Health:
     return Health()
 
 
+def reporting(plugin: KubeletPlugin) -> health_stream.HealthService:
+    assert plugin._health is not None
+    return plugin._health
+
+
 def watch(driver: Driver, messages: ModuleType = health_v1_pb2) -> Any:
     service = messages.DESCRIPTOR.services_by_name["DRAResourceHealth"].full_name
     return driver.channel.unary_stream(
@@ -65,7 +71,7 @@ def test_every_device_is_told_at_once_and_again_on_a_change(
 ) -> None:
     async def scenario() -> None:
         async with node.registered(health=health) as (plugin, driver):
-            plugin._health._again = 3600.0  # type: ignore[union-attr]
+            reporting(plugin)._again = 3600.0
             assert driver.services[2:] == ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"]
             stream = watch(driver, messages)
             first = await asyncio.wait_for(stream.read(), 60)
@@ -97,7 +103,7 @@ def test_it_is_told_again_within_the_lease(node: Node, run: Run, health: Health)
 
     async def scenario() -> None:
         async with node.registered(health=health) as (plugin, driver):
-            plugin._health._again = 0.05  # type: ignore[union-attr]
+            reporting(plugin)._again = 0.05
             stream = watch(driver)
             for _ in range(4):
                 assert (await asyncio.wait_for(stream.read(), 60)).devices[0].health == 1
@@ -109,7 +115,7 @@ def test_it_is_told_again_within_the_lease(node: Node, run: Run, health: Health)
 def test_a_change_on_another_thread_reaches_every_watcher(node: Node, run: Run, health: Health) -> None:
     async def scenario() -> None:
         async with node.registered(health=health) as (plugin, driver):
-            plugin._health._again = 3600.0  # type: ignore[union-attr]
+            reporting(plugin)._again = 3600.0
             streams = [watch(driver), watch(driver, health_v1alpha1_pb2), watch(driver)]
             for stream in streams:
                 await asyncio.wait_for(stream.read(), 60)
@@ -147,7 +153,7 @@ def test_watchers_that_left_are_forgotten(node: Node, run: Run, health: Health) 
                 stream = watch(driver)
                 await asyncio.wait_for(stream.read(), 60)
                 stream.cancel()
-            await eventually_async(lambda: plugin._health._wake == set())  # type: ignore[union-attr]
+            await eventually_async(lambda: reporting(plugin)._wake == set())
 
     run(scenario())
 
@@ -167,7 +173,7 @@ def test_text_that_is_not_unicode_is_told_with_a_replacement(node: Node, run: Ru
 def test_one_connection_has_a_limited_number_of_streams(node: Node, run: Run, health: Health) -> None:
     async def scenario() -> None:
         async with node.registered(health=health) as (plugin, driver):
-            plugin._health._again = 3600.0  # type: ignore[union-attr]
+            reporting(plugin)._again = 3600.0
             streams = [watch(driver) for _ in range(257)]
             reads = [asyncio.ensure_future(stream.read()) for stream in streams]
             await eventually_async(lambda: sum(read.done() for read in reads) >= 256)
@@ -193,7 +199,7 @@ def test_long_messages_are_cut_at_a_character(node: Node, run: Run, health: Heal
 
 
 def test_a_source_that_fails_ends_the_stream_and_nothing_else(node: Node, run: Run, health: Health) -> None:
-    health.found = [DeviceHealth("gpu-0", "on fire")]
+    health.found = [DeviceHealth("gpu-0", cast(Any, "on fire"))]
 
     async def scenario() -> None:
         async with node.registered(health=health) as (_, driver):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -48,26 +49,26 @@ def test_generating_again_gives_the_same_bytes(tmp_path: Path) -> None:
         (health_v1alpha1_pb2, "v1alpha1.DRAResourceHealth", ["NodeWatchResources"]),
     ],
 )
-def test_services_have_their_names_on_the_wire(messages: object, service: str, methods: list[str]) -> None:
-    found = messages.DESCRIPTOR.services_by_name[service.rpartition(".")[2]]  # type: ignore[attr-defined]
+def test_services_have_their_names_on_the_wire(messages: ModuleType, service: str, methods: list[str]) -> None:
+    found = messages.DESCRIPTOR.services_by_name[service.rpartition(".")[2]]
     assert found.full_name == service
     assert [method.name for method in found.methods] == methods
 
 
 @pytest.mark.parametrize("messages", [dra_v1_pb2, dra_v1beta1_pb2])
-def test_a_prepared_device_on_the_wire(messages: object) -> None:
-    device = messages.Device(  # type: ignore[attr-defined]
+def test_a_prepared_device_on_the_wire(messages: ModuleType) -> None:
+    device = messages.Device(
         request_names=["r"], pool_name="p", device_name="d", cdi_device_ids=["v/c=n"], share_id="s"
     )
     assert device.SerializeToString() == b"\x0a\x01r\x12\x01p\x1a\x01d\x22\x05v/c=n\x2a\x01s"
-    answer = messages.NodePrepareResourcesResponse()  # type: ignore[attr-defined]
+    answer = messages.NodePrepareResourcesResponse()
     answer.claims["u"].error = "e"
     assert answer.SerializeToString() == b"\x0a\x08\x0a\x01u\x12\x03\x12\x01e"
 
 
 def test_health_on_the_wire() -> None:
     told = health_v1_pb2.DeviceHealth(
-        device={"pool_name": "p", "device_name": "d"},
+        device=health_v1_pb2.DeviceIdentifier(pool_name="p", device_name="d"),
         health=health_v1_pb2.UNHEALTHY,
         last_updated_time=7,
         health_check_timeout_seconds=30,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import shutil
 import socket
@@ -18,8 +19,8 @@ import pytest
 from dra_agent.errors import RetryableError
 from dra_agent.kubelet_plugin import plugin
 from dra_agent.kubelet_plugin.plugin import KubeletPlugin
-from dra_agent.kubelet_plugin.socket_file import SocketFile
-from dra_agent.kubelet_plugin.sockets import socket_paths
+from dra_agent.kubelet_plugin.registration import RegistrationStatus
+from dra_agent.kubelet_plugin.sockets import SocketFile, socket_paths
 from eventually import eventually_async
 from kubelet_plugin.conftest import DRIVER, Node, Run
 
@@ -151,7 +152,7 @@ def test_a_file_in_the_way_is_named_not_removed(node: Node, run: Run) -> None:
 
     async def scenario() -> None:
         async with node.plugin() as plugin:
-            assert "there is a file that is no socket" in plugin.failures[0]
+            assert "the path is not a socket" in plugin.failures[0]
             assert str(path) in plugin.failures[0]
 
     run(scenario())
@@ -183,8 +184,9 @@ def test_a_socket_that_was_not_bound_cannot_be_published(short_path: Path) -> No
 
 
 def test_one_socket_that_cannot_be_bound_leaves_no_other(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = SocketFile.address.fget
-    assert usual is not None
+    described = inspect.getattr_static(SocketFile, "address")
+    assert isinstance(described, property) and described.fget is not None
+    usual = described.fget
 
     def address(file: SocketFile) -> str:
         return f"unix:{node.directory}/missing/x" if file.path.name.endswith("-reg.sock") else usual(file)
@@ -217,7 +219,8 @@ class Observed:
 
 def test_what_the_kubelet_does_is_observed(node: Node, run: Run) -> None:
     node.claims.add("c", "u")
-    observed, told = Observed(), []
+    observed = Observed()
+    told: list[RegistrationStatus] = []
 
     async def scenario() -> None:
         began = time.perf_counter()
@@ -312,7 +315,9 @@ def test_an_older_kubelet_gets_v1beta1(node: Node, run: Run) -> None:
 def test_health_is_unimplemented_where_nobody_knows_it(node: Node, run: Run) -> None:
     async def scenario() -> None:
         async with node.registered() as (_, driver):
-            watch = driver.channel.unary_stream("/v1.DRAResourceHealth/NodeWatchResources")
+            watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = driver.channel.unary_stream(
+                "/v1.DRAResourceHealth/NodeWatchResources"
+            )
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await watch(b"").read()
             assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED

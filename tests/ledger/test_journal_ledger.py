@@ -14,8 +14,7 @@ import pytest
 
 from dra_agent import _native
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.ledger_types import DeviceHeldError, HeldDevice, LedgerEntry
+from dra_agent.prepare.ledger import DeviceHeldError, HeldDevice, JournalLedger, LedgerEntry
 
 
 def claim(uid: str, device: str = "gpu-0") -> LedgerEntry:
@@ -46,7 +45,7 @@ def test_a_held_device_is_refused_and_the_holder_named(tmp_path: Path) -> None:
         ledger.start(claim("a"), durable=True)
         with pytest.raises(DeviceHeldError, match=r"gpu-0 of pool node/gpu is held by claim team/claim-a \(uid a\)"):
             ledger.start(claim("b"), durable=True)
-        assert [entry.uid for entry in ledger.holders("node/gpu", "gpu-0")] == ["a"]
+        assert [entry.uid for entry in ledger.entries() if entry.devices[0].device == "gpu-0"] == ["a"]
 
 
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
@@ -82,6 +81,10 @@ def test_a_state_directory_that_cannot_be_written_is_named(tmp_path: Path) -> No
         JournalLedger(blocked / "state", "boot")
 
 
+def not_writable(ledger: JournalLedger) -> str | None:
+    return ledger.report.not_writable
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that is small enough to fill")
 def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
     small = tmp_path / "small"
@@ -107,10 +110,10 @@ def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
                     ledger.complete(f"c{number}", "x" * 4000)
             held = {entry.uid for entry in ledger.entries()}
             assert "a" in held
-            assert ledger.report.not_writable
+            assert not_writable(ledger)
             filler.unlink()
             ledger.start(claim("d", "gpu-2"), durable=True)
-            assert ledger.report.not_writable is None
+            assert not_writable(ledger) is None
         with JournalLedger(small, "boot") as ledger:
             assert {entry.uid for entry in ledger.entries()} == held | {"d"}
     finally:
@@ -122,7 +125,7 @@ def test_a_kill_at_any_moment_keeps_what_was_answered(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from dra_agent.prepare.ledger import JournalLedger
-        from dra_agent.prepare.ledger_types import LedgerEntry, HeldDevice
+        from dra_agent.prepare.ledger import LedgerEntry, HeldDevice
         ledger = JournalLedger(Path(sys.argv[1]), "boot")
         first = len(ledger.entries())
         for number in range(first, 100000):

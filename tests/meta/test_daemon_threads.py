@@ -46,7 +46,12 @@ def test_idle_threads_end_and_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_after_the_end_nothing_is_taken_and_what_has_not_begun_is_dropped() -> None:
     executor, begun, gate = DaemonExecutor(1, "test"), threading.Event(), threading.Event()
-    running, dropped = executor.submit(lambda: begun.set() or gate.wait(GENEROUS_S)), executor.submit(int, "1")
+
+    def begin_and_wait() -> bool:
+        begun.set()
+        return gate.wait(GENEROUS_S)
+
+    running, dropped = executor.submit(begin_and_wait), executor.submit(int, "1")
     assert begun.wait(GENEROUS_S)
     executor.shutdown(wait=True)  # does not wait
     with pytest.raises(CancelledError):

@@ -8,40 +8,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NOT_REWRITTEN = {
-    "ARCHITECTURE.md",
-    "CHANGELOG.md",
-    "docs/adr/0007-a-taint-for-each-cause.md",
-    "docs/adr/0030-reclaim-by-device-taint.md",
-    "docs/adr/0031-sources-tell-all-that-they-see.md",
-    "docs/adr/0032-cordon-for-named-claims.md",
-    "docs/adr/0033-long-graces-before-the-taint.md",
-    "docs/adr/0041-configuration-has-kinds-of-its-own-group.md",
-    "docs/adr/0042-a-share-starts-limited-or-not-at-all.md",
-    "docs/adr/0043-handed-over-devices-keep-their-description.md",
-    "docs/adr/0044-nvml-in-a-process-of-its-own.md",
-    "docs/adr/0045-published-slices-are-kept-as-json.md",
-    "docs/adr/0046-the-agent-moves-interfaces.md",
-    "docs/adr/0047-turns-are-short-and-devices-have-locks.md",
-    "docs/adr/0048-processes-are-read-from-proc.md",
-    "docs/cdi.md",
-    "docs/cel.md",
-    "docs/claim-status.md",
-    "docs/device-metadata.md",
-    "docs/kubelet-plugin.md",
-    "docs/ledger.md",
-    "docs/mig.md",
-    "docs/nic-configuration.md",
-    "docs/numbers.md",
-    "docs/partitions-amd-intel.md",
-    "docs/passthrough.md",
-    "docs/prepare.md",
-    "docs/shares.md",
-    "docs/testing.md",
-    "docs/time-slicing.md",
-}
-"""Pages in which older words are left."""
-PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")} - {ROOT / page for page in NOT_REWRITTEN})
+PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")})
+
+COMMENTED = sorted(
+    {
+        ROOT / "Makefile",
+        ROOT / "cdi/schema.json",
+        ROOT / "deploy/Containerfile",
+        *ROOT.glob("systemd/*"),
+        *(path for path in ROOT.glob("deploy/helm/**/*") if path.suffix in {".yaml", ".json", ".tpl", ".txt"}),
+        *ROOT.glob("deploy/kustomize/**/*.yaml"),
+        *(path for path in ROOT.glob("examples/**/*") if path.suffix in {".yaml", ".toml"}),
+    }
+)
+"""Other files that users read: their comments, the help of make, descriptions of schemas, and the chart's notes."""
 
 INSTEAD = {
     r"gives? out|giving out|given out|gave out": "allocate, advertise, manage",
@@ -53,7 +33,7 @@ INSTEAD = {
     r"rights": "permissions",
     r"processors?": "CPU",
     r"nobody|whoever|somebody|anybody|someone else": "the component by its name, or a passive",
-    r"(?:is|are|was|were|be) no (?!longer|more)[a-z-]+": "is not a",
+    r"(?<!there )(?<!There )(?:is|are|was|were|be) no (?!longer|more)[a-z-]+": "is not a",
     r"takes? back|taken back|took back|taking back": "withdraw, cancel",
     r"hosts? (?:is|are|was) (?:about to be |being )?taken": "spot interruption, node reclaim",
     r"how a device does|how devices do": "device health",
@@ -81,19 +61,47 @@ def _prose(text: str) -> list[tuple[int, str]]:
     return lines
 
 
+def _comments(path: Path) -> list[tuple[int, str]]:
+    """Return the lines of prose in a file that is not a page, without inline code."""
+    patterns = {".json": r'"description": "((?:[^"\\]|\\.)*)"', ".txt": r"^(\S.*)"}
+    comment = re.compile(patterns.get(path.suffix, r"(?:^|\s)#+\s(.*)|\{\{/\*(.*?)\*/"))
+    lines: list[tuple[int, str]] = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if found := comment.search(re.sub(r"\{\{[^/].*?\}\}", "", line)):
+            lines.append((number, re.sub(r"`[^`]*`", "``", next(filter(None, found.groups()), ""))))
+    return lines
+
+
 def _findings(path: Path) -> list[str]:
     name = str(path.relative_to(ROOT))
     allowed = EXCEPTIONS.get(name, frozenset())
     return [
         f"{name}:{number}: {match[0]!r}: write {instead}: {line.strip()[:100]}"
-        for number, line in _prose(path.read_text())
+        for number, line in (_prose(path.read_text()) if path.suffix == ".md" else _comments(path))
         for pattern, instead in INSTEAD.items()
         for match in re.finditer(rf"(?<![\w-])(?:{pattern})(?![\w-])", line, re.IGNORECASE)
         if not any(match[0] in text and text in line for text in allowed)
     ]
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("path", PAGES + COMMENTED, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_page_uses_standard_terms(path: Path) -> None:
     findings = _findings(path)
     assert not findings, "\n".join(findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Makefile", "all: ## tell it\n\techo tell it\n"),
+        ("values.yaml", "# `tell` it\na: tell\nb: 1  # tell it\n"),
+        ("unit.service", "# tell it\nTell=it\n"),
+        ("names.tpl", "{{/* tell it */}}\n{{ tell }}\n"),
+        ("NOTES.txt", "  kubectl tell\ntell it{{ tell }}\n"),
+        ("schema.json", '{\n"title": "tell",\n"description": "tell it"\n}\n'),
+    ],
+)
+def test_comments_are_read_and_code_is_not(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    assert [line.strip() for _, line in _comments(path) if "tell" in line] == ["tell it"]

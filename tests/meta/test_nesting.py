@@ -10,8 +10,8 @@ import pytest
 from dra_agent.agent.hook_server import HookServer
 from dra_agent.cdi.metadata import generation_of
 from dra_agent.errors import PermanentError, UsageError
-from dra_agent.reclaim import wire as reclaim
-from dra_agent.standalone import wire as standalone
+from dra_agent.reclaim import control as reclaim
+from dra_agent.standalone import protocol as standalone
 from dra_agent.status import release_socket
 from dra_agent.webhook.admission import MalformedReviewError, review
 

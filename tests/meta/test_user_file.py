@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -60,9 +61,11 @@ WAYS = {
 }
 
 
-def reader(call: str, **streams: object) -> subprocess.CompletedProcess[bytes]:
+def reader(
+    call: str, *, stdin: IO[bytes] | None = None, input: bytes | None = None
+) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-c", READ.format(call=call)]
-    return subprocess.run(command, capture_output=True, check=False, **streams)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(command, capture_output=True, check=False, stdin=stdin, input=input)
 
 
 @pytest.mark.parametrize("call", WAYS.values(), ids=WAYS)

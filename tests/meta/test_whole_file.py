@@ -74,10 +74,12 @@ def test_two_writers_never_mix(tmp_path: Path) -> None:
     path = tmp_path / "file"
     contents = [letter * 50_000 for letter in (b"a", b"b")]
     atomic_file.write(path, contents[0])
-    writers = [
-        threading.Thread(target=lambda data=data: [atomic_file.write(path, data) for _ in range(50)])
-        for data in contents
-    ]
+
+    def write_often(data: bytes) -> None:
+        for _ in range(50):
+            atomic_file.write(path, data)
+
+    writers = [threading.Thread(target=write_often, args=(data,)) for data in contents]
     for writer in writers:
         writer.start()
     try:

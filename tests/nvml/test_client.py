@@ -70,7 +70,7 @@ def test_a_call_that_hangs_keeps_its_lane_and_no_other(process: NvmlWorker, root
     gpu = handle(process)
     inject.hang(root, "nvmlDeviceGetUUID")
     started = time.monotonic()
-    with pytest.raises(CallTimeoutError, match=r"did not answer within 0.2 s \(nvmlDeviceGetUUID\)"):
+    with pytest.raises(CallTimeoutError, match=r"did not respond within 0.2 s \(nvmlDeviceGetUUID\)"):
         process.call(ONE, 0.2, "nvmlDeviceGetUUID", gpu)
     assert process.is_stuck(ONE) and not process.is_stuck(OTHER) and process.stuck_for() >= 0.2
     assert process.call(OTHER, 60, "nvmlDeviceGetName", gpu)

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dra_agent.nvml.restart_policy import FIRST_WAIT_S, FORGET_AFTER_S, HANGS, MAX_HANGS, MAX_WAIT_S, RestartPolicy
+from dra_agent.nvml.client import FIRST_WAIT_S, FORGET_AFTER_S, HANGS, MAX_HANGS, MAX_WAIT_S, RestartPolicy
 
 
 def test_the_first_failure_costs_no_wait_and_each_after_it_twice_as_long() -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -36,7 +37,7 @@ def _run(command: list[str], source: Path, environment: dict[str, str]) -> subpr
     return subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, check=False)
 
 
-def _skip(reason: str) -> None:
+def _skip(reason: str) -> NoReturn:
     if os.environ.get(REQUIRED) == "required":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

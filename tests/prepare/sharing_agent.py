@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dra_agent.errors import AgentError
-from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.ledger_types import DeviceHeldError
+from dra_agent.prepare.ledger import DeviceHeldError, JournalLedger
 from dra_agent.prepare.locks import KeyedLocks
 from prepare.simulated_world import World, claim
 
@@ -38,9 +37,9 @@ def main() -> None:
             if what == "prepare":
                 answer = world.preparer.prepare(claim(*args))[0].device
             elif what == "unprepare":
-                answer = f"released {world.preparer.unprepare(*args)}"
+                answer = f"released {world.preparer.unprepare(args[0])}"
             else:
-                with ledger.turn():
+                with ledger.lease():
                     ledger._native.compact()
                 answer = "compacted"
         except DeviceHeldError:

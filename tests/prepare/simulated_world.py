@@ -12,7 +12,7 @@ import msgspec
 
 from dra_agent.cdi.directory import SpecDirectory
 from dra_agent.cdi.edits import EditProviders
-from dra_agent.cdi.metadata_files import MetadataDirectory
+from dra_agent.cdi.metadata import MetadataDirectory
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.cdi.registry import Registry, load_registry
 from dra_agent.deadline import Deadline
@@ -20,7 +20,7 @@ from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, DeviceNode, device_key
 from dra_agent.prepare import Preparer
-from dra_agent.prepare.ledger_types import DeviceHeldError, HeldDevice, LedgerEntry
+from dra_agent.prepare.ledger import DeviceHeldError, HeldDevice, JournalLedger, LedgerEntry
 from dra_agent.prepare.locks import KeyedLocks
 from dra_agent.prepare.ownership import Ownership
 from dra_agent.prepare.setup import DeviceSetup, SetupDevice, SetupOutcome, UnsuitableError
@@ -50,7 +50,7 @@ class Points:
         self.kill_at = kill_at
 
 
-class MemoryLedger:
+class MemoryLedger(JournalLedger):
     """The ledger's contract in memory: what was not synced may be lost in a crash."""
 
     def __init__(self, points: Points, disk: dict[str, LedgerEntry], *, keep_unsynced: bool = False) -> None:
@@ -67,7 +67,7 @@ class MemoryLedger:
             self.disk.update(self.unsynced)
         return MemoryLedger(self.points, self.disk, keep_unsynced=self.keep_unsynced)
 
-    def turn(self, deadline: Deadline | None = None) -> AbstractContextManager[None]:
+    def lease(self, deadline: Deadline | None = None) -> AbstractContextManager[None]:
         return nullcontext()
 
     def start(self, entry: LedgerEntry, *, durable: bool) -> None:
@@ -276,7 +276,7 @@ class World:
             self.specs,
             self.lookup,
             node=POOL.partition("/")[0],
-            recipes=EditProviders(self.host, directories=[self.cdi]),
+            edit_providers=EditProviders(self.host, directories=[self.cdi]),
             setups=setups,
             metadata=self.metadata,
             ownership=self.ownership,

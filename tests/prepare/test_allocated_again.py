@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_agent.cdi.injection import applied_edits
+from dra_agent.cdi.registry import applied_edits
 from dra_agent.errors import PermanentError, RetryableError
 from prepare.simulated_world import World, claim, partition, result
 
@@ -18,10 +18,10 @@ def env(world: World, answer: Any) -> tuple[str, ...]:
 
 def test_other_requests_get_another_answer_and_another_spec(world: World) -> None:
     first = world.preparer.prepare(claim("a", result("gpu-0", "big"), result("gpu-1", "small")))
-    assert [device.request_names for device in first] == [("big",), ("small",)]
+    assert [device.requests for device in first] == [("big",), ("small",)]
     swapped = claim("a", result("gpu-0", "small"), result("gpu-1", "big"))
     answer = world.preparer.prepare(swapped)
-    assert [(device.device, device.request_names) for device in answer] == [("gpu-0", ("small",)), ("gpu-1", ("big",))]
+    assert [(device.device, device.requests) for device in answer] == [("gpu-0", ("small",)), ("gpu-1", ("big",))]
     assert "DRA_AGENT_REQUEST_BIG=gpu-1" in env(world, answer)
     entry = world.ledger.get("a")
     assert entry is not None and [device.request for device in entry.devices] == ["small", "big"]

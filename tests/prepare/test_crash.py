@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.prepare.ledger_types import LedgerEntry
+from dra_agent.errors import AgentError
+from dra_agent.prepare.ledger import LedgerEntry
 from prepare.simulated_world import DRIVER, Crash, World, claim, partition
 
 Operation = Callable[[World], object]
@@ -48,7 +49,8 @@ def test_killed_while_preparing(tmp_path: Path, wanted: dict[str, object], keep_
         # The kubelet asks again, and gets it; another claim for the same devices does not.
         assert world.preparer.prepare(wanted)
         assert world.usable("a") and world.preparer.prepare(claim("neighbour", "gpu-7")) == neighbour
-        assert isinstance(world.preparer.prepare_many([claim("thief", "gpu-1")])["thief"], Exception)
+        with pytest.raises(AgentError):
+            world.preparer.prepare(claim("thief", "gpu-1"))
         assert not list(world.cdi.glob(".*")), "temporary files are left"
 
 
@@ -120,7 +122,8 @@ def test_recovery_says_what_it_found(world: World) -> None:
     assert "default/claim-lost (lost)" in report.problems[0]
     assert all(path.exists() for path in others), "files of others are not the agent's to remove"
     assert not list(world.cdi.glob(".*"))
-    assert isinstance(world.preparer.prepare_many([claim("x", "gpu-3")])["x"], Exception)
+    with pytest.raises(AgentError):
+        world.preparer.prepare(claim("x", "gpu-3"))
     assert world.ledger.get("lost") is not None
 
 

@@ -20,7 +20,7 @@ from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
 from dra_agent.prepare import RecoveryReport
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.prepare.locks import MAX_WAITERS, KeyedLocks, LockedError
-from dra_agent.prepare.recovery import OnThreads
+from dra_agent.prepare.recovery import ExecutorRunner
 from eventually import eventually, eventually_async
 from prepare.simulated_world import World, claim, partition
 
@@ -42,7 +42,7 @@ class Hang:
         world.points = self._pass  # type: ignore[assignment]
         for part in (world.partitions, world.ledger, world.specs, world.metadata):
             if part is not None:
-                part.points = self._pass  # type: ignore[union-attr,assignment]
+                part.points = self._pass  # type: ignore[assignment]
         self._count = passed
         self._lookup(world)
 
@@ -196,11 +196,11 @@ def test_a_repair_that_hangs_holds_up_neither_the_other_claims_nor_the_round(tmp
     world.crash_and_restart()
     hang = Hang(world, f"partition made on {SICK}")
     with threads() as executor:
-        on_threads = OnThreads(executor, timeout_s=GENEROUS_S)
-        given_up = OnThreads(WhenItHangs(hang), timeout_s=0.05)
+        on_threads = ExecutorRunner(executor, timeout_s=GENEROUS_S)
+        given_up = ExecutorRunner(WhenItHangs(hang), timeout_s=0.05)
 
-        def apart(what: str, call: Callable[[], T]) -> T:
-            return (given_up if "sick" in what else on_threads)(what, call)
+        def apart(description: str, call: Callable[[], T]) -> T:
+            return (given_up if "sick" in description else on_threads)(description, call)
 
         report = executor.submit(world.preparer.recover, apart).result(4 * GENEROUS_S)
         assert report.rebuilt == ("zz",)
@@ -256,7 +256,7 @@ def test_a_hundred_claims_for_a_sick_device_leave_the_threads_to_others(tmp_path
 
 def agents(root: Path) -> tuple[World, World]:
     """Two agents of a rolling update, on one host."""
-    worlds = []
+    worlds: list[World] = []
     for name in ("old", "new"):
         world = World(root)
         world.ledger = JournalLedger(root / "state", "boot-1", shared_as=name)  # type: ignore[assignment]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dra_agent.cdi.injection import applied_edits
+from dra_agent.cdi.registry import applied_edits
 from dra_agent.errors import AgentError, PermanentError
 from prepare.simulated_world import World, claim, partition, result
 

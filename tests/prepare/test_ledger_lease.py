@@ -92,7 +92,7 @@ def test_a_turn_that_lasts_is_joined_only_while_nobody_else_waits() -> None:
 
 
 def test_who_cannot_join_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger_lease, "SHARED_FOR", 0.0)
+    monkeypatch.setattr(ledger_lease, "JOIN_WINDOW_S", 0.0)
     stile, over = Lock(), threading.Event()
     stile.others_wait = True
     one = LedgerLease(stile)
@@ -129,7 +129,7 @@ def test_a_turn_that_nobody_else_wants_waits_for_nothing(tmp_path: Path) -> None
         waited = []
         for _ in range(300):
             before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-            with ledger.turn():
+            with ledger.lease():
                 pass
             waited.append(resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before)
         # Python's own lock is waited for now and then where other threads run.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from dra_agent.errors import PermanentError
@@ -12,7 +13,7 @@ from dra_agent.prepare.ledger import JournalLedger, LedgerDamage, LedgerReport, 
 
 def report(**found: object) -> LedgerReport:
     nothing = LedgerReport(0, (), (), (), (), 0, (), 0, None)
-    return LedgerReport(**{name: found.get(name, getattr(nothing, name)) for name in LedgerReport.__struct_fields__})
+    return msgspec.structs.replace(nothing, **found)
 
 
 def test_nothing_is_said_of_what_is_ordinary() -> None:

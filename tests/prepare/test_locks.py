@@ -17,7 +17,7 @@ from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.prepare.locks import (
-    MAX_KEPT_OPEN,
+    MAX_CACHED_FILES,
     MAX_SETUP_WAITERS,
     MAX_WAITERS,
     SLOW_AFTER_S,
@@ -34,7 +34,7 @@ def far() -> Deadline:
 
 
 def waiting(locks: KeyedLocks, name: str) -> int:
-    with locks._guard:
+    with locks._mutex:
         return len(locks._locks[name].waiting) if name in locks._locks else 0
 
 
@@ -174,7 +174,7 @@ def test_locks_are_for_their_owner_and_who_holds_one_need_not_say_it_in_utf8(tmp
         with pytest.raises(LockedError, match="\ufffd"), locks.hold(["a"], Deadline.of(0)):
             pass
         file.write_bytes(b"")
-        with pytest.raises(LockedError, match=r"\(it does not say which\)"), locks.hold(["a"], Deadline.of(0)):
+        with pytest.raises(LockedError, match=r"\(unknown process\)"), locks.hold(["a"], Deadline.of(0)):
             pass
 
 
@@ -216,10 +216,10 @@ def test_no_file_is_left_open(tmp_path: Path) -> None:
     for _ in range(20):
         with locks.hold(["a", "b"], far()), pytest.raises(LockedError), others.hold(["b"], Deadline.of(0)):
             pass
-    for number in range(2 * MAX_KEPT_OPEN):
+    for number in range(2 * MAX_CACHED_FILES):
         with locks.hold([f"device-{number}"], Deadline.of(0)):
             pass
-    assert len(os.listdir("/proc/self/fd")) <= before + MAX_KEPT_OPEN  # noqa: PTH208
+    assert len(os.listdir("/proc/self/fd")) <= before + MAX_CACHED_FILES  # noqa: PTH208
     for held in (locks, others):
         held.close()
     assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_agent.cdi.injection import applied_edits
+from dra_agent.cdi.registry import applied_edits
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.model import Device

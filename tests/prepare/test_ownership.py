@@ -13,11 +13,10 @@ import pytest
 
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.deadline import Deadline
-from dra_agent.errors import RetryableError
+from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.model import Device
 from dra_agent.prepare import ownership
-from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.ledger_types import DeviceHeldError
+from dra_agent.prepare.ledger import DeviceHeldError, JournalLedger
 from dra_agent.prepare.locks import KeyedLocks
 from dra_agent.prepare.ownership import DeviceOwnership, OwnerRecord, SimulatedOwnership, is_running
 from prepare.simulated_world import World, claim
@@ -328,3 +327,15 @@ def test_a_claim_that_another_agent_moved_to_another_device_leaves_no_owner(tmp_
     new.preparer.prepare(claim("a", "gpu-1"))
     old.preparer.unprepare("a")
     acquire(agent(files, "other"), "b", [old.devices["gpu-0"], old.devices["gpu-1"]])
+
+
+def test_a_claim_that_another_agent_prepared_is_refused_as_such_where_its_new_device_is_held_too(
+    tmp_path: Path, files: Path
+) -> None:
+    old, new = sharing(tmp_path, files, "old"), sharing(tmp_path, files, "new")
+    acquire(agent(files, "other"), "b", [old.devices["gpu-1"]])
+    prepared = old.preparer.prepare(claim("a", "gpu-0"))
+    # No later attempt of the new agent succeeds, whoever releases gpu-1.
+    with pytest.raises(PermanentError, match=r"is prepared with other devices \(gpu-0\)"):
+        new.preparer.prepare(claim("a", "gpu-1"))
+    assert new.preparer.prepare(claim("a", "gpu-0")) == prepared

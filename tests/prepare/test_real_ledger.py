@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.ledger_types import DeviceHeldError, HeldDevice, LedgerEntry
+from dra_agent.prepare.ledger import DeviceHeldError, HeldDevice, JournalLedger, LedgerEntry
 from prepare.simulated_world import World, claim, partition, result
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -30,7 +29,7 @@ def durable(world: World, tmp_path: Path) -> Iterator[World]:
 
 
 def reopen(world: World, tmp_path: Path, boot: str = "boot-1") -> JournalLedger:
-    world.ledger.close()  # type: ignore[attr-defined]
+    world.ledger.close()
     ledger = JournalLedger(tmp_path / "state", boot)
     world.ledger = ledger  # type: ignore[assignment]
     world.start()
@@ -75,7 +74,7 @@ def test_a_device_that_is_held_under_the_node_s_former_name_is_refused(durable: 
 def test_a_claim_may_hold_a_device_and_watch_it(durable: World) -> None:
     watched = claim("a", result("gpu-0", "work"), result("gpu-0", "watch", adminAccess=True))
     (device,) = durable.preparer.prepare(watched)
-    assert device.request_names == ("work", "watch")
+    assert device.requests == ("work", "watch")
     with pytest.raises(DeviceHeldError):
         durable.preparer.prepare(claim("b", "gpu-0"))
 

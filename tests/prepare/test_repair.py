@@ -13,12 +13,10 @@ from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.prepare import Preparer, allocation, record
-from dra_agent.prepare.abandoned import undo_abandoned
 from dra_agent.prepare.config import ConfigurationError, decode
-from dra_agent.prepare.ledger_types import HeldDevice, LedgerEntry
+from dra_agent.prepare.ledger import HeldDevice, LedgerEntry
 from dra_agent.prepare.locks import KeyedLocks, LockedError
-from dra_agent.prepare.recovery import REPAIR_TIMEOUT_S, OnThreads, repair_all
-from dra_agent.prepare.result import RecoveryReport
+from dra_agent.prepare.recovery import REPAIR_TIMEOUT_S, ExecutorRunner, RecoveryReport, repair_all, undo_abandoned
 from eventually import DEADLINE_S
 from prepare.simulated_world import DRIVER, POOL, MemoryLedger, Partitions, Points, World, claim, partition
 
@@ -64,9 +62,9 @@ def test_a_repair_that_was_given_up_before_it_began_never_begins() -> None:
     executor.submit(hang)
     assert began.wait(DEADLINE_S)
     with pytest.raises(RetryableError, match="repair of b has not ended within 0 s"):
-        OnThreads(executor, 0.05)("repair of b", lambda: made.append("b"))
+        ExecutorRunner(executor, 0.05)("repair of b", lambda: made.append("b"))
     gate.set()
-    assert OnThreads(executor, DEADLINE_S)("repair of c", lambda: "c") == "c"
+    assert ExecutorRunner(executor, DEADLINE_S)("repair of c", lambda: "c") == "c"
     assert made == []
 
 
@@ -86,11 +84,11 @@ class LateExecutor(Executor):
 
 
 def test_a_repair_that_ends_in_the_moment_at_which_it_is_given_up_has_ended() -> None:
-    assert OnThreads(LateExecutor(), DEADLINE_S)("repair of a", lambda: "late") == "late"
+    assert ExecutorRunner(LateExecutor(), DEADLINE_S)("repair of a", lambda: "late") == "late"
 
 
 def test_a_round_of_repairs_has_an_end() -> None:
-    assert OnThreads(DaemonExecutor(1, "test"))._timeout_s == REPAIR_TIMEOUT_S
+    assert ExecutorRunner(DaemonExecutor(1, "test"))._timeout_s == REPAIR_TIMEOUT_S
     assert 0 < REPAIR_TIMEOUT_S < 60
 
 
@@ -99,7 +97,7 @@ def test_a_timeout_of_the_call_itself_is_the_calls_own() -> None:
         raise TimeoutError("of the driver")
 
     with pytest.raises(TimeoutError, match="of the driver"):
-        OnThreads(DaemonExecutor(1, "test"), DEADLINE_S)("repair", fail)
+        ExecutorRunner(DaemonExecutor(1, "test"), DEADLINE_S)("repair", fail)
 
 
 def test_an_abandoned_claim_that_cannot_be_undone_does_not_end_the_search() -> None:
@@ -156,9 +154,9 @@ def test_how_long_each_phase_took_is_told(world: World) -> None:
         world.specs,
         world.lookup,
         node="node-a",
-        recipes=world.preparer._recipes,
+        edit_providers=world.preparer._edit_providers,
         setups=[world.partitions],
-        took=lambda phase, seconds: took.append((phase, seconds)),
+        observe_phase=lambda phase, seconds: took.append((phase, seconds)),
     )
     began = time.perf_counter()
     preparer.prepare(claim("plain", "gpu-0"))

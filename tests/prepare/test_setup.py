@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from deadlines import DeadlineClock
-from dra_agent.cdi.injection import applied_edits
+from dra_agent.cdi.registry import applied_edits
+from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.model import Device
@@ -167,14 +168,15 @@ def test_each_share_is_set_up_and_undone_on_its_own(world: World) -> None:
     assert "PARTITION=1" in env(world, answer[0]) and "PARTITION=2" in env(world, answer[1])
     world.preparer.prepare(claim("b", share("s3", "gpus"), config=[partition(3)]))
     assert world.partitions.seen == [
-        SetupDevice(world.devices["gpu-0"], ("gpus",), "s3", {"memory": "4Gi"}),
+        SetupDevice(
+            ClaimDevice(POOL, "gpu-0", ("gpus",), "s3", consumed_capacity={"memory": "4Gi"}), world.devices["gpu-0"]
+        ),
     ]
     assert world.hardware == {"gpu-0/s1": "a", "gpu-0/s2": "a", "gpu-0/s3": "b"}
     world.crash_and_restart()
     assert world.preparer.recover().kept == ("a", "b")
-    assert world.partitions.seen[0].key == "gpu-0/s3" and world.partitions.seen[0].consumed_capacity == {
-        "memory": "4Gi"
-    }
+    again = world.partitions.seen[0].allocated
+    assert again.key == "gpu-0/s3" and again.consumed_capacity == {"memory": "4Gi"}
     world.preparer.unprepare("a")
     assert world.hardware == {"gpu-0/s3": "b"}
 

@@ -18,9 +18,8 @@ import pytest
 
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
-from dra_agent.prepare import ledger as ledgers
-from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.ledger_types import DeviceHeldError
+from dra_agent.prepare import ledger_lease
+from dra_agent.prepare.ledger import DeviceHeldError, JournalLedger
 from dra_agent.prepare.locks import KeyedLocks
 from eventually import DEADLINE_S
 from prepare.simulated_world import Crash, World, claim, partition
@@ -58,7 +57,7 @@ def test_what_a_dead_agent_left_half_done_is_undone_by_who_wants_its_device_and_
             old.preparer.prepare(claim(uid, gpu, config=[partition(2)]))
     old.points.arm(None)
     old.specs.write("stranger", b"{}")
-    old.ledger._native.close()  # type: ignore[attr-defined]
+    old.ledger._native.close()
     assert set(old.hardware) == {"gpu-0", "gpu-1"}
     # Who wants the device next gets it; the other claim is nobody's business until a repair.
     assert new.preparer.prepare(claim("c", "gpu-0"))
@@ -72,12 +71,12 @@ def test_what_a_dead_agent_left_half_done_is_undone_by_who_wants_its_device_and_
 def test_an_agent_that_keeps_its_turn_is_named(tmp_path: Path) -> None:
     old, new = sharing(tmp_path, "old-pod"), sharing(tmp_path, "new-pod")
     with (
-        old.ledger.turn(),
+        old.ledger.lease(),
         pytest.raises(RetryableError, match=rf"pid {os.getpid()}, old-pod"),
     ):
         new.preparer.prepare(claim("a", "gpu-0"), Deadline.of(0.05))
     assert new.preparer.prepare(claim("a", "gpu-0"))
-    assert ledgers.WAIT < 45, "the kubelet gives up after 45 s"
+    assert ledger_lease.ACQUIRE_TIMEOUT_S < 45, "the kubelet gives up after 45 s"
 
 
 class Agents:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.prepare import allocation as allocations
 from dra_agent.prepare import record as records
-from dra_agent.prepare.ledger_types import DeviceHeldError
+from dra_agent.prepare.ledger import DeviceHeldError
 from prepare.simulated_world import DRIVER, Crash, World, claim, partition, result
 
 GPUS = 4

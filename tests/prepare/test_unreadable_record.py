@@ -41,7 +41,7 @@ def test_what_its_set_ups_noted_is_undone_and_the_release_is_reported(
     with caplog.at_level(logging.WARNING):
         assert world.preparer.unprepare("a")
     assert world.hardware == {} and world.ledger.entries() == []
-    assert {"set-up undone by its own notes", "released a claim whose record cannot be read"} <= {
+    assert {"set-up undone from its own state files", "released a claim whose record cannot be read"} <= {
         record.message for record in caplog.records
     }
 

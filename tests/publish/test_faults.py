@@ -21,7 +21,7 @@ from publish.node import DRIVER, NODE, Node, device, devices, settled, tainted
 @pytest.mark.parametrize("status", [409, 410, 422, 429, 500, 503, 401, 403])
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "DELETE"])
 def test_a_refusal_is_tried_again(node: Node, monkeypatch: pytest.MonkeyPatch, status: int, method: str) -> None:
-    monkeypatch.setattr("dra_agent.kube_client.backoff.Backoff.delay", lambda self, error=None: 0.05)
+    monkeypatch.setattr("dra_agent.retry.Backoff.delay", lambda self, error=None: 0.05)
     node.has(device(1), device(2, "nic"))
 
     async def story(publisher: Publisher) -> None:
@@ -75,7 +75,7 @@ def test_devices_that_change_during_a_write_that_fails_are_published_at_once(
     node: Node, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     """What failed is what was wanted before: the taint of a notice does not wait until its pause is over."""
-    monkeypatch.setattr("dra_agent.kube_client.backoff.Backoff.delay", lambda self, error=None: 600.0)
+    monkeypatch.setattr("dra_agent.retry.Backoff.delay", lambda self, error=None: 600.0)
     node.has(device(1))
     answered = threading.Event()
     node.api.fail(status, methods="POST", when=answered)
@@ -94,7 +94,7 @@ def test_devices_that_change_during_a_write_that_fails_are_published_at_once(
 
 
 def test_a_call_to_publish_the_same_again_does_not_shorten_a_pause(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_agent.kube_client.backoff.Backoff.delay", lambda self, error=None: 600.0)
+    monkeypatch.setattr("dra_agent.retry.Backoff.delay", lambda self, error=None: 600.0)
     node.has(device(1))
     answered = threading.Event()
     node.api.fail(503, methods="POST", when=answered)
@@ -141,7 +141,7 @@ def test_a_change_begins_with_short_pauses_and_once_only(node: Node, monkeypatch
         backoff.failures += 1
         return 0.02
 
-    monkeypatch.setattr("dra_agent.kube_client.backoff.Backoff.delay", delay)
+    monkeypatch.setattr("dra_agent.retry.Backoff.delay", delay)
     node.has(device(1))
     node.api.fail(503, methods="POST", times=None)
 
@@ -213,7 +213,7 @@ def test_a_creation_that_hangs_and_happens_after_all_ends_with_one_slice(
 
 
 def test_trouble_in_one_pool_does_not_touch_another(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_agent.kube_client.backoff.Backoff.delay", lambda self, error=None: 600.0)
+    monkeypatch.setattr("dra_agent.retry.Backoff.delay", lambda self, error=None: 600.0)
     node.has(device(1), device(2, "nic"))
     node.api.store.drop = refuse_gpus
 
@@ -308,7 +308,7 @@ def test_a_history_that_is_too_short_means_a_new_list(node: Node) -> None:
 
 
 def test_nothing_is_written_before_what_is_published_is_known(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_agent.kube_client.backoff.Backoff.delay", lambda self, error=None: 0.05)
+    monkeypatch.setattr("dra_agent.retry.Backoff.delay", lambda self, error=None: 0.05)
     node.has(device(1))
 
     async def published(publisher: Publisher) -> None:
@@ -358,7 +358,7 @@ def test_a_server_that_cannot_be_used_is_told_in_one_line(
 
 
 def test_answers_that_are_no_slices_are_not_believed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_agent.kube_client.backoff.Backoff.delay", lambda self, error=None: 0.05)
+    monkeypatch.setattr("dra_agent.retry.Backoff.delay", lambda self, error=None: 0.05)
     node.has(device(1))
     node.api.fail(201, body="{}", methods="POST")
 
@@ -388,7 +388,7 @@ def test_the_server_is_asked_for_nothing_after_stop(node: Node, fake_api: FakeAp
 def test_a_defect_in_one_pool_ends_neither_it_nor_another(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     from dra_agent.publish.plan import Planner
 
-    monkeypatch.setattr("dra_agent.kube_client.backoff.Backoff.delay", lambda self, error=None: 0.05)
+    monkeypatch.setattr("dra_agent.retry.Backoff.delay", lambda self, error=None: 0.05)
     plan, broken = Planner.plan, [True]
 
     async def defective(self: Planner) -> Any:
@@ -411,7 +411,7 @@ def test_a_defect_in_one_pool_ends_neither_it_nor_another(node: Node, monkeypatc
 
 @pytest.mark.parametrize("body", ["{}", '{"metadata": null}', '{"metadata": {"uid": 7}}'])
 def test_a_node_that_is_none_is_asked_for_again(node: Node, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
-    monkeypatch.setattr("dra_agent.kube_client.backoff.Backoff.delay", lambda self, error=None: 0.05)
+    monkeypatch.setattr("dra_agent.retry.Backoff.delay", lambda self, error=None: 0.05)
     node.api.fail(200, body=body, path="/nodes/")
     node.has(device(1))
 
@@ -427,7 +427,7 @@ def test_a_node_that_is_none_is_asked_for_again(node: Node, monkeypatch: pytest.
     ["null", "[]", "[null]", "[7]", '[{"metadata": {}}]', '[{"metadata": {"name": "x", "uid": "u"}, "spec": {}}]'],
 )
 def test_a_list_of_nonsense_harms_nothing(node: Node, monkeypatch: pytest.MonkeyPatch, items: str) -> None:
-    monkeypatch.setattr("dra_agent.kube_client.backoff.Backoff.delay", lambda self, error=None: 0.05)
+    monkeypatch.setattr("dra_agent.retry.Backoff.delay", lambda self, error=None: 0.05)
     node.api.fail(200, body=f'{{"metadata": {{"resourceVersion": "1"}}, "items": {items}}}', path="limit=")
     node.has(device(1))
 
@@ -442,7 +442,7 @@ def test_a_list_of_nonsense_harms_nothing(node: Node, monkeypatch: pytest.Monkey
 def test_what_an_identity_lacks_is_told_apart_from_a_server_in_trouble(
     node: Node, monkeypatch: pytest.MonkeyPatch, status: int, method: str
 ) -> None:
-    monkeypatch.setattr("dra_agent.kube_client.backoff.Backoff.delay", lambda self, error=None: 0.05)
+    monkeypatch.setattr("dra_agent.retry.Backoff.delay", lambda self, error=None: 0.05)
     node.has(device(1))
     node.api.fail(status, methods=method, times=None)
 

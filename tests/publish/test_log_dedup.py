@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dra_agent.kube_client import ForbiddenError, UnavailableError
-from dra_agent.publish.log_dedup import LogDeduplicator
+from dra_agent.publish.errors import LogDeduplicator
 
 
 def test_a_trouble_is_said_once_and_another_at_once() -> None:

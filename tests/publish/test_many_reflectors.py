@@ -69,8 +69,10 @@ class Server:
         if self.loop.now >= BREAK_S and self.after == "gone" and resource_version.resource_version == "old":
             raise GoneError("too old")
         await asyncio.sleep(max(0.0, BREAK_S - self.loop.now) if self.loop.now < BREAK_S else 1e6)
+        events: list[Any] = []
+        for event in events:
+            yield event
         raise UnavailableError("the connection ended")
-        yield
 
 
 def lists_per_window(away: float, after: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:

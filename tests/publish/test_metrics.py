@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dra_agent.metrics.publish import PublishMetrics
-from dra_agent.metrics.registry import Metrics, MetricsSnapshot
+from dra_agent.metrics.api_server import PublishMetrics
+from dra_agent.metrics.registry import Metrics
+from dra_agent.metrics.snapshot import MetricsSnapshot
 from dra_agent.publish import Publisher
 from eventually import eventually_async
 from publish.node import Node, device, settled

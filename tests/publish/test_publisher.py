@@ -13,7 +13,7 @@ import pytest
 from dra_agent.inventory.model import Inventory
 from dra_agent.kube_client import Backoff
 from dra_agent.publish import Publisher
-from dra_agent.slices import SliceRequest
+from dra_agent.slices import EncodedSlices, SliceRequest
 from eventually import eventually_async
 from publish.node import DRIVER, NODE, Node, device, devices, settled, tainted
 
@@ -151,7 +151,7 @@ def test_slices_that_a_kubelet_wipes_are_back_when_it_has_registered(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the pause after yet another disturbance would be."""
-    monkeypatch.setattr("dra_agent.kube_client.backoff.Backoff.delay", lambda self, error=None: 600.0)
+    monkeypatch.setattr("dra_agent.retry.Backoff.delay", lambda self, error=None: 600.0)
     node.has(*devices(130), device(200, "nic"))
 
     async def story(publisher: Publisher) -> None:
@@ -215,7 +215,7 @@ def test_who_deletes_again_and_again_is_answered_ever_more_slowly(
         assert steps[-1] == 0
 
     node.run(story)
-    assert sum("again and again" in record.message for record in caplog.records) == 1
+    assert sum("repeatedly changes" in record.message for record in caplog.records) == 1
 
 
 def test_what_somebody_else_changes_is_put_back(node: Node) -> None:
@@ -342,7 +342,7 @@ def test_devices_that_change_all_the_time_are_no_trouble(node: Node) -> None:
 def test_devices_that_change_at_the_very_moment_of_a_retry_are_settled(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_agent.kube_client.backoff.Backoff.delay", lambda self, error=None: 0.2)
+    monkeypatch.setattr("dra_agent.retry.Backoff.delay", lambda self, error=None: 0.2)
     node.has(device(1))
     node.api.fail(500, methods="POST")
 
@@ -360,7 +360,12 @@ def test_devices_that_change_at_the_very_moment_of_a_retry_are_settled(
 def test_a_change_of_nothing_that_is_published_draws_no_slices(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     draws: list[int] = []
     draw = SliceRequest.slices
-    monkeypatch.setattr(SliceRequest, "slices", lambda drawing: (draws.append(1), draw(drawing))[1])
+
+    def counted(drawing: SliceRequest) -> EncodedSlices:
+        draws.append(1)
+        return draw(drawing)
+
+    monkeypatch.setattr(SliceRequest, "slices", counted)
     node.has(*devices(70))
 
     async def story(publisher: Publisher) -> None:
@@ -397,7 +402,7 @@ def test_the_watch_may_tell_of_a_write_before_it_is_answered(node: Node, caplog:
         await eventually_async(lambda: bool(node.slices()))
 
     node.run(story)
-    assert "again and again" not in caplog.text
+    assert "repeatedly changes" not in caplog.text
 
 
 def test_somebody_elses_change_during_a_write_is_put_back(node: Node) -> None:

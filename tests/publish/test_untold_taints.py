@@ -215,7 +215,7 @@ def test_the_same_server_is_tried_once_more_after_each_break_and_says_it_once(
         await quiet(node, publisher)
 
     node.run(story)
-    assert len([record for record in caplog.records if "keep nobody away" in record.message]) == 1
+    assert len([record for record in caplog.records if "prevent nothing" in record.message]) == 1
 
 
 def test_dropped_taints_of_this_effect_say_nothing_of_those_that_keep_claims_away(node: Node) -> None:

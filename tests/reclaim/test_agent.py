@@ -46,7 +46,7 @@ def test_an_operator_says_so_by_command(start: Start) -> None:
     agent = start("")
     began = time.monotonic()
     code, text = agent.command("reclaim", "start", "--in", "90", "--why", "rack 7 is moved")
-    left = re.search(r"notice: the host is taken in (\d+) s", text)
+    left = re.search(r"notice: the node is being reclaimed in (\d+) s", text)
     assert code == 0 and left is not None and "rack 7 is moved" in text
     assert 89 - (time.monotonic() - began) < int(left[1]) <= 90
     code, text = agent.command("reclaim", "cancel")
@@ -178,7 +178,7 @@ def test_told_to_stop_it_releases_claims_first(start: Start, tmp_path: Path, cla
     agent.command("claim", "apply", "-f", str(claims))
     agent.command("reclaim", "start", "--in", "600")
     agent.process.send_signal(signal.SIGTERM)
-    agent.wait_for("claims have to be given back first")
+    agent.wait_for("claims must be released first")
     gate.touch()
     assert agent.process.wait(60) == 0
     assert "every claim is released" in agent.log.read_text()

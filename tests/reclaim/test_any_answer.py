@@ -12,7 +12,6 @@ import msgspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dra_agent.reclaim.release_status import Progress
 from dra_agent.reclaim.signal import Signal, SourceError
 from dra_agent.reclaim.signal_tracker import SignalTracker
 from dra_agent.reclaim.signals.aws import AwsSource, Session
@@ -20,7 +19,7 @@ from dra_agent.reclaim.signals.azure import AzureSource
 from dra_agent.reclaim.signals.gcp import GcpSource
 from dra_agent.reclaim.signals.http import Answer
 from dra_agent.reclaim.state import ReclaimState, apply, dismiss, expire
-from dra_agent.reclaim.status import status_of
+from dra_agent.reclaim.status import Progress, status_of
 
 LEAD = timedelta(seconds=300)
 NOWHERE = "http://127.0.0.1:9"

@@ -141,7 +141,7 @@ def test_a_hang_ends_and_names_the_hop_limit(aws: FakeAws, monkeypatch: pytest.M
         await listener.until(lambda: listener.now("aws.spot") == ())
 
     heard = listen(source(aws), story)
-    assert "no answer within 0.1 s" in heard.failures[0][1] and "hop limit" in heard.failures[0][1]
+    assert "no response within 0.1 s" in heard.failures[0][1] and "hop limit" in heard.failures[0][1]
 
 
 def test_paths_that_hang_keep_no_interruption_waiting(aws: FakeAws) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import json
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -331,12 +332,15 @@ def test_an_event_that_comes_again_after_it_was_called_off_is_acknowledged_again
     """Azure holds it up for its whole time otherwise."""
     src = source(azure, acknowledge=True)
 
+    def acknowledged_times(times: int) -> bool:
+        return len(azure.acknowledged) == times
+
     async def story(listener: Listener) -> None:
         for times in (1, 2):
             azure.set(events=[event("Reboot", 900, EventSource="User", EventId="u1")])
             await listener.until(lambda: listener.now("azure"))
             await src.released()
-            await listener.until(lambda times=times: len(azure.acknowledged) == times)
+            await listener.until(partial(acknowledged_times, times))
             azure.set(events=[])
             await listener.until(lambda: listener.now("azure") == ())
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from dra_agent.agent.reclaim_node_status import closed_by
-from dra_agent.reclaim.condition import condition_of, condition_type, says_notice
+from dra_agent.reclaim.announcements import condition_of, condition_type, says_notice
+from dra_agent.reclaim.node_status import closed_by
 from dra_agent.reclaim.release_tracker import made_for_a_pod
 from dra_agent.reclaim.signal import Signal
 from dra_agent.reclaim.state import ReclaimState, apply
@@ -25,11 +25,11 @@ def test_a_notice_says_who_and_when() -> None:
         "type": "dra-agent.internal/ReclaimNotice",
         "status": "True",
         "reason": "AwsSpot",
-        "message": "the host is taken at 2026-01-31T12:00:40+00:00 (aws.spot: spot interruption)",
+        "message": "the node is reclaimed at 2026-01-31T12:00:40+00:00 (aws.spot: spot interruption)",
         "lastTransitionTime": "2026-01-31T12:00:00Z",
         "lastHeartbeatTime": "2026-01-31T12:00:00Z",
     }
-    assert "the host is taken soon" in condition_of(notice(deadline=None), DRIVER, LATER)["message"]
+    assert "the node is reclaimed soon" in condition_of(notice(deadline=None), DRIVER, LATER)["message"]
     assert condition_of(notice("operator"), DRIVER, LATER)["reason"] == "Operator"
 
 
@@ -41,7 +41,7 @@ def test_a_source_is_a_reason_as_the_api_writes_them() -> None:
 def test_a_message_is_no_longer_than_anybody_reads() -> None:
     said = apply(ReclaimState("b"), Signal("file", "notice", "e", "x" * 5000, None), T0)
     message = condition_of(said, DRIVER, LATER)["message"]
-    assert len(message) == 1024 and message.startswith("the host is taken soon (file: xxx")
+    assert len(message) == 1024 and message.startswith("the node is reclaimed soon (file: xxx")
 
 
 def test_what_is_no_notice_is_false() -> None:

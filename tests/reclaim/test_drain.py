@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.clock import STEADY
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
@@ -20,23 +21,19 @@ from dra_agent.inventory.model import Inventory
 from dra_agent.kube_client import RESOURCE_CLAIMS, Backoff, connect
 from dra_agent.kube_client.client import ApiClient
 from dra_agent.publish import Publisher
+from dra_agent.reclaim.announcements import apply_taint
 from dra_agent.reclaim.drain import REPORT_AGAIN_AFTER_S, DrainController
 from dra_agent.reclaim.gated_preparer import GatedPreparer
-from dra_agent.reclaim.progress_file import FILE, ProgressFile, SavedProgress
 from dra_agent.reclaim.release_tracker import RECHECK_INTERVAL_S, ReleaseTracker
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.state import ReclaimState
-from dra_agent.reclaim.taints import apply_taint
+from dra_agent.reclaim.state_file import PROGRESS_FILE as FILE
+from dra_agent.reclaim.state_file import ProgressFile, SavedProgress
 from eventually import DEADLINE_S, eventually_async
 from fake_apiserver.fake import FakeApi
 from publish.node import DRIVER, NODE, device, devices
 
-
-@dataclass
-class Entry:
-    uid: str
-    namespace: str
-    name: str
+PREPARED = [ClaimDevice(f"{NODE}/gpu", "device", ("r",))]
 
 
 @dataclass
@@ -46,7 +43,7 @@ class World:
     api: FakeApi
     folder: Path
     inventory: Inventory = field(default_factory=lambda: Inventory(devices=(*devices(3), device(9, "nic"))))
-    ledger: list[Entry] = field(default_factory=list)
+    ledger: list[ClaimRef] = field(default_factory=list)
     told: list[tuple[str, str]] = field(default_factory=list)
     released: int = 0
     early: bool = False
@@ -57,7 +54,7 @@ class World:
     sequence: DrainController = field(init=False)
     publisher: Publisher = field(init=False)
 
-    def hold(self, name: str, node: str = NODE, pods: tuple[str, ...] = ("pod",)) -> Entry:
+    def hold(self, name: str, node: str = NODE, pods: tuple[str, ...] = ("pod",)) -> ClaimRef:
         """A claim that is prepared here."""
         status = {
             "allocation": {
@@ -67,20 +64,20 @@ class World:
         }
         claim = {"metadata": {"name": name, "namespace": "ns"}, "spec": {}, "status": status}
         uid = self.api.put("resourceclaims", claim)["metadata"]["uid"]
-        self.ledger.append(Entry(uid, "ns", name))
+        self.ledger.append(ClaimRef(uid, "ns", name))
         return self.ledger[-1]
 
-    def refuse(self, name: str, pods: tuple[str, ...] = ("pod",)) -> Entry:
+    def refuse(self, name: str, pods: tuple[str, ...] = ("pod",)) -> ClaimRef:
         """A claim that is allocated here, and whose prepare was refused: its pod waits on this node."""
         entry = self.hold(name, pods=pods)
         self.ledger.remove(entry)
         self.sequence.refused(entry.uid, entry.namespace, entry.name)
         return entry
 
-    def unprepare(self, entry: Entry) -> None:
+    def unprepare(self, entry: ClaimRef) -> None:
         self.ledger.remove(entry)
 
-    def deallocate(self, entry: Entry) -> None:
+    def deallocate(self, entry: ClaimRef) -> None:
         self.api.set_status("resourceclaims", entry.namespace, entry.name, {})
 
     def taints(self) -> dict[str, list[dict[str, Any]]]:
@@ -323,7 +320,7 @@ def test_who_was_refused_is_told_when_the_kubelet_asks_again(world: World) -> No
         assert world.sequence.progress.claims == ()
 
     world.run(story)
-    assert "1 claim was refused meanwhile: the kubelet asks again within 90 s" in dict(world.told)["cancelled"]
+    assert "1 claim was refused meanwhile: the kubelet retries within 90 s" in dict(world.told)["cancelled"]
 
 
 def test_who_was_refused_is_known_after_a_restart(world: World) -> None:
@@ -573,9 +570,9 @@ def test_devices_that_are_not_on_offer_need_no_taint_for_it_to_be_done(
 class Preparer:
     prepared: list[str] = field(default_factory=list)
 
-    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> list[str]:
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> list[ClaimDevice]:
         self.prepared.append(claim["metadata"]["uid"])
-        return ["device"]
+        return PREPARED
 
     def unprepare(self, uid: str, deadline: Deadline) -> None:
         self.prepared.remove(uid)
@@ -592,20 +589,19 @@ def test_new_claims_are_refused_while_a_notice_holds_and_old_ones_are_not() -> N
         preparer, lambda: states[-1], lambda uid, deadline: uid if uid in known else None, refused=refused.append
     )
     new, old = {"metadata": {"uid": "new"}}, {"metadata": {"uid": "old"}}
-    assert refusing.prepare(new, Deadline.of(60)) == ["device"]
+    assert refusing.prepare(new, Deadline.of(60)) == PREPARED
     states.append(apply(ReclaimState("b"), Signal("aws.rebalance", "hint", "h", "maybe"), datetime.now(UTC)))
-    assert refusing.prepare(new, Deadline.of(60)) == ["device"]
+    assert refusing.prepare(new, Deadline.of(60)) == PREPARED
     states.append(apply(ReclaimState("b"), Signal("aws.spot", "notice", "n", "spot"), datetime.now(UTC)))
-    with pytest.raises(RetryableError, match="being taken"):
+    with pytest.raises(RetryableError, match="being reclaimed"):
         refusing.prepare(new, Deadline.of(60))
-    assert refusing.prepare(old, Deadline.of(60)) == ["device"]
+    assert refusing.prepare(old, Deadline.of(60)) == PREPARED
     assert refused == [new]
     refusing.unprepare("new", Deadline.of(60))
 
 
 def test_what_another_agent_prepared_or_released_before_the_notice_is_known(tmp_path: Path) -> None:
-    from dra_agent.prepare.ledger import JournalLedger
-    from dra_agent.prepare.ledger_types import LedgerEntry
+    from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
     from dra_agent.reclaim.signal import Signal
     from dra_agent.reclaim.state import apply
 
@@ -615,16 +611,16 @@ def test_what_another_agent_prepared_or_released_before_the_notice_is_known(tmp_
         JournalLedger(tmp_path, "b", shared_as="new") as new,
     ):
         for uid in ("kept", "released"):
-            with old.turn():
+            with old.lease():
                 old.start(LedgerEntry(uid, "default", uid, ()), durable=True)
                 old.complete(uid, {})
-        with new.turn():
+        with new.lease():
             new.release("released")
             new.start(LedgerEntry("later", "default", "later", ()), durable=True)
         refusing = GatedPreparer(Preparer(), lambda: taken, old.current)
         for uid in ("kept", "later"):
-            assert refusing.prepare({"metadata": {"uid": uid}}, Deadline.of(60)) == ["device"]
-        with pytest.raises(RetryableError, match="being taken"):
+            assert refusing.prepare({"metadata": {"uid": uid}}, Deadline.of(60)) == PREPARED
+        with pytest.raises(RetryableError, match="being reclaimed"):
             refusing.prepare({"metadata": {"uid": "released"}}, Deadline.of(60))
 
 
@@ -764,7 +760,7 @@ def test_a_disk_that_is_full_keeps_nobody_from_leaving(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dra_agent.reclaim.progress_file.atomic_file.write", full)
+    monkeypatch.setattr("dra_agent.reclaim.state_file.atomic_file.write", full)
 
     async def story() -> None:
         entry = world.hold("first")

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from dra_agent.claim import ClaimRef
 from dra_agent.errors import AgentError
 from dra_agent.kube_client import ForbiddenError, NotFoundError, ThrottledError, UnavailableError
 from dra_agent.reclaim.claim_pods import ClaimPod, ClaimPodIndex
-from dra_agent.reclaim.early_eviction import EarlyEvictor
 from dra_agent.reclaim.eviction_policy import Mode
-from dra_agent.reclaim.pod_actions import PodActions
+from dra_agent.reclaim.evictor import PodActions
+from dra_agent.reclaim.pod_eviction import EarlyEvictor
 from dra_agent.reclaim.signal import Signal
 from dra_agent.reclaim.state import ReclaimState, apply
 from eventually import eventually_async
@@ -26,8 +27,7 @@ from reclaim.test_evict import DRIVER, Pods, claim, controlled_by, pod, tolerate
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
-@dataclass
-class Entry:
+class Entry(ClaimRef, frozen=True):
     uid: str
     namespace: str = "ns"
     name: str = "c"

@@ -26,12 +26,11 @@ from dra_agent.kube_client import (
 )
 from dra_agent.kube_client.kinds import PODS
 from dra_agent.reclaim.eviction_policy import EvictionContext, Mode, decide
-from dra_agent.reclaim.evictor import Evictor
-from dra_agent.reclaim.pod_actions import PodActions
-from dra_agent.reclaim.release_status import ClaimReleaseStatus
+from dra_agent.reclaim.evictor import Evictor, PodActions
 from dra_agent.reclaim.release_tracker import ReleaseTracker
 from dra_agent.reclaim.signal import Signal
 from dra_agent.reclaim.state import ReclaimState, apply
+from dra_agent.reclaim.status import ClaimReleaseStatus
 from eventually import eventually_async
 from fake_apiserver.fake import FakeApi
 
@@ -479,7 +478,7 @@ def test_an_error_of_one_pod_is_tried_again() -> None:
 
 
 def test_what_the_api_server_is_sent(fake_api: FakeApi, tmp_path: Path) -> None:
-    from dra_agent.agent.reclaim_pod_eviction import PodApi
+    from dra_agent.reclaim.pod_eviction import PodApi
 
     made = fake_api.put("pods", {"metadata": {"name": "p", "namespace": "ns"}, "spec": {"nodeName": "n"}})
     uid = made["metadata"]["uid"]

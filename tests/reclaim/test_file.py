@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def look(path: Path) -> Sequence[Signal]:
-    return asyncio.run(FileSource(path, now=lambda: NOW).look())  # type: ignore[arg-type]
+    return asyncio.run(FileSource(path, now=lambda: NOW).look())
 
 
 def test_no_file_is_no_notice(path: Path) -> None:
@@ -101,11 +101,11 @@ def test_a_link_a_pipe_and_a_directory_are_not_read(path: Path, tmp_path: Path) 
         look(path)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(SourceError, match="no regular file"):
+    with pytest.raises(SourceError, match="not a regular file"):
         look(path)
     path.unlink()
     path.mkdir()
-    with pytest.raises(SourceError, match="no regular file"):
+    with pytest.raises(SourceError, match="not a regular file"):
         look(path)
 
 

@@ -163,4 +163,4 @@ def test_the_same_notice_again_and_again_is_one_notice(tmp_path: Path, caplog: p
     assert phases == ["notice"]
     said = [one.getMessage() for one in caplog.records]
     assert said.count("reclaim notice received") == 1
-    assert said.count("a source of reclaim notices cannot be heard") == 1
+    assert said.count("a source of reclaim notices is unreachable") == 1

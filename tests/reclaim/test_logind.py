@@ -190,7 +190,7 @@ def test_an_address_that_is_none_is_unknown() -> None:
         await listener.until(lambda: len(listener.failures) > 1)
 
     for address in ("tcp:host=127.0.0.1", "nonsense", "unix:"):
-        assert "no address" in listen(LogindSource(address, pace=quick), story).failures[0][1]
+        assert "not an address" in listen(LogindSource(address, pace=quick), story).failures[0][1]
 
 
 def test_sockets_are_not_left_open(daemon: Daemon, logind: FakeLogind) -> None:

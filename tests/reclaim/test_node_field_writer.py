@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from dra_agent.kube_client.errors import ForbiddenError, UnavailableError
-from dra_agent.reclaim.node_field_writer import NodeFieldWriter
+from dra_agent.reclaim.node_status import NodeFieldWriter
 from eventually import eventually_async
 from logged import logged_by
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dra_agent.clock import STEP
-from dra_agent.reclaim.progress_file import FILE, ProgressFile, SavedProgress
+from dra_agent.reclaim.state_file import PROGRESS_FILE as FILE
+from dra_agent.reclaim.state_file import ProgressFile, SavedProgress
 
 NOTICED = datetime(2026, 1, 31, 12, 0, 0, tzinfo=UTC)
 

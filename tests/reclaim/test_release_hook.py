@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dra_agent.reclaim.release_hook import run_hooks
+from dra_agent.reclaim.standalone import run_hooks
 from eventually import DEADLINE_S, eventually_async
 
 

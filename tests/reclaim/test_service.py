@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,21 @@ import pytest
 
 from dra_agent.clock import STEADY
 from dra_agent.errors import RetryableError
-from dra_agent.reclaim.client import send_request
-from dra_agent.reclaim.control import ReclaimControlServer
+from dra_agent.reclaim.control import (
+    SOCKET,
+    Cancel,
+    ReclaimControlServer,
+    Request,
+    Start,
+    Status,
+    decode_request,
+    send_request,
+)
 from dra_agent.reclaim.service import ReclaimService
-from dra_agent.reclaim.signal import Signal, SignalSink
+from dra_agent.reclaim.signal import Signal, SignalSink, SignalSource
 from dra_agent.reclaim.signals.aws import AwsSource
 from dra_agent.reclaim.signals.azure import AzureSource
 from dra_agent.reclaim.state import ReclaimState
-from dra_agent.reclaim.wire import SOCKET, Cancel, Request, Start, Status, decode_request
 from eventually import DEADLINE_S, eventually_async
 from fake_clock import FakeTime
 from reclaim.metadata.aws import FakeAws
@@ -66,6 +74,18 @@ def play(story: Callable[[], Awaitable[None]]) -> None:
             await story()
 
     asyncio.run(bounded())
+
+
+def in_phase(reclaim: ReclaimService, phase: str) -> bool:
+    return reclaim.state.phase == phase
+
+
+def holds(reclaim: ReclaimService, count: int) -> bool:
+    return len(reclaim.state.held) == count
+
+
+def watched(puppets: Sequence[Puppet]) -> bool:
+    return all(puppet.watch for puppet in puppets)
 
 
 def test_a_notice_is_on_disk_before_anybody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +135,7 @@ def test_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:
         assert second.state.phase == "notice"
         # It was taken back while the agent was away: the first good look says so.
         again.say()
-        await eventually_async(lambda: second.state.phase == "cancelled")
+        await eventually_async(lambda: in_phase(second, "cancelled"))
         await second.stop()
         assert ReclaimService(tmp_path, "another boot", [again]).state == ReclaimState("another boot")
 
@@ -309,7 +329,7 @@ def test_a_step_of_the_wall_clock_neither_prolongs_a_notice_nor_ends_it_early(
         assert reclaim.state.phase == "notice"
         time.pass_(10.0)
         puppet.say(Signal("puppet", "hint", "again", "w"))
-        await eventually_async(lambda: reclaim.state.phase == "hint")
+        await eventually_async(lambda: in_phase(reclaim, "hint"))
         await reclaim.stop()
 
     play(story)
@@ -326,7 +346,7 @@ def test_sources_that_disagree_are_logged_once_and_the_earliest_counts(
 
     async def story() -> None:
         lead = timedelta(seconds=300)
-        sources = [
+        sources: list[SignalSource] = [
             AzureSource(azure.endpoint, vm="", lead=lead, acknowledge=False, pace=quick),
             AwsSource(aws.endpoint, lead=lead, pace=quick),
         ]
@@ -357,7 +377,7 @@ def test_a_deadline_of_another_source_that_is_seconds_away_is_a_disagreement(
         said = [puppet.notice_of(now + timedelta(seconds=left)) for puppet, left in zip(puppets, seconds, strict=True)]
         for number, puppet in enumerate(puppets):
             puppet.say(said[number])
-            await eventually_async(lambda number=number: len(reclaim.state.held) == number + 1)
+            await eventually_async(partial(holds, reclaim, number + 1))
         # A hint has no say in it.
         hint = Signal("two", "hint", "other", "w", datetime.now(UTC) + timedelta(hours=1))
         puppets[1].say(said[1], hint)
@@ -383,11 +403,11 @@ def test_a_source_recalls_what_it_said_itself_and_nothing_else(tmp_path: Path) -
             puppets = [Recalling("one"), Recalling("two")]
             reclaim = ReclaimService(tmp_path, "b", puppets)
             await reclaim.start()
-            await eventually_async(lambda puppets=puppets: all(puppet.watch for puppet in puppets))
+            await eventually_async(partial(watched, puppets))
             if first:
                 for puppet in puppets:
                     puppet.say(puppet.notice())
-                await eventually_async(lambda reclaim=reclaim: len(reclaim.state.held) == 2)
+                await eventually_async(partial(holds, reclaim, 2))
             await reclaim.stop()
 
     play(story)

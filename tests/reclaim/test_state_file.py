@@ -13,7 +13,8 @@ import pytest
 from dra_agent.errors import RetryableError
 from dra_agent.reclaim.signal import Signal
 from dra_agent.reclaim.state import MAX_PAST_EVENTS, ReclaimState, apply, dismiss
-from dra_agent.reclaim.state_file import FILE, StateFile
+from dra_agent.reclaim.state_file import STATE_FILE as FILE
+from dra_agent.reclaim.state_file import StateFile
 from fake_clock import FakeTime
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)

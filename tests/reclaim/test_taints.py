@@ -8,9 +8,9 @@ import msgspec
 
 from dra_agent.inventory.api import Taint
 from dra_agent.inventory.model import Inventory
+from dra_agent.reclaim.announcements import apply_taint, has_taint, taint_of
 from dra_agent.reclaim.signal import Signal
 from dra_agent.reclaim.state import ReclaimState, apply
-from dra_agent.reclaim.taints import apply_taint, has_taint, taint_of
 from publish.node import device, tainted
 
 T0 = datetime(2026, 1, 31, 12, 0, 0, 900_000, tzinfo=UTC)

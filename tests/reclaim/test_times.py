@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dra_agent.reclaim.signals.times import clamp_deadline, parse_time, to_local_clock
-from dra_agent.reclaim.stored_times import by_clock_of
+from dra_agent.reclaim.signal import clamp_deadline, parse_time, to_local_clock
+from dra_agent.reclaim.state_file import by_clock_of
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

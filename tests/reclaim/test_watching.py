@@ -40,7 +40,7 @@ def test_on_a_terminal_a_bar_says_how_far_it_is_and_who_is_waited_for(slow: Agen
         gate.touch()
         code, said = terminal.end()
     assert code == 0
-    assert said.splitlines()[0].startswith("notice: the host is taken in 8")
+    assert said.splitlines()[0].startswith("notice: the node is being reclaimed in 8")
     assert said.count("released") == 2 and re.search(r"default/a +released +\d", said)
 
 

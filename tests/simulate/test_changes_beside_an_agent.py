@@ -33,10 +33,10 @@ def driver(root: Path, address: str) -> str | None:
 
 
 @pytest.fixture
-def just_before(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+def just_before(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
     """Let something happen at the last moment before the next change has the host's lock."""
 
-    def arrange(act: Callable[[], None]) -> None:
+    def arrange(act: Callable[[], object]) -> None:
         real = nvml.locked
 
         @contextmanager
@@ -51,7 +51,7 @@ def just_before(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]
     return arrange
 
 
-CHANGES = {
+CHANGES: dict[str, Callable[[Path], object]] = {
     "unplug": lambda root: inject.unplug(root, "0"),
     "replug": lambda root: inject.replug(root, "7"),
     "clear": inject.clear,
@@ -62,7 +62,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_what_an_agent_binds_meanwhile_stays_bound(
-    host: Path, just_before: Callable[[Callable[[], None]], None], what: str
+    host: Path, just_before: Callable[[Callable[[], object]], None], what: str
 ) -> None:
     inject.unplug(host, "7")
     just_before(lambda: bind(host, GPU))
@@ -74,8 +74,8 @@ def test_what_an_agent_binds_meanwhile_stays_bound(
     assert driver(host, GPU) == "vfio-pci"
 
 
-def test_two_who_unplug_at_once_unplug_both(host: Path, just_before: Callable[[Callable[[], None]], None]) -> None:
-    just_before(lambda: inject.unplug(host, "1") and None)
+def test_two_who_unplug_at_once_unplug_both(host: Path, just_before: Callable[[Callable[[], object]], None]) -> None:
+    just_before(lambda: inject.unplug(host, "1"))
     inject.unplug(host, "0")
     assert not (host / "sys/bus/pci/devices" / GPU).exists()
     inject.replug(host, "1")
@@ -83,9 +83,9 @@ def test_two_who_unplug_at_once_unplug_both(host: Path, just_before: Callable[[C
 
 
 def test_a_device_that_goes_meanwhile_is_not_unplugged_twice(
-    host: Path, just_before: Callable[[Callable[[], None]], None]
+    host: Path, just_before: Callable[[Callable[[], object]], None]
 ) -> None:
-    just_before(lambda: inject.unplug(host, "0") and None)
+    just_before(lambda: inject.unplug(host, "0"))
     with pytest.raises(Exception, match="already unplugged"):
         inject.unplug(host, "0")
     inject.replug(host, "0")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dra_agent.cli.main import main
+from dra_agent.host import Host
 from dra_agent.inventory import InventorySettings, collect
 from dra_agent.topology import scan
 
@@ -33,7 +34,8 @@ def test_the_machine_of_the_page_can_be_built(tmp_path: Path) -> None:
     names: dict[str, object] = {"directory": tmp_path / "desk"}
     exec(example, names)
     host = names["host"]
-    inventory = collect(host, scan(host), InventorySettings())  # type: ignore[arg-type]
+    assert isinstance(host, Host)
+    inventory = collect(host, scan(host), InventorySettings())
     assert [device.name for device in inventory.devices] == ["gpu-0000-01-00-0"]
     assert inventory.problems == ()
 

@@ -50,7 +50,7 @@ def test_a_gpu_that_returns_is_never_seen_half_there(
     watch.refresh(scan(host))
     create, seen = tree._create, []
 
-    def create_and_look(path: str, entry: tree.Entry) -> None:
+    def create_and_look(path: str, entry: tree.File | tree.Link | tree.Node) -> None:
         create(path, entry)
         seen.append(watch.refresh(scan(host)))
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from deadlines import a_minute
+from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.timeslice import GpuConfig, TimeSliceSetup
-from dra_agent.device_setup.timeslice.parameters import TimeSlices
+from dra_agent.device_setup.timeslice.setup import TimeSlices
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import collect
@@ -37,7 +38,9 @@ def test_a_claims_time_slices_are_set_and_reset(host: Host, tmp_path: Path) -> N
     slicing = TimeSliceSetup(host.nvidia_smi, tmp_path / "state")
     wanted = GpuConfig(TimeSlices("Long"))
     slicing.check(devices[0], wanted)
-    slicing.set_up("a", [SetupDevice(devices[0], ("gpu",))], wanted, None, a_minute())
+    slicing.set_up(
+        "a", [SetupDevice(ClaimDevice("n/gpu", devices[0].name, ("gpu",)), devices[0])], wanted, None, a_minute()
+    )
     assert time_slices(root) == {uuid: 3}
     assert nvml.read(root / "lib").conditions[uuid].compute_mode == 0
     build("l40s", root)  # an agent that starts again finds what was set
@@ -57,8 +60,14 @@ def test_what_goes_wrong_with_the_library_goes_wrong_with_the_tool(host: Host, t
     inject.clear(root)
     inject.hang(root, None, uuid)
     slicing = TimeSliceSetup(host.nvidia_smi, tmp_path / "state", deadline=1)
-    with pytest.raises(RetryableError, match="did not answer within 1 s"):
-        slicing.set_up("a", [SetupDevice(gpus[0], ("gpu",))], GpuConfig(TimeSlices("Long")), None, a_minute())
+    with pytest.raises(RetryableError, match="did not respond within 1 s"):
+        slicing.set_up(
+            "a",
+            [SetupDevice(ClaimDevice("n/gpu", gpus[0].name, ("gpu",)), gpus[0])],
+            GpuConfig(TimeSlices("Long")),
+            None,
+            a_minute(),
+        )
     inject.clear(root)
     inject.unplug(root, uuid)
     assert smi(host, "-i", uuid, *query).returncode == 6

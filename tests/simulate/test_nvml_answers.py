@@ -1,4 +1,4 @@
-"""What the simulated NVML answers, through the ordinary pynvml, against the machine's description and NVML's rules."""
+"""What the simulated NVML responds, through the ordinary pynvml, against the machine's description and NVML's rules."""
 
 from __future__ import annotations
 

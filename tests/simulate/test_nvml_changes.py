@@ -29,7 +29,7 @@ def until(condition):
 """
 
 
-def beside(program: Program, root: Path, source: str, act: Callable[[], None]) -> Any:
+def beside(program: Program, root: Path, source: str, act: Callable[[], object]) -> Any:
     """Run a program; when it is ready, act on the host; give what the program told."""
     mark = root / "ready"
     mark.unlink(missing_ok=True)
@@ -51,7 +51,7 @@ until(lambda: nvml.nvmlDeviceGetCount() == 7)
 tell([nvml.nvmlDeviceGetCount(), outcome(nvml.nvmlDeviceGetName, held),
       outcome(nvml.nvmlDeviceGetHandleByPciBusId, b"0000:52:00.0"), outcome(nvml.nvmlDeviceGetMemoryInfo, held),
       nvml.nvmlDeviceGetIndex(last), outcome(nvml.nvmlDeviceGetTopologyCommonAncestor, last, held)])"""
-    told = beside(program, dgx, source, lambda: inject.unplug(dgx, "0000:52:00.0") and None)
+    told = beside(program, dgx, source, lambda: inject.unplug(dgx, "0000:52:00.0"))
     assert told == [7, "error 15", "error 15", "error 15", 6, "error 15"]
     assert not (dgx / "dev/nvidia2").exists()
     assert not (dgx / "sys/bus/pci/devices/0000:52:00.0").is_symlink()
@@ -78,7 +78,7 @@ tell([quiet, nvml.nvmlDeviceGetIndex(data.device), data.eventType, data.eventDat
       outcome(nvml.nvmlEventSetWait_v2, watching, 20), outcome(nvml.nvmlEventSetWait_v2, other, 20),
       outcome(nvml.nvmlDeviceRegisterEvents, handles[0], 1 << 40, watching),
       outcome(nvml.nvmlEventSetFree, watching), outcome(nvml.nvmlEventSetWait_v2, watching, 0)])"""
-    told = beside(program, dgx, source, lambda: inject.xid(dgx, "1", 48) and None)
+    told = beside(program, dgx, source, lambda: inject.xid(dgx, "1", 48))
     timeout, unsupported, invalid = "error 10", "error 3", "error 2"
     assert told == [timeout, 1, 8, 48, 0xFFFFFFFF, timeout, timeout, unsupported, None, invalid]
 
@@ -90,7 +90,7 @@ nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(0), nvml.nvmlEvent
 ready()
 first = nvml.nvmlEventSetWait_v2(watching, 60000)
 tell([first.eventData] + [outcome(nvml.nvmlEventSetWait_v2, watching, wait) for wait in (60000, 10)])"""
-    told = beside(program, dgx, source, lambda: inject.unplug(dgx, "0000:1b:00.0") and None)
+    told = beside(program, dgx, source, lambda: inject.unplug(dgx, "0000:1b:00.0"))
     assert told == [79, "error 15", "error 10"]
 
 
@@ -108,7 +108,7 @@ still = thread.is_alive()
 ready()
 thread.join(60)
 tell([others, still, len(answers)])"""
-    told = beside(program, dgx, source, lambda: inject.clear(dgx) and None)
+    told = beside(program, dgx, source, lambda: inject.clear(dgx))
     assert told == [[True, 3], True, 1]
 
 
@@ -175,7 +175,7 @@ ready()
 time.sleep(0.1)
 until(lambda: pathlib.Path(sys.argv[1]).with_name("nvml.json").stat().st_size < 5000)
 tell([before, nvml.nvmlDeviceGetCount(), nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(0))])"""
-    assert beside(program, dgx, source, lambda: path.write_bytes(whole[:4000]) and None) == [
+    assert beside(program, dgx, source, lambda: path.write_bytes(whole[:4000])) == [
         8,
         8,
         "NVIDIA H100 80GB HBM3",

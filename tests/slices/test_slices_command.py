@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dra_agent import simulate
-from dra_agent.agent.host_factory import SIMULATED
+from dra_agent.agent.setup_registry import SIMULATED
 from dra_agent.cli.main import main
 from dra_agent.manifests import parse_objects
 

@@ -97,7 +97,15 @@ class Soak:
     async def start(self) -> Driver:
         """Start an agent, and wait until the kubelet knows it and it is ready."""
         self.lives += 1
-        command = [sys.executable, "-m", "dra_agent", "run", "--no-standalone", "--node-name", "node-a"]
+        command: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "dra_agent",
+            "run",
+            "--no-standalone",
+            "--node-name",
+            "node-a",
+        ]
         command += ["--simulate", PROFILE, "--state-dir", self.state, "--cdi-dir", self.cdi, "--log-level", "warning"]
         command += ["--kubelet-dir", self.kubelet.directory, "--kubeconfig", self._credentials]
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DRA_AGENT_")}
@@ -233,7 +241,7 @@ class Soak:
 
     async def settled_usage(self, seconds: float) -> Usage:
         """The least of several readings: what is in work for a moment does not count."""
-        readings = []
+        readings: list[Usage] = []
         end = time.monotonic() + seconds
         while not readings or time.monotonic() < end:
             readings.append(self.usage())

@@ -10,23 +10,15 @@ from typing import Any
 
 import pytest
 
+from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError
-from dra_agent.standalone import client as client_module
+from dra_agent.standalone import protocol as client_module
 from dra_agent.standalone import service as service_module
+from dra_agent.standalone.intake import Validator
 from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.store import Store
-from dra_agent.standalone.validation import Validator
 from eventually import DEADLINE_S
-
-
-@dataclass
-class PreparedDevice:
-    request_names: tuple[str, ...]
-    pool: str
-    device: str
-    cdi_device_ids: tuple[str, ...]
-    share_id: str | None = None
 
 
 @dataclass
@@ -38,7 +30,7 @@ class Preparer:
     prepared: dict[str, list[str]] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
 
-    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> list[PreparedDevice]:
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> list[ClaimDevice]:
         uid = claim["metadata"]["uid"]
         self.calls.append(f"prepare {claim['metadata']['name']}")
         if self.error is not None:
@@ -46,7 +38,8 @@ class Preparer:
         results = claim["status"]["allocation"]["devices"]["results"]
         self.prepared[uid] = [result["device"] for result in results]
         return [
-            PreparedDevice((r["request"],), r["pool"], r["device"], (f"x/claim={uid}-{r['device']}",)) for r in results
+            ClaimDevice(r["pool"], r["device"], (r["request"],), cdi_device_ids=(f"x/claim={uid}-{r['device']}",))
+            for r in results
         ]
 
     def unprepare(self, uid: str, deadline: Deadline) -> None:

@@ -17,11 +17,10 @@ from dra_agent.errors import PermanentError, UsageError
 from dra_agent.standalone import intake
 from dra_agent.standalone import queue as queue_module
 from dra_agent.standalone import service as service_module
-from dra_agent.standalone.client import Client
+from dra_agent.standalone.protocol import LINE_LIMIT, Apply, Client, Delete, Get, ListClaims
 from dra_agent.standalone.queue import ClaimQueue
 from dra_agent.standalone.service import StandaloneService
 from dra_agent.standalone.store import Store
-from dra_agent.standalone.wire import LINE_LIMIT, Apply, Delete, Get, ListClaims
 from eventually import DEADLINE_S, eventually
 
 CLASS = {"kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}}

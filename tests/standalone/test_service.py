@@ -15,9 +15,8 @@ import pytest
 
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError, UsageError
-from dra_agent.standalone.client import Client
+from dra_agent.standalone.protocol import Apply, Client, Delete, Get, ListClaims, ListClasses, State
 from dra_agent.standalone.service import StandaloneService
-from dra_agent.standalone.wire import Apply, Delete, Get, ListClaims, ListClasses, State
 from eventually import DEADLINE_S, eventually
 
 

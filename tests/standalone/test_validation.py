@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from dra_agent.errors import RetryableError
-from dra_agent.standalone.client import Client
+from dra_agent.standalone.intake import Validator
+from dra_agent.standalone.protocol import Apply, Client, ListClaims
 from dra_agent.standalone.service import StandaloneService
-from dra_agent.standalone.validation import Validator
-from dra_agent.standalone.wire import Apply, ListClaims
 
 LIMIT_S = 60.0
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import partial
 from typing import Any
 
 import pytest
@@ -157,6 +158,10 @@ def test_health_changes_the_condition_and_its_time(
     monkeypatch.setattr("dra_agent.status.claim_status.datetime", wall)
     fake_api.put("resourceclaims", claim("a", result("gpu-0"), result("gpu-1")))
 
+    def is_told(ready: str) -> bool:
+        found = entries(fake_api, "a")
+        return bool(found) and found[0]["conditions"][0]["status"] == ready
+
     async def story(api: ApiClient) -> list[Any]:
         seen = []
         async with telling(api, host, held("a", "gpu-0", "gpu-1")) as status:
@@ -164,11 +169,7 @@ def test_health_changes_the_condition_and_its_time(
                 host.change("gpu-0", health=health, health_reason="XID 79" if health == "unhealthy" else None)
                 status.changed()
                 wanted = "False" if health == "unhealthy" else "True"
-                await eventually_async(
-                    lambda wanted=wanted: (
-                        entries(fake_api, "a") and entries(fake_api, "a")[0]["conditions"][0]["status"] == wanted
-                    )
-                )
+                await eventually_async(partial(is_told, wanted))
                 seen.append([one["conditions"][0] for one in entries(fake_api, "a")])
                 wall.time += timedelta(seconds=1)
             del host.devices["gpu-1"]
@@ -311,7 +312,8 @@ def test_a_missing_right_is_said_once_and_not_asked_for_in_a_loop(
         ask(story)
     said = [record for record in caplog.records if record.message == "claim status is not written"]
     assert len(said) == 1
-    assert "resourceclaims/status" in said[0].grant and "associated-node:patch" in said[0].grant  # type: ignore[attr-defined]
+    grant = vars(said[0])["grant"]
+    assert "resourceclaims/status" in grant and "associated-node:patch" in grant
     assert "a right that was missing is there now" in caplog.text
 
 

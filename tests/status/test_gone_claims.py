@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,8 +14,9 @@ from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
 from dra_agent.kube_client import ApiClient, connect
-from dra_agent.prepare.ledger_types import DeviceHeldError, HeldDevice, LedgerEntry
-from dra_agent.status.gone_claims import GoneClaims
+from dra_agent.prepare.ledger import DeviceHeldError, HeldDevice, JournalLedger, LedgerEntry
+from dra_agent.status.events import EventRecorder
+from dra_agent.status.gone_claims import GoneClaims, HolderCheckingPreparer
 from eventually import eventually_async
 from fake_apiserver.fake import FakeApi
 
@@ -82,13 +83,13 @@ def run(
         async with connect(fake_api.kubeconfig(tmp_path / "kubeconfig")) as api:
             gone = GoneClaims(
                 api,
-                node,
+                cast(JournalLedger, node),
                 host,
                 device,
-                node,
+                cast(EventRecorder, node),
                 driver="d",
                 confirm_after_s=CONFIRM_S,
-                now=clock,  # type: ignore[arg-type]
+                now=clock,
                 spread=lambda low, high: low,
             )
             await story(gone, node, clock, api)
@@ -207,7 +208,7 @@ def test_a_holder_in_the_way_is_checked_at_once_and_the_error_names_the_command(
         claim = {"metadata": {"uid": "new"}, "status": {"allocation": {"devices": {"results": [wanted]}}}}
         fake_api.remove("resourceclaims", "gone", "default")
         with pytest.raises(DeviceHeldError, match="dra-agent claims release g"):
-            await asyncio.to_thread(gone.wrap(Refusing()).prepare, claim, Deadline.of(60))
+            await asyncio.to_thread(HolderCheckingPreparer(Refusing(), gone).prepare, claim, Deadline.of(60))
         await until(lambda: "g" in gone._gone_since)
 
     run(fake_api, tmp_path, host, story)

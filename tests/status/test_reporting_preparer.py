@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
-from dra_agent.prepare import PreparedDevice
-from dra_agent.prepare.ledger_types import DeviceHeldError, HeldDevice, LedgerEntry
+from dra_agent.prepare.ledger import DeviceHeldError, HeldDevice, LedgerEntry
 from dra_agent.status import ObjectReference, PreparedClaim, Reason, ReportingPreparer
 from dra_agent.status.device_status import DeviceKey
 from dra_agent.status.reporting_preparer import held_claims
@@ -20,11 +20,11 @@ from status.conftest import POOL, claim, result
 class World:
     """Prepares as told, and remembers who was told what."""
 
-    def __init__(self, outcome: Sequence[PreparedDevice] | AgentError) -> None:
+    def __init__(self, outcome: Sequence[ClaimDevice] | AgentError) -> None:
         self.outcome = outcome
         self.told: list[Any] = []
 
-    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[PreparedDevice]:
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[ClaimDevice]:
         if isinstance(self.outcome, AgentError):
             raise self.outcome
         return self.outcome
@@ -45,7 +45,7 @@ class World:
 
 
 def test_what_was_prepared_is_told() -> None:
-    world = World([PreparedDevice(("gpu",), POOL, "gpu-0", ("id",), "share-1")])
+    world = World([ClaimDevice(POOL, "gpu-0", ("gpu",), "share-1", cdi_device_ids=("id",))])
     telling = ReportingPreparer(world, world, world)
     assert telling.prepare(claim("a", result("gpu-0")), Deadline.of(60)) == world.outcome
     telling.unprepare("uid-a", Deadline.of(60))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -37,12 +38,12 @@ def dgx(tmp_path_factory: pytest.TempPathFactory) -> Topology:
     return scan(simulate.build("dgx-h100", tmp_path_factory.mktemp("dgx") / "host"))
 
 
-def text(topology: Topology, **options: object) -> str:
+def text(topology: Topology, **options: Any) -> str:
     from rich.console import Console
 
     console = Console(width=400, no_color=True)
     with console.capture() as capture:
-        console.print(tree.draw(topology, **options), highlight=False)  # type: ignore[arg-type]
+        console.print(tree.draw(topology, **options), highlight=False)
     return capture.get()
 
 
@@ -53,7 +54,7 @@ def texts(picture: str) -> Iterator[str]:
 
 
 def made_up(number: int, **facts: object) -> PciFunction:
-    document = {
+    document: dict[str, object] = {
         "pci_address": f"0000:{number:02x}:00.0", "kind": "nic", "class": "0x020000", "vendor_id": "0x15b3",
         "device_id": "0x1021", "subsystem_vendor": None, "subsystem_device": None, "revision": None, "numa_node": 0,
         "numa_source": "device", "pcie_root": "pci0000:00", "parents": [], "pcie_switch": None, "driver": None,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dra_agent.prepare.review import MAX_CONFIGS
+from dra_agent.prepare.config import MAX_CONFIGS
 from dra_agent.webhook.admission import MAX_MESSAGE
 from eventually import DEADLINE_S
 from webhook.keys import Secret

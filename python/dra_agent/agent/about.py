@@ -1,4 +1,4 @@
-"""What the running agent says of itself over its socket, so that commands show its host and not another."""
+"""The running agent's description over its socket, so that commands show the same host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dra_agent.errors import AgentError
 
 
 class RunningAgent(msgspec.Struct, frozen=True):
-    """An agent that answers."""
+    """A running agent."""
 
     pid: int
     version: str
@@ -26,12 +26,12 @@ def describe(config: Config) -> Any:
 
 
 def query(config: Config) -> RunningAgent | None:
-    """Ask the agent that runs on a state directory; None where none answers."""
-    from dra_agent.reclaim.client import send_request as ask_socket
-    from dra_agent.reclaim.wire import About
+    """Query the agent of a state directory; None if none responds."""
+    from dra_agent.reclaim.control import About
+    from dra_agent.reclaim.control import send_request as ask_socket
 
     try:
         answer = ask_socket(config.state_dir, About())
         return msgspec.convert(answer, RunningAgent, dec_hook=to_path)
     except (AgentError, msgspec.ValidationError):
-        return None  # there is none, it is not ours to ask, or it is of another version
+        return None  # no agent, no permission, or another version

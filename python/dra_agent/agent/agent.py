@@ -16,30 +16,29 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dra_agent import __version__, msgspec_warmup
 from dra_agent.agent import host_ownership
+from dra_agent.agent.about import describe
 from dra_agent.agent.config import SIMULATED_CDI, Config, listen_address
 from dra_agent.agent.device_state import DeviceState, boot_id
-from dra_agent.agent.host_factory import agent_host
 from dra_agent.agent.housekeeping import Housekeeping
 from dra_agent.agent.leadership import Leadership
-from dra_agent.agent.liveness import BEAT_INTERVAL_S, LivenessMonitor
-from dra_agent.agent.lock import StateLock, remove_leftovers
+from dra_agent.agent.liveness import BEAT_INTERVAL_S, READY, STOPPING, WATCHDOG, LivenessMonitor, Notifier
 from dra_agent.agent.mode import Mode, RunInThread
-from dra_agent.agent.reclaim_runtime import ReclaimRuntime
 from dra_agent.agent.refresh_loop import RefreshLoop
-from dra_agent.agent.rolling_update import InstanceRegistry
+from dra_agent.agent.rolling_update import InstanceRegistry, StateLock, remove_leftovers
+from dra_agent.agent.setup_registry import agent_host
 from dra_agent.agent.shared_ledger import SharedLedger
 from dra_agent.agent.signals import Signals, run_unless
-from dra_agent.agent.systemd_notify import READY, STOPPING, WATCHDOG, Notifier
 from dra_agent.daemon_threads import DaemonExecutor
-from dra_agent.health import HealthStateFile, Monitor
+from dra_agent.health import HealthStateFile, Monitor, Summary
 from dra_agent.host import Host
-from dra_agent.inventory.passthrough_bindings import VfioBindingStore
-from dra_agent.metrics.instrumented import InstrumentedPreparer
+from dra_agent.inventory import Inventory
+from dra_agent.inventory.passthrough import VfioBindingStore
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.prepare.locks import KeyedLocks
 from dra_agent.prepare.ownership import Ownership
 from dra_agent.prepare.setup import DeviceSetup
+from dra_agent.reclaim.runtime import ReclaimRuntime
 
 if TYPE_CHECKING:
     from dra_agent.cdi.directory import SpecDirectory
@@ -48,9 +47,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LINGER_S = 0.1
-"""Seconds between two looks at whether claims are given back."""
+"""Seconds between two checks for claims that are still prepared."""
 EXTEND_TIMEOUT_S = 5.0
-"""Seconds for which the service manager is asked to wait, each time."""
+"""Seconds by which each request extends the stop timeout of the service manager."""
 CDI_REPLACED_GRACE_S = 30.0
 """How long the CDI directory may be one that the host replaced before /healthz fails: a restart mounts the new one."""
 WORKERS = 32
@@ -85,7 +84,7 @@ class Agent:
         self._born = time.monotonic()
 
     async def run(self) -> None:
-        """Start, say so, and live until SIGTERM or SIGINT; raises AgentError if it cannot start.
+        """Start, report readiness, and run until SIGTERM or SIGINT; raises AgentError if it cannot start.
 
         While a notice holds and claims have to be given back, it goes on until they are; a second signal ends it.
         """
@@ -151,8 +150,15 @@ class Agent:
         msgspec_warmup.build_decoders()
         await mode.open()
         host = await self._work(worker, "building the simulated host", 60.0, lambda: agent_host(config))
-        # Before the devices are looked at, which may take long: a notice does not wait for that.
-        reclaiming = self._reclaiming = ReclaimRuntime(config, host, boot_id(host.proc), newest=self._newest)
+        # Before the scan of devices, which may take long: a notice does not wait for it.
+        reclaiming = self._reclaiming = ReclaimRuntime(
+            config.reclaim,
+            config.state_dir,
+            host,
+            boot_id(host.proc),
+            newest=self._newest,
+            about=lambda: describe(config),
+        )
         mode.attach_reclaim(reclaiming.reclaim)
         stack.push_async_callback(reclaiming.stop)
         await reclaiming.start()
@@ -198,7 +204,7 @@ class Agent:
         msgspec_warmup.build_decoders()  # of what was imported meanwhile
         await self._share(stack, worker, hardware, setups)
         await self._answer_hooks(stack, setups)
-        await mode.serve(InstrumentedPreparer(preparer, self._pulse, record), hardware, ledger)
+        await mode.serve(preparer, hardware, ledger)
         watcher = RefreshLoop(
             hardware,
             changed=mode.devices_changed,
@@ -208,13 +214,13 @@ class Agent:
         await watcher.start()
         stack.push_async_callback(watcher.stop)
         self._ready(sum(entry.state == "completed" for entry in ledger.entries()))
-        # Claims of earlier agents come after those that are asked for now: one that hangs holds up nobody.
+        # Claims of earlier agents are repaired after the kubelet is served: one that hangs blocks no new claim.
         housekeeping = Housekeeping(ledger, preparer, self._work, newest=self._newest)
         stack.callback(housekeeping.stop)
         housekeeping.start()
 
     def _serve(self, stack: AsyncExitStack) -> Metrics | None:
-        """Answer /metrics, /healthz and /readyz, if anyone wants them; gives what takes note of requests."""
+        """Serve /metrics, /healthz and /readyz if an address is configured; returns the observer of requests."""
         if self._config.health_address:
             from dra_agent.metrics.http_server import HttpServer
 
@@ -231,9 +237,20 @@ class Agent:
             return None
         from dra_agent.metrics.http_server import HttpServer
         from dra_agent.metrics.registry import Metrics
-        from dra_agent.metrics.snapshot import collect
+        from dra_agent.metrics.snapshot import MetricsSnapshot, collect
 
-        metrics = Metrics(lambda: collect(self._config, self._hardware, self._ledger, self._reclaiming))
+        def read() -> MetricsSnapshot:
+            hardware, reclaiming = self._hardware, self._reclaiming
+            return collect(
+                self._config.state_dir,
+                self._config.node,
+                inventory=Inventory() if hardware is None else hardware.inventory,
+                health=Summary() if hardware is None else hardware.monitor.summary,
+                ledger=self._ledger,
+                reclaim=None if reclaiming is None else reclaiming.reclaim,
+            )
+
+        metrics = Metrics(read)
         server = HttpServer(
             listen_address(self._config.metrics_address),
             render=metrics.render,
@@ -291,29 +308,29 @@ class Agent:
         from dra_agent.cdi.directory import SpecDirectory
         from dra_agent.cdi.edits import EditProviders
         from dra_agent.cdi.edits.registry import find_nvidia_ctk
-        from dra_agent.cdi.metadata_files import MetadataDirectory
+        from dra_agent.cdi.metadata import MetadataDirectory
 
         config = self._config
         shared_as = self._shared_as
-        recipes = EditProviders(hardware.host, ctk=find_nvidia_ctk(hardware.host))
+        edit_providers = EditProviders(hardware.host, ctk=find_nvidia_ctk(hardware.host))
         specs = self._specs = SpecDirectory(config.cdi_dir, config.driver_name)
         if why := specs.unwritable():
             log.error("claims cannot be prepared", extra={"reason": why})
         self._pulse.watch(specs.replaced, CDI_REPLACED_GRACE_S)
         metadata = MetadataDirectory(config.metadata_dir, config.driver_name, enabled=config.device_metadata)
-        took = (lambda phase, seconds: None) if record is None else record.observe_phase
+        observe_phase = (lambda phase, seconds: None) if record is None else record.observe_phase
         return Preparer(
             config.driver_name,
             ledger,
             specs,
             hardware.lookup,
             node=config.node,
-            recipes=recipes,
+            edit_providers=edit_providers,
             setups=setups,
             metadata=metadata,
             ownership=ownership,
             device_locks=KeyedLocks(config.state_dir / "locks" / "devices", process=shared_as) if shared_as else None,
-            took=took,
+            observe_phase=observe_phase,
         )
 
     def _choose(self, stack: AsyncExitStack, work: RunInThread, record: Metrics | None) -> Mode:
@@ -321,18 +338,20 @@ class Agent:
         if self._config.standalone:
             from dra_agent.agent.standalone_mode import StandaloneMode
 
-            mode = StandaloneMode(self._config)
+            mode = StandaloneMode(self._config, self._pulse, record)
         else:
             from dra_agent.agent.kubernetes_mode import KubernetesMode
 
-            mode = KubernetesMode(self._config, work, record, leadership=self._leadership, told=self._tell)
+            mode = KubernetesMode(
+                self._config, work, record, liveness=self._pulse, leadership=self._leadership, told=self._tell
+            )
         self._mode = mode
         stack.push_async_callback(mode.close)
         return mode
 
     def _ready(self, claims: int) -> None:
         assert self._hardware is not None
-        # What lives as long as the process need not be looked at by every collection.
+        # Objects that live as long as the process are excluded from garbage collection.
         gc.collect()
         gc.freeze()
         self._not_ready = ""
@@ -350,7 +369,7 @@ class Agent:
         )
 
     def _tell(self, *states: str) -> None:
-        """Give the service manager the line that people see, and states with it."""
+        """Send the status line and states to the service manager."""
         if self._hardware is None or self._mode is None or self._not_ready:
             return
         devices = f"{len(self._hardware.inventory.devices)} devices on node {self._config.node}"
@@ -388,16 +407,16 @@ class Agent:
         self._stop.set()
 
     def _needed(self) -> bool:
-        """Whether claims still have to be given back, through this agent, before the host is taken."""
+        """Whether claims must still be released through this agent before the node is reclaimed."""
         if self._at_once or self._mode is None or self._reclaiming is None or not self._mode.draining:
             return False
-        left = self._reclaiming.seconds_left
+        left = self._reclaiming.reclaim.seconds_left
         if left is not None and left <= 0:
             return False
         if not self._lingering:
             self._lingering = True
             self._signals.trust()
-            log.warning("told to stop, but the host is being taken: claims have to be given back first")
+            log.warning("stop is delayed: the node is being reclaimed, and claims must be released first")
         if left is not None:
             self._notifier.send(f"EXTEND_TIMEOUT_USEC={int(EXTEND_TIMEOUT_S * 1e6)}", "STATUS=giving claims back")
         return True

@@ -1,6 +1,6 @@
 """The configuration: one struct, filled from flags, then `DRA_AGENT_*` variables, then a TOML file, then defaults.
 
-It says what was asked for and refuses what makes no sense; it opens nothing but the file.
+It validates values and opens only the configuration file.
 """
 
 from __future__ import annotations
@@ -11,18 +11,25 @@ import re
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from dra_agent.agent.claim_settings import ClaimSettings
 from dra_agent.errors import UsageError
-from dra_agent.health.settings import HealthSettings
+from dra_agent.health.issues import HealthSettings
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
 from dra_agent.reclaim.settings import ReclaimSettings
 
 if TYPE_CHECKING:
     from dra_agent.agent.config_file import ConfigFile
+
+
+class ClaimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What follows when a prepared claim no longer exists."""
+
+    release_gone_after: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 180.0
+    """Seconds between two checks for prepared claims that were deleted; such claims are released. 0: never."""
+
 
 PREFIX = "DRA_AGENT_"
 SIMULATED_CDI = "cdi"
@@ -65,10 +72,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Of the pod that the agent runs in: its sockets get names of their own, so that old and new agent overlap."""
     device_metadata: bool = False
     claim_status: Literal["off", "nics", "all"] | bool = "nics"
-    """Devices of which a claim's status says what they are. True means all and False means off, as before."""
+    """Devices that are described in a claim's status. True means all and False means off, for compatibility."""
     second_manager: Literal["refuse", "publish"] = "refuse"
     net_devices: bool = False
-    """Without effect: said, for an earlier agent, that the container runtime moves interfaces."""
+    """Without effect. Earlier agents needed it if the container runtime moved interfaces."""
     inventory: InventorySettings = InventorySettings()
     reclaim: ReclaimSettings = ReclaimSettings()
     health: HealthSettings = HealthSettings()
@@ -99,16 +106,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 HELP = {
     "standalone": "keep, allocate and prepare claims without Kubernetes",
-    "kubeconfig": "credentials for the API server (default: those of the pod)",
+    "kubeconfig": "credentials for the API server (default: the service account of the pod)",
     "node_name": "name of this node (default: the host's name)",
     "driver_name": f"name of the DRA driver (default: {DEFAULT_DRIVER})",
     "kubelet_dir": "the kubelet's root directory",
     "cdi_dir": "where CDI specs are written",
     "state_dir": "where claims and the ledger are kept",
     "run_dir": "where the agents of one host record which of them owns a device (the same for all of them)",
-    "sysfs_root": "stands for /sys",
-    "dev_root": "stands for /dev",
-    "net_root": "stands for /proc/net of the host, for an agent with a network of its own",
+    "sysfs_root": "used instead of /sys",
+    "dev_root": "used instead of /dev",
+    "net_root": "used instead of /proc/net of the host, for an agent in another network namespace",
     "simulate": "run on a simulated host instead of this one",
     "metrics_address": "HOST:PORT for /metrics, /healthz and /readyz (default: none)",
     "health_address": "HOST:PORT for /healthz and /readyz alone, away from clients of /metrics (default: none)",
@@ -117,16 +124,16 @@ HELP = {
     "pod_uid": "uid of the agent's own pod, for rolling updates (default: none)",
     "device_metadata": "give containers files that describe their devices",
     "net_devices": "without effect: interfaces are moved whatever the container runtime is",
-    "claim_status": "devices whose facts are written into a claim's status: off, nics or all",
-    "second_manager": "refuse or publish devices that another driver or device plugin gives out too",
+    "claim_status": "devices that are described in a claim's status: off, nics or all",
+    "second_manager": "exclude or publish devices that another driver or device plugin advertises too",
 }
 _SWITCHES = {field.name for field in msgspec.structs.fields(Config) if field.type is bool}
 HOST_FLAGS = ("sysfs_root", "dev_root", "simulate", "state_dir", "node_name", "driver_name")
-"""What commands that look at a host take."""
+"""Flags of commands that read a host."""
 
 
 def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = HELP) -> None:
-    """Add `--config` and the named flags; none has a default, so that `load` sees which were given."""
+    """Add `--config` and the named flags; none has a default, so that `load_config` can tell which were set."""
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help=f"TOML file (default: ${CONFIG_VARIABLE}, or {DEFAULT_FILE})"
     )
@@ -149,7 +156,7 @@ def load_config(
     """Put the configuration together: flag over variable over file over default.
 
     The file is what `--config` or its variable names, or the unit's where there is one; an empty variable means none.
-    `below` stands for file and defaults.
+    `below` is used instead of file and defaults.
 
     Raises:
         UsageError: It names the flag, variable, or file and line, and what it should be.
@@ -175,7 +182,7 @@ def load_config(
     if not is_given and (users := _users_state_dir(variables, config)) is not None:
         config = msgspec.structs.replace(config, state_dir=users)
     if config.simulate is not None and not given:
-        # Container runtimes read the usual directory: what stands there must be of devices that exist.
+        # Container runtimes read the default directory: its specs must describe devices that exist.
         config = msgspec.structs.replace(config, cdi_dir=config.state_dir / SIMULATED_CDI)
 
     def place(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The TOML file of the configuration: what it says, and on which line, so that every error names it."""
+"""The TOML file of the configuration, with line numbers for errors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from dra_agent import user_file
+from dra_agent import _native, user_file
 from dra_agent.agent.config import Config, plain, to_path
 from dra_agent.errors import UsageError
+from dra_agent.host import Host
+from dra_agent.inventory.passthrough import Passthrough
+from dra_agent.inventory.rules import PartitionRules, Rules
+from dra_agent.inventory.settings import InventorySettings
+from dra_agent.inventory.shares import Shares
 
 MAX_FILE_BYTES = 1 << 20
 _STEP = re.compile(r"([A-Za-z_][\w-]*)|\[(\d+)\]")
@@ -21,7 +26,7 @@ class ConfigFile:
     """A file that was read."""
 
     def __init__(self, path: Path) -> None:
-        """Read it; UsageError where it cannot be read, or says what no setting can be."""
+        """Read it; raises UsageError if it cannot be read or has an invalid value."""
         import tomllib  # only where there is a file: the import list is the memory budget
 
         self._path = path
@@ -51,7 +56,7 @@ class ConfigFile:
     def place(self, field: str) -> str:
         """Return `config.toml:7` for a field such as `inventory.share[0].when`: the nearest line that is found.
 
-        tomllib keeps no positions, so lines are found by the keys and the table headers that they begin with.
+        tomllib keeps no positions, so lines are found by their keys and table headers.
         """
         start, line = 0, None
         for name, number in _named_steps(field):
@@ -68,7 +73,7 @@ class ConfigFile:
             settings.passthrough or settings.share
         ):
             return
-        from dra_agent.inventory.checked import check_rules
+        from dra_agent.agent.config_file import check_rules
 
         try:
             check_rules(settings, config.driver_name)
@@ -92,7 +97,7 @@ class ConfigFile:
         return place
 
     def _line_of(self, name: str, start: int, number: int | None) -> int | None:
-        """The line, from 1, of the `number`th place after line `start` that begins with a key or is its table."""
+        """Return the line, from 1, of the `number`th match of a key or its table after line `start`."""
         key = re.escape(name.replace("-", "_")).replace("_", "[-_]")
         pattern = re.compile(rf"\s*(\[+\s*([\w-]+\s*\.\s*)*)?[\"']?{key}[\"']?\s*[=\].]")
         inline = re.compile(rf"[{{,]\s*[\"']?{key}[\"']?\s*=")
@@ -138,7 +143,7 @@ class ConfigFile:
 
 @functools.cache
 def _fields(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Types by the names of a struct's fields. msgspec compiles every annotation each time it is asked."""
+    """Types by the names of a struct's fields. msgspec would compile every annotation at each call."""
     return {field.name: field.type for field in msgspec.structs.fields(struct)}
 
 
@@ -169,3 +174,31 @@ def _choices(keys: list[str]) -> tuple[str, ...]:
             return ()
         kind = _fields(kind).get(key)
     return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+class FieldError(msgspec.Struct, frozen=True):
+    """One validation error of the API server."""
+
+    field: str
+    message: str
+
+
+def validate(value: dict[str, Any]) -> list[FieldError]:
+    """Return the errors for which the API server would reject a resource.k8s.io/v1 object."""
+    return msgspec.json.decode(_native.validate_object(msgspec.json.encode(value)), type=list[FieldError])
+
+
+def validation_messages(value: dict[str, Any]) -> list[str]:
+    """Return the errors as sentences with the object's kind and name."""
+    metadata = value.get("metadata")
+    name = metadata.get("name", "") if isinstance(metadata, dict) else ""
+    what = f"{value.get('kind', 'object')} {name}".strip()
+    return [f"{what}: {fault.field}: {fault.message}" for fault in validate(value)]
+
+
+def check_rules(settings: InventorySettings, driver: str) -> None:
+    """Raise UsageError for the first rule that can never work; its `where` is `configuration, inventory.FIELD`."""
+    Rules(settings, driver)
+    PartitionRules(settings.partition, driver)
+    Shares(settings.share, driver)
+    Passthrough(Host(), settings.passthrough, driver, None)

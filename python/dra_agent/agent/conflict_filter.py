@@ -1,4 +1,4 @@
-"""The guard against a second manager, put together: what others give out too is found, told, remembered, not published.
+"""Excludes devices that other drivers advertise too, and reports and saves these conflicts.
 
 Who the others are is neighbours' to find out, and writing slices the publisher's.
 """
@@ -15,15 +15,14 @@ from dra_agent.agent.host_ownership import other_agents
 from dra_agent.conflicts import DeviceConflicts, SavedConflicts, exclude, load_conflicts, save_conflicts
 from dra_agent.conflicts.detector import ApiReader, ConflictDetector
 from dra_agent.inventory import Inventory
-from dra_agent.status.events import SECOND_MANAGER, ObjectReference
-from dra_agent.status.reporting_preparer import EventSink
+from dra_agent.status.events import SECOND_MANAGER, EventSink, ObjectReference
 
 MAX_NAMES = 16
 """Devices that an Event names; it has room for about a thousand characters."""
 
 
 class ConflictFilter:
-    """Keeps what is published apart from what others give out, from `start` to `stop`."""
+    """Keeps devices of other drivers out of the published slices, from `start` to `stop`."""
 
     def __init__(
         self, config: Config, api: ApiReader, hardware: DeviceState, events: EventSink, *, changed: Callable[[], None]
@@ -87,4 +86,4 @@ def _note(manager: str, names: list[str], *, published: bool) -> str:
     follows = "is published by dra-agent all the same" if published else "is not published by dra-agent"
     what = follows if len(names) == 1 else follows.replace("is ", "are ", 1)
     listed = ", ".join(names[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
-    return f"{manager} gives out {count} too, which {what}: {listed}"
+    return f"{manager} advertises {count} too, which {what}: {listed}"

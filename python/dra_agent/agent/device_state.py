@@ -25,8 +25,8 @@ from dra_agent.inventory import (
     InventoryTracker,
     ObservedIssue,
 )
-from dra_agent.inventory.amd.mode_changes import ModeChanges
-from dra_agent.inventory.passthrough_bindings import VfioBindingStore
+from dra_agent.inventory.mode_changes import ModeChanges
+from dra_agent.inventory.passthrough import VfioBindingStore
 from dra_agent.inventory.tracker import diff
 from dra_agent.slices import desired_slices
 from dra_agent.topology import LiveTopology, Uevent
@@ -51,17 +51,17 @@ class DeviceState:
         handovers: VfioBindingStore | None = None,
         keeps_slices: bool = True,
     ) -> None:
-        """Scan the host; raises PermanentError where there is no sysfs, UsageError where a rule can never work.
+        """Scan the host; raises PermanentError if sysfs is missing, UsageError if a rule can never work.
 
-        `keeps_slices`: whether anybody asks for `slices`. A cluster's publisher draws its own, of what the guard and a
-        reclaim leave of the devices; a second set would be drawn at every change and kept for nobody.
+        `keeps_slices`: whether `slices` is used. The publisher of a cluster computes its own, from the devices that the
+        conflict filter and a reclaim leave; a second set would be computed at every change for no reader.
         """
         self.host = host
         self._keeps_slices = keeps_slices
         self._node = node
         self._driver = driver
         self.mode_changes = ModeChanges()
-        """For those who divide GPUs to tell of it."""
+        """Receives changes of partition modes from set-ups."""
         collector = Collector(host, settings, driver=driver, handovers=handovers, mode_changes=self.mode_changes)
         self._topology = LiveTopology(host)
         self._watch = InventoryTracker(collector, self._topology.snapshot())
@@ -76,7 +76,7 @@ class DeviceState:
 
     @property
     def inventory(self) -> Inventory:
-        """The inventory as it was taken last, with what counts against its devices."""
+        """The last inventory, with the health of its devices."""
         return self._inventory
 
     def lookup(self, pool: str, name: str) -> Device | None:
@@ -84,11 +84,11 @@ class DeviceState:
         return self._inventory.lookup(pool, name)
 
     def slices(self) -> list[dict[str, Any]]:
-        """Give the ResourceSlices of the inventory; none where nobody was to ask for them."""
+        """Return the ResourceSlices of the inventory; empty unless `keeps_slices` was set."""
         return self._slices
 
     def refresh(self, events: list[Uevent], *, rescan: bool) -> InventoryDiff:
-        """Look where the events say, or everywhere, and take the inventory again."""
+        """Rescan the devices of the events, or all, and collect the inventory again."""
         if rescan:
             self._topology.rescan()
         else:
@@ -113,10 +113,10 @@ class DeviceState:
         return msgspec.structs.replace(inventory, devices=tuple(devices))
 
     def poll_events(self) -> InventoryDiff:
-        """Hear what happened to devices, look again where there is news, and let go of what has passed."""
+        """Poll device events, rescan affected devices, and drop expired events."""
         faults = self._watch.faults() if self._watch.tells_faults else []
         if not faults and self._watch.lost_event_stream():
-            # What happens before a library is started again is told to nobody: not a moment longer than it takes.
+            # Events between the end of a vendor library and its restart are lost, so it is restarted at once.
             return self.refresh([], rescan=False)
         if self.monitor.look_due():
             self.monitor.record_events(faults, self._watch.inventory)
@@ -143,7 +143,7 @@ class DeviceState:
         return change
 
     def close(self) -> None:
-        """Let go of vendor libraries."""
+        """Close the vendor libraries."""
         self._watch.close()
 
     def _describe(self) -> None:
@@ -158,7 +158,7 @@ class DeviceState:
         self._told = told
 
     def _draw(self) -> set[str]:
-        """Draw the slices; gives what is left out of them, which is told once."""
+        """Compute the slices; returns the devices that are left out, which are logged once."""
         try:
             desired = desired_slices(
                 self.inventory, node=self._node, driver=self._driver, published=self._slices, naming="fixed"
@@ -185,7 +185,7 @@ def _sick(device: Device, reason: str | None) -> Device:
 
 
 def boot_id(proc: Path = Path("/proc")) -> str:
-    """Name the boot that this host is in; "unknown" where the kernel does not say."""
+    """Return the boot id of the host, or "unknown"."""
     for root in (proc, Path("/proc")):
         try:
             return (root / "sys/kernel/random/boot_id").read_text().strip()

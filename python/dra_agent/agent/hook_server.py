@@ -1,4 +1,4 @@
-"""Answers the hooks of containers that start: what they ask for goes to the set-up that knows how."""
+"""Serves the hooks of starting containers: each request goes to the set-up that handles it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from dra_agent.device_setup.container_hook import LIMIT_TASK
 from dra_agent.errors import AgentError, PermanentError
 
 if TYPE_CHECKING:
@@ -17,35 +18,36 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_CONCURRENCY = "limit"
-"""What a hook asks for that does not say what."""
-_LONGEST_LINE = 1 << 14
+_MAX_LINE_BYTES = 1 << 14
 
 
 class _Task(msgspec.Struct, frozen=True):
-    task: str = MAX_CONCURRENCY
+    task: str = LIMIT_TASK
 
 
 class HookServer:
-    """From `start` to `stop`. Of several agents on one node the last one that started answers, from what is on disk."""
+    """From `start` to `stop`.
+
+    With several agents on one node, the last one that started serves hooks, from the state on disk.
+    """
 
     def __init__(self, socket: Path, tasks: Mapping[str, Callable[[bytes], bool]]) -> None:
-        """`tasks`: who does what a hook can ask for, with the line that it wrote; each may take its time."""
+        """`tasks`: the handler of each task, called with the hook's line on a thread of its own."""
         self._socket = socket
         self._tasks = tasks
         self._server: Server | None = None
 
     async def start(self) -> None:
-        """Listen; without the socket, which is told, containers that need it do not start."""
+        """Listen. If the socket cannot be created, this is logged, and containers that need it do not start."""
         from dra_agent.control_socket.server import Server
 
-        server = Server(self._socket, self._answer, line_limit=_LONGEST_LINE)
+        server = Server(self._socket, self._answer, line_limit=_MAX_LINE_BYTES)
         try:
             await asyncio.to_thread(self._socket.parent.mkdir, parents=True, exist_ok=True)
             await server.start()
             self._server = server
         except (AgentError, OSError) as error:
-            log.error("hooks of containers cannot ask for what they need", extra={"reason": str(error)})
+            log.error("hooks of containers cannot be served", extra={"reason": str(error)})
 
     async def stop(self) -> None:
         """Stop listening."""

@@ -64,7 +64,7 @@ def other_agents(config: Config) -> list[OtherAgent]:
         try:
             record = _record(handle)
             if record is not None and record.state_dir != str(config.state_dir):
-                # Who gets the lock for a moment keeps nobody from starting: starting agents try for seconds.
+                # Holding the lock for a moment blocks no start: starting agents retry for seconds.
                 running = not try_lock(handle)
                 found.append(OtherAgent(name, record.state_dir, record.pid, running))
         except OSError:
@@ -100,7 +100,7 @@ def join(config: Config, closing: Callable[[Callable[[], None]], object]) -> Own
 
 
 def state_id(state_dir: Path) -> str:
-    """Return the random id of a state directory, made where there is none; the same for all agents that share it."""
+    """Return the random id of a state directory, created if missing; all agents that share it have the same."""
     path = state_dir / ID_FILE
     try:
         if known := path.read_text().strip():
@@ -133,14 +133,14 @@ def _directory(config: Config) -> Path:
     root = config.sysfs_root.resolve()
     if str(root) == "/sys":
         return config.run_dir
-    import hashlib  # of which only such a host needs anything
+    import hashlib  # needed on such a host only
 
     # Another tree is other hardware, and the same for every agent that reads it.
     return config.run_dir / "hosts" / hashlib.sha256(os.fsencode(root)).hexdigest()[:16]
 
 
 def _take_driver(path: Path, owner: str, config: Config) -> int:
-    """Hold a shared lock for the agent's life; the content says whose state directory it is for."""
+    """Hold a shared lock while the agent runs; the content names the state directory."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     other: _DriverRecord | None = None
 

@@ -1,7 +1,7 @@
 """What the agent does for itself while claims are served: repairs of claims, the ledger's journal, memory.
 
-It has threads of its own. A claim whose repair hangs keeps one of them and nothing else: neither the other claims, nor
-the look at the hardware, nor the end of the agent.
+It has its own threads. A repair that hangs blocks one of them, but not other claims, the
+scan of the hardware, or the agent's shutdown.
 """
 
 from __future__ import annotations
@@ -12,12 +12,27 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import Protocol, TypeVar
 
-from dra_agent.agent.malloc import trim
 from dra_agent.daemon_threads import DaemonExecutor
 from dra_agent.errors import AgentError
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.recovery import OnThreads
+from dra_agent.prepare.recovery import ExecutorRunner
+
+
+def trim() -> bool:
+    """Give every free page back; whether there were any. Nothing happens where the C library has no malloc_trim (musl).
+
+    Takes milliseconds, in which other threads wait for memory of the same arena: nothing for the way of a call.
+    """
+    import ctypes
+
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except AttributeError:
+        return False
+    trim.argtypes, trim.restype = (ctypes.c_size_t,), ctypes.c_int
+    return bool(trim(0))
+
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +41,7 @@ INTERVAL_S = 60.0
 ROUND_TIMEOUT_S = 3600.0
 """Seconds that a round of repairs takes at most: each of up to a hundred claims can cost its own timeout."""
 MAX_HUNG_REPAIRS = 256
-"""Claims whose repair may hang at once; each keeps its locks, so that no round tries it again."""
+"""Maximum repairs that may hang at the same time; each keeps its locks, so that no round retries it."""
 _T = TypeVar("_T")
 
 
@@ -38,7 +53,7 @@ class Work(Protocol):
 
 
 class Housekeeping:
-    """From `start`, which begins with what earlier agents left, to `stop`."""
+    """Repairs claims from `start`, first those of earlier agents, to `stop`."""
 
     def __init__(
         self,
@@ -60,7 +75,7 @@ class Housekeeping:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin with what earlier agents left."""
+        """Start with the claims of earlier agents."""
         self._task = asyncio.create_task(self._run(), name="housekeeping")
 
     def stop(self) -> None:
@@ -71,12 +86,12 @@ class Housekeeping:
         self._repairs.shutdown()
 
     async def _run(self) -> None:
-        apart = OnThreads(self._repairs)
-        await self._guarded("looking at claims of an earlier run", lambda: self._preparer.recover(apart))
+        run_call = ExecutorRunner(self._repairs)
+        await self._guarded("checking claims of an earlier run", lambda: self._preparer.recover(run_call))
         while True:
             await asyncio.sleep(self._interval_s)
             await self._guarded("compacting the ledger", self._ledger.compact)
-            await self._guarded("looking at CDI specs", lambda: self._newest() and self._preparer.repair(apart))
+            await self._guarded("checking CDI specs", lambda: self._newest() and self._preparer.repair(run_call))
             await self._guarded("giving memory back", trim)
 
     async def _guarded(self, what: str, call: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""The composition of Kubernetes mode: the kubelet asks for claims, and the API server says what they were given."""
+"""Composition of Kubernetes mode: the kubelet requests claims, and the API server has their allocations."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dra_agent.agent.config import Config
 from dra_agent.agent.conflict_filter import ConflictFilter
 from dra_agent.agent.device_state import DeviceState
 from dra_agent.agent.leadership import Leadership
+from dra_agent.agent.liveness import LivenessMonitor
 from dra_agent.agent.mode import RunInThread
-from dra_agent.agent.reclaim_kubernetes import NodeDrain
 from dra_agent.agent.status_reporter import StatusReporter
 from dra_agent.errors import AgentError
 from dra_agent.kube_client.client import ApiClient, connect
@@ -20,19 +20,23 @@ from dra_agent.kube_client.kinds import RESOURCE_CLAIMS
 from dra_agent.kubelet_plugin.plugin import KubeletPlugin
 from dra_agent.kubelet_plugin.registration import RegistrationStatus
 from dra_agent.kubelet_plugin.sockets import socket_paths
-from dra_agent.metrics.instrumented import InstrumentedPreparer
-from dra_agent.metrics.publish import PublishMetrics
+from dra_agent.metrics.api_server import PublishMetrics
+from dra_agent.metrics.registry import InstrumentedPreparer
+from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.publish import Publisher
+from dra_agent.reclaim.gated_preparer import GatedPreparer
+from dra_agent.reclaim.kubernetes import NodeDrain
 from dra_agent.reclaim.service import ReclaimService
-from dra_agent.status.gone_claims import GoneClaims
+from dra_agent.status import ReportingPreparer
+from dra_agent.status.gone_claims import GoneClaims, HolderCheckingPreparer
 from dra_agent.status.release_socket import ReleaseSocket
 
 if TYPE_CHECKING:
     from dra_agent.metrics.registry import Metrics
 
 CONNECT_TIMEOUT_S = 30.0
-"""Seconds that reading credentials takes at most; nothing is asked of the server then."""
+"""Timeout of reading credentials; the server is not contacted for it."""
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +50,11 @@ class KubernetesMode:
         work: RunInThread,
         metrics: Metrics | None,
         *,
+        liveness: LivenessMonitor,
         leadership: Leadership,
         told: Callable[[], None],
     ) -> None:
-        """`leadership` says whether this agent is the one that publishes; `told` is called when `status` has changed.
+        """`leadership`: whether this agent publishes. `told` is called when `status` has changed.
 
         Raises UsageError where no socket fits below the kubelet's directory.
         """
@@ -58,6 +63,7 @@ class KubernetesMode:
         self._leadership = leadership
         self._told = told
         self._metrics = metrics
+        self._liveness = liveness
         self._api: asyncio.Future[ApiClient] = asyncio.get_running_loop().create_future()
         self._publisher: Publisher | None = None
         self._guard: ConflictFilter | None = None
@@ -77,14 +83,14 @@ class KubernetesMode:
         )
 
     async def open(self) -> None:
-        """Listen for the kubelet first: it finds the driver while the devices are still being looked at."""
+        """Register with the kubelet first, while the devices are still being scanned."""
         await self._plugin.open()
         self._api.set_result(
             await self._work("reading credentials", CONNECT_TIMEOUT_S, lambda: connect(self._config.kubeconfig))
         )
 
     def attach_reclaim(self, reclaim: ReclaimService) -> None:
-        """Listen to what autoscalers say on the Node object, too; acting on it begins with `serve`."""
+        """Add the Node object as a source of signals; `serve` starts to act on them."""
         self._reclaim = reclaim
         rules = self._config.reclaim.node_taints
         if rules:
@@ -92,7 +98,7 @@ class KubernetesMode:
 
             reclaim.add(NodeSource(self._api.result(), self._config.node, rules))
 
-    async def serve(self, preparer: InstrumentedPreparer, hardware: DeviceState, ledger: JournalLedger) -> None:
+    async def serve(self, preparer: ClaimPreparer, hardware: DeviceState, ledger: JournalLedger) -> None:
         """Let the kubelet's calls through, and publish the devices."""
         api = self._api.result()
         self._reporting = StatusReporter(self._config, api)
@@ -100,7 +106,15 @@ class KubernetesMode:
         assert self._reclaim is not None
         reclaim = self._reclaim
         leaving = self._leaving = NodeDrain(
-            self._config, api, self._reclaim, ledger, self._reporting, is_leader=self._leadership.is_leader
+            self._config.reclaim,
+            api,
+            self._reclaim,
+            ledger,
+            self._reporting.events,
+            node=self._config.node,
+            driver=self._config.driver_name,
+            state_dir=self._config.state_dir,
+            is_leader=self._leadership.is_leader,
         )
         self._guard = ConflictFilter(
             self._config, api, hardware, self._reporting.events, changed=self._published_devices_changed
@@ -129,11 +143,26 @@ class KubernetesMode:
             confirm_after_s=self._config.claims.release_gone_after,
             active=self._leadership.is_leader,
         )
-        reporting = self._reporting.telling(gone.wrap(leaving.refusing(preparer)))
-        self._plugin.serve(reporting, hardware.board)
-        gone.start(reporting.unprepare)
+        stacked = self._stack_preparers(preparer, ledger, self._reclaim, leaving, gone, self._reporting)
+        self._plugin.serve(stacked, hardware.board)
+        gone.start(stacked.unprepare)
         await self._listen_to_operators(gone)
         await leaving.start(self._publisher, _Claims(self._api))
+
+    def _stack_preparers(
+        self,
+        preparer: ClaimPreparer,
+        ledger: JournalLedger,
+        reclaim: ReclaimService,
+        drain: NodeDrain,
+        gone: GoneClaims,
+        reporter: StatusReporter,
+    ) -> ClaimPreparer:
+        """Return `preparer` with all decorators of this mode, from the inside out."""
+        measured = InstrumentedPreparer(preparer, self._liveness, self._metrics)
+        gated = GatedPreparer(measured, lambda: reclaim.state, ledger.current, drain.prepared, drain.refused)
+        checked = HolderCheckingPreparer(gated, gone)
+        return ReportingPreparer(checked, reporter.status, reporter.events)
 
     async def _listen_to_operators(self, gone: GoneClaims) -> None:
         listening = ReleaseSocket(self._config.state_dir, gone)
@@ -146,7 +175,7 @@ class KubernetesMode:
             self._release_socket = listening
 
     def devices_changed(self) -> None:
-        """Tell of it whoever looks at slices and claims."""
+        """Report it in Events and logs."""
         if self._guard is not None:
             self._guard.devices_changed()
         if self._publisher is not None:
@@ -161,7 +190,7 @@ class KubernetesMode:
 
     @property
     def failures(self) -> list[str]:
-        """Why the kubelet cannot ask, and why nobody learns of the devices: an update must not go on with either."""
+        """Why the kubelet cannot call, or slices cannot be published: a rolling update must not continue then."""
         ills = list(self._plugin.failures)
         if self._publisher is None:
             return ills
@@ -223,7 +252,7 @@ class KubernetesMode:
 
 
 class _Claims:
-    """Claims from the API server, once there is a connection to ask."""
+    """Claims from the API server, once connected."""
 
     def __init__(self, api: asyncio.Future[ApiClient]) -> None:
         self._api = api

@@ -1,4 +1,4 @@
-"""Which of the agents on one state directory writes to the API server, as the parts of this one ask for it."""
+"""Which of the agents that share a state directory is the leader and writes to the API server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Leadership:
         self._standing = Standing.UNABLE
 
     def is_leader(self) -> bool:
-        """Return whether this agent writes; what was known last where the disk does not answer."""
+        """Return whether this agent is the leader; the last known value if the disk does not respond."""
         if self._instances is None:
             return True
         try:
@@ -36,7 +36,7 @@ class Leadership:
         return self._leads
 
     def has_able_elder(self) -> bool:
-        """Return whether an older agent lives that can write; False where the disk does not answer."""
+        """Return whether an older running agent can write; False if the disk does not respond."""
         try:
             return self._instances is not None and self._instances.has_able_elder()
         except RetryableError:
@@ -63,4 +63,6 @@ class Leadership:
         try:
             self._instances.report(standing)
         except RetryableError as error:
-            log.error("other agents of this node do not learn whether this one can write", extra={"reason": str(error)})
+            log.error(
+                "cannot report to other agents of this node whether this one can write", extra={"reason": str(error)}
+            )

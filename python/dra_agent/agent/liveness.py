@@ -1,13 +1,16 @@
-"""Whether the agent lives: the event loop turns, and no work takes longer than it ever should.
+"""Liveness of the agent: the event loop runs, and no work exceeds its limit.
 
 It judges; notify.py (the watchdog) and http.py (/healthz) tell others.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 BEAT_INTERVAL_S = 1.0
@@ -28,7 +31,7 @@ class LivenessMonitor:
         self._checks: list[_Check] = []
 
     def heartbeat(self) -> None:
-        """Note that the event loop turns."""
+        """Record that the event loop runs."""
         self._beat = self._clock()
 
     def watch(self, check: Callable[[], str], grace_s: float) -> None:
@@ -52,12 +55,12 @@ class LivenessMonitor:
                 del self._work[number]
 
     def busy(self) -> list[str]:
-        """Say what is being worked on."""
+        """Return the work in progress."""
         with self._lock:
             return [what for what, _ in self._work.values()]
 
     def failures(self) -> list[str]:
-        """Say what is stuck; nothing if all is well."""
+        """Return what hangs; empty if the agent is live."""
         now = self._clock()
         with self._lock:
             late = [f"{what} is {now - end:.0f} s overdue" for what, end in self._work.values() if now > end]
@@ -80,3 +83,35 @@ class _Check:
         if self._since is None:
             self._since = now
         return reason if now - self._since >= self._grace_s else ""
+
+
+READY = "READY=1"
+STOPPING = "STOPPING=1"
+WATCHDOG = "WATCHDOG=1"
+
+
+class Notifier:
+    """The way to the service manager that started this process."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        """Read NOTIFY_SOCKET and WATCHDOG_USEC."""
+        variables = os.environ if environment is None else environment
+        path = variables.get("NOTIFY_SOCKET", "")
+        # "@" is the leading zero byte of the abstract namespace.
+        self._address = "\0" + path[1:] if path.startswith("@") else path
+        usec = variables.get("WATCHDOG_USEC", "")
+        meant = variables.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        self.watchdog = int(usec) / 1e6 if usec.isdigit() and meant else None
+        """Watchdog interval of the service manager in seconds; None without a watchdog."""
+
+    def send(self, *states: str) -> None:
+        """Send states such as READY; an unreachable manager is ignored."""
+        if not self._address:
+            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+            channel.settimeout(1.0)
+            channel.sendto("\n".join(states).encode(), self._address)
+
+    def status(self, text: str) -> None:
+        """Set the line that `systemctl status` shows."""
+        self.send(f"STATUS={text}")

@@ -16,14 +16,14 @@ from typing import Any
 from dra_agent.printable import json_printable, printable
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-# sd-daemon(3): a line that begins with <N> has that priority in the journal.
+# sd-daemon(3): a line with the prefix <N> has that priority in the journal.
 _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 
 
 def set_up(level: str, format_: str) -> None:
     """Send what the agent's modules log from `level` on to standard error."""
     handler = logging.StreamHandler(sys.stderr)
-    # Set by systemd when standard error is the journal, which keeps time and priority by itself.
+    # Set by systemd if standard error is the journal, which records time and priority.
     journal = "JOURNAL_STREAM" in os.environ
     handler.setFormatter(JsonFormatter() if format_ == "json" else TextFormatter(journal=journal))
     root = logging.getLogger()

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
 from dra_agent.agent.device_state import DeviceState
-from dra_agent.metrics.instrumented import InstrumentedPreparer
+from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reclaim.service import ReclaimService
 
@@ -21,23 +21,23 @@ class RunInThread(Protocol):
 
 
 class Mode(Protocol):
-    """Who asks for claims. Everything is called on the event loop."""
+    """A mode of operation. All methods are called on the event loop."""
 
     async def open(self) -> None:
-        """Begin what needs no devices; raises AgentError where the agent cannot start."""
+        """Start what needs no devices; raises AgentError if the agent cannot start."""
 
     def attach_reclaim(self, reclaim: ReclaimService) -> None:
         """Act on what is announced of the host's end, from what is known already; called before `serve`."""
 
-    async def serve(self, preparer: InstrumentedPreparer, hardware: DeviceState, ledger: JournalLedger) -> None:
-        """Begin to serve claims."""
+    async def serve(self, preparer: ClaimPreparer, hardware: DeviceState, ledger: JournalLedger) -> None:
+        """Start to serve claims."""
 
     def devices_changed(self) -> None:
         """Take note that devices came, went or changed."""
 
     @property
     def status(self) -> str:
-        """How it stands, in one line for people; "" where there is nothing to say."""
+        """Status in one line; may be empty."""
 
     @property
     def failures(self) -> list[str]:
@@ -49,7 +49,7 @@ class Mode(Protocol):
 
     @property
     def draining(self) -> bool:
-        """Whether the host is being taken, and claims have still to be given back through this agent."""
+        """Whether the node is being reclaimed, and claims must still be released through this agent."""
 
     async def close(self) -> None:
-        """Stop; prepared claims stay prepared. Also called where `open` or `serve` did not end well."""
+        """Stop; prepared claims stay prepared. Also called if `open` or `serve` failed."""

@@ -12,7 +12,7 @@ from dra_agent.device_setup.shares import ShareSetup
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 5.0
-"""Seconds between two looks at the daemons."""
+"""Seconds between two checks of the daemons."""
 
 Report = Callable[[dict[str, str]], Awaitable[None]]
 """Takes what does not work, by device."""
@@ -57,6 +57,6 @@ class MpsSupervisor:
             try:
                 if self._newest():
                     await self._report(await asyncio.to_thread(self._setup.mps.supervise))
-            except Exception:  # a look that fails must not end the looking
+            except Exception:  # a failed check must not end the supervision
                 log.exception("sharing not looked after this time")
             await asyncio.sleep(self._every)

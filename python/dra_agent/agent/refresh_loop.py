@@ -1,6 +1,6 @@
-"""When to look at the hardware again: soon after the kernel's events, and slowly in any case.
+"""Schedules rescans of the hardware: soon after kernel events, and at a long interval.
 
-What is seen is hardware.py's business; this is the part that runs on the event loop.
+`DeviceState` does the scan; this part runs on the event loop.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ DEBOUNCE_S = 0.1
 POLL_INTERVAL_S = 1.0
 """Seconds between two questions to the devices' libraries about what happened."""
 HEALTH_INTERVAL_S = 15.0
-"""Seconds between two looks at the devices' health."""
+"""Seconds between two health checks."""
 RESCAN_INTERVAL_S = 300.0
-"""Seconds between two full scans, which heal what an event did not tell."""
+"""Seconds between two full scans, which find changes without an event."""
 UNANNOUNCED_INTERVAL_S = 1.0
 """Both of them for a host that is not the kernel's own (--simulate, --sysfs-root): nothing announces its changes."""
 
@@ -47,7 +47,7 @@ class RefreshLoop:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listen to the kernel, if the host is the kernel's own, and begin."""
+        """Subscribe to kernel events, unless the host is simulated, and start."""
         if self._follows_kernel:
             try:
                 self._socket = UeventSocket()
@@ -97,7 +97,7 @@ class RefreshLoop:
                     if self._follows_kernel:
                         self._changed()
                         continue
-                    # The device may be gone, which the kernel would have said: looked at first, told once.
+                    # The device may be removed, with a kernel event pending: rescan first, and report once.
                     rescan_at = loop.time()
             look_at = loop.time() + health
             self._woken.clear()
@@ -106,14 +106,14 @@ class RefreshLoop:
             if rescan:
                 rescan_at = loop.time() + rescan_every
             look = partial(self._hardware.refresh, events, rescan=rescan)
-            if await self._guarded("looking at the host", look) or heard:
+            if await self._guarded("scanning the host", look) or heard:
                 self._changed()
 
     async def _guarded(self, what: str, call: Callable[[], InventoryDiff]) -> InventoryDiff | None:
         try:
             return await self._work(what, call)
         except AgentError as error:
-            log.error("the host cannot be looked at", extra={"reason": str(error)})
+            log.error("the host cannot be scanned", extra={"reason": str(error)})
         except Exception:  # the devices that are known must go on being served
-            log.exception("the host cannot be looked at")
+            log.exception("the host cannot be scanned")
         return None

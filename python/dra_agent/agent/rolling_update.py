@@ -12,27 +12,29 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import errno
 import fcntl
 import logging
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dra_agent import atomic_file
 from dra_agent.errors import PermanentError, RetryableError, UsageError
 
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 1.0
-"""Seconds between two looks at who lives."""
+"""Seconds between two checks of the other instances."""
 FORGET_AFTER_S = 600.0
-"""Seconds for which a dead instance keeps its place: a container that restarts is as old as its pod."""
+"""Seconds for which an exited instance keeps its rank: a restarted container is as old as its pod."""
 _FOLDER = "instances"
 _REGISTER = ".register"
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_NAME = re.compile(r"(\d{12})-(.+)")
+_ENTRY = re.compile(r"(\d{12})-(.+)")
 
 
 def check_uid(uid: str) -> None:
@@ -42,10 +44,10 @@ def check_uid(uid: str) -> None:
 
 
 class Standing(enum.IntEnum):
-    """What an instance reports of itself; the value is the size of its file in bytes. The highest leads."""
+    """State of an instance; the value is the size of its file in bytes. The highest leads."""
 
     STOPPING = 1
-    """It writes no more, and only finishes what it was asked."""
+    """It no longer writes, and only completes its requests."""
     UNABLE = 2
     """It has not shown yet that it can write to the API server, or is refused there."""
     ABLE = 3
@@ -76,7 +78,7 @@ class InstanceRegistry:
             ) from error
 
     def is_newest(self) -> bool:
-        """Tell whether no younger agent lives; asks the files, in microseconds. RetryableError where it cannot."""
+        """Return whether no younger agent runs, from files, within microseconds; raises RetryableError if it cannot."""
         return not any(order > self._order and _lives(path) for order, _, path in self._places())
 
     def others(self) -> list[str]:
@@ -96,7 +98,7 @@ class InstanceRegistry:
         return any(_standing(path) is Standing.ABLE for path in elders)
 
     def report(self, standing: Standing) -> None:
-        """Publish to the other agents how this one stands.
+        """Publish this agent's state to the other agents.
 
         With ABLE an older leader stops writing from its next request on; with less an older one that can write leads
         again. RetryableError where the file cannot be changed.
@@ -163,14 +165,14 @@ class InstanceRegistry:
         os.utime(handle)
         # Before the lock: a living instance always has a size, and one that restarts has to show again that it can.
         os.ftruncate(handle, Standing.UNABLE)
-        fcntl.flock(handle, fcntl.LOCK_EX)  # another's look at it lasts microseconds
+        fcntl.flock(handle, fcntl.LOCK_EX)  # another agent's check lasts microseconds
         return order, handle
 
     def _places(self) -> list[tuple[int, str, Path]]:
         try:
-            names = [_NAME.fullmatch(name) for name in os.listdir(self._folder)]  # noqa: PTH208 - names only
+            names = [_ENTRY.fullmatch(name) for name in os.listdir(self._folder)]  # noqa: PTH208 - names only
         except FileNotFoundError:
-            return []  # somebody cleared the state directory: whoever comes now registers anew
+            return []  # the state directory was cleared: new agents register again
         except OSError as error:
             raise RetryableError(f"cannot be listed: {error.strerror}", where=str(self._folder)) from error
         return sorted((int(match[1]), match[2], self._folder / match[0]) for match in names if match)
@@ -200,3 +202,83 @@ def _standing(path: Path) -> Standing | None:
     finally:
         os.close(handle)
     return None
+
+
+LOCK_FILE = "agent.lock"
+
+
+def remove_leftovers(state_dir: Path) -> None:
+    """Remove temporary files that agents which were killed left in a state directory and its folders."""
+    with suppress(OSError):
+        folders = [path for path in state_dir.iterdir() if path.is_dir() and not path.is_symlink()]
+        for folder in (state_dir, *folders):
+            if removed := atomic_file.remove_leftovers(folder):
+                log.info(
+                    "temporary files of an agent that was killed are removed",
+                    extra={"folder": str(folder), "files": len(removed)},
+                )
+
+
+class StateLock:
+    """Holds the lock from creation to `close`."""
+
+    def __init__(self, state_dir: Path, *, shared: bool = False) -> None:
+        """Create the directory if missing, and lock it: exclusively, or shared with other agents.
+
+        Raises PermanentError with the agent that holds it, RetryableError if the directory cannot be used.
+        """
+        path = state_dir / LOCK_FILE
+        try:
+            _make_directory(state_dir)
+            self._handle = _open(path)
+        except OSError as error:
+            raise RetryableError(
+                f"the state directory cannot be used: {error.strerror}",
+                where=str(state_dir),
+                hint="make it a directory that the agent can write, or choose another with --state-dir",
+            ) from error
+        try:
+            fcntl.flock(self._handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(self._handle, 32).decode(errors="replace").strip()
+            os.close(self._handle)
+            if not isinstance(error, BlockingIOError):
+                raise RetryableError(f"cannot be locked: {error.strerror}", where=str(path)) from error
+            raise PermanentError(
+                f"another agent{f' (pid {holder})' if holder.isdigit() else ''} runs on this state directory",
+                where=str(state_dir),
+                hint="stop it: of the agents of one host, one at a time serves a driver"
+                + ("; only agents that all have --pod-uid share a state directory" if shared else ""),
+            ) from None
+        try:
+            os.ftruncate(self._handle, 0)
+            os.write(self._handle, f"{os.getpid()}\n".encode())
+        except OSError:
+            pass  # a full or read-only disk: the lock holds all the same, a second agent just cannot name this one
+
+    def close(self) -> None:
+        """Let the next agent have it."""
+        os.close(self._handle)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.EROFS:
+            raise
+    # Prepared claims can still be read. flock(2) needs no write permission.
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS)) from None
+
+
+def _make_directory(path: Path) -> None:
+    """Create it with its parents; a new name is durable once the directory that it is in is synced."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        atomic_file.sync_directory(folder.parent)
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))

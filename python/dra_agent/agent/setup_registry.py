@@ -7,32 +7,73 @@ that commands can ask which kinds there are.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dra_agent.agent.config import Config
-from dra_agent.agent.hook_server import MAX_CONCURRENCY
-from dra_agent.agent.host_factory import is_simulated
+from dra_agent.errors import RetryableError
 from dra_agent.host import Host
-from dra_agent.prepare.setup import DeviceSetup, Kind
+from dra_agent.prepare.setup import DeviceSetup, HookHandler, Kind
 
 if TYPE_CHECKING:
     from dra_agent.device_setup.sysfs_writer import SysfsWriter
-    from dra_agent.inventory.amd.mode_changes import ModeChanges
+    from dra_agent.inventory.mode_changes import ModeChanges
+
+
+SIMULATED = "simulated"
+"""Its directory in the state directory: an agent keeps its simulated host, so that it can be changed meanwhile."""
+
+
+def agent_host(config: Config) -> Host:
+    """Give the host that the agent runs on; a simulated one lives in the state directory."""
+    if config.simulate is None:
+        return Host(sysfs=config.sysfs_root, dev=config.dev_root, net=config.net_root, state=config.state_dir)
+    from dra_agent import simulate
+
+    root = config.state_dir / SIMULATED / config.simulate
+    try:
+        return replace(simulate.build(config.simulate, root), state=config.state_dir)
+    except OSError as error:
+        raise RetryableError(
+            f"the simulated host cannot be built: {error.strerror}",
+            where=str(error.filename or root),
+            hint="make room there, or choose another directory with --state-dir",
+        ) from error
+
+
+def is_simulated(host: Host) -> bool:
+    """Whether a host is simulated, by the marker that `simulate.builder` writes next to its /sys."""
+    return (host.sysfs.parent / "simulated.json").is_file()
+
+
+@contextmanager
+def command_host(config: Config) -> Iterator[Host]:
+    """Return the host for a command: the agent's simulated host if one exists, else a temporary one."""
+    if config.simulate is None or (config.state_dir / SIMULATED / config.simulate / "sys").is_dir():
+        yield agent_host(config)
+        return
+    from tempfile import TemporaryDirectory
+
+    from dra_agent import simulate
+
+    with TemporaryDirectory(prefix="dra-agent-") as directory:
+        yield simulate.build(config.simulate, Path(directory))
 
 
 def vendor_setups(config: Config, host: Host, mode_changes: ModeChanges | None = None) -> tuple[DeviceSetup, ...]:
     """Make every set-up for a host, with its state below the configuration's state directory.
 
-    `mode_changes` hears which GPUs are being divided; None: nobody looks at them meanwhile.
+    `mode_changes` is notified of GPUs that are being partitioned; None if no scan runs meanwhile.
     """
     from dra_agent.device_setup.amd import AmdPartitionSetup
     from dra_agent.device_setup.mig import MigSetup
     from dra_agent.device_setup.net import NicSetup
     from dra_agent.device_setup.timeslice import TimeSliceSetup
     from dra_agent.device_setup.vfio import VfioSetup
-    from dra_agent.device_setup.vfio.nvml_guard import NvidiaLibrary
+    from dra_agent.device_setup.vfio.setup import NvidiaLibrary
 
     kernel = _kernel(host)
     return (
@@ -48,17 +89,11 @@ def vendor_setups(config: Config, host: Host, mode_changes: ModeChanges | None =
 
 
 def hook_tasks(setups: Iterable[DeviceSetup]) -> dict[str, Callable[[bytes], bool]]:
-    """Give what the hooks of starting containers can ask for, by its name."""
-    from dra_agent.device_setup.net import NicSetup
-    from dra_agent.device_setup.net.mover import TASK
-    from dra_agent.device_setup.shares import ShareSetup
-
+    """Return the handlers of container hooks by task name."""
     tasks: dict[str, Callable[[bytes], bool]] = {}
     for setup in setups:
-        if isinstance(setup, ShareSetup):
-            tasks[MAX_CONCURRENCY] = setup.limiter.apply
-        elif isinstance(setup, NicSetup):
-            tasks[TASK] = setup.mover.move
+        if isinstance(setup, HookHandler):
+            tasks.update(setup.hook_tasks())
     return tasks
 
 
@@ -74,11 +109,9 @@ def _kernel(host: Host) -> SysfsWriter:
 
 
 def _shares(config: Config, host: Host) -> DeviceSetup:
-    from dra_agent.device_setup.limits.driver_limit import DriverLimit
-    from dra_agent.device_setup.limits.limiter import Limiter
-    from dra_agent.device_setup.mps.compute_mode import ComputeMode
-    from dra_agent.device_setup.mps.sharing import MpsSharing
+    from dra_agent.device_setup.mps.sharing import ComputeMode, MpsSharing
     from dra_agent.device_setup.shares import ShareSetup
+    from dra_agent.device_setup.shares.limiter import DriverLimit, Limiter
 
     timeout = config.inventory.nvml_timeout
     mps = MpsSharing(host, config.state_dir, ComputeMode(host.nvml_library, timeout))
@@ -87,7 +120,7 @@ def _shares(config: Config, host: Host) -> DeviceSetup:
 
 
 def known_setups() -> dict[Kind, DeviceSetup]:
-    """Give every kind that there is, for who only reads what is asked for."""
+    """Return every kind of configuration, to read requests only."""
     return {setup.kind: setup for setup in vendor_setups(Config(), Host())}
 
 

@@ -1,8 +1,8 @@
 """Keeps the view of a ledger up to date that agents of a rolling update share.
 
-Outside a turn an agent sees the ledger as it was in its own last turn. The one that acts on a reclaim notice may serve
-no kubelet, and have no turn of its own for a minute; claims that the other agent prepares meanwhile have to be released
-too. So it takes a turn at short intervals for as long as another agent lives.
+Without the lease an agent has the ledger's state of its own last lease. The agent that acts on a reclaim notice may
+serve no kubelet, and may not hold the lease for a minute; claims that the other agent prepares meanwhile must be
+released too. So it acquires the lease at short intervals while another agent runs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dra_agent.prepare.ledger import JournalLedger
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
-"""Seconds between two turns."""
+"""Seconds between two leases."""
 TIMEOUT_S = 5.0
-"""Seconds that one turn is waited for."""
+"""Timeout of acquiring the lease."""
 
 
 class SharedLedger:
@@ -48,7 +48,7 @@ class SharedLedger:
         self._task = asyncio.create_task(self._run(), name="shared ledger")
 
     def stop(self) -> None:
-        """Stop; a turn that is waited for is given up at its own deadline."""
+        """Stop; a pending lease is given up at its deadline."""
         if self._task is not None:
             self._task.cancel()
         self._executor.shutdown()
@@ -68,5 +68,5 @@ class SharedLedger:
                 failed = False
 
     def _refresh(self) -> None:
-        with self._ledger.turn(Deadline.of(self._timeout_s)):
-            pass  # a turn begins with what others have written since the last one
+        with self._ledger.lease(Deadline.of(self._timeout_s)):
+            pass  # a lease starts with the records that others wrote since the last one

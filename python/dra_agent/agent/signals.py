@@ -2,12 +2,12 @@
 
 Python runs a signal handler between two bytecodes of the main thread. Where that thread is about to enter a system call
 that blocks, or is in one that is resumed, the handler never runs. So a thread of the native module receives signals
-from the first moment on, and ends the process by itself where the event loop does not. This also works for the first
+from the start, and ends the process if the event loop does not. This also works for the first
 process of a container, for which the kernel ignores default actions (pid_namespaces(7)).
 
 1. Until the event loop runs (`attach`), a stop signal ends the process at once, with exit code 0.
 2. While the service starts, it has START_STOP_S to end: a step of the start may block the event loop.
-3. Once it runs (`trust`), it ends by itself.
+3. Once it runs (`trust`), the event loop handles signals.
 """
 
 from __future__ import annotations
@@ -16,11 +16,17 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import msgspec
+
 from dra_agent import _native
+from dra_agent.agent import logs
+from dra_agent.agent.config import Config
+from dra_agent.errors import AgentError
 
 log = logging.getLogger(__name__)
 
@@ -97,3 +103,57 @@ async def run_unless(
         return False
     starting.result()
     return True
+
+
+LEVELS = ("debug", "info", "warning", "error")
+RELOADABLE = frozenset({"log_level", "log_format"})
+"""Settings that apply without a restart."""
+
+
+class Reload:
+    """Reloads the configuration on a thread: the disk that the file is on may hang, and the event loop must not."""
+
+    def __init__(self, config: Config, read: Callable[[], Config]) -> None:
+        """`config`: what the agent runs with. `read`: reads flags, variables and file again, may raise AgentError."""
+        self._running = self._config = config
+        self._read = read
+        self._wanted = 0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        """Start a reload, or have the one that runs read once more."""
+        with self._lock:
+            self._wanted = min(self._wanted + 1, 2)
+            if self._wanted > 1:
+                return
+        threading.Thread(target=self._follow, name="reload", daemon=True).start()
+
+    def _follow(self) -> None:
+        more = True
+        while more:
+            self._reload()
+            with self._lock:
+                self._wanted -= 1
+                more = self._wanted > 0
+
+    def _reload(self) -> None:
+        try:
+            config = self._read()
+        except AgentError as error:
+            log.error("configuration not reloaded, the present one stays", extra={"reason": str(error)})
+            return
+        except Exception:  # a defect here must not end the reloads of a running agent
+            log.exception("configuration not reloaded, the present one stays")
+            return
+        before, self._config = self._config, config
+        # The line about a new level is part of the log if either level shows it.
+        logs.set_up(min(before.log_level, config.log_level, key=LEVELS.index), config.log_format)
+        log.info("configuration reloaded", extra={"applied": [n for n in _changed(before, config) if n in RELOADABLE]})
+        logs.set_up(config.log_level, config.log_format)
+        if restart := [name for name in _changed(self._running, config) if name not in RELOADABLE]:
+            log.warning("settings changed that need a restart of the agent", extra={"settings": restart})
+
+
+def _changed(one: Config, other: Config) -> list[str]:
+    names = [field.name for field in msgspec.structs.fields(Config)]
+    return [name for name in names if getattr(one, name) != getattr(other, name)]

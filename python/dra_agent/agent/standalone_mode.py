@@ -1,4 +1,4 @@
-"""The composition of standalone mode: the agent keeps, allocates and prepares claims by itself."""
+"""Composition of standalone mode: the agent stores, allocates and prepares claims."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 import msgspec
 
 from dra_agent.agent.config import Config
+from dra_agent.agent.config_file import validation_messages
 from dra_agent.agent.device_state import DeviceState
-from dra_agent.agent.reclaim_standalone import StandaloneDrain
-from dra_agent.agent.validation import validation_messages
+from dra_agent.agent.liveness import LivenessMonitor
 from dra_agent.conflicts import delete
-from dra_agent.health.prepared import unusable_reason
-from dra_agent.metrics.instrumented import InstrumentedPreparer
+from dra_agent.health.published_health import unusable_reason
+from dra_agent.metrics.registry import InstrumentedPreparer, Metrics
+from dra_agent.prepare import ClaimPreparer
 from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reclaim.service import ReclaimService
+from dra_agent.reclaim.standalone import StandaloneDrain
 from dra_agent.standalone.service import StandaloneService
 
 log = logging.getLogger(__name__)
@@ -26,20 +28,22 @@ class StandaloneMode:
 
     status = ""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, liveness: LivenessMonitor, metrics: Metrics | None) -> None:
         self._config = config
+        self._liveness = liveness
+        self._metrics = metrics
         self._service: StandaloneService | None = None
         self._reclaim: ReclaimService | None = None
         self._leaving: StandaloneDrain | None = None
 
     async def open(self) -> None:
-        """Nothing can be answered before the devices are known."""
+        """Nothing to start before the devices are known."""
 
     def attach_reclaim(self, reclaim: ReclaimService) -> None:
-        """Take note of it; acting on it begins with `serve`."""
+        """Attach it; `serve` starts to act on it."""
         self._reclaim = reclaim
 
-    async def serve(self, preparer: InstrumentedPreparer, hardware: DeviceState, ledger: JournalLedger) -> None:
+    async def serve(self, preparer: ClaimPreparer, hardware: DeviceState, ledger: JournalLedger) -> None:
         """Bring back what the ledger knows and the store has lost, then listen."""
         config = self._config
         delete(config.state_dir)
@@ -48,17 +52,17 @@ class StandaloneMode:
             node=config.node,
             driver=config.driver_name,
             slices=hardware.slices,
-            preparer=preparer,
+            preparer=InstrumentedPreparer(preparer, self._liveness, self._metrics),
             allocate=_allocate,
             validate=validation_messages,
             unusable=lambda pool, device: unusable_reason(hardware.lookup(pool, device)),
         )
-        # What was only begun for a claim that the store has lost is undone by the first repair.
+        # An incomplete prepare of a claim that the store has lost is rolled back by the first repair.
         entries = [msgspec.to_builtins(entry) for entry in ledger.entries() if entry.state != "started"]
         for name in self._service.queue.restore(entries, config.driver_name):
             log.warning("claim restored from the ledger: the store had lost it", extra={"claim": name})
         assert self._reclaim is not None
-        self._leaving = StandaloneDrain(config, self._reclaim, self._service)
+        self._leaving = StandaloneDrain(config.reclaim, self._reclaim, self._service)
         await self._leaving.prepare()
         await self._service.start()
         self._leaving.start()

@@ -1,4 +1,4 @@
-"""What Kubernetes mode tells the cluster of claims and devices: claim status and Events, put together."""
+"""Composition of claim status and Events in Kubernetes mode."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dra_agent.errors import AgentError, PermanentError
 from dra_agent.host import Host
 from dra_agent.inventory.addresses import addresses
 from dra_agent.kube_client.client import ApiClient
-from dra_agent.metrics.status import ReportingMetrics
-from dra_agent.prepare.ledger_types import Ledger
+from dra_agent.metrics.api_server import ReportingMetrics
+from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.publish.errors import PartiallyAcceptedError
 from dra_agent.status import (
     ClaimStatusWriter,
@@ -20,14 +20,13 @@ from dra_agent.status import (
     EventRecorder,
     ObjectReference,
     PreparedClaim,
-    ReportingPreparer,
 )
 from dra_agent.status.events import FIELDS_DROPPED, SLICES_REFUSED
-from dra_agent.status.reporting_preparer import Preparing, held_claims
+from dra_agent.status.reporting_preparer import held_claims
 
 
 class StatusReporter:
-    """Tells from `start` to `stop`; nothing waits for it."""
+    """Reports from `start` to `stop`, in the background."""
 
     def __init__(self, config: Config, api: ApiClient) -> None:
         self._config = config
@@ -36,8 +35,8 @@ class StatusReporter:
         self._status: ClaimStatusWriter | None = None
         self._watch: DeviceEventEmitter | None = None
 
-    def start(self, hardware: DeviceState, ledger: Ledger) -> None:
-        """Begin with the claims and devices that are there."""
+    def start(self, hardware: DeviceState, ledger: JournalLedger) -> None:
+        """Start with the current claims and devices."""
         self.events.start()
 
         def held() -> list[PreparedClaim]:
@@ -56,12 +55,13 @@ class StatusReporter:
             self._status.start(held())
 
     def metrics(self) -> ReportingMetrics:
-        """Give what says how the telling goes."""
+        """Return the state of the reporting."""
         return ReportingMetrics(self._status, self.events)
 
-    def telling(self, preparer: Preparing) -> ReportingPreparer:
-        """Have told what a preparer does."""
-        return ReportingPreparer(preparer, self._status, self.events)
+    @property
+    def status(self) -> ClaimStatusWriter | None:
+        """Writer of claim status; None if it is off, and before `start`."""
+        return self._status
 
     def devices_changed(self) -> None:
         """Take note that devices, or their health, have changed."""
@@ -71,7 +71,7 @@ class StatusReporter:
             self._status.changed()
 
     def not_published(self, error: AgentError) -> None:
-        """Tell of what keeps slices from being published until somebody changes something."""
+        """Report a permanent error of publishing."""
         node = ObjectReference.node(self._config.node)
         if isinstance(error, PartiallyAcceptedError):
             self.events.record(FIELDS_DROPPED, node, str(error))
@@ -79,14 +79,14 @@ class StatusReporter:
             self.events.record(SLICES_REFUSED, node, str(error))
 
     async def stop(self) -> None:
-        """Stop; what was not told is told after the next start."""
+        """Stop; pending reports are sent after the next start."""
         if self._status is not None:
             await self._status.stop()
         await self.events.stop()
 
 
 def _addresses_of(host: Host) -> Callable[[str, str], Sequence[str]]:
-    """Only this machine's own interfaces can be asked for: not a simulated host's, nor those of another namespace."""
+    """Only interfaces of this host's network namespace can be read, not those of a simulated host."""
     if host.sysfs != Path("/sys") or host.net is not None:
         return lambda interface, hardware_address: ()
     return addresses

@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 
 
 class Tls(NamedTuple):
-    """What the webhook shows, and what it asks of its clients."""
+    """The webhook's certificate and the requirements for its clients."""
 
     certificate: Path
     key: Path
     client_ca: Path | None = None
     """The authority of clients' certificates; without it clients need none."""
     client_names: tuple[str, ...] = ()
-    """One of which a client's certificate must have; empty: any name will do."""
+    """Names of which a client's certificate must have one; empty: any name."""
 
 
 async def serve(
@@ -42,7 +42,7 @@ async def serve(
     signals: Signals,
     reload: Callable[[], None],
 ) -> None:
-    """Answer reviews of configuration for a driver; UsageError where it cannot start."""
+    """Serve reviews of a driver's configuration; raises UsageError if it cannot start."""
     stop = asyncio.Event()
     setups = known_setups()
     with ExitStack() as stack:

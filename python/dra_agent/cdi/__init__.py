@@ -1,1 +1,1 @@
-"""From a claim's devices to a Container Device Interface spec: the model, the recipes per vendor, the directory."""
+"""CDI (Container Device Interface) specs of claims: model, edits per vendor, directory of specs, device metadata."""

@@ -1,6 +1,6 @@
-"""The agent's own files in a CDI directory: one per claim, written whole or not at all, read back, listed, removed.
+"""The agent's specs in a CDI directory, one per claim, written atomically.
 
-Files of others in the same directory are never touched; how runtimes see the directory is told by `registry`.
+Files of other tools in the directory are never changed. `registry` reads a directory as runtimes do.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class SpecDirectory:
         self._prefix = f".{driver}-{CLAIM_CLASS}_"
 
     def file(self, uid: str) -> Path:
-        """Say where a claim's spec lies; PermanentError for a uid that could leave the directory."""
+        """Return the path of a claim's spec. Raises PermanentError for a uid that is unsafe in a path."""
         return self.path / claim_file(self.driver, uid)
 
     def write(self, uid: str, data: bytes) -> Path:
-        """Put a claim's spec in place of the one that is there, if any; RetryableError where the disk refuses.
+        """Write or replace a claim's spec. Raises RetryableError if it cannot be written.
 
-        Runtimes watch the directory and notice a rename only from within it, and they read every *.json and *.yaml,
-        dot files too: hence a temporary file in the same directory with neither ending. Not synced: a spec that a
-        power cut took is written again at start.
+        Runtimes watch the directory, detect a rename only within it, and read every *.json and *.yaml file, also hidden
+        ones: so the temporary file is in the same directory, with another suffix. Not synced: a spec that is lost in a
+        power failure is written again at start.
         """
         path = self.file(uid)
         try:
@@ -57,9 +57,9 @@ class SpecDirectory:
         return path
 
     def replaced(self) -> str:
-        """Say that the directory has no name any more; "" where it has one, or is not there.
+        """Return a message if the directory was removed from the host while mounted; "" otherwise.
 
-        A pod goes on seeing the directory that it mounted after the host removed it and made another one. Nothing can
+        A pod keeps the directory that it mounted, also after the host removed it and created another one. No file can
         be created in the removed one, and no container runtime reads it (st_nlink of stat(2), unlink(2)).
         """
         try:
@@ -69,9 +69,9 @@ class SpecDirectory:
         return "" if links else "the CDI directory was removed or replaced on the host since it was mounted"
 
     def unwritable(self) -> str | None:
-        """Return why no spec can be written, and None where one can; the directory is made where it is missing.
+        """Return why no spec can be written; None if specs can be. Creates the directory if it is missing.
 
-        No file is written for that: container runtimes watch the directory.
+        It writes no test file, because container runtimes watch the directory.
         """
         try:
             self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ class SpecDirectory:
         return None
 
     def read(self, uid: str) -> bytes | None:
-        """Read a claim's spec; None where there is none, or something that is not a plain file."""
+        """Read a claim's spec; None if it does not exist or is not a regular file."""
         try:
             handle = os.open(
                 f"{self._start}{check_uid(uid)}.json", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -100,17 +100,17 @@ class SpecDirectory:
             os.close(handle)
 
     def ensure(self, uid: str, data: bytes) -> bool:
-        """Make a claim's spec be exactly `data`; True where it had to be written."""
+        """Write a claim's spec if it differs from `data`; True if it was written."""
         if self.read(uid) == data:
             return False
         self.write(uid, data)
         return True
 
     def delete(self, uid: str) -> bool:
-        """Remove a claim's spec; False where there was none. RetryableError where the disk refuses."""
+        """Remove a claim's spec; False if there was none. Raises RetryableError if it cannot be removed."""
         path = f"{self._start}{check_uid(uid)}.json"
         try:
-            os.unlink(path)  # noqa: PTH108 - no Path for each release
+            os.unlink(path)  # noqa: PTH108 - cheaper than a Path
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
@@ -118,12 +118,12 @@ class SpecDirectory:
         return True
 
     def claims(self) -> dict[str, Path]:
-        """List the claims that have a spec here, by uid; RetryableError where the directory cannot be read."""
+        """Return the paths of all specs by claim uid. Raises RetryableError if the directory cannot be read."""
         found = ((uid_of_file(self.driver, name), name) for name in self._names())
         return {uid: self.path / name for uid, name in sorted(found, key=lambda pair: pair[1]) if uid is not None}
 
     def remove_leftovers(self) -> list[Path]:
-        """Remove temporary files of this driver's specs that a killed agent left, and return their paths."""
+        """Remove temporary files of a killed agent; returns their paths."""
         return atomic_file.remove_leftovers(self.path, self._prefix)
 
     def _names(self) -> list[str]:

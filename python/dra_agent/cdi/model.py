@@ -1,8 +1,7 @@
-"""A CDI spec as the loaders of container runtimes read it: its objects, their JSON names and the known versions.
+"""A CDI spec as the loaders of container runtimes read it: its objects and their JSON names.
 
-It holds shape only: what a runtime would refuse beyond the shape is told by `validate`, which version a spec needs by
-`version`. Source: the Container Device Interface specification, versions 0.3.0 to 1.1.0. Loaders refuse unknown
-fields, and so does this model.
+It defines types only; `validate` has the other rules of runtimes, and the version that a spec needs. Loaders reject
+unknown fields, and so does this model. Source: the Container Device Interface specification, versions 0.3.0 to 1.1.0.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 T = TypeVar("T")
-# What JSON may hold as it is and YAML refuses or takes for the end of a line (YAML 1.1, 5.1 and 5.4).
+# Characters that are valid in JSON, but invalid or line breaks in YAML (YAML 1.1, sections 5.1 and 5.4).
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 NodeType = Literal["", "b", "c", "u", "p"]
 HookName = Literal["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"]
@@ -29,13 +28,13 @@ class DeviceNode(_Part, frozen=True):
     path: str
     """In the container."""
     host_path: str = ""
-    """On the host, where that differs from `path` (0.5.0)."""
+    """On the host, if different from `path` (CDI 0.5.0)."""
     type: NodeType = ""
     major: int | None = None
     minor: int | None = None
     file_mode: int | None = None
     permissions: str = ""
-    """What the device cgroup allows: a subset of "rwm", "none", or "" for all."""
+    """Permissions of the device cgroup: a subset of "rwm", "none", or "" for all."""
     uid: int | None = None
     gid: int | None = None
 
@@ -48,7 +47,7 @@ class NetDevice(_Part, frozen=True):
 
 
 class Hook(_Part, frozen=True):
-    """A program of the host that the runtime runs at one point of a container's life."""
+    """A binary of the host that the runtime runs at one stage of a container's lifecycle."""
 
     hook_name: HookName
     path: str
@@ -89,11 +88,11 @@ class ContainerEdits(_Part, frozen=True):
     additional_gids: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
-        """Tell whether there is anything to change: empty edits of a device make a runtime refuse the file."""
+        """Return whether the edits are not empty: a runtime rejects a file with empty edits."""
         return self != _EMPTY
 
     def merged(self, other: ContainerEdits) -> ContainerEdits:
-        """Give these edits followed by the `other` ones, each piece once."""
+        """Return these edits followed by the `other` ones, without duplicates."""
         return ContainerEdits(
             env=_union(self.env, other.env),
             device_nodes=_union(self.device_nodes, other.device_nodes),
@@ -109,7 +108,7 @@ _EMPTY = ContainerEdits()
 
 
 class Device(_Part, frozen=True):
-    """One device of a spec, as `vendor/class=name` names it."""
+    """One device of a spec; its qualified name is `vendor/class=name`."""
 
     name: str
     container_edits: ContainerEdits
@@ -128,7 +127,7 @@ class Spec(_Part, frozen=True):
 
 
 def encode(spec: Spec) -> bytes:
-    """Write a spec as JSON that YAML parsers, which runtimes use, read the same; same bytes for the same spec."""
+    """Encode a spec as JSON that the runtimes' YAML parsers read identically; deterministic."""
     data = msgspec.json.encode(spec) + b"\n"
     if data.isascii() and b"\x7f" not in data:
         return data

@@ -1,31 +1,33 @@
-"""CDI directories as a runtime sees them: every file read or refused with its reason, devices by qualified name.
+"""CDI directories as a runtime reads them: every file, or the reason why it is rejected, and devices by name.
 
-It reads only; which edits a container gets of the devices is told by `injection`.
+It also computes the edits that a runtime applies to a container. It never writes.
 """
 
 from __future__ import annotations
 
 import json as json_module
 import os
-from collections.abc import Sequence
+import posixpath
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from dra_agent.cdi.model import Device, Spec
+from dra_agent.cdi.model import ContainerEdits, Device, DeviceNode, Mount, Spec
 from dra_agent.cdi.validate import problems
+from dra_agent.errors import PermanentError
 
 if TYPE_CHECKING:
     import yaml
 
 DEFAULT_DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
-"""Where runtimes look unless told otherwise, lowest priority first."""
+"""Default directories of runtimes, lowest priority first."""
 
 
 def is_default(directory: Path) -> bool:
-    """Tell whether runtimes look into a directory without being told; links to one count."""
+    """Return whether runtimes read a directory by default, also through links."""
     return any(directory.resolve() == default.resolve() for default in DEFAULT_DIRECTORIES)
 
 
@@ -36,7 +38,7 @@ class LoadedFile:
     path: Path
     priority: int
     spec: Spec | None
-    """None where a runtime refuses the file."""
+    """None if a runtime rejects the file."""
     refused: tuple[str, ...] = ()
 
 
@@ -52,7 +54,7 @@ class RegisteredDevice:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """One device in several files of one directory: runtimes drop it everywhere."""
+    """A device that several files of one directory define: runtimes ignore all definitions."""
 
     name: str
     paths: tuple[Path, ...]
@@ -60,16 +62,16 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """What is in a list of CDI directories."""
+    """Content of a list of CDI directories."""
 
     files: tuple[LoadedFile, ...]
     devices: dict[str, RegisteredDevice]
-    """By qualified name; without those in conflict."""
+    """By qualified name; without conflicts."""
     conflicts: tuple[Conflict, ...]
 
 
 def load_registry(directories: Sequence[Path]) -> Registry:
-    """Read directories, lowest priority first; a bad file is refused alone. Later directories win over earlier ones."""
+    """Read directories, lowest priority first; later ones take precedence. A rejected file does not affect others."""
     files: list[LoadedFile] = []
     devices: dict[str, RegisteredDevice] = {}
     conflicts: dict[str, list[Path]] = {}
@@ -92,12 +94,12 @@ def load_registry(directories: Sequence[Path]) -> Registry:
 
 
 def spec_files(directory: Path) -> list[Path]:
-    """List the files of a directory that runtimes read: *.json and *.yaml, not below it, dot files too."""
+    """Return the files of a directory that runtimes read: *.json and *.yaml, also hidden ones, no subdirectories."""
     return [directory / name for name in spec_names(directory)]
 
 
 def spec_names(directory: Path, *, without: str | None = None) -> list[str]:
-    """List the names of those files, sorted; without those that contain `without`."""
+    """Return the sorted names of these files, except names that contain `without`."""
     try:
         with os.scandir(directory) as entries:
             return sorted(
@@ -112,7 +114,7 @@ def spec_names(directory: Path, *, without: str | None = None) -> list[str]:
 
 
 def load_file(path: Path, priority: int = 0) -> LoadedFile:
-    """Read one file as a runtime does; the reasons say why it is refused."""
+    """Read one file as a runtime does; returns reasons if it is rejected."""
     try:
         spec = decode(path.read_bytes(), json=path.suffix == ".json")
     except OSError as error:
@@ -124,15 +126,15 @@ def load_file(path: Path, priority: int = 0) -> LoadedFile:
 
 
 def decode(data: bytes, *, json: bool = False) -> Spec:
-    """Decode a spec of JSON or YAML text; ValueError says what is wrong and at which field or line.
+    """Decode a spec of JSON or YAML text; raises ValueError with the field or line.
 
-    JSON is YAML to the loaders, so a .json file may hold YAML too: `json` says only what to try first.
+    JSON is YAML to the loaders, so a .json file may hold YAML too: `json` selects what to try first.
     """
     if json:
         try:
             value = json_module.loads(data, object_pairs_hook=_no_repeats)
         except (ValueError, RecursionError):
-            value = _from_yaml(data)  # which also says what is wrong with it
+            value = _from_yaml(data)  # which also reports the error
     else:
         value = _from_yaml(data)
     return msgspec.convert(_without_nulls(value), Spec)
@@ -145,10 +147,10 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _from_yaml(data: bytes) -> Any:
-    import yaml  # 1.5 MiB: needed only where somebody else's YAML spec is read
+    import yaml  # 1.5 MiB: needed only for YAML specs of other tools
 
     try:
-        return yaml.load(data, Loader=_loader())  # noqa: S506 - a safe loader that also refuses repeated keys
+        return yaml.load(data, Loader=_loader())  # noqa: S506 - a safe loader that also rejects repeated keys
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark is not None else ""
@@ -181,3 +183,77 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nulls(item) for item in value]
     return value
+
+
+def applied_edits(registry: Registry, ids: Sequence[str]) -> ContainerEdits:
+    """Merge the edits of devices in the runtime's order; later values take precedence.
+
+    The common edits of a file apply once, before its first device. Raises PermanentError with all unknown ids, which
+    make a runtime fail to start the container.
+    """
+    missing = [name for name in ids if name not in registry.devices]
+    if missing:
+        conflicting = {conflict.name: conflict for conflict in registry.conflicts}
+        reasons = []
+        for name in missing:
+            conflict = conflicting.get(name)
+            paths = " and ".join(map(str, conflict.paths)) if conflict else ""
+            reasons.append(f"{name} (defined twice, in {paths})" if conflict else name)
+        raise PermanentError(
+            f"no CDI device {', '.join(reasons)}",
+            where="the CDI directories",
+            hint="see `dra-agent cdi validate` for files that runtimes refuse",
+        )
+    applied: list[ContainerEdits] = []
+    seen: set[Path] = set()
+    for name in ids:
+        registered = registry.devices[name]
+        if registered.path not in seen:
+            seen.add(registered.path)
+            applied.append(registered.spec.container_edits)
+        applied.append(registered.device.container_edits)
+    return _merge(applied)
+
+
+def _merge(applied: Sequence[ContainerEdits]) -> ContainerEdits:
+    env = {variable.partition("=")[0]: variable for edits in applied for variable in edits.env}
+    nodes: dict[str, DeviceNode] = {}
+    mounts: dict[str, Mount] = {}
+    for edits in applied:
+        for node in edits.device_nodes:
+            nodes.pop(node.path, None)
+            nodes[node.path] = node
+        for mount in edits.mounts:
+            mounts.pop(mount.container_path, None)
+            mounts[mount.container_path] = mount
+    rdts = [edits.intel_rdt for edits in applied if edits.intel_rdt is not None]
+    return ContainerEdits(
+        env=tuple(env.values()),
+        device_nodes=tuple(nodes.values()),
+        net_devices=tuple(net for edits in applied for net in edits.net_devices),
+        hooks=tuple(hook for edits in applied for hook in edits.hooks),
+        # Parents before children, so that no mount hides an earlier one.
+        mounts=tuple(sorted(mounts.values(), key=lambda mount: posixpath.normpath(mount.container_path).count("/"))),
+        intel_rdt=rdts[-1] if rdts else None,
+        additional_gids=tuple({gid: None for edits in applied for gid in edits.additional_gids if gid}),
+    )
+
+
+def describe(edits: ContainerEdits) -> Iterator[str]:
+    """Return the edits for users, one line each."""
+    for variable in edits.env:
+        yield f"set {variable}"
+    for node in edits.device_nodes:
+        number = f"{node.type} {node.major}:{node.minor}" if node.type else "as on the host"
+        origin = f" from {node.host_path}" if node.host_path else ""
+        yield f"add device {node.path} ({number}, {node.permissions or 'rwm'}){origin}"
+    for net in edits.net_devices:
+        yield f"move interface {net.host_interface_name} in as {net.name}"
+    for mount in edits.mounts:
+        yield f"mount {mount.host_path} on {mount.container_path} ({','.join(mount.options) or 'bind'})"
+    for hook in edits.hooks:
+        yield f"run {hook.hook_name} hook {' '.join(hook.args or (hook.path,))}"
+    if edits.intel_rdt is not None:
+        yield f"join resource control class {edits.intel_rdt.clos_id or '(of its own)'}"
+    for gid in edits.additional_gids:
+        yield f"add group {gid}"

@@ -1,6 +1,6 @@
-"""Container runtimes on this host that take CDI ids by hand: which one works, and the command lines for a claim.
+"""Runs a container with CDI devices by podman or ctr, and prints such command lines.
 
-For demonstrations and checks only. The agent itself starts no container: that is the kubelet's or the operator's doing.
+Only for the command line tool: the agent itself starts no containers.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from pathlib import Path
 from dra_agent.cdi.registry import is_default
 
 _TIMEOUT_S = 30.0
-# Debian's podman reads no other CDI directories than the usual ones, and crun 1.8 starts nothing where the second
-# cgroup hierarchy has controllers: both are arranged in a mount namespace that ends with the container.
-_ARRANGED = """
+# Debian's podman reads only the default CDI directories, and crun 1.8 fails if the unified cgroup hierarchy has
+# controllers. A temporary mount namespace works around both.
+_NAMESPACE_SCRIPT = """
 umount /sys/fs/cgroup/unified 2>/dev/null
 if [ -n "$0" ]; then mkdir -p /run/cdi && mount --bind "$0" /run/cdi || exit 125; fi
 exec "$@"
 """
-_CONFINED = ("--runtime", "crun", "--cgroups=disabled", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
-"""For hosts that let no process raise its limits and that mix both cgroup versions."""
+_RESTRICTED = ("--runtime", "crun", "--cgroups=disabled", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
+"""For hosts that do not let a process raise its limits, and that use both cgroup versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """A way to run a container with CDI devices that was tried on this host and works."""
+    """A command that runs a container with CDI devices."""
 
     name: str
     wrapper: tuple[str, ...]
     run: tuple[str, ...]
 
     def command(self, ids: Sequence[str], rootfs: Path, argv: Sequence[str]) -> list[str]:
-        """Give the command line that runs `argv` in a throw-away container on a root file system."""
+        """Return the command line that runs `argv` in a temporary container on a root file system."""
         devices = [word for name in ids for word in ("--device", name)]
         target = ["--rootfs", str(rootfs)]
         if self.name == "ctr":
@@ -44,13 +44,13 @@ class Runtime:
 
 
 def find(rootfs: Path, cdi_directory: Path) -> tuple[Runtime | None, list[str]]:
-    """Find a runtime that starts a container now; the list says why the others did not.
+    """Find a runtime that can start a container; the list has the errors of the others.
 
-    `cdi_directory` is where the specs are: runtimes are made to see it where it is not one that they read anyway.
+    `cdi_directory` has the specs: it is added to the runtime's configuration unless it is a default.
     """
     reasons: list[str] = []
     for runtime in _candidates(cdi_directory):
-        reason = _reason_not_to(runtime, rootfs)
+        reason = _failure_of(runtime, rootfs)
         if reason is None:
             return runtime, reasons
         reasons.append(f"{' '.join(runtime.run)}: {reason}")
@@ -60,13 +60,13 @@ def find(rootfs: Path, cdi_directory: Path) -> tuple[Runtime | None, list[str]]:
 
 
 def command_lines(ids: Sequence[str], image: str = "IMAGE") -> list[str]:
-    """Give the command lines with which an operator starts a container on a claim."""
+    """Return command lines for users to start a container with a claim's devices."""
     devices = " ".join(f"--device {name}" for name in ids)
     return [f"podman run --rm {devices} {image}", f"ctr run --rm {devices} {image} NAME"]
 
 
 def make_rootfs(path: Path) -> Path | None:
-    """Make a root file system that holds busybox alone; None where no static busybox is installed."""
+    """Create a root file system with busybox only; None if no static busybox is installed."""
     busybox = shutil.which("busybox")
     if busybox is None or _is_dynamic(Path(busybox)):
         return None
@@ -77,28 +77,29 @@ def make_rootfs(path: Path) -> Path | None:
 
 
 def _candidates(cdi_directory: Path) -> Iterator[Runtime]:
-    usual = is_default(cdi_directory)
+    reads_directory = is_default(cdi_directory)
     unshare = shutil.which("unshare")
-    arranged: tuple[str, ...] = ()
+    in_namespace: tuple[str, ...] = ()
     if unshare is not None and os.geteuid() == 0:
-        arranged = (unshare, "--mount", "sh", "-c", _ARRANGED, "" if usual else str(cdi_directory.resolve()))
+        bound = "" if reads_directory else str(cdi_directory.resolve())
+        in_namespace = (unshare, "--mount", "sh", "-c", _NAMESPACE_SCRIPT, bound)
     if podman := shutil.which("podman"):
         run = (podman, "run", "--rm", "--network=none")
-        if usual:
+        if reads_directory:
             yield Runtime("podman", (), run)
-            yield Runtime("podman", (), (*run, *_CONFINED))
-        if arranged:
-            yield Runtime("podman", arranged, run)
-            yield Runtime("podman", arranged, (*run, *_CONFINED))
+            yield Runtime("podman", (), (*run, *_RESTRICTED))
+        if in_namespace:
+            yield Runtime("podman", in_namespace, run)
+            yield Runtime("podman", in_namespace, (*run, *_RESTRICTED))
     if ctr := shutil.which("ctr"):
         ctr_run = (ctr, "run", "--rm")
-        if usual:
+        if reads_directory:
             yield Runtime("ctr", (), ctr_run)
-        elif arranged:
-            yield Runtime("ctr", arranged, ctr_run)
+        elif in_namespace:
+            yield Runtime("ctr", in_namespace, ctr_run)
 
 
-def _reason_not_to(runtime: Runtime, rootfs: Path) -> str | None:
+def _failure_of(runtime: Runtime, rootfs: Path) -> str | None:
     command = runtime.command([], rootfs, ["/bin/busybox", "true"])
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL)
@@ -113,7 +114,7 @@ def _reason_not_to(runtime: Runtime, rootfs: Path) -> str | None:
 
 
 def _is_dynamic(program: Path) -> bool:
-    """Tell whether a program asks for a loader (an ELF segment of type PT_INTERP), which a bare container lacks."""
+    """Return whether a program needs a loader (an ELF segment of type PT_INTERP), which a bare container lacks."""
     data = program.read_bytes()
     offset = int.from_bytes(data[32:40], "little")
     size, count = int.from_bytes(data[54:56], "little"), int.from_bytes(data[56:58], "little")

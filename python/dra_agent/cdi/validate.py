@@ -1,6 +1,7 @@
-"""What a container runtime would refuse in a spec of the right shape, each with the field and the reason.
+"""Validation of a decoded spec by the rules of the runtimes' loaders, and the lowest version that a spec needs.
 
-The rules are those of the loaders (names, versions, edits); whether nodes and files exist is not looked at.
+A runtime rejects a version that it does not know, even if the spec uses no new feature, so the agent writes the lowest
+one. The existence of nodes and files is not checked.
 """
 
 from __future__ import annotations
@@ -10,21 +11,20 @@ from collections.abc import Iterator
 
 from dra_agent.cdi.model import ContainerEdits, Spec
 from dra_agent.cdi.names import device_problem, qualifier_problem
-from dra_agent.cdi.version import KNOWN, minimum_version
 
 _ANNOTATION_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _ANNOTATION_PREFIX = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
-ANNOTATIONS_LIMIT = 256 * 1024
+MAX_ANNOTATIONS_BYTES = 256 * 1024
 """Bytes of all keys and values of one object's annotations."""
 
 
 def problems(spec: Spec) -> list[str]:
-    """List every reason to refuse the spec as "field: reason"; empty for a spec that every loader takes."""
+    """Return all reasons to reject the spec as "field: reason"; empty for a spec that every loader accepts."""
     return list(_problems(spec))
 
 
 def warnings(spec: Spec) -> list[str]:
-    """List what the specification forbids and loaders let pass today, as "field: reason"."""
+    """Return violations of the specification that loaders ignore today, as "field: reason"."""
     found = list(_annotations("annotations", spec.annotations))
     for index, device in enumerate(spec.devices):
         found += _annotations(f"devices[{index}].annotations", device.annotations)
@@ -59,7 +59,7 @@ def _problems(spec: Spec) -> Iterator[str]:
 def _version(spec: Spec) -> Iterator[str]:
     version = spec.cdi_version.removeprefix("v")
     if version not in KNOWN:
-        yield f"cdiVersion: {spec.cdi_version!r} is no released version"
+        yield f"cdiVersion: {spec.cdi_version!r} is not a released version"
         return
     needed = minimum_version(spec)
     if KNOWN.index(version) < KNOWN.index(needed):
@@ -114,7 +114,36 @@ def _annotations(where: str, annotations: dict[str, str]) -> Iterator[str]:
         prefix, slash, name = key.rpartition("/")
         good_prefix = not slash or (len(prefix) <= 253 and _ANNOTATION_PREFIX.fullmatch(prefix.lower()))
         if not good_prefix or not _ANNOTATION_NAME.fullmatch(name):
-            yield f"{where}: {key!r} is no annotation key ([prefix/]name, the name at most 63 characters)"
+            yield f"{where}: {key!r} is not an annotation key ([prefix/]name, the name at most 63 characters)"
     size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
-    if size > ANNOTATIONS_LIMIT:
-        yield f"{where}: {size} bytes, at most {ANNOTATIONS_LIMIT} are allowed"
+    if size > MAX_ANNOTATIONS_BYTES:
+        yield f"{where}: {size} bytes, at most {MAX_ANNOTATIONS_BYTES} are allowed"
+
+
+KNOWN = ("0.1.0", "0.2.0", "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
+"""All released versions, oldest first; loaders reject any other."""
+
+
+def minimum_version(spec: Spec) -> str:
+    """Return the lowest version that has all features of the spec; its cdiVersion is ignored."""
+    edits = tuple(_all_edits(spec))
+    rdts = tuple(edit.intel_rdt for edit in edits if edit.intel_rdt is not None)
+    if any(edit.net_devices for edit in edits) or any(rdt.schemata or rdt.enable_monitoring for rdt in rdts):
+        return "1.1.0"
+    if rdts or any(edit.additional_gids for edit in edits):
+        return "0.7.0"
+    dotted_class = "." in spec.kind.partition("/")[2]
+    if spec.annotations or dotted_class or any(device.annotations for device in spec.devices):
+        return "0.6.0"
+    starts_with_digit = any("0" <= device.name[:1] <= "9" for device in spec.devices)
+    if starts_with_digit or any(node.host_path for edit in edits for node in edit.device_nodes):
+        return "0.5.0"
+    if any(mount.type for edit in edits for mount in edit.mounts):
+        return "0.4.0"
+    return "0.3.0"
+
+
+def _all_edits(spec: Spec) -> Iterator[ContainerEdits]:
+    yield spec.container_edits
+    for device in spec.devices:
+        yield device.container_edits

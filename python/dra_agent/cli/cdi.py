@@ -46,14 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("list", help="show the claims that have a spec, with their CDI ids")
     show = actions.add_parser("show", help="show what a container gets of claims or CDI ids, and how to start one")
-    attempt = actions.add_parser(
-        "try", help="start a throw-away container with claims or CDI ids, and show what it sees"
-    )
+    attempt = actions.add_parser("try", help="start a temporary container with claims or CDI ids, and show its devices")
     for action in (show, attempt):
         action.add_argument(
             "name", nargs="+", help="a claim, as NAMESPACE/NAME, NAME or uid, or a CDI id (vendor/class=name)"
         )
-    validate = actions.add_parser("validate", help="say which files a container runtime refuses, and why")
+    validate = actions.add_parser("validate", help="list the files that a container runtime refuses, and why")
     validate.add_argument(
         "directory", nargs="*", type=Path, help="lowest priority first; without any, those that runtimes read"
     )
@@ -106,7 +104,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from dra_agent.cdi.injection import applied_edits, describe
+    from dra_agent.cdi.registry import applied_edits, describe
     from dra_agent.cdi.runtime import command_lines
 
     registry, ids = _resolve(args, _specs(args))
@@ -129,7 +127,7 @@ def _try(args: argparse.Namespace) -> int:
     import subprocess
     import tempfile
 
-    from dra_agent.cdi.injection import applied_edits, describe
+    from dra_agent.cdi.registry import applied_edits, describe
     from dra_agent.cdi.runtime import find, make_rootfs
     from dra_agent.errors import RetryableError
 
@@ -165,7 +163,7 @@ def _try(args: argparse.Namespace) -> int:
 
 
 def _resolve(args: argparse.Namespace, specs: SpecDirectory) -> tuple[Registry, list[str]]:
-    """Load the directories, and give the ids that the names of the command line stand for."""
+    """Load the directories, and return the CDI ids for the names of the command line."""
     from dra_agent.cdi.registry import load_registry
     from dra_agent.errors import PermanentError
 
@@ -219,7 +217,7 @@ def _validate(args: argparse.Namespace) -> int:
 
     for directory in args.directory:
         if not directory.is_dir():
-            raise UsageError("is no directory", where=str(directory), hint="name a directory that holds CDI specs")
+            raise UsageError("is not a directory", where=str(directory), hint="name a directory that holds CDI specs")
     directories = args.directory or _directories(_specs(args).path)
     registry = load_registry(directories)
     files = [

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         verb.add_argument("name")
     delete.add_argument("name", nargs="*")
     delete.add_argument("-f", "--filename", action="append", default=[], help="delete what this file describes")
-    delete.add_argument("--class", action="store_true", dest="is_class", help="the names are those of DeviceClasses")
+    delete.add_argument("--class", action="store_true", dest="is_class", help="the names are names of DeviceClasses")
     for verb in (wait, delete):
         verb.add_argument("--timeout", type=_seconds, default=WAIT, help=f"seconds to wait (default {WAIT:.0f})")
     for verb in (get, wait, delete):
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the verb says."""
+    """Run the subcommand."""
     verbs = {"apply": _apply, "list": _list, "get": _get, "wait": _wait, "delete": _delete}
     return verbs[args.verb](args)
 
@@ -65,7 +65,7 @@ def _apply(args: argparse.Namespace) -> int:
     from dra_agent.cli.connection import connect
     from dra_agent.cli.output import emit
     from dra_agent.manifests import load_manifests
-    from dra_agent.standalone.wire import Apply
+    from dra_agent.standalone.protocol import Apply
 
     objects = [loaded for filename in args.filename for loaded in load_manifests(filename)]
     _check(objects, load_config(args).driver_name)
@@ -81,7 +81,7 @@ def _apply(args: argparse.Namespace) -> int:
 
 
 def _is_refused(claim: dict[str, Any]) -> bool:
-    """Whether the answer is no: it can never fit here, or its devices could not be prepared."""
+    """Whether the claim failed: it can never fit here, or its devices could not be prepared."""
     if claim["phase"] == "Allocated":
         return bool(claim["message"] != UNDER_WAY)
     return bool(not claim["fits_empty_host"] or claim["phase"] == "Failed")
@@ -91,7 +91,7 @@ def _check(objects: list[LoadedObject], driver: str) -> None:
     """Refuse what the agent does not keep, and configuration that no claim can be prepared with, by file and line."""
     from dra_agent.agent.setup_registry import known_setups
     from dra_agent.errors import UsageError
-    from dra_agent.prepare.review import validate_object
+    from dra_agent.prepare.config import validate_object
 
     setups = known_setups()
     problems: list[str] = []
@@ -100,7 +100,7 @@ def _check(objects: list[LoadedObject], driver: str) -> None:
             raise UsageError(
                 "a ResourceClaimTemplate is for pods of a cluster",
                 where=loaded.where("kind"),
-                hint="write a ResourceClaim whose spec is the template's spec.spec",
+                hint="write a ResourceClaim with the template's spec.spec as its spec",
             )
         if loaded.kind not in ("ResourceClaim", "DeviceClass"):
             raise UsageError(
@@ -130,7 +130,7 @@ def _sentence(done: dict[str, Any]) -> str:
 def _list(args: argparse.Namespace) -> int:
     from dra_agent.cli.connection import connect
     from dra_agent.cli.output import emit, table
-    from dra_agent.standalone.wire import ListClaims, ListClasses
+    from dra_agent.standalone.protocol import ListClaims, ListClasses
 
     with connect(args) as agent:
         items = agent.ask(ListClasses() if args.classes else ListClaims())
@@ -163,7 +163,7 @@ def _print_claims(claims: list[dict[str, Any]]) -> None:
 
 def _get(args: argparse.Namespace) -> int:
     from dra_agent.cli.connection import connect
-    from dra_agent.standalone.wire import Get
+    from dra_agent.standalone.protocol import Get
 
     with connect(args) as agent:
         claim = agent.ask(Get(args.namespace, args.name))
@@ -174,7 +174,7 @@ def _get(args: argparse.Namespace) -> int:
 def _wait(args: argparse.Namespace) -> int:
     from dra_agent.cli.connection import connect
     from dra_agent.cli.output import progress
-    from dra_agent.standalone.wire import Get
+    from dra_agent.standalone.protocol import Get
 
     with connect(args) as agent, progress(f"waiting for claim {args.name}"):
         claim = agent.ask(Get(args.namespace, args.name, args.timeout))
@@ -198,7 +198,7 @@ def _delete(args: argparse.Namespace) -> int:
     from dra_agent.cli.output import emit, progress
     from dra_agent.errors import UsageError
     from dra_agent.manifests import load_manifests
-    from dra_agent.standalone.wire import Delete
+    from dra_agent.standalone.protocol import Delete
 
     kind = "DeviceClass" if args.is_class else "ResourceClaim"
     targets = [(kind, name, args.namespace) for name in args.name]
@@ -209,7 +209,7 @@ def _delete(args: argparse.Namespace) -> int:
     if not targets:
         raise UsageError("nothing to delete", hint="give names, or a file with -f")
     outcomes = []
-    # Claims first: a class that goes away early would leave the claims behind it unexplained.
+    # Claims first: the messages of claims name their classes.
     targets.sort(key=lambda target: target[0] == "DeviceClass")
     with connect(args) as agent, progress("releasing"):
         for target_kind, name, namespace in targets:

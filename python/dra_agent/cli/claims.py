@@ -14,7 +14,7 @@ RELEASE = """\
 Undo what the agent of this node prepared for a claim, and free its devices. Refused while the claim exists in the API
 server, while a process has one of the devices open, or while the agent cannot see all processes of the host; --force
 releases it all the same. In Kubernetes mode; without Kubernetes use `dra-agent claim delete`."""
-RELEASE_CODES = "Exit 0: released. 1: not released, and the message says why."
+RELEASE_CODES = "Exit 0: released. 1: not released, with the reason in the message."
 EPILOG = """\
 On a node the claims are those that are prepared there. With --kubeconfig, or in a pod of the cluster, the API server is
 asked which pods they are reserved for. --all-nodes asks the API server for all claims that are allocated anywhere.
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Print one row for each device that a claim holds."""
     from dra_agent.agent.config import load_config
     from dra_agent.errors import UsageError
-    from dra_agent.standalone.wire import SOCKET
+    from dra_agent.standalone.protocol import SOCKET
 
     if args.verb == "release":
         return _release(args)
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             "the agent of this host runs without Kubernetes",
             where="--kubeconfig",
-            hint="leave it out, or ask for the claims of a cluster with --all-nodes",
+            hint="leave it out, or list the claims of a cluster with --all-nodes",
         )
     if (config.state_dir / SOCKET).exists() or not (config.state_dir / "ledger").exists():
         return _print_standalone(args)
@@ -78,7 +78,7 @@ def _release(args: argparse.Namespace) -> int:
     from dra_agent.cli.output import emit
     from dra_agent.errors import UsageError
     from dra_agent.printable import printable
-    from dra_agent.standalone.wire import SOCKET
+    from dra_agent.standalone.protocol import SOCKET
     from dra_agent.status.release_socket import Release, ask
 
     state_dir = load_config(args).state_dir
@@ -97,7 +97,7 @@ def _release(args: argparse.Namespace) -> int:
 def _print_standalone(args: argparse.Namespace) -> int:
     from dra_agent.cli.connection import connect
     from dra_agent.cli.output import emit, table
-    from dra_agent.standalone.wire import ListClaims
+    from dra_agent.standalone.protocol import ListClaims
 
     with connect(args) as agent:
         claims = agent.ask(ListClaims())
@@ -140,7 +140,7 @@ def _print_standalone(args: argparse.Namespace) -> int:
 
 
 def _print_node(args: argparse.Namespace) -> int:
-    """What the ledger of this node has, and what the API server says of it, if one can be asked."""
+    """Return the claims of this node's ledger, with their state in the API server if one is configured."""
     from dra_agent.agent.config import load_config
     from dra_agent.cli.connection import ask_cluster, knows_cluster
     from dra_agent.cli.output import emit, table
@@ -222,11 +222,11 @@ async def _uses(api: ApiClient, entries: list[Any]) -> dict[str, list[str]]:
         try:
             claim = await api.get(RESOURCE_CLAIMS, entry.name, entry.namespace)
         except NotFoundError:
-            return ["nobody: the claim is gone from the API server"]
+            return ["none: the claim was deleted from the API server"]
         except AgentError as error:
             return [f"not known: {error.message}"]
         if claim["metadata"].get("uid") != entry.uid:
-            return ["nobody: the API server has another claim of this name"]
+            return ["none: the API server has another claim of this name"]
         return claim_state(claim)["reserved_for"] or ["nobody"]
 
     return dict(zip((entry.uid for entry in entries), await asyncio.gather(*map(one, entries)), strict=True))

@@ -25,9 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    validate = verbs.add_parser(
-        "validate", help="check what files say to the agent; exit 1 where something is wrong, 2 where one is unreadable"
-    )
+    validate = verbs.add_parser("validate", help="check files; exit 1 if one is invalid, 2 if one is unreadable")
     validate.add_argument("file", nargs="+", help="claims, templates, classes or bare parameters; - reads from a pipe")
     add_flags(validate, ("driver_name",))
     add_output_flag(validate)
@@ -36,14 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what the verb says."""
+    """Run the subcommand."""
     return {"validate": _validate, "schema": _schema}[args.verb](args)
 
 
 def _schema(args: argparse.Namespace) -> int:
     from dra_agent.agent.setup_registry import known_setups
     from dra_agent.cli.output import emit
-    from dra_agent.prepare.schema import schema
+    from dra_agent.prepare.config import schema
 
     emit(schema(known_setups().values()), args.output)
     return 0
@@ -54,7 +52,7 @@ def _validate(args: argparse.Namespace) -> int:
     from dra_agent.agent.setup_registry import known_setups
     from dra_agent.cli.output import emit
     from dra_agent.manifests import load_manifests
-    from dra_agent.prepare.review import validate_object
+    from dra_agent.prepare.config import validate_object
 
     driver = load_config(args).driver_name
     setups = known_setups()
@@ -82,7 +80,7 @@ def _validate(args: argparse.Namespace) -> int:
 
 def _shape(loaded: LoadedObject) -> list[dict[str, object]]:
     """What the API server would refuse: a field that is misspelt above the parameters hides them."""
-    from dra_agent.agent.validation import validate
+    from dra_agent.agent.config_file import validate
 
     if loaded.value.get("apiVersion") != "resource.k8s.io/v1":
         return []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from dra_agent.kube_client import ApiClient
-    from dra_agent.standalone.client import Client
+    from dra_agent.standalone.protocol import Client
 
 _T = TypeVar("_T")
 POLL_INTERVAL_S = 0.1
@@ -18,21 +18,20 @@ POLL_INTERVAL_S = 0.1
 
 
 def add_connection_flags(parser: argparse.ArgumentParser, *, cluster: bool = False) -> None:
-    """Add the flags that say where the agent keeps its socket, and with `cluster` where the API server is."""
+    """Add the flags for the agent's socket, and with `cluster` those for the API server."""
     from dra_agent.agent.config import add_flags
 
     add_flags(parser, ["state_dir", *(["kubeconfig"] if cluster else [])])
 
 
 def connect(args: argparse.Namespace, *, wait_s: float = 0.0) -> Client:
-    """Connect to the agent; raises RetryableError where none answers within `wait_s` seconds."""
+    """Connect to the agent; raises RetryableError if none responds within `wait_s` seconds."""
     import sys
     import time
 
     from dra_agent.agent.config import load_config
     from dra_agent.errors import RetryableError
-    from dra_agent.standalone.client import Client
-    from dra_agent.standalone.wire import SOCKET
+    from dra_agent.standalone.protocol import SOCKET, Client
 
     path = load_config(args).state_dir / SOCKET
     deadline = time.monotonic() + wait_s
@@ -50,7 +49,7 @@ def connect(args: argparse.Namespace, *, wait_s: float = 0.0) -> Client:
 
 
 def ask_cluster(args: argparse.Namespace, story: Callable[[ApiClient], Awaitable[_T]]) -> _T:
-    """Ask the API server; UsageError where nothing says which one."""
+    """Query the API server; raises UsageError if none is configured."""
     import asyncio
 
     from dra_agent.kube_client import connect as connect_cluster
@@ -71,14 +70,14 @@ def namespace_of(args: argparse.Namespace) -> str:
 
 
 def knows_cluster(args: argparse.Namespace) -> bool:
-    """Tell whether anything says which API server to ask: then it is asked, and else things are shown without it."""
+    """Return whether an API server is configured. Without one, commands show what the host knows."""
     from dra_agent.agent.config import load_config
 
     return bool(load_config(args).kubeconfig or _of_environment())
 
 
 def _kubeconfig(args: argparse.Namespace) -> Path | None:
-    """What the agent's configuration names, or kubectl's default where nothing else says where the API server is."""
+    """Return the kubeconfig of the agent's configuration, or kubectl's default."""
     from dra_agent.agent.config import load_config
 
     usual = Path.home() / ".kube/config"

@@ -16,7 +16,7 @@ examples:
   dra-agent devices                           every device of this host
   dra-agent devices gpu-0000-3b-00-0          everything about one device
   dra-agent devices --family gpu -o json      the GPUs, for programs
-  dra-agent devices --simulate dgx-h100       those of a simulated DGX H100
+  dra-agent devices --simulate dgx-h100       devices of a simulated DGX H100
 """
 
 
@@ -35,16 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the devices; exit code 1 where the named device does not exist."""
-    from dra_agent.agent.host_factory import command_host
-    from dra_agent.cli.health import published
-    from dra_agent.cli.holders import by_device
+    from dra_agent.agent.setup_registry import command_host
+    from dra_agent.cli.agent_view import by_device, published
     from dra_agent.cli.output import emit, progress
     from dra_agent.cli.shown_host import shown_host
     from dra_agent.topology import scan
 
     shown = shown_host(args)
     config = shown.config
-    with command_host(config) as host, progress("looking at the devices"):
+    with command_host(config) as host, progress("reading the devices"):
         inventory = published(shown, host, scan(host))
         holders = by_device(shown)
     shown.announce(args.output)

@@ -1,4 +1,4 @@
-"""`dra-agent doctor`: what is wrong on this host, and how to mend it. It changes nothing."""
+"""`dra-agent doctor`: finds problems of this host and prints how to fix them. It changes nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings; exit code 1 where one of them is a problem."""
-    from dra_agent.agent.host_factory import command_host
+    from dra_agent.agent.setup_registry import command_host
     from dra_agent.cli.output import emit, progress
     from dra_agent.cli.shown_host import shown_host
     from dra_agent.doctor import is_healthy, run_checks
@@ -57,13 +57,13 @@ def run(args: argparse.Namespace) -> int:
 def _examination(shown: ShownHost, host: Host) -> CheckContext:
     """Scan the host; what cannot be scanned is a finding, not the end."""
     config = shown.config
-    from dra_agent.cli.health import with_health
+    from dra_agent.cli.agent_view import with_health
     from dra_agent.doctor import CheckContext
     from dra_agent.errors import AgentError
     from dra_agent.inventory import collect
-    from dra_agent.inventory.passthrough_bindings import VfioBindingStore
+    from dra_agent.inventory.passthrough import VfioBindingStore
+    from dra_agent.standalone.protocol import SOCKET
     from dra_agent.standalone.store import FILE
-    from dra_agent.standalone.wire import SOCKET
     from dra_agent.topology import scan
 
     examination = CheckContext(
@@ -93,7 +93,7 @@ def _examination(shown: ShownHost, host: Host) -> CheckContext:
 
 
 def _other_agents(shown: ShownHost, host: Host, topology: Topology, ours: Inventory) -> Iterator[OtherAgent]:
-    """Ask the other agents of the host what they manage of the same hardware."""
+    """Ask the host's other agents which of the same devices they manage."""
     from pathlib import Path
 
     import msgspec
@@ -129,12 +129,12 @@ def _print(findings: list[Finding], *, show_all: bool) -> None:
     shown.sort(key=lambda finding: order.index(finding.severity))
     if shown:
         rows = ([f.severity.value, f.check, f.where, f.what, f.hint] for f in shown)
-        table(["", "check", "where", "what", "to mend it"], rows)
+        table(["", "check", "where", "what", "to fix it"], rows)
         print()
     counts = {severity: sum(finding.severity is severity for finding in findings) for severity in order}
     print(
         f"{_count(counts[Severity.PROBLEM], 'problem')}, {_count(counts[Severity.WARNING], 'warning')}, "
-        f"{counts[Severity.OK]} things as they should be"
+        f"{counts[Severity.OK]} checks passed"
     )
 
 

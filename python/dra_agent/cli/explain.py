@@ -1,4 +1,4 @@
-"""`dra-agent explain`: says for each request and each device what speaks against it. Nothing is changed."""
+"""`dra-agent explain`: prints for each request and device why it is not allocated. It changes nothing."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ exit code: 0 it fits or is allocated, 1 it is not, 2 wrong use
 """
 
 NO_SLICES = (
-    "does not fit: no ResourceSlices are published, so there is no device to allocate; see that a DRA driver runs on "
-    "the node and publishes: `kubectl get resourceslices`, and `dra-agent doctor` on the node"
+    "does not fit: no ResourceSlices are published, so there are no devices to allocate; check that a DRA driver runs "
+    "on the node and publishes: `kubectl get resourceslices`, and `dra-agent doctor` on the node"
 )
 
 
@@ -138,13 +138,11 @@ def _state_of_agent(args: argparse.Namespace, inputs: Any) -> dict[str, Any]:
     """What the running agent knows. Classes and claims of the files go before its own."""
     from dra_agent.cli.connection import connect
     from dra_agent.errors import UsageError
-    from dra_agent.standalone.wire import State
+    from dra_agent.standalone.protocol import State
 
     for flag in ("classes", "allocated", "node"):
         if getattr(args, flag):
-            raise UsageError(
-                f"--{flag} needs --slices", hint="without --slices the running agent is asked for everything"
-            )
+            raise UsageError(f"--{flag} needs --slices", hint="without --slices the running agent provides everything")
     with connect(args) as agent:
         state = agent.ask(State())
     given = {entry["metadata"]["name"] for entry in inputs.classes}
@@ -163,7 +161,7 @@ def _print(explanation: dict[str, Any], *, everything: bool) -> None:
 
 
 def print_details(explanation: dict[str, Any], *, everything: bool) -> None:
-    """Print what stands in the way on one node, device by device."""
+    """Print for each device of one node why it is not allocated."""
     from dra_agent.cli.output import table
 
     for pool in explanation["pools"]:
@@ -176,7 +174,7 @@ def print_details(explanation: dict[str, Any], *, everything: bool) -> None:
         for request in claim["requests"]:
             print(f"\nrequest {request['request']} ({_wanted(request)}): {request['summary']}")
             devices = request["devices"]
-            # Where nothing is of the class, why not is just what is asked for.
+            # If no device is of the class, the reason is the answer.
             shown = [device for device in devices if everything or not _of_another_class(device)] or devices
             if shown:
                 table(("device", "pool", "verdict", "why"), (_row(device) for device in shown))

@@ -29,13 +29,13 @@ def run(args: argparse.Namespace) -> int:
     subject = snapshot.claim(args.name) if args.kind == "claim" else snapshot.pod(args.name)
     if subject is None:
         notes = "; ".join(note for note in snapshot.notes if f"{args.kind}s" in note)
-        seen = f" that can be seen: {notes}" if notes else ""
+        seen = f" that can be read: {notes}" if notes else ""
         raise UsageError(
             f"there is no {args.kind} {args.name} in namespace {namespace}{seen}",
             hint="choose the namespace with -n" if args.namespace is None else None,
         )
     judge = explain_pod if args.kind == "pod" else explain_claim
-    with progress("looking at the nodes"), _uncollected():
+    with progress("evaluating the nodes"), _uncollected():
         answer = judge(snapshot, subject, explain, node=args.node)
     if args.output == "table":
         _print(answer, everything=args.all_devices, node=args.node)

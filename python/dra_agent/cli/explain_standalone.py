@@ -1,4 +1,4 @@
-"""`dra-agent explain claim NAME` on a host without Kubernetes: the agent that runs there is asked."""
+"""`dra-agent explain claim NAME` on a host without Kubernetes, from the running agent."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 def agent_without_cluster(args: argparse.Namespace) -> bool:
     """Whether an agent runs here in standalone mode, and no cluster is named."""
     from dra_agent.agent.config import load_config
-    from dra_agent.standalone.wire import SOCKET
+    from dra_agent.standalone.protocol import SOCKET
 
     return args.kubeconfig is None and (load_config(args).state_dir / SOCKET).exists()
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print where the claim stands, and why it waits; 0 where it has its devices, 1 where it does not."""
+    """Print the state of the claim and why it waits. Returns 0 if it has its devices, otherwise 1."""
     from dra_agent.cli.connection import connect
     from dra_agent.cli.explain import print_details
     from dra_agent.cli.output import emit
     from dra_agent.errors import UsageError
     from dra_agent.explain import explain
     from dra_agent.standalone.claim import DEFAULT_NAMESPACE
-    from dra_agent.standalone.wire import Get, State
+    from dra_agent.standalone.protocol import Get, State
 
     if args.kind != "claim":
         raise UsageError(

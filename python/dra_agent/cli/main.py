@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from dra_agent import __version__
-from dra_agent.cli.terminal import guarded
+from dra_agent.cli.output import guarded
 from dra_agent.errors import AgentError
 
 COMMANDS = {
@@ -24,12 +24,12 @@ COMMANDS = {
     "slices": "show the ResourceSlices that describe this host",
     "claims": "show the claims that hold devices here",
     "claim": "apply, get, list, delete and await claims without Kubernetes",
-    "explain": "say why a claim does not fit, device by device",
+    "explain": "explain why a claim does not fit, device by device",
     "config": "check the configuration that claims and classes carry",
     "webhook": "refuse mistaken configuration when it is applied (optional)",
-    "reclaim": "say that this host is about to be taken, take it back, or show how that stands",
+    "reclaim": "start, cancel or show the reclaim of this node",
     "cdi": "show and check CDI specs",
-    "doctor": "find what is wrong on this host, and how to mend it",
+    "doctor": "find problems of this host and how to fix them",
     "simulate": "build a simulated host and change it while an agent runs on it",
 }
 SERVICES = ("run", "webhook")
@@ -55,7 +55,7 @@ def _main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader went away (`dra-agent devices | head`): nothing is left to say, and Python must not say it at exit.
+        # The reader closed the pipe (`dra-agent devices | head`); Python must not report that at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -63,17 +63,17 @@ def _main(arguments: list[str]) -> int:
             return _internal(error)
         # What is still in the buffer would be tried once more at exit, with a message of Python's own.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        _complain(f"standard output: cannot be written: {error.strerror}; the answer is not complete")
+        _complain(f"standard output: cannot be written: {error.strerror}; the output is not complete")
         return 1
     except Exception as error:  # noqa: BLE001 - whatever it is, a user gets one line
         return _internal(error)
 
 
 def _internal(error: Exception) -> int:
-    """Report a defect; raises it again where that is asked for."""
+    """Report a defect; raises it again if DRA_AGENT_DEBUG is set."""
     if os.environ.get(DEBUG):
         raise error
-    _complain(f"internal error: {type(error).__name__}: {error}; set {DEBUG}=1 to see where, and please report it")
+    _complain(f"internal error: {type(error).__name__}: {error}; set {DEBUG}=1 for a traceback, and please report it")
     return 1
 
 
@@ -97,7 +97,7 @@ def _run(arguments: list[str]) -> int:
             module.add_arguments(subparser)
     try:
         args = parser.parse_args(arguments)
-    except SystemExit as stop:  # argparse has said what was wrong; 2 for wrong use, 0 for --help and --version
+    except SystemExit as stop:  # argparse has printed the reason; 2 for wrong use, 0 for --help and --version
         return stop.code if isinstance(stop.code, int) else 2
     assert module is not None
     code: int = module.run(args)

@@ -1,15 +1,91 @@
-"""How commands answer: tables for people, JSON and YAML for programs, and progress while something takes its time."""
+"""Output of commands: tables, JSON and YAML, and progress on a terminal."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from dra_agent.cli.terminal import console
-from dra_agent.printable import is_printable, json_printable, printable
+from dra_agent.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderResult
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+
+from dra_agent.printable import is_printable, json_printable
+
+
+class Guarded:
+    """A stream that escapes control characters and hands the rest to another one."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.raw = stream
+
+    def write(self, text: str) -> int:
+        """Write it; gives the number of characters that it was given."""
+        self.raw.write(printable(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream below; closing this one leaves that one open."""
+        self.raw.flush()
+
+    def isatty(self) -> bool:
+        """Whether the stream below is a terminal."""
+        return self.raw.isatty()
+
+    def fileno(self) -> int:
+        """The descriptor of the stream below."""
+        return self.raw.fileno()
+
+    def __getattr__(self, name: str) -> Any:
+        # encoding, errors, buffer, newlines: as they are below.
+        return getattr(self.raw, name)
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Guard standard output and standard error within the block."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_guard(stream) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """Make a console of `rich` on a standard stream; `width` in columns, None for the terminal's own."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Escaped:
+        """What a console prints, its text escaped and its own control codes left as they are."""
+
+        def __init__(self, inner: RenderableType) -> None:
+            self._inner = inner
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            for segment in console.render(self._inner, options):
+                yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+    class Hook:
+        """Called by the console with everything that it is about to print."""
+
+        def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+            return [cast("ConsoleRenderable", Escaped(renderable)) for renderable in renderables]
+
+    stream: Any = sys.stderr if stderr else sys.stdout
+    made = Console(file=stream.raw if isinstance(stream, Guarded) else stream, width=width, highlight=False)
+    made.push_render_hook(cast("Any", Hook()))
+    return made
+
+
+def _guard(stream: TextIO) -> TextIO:
+    return stream if isinstance(cast("Any", stream), Guarded) else cast("TextIO", Guarded(stream))
+
 
 FORMATS = ("table", "wide", "name", "json", "yaml")
 
@@ -23,7 +99,7 @@ def add_output_flag(parser: argparse.ArgumentParser) -> None:
         action=_OutputAction,
         choices=FORMATS,
         default="table",
-        help="how to print the answer: wide is a table with every column, name prints names only",
+        help="output format: wide is a table with every column, name prints names only",
     )
 
 
@@ -66,7 +142,10 @@ def emit(value: Any, output: str) -> None:
 
 
 def rounded(quantity: str) -> str:
-    """Write a number of bytes as capacities are written; one that is no whole Mi is rounded: 3435973836 is ~3.2Gi."""
+    """Format bytes as a Kubernetes quantity.
+
+    A number that is not a multiple of 1 Mi is rounded: 3435973836 is ~3.2Gi.
+    """
     if not quantity.isascii() or not quantity.isdigit() or int(quantity) < 1 << 20:
         return quantity
     amount = int(quantity)
@@ -112,7 +191,7 @@ _GAP = "   "
 
 
 def is_terminal() -> bool:
-    """Whether a person sees standard output as it is printed."""
+    """Whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
@@ -142,7 +221,7 @@ def _print_rows(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 @contextmanager
 def progress(doing: str) -> Iterator[None]:
-    """Say on the terminal what is going on while it goes on; silent where nobody watches."""
+    """Show a message on the terminal while the block runs; silent if standard error is not a terminal."""
     if not sys.stderr.isatty():
         yield
         return

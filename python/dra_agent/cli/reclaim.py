@@ -1,4 +1,4 @@
-"""`dra-agent reclaim start|cancel|status`: say that the host is being taken, take it back, or look."""
+"""`dra-agent reclaim start|cancel|status`: starts, cancels or shows the reclaim of this node."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dra_agent.cli import terminal
+from dra_agent.cli import output
 from dra_agent.cli.output import add_output_flag
 from dra_agent.printable import printable
 
 WATCH = 0.5
-"""Seconds between two looks of `status --watch`."""
+"""Seconds between two queries of `status --watch`."""
 NAMED = 3
-"""Who keeps claims is named up to so many."""
+"""Pods that are named in one line."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,27 +23,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from dra_agent.cli.connection import add_connection_flags
 
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    start = verbs.add_parser("start", help="have every claim of this host released")
-    start.add_argument("--in", dest="seconds", type=_seconds, metavar="SECONDS", help="how long the host still has")
-    start.add_argument("--hint", action="store_true", help="only keep new claims away")
-    start.add_argument("--why", default="", metavar="TEXT", help="what is shown to people")
-    cancel = verbs.add_parser("cancel", help="take that back")
-    cancel.add_argument(
-        "--all", action="store_true", dest="everything", help="also declare void what clouds and others have announced"
+    start = verbs.add_parser("start", help="release every claim of this host")
+    start.add_argument(
+        "--in", dest="seconds", type=_seconds, metavar="SECONDS", help="time until the host is terminated"
     )
-    status = verbs.add_parser("status", help="show what is announced, by whom, and how well each source is heard")
-    status.add_argument("--watch", action="store_true", help="go on until every claim is released, or the host is gone")
+    start.add_argument("--hint", action="store_true", help="only prevent new claims")
+    start.add_argument("--why", default="", metavar="TEXT", help="reason that is shown in events and status")
+    cancel = verbs.add_parser("cancel", help="cancel it")
+    cancel.add_argument(
+        "--all", action="store_true", dest="everything", help="also dismiss the signals of clouds and other sources"
+    )
+    status = verbs.add_parser("status", help="show the active signals, their sources and the health of each source")
+    status.add_argument(
+        "--watch", action="store_true", help="wait until every claim is released, or the host is terminated"
+    )
     for verb in (start, cancel, status):
         add_connection_flags(verb)
         add_output_flag(verb)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask the agent, and show how it stands then."""
+    """Send the request to the agent and show the resulting state."""
     from dra_agent.agent.config import load_config
     from dra_agent.cli.output import emit
-    from dra_agent.reclaim.client import send_request
-    from dra_agent.reclaim.wire import Cancel, Request, Start, Status
+    from dra_agent.reclaim.control import Cancel, Request, Start, Status, send_request
 
     request: Request
     match args.verb:
@@ -78,7 +81,7 @@ def _watch(status: dict[str, Any], ask: Callable[[], dict[str, Any]]) -> dict[st
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    console = terminal.console(stderr=True)
+    console = output.console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -106,7 +109,7 @@ def _watch(status: dict[str, Any], ask: Callable[[], dict[str, Any]]) -> dict[st
 
 
 def _waits(kept: list[dict[str, Any]]) -> str:
-    """Who keeps claims: the first few."""
+    """Name the first pods that keep claims."""
     names = [" and ".join(claim["pods"]) or f"{claim['namespace']}/{claim['name']}" for claim in kept]
     first = list(dict.fromkeys(names))[:NAMED]
     return "" if not first else f"waits for {', '.join(first)}" + (" and others" if len(names) > NAMED else "")
@@ -144,17 +147,17 @@ def _show(status: dict[str, Any]) -> None:
 
 def _sentence(status: dict[str, Any]) -> str:
     words = {
-        "none": "nothing is announced",
-        "hint": "hint: the host may be taken",
-        "notice": "notice: the host is taken",
-        "cancelled": "cancelled: what was announced does not hold any more",
+        "none": "no reclaim is active",
+        "hint": "hint: the node may be reclaimed",
+        "notice": "notice: the node is being reclaimed",
+        "cancelled": "cancelled: the reclaim was withdrawn",
     }
     text: str = words[status["phase"]]
     left = status["seconds_left"]
     if status["phase"] != "notice":
         return text
     if left is None:
-        return f"{text}, nobody knows when"
+        return f"{text}, deadline unknown"
     when = f" in {left:.0f} s" if left >= 0 else f", its deadline was {-left:.0f} s ago"
     return text + when
 

@@ -26,13 +26,13 @@ def run(args: argparse.Namespace) -> int:
     received = signals.install()
     config = load_config(args)
     if not config.standalone:
-        # Before anything is made on the host: without an API server there is nothing to run for.
+        # Checked before anything is changed on the host: Kubernetes mode needs an API server.
         if config.pod_uid:
             check_uid(config.pod_uid)
         load_client_config(config.kubeconfig)
     logs.set_up(config.log_level, config.log_format)
     from dra_agent.agent.agent import Agent
-    from dra_agent.agent.reload import Reload
+    from dra_agent.agent.signals import Reload
 
     async def live() -> list[str]:
         agent = Agent(config, received, Reload(config, lambda: load_config(args)))
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
     stuck = asyncio.run(live())
     if stuck:
-        # The interpreter would wait for the thread for ever. Everything of ours is closed and on disk.
+        # The interpreter would wait for the thread indefinitely. All files are closed and synced.
         logging.getLogger(__name__).warning("stopped without waiting for what still runs", extra={"work": stuck})
         logging.shutdown()
         os._exit(0)

@@ -52,7 +52,7 @@ class ShownHost:
         return f"host {host}: no agent" if self.agent is None else f"host {host}: not the agent's"
 
     def announce(self, output: str) -> None:
-        """Say above a table which host it shows; in a pipe only where it is not that of the agent that runs here."""
+        """Print the host above a table; in a pipe only if it is not the host of the running agent."""
         if output != "table":
             return
         if sys.stdout.isatty():

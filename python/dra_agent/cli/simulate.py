@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     profiles = actions.add_parser("profiles", help="list the machines that can be simulated")
     profiles.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="how to print it")
 
-    build = actions.add_parser("build", help="make a directory a simulated host; mends an existing one")
+    build = actions.add_parser("build", help="make a directory a simulated host; repairs an existing one")
     build.add_argument("profile", metavar="PROFILE", help="the machine; `simulate profiles` lists them")
     build.add_argument("root", metavar="ROOT", type=Path, help="the directory")
 
@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_instance(xid)
 
-    reset = _on_host(actions, "reset", "reset an NVIDIA GPU: MIG instances are gone, a pending MIG mode is in force")
+    reset = _on_host(
+        actions, "reset", "reset an NVIDIA GPU: MIG instances are removed, a pending MIG mode takes effect"
+    )
     reset.add_argument("device", metavar="DEVICE", help=_DEVICE)
 
     process = _on_host(actions, "process", "let a process compute on an NVIDIA GPU, or end it")
@@ -44,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--milliseconds",
         type=positive_number,
         metavar="N",
-        help="come back after that time; without, hang until `clear`",
+        help="return after that time; without it, hang until `clear`",
     )
 
     fail = _on_host(actions, "fail", "make NVML calls fail")
@@ -63,12 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_number,
         default=0,
         metavar="N",
-        help="come back after that time; without it and --errno, hang until `clear`",
+        help="return after that time; without it and --errno, hang until `clear`",
     )
 
     kill = _on_host(actions, "kill", "end the process that makes an NVML call, as kill -9 does")
     _add_call(kill)
-    kill.add_argument("--agent", action="store_true", help="and its parent: the agent, whose child has the library")
+    kill.add_argument(
+        "--agent", action="store_true", help="and its parent: the agent, which runs the library in a child process"
+    )
     kill.add_argument("--times", type=positive_number, default=1, metavar="N", help="so many calls; default 1")
     _add_after(kill)
 
@@ -76,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do one action and say what was done."""
+    """Apply one action and print the result."""
     from dra_agent.simulate import build, inject
 
     root: Path | None = getattr(args, "root", None)

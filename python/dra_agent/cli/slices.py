@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the slices; devices that cannot be published are reported on standard error."""
     from dra_agent import inventory, topology
-    from dra_agent.agent.host_factory import command_host
-    from dra_agent.cli.health import with_health
+    from dra_agent.agent.setup_registry import command_host
+    from dra_agent.cli.agent_view import with_health
     from dra_agent.cli.shown_host import shown_host
-    from dra_agent.inventory.passthrough_bindings import VfioBindingStore
+    from dra_agent.inventory.passthrough import VfioBindingStore
     from dra_agent.slices import desired_slices
 
     shown = shown_host(args)

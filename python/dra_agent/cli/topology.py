@@ -44,13 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Scan, then print or draw. Exit code 0 also where damaged devices were found: they are reported."""
-    from dra_agent.agent.host_factory import command_host
+    from dra_agent.agent.setup_registry import command_host
     from dra_agent.cli.output import emit, progress
     from dra_agent.cli.shown_host import shown_host
 
     shown = shown_host(args)
     pictured = args.svg is not None or args.output == "table"
-    with progress("looking at the host"), command_host(shown.config) as host:
+    with progress("scanning the host"), command_host(shown.config) as host:
         topology = _scan(host, shown.config, distances=args.output != "table")
         holders, names = _known(shown, host, topology) if pictured else (None, None)
     if args.svg:
@@ -65,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _known(shown: ShownHost, host: Host, topology: Topology) -> tuple[Holders | None, PciIds | None]:
     """What the agent's inventory adds to a picture: who holds what, what can be claimed, and names of products."""
-    from dra_agent.cli.health import published
-    from dra_agent.cli.holders import by_address
+    from dra_agent.cli.agent_view import by_address, published
     from dra_agent.errors import AgentError
     from dra_agent.topology.display_tree import KnownHolders
     from dra_agent.topology.pci_ids import PciIds
@@ -111,10 +110,10 @@ def _title(config: Config) -> str:
 
 
 def _print_tree(topology: Topology, holders: Holders | None, names: PciIds | None) -> None:
-    from dra_agent.cli.terminal import console
+    from dra_agent.cli.output import console
     from dra_agent.topology import tree
 
-    # A pipe has no width: whoever reads it decides where lines end.
+    # A pipe has no width: lines are not wrapped.
     console(width=None if sys.stdout.isatty() else 1000).print(
         tree.draw(topology, holders=holders, names=names), highlight=False
     )

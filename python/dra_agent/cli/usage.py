@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from dra_agent.device_setup.shares.usage import HeldShare, UsageReader
     from dra_agent.inventory.model import Device
     from dra_agent.kube_client import ApiClient
-    from dra_agent.prepare.ledger_types import LedgerEntry
+    from dra_agent.prepare.ledger import LedgerEntry
 
 _GET_TIMEOUT_S = 10.0
 
 
 def print_usage(args: argparse.Namespace) -> int:
     """Print one row for each device, or share of one, that a prepared claim holds."""
-    from dra_agent.agent.host_factory import command_host
+    from dra_agent.agent.setup_registry import command_host
     from dra_agent.cli.output import emit, table
     from dra_agent.cli.shown_host import shown_host
     from dra_agent.device_setup.shares.usage import UsageReader
     from dra_agent.inventory import collect
-    from dra_agent.standalone.wire import SOCKET
+    from dra_agent.standalone.protocol import SOCKET
     from dra_agent.topology import scan
 
     shown = shown_host(args)
@@ -79,7 +79,6 @@ def _holdings(entries: list[LedgerEntry], pods: dict[str, frozenset[str] | str])
     from dra_agent.device_setup.shares.usage import HeldShare
     from dra_agent.inventory.shares import MEMORY
     from dra_agent.prepare.record import read
-    from dra_agent.prepare.setup import key_of
 
     found = []
     for entry in entries:
@@ -88,7 +87,7 @@ def _holdings(entries: list[LedgerEntry], pods: dict[str, frozenset[str] | str])
         known, why = (None, users) if isinstance(users, str) else (users, "")
         name = f"{entry.namespace}/{entry.name}"
         if record is None:
-            keys = [(key_of(item.device, item.share_id), item.pool) for item in entry.devices if item.request]
+            keys = [(item.key, item.pool) for item in entry.devices if item.request]
             found += [(HeldShare(entry.uid, name, key, None, pool, known, why), False) for key, pool in keys]
             continue
         for item in record.devices:
@@ -124,7 +123,7 @@ async def _reserved(api: ApiClient, entries: list[LedgerEntry]) -> dict[str, fro
         try:
             claim = await api.get(RESOURCE_CLAIMS, entry.name, entry.namespace, timeout=_GET_TIMEOUT_S)
         except NotFoundError:
-            return "the claim is gone from the API server"
+            return "the claim was deleted from the API server"
         except AgentError as error:
             return f"which pods use the claim is not known: {error.message}"
         if claim["metadata"].get("uid") != entry.uid:

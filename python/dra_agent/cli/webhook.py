@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--client-ca",
         type=Path,
         metavar="FILE",
-        help="refuse reviews to clients without a certificate of these authorities, PEM (default: answer everybody)",
+        help="refuse reviews to clients without a certificate of these authorities, PEM (default: accept every client)",
     )
     parser.add_argument(
         "--client-name",
@@ -37,12 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Answer until SIGTERM or SIGINT."""
+    """Serve until SIGTERM or SIGINT."""
     import asyncio
 
     from dra_agent.agent import logs, signals
     from dra_agent.agent.config import listen_address, load_config
-    from dra_agent.agent.reload import Reload
+    from dra_agent.agent.signals import Reload
     from dra_agent.agent.webhook_runner import Tls, serve
     from dra_agent.errors import UsageError
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     logs.set_up(config.log_level, config.log_format)
     if args.client_name and args.client_ca is None:
         raise UsageError(
-            "names of clients are compared in certificates, and no certificate is asked for",
+            "names of clients are compared with their certificates, and no certificate is requested",
             where="--client-name",
             hint="give the authority of the clients' certificates with --client-ca",
         )

@@ -1,4 +1,4 @@
-"""Others on the node who give out the same devices: device plugins and other DRA drivers, and what follows for our own.
+"""Other drivers on the node that advertise the same devices: device plugins and DRA drivers, and their effect on ours.
 
 Two managers of one device give it to two pods. This part finds out and decides; the publisher publishes less.
 """
@@ -7,8 +7,17 @@ from __future__ import annotations
 
 from dra_agent.conflicts.device_plugins import DevicePluginResource, plugins_of
 from dra_agent.conflicts.other_drivers import ForeignDevice, foreign_devices
-from dra_agent.conflicts.state_file import SavedConflicts, delete, load_conflicts, save_conflicts
-from dra_agent.conflicts.verdict import DeviceConflicts, Observation, exclude, find_conflicts, observe
+from dra_agent.conflicts.verdict import (
+    DeviceConflicts,
+    Observation,
+    SavedConflicts,
+    delete,
+    exclude,
+    find_conflicts,
+    load_conflicts,
+    observe,
+    save_conflicts,
+)
 
 __all__ = [
     "ForeignDevice",

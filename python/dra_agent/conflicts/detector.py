@@ -1,7 +1,7 @@
-"""Asks the API server now and then who else gives out devices on this node.
+"""Polls the API server for other drivers that advertise devices of this node.
 
 Two reads a minute: the Node, for its capacity, and the slices of other drivers. A watch would cost a connection for
-what changes when somebody installs something.
+what changes when a driver is installed.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Any, Protocol
 from dra_agent.conflicts.verdict import DeviceConflicts, Observation, find_conflicts, observe
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.inventory import Device
-from dra_agent.kube_client.backoff import Backoff
 from dra_agent.kube_client.kinds import NODES, RESOURCE_SLICES, Kind
+from dra_agent.retry import Backoff
 
 log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 60.0
 """Seconds between two looks, give or take a quarter: two agents that refuse what the other one lists must not do so in
-step, or both would withdraw and publish for ever."""
+step, or both would alternate between withdrawing and publishing."""
 FIRST_ANSWER_TIMEOUT_S = 10.0
 """Seconds that the first look may take before devices are published without it."""
 
 
 class ApiReader(Protocol):
-    """What is asked of the API server; see dra_agent.kube_client.ApiServer."""
+    """Requests to the API server; see dra_agent.kube_client.ApiClient."""
 
     def get(self, kind: Kind, name: str, /) -> Awaitable[dict[str, Any]]:
         """Read one object."""
         ...
 
     def list(self, kind: Kind, /, *, fields: dict[str, str]) -> Awaitable[Any]:
-        """Read the objects whose fields have these values; `.items` has them."""
+        """List the objects with these field values, in `.items`."""
         ...
 
 
@@ -56,7 +56,7 @@ class ConflictDetector:
     ) -> None:
         """`devices` gives ours as they are; `changed` is called on the loop with each verdict that differs.
 
-        `verdict` is that of an earlier run: it stands until somebody was asked. `agents` gives the state directories
+        `verdict` is that of an earlier run: it is valid until the first check. `agents` gives the state directories
         of other agents of the host, by driver.
         """
         self._api = api
@@ -73,10 +73,10 @@ class ConflictDetector:
         self.verdict = verdict or DeviceConflicts()
 
     async def start(self, patience: float = FIRST_ANSWER_TIMEOUT_S) -> None:
-        """Look once, so that nothing is published that another one gives out, and then go on looking.
+        """Check once, so that no device is published that another driver advertises, and then periodically.
 
-        Where nobody answers in time, what is published is corrected later: a node without its API server's answer
-        must not stay without devices.
+        If the first check times out, the published devices are corrected later: a node without a response of its API
+        server must not stay without devices.
         """
         first = asyncio.Event()
         self._task = asyncio.create_task(self._run(first), name="neighbours")
@@ -84,7 +84,7 @@ class ConflictDetector:
             async with asyncio.timeout(patience):
                 await first.wait()
         except TimeoutError:
-            log.warning("who else gives out devices on this node is not known yet")
+            log.warning("other drivers of this node are not known yet")
 
     async def stop(self) -> None:
         """Look no more."""
@@ -93,7 +93,7 @@ class ConflictDetector:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def devices_changed(self) -> None:
-        """Decide again about our devices, by what was seen last; without that nothing changes."""
+        """Evaluate our devices again with the last observation, if any."""
         if self._seen is None:
             return
         verdict = find_conflicts(self._devices(), self._seen)
@@ -129,10 +129,12 @@ class ConflictDetector:
     def _fail(self, reason: str) -> None:
         if reason != self._failure:
             self._failure = reason
-            log.warning("cannot tell who else gives out devices on this node", extra={"reason": reason})
+            log.warning("cannot determine the other drivers of this node", extra={"reason": reason})
 
     def _tell(self) -> None:
         for manager, names in self.verdict.by_manager().items():
-            log.warning("others give out devices of this node too", extra={"manager": manager, "devices": names})
+            log.warning(
+                "other drivers advertise devices of this node too", extra={"manager": manager, "devices": names}
+            )
         if not self.verdict:
-            log.info("nobody else gives out devices of this node")
+            log.info("no other driver advertises devices of this node")

@@ -1,8 +1,8 @@
 """Device plugins, as a Node's capacity shows them: which extended resources there are, and which devices each covers.
 
 An extended resource that DRA itself serves (a DeviceClass with `extendedResourceName`) is in no node's capacity, so it
-is not mistaken for a device plugin. A plugin names its resource as it likes and says nothing of its devices: what is
-not known here is passed over, and what is known stands for every device of its kind.
+is not mistaken for a device plugin. Resource names of plugins are arbitrary and do not identify devices: names
+that are not known here are ignored, and a known name covers every device of its kind.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from dra_agent.inventory import Device, Family
 
 _NONE = re.compile(r"0*(\.0*)?([eE][0-9]+|[A-Za-z]+)?")
-"""A quantity that is zero: what the kubelet leaves of a plugin that is gone."""
+"""A quantity of zero, which the kubelet keeps for a removed plugin."""
 
 
 @dataclass(frozen=True, slots=True)
 class DevicePluginResource:
-    """An extended resource of the node, and the devices that it stands for."""
+    """An extended resource of the node, and the devices that it covers."""
 
     resource: str
     """As the capacity names it: "nvidia.com/gpu"."""
@@ -55,7 +55,7 @@ def _virtual_nic(device: Device) -> bool:
 _KNOWN = tuple(
     _Known(re.compile(pattern), covers)
     for pattern, covers in (
-        # The SR-IOV plugin lets its users choose the domain; the name mostly says what it is.
+        # Users choose the domain of the SR-IOV plugin; most names indicate the type.
         (r"[^/]+/[^/]*(sriov|netdev|_vfs?(?![a-z]))[^/]*", _virtual_nic),
         # k8s-rdma-shared-dev-plugin: rdma/hca_shared_devices_a; others: nvidia.com/rdma_..., nvidia.com/hostdev
         (r"rdma/.+", _rdma),

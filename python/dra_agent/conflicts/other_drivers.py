@@ -57,7 +57,7 @@ def identities_of(device: Device) -> frozenset[str]:
 def _identities(device: Mapping[str, Any]) -> Iterator[str]:
     if named := _ADDRESS_IN_NAME.fullmatch(str(device.get("name", ""))):
         yield _address(*named.groups())
-    # v1beta1 had one level more; an API server answers in v1, a recorded file may not.
+    # v1beta1 has one more level; an API server responds in v1, a recorded file may not.
     attributes = device.get("attributes")
     for key, value in attributes.items() if isinstance(attributes, Mapping) else ():
         text = value.get("string") if isinstance(value, Mapping) else None

@@ -1,15 +1,18 @@
-"""Which devices another manager on the node gives out too, by whom, and the inventory without them.
+"""Devices that another driver on the node advertises too, and the inventory without them.
 
-It is a pure decision over what was seen; looking is look.py's.
+A pure function of an observation; `detector` observes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from dra_agent import atomic_file
 from dra_agent.conflicts.device_plugins import DevicePluginResource, plugins_of
 from dra_agent.conflicts.other_drivers import foreign_devices, identities_of
 from dra_agent.inventory import Device, Exclusion, Inventory
@@ -18,7 +21,7 @@ SETTING = "second_manager"
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """What others show on the node, as it was seen at one moment."""
+    """State of other drivers on the node at one time."""
 
     listed: dict[str, str] = {}
     """PCI address or UUID, in lower case → the driver that lists such a device."""
@@ -28,7 +31,7 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 class DeviceConflicts(msgspec.Struct, frozen=True):
-    """Devices of ours that another manager gives out too."""
+    """Devices of this agent that another driver advertises too."""
 
     managers: dict[str, str] = {}
     """Device name → who: "device plugin nvidia.com/gpu", "driver gpu.nvidia.com".
@@ -46,7 +49,7 @@ class DeviceConflicts(msgspec.Struct, frozen=True):
         return found
 
     def reason(self, name: str) -> str:
-        """Say to people why a device is not published."""
+        """Return the reason why a device is not published."""
         return (
             f"{self.managers[name]} gives it out on this node too, and each could give it to another pod ({SETTING});"
             " keep the two apart by node labels, or exclude the device there or here"
@@ -61,10 +64,10 @@ def observe(
     name: str,
     agents: Mapping[str, str] | None = None,
 ) -> Observation:
-    """Take from the node's objects what tells of others.
+    """Extract other drivers from the node's objects.
 
     `node` is the Node of that `name` and `slices` are ResourceSlices of other drivers (those of `driver` are passed
-    over), both as the API server's JSON values. `agents` is as in Seen.
+    over), both as the API server's JSON values. `agents` is as in Observation.
     """
     listed: dict[str, str] = {}
     for foreign in foreign_devices(slices, driver=driver, node=name):
@@ -74,7 +77,7 @@ def observe(
 
 
 def find_conflicts(devices: Iterable[Device], seen: Observation) -> DeviceConflicts:
-    """Say which of our devices others give out too.
+    """Return which of this agent's devices other drivers advertise too.
 
     A driver that lists the very device is named before a plugin that covers all of a kind.
     """
@@ -91,7 +94,7 @@ def find_conflicts(devices: Iterable[Device], seen: Observation) -> DeviceConfli
 
 
 def exclude(inventory: Inventory, verdict: DeviceConflicts) -> Inventory:
-    """Give the inventory as it is published: what others give out too is excluded, with the reason.
+    """Return the inventory to publish: devices that other drivers advertise too are excluded, with the reason.
 
     Claims that hold such a device go on: they are prepared and released by the whole inventory.
     """
@@ -103,7 +106,7 @@ def exclude(inventory: Inventory, verdict: DeviceConflicts) -> Inventory:
     return msgspec.structs.replace(
         inventory,
         devices=kept,
-        # A counter set whose last consumer is gone would be a slice about nothing.
+        # A counter set without consumers is not published.
         counter_sets={
             family: tuple(counters for counters in sets if counters.name not in dropped)
             for family, sets in inventory.counter_sets.items()
@@ -114,3 +117,36 @@ def exclude(inventory: Inventory, verdict: DeviceConflicts) -> Inventory:
 
 def _counters(devices: Iterable[Device]) -> set[str]:
     return {consumed.counter_set for device in devices for consumed in device.consumes_counters}
+
+
+NAME = "neighbours.json"
+
+
+class SavedConflicts(msgspec.Struct, frozen=True):
+    """Devices that other drivers advertise too, and whether the agent still publishes them."""
+
+    verdict: DeviceConflicts = DeviceConflicts()
+    published: bool = False
+
+
+def save_conflicts(state_dir: Path, found: SavedConflicts) -> None:
+    """Write it where it differs, whole or not at all; one that is lost is found again."""
+    path = state_dir / NAME
+    if load_conflicts(state_dir) == found:
+        return
+    with suppress(OSError):
+        atomic_file.write(path, msgspec.json.encode(found))
+
+
+def delete(state_dir: Path) -> None:
+    """Remove it: without an API server there are no other drivers."""
+    with suppress(OSError):
+        (state_dir / NAME).unlink()
+
+
+def load_conflicts(state_dir: Path) -> SavedConflicts:
+    """Read it."""
+    try:
+        return msgspec.json.decode((state_dir / NAME).read_bytes(), type=SavedConflicts)
+    except (OSError, msgspec.MsgspecError):
+        return SavedConflicts()

@@ -1,4 +1,4 @@
-"""What processes of this host say to each other over a unix socket: one JSON line there, one JSON line back.
+"""Requests between processes of this host over a unix socket: one JSON line each way.
 
-Which requests there are is said by whoever listens (standalone mode's claims, the reclaim trigger).
+The listener defines the requests (standalone mode's claims, the reclaim control socket).
 """

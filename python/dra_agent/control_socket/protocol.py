@@ -1,7 +1,11 @@
-"""An answer on the wire: a result, or an error's three parts and its family, raised again on the other side."""
+"""Responses on the wire, and the blocking client: a result, or an error with message, place, hint and family."""
 
 from __future__ import annotations
 
+import os
+import socket
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -29,7 +33,7 @@ _FAMILIES: dict[str, type[AgentError]] = {"permanent": PermanentError, "retryabl
 
 
 def failure_of(error: AgentError) -> ErrorBody:
-    """Turn an error into what goes over the socket."""
+    """Encode an error."""
     family = next(name for name, kind in reversed(_FAMILIES.items()) if isinstance(error, kind))
     return ErrorBody(error.message, error.where, error.hint, family)
 
@@ -38,3 +42,73 @@ def raise_failure(failure: ErrorBody) -> None:
     """Raise what the other side could not do as if it had been found here."""
     kind = _FAMILIES.get(failure.family, PermanentError)
     raise kind(failure.what, where=failure.where, hint=failure.hint)
+
+
+CONNECT_TIMEOUT = 5.0
+"""Seconds."""
+
+
+class Connection:
+    """A connection to an agent of this host."""
+
+    def __init__(self, path: Path, *, nobody: str, hint: str) -> None:
+        """Connect; raises RetryableError with the message `nobody` and `hint` if no agent listens."""
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(CONNECT_TIMEOUT)
+        try:
+            self._socket.connect(os.fspath(path))
+        except OSError as error:
+            self._socket.close()
+            raise _unreachable(path, error, nobody, hint) from error
+        self._lines = self._socket.makefile("rb")
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._lines.close()
+        self._socket.close()
+
+    def ask(self, request: msgspec.Struct, *, timeout: float, line_limit: int | None = None) -> Any:
+        """Send one request and give its result within `timeout` seconds; raises what the agent raised.
+
+        Raises UsageError, and sends nothing, for a request of more than `line_limit` bytes.
+        """
+        line = msgspec.json.encode(request) + b"\n"
+        if line_limit is not None and len(line) > line_limit:
+            raise UsageError(
+                f"the request has {len(line)} bytes, {line_limit} at most", hint="apply its objects in several requests"
+            )
+        self._socket.settimeout(timeout)
+        try:
+            self._socket.sendall(line)
+            answered = self._lines.readline()
+        except TimeoutError as error:
+            raise RetryableError("the agent did not respond in time", where=str(self._path)) from error
+        except OSError as error:
+            raise RetryableError(f"the connection broke: {error.strerror}", where=str(self._path)) from error
+        if not answered:
+            raise RetryableError(
+                "the agent closed the connection before it responded", where=str(self._path), hint="repeat the command"
+            )
+        answer = msgspec.json.decode(answered, type=Response)
+        if answer.failure is not None:
+            raise_failure(answer.failure)
+        return answer.result
+
+
+def _unreachable(path: Path, error: OSError, nobody: str, hint: str) -> RetryableError:
+    if isinstance(error, PermissionError):
+        return RetryableError(
+            "you may not speak to the agent", where=str(path), hint="be the user that it runs as, or root"
+        )
+    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+        return RetryableError(nobody, where=str(path), hint=hint)
+    return RetryableError(f"cannot reach the agent: {error.strerror or error}", where=str(path))

@@ -1,6 +1,6 @@
 """The listening end of a socket: one request a line, many clients at once.
 
-Mode 0600, and whoever connects must be root or the agent's own user: the kernel says who it is. It moves bytes and
+Mode 0600, and SO_PEERCRED must be root or the agent's own user. It transfers bytes and
 minds its clients; what a request does is the handler's.
 """
 
@@ -32,7 +32,7 @@ Handler = Callable[[bytes], Awaitable[Any]]
 PATH_LIMIT = 107
 """Bytes of a socket's path: sun_path holds 108 with its final zero (unix(7))."""
 IDLE_TIMEOUT_S = 60.0
-"""Seconds that a client may be silent, or leave an answer unread."""
+"""Seconds that a client may be idle, or leave a response unread."""
 MAX_CONNECTIONS = 32
 """Clients at a time."""
 KEEP = 1.0
@@ -44,7 +44,7 @@ class Server:
     """Serves one socket from `start` to `stop`."""
 
     def __init__(self, path: Path, handler: Handler, *, line_limit: int, every: float = KEEP) -> None:
-        """`line_limit`: bytes of one request; `every`: seconds between two looks at the socket."""
+        """`line_limit`: bytes of one request; `every`: seconds between two checks of the socket."""
         self.path = path
         self._handler = handler
         self._line_limit = line_limit
@@ -58,7 +58,7 @@ class Server:
     async def start(self) -> None:
         """Listen; a socket that an agent left behind when it was killed is replaced.
 
-        Another agent of a rolling update may take the socket later. When that one has gone, this one takes it again.
+        Another agent of a rolling update may bind the socket later. After it has stopped, this one binds it again.
         UsageError for a path that is too long, PermanentError where it cannot listen.
         """
         if len(os.fsencode(self.path)) > PATH_LIMIT:
@@ -81,7 +81,7 @@ class Server:
             for client in self._clients:
                 client.cancel()
             await asyncio.gather(*self._clients, return_exceptions=True)
-            await asyncio.sleep(0)  # a transport that was closed gives its socket up in the next turn
+            await asyncio.sleep(0)  # a closed transport releases its socket in the next iteration of the loop
             with contextlib.suppress(OSError):
                 # A newer agent may listen here by now.
                 if self.path.stat().st_ino == self._inode:
@@ -106,7 +106,7 @@ class Server:
             await stop_accepting(before_it)
 
     async def _keep(self) -> None:
-        """Listen again where nobody does: the agent that took the socket is gone, or somebody has removed it."""
+        """Listen again if the path has no listener: the other agent stopped, or the file was removed."""
         told = ""
         while True:
             await asyncio.sleep(self._every)
@@ -168,7 +168,7 @@ def _welcome(writer: asyncio.StreamWriter) -> bool:
     _, uid, _ = _UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     if uid in (0, os.geteuid()):
         return True
-    log.warning("somebody who may not speak to the agent tried to", extra={"uid": uid})
+    log.warning("a connection of another user was refused", extra={"uid": uid})
     return False
 
 
@@ -183,7 +183,7 @@ def _remove_stale(path: Path) -> None:
 
 
 def _deserted(path: Path, own: int) -> bool:
-    """Whether nobody listens at the path, where `own` is the inode of the socket that is the caller's."""
+    """Whether the path has no listener; `own` is the inode of the caller's socket."""
     try:
         if path.lstat().st_ino == own:
             return False

@@ -17,6 +17,10 @@ SOCKET = "hooks.sock"
 """Where the agent answers it. The name is that of its first task, and in specs of running containers."""
 
 
+LIMIT_TASK = "limit"
+"""Task of a hook whose request names none: the first one that existed."""
+
+
 class ContainerHook:
     """The hook's copy in a folder that the agent and the runtimes know by one path."""
 

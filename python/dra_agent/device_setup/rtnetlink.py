@@ -118,7 +118,7 @@ class NetResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def ask(request: MoveRequest | RestoreRequest | Describe | Reset, deadline: float = TIMEOUT_S) -> NetResult:
-    """Run the process and give its answer; RetryableError where it fails or does not end in time."""
+    """Run the process and return its result; raises RetryableError if it fails or times out."""
     files = (request.network,) if isinstance(request, MoveRequest) else ()
     hint = "see the kernel's log (dmesg); it is tried again"
     data = msgspec.json.encode(request)

@@ -74,4 +74,4 @@ class StateFiles(Generic[_T]):
 
 
 def _refused(path: Path, what: str, error: OSError) -> RetryableError:
-    return RetryableError(f"{what}: {error.strerror}", where=str(path), hint="see to its disk and its owner")
+    return RetryableError(f"{what}: {error.strerror}", where=str(path), hint="check its disk and its owner")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from dra_agent.errors import RetryableError
 
 TIMEOUT_S = 15.0
 """Seconds for one access; the kubelet gives a whole prepare call 45."""
-_MODULE = "dra_agent.device_setup.sysfs_access"
+_MODULE = "dra_agent.device_setup.sysfs_writer"
 _T = TypeVar("_T")
 
 
@@ -106,7 +107,7 @@ class TimedWriter:
         def ask() -> None:
             try:
                 answer.append(access())
-            except BaseException as error:  # noqa: BLE001 - raised where somebody waits for it
+            except BaseException as error:  # noqa: BLE001 - raised from the future
                 failure.append(error)
 
         thread = threading.Thread(target=ask, name=f"access {device}", daemon=True)
@@ -131,5 +132,28 @@ def write_timeout_error(device: str, path: str, verb: str = "a write to") -> Ret
         f"the kernel has not come back from {verb} {path.rpartition('/')[2]}: its driver waits for somebody who "
         "still has the device open",
         where=f"device {device}",
-        hint="end who uses it (`fuser -v` on its nodes), and look at the kernel's log (dmesg); it goes on then",
+        hint="end who uses it (`fuser -v` on its nodes), and check the kernel log (dmesg); it goes on then",
     )
+
+
+MAX_BYTES = 4096
+"""A page: the kernel gives and takes no more of an attribute in one call."""
+
+
+def main() -> None:
+    """Make the access."""
+    operation, path = sys.argv[1:]
+    try:
+        if operation == "write":
+            handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+            os.write(handle, sys.stdin.buffer.read(MAX_BYTES))
+        else:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            sys.stdout.buffer.write(os.read(handle, MAX_BYTES))
+    except OSError as error:
+        sys.stderr.write(str(error.errno))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

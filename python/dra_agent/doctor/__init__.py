@@ -1,9 +1,15 @@
-"""What is wrong on a host, and how to mend it: checks that only look, never change anything."""
+"""Checks that find problems of a host and report how to fix them. They change nothing."""
 
 from __future__ import annotations
 
-from dra_agent.doctor.commands import CommandResult, CommandRunner, SystemCommandRunner
-from dra_agent.doctor.context import CheckContext, LedgerSummary, OtherAgent
+from dra_agent.doctor.context import (
+    CheckContext,
+    CommandResult,
+    CommandRunner,
+    LedgerSummary,
+    OtherAgent,
+    SystemCommandRunner,
+)
 from dra_agent.doctor.finding import Finding, Severity
 from dra_agent.doctor.runner import CHECKS, is_healthy, run_checks
 

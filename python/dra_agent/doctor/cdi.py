@@ -15,16 +15,16 @@ from dra_agent.doctor.finding import Finding, ok, problem, warning
 from dra_agent.errors import AgentError
 
 
-def check(examination: CheckContext) -> Iterator[Finding]:
-    """Look at the directories, every file in them, and the specs of claims."""
-    usable = [directory for directory in examination.cdi_dirs if directory.is_dir()]
-    yield from _own(examination)
+def check_cdi(context: CheckContext) -> Iterator[Finding]:
+    """Check the CDI directories, every file in them, and the specs of claims."""
+    usable = [directory for directory in context.cdi_dirs if directory.is_dir()]
+    yield from _own(context)
     registry = load_registry(usable)
     for file in registry.files:
         for reason in file.refused:
-            yield problem(f"runtimes refuse it: {reason}", str(file.path), "mend or remove the file")
+            yield problem(f"runtimes refuse it: {reason}", str(file.path), "fix or remove the file")
         for said in warnings(file.spec) if file.spec else ():
-            yield warning(said, str(file.path), "mend the file: a later runtime may refuse it")
+            yield warning(said, str(file.path), "fix the file: a later runtime may refuse it")
     for conflict in registry.conflicts:
         yield problem(
             f"{conflict.name} is defined twice, so runtimes know it no more",
@@ -34,17 +34,17 @@ def check(examination: CheckContext) -> Iterator[Finding]:
     bad = sum(1 for file in registry.files if file.refused)
     if not bad and not registry.conflicts:
         yield ok(f"{len(registry.files)} CDI specs with {len(registry.devices)} devices")
-    yield from _claims(examination)
+    yield from _claims(context)
 
 
-def _own(examination: CheckContext) -> Iterator[Finding]:
-    directory = examination.cdi_dir
-    read = [path.resolve() for path in examination.runtime_dirs]
+def _own(context: CheckContext) -> Iterator[Finding]:
+    directory = context.cdi_dir
+    read = [path.resolve() for path in context.runtime_dirs]
     if directory.resolve() not in read:
         yield warning(
-            "is no directory that container runtimes read by default",
+            "is not a directory that container runtimes read by default",
             str(directory),
-            f"use one of {', '.join(map(str, examination.runtime_dirs))}, or tell the runtimes about it",
+            f"use one of {', '.join(map(str, context.runtime_dirs))}, or add it to the configuration of the runtimes",
         )
     try:
         mode = directory.stat().st_mode
@@ -52,14 +52,14 @@ def _own(examination: CheckContext) -> Iterator[Finding]:
         yield from _missing(directory)
         return
     except OSError as error:
-        yield problem(f"cannot be looked at: {error.strerror}", str(directory), "run the doctor as root")
+        yield problem(f"cannot be checked: {error.strerror}", str(directory), "run the doctor as root")
         return
     if not stat.S_ISDIR(mode):
-        yield problem("is no directory", str(directory), "remove it; the agent makes a directory")
+        yield problem("is not a directory", str(directory), "remove it; the agent makes a directory")
         return
     if mode & 0o055 != 0o055:
         yield warning(
-            f"not everybody can read it (mode {stat.S_IMODE(mode):o}), so rootless runtimes see no devices",
+            f"not readable by all users (mode {stat.S_IMODE(mode):o}), so rootless runtimes find no devices",
             str(directory),
             f"chmod 755 {directory}",
         )
@@ -107,15 +107,15 @@ def _is_read_only(directory: Path) -> bool:
     return not os.access(directory, os.W_OK | os.X_OK)
 
 
-def _claims(examination: CheckContext) -> Iterator[Finding]:
-    if examination.ledger.failure is not None:
+def _claims(context: CheckContext) -> Iterator[Finding]:
+    if context.ledger.failure is not None:
         return
     try:
-        written = SpecDirectory(examination.cdi_dir, examination.driver).claims()
+        written = SpecDirectory(context.cdi_dir, context.driver).claims()
     except AgentError as error:
-        yield problem(error.message, str(examination.cdi_dir), error.hint or "")
+        yield problem(error.message, str(context.cdi_dir), error.hint or "")
         return
-    held = examination.ledger.claims
+    held = context.ledger.claims
     for uid, path in written.items():
         if uid not in held:
             yield warning(

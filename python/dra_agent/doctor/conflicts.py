@@ -1,6 +1,6 @@
-"""Whether others give out the same devices here: device plugins, DRA drivers and other agents of this product.
+"""Whether other drivers advertise the same devices: device plugins, DRA drivers and other agents of this product.
 
-They leave a socket for the kubelet; what only an API server knows is what the agent has found out and remembers.
+Each has a socket for the kubelet. What only the API server knows is read from the agent's saved conflicts.
 """
 
 from __future__ import annotations
@@ -23,48 +23,49 @@ _WORDS = {
 """Parts of socket names by vendor: nvidia-gpu.sock, gpu.nvidia.com-reg.sock, amd.com_gpu."""
 
 
-def check(examination: CheckContext) -> Iterator[Finding]:
-    """Look at the kubelet's sockets, and at what the agent remembers."""
-    yield from _found_by_the_agent(examination)
-    yield from _other_agents(examination)
-    if examination.inventory is None:
+def check_conflicts(context: CheckContext) -> Iterator[Finding]:
+    """Check the kubelet's sockets and the conflicts that the agent saved."""
+    yield from _found_by_the_agent(context)
+    yield from _other_agents(context)
+    if context.inventory is None:
         return
-    vendors = sorted({device.vendor for device in examination.inventory.devices})
+    vendors = sorted({device.vendor for device in context.inventory.devices})
     for folder, kind in (("device-plugins", "a device plugin"), ("plugins_registry", "a driver")):
-        for path in _sockets(examination.kubelet_dir / folder, examination.driver):
+        for path in _sockets(context.kubelet_dir / folder, context.driver):
             for vendor in vendors:
                 if any(word in path.name for word in _WORDS.get(vendor, ())):
                     yield warning(
-                        f"{kind} seems to give out {vendor} devices too: both could hand out the same one",
+                        f"{kind} seems to advertise {vendor} devices too: both could allocate the same device",
                         str(path),
-                        "remove it here, or exclude the devices (inventory.exclude); if it is gone: its socket",
+                        "remove it from this node, or exclude the devices "
+                        "(inventory.exclude); if it was removed already: its socket",
                     )
                     break
 
 
-def _found_by_the_agent(examination: CheckContext) -> Iterator[Finding]:
-    remembered = load_conflicts(examination.state_dir)
+def _found_by_the_agent(context: CheckContext) -> Iterator[Finding]:
+    remembered = load_conflicts(context.state_dir)
     for manager, devices in remembered.verdict.by_manager().items():
         count = f"{len(devices)} device{'' if len(devices) == 1 else 's'} of this node"
         if remembered.published:
             yield problem(
-                f"gives out {count} too, and they are published all the same: each can be given to two pods",
+                f"advertises {count} too, and they are still published: each can be allocated to two pods",
                 manager,
                 'remove it here, exclude the devices, or set second_manager = "refuse"',
             )
         else:
             yield warning(
-                f"gives out {count} too, so they are not published: {', '.join(devices)}",
+                f"advertises {count} too, so they are not published: {', '.join(devices)}",
                 manager,
                 "keep the two apart by node labels, or exclude the devices there or here (docs/neighbours.md)",
             )
 
 
-def _other_agents(examination: CheckContext) -> Iterator[Finding]:
-    ours = _withheld(examination.state_dir)
-    for other in examination.other_agents:
+def _other_agents(context: CheckContext) -> Iterator[Finding]:
+    ours = _withheld(context.state_dir)
+    for other in context.other_agents:
         where = (
-            f"driver {examination.driver} (state directory {examination.state_dir}) and "
+            f"driver {context.driver} (state directory {context.state_dir}) and "
             f"driver {other.driver} (state directory {other.state_dir}, pid {other.pid})"
         )
         hint = "stop one of them, or give each its own devices with inventory.exclude (docs/neighbours.md)"

@@ -1,23 +1,71 @@
-"""What the checks look at: a host, what was found on it, and the agent's own directories."""
+"""The input of the checks: a host, its inventory, and the agent's own directories."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 from dra_agent.cdi.registry import DEFAULT_DIRECTORIES
-from dra_agent.doctor.commands import CommandRunner, SystemCommandRunner
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.inventory import Inventory
 from dra_agent.topology import Topology
 
+TIMEOUT_S = 5.0
+"""Seconds; a program that only prints its version and takes longer hangs."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """How a program ended."""
+
+    code: int | None
+    """None where it could not be started or did not end in time."""
+    output: str
+    """Standard output, or the error."""
+
+
+class CommandRunner(Protocol):
+    """The programs of a host."""
+
+    def find(self, name: str) -> str | None:
+        """Give the path of a program; None where it is not installed."""
+        ...
+
+    def run(self, argv: Sequence[str]) -> CommandResult:
+        """Run a program to its end, or to the deadline."""
+        ...
+
+
+class SystemCommandRunner:
+    """The programs of this machine."""
+
+    def find(self, name: str) -> str | None:
+        """Look the program up where root's programs are too, whatever the caller's PATH."""
+        return shutil.which(name) or shutil.which(name, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin")
+
+    def run(self, argv: Sequence[str]) -> CommandResult:
+        """Run it without input; its error output counts where it prints nothing else."""
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired:
+            return CommandResult(None, f"no response within {TIMEOUT_S:g} s")
+        except OSError as error:
+            return CommandResult(None, f"cannot be started: {error.strerror}")
+        return CommandResult(done.returncode, done.stdout.strip() or done.stderr.strip())
+
 
 @dataclass(frozen=True, slots=True)
 class LedgerSummary:
-    """What the ledger says of itself, read from a copy."""
+    """State of the ledger, read from a copy."""
 
     claims: frozenset[str] = frozenset()
     """Uids of the claims that hold devices."""
@@ -36,12 +84,12 @@ class OtherAgent:
     state_dir: Path
     pid: int
     devices: tuple[str, ...] | None
-    """Names of devices of ours that it manages too; None where it did not say."""
+    """Names of this agent's devices that it manages too; None if it did not respond."""
 
 
 @dataclass(kw_only=True)
 class CheckContext:
-    """One look at one host. What could not be taken is None, and the failure says why."""
+    """State of one host at one time. A part that could not be read is None, and `failure` has the reason."""
 
     host: Host = field(default_factory=Host)
     topology: Topology | None = None

@@ -1,34 +1,38 @@
-"""Whether the hardware is found, driven and well: what scan and inventory complain of, drivers, and NUMA."""
+"""Checks of the devices, their drivers and nodes, and of the permissions that the agent needs."""
 
 from __future__ import annotations
 
+import socket
+import stat
 from collections.abc import Iterator
+from pathlib import Path
 
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, ok, problem, warning
+from dra_agent.inventory import Device, DeviceNode
 from dra_agent.inventory.backend import backend_of, is_usable
 from dra_agent.topology import PciFunction, Topology
 
-_LOG = "look at the kernel's log (dmesg)"
+_LOG = "check the kernel log (dmesg)"
 _CURES = {
     "gpu-lost": "drain the node and reset or power-cycle the GPU",
     "reset-required": "drain the GPU, then reset it (nvidia-smi --gpu-reset)",
     "row-remap-failed": "have the GPU replaced",
-    "link-down": "look at cable, transceiver and switch port",
+    "link-down": "check cable, transceiver and switch port",
 }
 NVIDIA = "0x10de"
 VFIO = "vfio-pci"
 
 
-def check(examination: CheckContext) -> Iterator[Finding]:
-    """Look at what the scan found, and at each device's driver and NUMA node."""
-    if examination.failure is not None:
-        yield problem(examination.failure, "scan", "mend this first: the other checks see no devices")
-    topology, inventory = examination.topology, examination.inventory
+def check_devices(context: CheckContext) -> Iterator[Finding]:
+    """Check the problems of the scan, and the driver and NUMA node of each device."""
+    if context.failure is not None:
+        yield problem(context.failure, "scan", "fix this first: the other checks find no devices")
+    topology, inventory = context.topology, context.inventory
     if topology is not None:
         for scanned in topology.problems:
-            yield warning(scanned.message, scanned.where, "the device is passed over; look at it with lspci -vv")
-        yield from _drivers(topology, examination)
+            yield warning(scanned.message, scanned.where, "the device is ignored; check it with lspci -vv")
+        yield from _drivers(topology, context)
         yield from _numa(topology)
     if inventory is None:
         return
@@ -46,7 +50,7 @@ def check(examination: CheckContext) -> Iterator[Finding]:
     yield ok(f"{count} device{'' if count == 1 else 's'} can be claimed")
 
 
-def _drivers(topology: Topology, examination: CheckContext) -> Iterator[Finding]:
+def _drivers(topology: Topology, context: CheckContext) -> Iterator[Finding]:
     nvidia = False
     for device in topology.devices:
         if device.vendor_id == NVIDIA and device.driver == "nouveau":
@@ -58,10 +62,10 @@ def _drivers(topology: Topology, examination: CheckContext) -> Iterator[Finding]
         elif backend_of(device) is not None and not is_usable(device) and device.physfn is None:
             yield warning("no driver is bound to it", device.pci_address, _driver_todo(device))
         nvidia = nvidia or device.driver == "nvidia"
-    if nvidia and not (examination.host.proc / "driver/nvidia/version").exists():
+    if nvidia and not (context.host.proc / "driver/nvidia/version").exists():
         yield warning(
             "the driver has GPUs but no version in procfs",
-            str(examination.host.proc / "driver/nvidia/version"),
+            str(context.host.proc / "driver/nvidia/version"),
             "reload the nvidia module",
         )
 
@@ -82,3 +86,88 @@ def _numa(topology: Topology) -> Iterator[Finding]:
             ", ".join(unknown[:4]) + (", ..." if len(unknown) > 4 else ""),
             "update the firmware (its _PXM entries), or expose NUMA to this virtual machine",
         )
+
+
+def check_device_nodes(context: CheckContext) -> Iterator[Finding]:
+    """Check each device node once, also if several devices need it."""
+    inventory = context.inventory
+    if inventory is None:
+        return
+    needed: dict[str, tuple[DeviceNode, list[Device]]] = {}
+    for device in inventory.devices:
+        for node in device.nodes:
+            needed.setdefault(node.path, (node, []))[1].append(device)
+    wrong = 0
+    for node, devices in needed.values():
+        for finding in _node(context, node, devices):
+            wrong += 1
+            yield finding
+    if needed and not wrong:
+        yield ok(f"{len(needed)} device nodes are there")
+
+
+def _node(context: CheckContext, node: DeviceNode, devices: list[Device]) -> Iterator[Finding]:
+    path = Path(node.host_path)
+    users = devices[0].name + (f" and {len(devices) - 1} more" if len(devices) > 1 else "")
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        yield problem(f"is missing; {users} cannot be used", str(path), _todo(node, devices[0]))
+        return
+    except OSError as error:
+        yield problem(f"cannot be checked: {error.strerror}", str(path), "run the doctor as root")
+        return
+    # Simulated hosts have plain files where they may not make device nodes.
+    if not context.simulated and not stat.S_ISCHR(mode):
+        yield problem(f"is not a character device; {users} cannot be used", str(path), _todo(node, devices[0]))
+
+
+def _todo(node: DeviceNode, device: Device) -> str:
+    if device.vendor == "nvidia":
+        return "run `nvidia-modprobe -u -c 0` (also at boot), or start nvidia-persistenced"
+    if node.role == "kfd":
+        return "load the amdgpu module (`modprobe amdgpu`)"
+    if node.role.startswith("vfio"):
+        return "load the vfio-pci module, and bind the device to it"
+    return "reload the device's driver; udev makes the node"
+
+
+def check_permissions(context: CheckContext) -> Iterator[Finding]:
+    """Check the user and the socket."""
+    if context.user == 0:
+        yield ok("runs as root")
+    else:
+        yield warning(
+            f"runs as user {context.user}, which may lack permissions",
+            "user",
+            "run it as root, as the service does",
+        )
+    path = context.state_dir / context.socket_name
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        yield warning(f"cannot be checked: {error.strerror}", str(path), "run the doctor as root")
+        return
+    yield from _socket(path, mode)
+
+
+def _socket(path: Path, mode: int) -> Iterator[Finding]:
+    if not stat.S_ISSOCK(mode):
+        yield problem("is not a socket", str(path), "remove it, and restart the agent")
+        return
+    if mode & 0o077:
+        yield problem(
+            f"others than its owner can reach it (mode {stat.S_IMODE(mode):o})", str(path), f"chmod 600 {path}"
+        )
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(2.0)
+        try:
+            client.connect(str(path))
+        except ConnectionRefusedError:
+            yield warning("no agent listens there", str(path), "start the agent; it takes the place of the old socket")
+        except OSError as error:
+            yield warning(f"cannot be reached: {error.strerror or error}", str(path), "run the doctor as root")
+        else:
+            yield ok("the agent listens", str(path))

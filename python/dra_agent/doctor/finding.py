@@ -13,20 +13,20 @@ class Severity(StrEnum):
     OK = "ok"
     """As it should be, or good to know."""
     WARNING = "warning"
-    """Works, but not as well as it could, or not for everything."""
+    """Works with limitations."""
     PROBLEM = "problem"
     """Something does not work."""
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one check found about one thing."""
+    """One result of a check."""
 
     severity: Severity
     what: str
     where: str = ""
     """A path, a device, or a part of the host."""
     hint: str = msgspec.field(default="", name="todo")
-    """How to mend it."""
+    """How to fix it."""
     check: str = ""
     """The check that found it."""
 

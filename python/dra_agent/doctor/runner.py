@@ -3,49 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import msgspec
 
-from dra_agent.doctor import (
-    cdi,
-    conflicts,
-    device_nodes,
-    devices,
-    iommu,
-    kernel,
-    nvidia_toolkit,
-    pcie_links,
-    permissions,
-    runtimes,
-    sriov,
-    standalone_store,
-    state,
-)
+from dra_agent.doctor.cdi import check_cdi
+from dra_agent.doctor.conflicts import check_conflicts
 from dra_agent.doctor.context import CheckContext
-from dra_agent.doctor.finding import Finding, Severity, problem
+from dra_agent.doctor.devices import check_device_nodes, check_devices, check_permissions
+from dra_agent.doctor.finding import Finding, Severity, ok, problem, warning
+from dra_agent.doctor.pci import check_iommu, check_pcie_links, check_sriov
+from dra_agent.doctor.runtimes import check_nvidia_toolkit, check_runtimes
+from dra_agent.doctor.state import check_standalone_store, check_state_directory
+
+
+def check_kernel(context: CheckContext) -> Iterator[Finding]:
+    """Check procfs and the root cgroup."""
+    release = _text(context.host.proc / "sys/kernel/osrelease")
+    if release:
+        yield ok(f"Linux {release}")
+    root = context.host.sysfs / "fs/cgroup"
+    controllers = _text(root / "cgroup.controllers")
+    if controllers is not None:
+        # The dmem controller limits device memory per container: Linux 6.14, cgroup v2 only.
+        has = "dmem" in controllers.split()
+        yield ok("device memory can be limited (dmem)" if has else "no dmem controller: device memory is not limited")
+    elif root.is_dir():
+        yield warning(
+            "cgroup version 1: kubelets from v1.35 on refuse to start, and limits on device memory are missing",
+            str(root),
+            "boot with systemd.unified_cgroup_hierarchy=1",
+        )
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
 
 Check = Callable[[CheckContext], Iterable[Finding]]
 
 CHECKS: dict[str, Check] = {
-    "permissions": permissions.check,
-    "hardware": devices.check,
-    "device nodes": device_nodes.check,
-    "links": pcie_links.check,
-    "SR-IOV": sriov.check,
-    "IOMMU": iommu.check,
-    "CDI": cdi.check,
-    "container runtimes": runtimes.check,
-    "state": state.check,
-    "store": standalone_store.check,
-    "NVIDIA toolkit": nvidia_toolkit.check,
-    "other drivers": conflicts.check,
-    "kernel": kernel.check,
+    "permissions": check_permissions,
+    "hardware": check_devices,
+    "device nodes": check_device_nodes,
+    "links": check_pcie_links,
+    "SR-IOV": check_sriov,
+    "IOMMU": check_iommu,
+    "CDI": check_cdi,
+    "container runtimes": check_runtimes,
+    "state": check_state_directory,
+    "store": check_standalone_store,
+    "NVIDIA toolkit": check_nvidia_toolkit,
+    "other drivers": check_conflicts,
+    "kernel": check_kernel,
 }
 
 
-def run_checks(examination: CheckContext, checks: dict[str, Check] = CHECKS) -> list[Finding]:
+def run_checks(context: CheckContext, checks: dict[str, Check] = CHECKS) -> list[Finding]:
     """Run the checks in their order."""
-    return [finding for name, check in checks.items() for finding in _run(name, check, examination)]
+    return [finding for name, check in checks.items() for finding in _run(name, check, context)]
 
 
 def is_healthy(findings: Iterable[Finding]) -> bool:
@@ -53,9 +72,9 @@ def is_healthy(findings: Iterable[Finding]) -> bool:
     return all(finding.severity is not Severity.PROBLEM for finding in findings)
 
 
-def _run(name: str, check: Check, examination: CheckContext) -> Iterator[Finding]:
+def _run(name: str, check: Check, context: CheckContext) -> Iterator[Finding]:
     try:
-        for finding in check(examination):
+        for finding in check(context):
             yield msgspec.structs.replace(finding, check=name)
     except Exception as error:  # noqa: BLE001 - a check that trips over a strange host must not hide the others
         failed = problem(f"the check failed: {type(error).__name__}: {error}", name, "please report it")

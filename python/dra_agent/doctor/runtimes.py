@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from dra_agent.cdi.edits.toolkit import KIND
+from dra_agent.cdi.registry import load_registry
 from dra_agent.doctor.context import CheckContext
 from dra_agent.doctor.finding import Finding, Severity, ok, problem, warning
 
@@ -35,16 +37,16 @@ RUNTIMES = (
     Runtime("crun", "crun", None),
 )
 _CONTAINERD_DEFAULT: Version = (2, 0, 0)
-"""Injects CDI devices without being told; before, `enable_cdi` in its configuration says so."""
+"""First version in which CDI is enabled by default. Older ones need `enable_cdi` in their configuration."""
 _DOCKER_DEFAULT: Version = (28, 3, 0)
 """Likewise; before, `features.cdi` in its configuration."""
 
 
-def check(examination: CheckContext) -> Iterator[Finding]:
-    """Ask each installed runtime for its version."""
-    found = [finding for runtime in RUNTIMES for finding in _runtime(examination, runtime)]
+def check_runtimes(context: CheckContext) -> Iterator[Finding]:
+    """Check the version of each installed runtime."""
+    found = [finding for runtime in RUNTIMES for finding in _runtime(context, runtime)]
     yield from found
-    starters = [runtime for runtime in RUNTIMES if runtime.cdi_since and examination.commands.find(runtime.program)]
+    starters = [runtime for runtime in RUNTIMES if runtime.cdi_since and context.commands.find(runtime.program)]
     if not starters:
         yield warning(
             "no container runtime that knows CDI is installed",
@@ -54,22 +56,22 @@ def check(examination: CheckContext) -> Iterator[Finding]:
         return
     if not any(finding.severity is Severity.OK for finding in found if finding.where in {r.name for r in starters}):
         what = "none of the installed runtimes injects CDI devices"
-        yield problem(what, "container runtimes", "mend one of the above")
+        yield problem(what, "container runtimes", "fix one of the above")
     below = [runtime for runtime in RUNTIMES if runtime.cdi_since is None]
-    if not any(examination.commands.find(runtime.program) for runtime in below):
+    if not any(context.commands.find(runtime.program) for runtime in below):
         yield warning("neither runc nor crun is installed", "container runtimes", "install one: they start containers")
 
 
-def _runtime(examination: CheckContext, runtime: Runtime) -> Iterator[Finding]:
-    program = examination.commands.find(runtime.program)
+def _runtime(context: CheckContext, runtime: Runtime) -> Iterator[Finding]:
+    program = context.commands.find(runtime.program)
     if program is None:
         return
-    result = examination.commands.run([program, "--version"])
+    result = context.commands.run([program, "--version"])
     match = _VERSION.search(result.output) if result.code == 0 else None
     if match is None:
-        said = result.output.splitlines()[0] if result.output else "it says nothing"
-        hint = f"run `{program} --version`, and mend what it says"
-        yield warning(f"does not tell its version: {said}", program, hint)
+        said = result.output.splitlines()[0] if result.output else "no output"
+        hint = f"run `{program} --version`, and fix the error that it prints"
+        yield warning(f"does not report its version: {said}", program, hint)
         return
     version = (int(match[1]), int(match[2]), int(match[3] or 0))
     text = ".".join(map(str, version))
@@ -79,17 +81,17 @@ def _runtime(examination: CheckContext, runtime: Runtime) -> Iterator[Finding]:
         since = ".".join(map(str, runtime.cdi_since[:2]))
         yield warning(f"{text} knows no CDI", runtime.name, f"install {since} or newer")
     else:
-        yield _configured(examination, runtime, version, text)
+        yield _configured(context, runtime, version, text)
 
 
-def _configured(examination: CheckContext, runtime: Runtime, version: Version, text: str) -> Finding:
+def _configured(context: CheckContext, runtime: Runtime, version: Version, text: str) -> Finding:
     if runtime.program == "containerd" and version < _CONTAINERD_DEFAULT:
-        path = examination.containerd_config
+        path = context.containerd_config
         if not _says(_toml(path), "enable_cdi"):
             hint = f'set enable_cdi = true under plugins."io.containerd.grpc.v1.cri" in {path}, and restart containerd'
             return warning(f"{text} does not inject CDI devices into pods", runtime.name, hint)
     if runtime.program == "dockerd" and version < _DOCKER_DEFAULT:
-        path = examination.docker_config
+        path = context.docker_config
         if not _says(_json(path).get("features", {}), "cdi"):
             hint = f'set "features": {{"cdi": true}} in {path}, and restart docker'
             return warning(f"{text} does not inject CDI devices", runtime.name, hint)
@@ -116,3 +118,21 @@ def _json(path: Any) -> dict[str, Any]:
     except (OSError, RecursionError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
+
+
+def check_nvidia_toolkit(context: CheckContext) -> Iterator[Finding]:
+    """Look for nvidia-ctk and for NVIDIA's own spec; on a simulated host neither would know its GPUs."""
+    inventory = context.inventory
+    if context.simulated or inventory is None:
+        return
+    if not any(device.vendor == "nvidia" and device.family == "gpu" for device in inventory.devices):
+        return
+    published = any(name.startswith(f"{KIND}=") for name in load_registry(context.cdi_dirs).devices)
+    if published or context.commands.find("nvidia-ctk") is not None:
+        yield ok("driver libraries can come into containers", "NVIDIA container toolkit")
+    else:
+        yield warning(
+            "neither nvidia-ctk nor NVIDIA's own CDI spec is here: containers get device nodes and no driver libraries",
+            "NVIDIA container toolkit",
+            "install nvidia-container-toolkit, then prepare the claims again",
+        )

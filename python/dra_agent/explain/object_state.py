@@ -1,4 +1,4 @@
-"""How a claim, or a pod that uses claims, stands by itself: allocated, reserved, deleted, waiting."""
+"""State of a claim, or of a pod that uses claims: allocated, reserved, deleted, waiting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def claim_state(claim: Object) -> dict[str, Any]:
         names = ", ".join(device["device"] for device in told["devices"]) or "no device"
         told["state"] = "allocated"
         told["summary"] = f"is allocated {names}{where}" + (
-            f", reserved for {', '.join(reserved)}" if reserved else ", and reserved for nobody"
+            f", reserved for {', '.join(reserved)}" if reserved else ", and not reserved"
         )
         ill = [device for device in told["devices"] if device["ready"] is False]
         if ill:
@@ -41,7 +41,7 @@ def claim_state(claim: Object) -> dict[str, Any]:
 
 
 def pod_state(pod: Object) -> dict[str, Any]:
-    """Describe a pod as far as it says itself why it does not run."""
+    """Describe why a pod does not run, from its own status."""
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     metadata = pod.get("metadata") or {}
     conditions: list[Object] = status.get("conditions") or []
@@ -64,7 +64,7 @@ def pod_state(pod: Object) -> dict[str, Any]:
     elif scheduled.get("status") == "False":
         told["scheduler"] = scheduled.get("message") or scheduled.get("reason")
     elif not spec.get("nodeName"):
-        told["scheduler"] = f"{spec.get('schedulerName') or 'default-scheduler'} has not looked at it yet"
+        told["scheduler"] = f"{spec.get('schedulerName') or 'default-scheduler'} has not evaluated it yet"
     return told
 
 

@@ -1,6 +1,6 @@
-"""Why a claim or a pod of a cluster has no devices: node by node, and what is not about devices told apart.
+"""Why a claim or a pod of a cluster has no devices: by node, with causes other than devices listed separately.
 
-Everything is judged from one snapshot; whether devices fit is the allocator's own answer (`explain`).
+Everything is evaluated from one snapshot; the allocator (`explain`) determines whether devices fit.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from typing import Any
 from dra_agent.explain.object_state import allocated_node_selector, claim_state, pod_state
 from dra_agent.explain.placement import matches, scheduling_blockers
 from dra_agent.explain.pod_claims import PodClaim, classes_of, group_notes, pod_claims
-from dra_agent.explain.slice_index import SliceIndex
-from dra_agent.explain.snapshot import Snapshot
+from dra_agent.explain.snapshot import SliceIndex, Snapshot
 
 Object = dict[str, Any]
 Judge = Callable[..., dict[str, Any]]
 """dra_agent.explain.explain."""
 MAX_CONCURRENCY = 8
-"""Nodes that are judged at one time; the rest of the work is not shared out."""
+"""Nodes that are evaluated concurrently."""
 
 
 def explain_pod(snapshot: Snapshot, pod: Object, judge: Judge, *, node: str | None = None) -> dict[str, Any]:
@@ -98,7 +97,7 @@ def _on_nodes(
     only: str | None,
 ) -> dict[str, Any]:
     if snapshot.slices is None:
-        return _with(answer, False, "is pending; without ResourceSlices nobody can say more")
+        return _with(answer, False, "is pending; no more is known without ResourceSlices")
     if not snapshot.slices:
         return _with(answer, False, "is pending: no ResourceSlices are published, by no driver on no node")
     known = {entry["metadata"]["name"] for entry in snapshot.classes or ()}
@@ -124,7 +123,7 @@ def _on_nodes(
         explanation = judge(node, snapshot.classes or [], slices, waiting, others)
         return _verdict(name, explanation["fits"], _why(explanation), reasons, explanation)
 
-    # Nodes do not depend on each other, and the judge works without the interpreter's lock.
+    # Nodes are independent, and the allocator releases the GIL.
     with ThreadPoolExecutor(min(MAX_CONCURRENCY, os.cpu_count() or 1), thread_name_prefix="nodes") as threads:
         answer["nodes"] = list(threads.map(judged, sorted(names)))
     answer["holders"] = _holders(answer["nodes"], snapshot)
@@ -132,7 +131,7 @@ def _on_nodes(
 
 
 def best_candidate(nodes: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Choose the node that it is worth looking at: where the pod may be, and the most devices are free."""
+    """Choose the best candidate: a node on which the pod may run, with the most free devices."""
     judged = [entry for entry in nodes if entry["explanation"] is not None]
     return min(judged, key=lambda entry: (bool(entry["obstacles"]), -_available(entry["explanation"])), default=None)
 
@@ -180,7 +179,7 @@ def _verdict(
 
 
 def _holders(nodes: Sequence[dict[str, Any]], snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Say whose the devices are that the claims could have: with the pods, which people can delete."""
+    """Return the claims that hold suitable devices, with their pods, which a user can delete."""
     held: dict[str, set[str]] = {}
     for entry in nodes:
         for claim in (entry["explanation"] or {}).get("claims", ()):

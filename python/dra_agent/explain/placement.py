@@ -1,6 +1,6 @@
 """Why a pod may not be on a node for reasons that are not about devices: its own wishes, and the node's taints.
 
-Only what a pod and a Node object say by themselves; how much of a node is in use is the scheduler's to know. Semantics:
+Only fields of the pod and the Node object are evaluated, not the free resources of the node. Semantics:
 k8s.io/component-helpers/scheduling/corev1.
 """
 
@@ -14,7 +14,7 @@ _UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedu
 
 
 def scheduling_blockers(pod: Object, node: Object) -> list[str]:
-    """Say what keeps a pod off a node; nothing where nothing does."""
+    """Return why a pod cannot run on a node; empty if it can."""
     spec = pod.get("spec") or {}
     name = (node.get("metadata") or {}).get("name", "")
     labels = (node.get("metadata") or {}).get("labels") or {}
@@ -24,7 +24,7 @@ def scheduling_blockers(pod: Object, node: Object) -> list[str]:
     for key, value in (spec.get("nodeSelector") or {}).items():
         if labels.get(key) != value:
             has = f"has {key}={labels[key]}" if key in labels else f"has no label {key}"
-            found.append(f"the pod's nodeSelector wants {key}={value}, the node {has}")
+            found.append(f"the pod's nodeSelector requires {key}={value}, the node {has}")
     required = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
         "requiredDuringSchedulingIgnoredDuringExecution"
     )
@@ -35,12 +35,12 @@ def scheduling_blockers(pod: Object, node: Object) -> list[str]:
 
 
 def matches(selector: Object, name: str, labels: Mapping[str, str]) -> bool:
-    """Tell whether a NodeSelector matches a node: any of its terms, and all expressions of that term."""
+    """Return whether a NodeSelector matches a node: any of its terms, with all expressions of that term."""
     return any(_term(term, name, labels) for term in selector.get("nodeSelectorTerms") or ())
 
 
 def tolerates(toleration: Object, taint: Object) -> bool:
-    """Tell whether a pod's toleration covers a node's taint."""
+    """Return whether a pod's toleration matches a node's taint."""
     if toleration.get("effect") and toleration["effect"] != taint.get("effect"):
         return False
     if toleration.get("key") and toleration["key"] != taint.get("key"):
@@ -63,7 +63,7 @@ def _taints(tolerations: Iterable[Object], spec: Object) -> list[str]:
         if taint.get("effect") not in {"NoSchedule", "NoExecute"}:
             continue
         if spec.get("unschedulable") and taint.get("key") == _UNSCHEDULABLE["key"]:
-            continue  # said above
+            continue  # reported above
         if not any(tolerates(one, taint) for one in tolerations):
             value = f"={taint['value']}" if taint.get("value") else ""
             found.append(f"the pod does not tolerate the node's taint {taint.get('key')}{value}:{taint['effect']}")

@@ -1,6 +1,6 @@
-"""Which claims a pod needs: those that it names, those that are made from templates, and those of extended resources.
+"""The claims of a pod: by name, from templates, and for extended resources.
 
-A claim that does not exist yet is made up here as Kubernetes would make it, and what hinders Kubernetes is told.
+A claim that does not exist yet is generated as Kubernetes would, and obstacles to its creation are reported.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PodClaim:
     exists: bool = True
     """Where not, the claim is what would be made."""
     problems: list[str] = field(default_factory=list)
-    """Why there is no claim, or none can be made."""
+    """Why the claim does not exist or cannot be created."""
 
 
 def pod_claims(snapshot: Snapshot, pod: Object) -> list[PodClaim]:
@@ -49,7 +49,7 @@ def pod_claims(snapshot: Snapshot, pod: Object) -> list[PodClaim]:
             found.append(_existing(snapshot, name, generated))
         elif name not in statuses:
             found.append(_to_be_made(snapshot, name, entry.get("resourceClaimTemplateName", ""), pod))
-        # A status without a claim's name says that none is needed.
+        # A status without a claim name means that no claim is needed.
     extended = ((pod.get("status") or {}).get("extendedResourceClaimStatus") or {}).get("resourceClaimName")
     if extended:
         found.append(_existing(snapshot, "extended resources", extended))
@@ -59,13 +59,13 @@ def pod_claims(snapshot: Snapshot, pod: Object) -> list[PodClaim]:
 
 
 def group_notes(snapshot: Snapshot, pod: Object) -> list[str]:
-    """Say what a pod's group means for the answer."""
+    """Return notes on the pod's group."""
     name, member = group_name(pod), pod["metadata"]["name"]
     if not name or snapshot.groups is None:
         return []
     if snapshot.group_of(pod) is None:
         return [f"there is no pod group {snapshot.namespace}/{name}, which pod {member} waits for"]
-    return [f"pod group {name} is placed as a whole; this looks at pod {member} alone"]
+    return [f"pod group {name} is placed as a whole; this evaluates pod {member} only"]
 
 
 def _generated(owner: Object) -> dict[str, str | None]:
@@ -81,13 +81,13 @@ def _same_claim(one: Object, other: Object) -> bool:
 
 
 def admission_blockers(snapshot: Snapshot, claim: Object) -> list[str]:
-    """Say what keeps the API server from taking a claim: a quota, or a namespace without admin access."""
+    """Return why the API server would reject a claim: a quota, or a namespace without admin access."""
     found = []
     labels = ((snapshot.namespace_object or {}).get("metadata") or {}).get("labels") or {}
     requests = _requests(claim)
     labelled = labels.get(ADMIN_LABEL) == "true" or snapshot.namespace_object is None
     if any(one.get("adminAccess") for one in requests) and not labelled:
-        found.append(f"it asks for admin access, and namespace {snapshot.namespace} has no label {ADMIN_LABEL}=true")
+        found.append(f"it requests admin access, and namespace {snapshot.namespace} has no label {ADMIN_LABEL}=true")
     wanted = {"count/resourceclaims.resource.k8s.io": 1}
     for name, count in devices_by_class(claim).items():
         wanted[f"{name}.deviceclass.resource.k8s.io/devices"] = count
@@ -117,7 +117,7 @@ def devices_by_class(claim: Object) -> dict[str, int]:
 
 
 def classes_of(claims: Iterable[Object]) -> set[str]:
-    """Name the classes that claims ask for."""
+    """Return the names of the classes that claims request."""
     return {one["deviceClassName"] for claim in claims for one in _requests(claim) if one.get("deviceClassName")}
 
 
@@ -141,7 +141,7 @@ def _to_be_made(snapshot: Snapshot, name: str, template_name: str, pod: Object) 
 
 
 def _of_extended_resources(snapshot: Snapshot, pod: Object) -> Object | None:
-    """Make up the claim that the scheduler makes for resources that DeviceClasses stand for (KEP-5004)."""
+    """Generate the claim that the scheduler creates for extended resources of DeviceClasses (KEP-5004)."""
     by_resource: dict[str, str] = {}
     for one in snapshot.classes or ():
         by_resource[IMPLICIT + one["metadata"]["name"]] = one["metadata"]["name"]

@@ -1,12 +1,12 @@
 """What an API server knows that bears on one namespace's claims, as far as the user may read it.
 
-A missing right is told, and everything else is read all the same.
+A missing permission is reported, and everything else is still read.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,9 +53,9 @@ class Snapshot:
     quotas: list[Object] = field(default_factory=list)
     namespace_object: Object | None = None
     events: list[str] = field(default_factory=list)
-    """What was said of the claim or the pod that is asked about, newest last."""
+    """Events of the claim or pod, newest last."""
     notes: list[str] = field(default_factory=list)
-    """What could not be read, and what therefore is missing in the answer."""
+    """Objects that could not be read, and what the result therefore lacks."""
 
     def claim(self, name: str) -> Object | None:
         """Find a claim of the namespace."""
@@ -71,12 +71,15 @@ class Snapshot:
 
 
 def group_name(pod: Object) -> str:
-    """Name the group that a pod says it belongs to; "" where it says nothing."""
+    """Return the name of a pod's group, or ""."""
     return str(((pod.get("spec") or {}).get("schedulingGroup") or {}).get("podGroupName") or "")
 
 
 async def read(api: ApiClient, namespace: str, about: str) -> Snapshot:
-    """Read everything at once; `about` is the name of the claim or pod. RetryableError where there is no answer."""
+    """Read everything at once; `about` is the name of the claim or pod.
+
+    Raises RetryableError if the server does not respond.
+    """
     found = Snapshot(namespace)
 
     async def listed(kind: Kind, so: str, *, within: str | None = None, quiet: bool = False) -> list[Object] | None:
@@ -106,22 +109,22 @@ async def read(api: ApiClient, namespace: str, about: str) -> Snapshot:
         listed(RESOURCE_CLAIM_TEMPLATES, "claims that are still to be made are not explained", within=namespace),
         listed(PODS, "which pods use a claim is known from the claim only", within=namespace),
         listed(NODES, "labels, taints and nodes without devices are not known"),
-        listed(RESOURCE_QUOTAS, "quotas are not looked at", within=namespace),
-        # Kubernetes before 1.37 has none of this version, and most users may not see them: both is ordinary.
+        listed(RESOURCE_QUOTAS, "quotas are not checked", within=namespace),
+        # Kubernetes before 1.37 lacks this version, and most users may not read them: both are normal.
         listed(DEVICE_TAINT_RULES, "", quiet=True),
         listed(POD_GROUPS, "", within=namespace, quiet=True),
         _allowed(
             api.get(NAMESPACES, namespace), f"cannot get namespace {namespace}", "its labels are not known", found.notes
         ),
     )
-    # Also old, and of little weight: an answer without Events is an answer.
+    # Optional: the result is complete without Events.
     told = await _allowed(api.list(EVENTS, namespace=namespace, fields={"regarding.name": about}), "", "", [])
     found.events = _sayings(told.items if told else [])
     if claims is None:
         claims = await listed(RESOURCE_CLAIMS, "claims are not known", within=namespace)
     found.claims = claims or await one(RESOURCE_CLAIMS)
     if found.pods is None:
-        # A user may be allowed to see one object by its name, and no list.
+        # A user may be permitted to get one object by name, but not to list.
         found.pods = await one(PODS) or None
     found.quotas = quotas or []
     if found.slices is not None:
@@ -174,3 +177,45 @@ def _named(objects: list[Object], name: str, namespace: str) -> Object | None:
         if metadata.get("name") == name and metadata.get("namespace") == namespace:
             return found
     return None
+
+
+Pool = tuple[str, str]
+"""Driver and name of the pool."""
+
+
+class SliceIndex:
+    """Finds the pools that may have devices for a node; in a large cluster nearly all are of other nodes alone."""
+
+    def __init__(self, slices: Sequence[Object], claims: Iterable[Object]) -> None:
+        self._slices: dict[Pool, list[Object]] = {}
+        self._pools: dict[str, dict[Pool, None]] = {}
+        """By node; "" for slices with a node selector, or with nodes per device."""
+        self._claims: dict[Pool, list[Object]] = {}
+        for entry in slices:
+            pool = _pool_of_slice(entry)
+            self._slices.setdefault(pool, []).append(entry)
+            self._pools.setdefault((entry.get("spec") or {}).get("nodeName") or "", {})[pool] = None
+        for claim in claims:
+            for pool in dict.fromkeys(_pools_of_claim(claim)):
+                self._claims.setdefault(pool, []).append(claim)
+
+    def of(self, node: str) -> tuple[list[Object], list[Object]]:
+        """Give the slices of every pool with a slice that may be for the node, and the claims that hold devices there.
+
+        All slices of such a pool: whether it is complete depends on all of them.
+        """
+        pools = {**self._pools.get("", {}), **self._pools.get(node, {})}
+        slices = [entry for pool in pools for entry in self._slices[pool]]
+        claims = {id(claim): claim for pool in pools for claim in self._claims.get(pool, ())}
+        return slices, list(claims.values())
+
+
+def _pool_of_slice(entry: Object) -> Pool:
+    spec = entry.get("spec") or {}
+    return spec.get("driver") or "", (spec.get("pool") or {}).get("name") or ""
+
+
+def _pools_of_claim(claim: Object) -> Iterable[Pool]:
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    for result in (allocation.get("devices") or {}).get("results") or ():
+        yield result.get("driver") or "", result.get("pool") or ""

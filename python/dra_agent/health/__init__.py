@@ -1,15 +1,14 @@
-"""What is wrong with devices: from what back ends see and hear to causes with a severity, to taints and a board.
+"""Device health: from observations of back ends to issues with a severity, to taints and published health.
 
-It decides how long something counts, and never looks at hardware itself.
+It decides how long an issue is active, and never reads hardware.
 """
 
 from __future__ import annotations
 
 from dra_agent.health.hysteresis import ActiveIssue
-from dra_agent.health.issues import HealthIssue, Severity
+from dra_agent.health.issues import HealthIssue, HealthSettings, Severity
 from dra_agent.health.monitor import Monitor, Summary
 from dra_agent.health.published_health import DeviceHealth, DeviceHealthStore
-from dra_agent.health.settings import HealthSettings
 from dra_agent.health.state_file import HealthStateFile
 from dra_agent.health.taints import apply_health, apply_recorded
 

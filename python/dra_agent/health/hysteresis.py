@@ -1,7 +1,7 @@
 """How long a cause counts: from the first sign of it until it has stayed away for long enough.
 
-A cause that comes back while it still counts changes nothing, and one that comes back soon after counts for longer each
-time; so a device that flaps is tainted once, and not written again and again. Times are Unix time, in
+An issue that recurs while it is active changes nothing, and one that recurs soon after is active for longer each
+time; so a flapping device is tainted once, and not written repeatedly. Times are Unix time, in
 seconds, by a clock that wall clock steps do not change (clock.py).
 """
 
@@ -11,13 +11,12 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from dra_agent.health.issues import HealthIssue
-from dra_agent.health.settings import HealthSettings
+from dra_agent.health.issues import HealthIssue, HealthSettings, Severity
 
 MAX_RECURRENCES = 4
 """Doublings of the time for which a cause must stay away: sixteen times at most."""
 REMEMBERED_S = 10
-"""Times that time, after which a cause that comes back is a new one."""
+"""Multiple of that time after which a recurring issue is a new one."""
 
 
 class ActiveIssue(msgspec.Struct):
@@ -28,9 +27,9 @@ class ActiveIssue(msgspec.Struct):
     began: float | None
     """None where it was there when the agent looked for the first time."""
     last: float
-    """When it was seen, or happened, last."""
+    """Time of the last observation or event."""
     happened: bool = False
-    """It was told once, and no look at the device shows it."""
+    """It was an event, which no observation of the device shows."""
     relapses: int = 0
     away: bool = msgspec.field(default=False)
     """The last look did not show it."""
@@ -43,9 +42,9 @@ class IssueTracker:
         self._settings = settings
         self._spells = {(spell.device, spell.cause.name): spell for spell in spells}
         self._ended: dict[tuple[str, str], tuple[float, int]] = {}
-        """When a spell ended, and how often it had come back."""
+        """When an issue ended, and its number of recurrences."""
         self.suppressed = 0
-        """How often a cause came back while it still counted."""
+        """Number of recurrences of a cause while it was active."""
 
     def __iter__(self) -> Iterator[ActiveIssue]:
         return iter(self._spells.values())
@@ -58,10 +57,10 @@ class IssueTracker:
     def observe(
         self, device: str, causes: Iterable[HealthIssue], now: float, *, first: bool = False, blind: bool = False
     ) -> bool:
-        """Take note of everything that a look at a device shows; says whether a spell began or became another.
+        """Record an observation of a device; return whether an issue started or changed.
 
-        `first`: nobody looked before, so that nobody knows since when it is so. `blind`: what was wrong before could
-        not be looked at, and so is not over.
+        `first`: the first observation, so the start of issues is unknown. `blind`: earlier issues could
+        not be checked, and so are not over.
         """
         changed = False
         shown = {cause.name: cause for cause in causes}
@@ -73,11 +72,11 @@ class IssueTracker:
         return changed
 
     def record_event(self, device: str, cause: HealthIssue, now: float) -> bool:
-        """Take note of something that happened to a device; says whether a spell began or became another."""
+        """Record an event of a device; return whether an issue started or changed."""
         return self._meet(device, cause, now, now, happened=True)
 
     def end(self, now: float) -> bool:
-        """End what has stayed away for long enough; says whether anything ended."""
+        """End issues that were absent for long enough; return whether any ended."""
         over = [key for key, spell in self._spells.items() if self._over(spell, now)]
         for key in over:
             self._ended[key] = (now, self._spells.pop(key).relapses)
@@ -87,11 +86,11 @@ class IssueTracker:
         return bool(over)
 
     def due(self, now: float) -> bool:
-        """Tell whether `end` would end something."""
+        """Return whether `end` would end an issue."""
         return any(self._over(spell, now) for spell in self._spells.values())
 
     def _over(self, spell: ActiveIssue, now: float) -> bool:
-        # What the last look showed lasts until a look no longer shows it, however long that takes.
+        # An observed issue stays active until an observation no longer shows it.
         return (spell.away or spell.happened) and now - spell.last >= self._held(spell)
 
     def _meet(self, device: str, cause: HealthIssue, now: float, began: float | None, *, happened: bool) -> bool:
@@ -104,7 +103,7 @@ class IssueTracker:
         if happened or spell.away:
             self.suppressed += 1
         worse = (cause.severity, cause.confirmed) > (spell.cause.severity, spell.cause.confirmed)
-        # What was seen and happened too ends with what is seen; the words are those of the first time.
+        # An issue that was both observed and an event ends with the observation; its first text is kept.
         spell.happened = spell.happened and happened
         spell.last, spell.away = max(spell.last, now), False
         if worse:
@@ -124,3 +123,55 @@ class IssueTracker:
 
     def _longest(self) -> float:
         return max(self._settings.event_seconds, self._settings.recovery_seconds)
+
+
+CONFIRM_AFTER_S = 5.0
+"""Minimum seconds between the two observations: a reset or a restart of the library takes less."""
+
+
+class Confirmation:
+    """Since when looks have shown each fatal cause. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, str], float] = {}
+        self._waiting: dict[tuple[str, str], float] = {}
+
+    def weigh(
+        self, device: str, shown: Iterable[HealthIssue], counting: Iterable[HealthIssue], now: float, *, blind: bool
+    ) -> list[HealthIssue]:
+        """Return an observation with unconfirmed fatal issues marked.
+
+        `counting`: the active issues of the device. `blind`: the observation does not cover earlier issues.
+        """
+        shown, counting = list(shown), list(counting)
+        fatal = {cause.name for cause in counting if cause.severity == Severity.FATAL and cause.confirmed}
+        weighed = [self._weighed(device, cause, fatal, now) for cause in shown]
+        names = {cause.name for cause in shown}
+        # An incomplete observation clears nothing, and another one would confirm nothing: it is not requested.
+        for times in (self._waiting,) if blind else (self._since, self._waiting):
+            for key in [key for key in times if key[0] == device and key[1] not in names]:
+                del times[key]
+        return weighed
+
+    def forget(self, devices: Iterable[str]) -> None:
+        """Drop pending confirmations of removed devices."""
+        gone = set(devices)
+        for times in (self._since, self._waiting):
+            for key in [key for key in times if key[0] in gone]:
+                del times[key]
+
+    def due(self, now: float) -> bool:
+        """Whether an observation now would confirm an issue."""
+        return any(now - since >= CONFIRM_AFTER_S for since in self._waiting.values())
+
+    def _weighed(self, device: str, cause: HealthIssue, fatal: set[str], now: float) -> HealthIssue:
+        if cause.severity != Severity.FATAL:
+            return cause
+        key = (device, cause.name)
+        since = self._since.setdefault(key, now)
+        # Another fatal cause is an independent sign; the same one was confirmed before.
+        if fatal or now - since >= CONFIRM_AFTER_S:
+            self._waiting.pop(key, None)
+            return cause
+        self._waiting[key] = since
+        return msgspec.structs.replace(cause, confirmed=False)

@@ -1,23 +1,51 @@
 """Causes: what can be wrong with a device, how severe each is, and what XIDs mean.
 
-XIDs are those of NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors).
+XIDs are from NVIDIA's catalogue (docs.nvidia.com/deploy/xid-errors).
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Annotated, Literal
 
 import msgspec
 
-from dra_agent.health.settings import HealthSettings
 from dra_agent.inventory.model import Device
+
+TaintEffect = Literal["NoExecute", "NoSchedule", "tell", "none"]
+"""tell: a taint with the effect None, which is informational. none: no taint."""
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=7 * 24 * 3600)]
+Xids = Annotated[tuple[int, ...], msgspec.Meta(max_length=256)]
+
+
+class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The section `[health]`."""
+
+    fatal: TaintEffect = "NoExecute"
+    """For causes that nothing survives which uses the device: its pods are evicted, to start again elsewhere."""
+    degraded: TaintEffect = "NoSchedule"
+    """For issues that running pods may survive: they keep the device, and new pods do not get it."""
+    unmonitored: TaintEffect = "tell"
+    """For devices that are not monitored."""
+    recovery_seconds: Seconds = 60.0
+    """For how long nothing must be wrong before a taint goes."""
+    event_seconds: Seconds = 300.0
+    """For how long something that happened, such as an XID, counts after it happened last."""
+    ignored_xids: Xids = (13, 31, 43, 45, 68, 109)
+    """XIDs that programs cause: page faults, resets of a channel, a preemptive clean-up. Written down, it is the whole
+    list: what is left out of it counts."""
+    fatal_xids: Xids = (79,)
+    gpu_xids: Xids = (48, 54, 61, 62, 63, 64, 74, 79, 92, 95, 110, 119, 120, 121, 140, 143, 154)
+    """XIDs that are about the whole GPU, whichever MIG instance the driver names: it is lost, or has to be reset."""
+    corrected_errors_per_hour: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """From how many corrected memory errors within an hour on a device counts as degraded. 0: they never count."""
 
 
 class Severity(IntEnum):
     """How bad a cause is; more is worse."""
 
     NOTICE = 0
-    """Nothing is known to be wrong, and nothing would tell us."""
+    """The device is not monitored."""
     DEGRADED = 1
     """New work should go elsewhere; what runs may go on, or knows itself that it failed."""
     FATAL = 2
@@ -25,7 +53,7 @@ class Severity(IntEnum):
 
 
 class HealthIssue(msgspec.Struct, frozen=True):
-    """One thing that is wrong with a device; `name` is the last part of its taint's key."""
+    """One issue of a device; `name` is the last part of its taint's key."""
 
     name: str
     severity: Severity
@@ -36,7 +64,7 @@ class HealthIssue(msgspec.Struct, frozen=True):
 
 UNMONITORED = "unmonitored"
 UNHEALTHY = "unhealthy"
-"""Where a back end says no more than that."""
+"""Default text of issues without details."""
 _SEVERITIES = {"gpu-lost": Severity.FATAL, UNMONITORED: Severity.NOTICE}
 
 XIDS = {
@@ -54,12 +82,12 @@ XIDS = {
     94: "a contained memory error",
     95: "an uncontained memory error",
     110: "a security fault",
-    119: "the GPU's system processor does not answer",
-    120: "the GPU's system processor failed",
+    119: "the GPU System Processor (GSP) does not respond",
+    120: "the GPU System Processor (GSP) failed",
     121: "an error of the link between chips",
     140: "an unrecovered memory error",
     143: "it could not be initialised",
-    154: "the driver asks for a recovery",
+    154: "the driver requests a recovery",
 }
 
 KNOWN_CAUSES = (*_SEVERITIES, UNHEALTHY, *(f"xid-{number}" for number in XIDS))
@@ -67,7 +95,7 @@ KNOWN_CAUSES = (*_SEVERITIES, UNHEALTHY, *(f"xid-{number}" for number in XIDS))
 
 
 def of_device(device: Device) -> list[HealthIssue]:
-    """List what the last look at a device showed."""
+    """Return the issues of the last observation of a device."""
     causes = [HealthIssue(ailment.cause, severity(ailment.cause), ailment.message) for ailment in device.ailments]
     if not causes and device.health == "unhealthy":
         causes.append(HealthIssue(UNHEALTHY, severity(UNHEALTHY), device.health_reason or "the device is not healthy"))
@@ -77,7 +105,7 @@ def of_device(device: Device) -> list[HealthIssue]:
 
 
 def of_fault(name: str, message: str, settings: HealthSettings) -> HealthIssue | None:
-    """Say what something that happened means; None where the settings say that it is none of the device's fault."""
+    """Return the issue of an event; None if the settings ignore it."""
     number = xid(name)
     if number is None:
         return HealthIssue(name, severity(name), message)
@@ -89,13 +117,13 @@ def of_fault(name: str, message: str, settings: HealthSettings) -> HealthIssue |
 
 
 def concerns_whole_gpu(name: str, settings: HealthSettings) -> bool:
-    """Whether something that was told of a part of a GPU is wrong with all of it."""
+    """Whether an event of a partition affects the whole GPU."""
     number = xid(name)
     return number is not None and number in settings.gpu_xids
 
 
 def severity(name: str) -> Severity:
-    """Say how severe a cause is; one that is not known is taken seriously."""
+    """Return the severity of an issue; an unknown one is serious."""
     return _SEVERITIES.get(name, Severity.DEGRADED)
 
 

@@ -1,4 +1,4 @@
-"""Brings together what looks show and what libraries tell, and says what counts. Used by one thread."""
+"""Combines observations and events into active issues. Used by one thread."""
 
 from __future__ import annotations
 
@@ -10,14 +10,41 @@ import msgspec
 
 from dra_agent.clock import STEADY
 from dra_agent.health import issues
-from dra_agent.health.confirmation import Confirmation
-from dra_agent.health.error_counters import ErrorCounters
-from dra_agent.health.hysteresis import ActiveIssue, IssueTracker
-from dra_agent.health.issues import HealthIssue
-from dra_agent.health.settings import HealthSettings
+from dra_agent.health.hysteresis import ActiveIssue, Confirmation, IssueTracker
+from dra_agent.health.issues import HealthIssue, HealthSettings
 from dra_agent.health.state_file import HealthStateFile
 from dra_agent.health.taints import apply_health
 from dra_agent.inventory.model import Device, DeviceEvent, Inventory
+
+_HOUR = 3600.0
+
+
+class ErrorCounters:
+    """One counter of each device."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, int] = {}
+        self._hours: dict[str, tuple[float, int]] = {}
+        """Start of an hour, and the errors since then."""
+
+    def more(self, device: str, count: int) -> bool:
+        """Record a device's counter; return whether it grew. The first value is the baseline."""
+        return self._growth(device, count) > 0
+
+    def within_an_hour(self, device: str, count: int, now: float) -> int:
+        """Take note of a device's counter; gives by how much it has grown in the hour that goes on."""
+        began, errors = self._hours.get(device, (now, 0))
+        if now - began >= _HOUR:
+            began, errors = now, 0
+        errors += max(0, self._growth(device, count))
+        self._hours[device] = (began, errors)
+        return errors
+
+    def _growth(self, device: str, count: int) -> int:
+        before = self._last.get(device, count)
+        self._last[device] = count
+        return count - before
+
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +57,9 @@ class Summary(msgspec.Struct, frozen=True):
     causes: tuple[tuple[str, str], ...] = ()
     """Device and cause, of everything that counts now."""
     happened: dict[str, int] = {}
-    """By cause: how often it began or happened."""
+    """Number of starts and events by issue."""
     suppressed: int = 0
-    """How often a cause came back while it still counted."""
+    """Number of recurrences of a cause while it was active."""
 
 
 class Monitor:
@@ -52,7 +79,7 @@ class Monitor:
         known = record.read() if record is not None else []
         for spell in known:
             if not spell.happened:
-                # Nobody looked while no agent ran: it is as if it had been seen just now.
+                # No observation while no agent ran: it counts as observed now.
                 spell.last = clock()
         self._spells = IssueTracker(settings, known)
         self._confirmation = Confirmation()
@@ -74,7 +101,7 @@ class Monitor:
         for device in inventory.devices:
             spells = self._spells.of(device.name)
             before = {spell.cause.name for spell in spells}
-            # A library that does not answer, or does not have the device, says nothing of what was wrong before.
+            # A library that does not respond, or lacks the device, gives no information on earlier issues.
             blind = device.health == "unmonitored" or not device.observed
             counting = [spell.cause for spell in spells]
             shown = self._confirmation.weigh(device.name, issues.of_device(device), counting, now, blind=blind)
@@ -105,11 +132,11 @@ class Monitor:
         return self._kept(inventory, now, changed=changed)
 
     def due(self) -> bool:
-        """Tell whether something has stayed away for long enough to end."""
+        """Return whether an issue was absent for long enough to end."""
         return self._spells.due(self._clock())
 
     def look_due(self) -> bool:
-        """Tell whether a look is wanted now, to confirm what evicts pods."""
+        """Return whether an observation is needed now to confirm a fatal issue."""
         return self._confirmation.due(self._clock())
 
     def spells(self, device: str) -> list[ActiveIssue]:
@@ -147,7 +174,7 @@ class Monitor:
             )
 
     def _kept(self, inventory: Inventory, now: float, *, changed: bool) -> Inventory:
-        # Last, so that what comes back at the moment of its end goes on.
+        # Last, so that an issue that recurs at its end stays active.
         changed |= self._spells.end(now)
         devices = {spell.device for spell in self._spells}
         for device in self._known - devices:

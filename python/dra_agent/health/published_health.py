@@ -1,4 +1,4 @@
-"""The board on which the devices' health stands for whoever watches it; the kubelet's stream reads it."""
+"""Published device health for observers such as the kubelet's health stream."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Literal
 import msgspec
 
 from dra_agent.clock import STEADY
-from dra_agent.inventory.model import Inventory, pool_name
+from dra_agent.inventory.model import Device, Inventory, pool_name
 
 log = logging.getLogger(__name__)
 
 STALE_AFTER_S = 60.0
-"""Seconds after which a look is too old to say anything: whoever looks is stuck."""
+"""Seconds after which an observation is stale: the refresh loop hangs."""
 
 Subscriber = Literal["healthy", "unhealthy", "unknown"]
 _TOLD: dict[str, Subscriber] = {"healthy": "healthy", "unhealthy": "unhealthy", "unmonitored": "unknown"}
@@ -44,9 +44,9 @@ class DeviceHealthStore:
         self._seen = clock()
 
     def publish(self, inventory: Inventory, *, looked: bool = True) -> None:
-        """Put up a judged inventory; watchers are called where anything is different.
+        """Publish an evaluated inventory; observers are called on a change.
 
-        `looked`: the devices were looked at just now; without, only what was heard of them is new.
+        `looked`: the devices were observed just now; otherwise only events are new.
         """
         before = _said(self._inventory)
         self._inventory = inventory
@@ -63,11 +63,11 @@ class DeviceHealthStore:
         return seen + STEADY.offset.total_seconds()
 
     def rows(self) -> Sequence[DeviceHealth]:
-        """Give all devices as they were seen last; never waits. After a minute without a look nothing is known."""
+        """Return the last state of all devices; never blocks. It is unknown after a minute without an observation."""
         inventory, looked = self._inventory, self._seen
         age, seen = self._clock() - looked, self._wall(looked)
         if age > STALE_AFTER_S:
-            message = f"nobody could look at it for {age:.0f} s"
+            message = f"not checked for {age:.0f} s"
             return [
                 DeviceHealth(self._pool(device.family), device.name, "unknown", seen, message)
                 for device in inventory.devices
@@ -100,3 +100,12 @@ class DeviceHealthStore:
 
 def _said(inventory: Inventory) -> list[tuple[str, str, str | None]]:
     return [(device.name, device.health, device.health_reason) for device in inventory.devices]
+
+
+def unusable_reason(device: Device | None) -> str:
+    """Return why containers cannot use a device of a prepared claim; "" where nothing is known against it."""
+    if device is None:
+        return "is not on this host now"
+    if device.health == "unhealthy":
+        return device.health_reason or "is unhealthy"
+    return ""

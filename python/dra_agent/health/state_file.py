@@ -36,7 +36,7 @@ class HealthStateFile:
         self._failed = False
 
     def read(self) -> list[ActiveIssue]:
-        """Give what counted when it was written; nothing where nobody knows."""
+        """Return the active issues at the time of writing; empty if unknown."""
         try:
             contents = msgspec.json.decode(self._path.read_bytes(), type=_Contents)
         except FileNotFoundError:
@@ -55,7 +55,7 @@ class HealthStateFile:
         return contents.spells
 
     def write(self, spells: list[ActiveIssue]) -> None:
-        """Replace it; a disk that refuses is told once."""
+        """Replace it; a write error is logged once."""
         try:
             atomic_file.write(
                 self._path, msgspec.json.encode(_Contents(self._boot_id, spells, self._booted)), mode=0o644

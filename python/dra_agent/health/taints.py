@@ -10,8 +10,7 @@ import msgspec
 from dra_agent.clock import STEADY
 from dra_agent.health import issues
 from dra_agent.health.hysteresis import ActiveIssue
-from dra_agent.health.issues import Severity
-from dra_agent.health.settings import HealthSettings, TaintEffect
+from dra_agent.health.issues import HealthSettings, Severity, TaintEffect
 from dra_agent.inventory.api import Taint
 from dra_agent.inventory.model import Device, Inventory
 
@@ -37,7 +36,7 @@ def apply_health(
 def apply_recorded(
     inventory: Inventory, settings: HealthSettings, driver: str, noted: Sequence[ActiveIssue]
 ) -> Inventory:
-    """Give the inventory as an agent would judge it that has noted these spells; for commands."""
+    """Return the inventory as evaluated by an agent with these recorded issues; for commands."""
 
     def spells(device: Device) -> list[ActiveIssue]:
         known = {spell.cause.name: spell for spell in noted if spell.device == device.name}

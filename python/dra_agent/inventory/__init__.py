@@ -1,4 +1,4 @@
-"""Every claimable device of a host: what it is, what a container needs of it, and whether it is well."""
+"""Every claimable device of a host: attributes, device nodes and health."""
 
 from __future__ import annotations
 

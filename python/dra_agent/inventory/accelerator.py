@@ -1,6 +1,6 @@
 """Accelerators that are neither GPUs nor FPGAs: Gaudi, NPUs, vector engines, whatever has an accel node or its class.
 
-Only what sysfs shows is told; a vendor with a library of its own would be a back end of its own.
+Only attributes of sysfs are published; a vendor with a library would need its own back end.
 """
 
 from __future__ import annotations

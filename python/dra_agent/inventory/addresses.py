@@ -1,4 +1,4 @@
-"""IP addresses of one network interface, asked of the kernel over rtnetlink (RTM_GETADDR, linux/rtnetlink.h).
+"""IP addresses of one network interface, from the kernel over rtnetlink (RTM_GETADDR, linux/rtnetlink.h).
 
 By hand: pyroute2 costs more memory than the rest of the agent, and a process per question is too much for this.
 """
@@ -17,7 +17,7 @@ _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _REQUEST, _DUMP = 0x1, 0x300
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _SCOPE_LINK = 253
-"""Link-local and host addresses have this scope or a narrower one; nobody elsewhere can use them."""
+"""Link-local and host addresses have this scope or a narrower one; other hosts cannot use them."""
 _PERMANENT = 0x80
 """IFA_F_PERMANENT (linux/if_addr.h)."""
 _HEADER = struct.Struct("=IHHII")
@@ -27,7 +27,7 @@ _TIMEOUT = 2.0
 
 
 def addresses(interface: str, hardware_address: str, *, permanent: bool = False) -> tuple[str, ...]:
-    """Give an interface's addresses in CIDR notation ("192.0.2.5/24"); none where it or an answer is missing.
+    """Return an interface's addresses in CIDR notation ("192.0.2.5/24"); empty if it or a response is missing.
 
     `permanent`: without those that end by themselves (DHCP, SLAAC).
 

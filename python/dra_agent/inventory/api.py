@@ -1,6 +1,6 @@
 """Parts of a resource.k8s.io/v1 Device as the API writes them: attributes, capacities, counters and taints.
 
-It holds their shape and refuses what the API could never take; what a device has of them is each back end's to say.
+It defines their types and rejects values that the API never accepts; back ends set them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Attribute(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of_version(cls, text: str) -> Attribute:
-        """Make a version attribute of a vendor's text ("580.65.06" → 580.65.6); ValueError where it is no version."""
+        """Make a version attribute of a vendor's text ("580.65.06" → 580.65.6); raises ValueError."""
         return cls(version=semver(text))
 
     @property
@@ -66,7 +66,7 @@ class Attribute(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def semver(text: str) -> str:
-    """Turn a vendor's version into a strict semantic one.
+    """Convert a vendor's version to a strict semantic version.
 
     Leading zeros go, missing parts become 0 ("9.0" → "9.0.0"), and what follows the third number is kept as build
     metadata, which takes no part in comparison ("6.12.12.1-rc2" → "6.12.12+1-rc2").
@@ -86,7 +86,7 @@ def semver(text: str) -> str:
 
 
 class RequestRange(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Amounts of a capacity that one claim may ask of a shared device (Quantity texts)."""
+    """Amounts of a capacity that one claim may request of a shared device (Quantity texts)."""
 
     min: str
     max: str | None = None

@@ -67,7 +67,7 @@ class DeviceBuilder:
         self.attributes[name] = Attribute.of(self._fitting(name, value) if isinstance(value, str) else value)
 
     def set_version(self, name: str, text: str | None) -> None:
-        """Set a version attribute of a vendor's version text; one that is no version is left out and reported."""
+        """Set a version attribute of a vendor's version text; an invalid one is left out and reported."""
         if not text:
             return
         try:
@@ -95,7 +95,7 @@ class DeviceBuilder:
             self.health, self.health_reason = "unhealthy", message
 
     def inherit_health(self, whole: DeviceBuilder) -> None:
-        """Be as well as the whole is that this is a part of."""
+        """Inherit the health of the parent device."""
         self.health, self.health_reason, self.ailments = whole.health, whole.health_reason, list(whole.ailments)
         self.memory_errors, self.corrected_errors = whole.memory_errors, whole.corrected_errors
 
@@ -182,7 +182,7 @@ def is_vfio(function: Function) -> bool:
 
 
 def pcie_generation(speed: str | None) -> int | None:
-    """Turn "16.0 GT/s PCIe" into 4; None where the speed is unknown."""
+    """Convert "16.0 GT/s PCIe" to 4; None if the speed is unknown."""
     generations = {"2.5": 1, "5": 2, "5.0": 2, "8": 3, "8.0": 3, "16": 4, "16.0": 4, "32": 5, "32.0": 5, "64.0": 6}
     return generations.get((speed or "").partition(" ")[0])
 
@@ -195,3 +195,21 @@ def _lanes(width: str | None) -> int | None:
 def _least(one: int | None, other: int | None) -> int | None:
     known = [value for value in (one, other) if value is not None]
     return min(known, default=None)
+
+
+MECHANISM = "dmem"
+
+
+def set_dmem_region(draft: DeviceBuilder) -> None:
+    """Note the region, or why the controller cannot hold shares of this GPU to their memory."""
+    capacities = SysfsDir(draft.host.sysfs / "fs/cgroup", draft.problems).key_values("dmem.capacity")
+    regions = [name for name in capacities if name.startswith(f"drm/{draft.function.pci_address}/vram")]
+    if not capacities:
+        draft.memory_limits[MECHANISM] = "the kernel has no cgroup controller dmem (6.14 and later have)"
+    elif not regions:
+        draft.memory_limits[MECHANISM] = "its driver has registered no memory with the cgroup controller dmem"
+    elif len(regions) > 1:
+        draft.memory_limits[MECHANISM] = f"its memory is in {len(regions)} regions, and a limit is for one"
+    else:
+        draft.memory_limits[MECHANISM] = ""
+        draft.add_identity(dmem=regions[0])

@@ -1,4 +1,4 @@
-"""Takes the inventory of a host: asks the back ends of the hardware that is there, then applies the operator's rules.
+"""Collects the inventory of a host: calls the back ends of the present hardware, then applies the operator's rules.
 
 What fails is one problem in the result; the other devices are described all the same.
 """
@@ -10,7 +10,6 @@ from collections.abc import Container, Sequence
 
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
-from dra_agent.inventory.amd.mode_changes import ModeChanges
 from dra_agent.inventory.api import CounterSet
 from dra_agent.inventory.backend import (
     DeviceBackend,
@@ -22,11 +21,10 @@ from dra_agent.inventory.backend import (
     is_usable,
     load_backend,
 )
+from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, Exclusion, Inventory
-from dra_agent.inventory.partitions import PartitionRules, used_counter_sets
-from dra_agent.inventory.passthrough import Passthrough
-from dra_agent.inventory.passthrough_bindings import VfioBindingStore
-from dra_agent.inventory.rules import Rules
+from dra_agent.inventory.passthrough import Passthrough, VfioBindingStore
+from dra_agent.inventory.rules import PartitionRules, Rules, used_counter_sets
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
 from dra_agent.inventory.shares import Shares
 from dra_agent.topology.model import PciFunction as Function
@@ -36,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Collector:
-    """Takes inventories of one host again and again; keeps vendor libraries and their handles in between.
+    """Collects inventories of one host repeatedly; keeps vendor libraries and their handles in between.
 
     One thread at a time may use it. UsageError from the start where a rule can never work.
     """
@@ -92,29 +90,29 @@ class Collector:
         )
 
     def faults(self) -> list[DeviceEvent]:
-        """Ask what happened to devices since the last call; never raises for a library that is broken."""
+        """Return device events since the last call; never raises for a broken library."""
         found: list[DeviceEvent] = []
         for name, backend in self._backends.items():
             if isinstance(backend, EventSource):
                 try:
                     found += backend.faults()
-                except Exception:  # noqa: BLE001 - what a library tells must not end the agent
-                    _log.exception("back end cannot tell faults", extra={"backend": name})
+                except Exception:  # noqa: BLE001 - an event of a library must not end the agent
+                    _log.exception("back end cannot report events", extra={"backend": name})
         return found
 
     def lost_event_stream(self) -> bool:
-        """Tell, once, that a back end hears nothing more of its devices before they are looked at again."""
+        """Return once that a back end has lost its event stream until the next scan."""
         return any(
             backend.lost_event_stream() for backend in self._backends.values() if isinstance(backend, EventSource)
         )
 
     @property
     def tells_faults(self) -> bool:
-        """Whether any back end that is in use tells faults."""
+        """Whether any active back end reports events."""
         return any(isinstance(backend, EventSource) for backend in self._backends.values())
 
     def close(self) -> None:
-        """Let go of vendor libraries."""
+        """Close the vendor libraries."""
         for backend in self._backends.values():
             backend.close()
         self._backends.clear()

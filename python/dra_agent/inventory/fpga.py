@@ -1,6 +1,6 @@
 """FPGA cards: Xilinx and Intel (Altera), with the device nodes that their drivers made.
 
-A card's management function, where it has one of its own, is no device: through it the whole card is reprogrammed.
+A separate management function of a card is not a device: it can reprogram the whole card.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Devices of which only the common attributes are known: bound to vfio-pci, or GPUs of a vendor without a back end.
+"""Devices with common attributes only: bound to vfio-pci, or GPUs of a vendor without a back end.
 
-A vfio-bound device has type "vfio", so that a class that asks for type "gpu" or "nic" never gets it.
+A vfio-bound device has type "vfio", so that a class for type "gpu" or "nic" never selects it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PlainBackend:
         if family == "nic":
             draft.set("isSriovVf", function.physfn is not None)
         elif function.physfn is not None:
-            # Where the physical function is offered as well: nobody gets it while somebody has this one.
+            # If the physical function is published as well, it cannot be allocated while this one is.
             draft.add_identity(parent=device_name(family, function.physfn))
         return draft.build()
 

@@ -16,7 +16,7 @@ Family = Literal["gpu", "nic", "fpga", "accelerator"]
 FAMILIES: tuple[Family, ...] = ("gpu", "nic", "fpga", "accelerator")
 
 Health = Literal["healthy", "unhealthy", "unmonitored"]
-"""unmonitored: nothing is known to be wrong, and nothing would tell us."""
+"""unmonitored: no health information is available."""
 
 NodeRole = Literal[
     "gpu",  # /dev/nvidiaN: the device itself
@@ -56,7 +56,7 @@ class Diagnostic(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str = msgspec.field(name="what")
     hint: str | None = msgspec.field(default=None, name="todo")
     severity: Literal["error", "warning"] = "error"
-    """warning: everything works, but not as well as it could."""
+    """warning: everything works, with limitations."""
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}"
@@ -64,7 +64,7 @@ class Diagnostic(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ObservedIssue(msgspec.Struct, frozen=True):
-    """What is wrong with a device as long as a look at it shows it."""
+    """An issue of a device that observations show while it lasts."""
 
     cause: str
     """Short and in words of the field: "gpu-lost", "link-down"; dra_agent.health knows how severe each is."""
@@ -72,14 +72,14 @@ class ObservedIssue(msgspec.Struct, frozen=True):
 
 
 class DeviceEvent(msgspec.Struct, frozen=True):
-    """What happened to a device, told once."""
+    """An event of a device, reported once."""
 
     pci_address: str
     cause: str
     """"xid-79", "ecc"."""
     message: str
     devices: tuple[str, ...] = ()
-    """Names of the parts of the GPU that it was told of; none: of the whole, or of a part that nobody knows."""
+    """Names of the affected partitions of the GPU; empty: the whole GPU, or an unknown partition."""
 
 
 class Exclusion(msgspec.Struct, frozen=True):
@@ -127,7 +127,7 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     observed: bool = True
     """False: a claim has it at vfio-pci, and its health cannot be read; what was wrong with it before still counts."""
     memory_errors: int | None = None
-    """Uncorrected errors since its driver was loaded; None where nobody counts them."""
+    """Uncorrected errors since its driver was loaded; None if not counted."""
     corrected_errors: int | None = None
     """Those that were corrected."""
 
@@ -204,6 +204,6 @@ def device_key(pool: str, name: str) -> tuple[str, str]:
 
 
 def device_name(family: Family, pci_address: str, *parts: str | int) -> str:
-    """Name a device after its PCI address; `parts` tell the partitions of one address apart ("cpx", 3)."""
+    """Return the name of a device from its PCI address; `parts` distinguish partitions ("cpx", 3)."""
     words = [family, *re.split(r"[:.]", pci_address.lower()), *(str(part).lower() for part in parts)]
     return "-".join(re.sub(r"[^a-z0-9]+", "-", word).strip("-") for word in words)

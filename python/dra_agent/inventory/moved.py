@@ -1,4 +1,4 @@
-"""NICs whose interface a claim has changed or moved into a container: their description stays as it was published.
+"""NICs with an interface that a claim changed or moved into a container keep their published description.
 
 An interface in another network namespace is not in the host's sysfs. What it was is in the note that the set-up of
 NICs writes before it changes anything (`net/` in the state directory), so a restart of the agent changes nothing.
@@ -46,7 +46,7 @@ class MovedInterfaces:
         self._complained: set[str] = set()
 
     def apply(self, devices: Iterable[Device], interfaces: Mapping[str, tuple[str, ...]]) -> list[Device]:
-        """Give the devices as they were published before their claims changed them.
+        """Return the devices as published before their claims changed them.
 
         `interfaces`: what the host has now, by PCI address.
         """
@@ -58,7 +58,7 @@ class MovedInterfaces:
     def _notes(self) -> dict[str, _Note]:
         try:
             paths = sorted(self._folder.glob("*.json"))
-        except OSError:  # commands of users may not look into it; they see the interfaces that are there
+        except OSError:  # users without permission see the current interfaces
             return {}
         notes = {}
         for path in paths:

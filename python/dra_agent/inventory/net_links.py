@@ -1,7 +1,7 @@
 """Network links and default routes of the running kernel over rtnetlink, read by a process of its own.
 
-As a child of the agent, this module prints the answer as JSON. Simulated hosts have no netlink; they are read from
-their files.
+As a child process of the agent, this module prints the result as JSON. Simulated hosts have no netlink; they are read
+from their files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NetLink(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LinkFacts(msgspec.Struct, frozen=True):
-    """What rtnetlink says of the host's network."""
+    """State of the host's network from rtnetlink."""
 
     links: tuple[NetLink, ...] = ()
     default_routes: tuple[str, ...] = ()
@@ -36,13 +36,13 @@ class LinkFacts(msgspec.Struct, frozen=True):
 
 
 def ask(deadline: float = TIMEOUT_S) -> LinkFacts:
-    """Run the process and give its answer; RetryableError where it fails or does not end in time."""
+    """Run the process and return its result; raises RetryableError if it fails or times out."""
     hint = "network interfaces are read from sysfs until it works"
     return netlink.query_subprocess("dra_agent.inventory.net_links", LinkFacts, deadline, hint=hint)
 
 
 def read() -> LinkFacts:
-    """Ask the kernel; only ever called in the process of its own."""
+    """Query the kernel; called in the child process only."""
     from pyroute2 import IPRoute
 
     with IPRoute() as ip:

@@ -1,7 +1,7 @@
 """Network adapters and RDMA devices, from sysfs.
 
-An interface that was moved into a container's network namespace is gone from the host's sysfs; its device stays, by
-its PCI address, without the attributes of the interface.
+An interface that was moved into a container's network namespace disappears from the host's sysfs; its device is kept,
+by its PCI address, without the attributes of the interface.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LINK_TYPES = {1: "ethernet", 32: "infiniband"}
 """ARPHRD_ numbers of linux/if_arp.h."""
 
 _REPRESENTOR = re.compile(r"(c\d+)?pf\d+(vf|sf)\d+")
-"""phys_port_name of an interface that stands for a virtual function on the host's side of the adapter's switch."""
+"""phys_port_name of a representor: the host's side of a virtual function at the adapter's switch."""
 
 _RATE = re.compile(r"(\d+(?:\.\d+)?) Gb/sec")
 
@@ -35,7 +35,7 @@ class NicBackend:
         self._uplinks = Uplinks(host)
 
     def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
-        """Describe each physical or virtual function as one device; `identity` tells the host's uplinks."""
+        """Describe each physical or virtual function as one device; the host's uplinks are marked in `identity`."""
         uplinks = self._uplinks.interfaces(problems)
         devices = []
         for function in functions:
@@ -72,7 +72,7 @@ class NicBackend:
             draft.set("linkSpeed", speed)
         state = net.text("operstate")
         draft.set("state", state if state != "unknown" else None)
-        # An interface that nobody has switched on (IFF_UP) has no carrier and lacks nothing.
+        # An interface that is administratively down (no IFF_UP) has no carrier, which is not an issue.
         if (net.number("flags") or 0) & 1 and net.number("carrier") == 0:
             draft.add_issue("link-down", f"{name} is switched on and has no link")
 

@@ -1,25 +1,139 @@
-"""Offers whole functions to virtual machines and drivers in user space, as the operator's rules say.
+"""Publishes whole functions for virtual machines and user space drivers, by the operator's rules.
 
-Such a device has type "vfio" before a claim has it as well as after: a class that asks for a GPU never gets it, and
+Such a device always has type "vfio": a class for GPUs never selects it, and
 binding it to vfio-pci changes nothing of what is published.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import msgspec
 
-from dra_agent.errors import AgentError
+from dra_agent import atomic_file
+from dra_agent.errors import AgentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.api import Attribute
 from dra_agent.inventory.model import Device, Diagnostic, Exclusion
-from dra_agent.inventory.passthrough_bindings import VfioBindingStore
+from dra_agent.inventory.moved import MovedInterfaces
 from dra_agent.inventory.process_visibility import TODO, hidden_processes_reason
 from dra_agent.inventory.rules import Rule, encode, never_evaluated
 from dra_agent.inventory.settings import PassthroughRule
 from dra_agent.topology.model import PciFunction as Function
+
+log = logging.getLogger(__name__)
+
+_MOST = 1 << 20
+_NAME = re.compile(r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\.json")
+
+
+class VfioBinding(msgspec.Struct, frozen=True):
+    """One function that a claim has, or is about to have, through vfio-pci."""
+
+    address: str
+    uid: str
+    """Of the claim."""
+    key: str
+    """Key of the device within the claim."""
+    driver: str | None
+    """The driver that it goes back to; None: it had none."""
+    override: str | None
+    """Its earlier `driver_override`; None: empty."""
+    device: Device
+    """As it was published."""
+
+
+class VfioBindingStore:
+    """The files of one state directory; a writer holds the lock of the function."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.folder = state_dir / "vfio"
+        self.moved = MovedInterfaces(state_dir)
+
+    def all(self) -> dict[str, VfioBinding]:
+        """Give them by address; RetryableError where the folder cannot be read.
+
+        An unusable file is quarantined. A user without permission for the folder gets
+        none, and sees functions as the kernel shows them.
+        """
+        found = {}
+        try:
+            names = sorted(path.name for path in self.folder.iterdir())
+        except (FileNotFoundError, PermissionError):
+            return {}
+        except OSError as error:
+            raise self._error(self.folder, "cannot be read", error) from error
+        for name in names:
+            match = _NAME.fullmatch(name)
+            handover = self.read(match[1]) if match else None
+            if handover is not None:
+                found[handover.address] = handover
+        return found
+
+    def read(self, address: str) -> VfioBinding | None:
+        """Return the binding of one function, or None.
+
+        Its device has no health: an old observation is not valid while a claim holds it.
+        """
+        path = self._path(address)
+        try:
+            handover = msgspec.json.decode(atomic_file.read(path, _MOST), type=VfioBinding)
+            if handover.address != address:
+                raise msgspec.ValidationError(f"it is about {handover.address}")
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._error(path, "cannot be read", error) from error
+        except (msgspec.DecodeError, ValueError) as error:
+            aside = atomic_file.quarantine(path)
+            log.error("the saved state of a function before its binding is damaged", extra={"file": str(aside)})
+            log.error("damage", extra={"reason": str(error)})
+            return None
+        return msgspec.structs.replace(handover, device=_not_observed(handover.device))
+
+    def write(self, handover: VfioBinding) -> None:
+        """Keep one; durable when it returns."""
+        path = self._path(handover.address)
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            atomic_file.write(path, msgspec.json.encode(handover), durable=True)
+        except OSError as error:
+            raise self._error(path, "cannot be written", error) from error
+
+    def forget(self, address: str) -> None:
+        """Remove it: the function is restored, or permanently removed."""
+        path = self._path(address)
+        try:
+            atomic_file.remove(path, durable=True)
+        except OSError as error:
+            raise self._error(path, "cannot be removed", error) from error
+
+    def _path(self, address: str) -> Path:
+        name = f"{address}.json"
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{address!r} is not a PCI address")
+        return self.folder / name
+
+    def _error(self, path: Path, what: str, error: OSError) -> RetryableError:
+        return RetryableError(f"{what}: {error.strerror}", where=str(path), hint="check its disk and its owner")
+
+
+def _not_observed(device: Device) -> Device:
+    return msgspec.structs.replace(
+        device,
+        taints=(),
+        health="healthy",
+        health_reason=None,
+        ailments=(),
+        memory_errors=None,
+        corrected_errors=None,
+        observed=False,
+    )
+
 
 DRIVER = "vfio-pci"
 PASSTHROUGH = "passthrough"
@@ -50,14 +164,14 @@ class Passthrough:
     def __init__(
         self, host: Host, rules: Sequence[PassthroughRule], driver: str, handovers: VfioBindingStore | None
     ) -> None:
-        """`handovers` tell what claims have; None: nobody binds anything here."""
+        """`handovers`: bindings of claims; None if nothing is bound here."""
         self._host = host
         self._driver = driver
         self._rules = [Rule(f"passthrough[{number}].when", rule.when) for number, rule in enumerate(rules)]
         self._handovers = handovers
 
     def handed_over(self, problems: list[Diagnostic]) -> dict[str, Device]:
-        """Give the devices that claims have, as they were published, by address."""
+        """Return the devices of claims, as published, by address."""
         if self._handovers is None:
             return {}
         try:
@@ -69,9 +183,9 @@ class Passthrough:
     def taken_meanwhile(
         self, devices: Iterable[Device], handed_over: Collection[str], problems: list[Diagnostic]
     ) -> list[Device]:
-        """Give the devices, those as they were published that claims got after `handed_over` was read.
+        """Return the devices, with the published form for those that were bound after `handed_over` was read.
 
-        What their vendors' libraries answered about them since is about devices that those no longer have.
+        Later results of vendor libraries for them are invalid.
         """
         devices = list(devices)
         present = {device.pci_address for device in devices} - set(handed_over)
@@ -97,7 +211,7 @@ class Passthrough:
         given = []
         for device in devices:
             encoded = encode(device)
-            # Every rule is asked, so that one that has no value anywhere is noticed.
+            # All rules are evaluated, so that one without a value for any device is detected.
             matching = [rule for rule in self._rules if rule.matches(self._driver, encoded)]
             if not matching or PASSTHROUGH in device.identity or device.attributes["type"].value == "vfio":
                 given.append(device)
@@ -108,12 +222,12 @@ class Passthrough:
                 continue
             what, hint = reason
             where = f"inventory.{matching[0].where}"
-            excluded.append(Exclusion(device.name, f"{where} wants it for vfio-pci, and {what}"))
-            problems.append(Diagnostic(device.name, f"cannot be passed through, as {where} wants: {what}", hint))
-        # Who is not root binds nothing, and sees less than the agent does.
+            excluded.append(Exclusion(device.name, f"{where} requires it for vfio-pci, and {what}"))
+            problems.append(Diagnostic(device.name, f"cannot be passed through, as {where} requires: {what}", hint))
+        # A command without root does not bind, and sees less than the agent.
         binds = os.geteuid() == 0 and any(PASSTHROUGH in device.identity for device in given)
         if binds and (blind := hidden_processes_reason(self._host)):
-            what = f"devices that have nodes are not given to vfio-pci, for somebody may have them open unseen: {blind}"
+            what = f"devices with nodes are not bound to vfio-pci, because a hidden process may have them open: {blind}"
             problems.append(Diagnostic("inventory.passthrough", what, TODO))
         problems.extend(never_evaluated(self._rules))
         return given
@@ -136,6 +250,6 @@ def _passed_through(device: Device) -> Device:
     return msgspec.structs.replace(
         device,
         attributes={**attributes, "type": Attribute.of("vfio"), "driver": Attribute.of(DRIVER)},
-        nodes=(),  # those of vfio-pci come with the claim
+        nodes=(),  # nodes of vfio-pci are added at prepare
         identity={**identity, PASSTHROUGH: device.pci_address},
     )

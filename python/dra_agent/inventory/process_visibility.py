@@ -1,7 +1,7 @@
-"""Whether the agent sees the processes of its host: who looks in /proc for users of a device must know what is hidden.
+"""Whether the agent sees all processes of its host, as a search of /proc for users of a device needs.
 
 In a pod without the host's process namespace /proc has the pod's processes only, and without the capabilities for it
-(or with a hidden /proc) those of others cannot be looked into. Source: proc(5), pid_namespaces(7), ptrace(2).
+(or with a hidden /proc) those of others cannot be read. Source: proc(5), pid_namespaces(7), ptrace(2).
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from dra_agent.host import Host
 
 _FIRST = "pid:[4026531836]"
-"""The process namespace that a host begins with (PROC_PID_INIT_INO, include/linux/proc_ns.h)."""
+"""The initial PID namespace of a host (PROC_PID_INIT_INO, include/linux/proc_ns.h)."""
 TODO = "run the agent with `hostPID` and `privileged` in a pod, with systemd/devices.conf as a service"
 
 
 def hidden_processes_reason(host: Host) -> str:
-    """Say why processes of the host may have devices open unseen; "" where they are seen."""
+    """Return why processes of the host may be hidden; "" if all are visible."""
     try:
         namespace = (host.proc / "self/ns/pid").readlink().as_posix()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Product names and fixed facts of devices, by PCI id, for those whose driver does not tell them.
+"""Product names and fixed facts of devices, by PCI id, for devices with a driver that does not report them.
 
 A device that is not listed has no `productName`; nothing is guessed from similar ids.
 """

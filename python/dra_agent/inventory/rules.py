@@ -1,21 +1,21 @@
 """Applies an operator's rules to devices: which are published, and which attributes they get on top.
 
-An expression sees a device as a claim's selector does: `device.driver`, `device.attributes`, `device.capacity`.
+An expression has the same variables as a claim's selector: `device.driver`, `device.attributes`, `device.capacity`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from dra_agent import _native
 from dra_agent.errors import UsageError
-from dra_agent.inventory.api import Attribute
+from dra_agent.inventory.api import Attribute, CounterSet
 from dra_agent.inventory.builder import ENTRY_LIMIT
 from dra_agent.inventory.model import Device, Diagnostic, Exclusion
-from dra_agent.inventory.settings import InventorySettings, VersionValue
+from dra_agent.inventory.settings import InventorySettings, PartitionRule, VersionValue
 
 BUILT_IN = frozenset(
     {
@@ -94,7 +94,7 @@ class Rule:
             ) from None
 
     def begin(self) -> None:
-        """Forget what was found at other devices."""
+        """Reset the results of other devices."""
         self.answers, self.failures = 0, []
 
     def matches(self, driver: str, device: bytes) -> bool:
@@ -173,14 +173,14 @@ class Rules:
         for rule in self._exclude:
             if rule.matches(self._driver, encoded):
                 return f"inventory.{rule.where}: {rule.text}"
-        # Every rule is asked, so that one that has no value anywhere is noticed.
+        # All rules are evaluated, so that one without a value for any device is detected.
         if self._include and not any([rule.matches(self._driver, encoded) for rule in self._include]):  # noqa: C419
             return "no rule of inventory.include matches"
         return None
 
 
 def encode(device: Device) -> bytes:
-    """Give a device as expressions see it."""
+    """Return the variables of a device for expressions."""
     return device.to_json()
 
 
@@ -189,7 +189,7 @@ def _value(driver: str, where: str, name: str, value: bool | int | str | Version
     domain, slash, identifier = name.rpartition("/")
     if not _IDENTIFIER.fullmatch(identifier) or (slash and not _DOMAIN.fullmatch(domain)):
         raise UsageError(
-            f"{name!r} is no name of an attribute",
+            f"{name!r} is not a valid attribute name",
             where=place,
             hint="use up to 32 letters, digits and underscores, if need be behind a domain and a slash",
         )
@@ -201,3 +201,40 @@ def _value(driver: str, where: str, name: str, value: bool | int | str | Version
         return Attribute(version=value.version) if isinstance(value, VersionValue) else Attribute.of(value)
     except ValueError as error:
         raise UsageError(str(error), where=place, hint="correct the value") from None
+
+
+class PartitionRules:
+    """The partition rules of one configuration, compiled. UsageError where one can never work."""
+
+    def __init__(self, rules: Sequence[PartitionRule], driver: str) -> None:
+        self._driver = driver
+        self._rules = [(Rule(f"partition[{number}].when", rule.when), rule) for number, rule in enumerate(rules)]
+
+    def begin(self) -> None:
+        """Reset the rules' results."""
+        for compiled, _ in self._rules:
+            compiled.begin()
+
+    def has_mode(self, mode: str) -> bool:
+        """Whether any rule offers partitions of this mode."""
+        return any(rule.mode == mode for _, rule in self._rules)
+
+    def rule_for(self, whole: Device, mode: str) -> PartitionRule | None:
+        """Give the rule by which a whole device is offered in partitions of this mode; None: it is not."""
+        of_mode = [(compiled, rule) for compiled, rule in self._rules if rule.mode == mode]
+        if not of_mode:
+            return None
+        encoded = encode(whole)
+        # All rules are evaluated, so that one without a value for any device is detected.
+        matching = [rule for compiled, rule in of_mode if compiled.matches(self._driver, encoded)]
+        return matching[0] if matching else None
+
+    def problems(self) -> list[Diagnostic]:
+        """Report the rules without a value for any device since `begin`."""
+        return list(never_evaluated(compiled for compiled, _ in self._rules))
+
+
+def used_counter_sets(devices: Iterable[Device], sets: Iterable[CounterSet]) -> tuple[CounterSet, ...]:
+    """Give the counter sets that any of the devices consumes: one without consumers would be a slice about nothing."""
+    names = {consumption.counter_set for device in devices for consumption in device.consumes_counters}
+    return tuple(counters for counters in sets if counters.name in names)

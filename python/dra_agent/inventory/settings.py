@@ -1,4 +1,4 @@
-"""The `[inventory]` section of the configuration: which devices are published, and what operators say of them.
+"""The `[inventory]` section of the configuration: which devices are published, and operator rules.
 
 It holds and checks the section's shape; rules.py compiles and applies the expressions.
 """
@@ -35,7 +35,7 @@ class PartitionRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Literal["mig", "amd", "sriov"]
     """NVIDIA's MIG instances, AMD's compute partition modes, or the virtual functions that there are."""
     foreign: Literal["keep", "destroy"] = "keep"
-    """mig: what to do with instances that somebody else has made."""
+    """mig: handling of foreign instances."""
 
 
 class PassthroughRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,11 +59,11 @@ class ShareRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     minimum: str = "1Gi"
     """Least memory of a share."""
     step: str = "1Gi"
-    """What is asked beyond the minimum is rounded up to whole steps."""
+    """Requests beyond the minimum are rounded up to whole steps."""
     default: str | None = None
-    """Memory of a share of a claim that asks for no amount; None: all of the device's."""
+    """Memory of a share without a requested amount; None: all of the device's."""
     multiprocessors: bool = False
-    """Whether claims may ask for multiprocessors, too; needs "mps"."""
+    """Whether claims may request multiprocessors too; needs "mps"."""
 
 
 class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,7 +75,7 @@ class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """CEL; a device is not published if any of them is true."""
     attributes: tuple[AttributeRule, ...] = ()
     partition: tuple[PartitionRule, ...] = ()
-    """Devices of which claims can also have a part."""
+    """Devices that are published in partitions too."""
     passthrough: tuple[PassthroughRule, ...] = ()
     """Devices that are bound to vfio-pci when a claim is prepared."""
 

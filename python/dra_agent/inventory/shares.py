@@ -1,7 +1,7 @@
-"""Offers devices in shares, as the operator's rules say: several claims hold one, each with an amount of its memory.
+"""Publishes devices in shares, by the operator's rules: several claims hold one, each with an amount of its memory.
 
-It says what a share may be and who holds it to that; how many fit is the scheduler's to count. Source: KEP-5075
-(consumable capacity). What is not offered by amounts is consumed by nobody, and so stays visible to selectors.
+It defines valid shares and their enforcement; the scheduler counts how many fit. Source: KEP-5075
+(consumable capacity). Other capacities are not consumed, and stay visible to selectors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MEMORY = "memory"
 MULTIPROCESSORS = "multiprocessors"
 ENFORCEMENT = "memoryEnforcement"
 _USED = "share"
-"""Of the identity: what is set up for each share. Only what nobody can go past is published as its enforcement."""
+"""Key of the identity: the mechanism of each share. Only one that cannot be bypassed is published as enforcement."""
 
 _MIB = 1 << 20
 _NOTHING = RequestPolicy(default="0", valid_range=RequestRange(min="0", max="0"))
@@ -65,12 +65,12 @@ class Shares:
             return device
         reason = _reason_not_to(device, offer)
         if reason is not None:
-            what = f"it is not offered in shares, as inventory.{offer.rule.where} wants: {reason}"
+            what = f"it is not published in shares, as inventory.{offer.rule.where} requires: {reason}"
             problems.append(Diagnostic(device.name, what, "let the rule match other devices"))
             return device
         enforcement = offer.enforcement
         if enforcement != "none" and (why := device.memory_limits.get(enforcement, "it is not for such a device")):
-            what = f"nobody holds its shares to their memory: {enforcement} cannot be used here: {why}"
+            what = f"the memory of its shares is not enforced: {enforcement} cannot be used here: {why}"
             hint = "make it available, or choose another enforcement, or none, in inventory.share"
             problems.append(Diagnostic(device.name, what, hint))
             enforcement = "none"
@@ -97,7 +97,7 @@ class Shares:
 
 
 def offered_enforcement(device: Device) -> str | None:
-    """Say who holds the shares of a device to their memory; None where it is not offered in shares."""
+    """Return the memory enforcement of a device's shares; None if it is not published in shares."""
     if not device.allow_multiple_allocations or device.family != "gpu":
         return None
     attribute = device.attributes.get(ENFORCEMENT)
@@ -105,7 +105,7 @@ def offered_enforcement(device: Device) -> str | None:
 
 
 def limit_mechanism(device: Device) -> str | None:
-    """Say what is set up for each share of a device, whether it holds everybody or not; None: not offered in shares."""
+    """Return the limit mechanism of a device's shares, also if it can be bypassed; None: not published in shares."""
     enforcement = offered_enforcement(device)
     return None if enforcement is None else device.identity.get(_USED, enforcement)
 
@@ -123,7 +123,7 @@ def _reason_not_to(device: Device, offer: _Offer) -> str | None:
     if total < max(offer.minimum, offer.default or 0):
         return f"it has {memory.value} of memory, less than one share"
     if len({*device.attributes, ENFORCEMENT}) + len(device.capacity) > ENTRY_LIMIT:
-        return f"it has {ENTRY_LIMIT} attributes and capacities already, and {ENFORCEMENT} is to be said"
+        return f"it has {ENTRY_LIMIT} attributes and capacities already, and {ENFORCEMENT} needs one more"
     return None
 
 
@@ -139,7 +139,7 @@ def _policy(name: str, capacity: Capacity, offer: _Offer, enforcement: Enforceme
 
 def _memory(total: int, offer: _Offer) -> RequestPolicy:
     most = offer.minimum + (total - offer.minimum) // offer.step * offer.step
-    # The API wants room for one step above the minimum.
+    # The API requires room for one step above the minimum.
     step = _quantity(offer.step) if offer.minimum + offer.step <= total else None
     return RequestPolicy(
         default=_quantity(most if offer.default is None else offer.default),
@@ -162,7 +162,7 @@ def _offer(number: int, rule: ShareRule) -> _Offer:
         raise _wrong(
             where,
             "multiprocessors",
-            f"nobody limits multiprocessors with enforcement {rule.enforcement!r}",
+            f"multiprocessors cannot be limited with enforcement {rule.enforcement!r}",
             'use enforcement = "mps", or leave it out',
         )
     return _Offer(Rule(f"{where}.when", rule.when), rule.enforcement, minimum, step, default, rule.multiprocessors)

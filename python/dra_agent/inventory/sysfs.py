@@ -16,7 +16,7 @@ from dra_agent.inventory.model import Diagnostic
 _LONGEST = 65536
 """Bytes: a sysfs attribute is at most a page long, a procfs table may be longer."""
 
-# What the kernel answers for "this device has no such thing" and for "not now" (a link that is down).
+# Errors of the kernel for "not supported by this device" and "not now" (a link that is down).
 _NOT_HERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODATA, errno.EOPNOTSUPP, errno.ENODEV})
 
 
@@ -35,7 +35,7 @@ class SysfsDir:
         """Give a file's contents without white space around; None where it is missing or empty."""
         path = self.folder / name
         try:
-            # Not blocking: a damaged tree may hold a pipe, which would wait for ever.
+            # Non-blocking: a damaged tree may contain a FIFO, which would block indefinitely.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 raw = os.read(descriptor, _LONGEST) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""

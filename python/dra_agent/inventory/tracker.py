@@ -1,4 +1,4 @@
-"""Keeps an inventory current: takes it again and says what changed, so that the publisher writes only that.
+"""Keeps an inventory current: collects it again and returns what changed, so that the publisher writes only that.
 
 When to look again (a uevent, a timer, a health event) is the agent's to decide.
 """
@@ -39,7 +39,7 @@ class InventoryTracker:
 
     @property
     def inventory(self) -> Inventory:
-        """The inventory as it was taken last; never waits."""
+        """The last inventory; never blocks."""
         return self._inventory
 
     def lookup(self, pool: str, name: str) -> Device | None:
@@ -59,17 +59,17 @@ class InventoryTracker:
             return self._collector.faults()
 
     def lost_event_stream(self) -> bool:
-        """Tell, once, that `faults` gives nothing more before a `refresh`; never waits for a library."""
+        """Return once that events are lost until a `refresh`; never blocks on a library."""
         with self._lock:
             return self._collector.lost_event_stream()
 
     @property
     def tells_faults(self) -> bool:
-        """Whether any device's library tells what happens."""
+        """Whether any back end reports events."""
         return self._collector.tells_faults
 
     def close(self) -> None:
-        """Let go of vendor libraries."""
+        """Close the vendor libraries."""
         with self._lock:
             self._collector.close()
 

@@ -23,7 +23,7 @@ _SIOCGIFHWADDR = 0x8927
 
 
 class Uplinks:
-    """Finds the interfaces, and asks rtnetlink again only when interfaces or routes have changed."""
+    """Finds the interfaces, and queries rtnetlink again only after a change of interfaces or routes."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -37,26 +37,26 @@ class Uplinks:
         routes = SysfsDir(self._host.net or self._host.proc / "net", problems)
         ipv4, ipv6 = routes.text("route"), routes.text("ipv6_route")
         names = net.names()
-        # Whoever says where the routes are is to be right: nothing there is no host without a default route.
+        # A configured path without files is an error, not a host without a default route.
         if self._host.net is not None and ipv4 is None and ipv6 is None:
             problems.append(
                 Diagnostic(
                     str(self._host.net),
-                    "neither route nor ipv6_route is there, so nobody knows which interfaces the host needs, and none"
+                    "neither route nor ipv6_route exists, so the interfaces that the host needs are unknown, and none"
                     " can be claimed",
                     "name the host's /proc/1/net (--net-root)",
                     severity="warning",
                 )
             )
             return frozenset(names)
-        # /proc/net and netlink are those of the agent's own network namespace, sysfs is that of whoever mounted it.
+        # /proc/net and netlink belong to the agent's own network namespace, sysfs to the one of its mount.
         if self._is_real and (strange := foreign_interfaces(net, names)):
             problems.append(
                 Diagnostic(
                     "network",
-                    f"the agent has a network namespace of its own ({strange[0]} is not in it) and cannot tell which"
+                    f"the agent has another network namespace ({strange[0]} is not in it) and cannot determine which"
                     " interfaces the host needs, so none can be claimed",
-                    "let it see the host's routes (--net-root), or run it in the host's network",
+                    "provide the host's routes (--net-root), or run it in the host's network",
                     severity="warning",
                 )
             )
@@ -89,7 +89,7 @@ def foreign_interfaces(net: SysfsDir, names: list[str]) -> list[str]:
 
 
 def is_ours(name: str, address: str) -> bool:
-    """Tell whether an interface of this name and hardware address is in the agent's own network namespace."""
+    """Return whether the agent's own network namespace has an interface with this name and hardware address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             answer = fcntl.ioctl(any_socket, _SIOCGIFHWADDR, name.encode().ljust(32, b"\0"))

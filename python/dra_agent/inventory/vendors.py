@@ -1,16 +1,14 @@
-"""Short names of the makers of PCI devices, as the `vendor` attribute has them.
+"""Vendors of PCI devices: short names for the `vendor` attribute, and the registry of GPU vendors.
 
-Only makers of devices that can be claimed, or of adapters that are seen in clusters, are listed.
+The short names cover vendors of claimable devices, and of adapters that are common in clusters.
 """
 
 from __future__ import annotations
 
 _VENDORS = {
     "0x1000": "broadcom",
-    "0x1002": "amd",
     "0x1022": "amd",
     "0x1077": "qlogic",
-    "0x10de": "nvidia",
     "0x10ec": "realtek",
     "0x10ee": "xilinx",
     "0x1137": "cisco",
@@ -31,19 +29,26 @@ _VENDORS = {
     "0x1ded": "alibaba",
     "0x1e52": "tenstorrent",
     "0x1ed5": "moorethreads",
-    "0x8086": "intel",
     "0xcabc": "cambricon",
 }
 
-# Displays of management controllers and of virtual machines: no accelerator, and often the only console.
+GPU_VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
+"""Vendors of GPUs with support of their own, by PCI id: the registry of vendors (docs/contributing/add-a-vendor.md).
+
+The name selects one module in each step: `dra_agent.inventory.NAME.backend` and `dra_agent.cdi.edits.NAME`, each with a
+function `make`. A module is imported when hardware of the vendor is present. GPUs of other vendors are published with
+the common attributes.
+"""
+
+# Displays of management controllers and virtual machines: not accelerators, and often the only console.
 _DISPLAYS = frozenset({"0x1013", "0x102b", "0x1234", "0x1414", "0x15ad", "0x1a03", "0x1af4", "0x1b36", "0x80ee"})
 
 
 def vendor_of(vendor_id: str) -> str:
-    """Give a vendor's short name, or its PCI id where there is none."""
-    return _VENDORS.get(vendor_id, vendor_id)
+    """Return a vendor's short name, or its PCI id if it has none."""
+    return GPU_VENDORS.get(vendor_id) or _VENDORS.get(vendor_id, vendor_id)
 
 
 def is_plain_display(vendor_id: str) -> bool:
-    """Whether a display of this vendor only shows a console (ASPEED, Matrox, QXL, virtio-gpu, ...)."""
+    """Whether displays of this vendor are consoles only (ASPEED, Matrox, QXL, virtio-gpu, ...)."""
     return vendor_id in _DISPLAYS

@@ -5,7 +5,6 @@ It knows no object's meaning; it only carries them.
 
 from __future__ import annotations
 
-from dra_agent.kube_client.backoff import Backoff
 from dra_agent.kube_client.client import ApiClient, Object, ObjectList, WatchCursor, WatchEvent, connect
 from dra_agent.kube_client.errors import (
     ConflictError,
@@ -28,6 +27,7 @@ from dra_agent.kube_client.kinds import (
     RESOURCE_SLICES,
     Kind,
 )
+from dra_agent.retry import Backoff
 
 __all__ = [
     "ApiClient",

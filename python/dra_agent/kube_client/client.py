@@ -19,14 +19,14 @@ from dra_agent.kube_client.kinds import Kind
 Object = dict[str, Any]
 
 PAGE_ITEMS = 500
-"""Objects per page of a list, as kubectl asks."""
+"""Objects per page of a list, as in kubectl."""
 LIST_TIMEOUT_S = 60.0
 WATCH_TIMEOUT_S = (300, 600)
 """Seconds that one request of a watch lasts, at random between them as client-go's."""
 WATCH_GRACE_S = 30.0
 """Seconds after its end at which a watch that did not end is given up."""
 EMPTY = 3
-"""Watches that may end at once and without a word, one after the other; more is no server but something before it."""
+"""Consecutive watches that may end at once without an event; more indicate a proxy instead of an API server."""
 _APPLY = "application/apply-patch+yaml"
 _GONE = 410
 _INTERNAL = 500
@@ -47,7 +47,7 @@ class WatchEvent(NamedTuple):
 
 
 class WatchCursor:
-    """Where a watch stands; the caller keeps it, so that a watch that breaks goes on there without a list."""
+    """Position of a watch. The caller keeps it to resume a broken watch without a list."""
 
     def __init__(self, resource_version: str) -> None:
         self.resource_version = resource_version
@@ -120,7 +120,7 @@ class ApiClient:
                 items.clear()
                 params = _selectors(fields, labels)
                 continue
-            # The server leaves out of a list's objects what the list's own kind says.
+            # Items of a list have no kind and apiVersion.
             items += (_typed(kind, item) for item in page.items or ())
             if not page.metadata.next_page:
                 return ObjectList(items, page.metadata.resource_version)
@@ -137,7 +137,7 @@ class ApiClient:
     ) -> AsyncGenerator[WatchEvent]:
         """Give every change after `resource_version`, without end.
 
-        The server ends a watch now and then; it is begun again where it was, without a gap. GoneError where that is
+        The server ends a watch from time to time; it is resumed without a gap. Raises GoneError if that is
         too long ago (list again then); UnavailableError where the connection breaks. A WatchCursor is moved along, so
         that another watch can go on after such an error. `opened` is called when the server has accepted the watch.
         """
@@ -168,7 +168,7 @@ class ApiClient:
             empty = 0 if came or time.monotonic() - began >= 1.0 else empty + 1
             if empty == EMPTY:
                 raise UnavailableError(
-                    "watches end as soon as they begin", where=f"API server {self.address}: watch {request.path}"
+                    "watches end as soon as they start", where=f"API server {self.address}: watch {request.path}"
                 )
 
     def _page(self, document: Object, request: Request) -> _Page:
@@ -176,7 +176,7 @@ class ApiClient:
             return msgspec.convert(document, _Page)
         except msgspec.ValidationError as error:
             where = f"API server {self.address}: list {request.path}"
-            raise UnavailableError(f"the answer is no list: {error}", where=where) from error
+            raise UnavailableError(f"the response is not a list: {error}", where=where) from error
 
     def _event(self, line: bytes, request: Request) -> WatchEvent:
         where = f"API server {self.address}: watch {request.path}"
@@ -200,8 +200,8 @@ class ApiClient:
     ) -> Object:
         """Create an object; give it as it is stored. ConflictError where it is there already.
 
-        With `subresource` it is posted there, as what it says that it is, for the object that has its name. With
-        `dry_run` it is only said how it would be stored.
+        With `subresource` it is posted to that subresource of the object with its name. With
+        `dry_run` it is validated and not stored.
         """
         namespace = namespace or object.get("metadata", {}).get("namespace")
         if subresource is not None:
@@ -257,7 +257,7 @@ class ApiClient:
 def connect(kubeconfig: Path | None = None) -> ApiClient:
     """Take the kubeconfig, or else the pod's service account, or else $KUBECONFIG. Nothing is sent yet.
 
-    Raises UsageError where none can be used, UnavailableError where a file that it names is not there (yet).
+    Raises UsageError if none can be used, UnavailableError if a referenced file does not exist (yet).
     """
     return ApiClient(HttpTransport(Credentials(lambda: load_client_config(kubeconfig))))
 

@@ -37,9 +37,9 @@ class ExecCommand(msgspec.Struct, frozen=True):
     args: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     told_cluster: bool = False
-    """Whether it wants to know which API server it is for."""
+    """Whether the command needs the cluster information (provideClusterInfo)."""
     cluster_config: Any = None
-    """What the kubeconfig's cluster has to say to such commands."""
+    """Configuration of the kubeconfig's cluster for such commands."""
 
 
 class ClientConfig(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class ClientConfig(msgspec.Struct, frozen=True):
     server: str
     """https://host:port, perhaps with a path."""
     source: str
-    """The file that says so, for error messages."""
+    """The file that it was read from, for error messages."""
     authority: Pem | None = None
     """Whom to trust; the host's certificate authorities where none."""
     insecure: bool = False
@@ -135,7 +135,7 @@ class _Kubeconfig(msgspec.Struct):
 def load_client_config(kubeconfig: Path | None, environ: Mapping[str, str] = os.environ) -> ClientConfig:
     """Read the kubeconfig; without one the pod's service account; without that the file that $KUBECONFIG names.
 
-    Raises UsageError where there is none, or where it cannot be used.
+    Raises UsageError if none exists, or if it cannot be used.
     """
     if kubeconfig is not None:
         return read_kubeconfig(kubeconfig)
@@ -144,7 +144,7 @@ def load_client_config(kubeconfig: Path | None, environ: Mapping[str, str] = os.
     if environ.get("KUBECONFIG"):
         return read_kubeconfig(Path(environ["KUBECONFIG"]))
     raise UsageError(
-        "neither a kubeconfig nor a pod's service account says where the API server is",
+        "the API server is not configured: no kubeconfig and no pod service account",
         hint="give --kubeconfig FILE, or run without Kubernetes: --standalone",
     )
 
@@ -174,7 +174,7 @@ def _own_namespace(directory: Path) -> str:
 
 
 def read_kubeconfig(path: Path) -> ClientConfig:
-    """Read the current context of a kubeconfig. UsageError says what is wrong with it."""
+    """Read the current context of a kubeconfig. Raises UsageError if it is invalid."""
     import yaml
 
     where = str(path)
@@ -188,11 +188,11 @@ def read_kubeconfig(path: Path) -> ClientConfig:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or "unreadable"
-        raise UsageError(f"this is no YAML: {problem}{line}", where=where) from None
+        raise UsageError(f"not valid YAML: {problem}{line}", where=where) from None
     except RecursionError as error:
-        raise UsageError("this is no kubeconfig: it is nested too deeply", where=where) from error
+        raise UsageError("not a kubeconfig: it is nested too deeply", where=where) from error
     except msgspec.ValidationError as error:
-        raise UsageError(f"this is no kubeconfig: {error}", where=where) from error
+        raise UsageError(f"not a kubeconfig: {error}", where=where) from error
     contexts = {entry.name: entry.context for entry in config.contexts}
     context = contexts.get(config.current_context)
     if context is None:
@@ -215,7 +215,7 @@ def _access(path: Path, cluster: _Cluster, user: _User, namespace: str) -> Clien
         raise UsageError("auth-provider is not supported", where=where, hint="use a token, a certificate or exec")
     parts = urlsplit(cluster.server)
     if parts.scheme not in ("https", "http") or not parts.hostname:
-        raise UsageError(f"{cluster.server!r} is no address of an API server", where=where)
+        raise UsageError(f"{cluster.server!r} is not the address of an API server", where=where)
     if parts.scheme == "http":
         _check_plain_http(cluster, user, parts.hostname, where)
     certificate = _pem(path, user.client_certificate, user.client_certificate_data, "client-certificate")
@@ -261,7 +261,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _command(path: Path, run: _Exec, cluster: _Cluster) -> ExecCommand:
-    """A command with a slash in it is beside the kubeconfig, another is of the PATH, as in client-go."""
+    """A command with a slash is relative to the kubeconfig, another is searched in PATH, as in client-go."""
     extensions = {entry.name: entry.extension for entry in cluster.extensions}
     return ExecCommand(
         command=str(path.parent / run.command) if "/" in run.command else run.command,
@@ -274,7 +274,7 @@ def _command(path: Path, run: _Exec, cluster: _Cluster) -> ExecCommand:
 
 
 def _pem(path: Path, file: str | None, data: str | None, key: str) -> Pem | None:
-    """Data wins over a file, as in client-go; a relative file is beside the kubeconfig."""
+    """Data takes precedence over a file, as in client-go; a file is relative to the kubeconfig."""
     if data:
         try:
             return Pem(data=base64.b64decode(data, validate=True))

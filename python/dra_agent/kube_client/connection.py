@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 
 import h11
 
-from dra_agent import __version__
+from dra_agent import __version__, user_file
+from dra_agent.kube_client.config import MAX_FILE_BYTES, ClientConfig, Pem
 from dra_agent.kube_client.errors import UnavailableError
+from dra_agent.memory_file import memory_file
 
 CONNECT_TIMEOUT_S = 10.0
 """Seconds to connect, TLS included."""
@@ -21,11 +23,11 @@ _HEADERS = 1 << 16
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 """Seconds and counts: a server that vanished without a word is noticed after 30 s, also by a silent watch."""
 _UNACKNOWLEDGED = 20_000
-"""Milliseconds after which sent bytes that nobody acknowledges end the connection."""
+"""Milliseconds after which unacknowledged bytes end the connection."""
 
 
 class ClosedError(Exception):
-    """The server closed the connection before it answered; nothing is known about the request."""
+    """The server closed the connection before a response; the result of the request is unknown."""
 
 
 class Connection:
@@ -43,7 +45,7 @@ class Connection:
 
     @property
     def reusable(self) -> bool:
-        """Whether another request may be sent: the last answer was read, and nobody closed it."""
+        """Whether another request may be sent: the last response was read, and the connection is open."""
         states = self._http.states
         idle = states == {h11.CLIENT: h11.IDLE, h11.SERVER: h11.IDLE}
         return idle and not self._reader.at_eof() and not self._writer.is_closing()
@@ -51,7 +53,7 @@ class Connection:
     async def request(
         self, method: str, target: str, headers: list[tuple[str, str]], body: bytes | None
     ) -> tuple[int, dict[str, str]]:
-        """Send a request; give the answer's status and headers (names in lower case). Its body is still to be read.
+        """Send a request; return the status and headers (names in lower case). The body is still to be read.
 
         Raises ClosedError, OSError or h11.ProtocolError.
         """
@@ -72,7 +74,7 @@ class Connection:
                 raise ClosedError
 
     async def body(self) -> AsyncIterator[bytes]:
-        """Give the answer's body as it comes; at its end the connection is ready for another request."""
+        """Yield the body as it arrives; at its end the connection is ready for another request."""
         while True:
             event = await self._event()
             if isinstance(event, h11.Data):
@@ -104,7 +106,7 @@ class Connection:
 async def open_connection(
     server: str, context: ssl.SSLContext | None, *, server_name: str | None, version: int
 ) -> Connection:
-    """Connect to `server` (https://host:port). Raises UnavailableError that says what is wrong."""
+    """Connect to `server` (https://host:port). Raises UnavailableError."""
     parts = urlsplit(server)
     host = parts.hostname or ""
     port = parts.port or (443 if context is not None else 80)
@@ -133,3 +135,50 @@ async def open_connection(
             raw.setsockopt(socket.IPPROTO_TCP, option, value)
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNACKNOWLEDGED)
     return Connection(reader, writer, parts.netloc, version)
+
+
+def tls_context(access: ClientConfig, certificate: Pem | None = None, key: Pem | None = None) -> ssl.SSLContext | None:
+    """Make the context for new connections; none for plain http. `certificate` and `key` override those of the access.
+
+    Raises UnavailableError where a file is missing or no certificate: it may be about to be replaced.
+    """
+    if access.server.startswith("http://"):
+        return None
+    authority = access.authority
+    try:
+        if authority is None:
+            context = ssl.create_default_context()
+        elif authority.data is not None:
+            context = ssl.create_default_context(cadata=_text(authority.data))
+        else:
+            with memory_file(_read(authority)) as path:
+                context = ssl.create_default_context(cafile=path)
+    except (ssl.SSLError, OSError) as error:
+        raise UnavailableError(
+            f"the certificate of the cluster's authority cannot be used: {error.strerror or error}",
+            where=str(authority.path if authority is not None and authority.path is not None else access.source),
+        ) from error
+    if access.insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    certificate, key = certificate or access.certificate, key or access.key
+    if certificate is not None and key is not None:
+        try:
+            with memory_file(_read(certificate)) as certificate_path, memory_file(_read(key)) as key_path:
+                context.load_cert_chain(certificate_path, key_path, password="")  # never prompt on a terminal
+        except (ssl.SSLError, OSError) as error:
+            raise UnavailableError(
+                f"the client certificate cannot be used: {error.strerror or error}", where=access.source
+            ) from error
+    return context
+
+
+def _text(data: bytes) -> str:
+    return data.decode("ascii", errors="replace")
+
+
+def _read(pem: Pem) -> bytes:
+    if pem.data is not None:
+        return pem.data
+    assert pem.path is not None
+    return user_file.read(pem.path, MAX_FILE_BYTES)

@@ -1,6 +1,6 @@
 """Credentials that are replaced while the agent runs: bound tokens each hour, certificates before they expire.
 
-Files are looked at again at most each half minute, and at once when the server refuses.
+Files are checked at most every 30 s, and at once when the server rejects them.
 """
 
 from __future__ import annotations
@@ -8,31 +8,133 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import os
 import re
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from dra_agent import user_file
 from dra_agent.errors import AgentError
-from dra_agent.kube_client.config import MAX_FILE_BYTES, ClientConfig
+from dra_agent.kube_client.config import MAX_FILE_BYTES, ClientConfig, ExecCommand, Pem
+from dra_agent.kube_client.connection import tls_context
 from dra_agent.kube_client.errors import UnavailableError
-from dra_agent.kube_client.exec_credentials import ExecCredentials, run_command
-from dra_agent.kube_client.tls import tls_context
+
+TIMEOUT_S = 30.0
+"""Seconds that the command may take."""
+RENEW_BEFORE_S = 60.0
+"""Seconds before they expire at which credentials are replaced."""
+
+
+class ExecCredentials(msgspec.Struct, frozen=True):
+    """What the command gave."""
+
+    token: str | None
+    certificate: Pem | None
+    key: Pem | None
+    expires: float | None
+    """Unix time; none where they are good until they are refused."""
+
+    def is_valid(self) -> bool:
+        """Whether they will not expire within a minute."""
+        return self.expires is None or time.time() < self.expires - RENEW_BEFORE_S
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    token: str | None = None
+    client_certificate_data: str | None = None
+    client_key_data: str | None = None
+    expiration_timestamp: datetime | None = None
+
+
+class _Credential(msgspec.Struct):
+    status: _Status
+
+
+async def run_command(command: ExecCommand, access: ClientConfig) -> ExecCredentials:
+    """Run the command of an access. Raises UnavailableError where it fails, hangs, or prints something else."""
+    spec: dict[str, Any] = {"interactive": False}
+    if command.told_cluster:
+        spec["cluster"] = _cluster(command, access)
+    request = {"apiVersion": command.api_version, "kind": "ExecCredential", "spec": spec}
+    environ = {**os.environ, **dict(command.env), "KUBERNETES_EXEC_INFO": msgspec.json.encode(request).decode()}
+    where = f"{access.source}: exec {command.command}"
+    try:
+        process = await asyncio.create_subprocess_exec(
+            command.command,
+            *command.args,
+            env=environ,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        raise UnavailableError(f"the command for credentials cannot run: {error.strerror}", where=where) from error
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            out, complaint = await process.communicate()
+    except TimeoutError as error:
+        raise UnavailableError(f"the command gave no credentials in {TIMEOUT_S:.0f} s", where=where) from error
+    finally:
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        said = complaint.decode(errors="replace").strip()[-300:]
+        raise UnavailableError(f"the command for credentials failed ({process.returncode}): {said}", where=where)
+    try:
+        status = msgspec.json.decode(out, type=_Credential).status
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise UnavailableError(f"the command printed no ExecCredential: {error}", where=where) from error
+    expires = status.expiration_timestamp
+    if expires is not None and expires.tzinfo is None:
+        expires = expires.replace(tzinfo=UTC)
+    return ExecCredentials(
+        token=status.token,
+        certificate=Pem(data=status.client_certificate_data.encode()) if status.client_certificate_data else None,
+        key=Pem(data=status.client_key_data.encode()) if status.client_key_data else None,
+        expires=expires.timestamp() if expires else None,
+    )
+
+
+def _cluster(command: ExecCommand, access: ClientConfig) -> dict[str, Any]:
+    """Build ExecCredential.spec.cluster, with the field names of a kubeconfig."""
+    told: dict[str, Any] = {"server": access.server, "config": command.cluster_config}
+    if access.server_name:
+        told["tls-server-name"] = access.server_name
+    if access.insecure:
+        told["insecure-skip-tls-verify"] = True
+    if access.authority is not None:
+        data = access.authority.data
+        if data is None and access.authority.path is not None:
+            try:
+                data = user_file.read(access.authority.path, MAX_FILE_BYTES)
+            except OSError as error:
+                reason = f"the certificate of the cluster's authority cannot be read: {error.strerror}"
+                raise UnavailableError(reason, where=str(access.authority.path)) from error
+        told["certificate-authority-data"] = base64.b64encode(data or b"").decode()
+    return told
+
 
 log = logging.getLogger(__name__)
 
 _TOKEN = re.compile(r"[!-~]+")
 CHECK_INTERVAL_S = 30.0
-"""Seconds after which the files are looked at again. Kubelets replace a token at 80 % of its life of an hour."""
+"""Seconds after which the files are checked again. Kubelets replace a token at 80 % of its lifetime of an hour."""
 
 
 class Credentials:
     """Who the agent is to the API server, now. `version` grows when that changes: older connections are not reused."""
 
     def __init__(self, read: Callable[[], ClientConfig], *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`read` gives the access anew. Raises what it raises, and what the files give cause for."""
+        """`read` reloads the access. Raises its errors, and errors of the files."""
         self._read = read
         self._clock = clock
         self.version = 0
@@ -66,7 +168,7 @@ class Credentials:
         return self._authorization(), self._context
 
     async def invalidate(self, version: int) -> bool:
-        """Look for newer credentials than those of `version`, which were refused; whether there are any."""
+        """Check for newer credentials than those of `version`, which were rejected; return whether there are any."""
         if self.access.command is not None:
             async with self._running:
                 if self.version == version:
@@ -108,7 +210,7 @@ class Credentials:
 
 
 def _check(token: str | None, where: str) -> None:
-    """Refuse what no header can hold, without showing it: whoever reads logs is not to have the token."""
+    """Reject what a header cannot hold, without showing it: logs must not contain the token."""
     if token and not _TOKEN.fullmatch(token):
         raise UnavailableError("the token has characters that no token has", where=where)
 

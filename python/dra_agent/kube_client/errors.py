@@ -13,14 +13,14 @@ from dra_agent.errors import PermanentError, RetryableError
 
 
 class UnavailableError(RetryableError):
-    """No connection, no answer in time, a 5xx, or an answer that no API server gives."""
+    """No connection, a timeout, a 5xx, or a response that is not from an API server."""
 
     def __init__(
         self, what: str, *, where: str | None = None, hint: str | None = None, retry_after: float | None = None
     ) -> None:
         super().__init__(what, where=where, hint=hint)
         self.retry_after = retry_after
-        """Seconds that the server asks to wait; none where it does not say."""
+        """Retry-After in seconds, if any."""
 
 
 class ThrottledError(UnavailableError):
@@ -28,7 +28,7 @@ class ThrottledError(UnavailableError):
 
 
 class ConflictError(RetryableError):
-    """409: the object was changed, replaced or created by somebody else meanwhile."""
+    """409: the object was changed, replaced or created by another client meanwhile."""
 
 
 class GoneError(RetryableError):
@@ -64,7 +64,7 @@ _SERVER = 500
 
 
 def error_for_status(status: int, message: str, *, where: str, retry_after: float | None = None) -> Exception:
-    """Give the error for an answer of 400 or more."""
+    """Return the error for a status of 400 or more."""
     if status == _OVERLOADED:
         return ThrottledError(message, where=where, retry_after=retry_after)
     if status >= _SERVER or status == _TIMEOUT:

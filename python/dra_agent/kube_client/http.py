@@ -24,16 +24,16 @@ from dra_agent.kube_client.errors import (
 from dra_agent.kube_client.slots import MAX_REQUESTS, RequestSlots
 
 TIMEOUT_S = 15.0
-"""Seconds for a request, from waiting for a connection to the last byte, where the caller does not say."""
+"""Default timeout of a request in seconds, from waiting for a connection to the last byte."""
 MAX_BODY_BYTES = 256 << 20
-"""Bytes of an answer; more is no answer to anything that the agent asks."""
+"""Maximum bytes of a response."""
 _IDLE = 4
 """Connections that are kept for the next request."""
 _REFUSED = 400
 _REDIRECTED = 300
 _UNAUTHORIZED = 401
 _SAID = 200
-"""Characters of a foreign answer that an error shows."""
+"""Characters of an unexpected response that an error shows."""
 
 
 class Request(NamedTuple):
@@ -74,7 +74,7 @@ class HttpTransport:
         return self._credentials.access.server
 
     async def json(self, request: Request, *, timeout: float | None = None) -> dict[str, Any]:
-        """Send a request and give the object that is its answer. The errors are those of `cluster.errors`.
+        """Send a request and return the object of the response. Raises the errors of `kube_client.errors`.
 
         `timeout` bounds all of it, the wait for a free connection included.
         """
@@ -89,7 +89,7 @@ class HttpTransport:
                     data = await _whole(connection, where)
         except TimeoutError as error:
             what = "" if running else f": waited for {self._slots.describe()}"
-            raise UnavailableError(f"no answer in {limit:g} s{what}", where=where) from error
+            raise UnavailableError(f"no response within {limit:g} s{what}", where=where) from error
         finally:
             if running:
                 self._slots.release(resource)
@@ -97,9 +97,9 @@ class HttpTransport:
 
     @asynccontextmanager
     async def stream(self, request: Request, *, idle: float) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Send a request whose answer has no end; give it line by line.
+        """Send a request with an endless response; yield its lines.
 
-        A server that says nothing for `idle` seconds is as good as gone: UnavailableError.
+        Raises UnavailableError after `idle` seconds without data.
         """
         where = self._where(request)
         async with self._answered(request, timeout=TIMEOUT_S) as connection:
@@ -121,7 +121,7 @@ class HttpTransport:
 
     @asynccontextmanager
     async def _answered(self, request: Request, timeout: float | None = None) -> AsyncIterator[Connection]:
-        """A connection on which the good answer to `request` begins; kept if it is read to its end."""
+        """A connection with the successful response to `request`; kept if the response is read completely."""
         where = self._where(request)
         try:
             async with asyncio.timeout(timeout):
@@ -129,13 +129,13 @@ class HttpTransport:
         except TimeoutError as error:
             if timeout is None:
                 raise
-            raise UnavailableError(f"no answer in {timeout:g} s", where=where) from error
+            raise UnavailableError(f"no response within {timeout:g} s", where=where) from error
         try:
             yield connection
         except (ClosedError, h11.ProtocolError, OSError) as error:
             if isinstance(error, TimeoutError):
                 raise
-            raise UnavailableError("the connection ended in the middle of an answer", where=where) from error
+            raise UnavailableError("the connection ended within a response", where=where) from error
         finally:
             self._keep(connection)
 
@@ -153,7 +153,7 @@ class HttpTransport:
                 if isinstance(problem, (ClosedError, h11.ProtocolError, OSError)) and not isinstance(
                     problem, TimeoutError
                 ):
-                    raise UnavailableError("the connection ended in the middle of an answer", where=where) from problem
+                    raise UnavailableError("the connection ended within a response", where=where) from problem
                 raise
             self._keep(connection)
             if status != _UNAUTHORIZED or not again or not await self._credentials.invalidate(version):
@@ -184,7 +184,7 @@ class HttpTransport:
                 if connection.used and request.method != "POST" and not isinstance(error, h11.ProtocolError):
                     continue
                 said = getattr(error, "strerror", None) or str(error)
-                what = "the connection ended before the answer" + (f": {said}" if said else "")
+                what = "the connection ended before the response" + (f": {said}" if said else "")
                 raise UnavailableError(what, where=where) from error
             except BaseException:
                 self._drop(connection)
@@ -219,7 +219,7 @@ async def _whole(connection: Connection, where: str) -> bytes:
     async for part in connection.body():
         size += len(part)
         if size > MAX_BODY_BYTES:
-            raise InvalidObjectError(f"the answer is larger than {MAX_BODY_BYTES >> 20} MiB", where=where)
+            raise InvalidObjectError(f"the response is larger than {MAX_BODY_BYTES >> 20} MiB", where=where)
         parts.append(part)
     return b"".join(parts)
 
@@ -249,12 +249,12 @@ async def _lines(connection: Connection, where: str, idle: float) -> AsyncIterat
 
 
 async def _refused(connection: Connection, status: int, headers: dict[str, str], where: str) -> Exception:
-    """Read an answer of 300 or more, and give the error that it is."""
+    """Read a response with a status of 300 or more, and return its error."""
     if status < _REFUSED:
         location = headers.get("location", "elsewhere")
         connection.close()
         return UnavailableError(
-            f"redirects to {location} (HTTP {status})", where=where, hint="this address is no API server"
+            f"redirects to {location} (HTTP {status})", where=where, hint="this address is not an API server"
         )
     data = await _whole(connection, where)
     try:
@@ -269,13 +269,13 @@ async def _refused(connection: Connection, status: int, headers: dict[str, str],
 
 
 async def _foreign(connection: Connection, status: int, headers: dict[str, str], where: str) -> UnavailableError:
-    """Read a good answer that is not JSON: a proxy or a login page answers for the API server."""
+    """Read a successful response that is not JSON, such as the login page of a proxy."""
     what = headers.get("content-type") or "something unnamed"
     said = _excerpt(await _whole(connection, where))
     return UnavailableError(
-        f"answers with {what} instead of JSON (HTTP {status}): {said}",
+        f"responds with {what} instead of JSON (HTTP {status}): {said}",
         where=where,
-        hint="something else answers for the API server; check its address and what is between",
+        hint="not a response of the API server; check its address, and proxies in between",
         retry_after=retry_after(headers.get("retry-after")),
     )
 
@@ -284,9 +284,9 @@ def _object(data: bytes, where: str) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(data)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise UnavailableError(f"the answer is no JSON: {_excerpt(data)}", where=where) from error
+        raise UnavailableError(f"the response is not JSON: {_excerpt(data)}", where=where) from error
     if not isinstance(document, dict):
-        raise UnavailableError(f"the answer is no object: {_excerpt(data)}", where=where)
+        raise UnavailableError(f"the response is not an object: {_excerpt(data)}", where=where)
     return document
 
 

@@ -12,7 +12,7 @@ MAX_REQUESTS_OF_A_RESOURCE = 6
 
 
 class RequestSlots:
-    """Hands slots out in the order in which they were asked for, as far as the resource's own bound allows."""
+    """Assigns slots in the order of requests, within the bound of the resource."""
 
     def __init__(self, total: int = MAX_REQUESTS, of_a_resource: int = MAX_REQUESTS_OF_A_RESOURCE) -> None:
         self._total = total
@@ -58,7 +58,7 @@ class RequestSlots:
     def describe(self) -> str:
         """Return what a request without a slot waits for."""
         busy = ", ".join(f"{count} of {resource}" for resource, count in sorted(self._running.items()) if count)
-        return f"a free connection: {busy} are not answered yet"
+        return f"a free connection; pending requests: {busy}"
 
     def _has_room(self, resource: str) -> bool:
         return self._used < self._total and self._running[resource] < self._of_a_resource

@@ -1,1 +1,1 @@
-"""The kubelet plugin: how the kubelet finds this driver, and what it asks of it over gRPC on unix sockets."""
+"""The kubelet plugin: registration with the kubelet, and its gRPC services on unix sockets."""

@@ -1,4 +1,4 @@
-"""Work on claims, on threads: one piece at a time for each claim, and nobody waits longer than its own deadline.
+"""Runs work on claims on threads: sequential per claim, and no caller waits longer than its own deadline.
 
 A vendor library that hangs keeps its thread, and nothing else: the kubelet's retries join the work that runs, of other
 claims for the device few may wait (prepare.locks), and the process can end.
@@ -29,7 +29,7 @@ class _Work:
 
 
 class ClaimExecutor:
-    """Runs work in turn; used on one event loop."""
+    """Runs work of each claim sequentially; used on one event loop."""
 
     def __init__(self, threads: int) -> None:
         self._executor = DaemonExecutor(threads, "claims")
@@ -37,11 +37,11 @@ class ClaimExecutor:
 
     @property
     def in_flight(self) -> list[str]:
-        """Say what is being worked on."""
+        """Return the work in progress."""
         return [f"{work.what} claim {uid}" for uid, work in self._work.items()]
 
     async def run(self, uid: str, what: str, key: Hashable, call: Callable[[], _T], until: float) -> _T:
-        """Run `call` in the claim's turn, or join a run of the same `what` and `key`.
+        """Run `call` after earlier work of the claim, or join a run of the same `what` and `key`.
 
         RetryableError where it has not ended at `until`, in the loop's time; it then goes on without being waited for.
         """
@@ -51,19 +51,19 @@ class ClaimExecutor:
                 work = self._begin(uid, what, key, call)
             ours = (work.what, work.key) == (what, key)
             if not await _ends(work.done, until):
-                # What has not begun need not begin for somebody who no longer waits.
+                # Work that has not started is dropped if its caller no longer waits.
                 work.thread.cancel()
                 raise RetryableError(
-                    f"still {work.what} it; the kubelet will ask again",
+                    f"still {work.what} it; the kubelet will retry",
                     where=f"claim {uid}",
-                    hint="`dra-agent doctor` and the log say what hangs, if it lasts",
+                    hint="if it persists, `dra-agent doctor` and the log report what hangs",
                 )
             if ours and not work.done.cancelled():
                 result: _T = work.done.result()
                 return result
 
     def close(self) -> None:
-        """Begin nothing more; what hangs is not waited for."""
+        """Start no more work; work that hangs is not waited for."""
         self._executor.shutdown()
 
     def worth_waiting(self, grace: float) -> float:
@@ -91,7 +91,7 @@ class ClaimExecutor:
     def _ended(self, uid: str, done: asyncio.Future[Any]) -> None:
         del self._work[uid]
         if not done.cancelled():
-            done.exception()  # whoever waited is told; where nobody did, the caller's own log has it
+            done.exception()  # waiting callers get the error; without one, it was logged
 
 
 async def _ends(future: asyncio.Future[Any], until: float) -> bool:

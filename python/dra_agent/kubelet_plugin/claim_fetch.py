@@ -1,4 +1,4 @@
-"""Reads the claim that the kubelet names, and makes sure that it is that one: same uid, and allocated.
+"""Reads the claim that the kubelet requests, and verifies that it has the same uid and is allocated.
 
 Nothing is prepared from what was read earlier: between two calls a claim can be replaced by one of the same name, or
 be given other devices.
@@ -8,44 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
 from typing import Any
 
+from dra_agent.claim import ClaimRef
 from dra_agent.errors import AgentError, PermanentError, RetryableError
-from dra_agent.kube_client.backoff import Backoff
 from dra_agent.kubelet_plugin.interfaces import ClaimSource, Object
+from dra_agent.retry import Backoff
 
 FIRST_WAIT_S = 0.05
 MAX_WAIT_S = 2.0
 ONE_TRY_TIMEOUT_S = 10.0
-"""Seconds for one answer of the API server."""
-# The Node authorizer lets a node's credentials read a claim only after its graph has seen the pod; a fast kubelet asks
+"""Timeout of one request to the API server."""
+# The Node authorizer permits a node to read a claim only after its graph has the pod; a fast kubelet calls
 # earlier (kubernetes, plugin/pkg/auth/authorizer/node/node_authorizer.go).
 _TOO_EARLY = "no relationship found"
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimReference:
-    """A claim as the kubelet names it."""
-
-    namespace: str
-    name: str
-    uid: str
-
-    def __str__(self) -> str:
-        return f"claim {self.namespace}/{self.name}"
-
-
-async def fetch(source: ClaimSource, claim: ClaimReference, until: float) -> Object:
+async def fetch(source: ClaimSource, claim: ClaimRef, until: float) -> Object:
     """Get an allocated claim from the API server; tries again until `until`, in the loop's time, where that can help.
 
-    RetryableError where the server does not answer or the claim is not allocated; PermanentError where it is gone, has
-    been replaced, or may not be read.
+    Raises RetryableError if the server does not respond or the claim is not allocated; PermanentError if it was
+    deleted, has been replaced, or may not be read.
     """
     for part in (claim.namespace, claim.name):
         if not _NAME.fullmatch(part):
-            raise PermanentError(f"{part!r} is no name of the API", where=str(claim))
+            raise PermanentError(f"{part!r} is not a valid API name", where=str(claim))
     found = await _get(source, claim, until)
     metadata = found.get("metadata")
     uid = metadata.get("uid") if isinstance(metadata, dict) else None
@@ -58,7 +46,7 @@ async def fetch(source: ClaimSource, claim: ClaimReference, until: float) -> Obj
     return found
 
 
-async def _get(source: ClaimSource, claim: ClaimReference, until: float) -> Object:
+async def _get(source: ClaimSource, claim: ClaimRef, until: float) -> Object:
     loop = asyncio.get_running_loop()
     backoff = Backoff(first=FIRST_WAIT_S, longest=MAX_WAIT_S)
     while True:
@@ -68,7 +56,7 @@ async def _get(source: ClaimSource, claim: ClaimReference, until: float) -> Obje
         except RetryableError as error:
             last: AgentError = error
         except TimeoutError:
-            last = RetryableError("the API server does not answer")
+            last = RetryableError("the API server does not respond")
         except PermanentError as error:
             if _TOO_EARLY not in str(error):
                 raise

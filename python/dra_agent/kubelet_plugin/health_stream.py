@@ -1,6 +1,6 @@
-"""The DRAResourceHealth service: tells the kubelet how the devices do, at once on a change and again within its lease.
+"""The DRAResourceHealth service: reports device health to the kubelet, on a change and again within its lease.
 
-Where nobody will know, nothing is served, and gRPC answers UNIMPLEMENTED, which ends the kubelet's asking.
+Without a source the service is not registered: gRPC returns UNIMPLEMENTED, and the kubelet stops calling.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from dra_agent.kubelet_plugin.grpc_handlers import Stream, service, stream
 from dra_agent.kubelet_plugin.interfaces import DeviceHealth, HealthSource
 from dra_agent.kubelet_plugin.proto import health_v1_pb2, health_v1alpha1_pb2
+from dra_agent.kubelet_plugin.service import Stream, service, stream
 
 log = logging.getLogger(__name__)
 
 RESEND_AFTER_S = 10.0
-"""Seconds after which everything is told again, changed or not."""
+"""Seconds after which all devices are sent again, changed or not."""
 LEASE_S = 30
-"""Seconds for which the kubelet believes what it was told."""
+"""Seconds for which the kubelet considers a report valid."""
 MAX_MESSAGE_BYTES = 1024
 """Bytes of a message that the kubelet takes."""
 _HEALTH = {"unknown": 0, "healthy": 1, "unhealthy": 2}
@@ -42,7 +42,7 @@ class HealthService:
         self._loop = asyncio.get_running_loop()
 
     def set_source(self, source: HealthSource) -> None:
-        """Begin to tell what this source says."""
+        """Start to report the health of this source."""
         self._source = source
         self._unsubscribe = source.subscribe(self._changed)
         self._wake_all()
@@ -76,7 +76,7 @@ class HealthService:
         async def watch(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             wake = asyncio.Event()
             self._wake.add(wake)
-            log.debug("somebody watches the devices' health", extra={"watchers": len(self._wake)})
+            log.debug("a client watches device health", extra={"watchers": len(self._wake)})
             try:
                 while not self._closing:
                     wake.clear()

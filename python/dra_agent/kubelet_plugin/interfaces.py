@@ -1,51 +1,12 @@
-"""What the plugin asks of other parts: claims from the API server, someone who prepares them, the devices' health."""
+"""Interfaces that the plugin needs: claims of the API server, and device health."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
-from dra_agent.deadline import Deadline
-
 Object = dict[str, Any]
 """An object of the API as JSON values."""
-
-
-class Prepared(Protocol):
-    """One device of a claim that is ready for containers."""
-
-    @property
-    def request_names(self) -> Sequence[str]:
-        """The requests of the claim that it was allocated for, without subrequests."""
-
-    @property
-    def pool(self) -> str:
-        """The pool that it is in."""
-
-    @property
-    def device(self) -> str:
-        """Its name in the pool."""
-
-    @property
-    def cdi_device_ids(self) -> Sequence[str]:
-        """What a container runtime is given for it, in this order."""
-
-    @property
-    def share_id(self) -> str | None:
-        """Which share of it, if it is shared."""
-
-
-class ClaimPreparer(Protocol):
-    """Makes an allocated claim ready for containers, and undoes it. Called on several threads. Raises AgentError.
-
-    Whatever is waited for is given up at `deadline` with a RetryableError.
-    """
-
-    def prepare(self, claim: Object, deadline: Deadline) -> Sequence[Prepared]:
-        """Prepare a claim, or check and mend one that is prepared already."""
-
-    def unprepare(self, uid: str, deadline: Deadline) -> object:
-        """Release a claim; one that is not known is none of its business."""
 
 
 class ClaimSource(Protocol):
@@ -68,29 +29,29 @@ class DeviceHealth(Protocol):
 
     @property
     def health(self) -> Literal["healthy", "unhealthy", "unknown"]:
-        """How it does; "unknown" where nobody can say."""
+        """Its health; "unknown" if not monitored."""
 
     @property
     def seen(self) -> float:
-        """When it was looked at, in Unix time."""
+        """Time of the last check, Unix time."""
 
     @property
     def message(self) -> str:
-        """Why, for people; "" where there is nothing to say."""
+        """The reason; may be empty."""
 
 
 class HealthSource(Protocol):
     """Who knows how the devices do."""
 
     def rows(self) -> Sequence[DeviceHealth]:
-        """Give all devices as they were seen last; never waits."""
+        """Return the last known state of all devices; never blocks."""
 
     def subscribe(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Have `changed` called, on any thread, after rows changed; the result ends that."""
 
 
 class PluginMetrics(Protocol):
-    """Who wants to know what the kubelet does; called on the event loop, and must not wait."""
+    """Observes calls of the kubelet; called on the event loop, and must not block."""
 
     def registration(self, registered: bool, error: str) -> None:
         """Note that the kubelet has taken the driver in, or why not."""

@@ -1,6 +1,6 @@
 """The plugin as one running part: its services on its sockets, and the sockets kept where the kubelet looks.
 
-It opens before anything is known of devices, so that the kubelet is answered at once; calls wait for `serve`.
+It opens before the devices are known, so that the kubelet connects at once; calls wait for `serve`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import grpc.aio
 from dra_agent.errors import RetryableError
 from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
 from dra_agent.kubelet_plugin.health_stream import HealthService
-from dra_agent.kubelet_plugin.interfaces import ClaimPreparer, ClaimSource, HealthSource, PluginMetrics
+from dra_agent.kubelet_plugin.interfaces import ClaimSource, HealthSource, PluginMetrics
 from dra_agent.kubelet_plugin.registration import Registration, RegistrationStatus
 from dra_agent.kubelet_plugin.service import DraService
-from dra_agent.kubelet_plugin.socket_file import SocketFile, remove_abandoned
-from dra_agent.kubelet_plugin.sockets import SocketPaths, sockets_of_instances
+from dra_agent.kubelet_plugin.sockets import SocketFile, SocketPaths, remove_abandoned, sockets_of_instances
+from dra_agent.prepare import ClaimPreparer
 
 log = logging.getLogger(__name__)
 
 CHECK_INTERVAL_S = 1.0
-"""Seconds between two looks at whether the sockets' files are still there."""
+"""Seconds between two checks that the socket files exist."""
 GRACE_S = 15.0
 """Seconds that a call may have taken until it is not waited for at the end."""
 MIN_GRACE_S = 0.5
 """Seconds for which calls are waited for at the end where all the work that is under way hangs."""
 MAX_THREADS = 256
-"""Claims that are worked on at once. Of those for a sick device three keep a thread: one that hangs, two that wait."""
-# A connection lives as long as the kubelet wants: each GOAWAY would start its timer for wiping our slices.
+"""Maximum concurrent claims. A device that hangs occupies at most three threads: one hangs, two wait."""
+# Connections have no maximum age: each GOAWAY would start the kubelet's timer for deleting our slices.
 _OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", 256))
 
 
@@ -48,9 +48,9 @@ class KubeletPlugin:
         observer: PluginMetrics | None = None,
         registered: Callable[[RegistrationStatus], None] = lambda state: None,
     ) -> None:
-        """`health` says whether `serve` will be given a source of it: the kubelet is told so before there is one.
+        """`health`: whether `serve` will get a health source; it is advertised to the kubelet before.
 
-        `registered` is called on the event loop whenever the kubelet says what it made of the registration.
+        `registered` is called on the event loop for every registration status of the kubelet.
         """
         self._paths = paths
         self._driver = driver
@@ -68,32 +68,32 @@ class KubeletPlugin:
 
     @property
     def state(self) -> RegistrationStatus:
-        """What the kubelet said last."""
+        """The last registration status."""
         return self._registration.state
 
     @property
     def failures(self) -> list[str]:
-        """Say why the kubelet cannot use this driver; nothing if it can."""
+        """Return why the kubelet cannot use this driver; empty if it can."""
         if self._problem:
             return [self._problem]
         return [] if self.state.done else [str(self.state)]
 
     @property
     def busy(self) -> list[str]:
-        """Say what is being worked on."""
+        """Return the work in progress."""
         return self._turns.in_flight
 
     async def open(self) -> None:
         """Listen and be found; where that cannot be, go on trying."""
         gone = remove_abandoned(sockets_of_instances(self._paths, self._driver))
         if gone:
-            # The kubelet would try them again and again.
+            # The kubelet would retry them forever.
             log.info("removed sockets of instances that are no more", extra={"sockets": [str(path) for path in gone]})
         await self._try_to_listen()
         self._keeper = asyncio.create_task(self._keep(), name="sockets")
 
     def serve(self, preparing: ClaimPreparer, health: HealthSource | None = None) -> None:
-        """Begin to prepare claims, and to tell how the devices do."""
+        """Start to prepare claims, and to report device health."""
         self._service.set_preparer(preparing)
         if self._health is not None and health is not None:
             self._health.set_source(health)
@@ -103,7 +103,7 @@ class KubeletPlugin:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
-        for file in reversed(self._files):  # the registration's first: the kubelet is to turn to another instance
+        for file in reversed(self._files):  # the registration's first: the kubelet switches to another instance
             file.remove()
         if self._health is not None:
             self._health.close()
@@ -121,7 +121,7 @@ class KubeletPlugin:
             await asyncio.sleep(CHECK_INTERVAL_S)
             if not self._files or not all(file.is_present for file in self._files):
                 if self._files:
-                    log.warning("a socket has vanished, listening anew", extra={"sockets": self._paths.distinct})
+                    log.warning("a socket file was removed; listening again", extra={"sockets": self._paths.distinct})
                 await self._try_to_listen()
 
     async def _try_to_listen(self) -> None:
@@ -135,7 +135,7 @@ class KubeletPlugin:
             self._problem = ""
 
     async def _listen(self) -> None:
-        """Serve on new sockets in the place of the old ones; a connection that stands is not cut before."""
+        """Serve on new sockets that replace the old ones; open connections are kept until then."""
         before, old = self._files, self._server
         replaced = before or (None,) * len(self._paths.distinct)
         files = tuple(SocketFile(path, was) for path, was in zip(self._paths.distinct, replaced, strict=True))

@@ -1,4 +1,4 @@
-"""The registration service: says who is there, and hears what the kubelet made of it. Waits for nothing, ever."""
+"""The registration service: announces the driver and receives the kubelet's result. It never blocks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from dra_agent.kubelet_plugin.grpc_handlers import service, unary
 from dra_agent.kubelet_plugin.proto import pluginregistration_pb2 as messages
+from dra_agent.kubelet_plugin.service import service, unary
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +25,12 @@ HEALTH_SERVICES = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 
 @dataclass(frozen=True, slots=True)
 class RegistrationStatus:
-    """What the kubelet said last."""
+    """The last registration status."""
 
     done: bool = False
     error: str = ""
     at: float | None = None
-    """Unix time; None where it has said nothing yet."""
+    """Unix time; None before the first status."""
 
     def __str__(self) -> str:
         if self.done:
@@ -44,7 +44,7 @@ class Registration:
     def __init__(
         self, driver: str, endpoint: Path, *, health: bool, heard: Callable[[RegistrationStatus], None]
     ) -> None:
-        """`endpoint` is the service's socket; `heard` is called on the event loop with what the kubelet says."""
+        """`endpoint` is the service's socket; `heard` is called on the event loop with the kubelet's status."""
         self._info = messages.PluginInfo(
             type=KIND,
             name=driver,
@@ -84,6 +84,6 @@ class Registration:
             )
         self._heard(self.state)
         if not request.plugin_registered:
-            # An error makes the kubelet forget the plugin and try again.
+            # After an error the kubelet removes the plugin and retries.
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"not registered: {request.error}")
         return messages.RegistrationStatusResponse()

@@ -1,6 +1,6 @@
 """The DRAPlugin service: prepare and unprepare for the kubelet, in both versions, which differ in nothing but names.
 
-A call is answered with exactly the claims that it asked for, each with its devices or its own error.
+A response has exactly the claims of the request, each with its devices or its own error.
 """
 
 from __future__ import annotations
@@ -9,30 +9,86 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import grpc
 import grpc.aio
 import msgspec
+from google.protobuf.message import DecodeError, Message
 
+from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
 from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
-from dra_agent.kubelet_plugin.claim_fetch import ClaimReference, fetch
-from dra_agent.kubelet_plugin.grpc_handlers import Unary, service, unary
-from dra_agent.kubelet_plugin.interfaces import ClaimPreparer, ClaimSource, PluginMetrics, Prepared
+from dra_agent.kubelet_plugin.claim_fetch import fetch
+from dra_agent.kubelet_plugin.interfaces import ClaimSource, PluginMetrics
 from dra_agent.kubelet_plugin.proto import dra_v1_pb2, dra_v1beta1_pb2
+from dra_agent.prepare import ClaimPreparer
+
+log = logging.getLogger(__name__)
+
+Unary = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Awaitable[Any]]
+Stream = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], AsyncIterator[Any]]
+
+
+def unary(call: Unary, request: type[Message], response: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
+    """Serve a method of one request and one response."""
+
+    async def checked(message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        await _check(message, request, context)
+        return await call(message, context)
+
+    return grpc.unary_unary_rpc_method_handler(
+        checked, request_deserializer=_decoder(request), response_serializer=response.SerializeToString
+    )
+
+
+def stream(call: Stream, request: type[Message], response: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
+    """Serve a method of one request and many responses."""
+
+    async def checked(message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        await _check(message, request, context)
+        async for answer in call(message, context):
+            yield answer
+
+    return grpc.unary_stream_rpc_method_handler(
+        checked, request_deserializer=_decoder(request), response_serializer=response.SerializeToString
+    )
+
+
+def service(
+    messages: ModuleType, name: str, methods: dict[str, grpc.RpcMethodHandler[Any, Any]]
+) -> grpc.GenericRpcHandler:
+    """Put methods together under the service's name on the wire."""
+    return grpc.method_handlers_generic_handler(messages.DESCRIPTOR.services_by_name[name].full_name, methods)
+
+
+def _decoder(request: type[Message]) -> Callable[[bytes], Message | None]:
+    def decode(data: bytes) -> Message | None:
+        try:
+            return request.FromString(data)
+        except DecodeError:
+            return None
+
+    return decode
+
+
+async def _check(message: object, request: type[Message], context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    if message is None:
+        log.warning("message not understood", extra={"expected": request.DESCRIPTOR.full_name})
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a {request.DESCRIPTOR.full_name}")
+
 
 log = logging.getLogger(__name__)
 
 BUDGET_S = 40.0
-"""Seconds for a call. The kubelet gives up after 45, and asks again a minute or more later."""
+"""Timeout of a call. The kubelet's timeout is 45 s, and it retries a minute or more later."""
 FETCH_SHARE = 0.75
 """How much of it the API server may take; the rest is for the devices."""
 SPARE_S = 0.5
-"""Seconds before the caller's deadline at which it is answered at the latest."""
+"""Minimum seconds between the response and the caller's deadline."""
 
 MAX_CLAIMS = 1000
 """Claims in a call, many times what a pod can have: a larger one would hold up the event loop."""
@@ -53,7 +109,7 @@ class DraService:
         self._numbers = itertools.count(1)
 
     def set_preparer(self, preparing: ClaimPreparer) -> None:
-        """Begin to prepare: calls that came earlier wait for this."""
+        """Start to prepare: earlier calls wait for this."""
         self._preparing.set_result(preparing)
 
     def handlers(self) -> list[grpc.GenericRpcHandler]:
@@ -106,8 +162,8 @@ class DraService:
         method: str,
         asked: Sequence[Any],
         context: grpc.aio.ServicerContext[Any, Any],
-        one: Callable[[ClaimReference, float], Awaitable[Sequence[Prepared]]],
-    ) -> dict[str, Sequence[Prepared] | AgentError]:
+        one: Callable[[ClaimRef, float], Awaitable[Sequence[ClaimDevice]]],
+    ) -> dict[str, Sequence[ClaimDevice] | AgentError]:
         if len(asked) > MAX_CLAIMS:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"more than {MAX_CLAIMS} claims")
         began = time.perf_counter()
@@ -115,12 +171,12 @@ class DraService:
         left = context.time_remaining()
         budget = BUDGET_S if left is None else min(BUDGET_S, left - min(SPARE_S, left / 4))
         until = asyncio.get_running_loop().time() + budget
-        claims: dict[str, ClaimReference] = {}
-        answers: dict[str, Sequence[Prepared] | AgentError] = {}
+        claims: dict[str, ClaimRef] = {}
+        answers: dict[str, Sequence[ClaimDevice] | AgentError] = {}
         for claim in asked:
-            reference = ClaimReference(claim.namespace, claim.name, claim.uid)
+            reference = ClaimRef(claim.uid, claim.namespace, claim.name)
             if claims.setdefault(reference.uid, reference) != reference:
-                answers[reference.uid] = PermanentError("is asked for under two names", where=f"claim {reference.uid}")
+                answers[reference.uid] = PermanentError("is requested under two names", where=f"claim {reference.uid}")
         wanted = [claim for uid, claim in claims.items() if uid not in answers]
         work = [self._guarded(method, number, claim, until, one) for claim in wanted]
         found = [await work[0]] if len(work) == 1 else await asyncio.gather(*work)
@@ -142,10 +198,10 @@ class DraService:
         self,
         method: str,
         number: int,
-        claim: ClaimReference,
+        claim: ClaimRef,
         until: float,
-        one: Callable[[ClaimReference, float], Awaitable[Sequence[Prepared]]],
-    ) -> Sequence[Prepared] | AgentError:
+        one: Callable[[ClaimRef, float], Awaitable[Sequence[ClaimDevice]]],
+    ) -> Sequence[ClaimDevice] | AgentError:
         extra = {"method": method, "request": number, "claim": claim.uid}
         try:
             return await one(claim, until)
@@ -156,7 +212,7 @@ class DraService:
             log.exception("call not done for a claim", extra=extra)
             return RetryableError(f"unexpected {type(error).__name__}: {error}", where=str(claim))
 
-    async def _prepare(self, claim: ClaimReference, until: float) -> Sequence[Prepared]:
+    async def _prepare(self, claim: ClaimRef, until: float) -> Sequence[ClaimDevice]:
         began = time.perf_counter()
         left = until - asyncio.get_running_loop().time()
         fetched = await fetch(self._claims, claim, until - left * (1 - FETCH_SHARE))
@@ -169,7 +225,7 @@ class DraService:
             claim.uid, "preparing", allocation, lambda: preparing.prepare(fetched, deadline), until
         )
 
-    async def _unprepare(self, claim: ClaimReference, until: float) -> Sequence[Prepared]:
+    async def _unprepare(self, claim: ClaimRef, until: float) -> Sequence[ClaimDevice]:
         preparing = await self._ready(until)
         deadline = Deadline(until)
         await self._turns.run(claim.uid, "unpreparing", None, lambda: preparing.unprepare(claim.uid, deadline), until)
@@ -180,13 +236,13 @@ class DraService:
             left = until - asyncio.get_running_loop().time()
             await asyncio.wait({self._preparing}, timeout=max(0.0, left))
         if not self._preparing.done():
-            raise RetryableError("the agent is still starting", hint="wait until /readyz says that it is ready")
+            raise RetryableError("the agent is still starting", hint="wait until /readyz returns 200")
         return self._preparing.result()
 
 
-def _device(messages: ModuleType, item: Prepared) -> Any:
+def _device(messages: ModuleType, item: ClaimDevice) -> Any:
     return messages.Device(
-        request_names=item.request_names,
+        request_names=item.requests,
         pool_name=item.pool,
         device_name=item.device,
         cdi_device_ids=item.cdi_device_ids,
@@ -195,5 +251,5 @@ def _device(messages: ModuleType, item: Prepared) -> Any:
 
 
 def _text(error: AgentError) -> str:
-    """Give what fits into the pod's event; never "", which would say that all is well."""
+    """Return a message that fits into the pod's event; never "", which means success."""
     return (str(error) or type(error).__name__)[:MAX_ERROR_BYTES]

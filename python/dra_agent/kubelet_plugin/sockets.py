@@ -6,12 +6,19 @@ Names as the upstream helper gives them (k8s.io/dynamic-resource-allocation/kube
 from __future__ import annotations
 
 import base64
+import contextlib
+import errno
+import os
 import re
+import socket
+import stat
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
-from dra_agent.errors import UsageError
+from dra_agent.errors import RetryableError, UsageError
 
 LONGEST = 107
 """Bytes of a socket's path: sun_path has 108 and ends with a zero (unix(7))."""
@@ -29,7 +36,7 @@ class SocketPaths:
 
     @property
     def distinct(self) -> tuple[Path, ...]:
-        """Give each path once; the service's first, as it must listen before the kubelet is told of it."""
+        """Return each path once; the service's first, as it must listen before it is announced to the kubelet."""
         return tuple(dict.fromkeys((self.service, self.registration)))
 
 
@@ -40,7 +47,9 @@ def socket_paths(kubelet_dir: Path, driver: str, pod_uid: str = "") -> SocketPat
     """
     if pod_uid and not _POD_UID.fullmatch(pod_uid):
         raise UsageError(
-            f"{pod_uid!r} is no pod's uid", where="--pod-uid", hint="give it metadata.uid of the agent's own pod"
+            f"{pod_uid!r} is not the uid of a pod",
+            where="--pod-uid",
+            hint="give it metadata.uid of the agent's own pod",
         )
     root = kubelet_dir.absolute()
     registry = root / "plugins_registry"
@@ -59,10 +68,10 @@ def socket_paths(kubelet_dir: Path, driver: str, pod_uid: str = "") -> SocketPat
 
 
 def sockets_of_instances(paths: SocketPaths, driver: str) -> Iterator[Path]:
-    """Give the sockets that other instances of this driver have, or had, where their names tell the pod's uid."""
+    """Return the sockets of other instances of this driver whose names contain the pod's uid."""
     data = paths.service.parent
     if data == paths.registration.parent:
-        return  # beside other drivers' sockets: no name tells whose it is
+        return  # without a pod uid the owner of a socket is unknown
     for service in data.glob("dra-*.sock"):
         if service != paths.service:
             yield service
@@ -100,3 +109,106 @@ def _digest(text: str, size: int) -> str:
     import hashlib  # half a megabyte, for names that are too long as they are
 
     return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()[:size]).rstrip(b"=").decode()
+
+
+_MODE = 0o600
+_HIDDEN = ".~"
+_LEFTOVER = 60.0
+"""Seconds after which a socket without a listener does not belong to a starting agent."""
+_DIRECTORY_MODE = 0o750
+"""As the kubelet makes its own."""
+
+
+class SocketFile:
+    """A socket that is bound under a hidden name and then moved to its place.
+
+    So it is visible only once it listens and has its mode, a stale file is replaced atomically, and gRPC, which unlinks
+    what it has bound, finds nothing to unlink. The kubelet's watcher ignores names that start with a dot.
+    """
+
+    def __init__(self, path: Path, replaces: SocketFile | None = None) -> None:
+        """Create the directory; raises RetryableError if that fails or another process listens there."""
+        self.path = path
+        # Never longer than the shortest name of a socket ("dra.sock").
+        self._hidden = path.with_name(f"{_HIDDEN}{os.urandom(3).hex()}")
+        self._id: tuple[int, int] | None = None
+        try:
+            path.parent.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+            # Of agents that were killed between binding and publishing.
+            remove_abandoned(path.parent.glob(f"{_HIDDEN}??????"))
+            if not (replaces and replaces.is_present) and _somebody_listens(path):
+                raise RetryableError(
+                    "another process listens on this socket",
+                    where=str(path),
+                    hint="stop the other driver, or give one of them another --driver-name or its own --pod-uid",
+                )
+        except OSError as error:
+            raise _refused(path, error) from error
+
+    @property
+    def address(self) -> str:
+        """Where gRPC is to bind."""
+        return f"unix:{quote(str(self._hidden))}"
+
+    def publish(self) -> None:
+        """Move the bound socket to its place; RetryableError where that fails."""
+        try:
+            self._hidden.chmod(_MODE)
+            self._id = _id(self._hidden)
+            self._hidden.rename(self.path)
+        except OSError as error:
+            raise _refused(self.path, error) from error
+
+    @property
+    def is_present(self) -> bool:
+        """Return whether the published file exists and was not replaced."""
+        try:
+            return self._id is not None and _id(self.path) == self._id
+        except OSError:
+            return False
+
+    def remove(self) -> None:
+        """Take the file away; another's in its place stays."""
+        with contextlib.suppress(OSError):
+            self._hidden.unlink()
+        if self.is_present:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+
+
+def _id(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_dev, found.st_ino
+
+
+def remove_abandoned(paths: Iterable[Path]) -> list[Path]:
+    """Remove sockets without a listener and return them; recent ones may belong to a starting agent."""
+    removed = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if time.time() - path.lstat().st_mtime > _LEFTOVER and not _somebody_listens(path):
+                path.unlink()
+                removed.append(path)
+    return removed
+
+
+def _somebody_listens(path: Path) -> bool:
+    """Return whether a socket is in use; raises an error for any other file."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISSOCK(mode):
+        raise OSError(errno.EEXIST, "the path is not a socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        # EAGAIN: there is a listener, and its backlog is full.
+        return probe.connect_ex(str(path)) in (0, errno.EAGAIN)
+
+
+def _refused(path: Path, error: OSError) -> RetryableError:
+    return RetryableError(
+        f"the plugin's socket cannot be made: {error.strerror}",
+        where=str(error.filename or path),
+        hint="check --kubelet-dir, and that the agent may write there",
+    )

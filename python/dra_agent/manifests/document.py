@@ -32,7 +32,7 @@ _TOO_DEEP = f"more than {_MAX_DEPTH} lists and mappings lie in each other"
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One YAML document: its value, and where each of its fields stands."""
+    """One YAML document: its value, and the line of each field."""
 
     value: Any
     _node: yaml.Node | None
@@ -79,7 +79,7 @@ def read_documents(text: str, file: str) -> Iterator[Document]:
 
 
 def _refuse_deep(events: Iterable[Any], file: str) -> None:
-    """Looks at the text as a stream first: PyYAML builds nodes recursively, and its C part has no limit of its own."""
+    """Parses events first: PyYAML builds nodes recursively, and libyaml has no limit."""
     import yaml
 
     depth = 0
@@ -98,7 +98,7 @@ def _unreadable(what: str, file: str, line: int | None) -> UsageError:
 
 
 class _Reader:
-    """Turns nodes into values. Its own, because PyYAML reads `0000:3b:00.0` and dates as numbers and times."""
+    """Converts nodes to values. PyYAML's constructor would read `0000:3b:00.0` and dates as numbers and times."""
 
     def __init__(self, file: str, length: int) -> None:
         self._file = file
@@ -176,7 +176,7 @@ def _steps(field: str) -> Iterator[str]:
 
 
 def _child(node: yaml.Node | None, step: str) -> tuple[yaml.Node, yaml.Node] | None:
-    """The node that stands for a step (a key, or a list's entry) and the node of its value."""
+    """Return the node of a step (a key, or a list's entry) and the node of its value."""
     import yaml
 
     if isinstance(node, yaml.MappingNode):

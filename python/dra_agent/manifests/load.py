@@ -63,9 +63,9 @@ def load_manifests(
 
     `strict` demands resource.k8s.io/v1 objects without an unknown field or a broken limit; what a cluster printed
     is read with strict=False, so that fields of a newer cluster are passed over. `allow_empty_list`: a list without
-    items, which kubectl prints where there is nothing, gives no objects.
+    items, which kubectl prints for no results, yields no objects.
 
-    Raises UsageError naming the file and, for each thing that is wrong, its line and field.
+    Raises UsageError with the file, and the line and field of each error.
     """
     given = str(path) == STANDARD_INPUT
     file = "standard input" if given else str(path)

@@ -1,7 +1,7 @@
-"""/metrics, /healthz and /readyz, on threads of their own, so that they answer when the event loop does not.
+"""/metrics, /healthz and /readyz, on separate threads, so that they respond when the event loop does not.
 
-It knows no metric and no check: it is given both. Slow or many clients keep no others away for long: a connection has a
-deadline, and the oldest one ends where there are too many. Probes can have a listener of their own.
+Metrics and checks are passed in. Slow or many clients delay others only for a short time: a connection has a deadline,
+and the oldest one is closed if there are too many. Probes can have a separate listener.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -18,20 +19,20 @@ from dra_agent.errors import UsageError
 
 Render = Callable[[str], tuple[bytes, str]]
 Check = Callable[[], list[str]]
-"""What is wrong; nothing if all is well."""
+"""Returns failures; empty if healthy."""
 
-CONNECTION_S = 10.0
-"""Seconds that one connection gets from its beginning to its end, however it spends them."""
+CONNECTION_TIMEOUT_S = 10.0
+"""Seconds from the start to the end of a connection, whatever the client does."""
 MAX_CONNECTIONS = 16
-"""At a time; one more ends the oldest."""
+"""Maximum open connections; one more closes the oldest."""
 MAX_REQUEST_BYTES = 16 << 10
-"""Of a request's line and headers; Prometheus sends less than 1 KiB."""
+"""Maximum size of the request line and headers; Prometheus sends less than 1 KiB."""
 _MAX_THREADS = 4 * MAX_CONNECTIONS
-"""Connections that were ended count until their thread has noticed."""
-_CHECK_S = 0.25
-_PAUSE_S = 0.02
-"""After each connection that was ended for another one: a newcomer has at least MAX_CONNECTIONS times that."""
-_NOTHING = {True: b"there are /metrics, /healthz and /readyz\n", False: b"there are /healthz and /readyz\n"}
+"""Closed connections count until their thread ends."""
+_POLL_INTERVAL_S = 0.25
+_EVICTION_DELAY_S = 0.02
+"""Seconds of delay after a connection was closed for a new one: each has at least MAX_CONNECTIONS times as long."""
+_NOT_FOUND = {True: b"there are /metrics, /healthz and /readyz\n", False: b"there are /healthz and /readyz\n"}
 
 
 class HttpServer:
@@ -46,7 +47,11 @@ class HttpServer:
         render: Render | None = None,
         flag: str = "--metrics-address",
     ) -> None:
-        """Listen, but answer nobody yet; without `render` there is no /metrics. UsageError where that cannot be."""
+        """Bind the address, without serving yet; without `render` there is no /metrics.
+
+        Raises:
+            UsageError: if the address cannot be bound; `flag` names the option that configures it.
+        """
         try:
             self._server = _Server(address, _handler(render, healthy, ready))
         except OSError as error:
@@ -55,19 +60,21 @@ class HttpServer:
                 where=flag,
                 hint="choose a free port on an address of this host",
             ) from error
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(_CHECK_S,), name="http", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_INTERVAL_S,), name="http", daemon=True
+        )
 
     @property
     def port(self) -> int:
-        """The port; of use where 0 was asked for."""
+        """The port, also if 0 was configured."""
         return int(self._server.server_address[1])
 
     def start(self) -> None:
-        """Answer."""
+        """Start to serve."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop serving."""
         if self._thread.is_alive():
             self._server.shutdown()
         self._server.server_close()
@@ -87,7 +94,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        # The base class asks the resolver for the host's name, which may take long and is of no use here.
+        # The base class resolves the host's name, which may take long and is not needed.
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -98,11 +105,11 @@ class _Server(ThreadingHTTPServer):
             oldest = next(iter(self._open), None) if len(self._open) >= MAX_CONNECTIONS else None
             if oldest is not None:
                 del self._open[oldest]
-            self._open[request] = time.monotonic() + CONNECTION_S
+            self._open[request] = time.monotonic() + CONNECTION_TIMEOUT_S
         if oldest is not None:
             _end(oldest)
-            # Who is ended and comes back at once must not push out a client before it is answered.
-            time.sleep(_PAUSE_S)
+            # A client that reconnects at once must not evict one that waits for a response.
+            time.sleep(_EVICTION_DELAY_S)
         if not self._running.acquire(blocking=False):
             self._forget(request)
             self.shutdown_request(request)  # connections come faster than threads end
@@ -120,7 +127,7 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """End connections whose time is over; called four times a second."""
+        """Close connections past their deadline; called four times a second."""
         now = time.monotonic()
         with self._lock:
             late = [connection for connection, deadline in self._open.items() if deadline <= now]
@@ -138,22 +145,22 @@ class _Server(ThreadingHTTPServer):
 
 
 def _end(connection: socket.socket) -> None:
-    """Wake the thread that reads or writes a connection; it closes it."""
+    """Shut the connection down, so that the thread that reads or writes it closes it."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Bounded:
-    """What is read of a connection, up to a number of bytes; then it is at its end."""
+    """A stream that ends after a number of bytes."""
 
-    def __init__(self, stream: Any, left: int) -> None:
+    def __init__(self, stream: Any, remaining: int) -> None:
         self._stream = stream
-        self._left = left
+        self._remaining = remaining
 
     def readline(self, size: int = -1) -> bytes:
-        """Read a line, or what is left of the number of bytes."""
-        line: bytes = self._stream.readline(self._left if size < 0 else min(size, self._left))
-        self._left -= len(line)
+        """Read a line, or the remaining bytes."""
+        line: bytes = self._stream.readline(self._remaining if size < 0 else min(size, self._remaining))
+        self._remaining -= len(line)
         return line
 
     def close(self) -> None:
@@ -163,7 +170,7 @@ class _Bounded:
 
 def _handler(render: Render | None, healthy: Check, ready: Check) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = CONNECTION_S
+        timeout = CONNECTION_TIMEOUT_S
         server_version = "dra-agent"
         sys_version = ""
 
@@ -175,21 +182,21 @@ def _handler(render: Render | None, healthy: Check, ready: Check) -> type[BaseHT
             match self.path.partition("?")[0]:
                 case "/metrics" if render is not None:
                     body, kind = render(self.headers.get("Accept", ""))
-                    self._answer(200, body, kind)
+                    self._respond(HTTPStatus.OK, body, kind)
                 case "/healthz":
                     self._check(healthy())
                 case "/readyz":
                     self._check(ready())
                 case _:
-                    self._answer(404, _NOTHING[render is not None])
+                    self._respond(HTTPStatus.NOT_FOUND, _NOT_FOUND[render is not None])
 
         do_HEAD = do_GET  # noqa: N815  (the base class finds methods by the verb)
 
-        def _check(self, ills: list[str]) -> None:
-            text = "ok\n" if not ills else "".join(f"{ill}\n" for ill in ills)
-            self._answer(503 if ills else 200, text.encode())
+        def _check(self, failures: list[str]) -> None:
+            text = "ok\n" if not failures else "".join(f"{failure}\n" for failure in failures)
+            self._respond(HTTPStatus.SERVICE_UNAVAILABLE if failures else HTTPStatus.OK, text.encode())
 
-        def _answer(self, status: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+        def _respond(self, status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
@@ -198,6 +205,6 @@ def _handler(render: Render | None, healthy: Check, ready: Check) -> type[BaseHT
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Log nothing: a scrape is no event."""
+            """Do not log scrapes."""
 
     return Handler

@@ -1,4 +1,4 @@
-"""What Prometheus is told of a reclaim: how well sources are heard, and what holds."""
+"""Metrics of reclaim: health of the signal sources, and the current state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PREFIX = "dra_agent_reclaim"
 
 
 class SourceSnapshot(msgspec.Struct, frozen=True):
-    """One source."""
+    """Health of one source."""
 
     source: str
     up: bool
@@ -27,7 +27,7 @@ class SourceSnapshot(msgspec.Struct, frozen=True):
 
 
 class ReclaimSnapshot(msgspec.Struct, frozen=True):
-    """Everything, at one moment."""
+    """Values of the reclaim metrics at one time."""
 
     phase: str = "none"
     deadline: float | None = None
@@ -38,15 +38,15 @@ class ReclaimSnapshot(msgspec.Struct, frozen=True):
     tainted_after: float | None = None
     """Seconds from the notice until every device was tainted."""
     evictions: dict[tuple[str, str], int] = {}
-    """Pods that the agent has moved by itself, by how and with what result."""
+    """Pods that the agent evicted early, by method and result."""
     claims: dict[str, int] = {}
-    """Claims of the notice, by how far they are."""
+    """Claims of the current notice, by state."""
     overdue: int = 0
-    """Claims of the notice that were not released at its deadline."""
+    """Claims of the current notice that were not released at its deadline."""
 
 
 def snapshot_of(reclaim: ReclaimService) -> ReclaimSnapshot:
-    """Read it; safe from any thread."""
+    """Read the current values; safe from any thread."""
     state, progress = reclaim.state, reclaim.progress()
     claims = dict.fromkeys(("prepared", "refused", "unprepared", "released"), 0)
     for record in progress.claims:
@@ -67,51 +67,51 @@ def snapshot_of(reclaim: ReclaimService) -> ReclaimSnapshot:
     )
 
 
-def families(reading: ReclaimSnapshot) -> Iterator[Metric]:
-    """Give the metrics of a reading."""
+def families(snapshot: ReclaimSnapshot) -> Iterator[Metric]:
+    """Yield the metrics of a snapshot."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    phase = GaugeMetricFamily(f"{_PREFIX}_phase", "1 for the phase that the reclaim is in.", labels=["phase"])
+    phase = GaugeMetricFamily(f"{_PREFIX}_phase", "1 for the current phase of the reclaim.", labels=["phase"])
     for name in ("none", "hint", "notice", "cancelled"):
-        phase.add_metric([name], int(name == reading.phase))
+        phase.add_metric([name], int(name == snapshot.phase))
     yield phase
-    yield CounterMetricFamily(f"{_PREFIX}_notices", "Notices that began.", value=reading.notices)
+    yield CounterMetricFamily(f"{_PREFIX}_notices", "Notices that started.", value=snapshot.notices)
     yield CounterMetricFamily(
-        f"{_PREFIX}_cancelled", "Notices that ended while the host lived.", value=reading.cancelled
+        f"{_PREFIX}_cancelled", "Notices that ended before the node was terminated.", value=snapshot.cancelled
     )
-    if reading.deadline is not None:
+    if snapshot.deadline is not None:
         yield GaugeMetricFamily(
-            f"{_PREFIX}_deadline_timestamp_seconds", "When the host is taken.", value=reading.deadline
+            f"{_PREFIX}_deadline_timestamp_seconds", "When the node is reclaimed.", value=snapshot.deadline
         )
-    if reading.tainted_after is not None:
+    if snapshot.tainted_after is not None:
         yield GaugeMetricFamily(
             f"{_PREFIX}_taint_publish_duration_seconds",
             "From the notice until every device was tainted.",
-            value=reading.tainted_after,
+            value=snapshot.tainted_after,
         )
     moved = CounterMetricFamily(
-        f"{_PREFIX}_fallback_evictions", "Pods that the agent has moved by itself.", labels=["mode", "result"]
+        f"{_PREFIX}_fallback_evictions", "Pods that the agent evicted early.", labels=["mode", "result"]
     )
     none = {(mode, result): 0 for mode in ("evict", "delete") for result in ("ok", "budget", "error")}
-    for (mode, result), count in {**none, **reading.evictions}.items():
+    for (mode, result), count in {**none, **snapshot.evictions}.items():
         moved.add_metric([mode, result], count)
     yield moved
-    if reading.claims:
-        claims = GaugeMetricFamily(f"{_PREFIX}_claims", "Claims of the present notice.", labels=["state"])
-        for name, count in reading.claims.items():
+    if snapshot.claims:
+        claims = GaugeMetricFamily(f"{_PREFIX}_claims", "Claims of the current notice.", labels=["state"])
+        for name, count in snapshot.claims.items():
             claims.add_metric([name], count)
         yield claims
         yield GaugeMetricFamily(
             f"{_PREFIX}_claims_overdue",
-            "Claims of the present notice that were not released at its deadline.",
-            value=reading.overdue,
+            "Claims of the current notice that were not released at its deadline.",
+            value=snapshot.overdue,
         )
-    up = GaugeMetricFamily(f"{_PREFIX}_source_up", "1 while the source can be heard.", labels=["source"])
+    up = GaugeMetricFamily(f"{_PREFIX}_source_up", "1 while the source is reachable.", labels=["source"])
     last = GaugeMetricFamily(
-        f"{_PREFIX}_last_poll_timestamp_seconds", "When the source was heard well last.", labels=["source"]
+        f"{_PREFIX}_last_poll_timestamp_seconds", "Time of the last successful poll of the source.", labels=["source"]
     )
-    failures = CounterMetricFamily(f"{_PREFIX}_source_failures", "Looks that failed.", labels=["source"])
-    for one in reading.sources:
+    failures = CounterMetricFamily(f"{_PREFIX}_source_failures", "Failed polls of the source.", labels=["source"])
+    for one in snapshot.sources:
         up.add_metric([one.source], int(one.up))
         failures.add_metric([one.source], one.failures)
         if one.last_good is not None:

@@ -1,68 +1,45 @@
-"""What Prometheus is told. Counters are kept here; gauges are read from their owners when somebody asks.
+"""The metrics registry, and the preparer that counts and times requests.
 
-Labels have few values: never a claim's name or uid.
+The registry owns counters; gauges are read from their owners at each scrape. Labels have few values: never the name or
+UID of a claim.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dra_agent import __version__
+from dra_agent.claim import ClaimDevice
+from dra_agent.deadline import Deadline
+from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.health import Summary
 from dra_agent.health.issues import KNOWN_CAUSES
-from dra_agent.metrics.reclaim import ReclaimSnapshot, families
+from dra_agent.metrics.reclaim import families
+from dra_agent.metrics.snapshot import STATES, MetricsSnapshot
+from dra_agent.prepare import ClaimPreparer
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 PREFIX = "dra_agent"
-# Below 5 ms because most requests are: a durable prepare takes about a millisecond.
+# Most requests take less than 5 ms: a durable prepare takes about 1 ms.
 BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-
-
-STATES = ("free", "blocked", "prepared", "tainted", "unhealthy")
-"""blocked: it shares counters with a prepared device, and what is left of them is not enough for it."""
 OPERATIONS = ("prepare", "unprepare")
 RESULTS = ("ok", "retryable", "permanent", "defect")
-
-
-class DeviceInfo(msgspec.Struct, frozen=True):
-    """A device as the metrics show it."""
-
-    name: str
-    pool: str
-    state: str
-    """One of STATES; of several that are true the last."""
-    uuid: str = ""
-    product: str = ""
-    family: str = ""
-
-
-class MetricsSnapshot(msgspec.Struct, frozen=True):
-    """The gauges of one moment."""
-
-    devices: tuple[DeviceInfo, ...] = ()
-    prepared_claims: int = 0
-    ledger_writable: bool = True
-    checkpoint_written: float | None = None
-    """Unix time of the newest record in the ledger."""
-    problems: int = 0
-    second_managers: dict[str, int] = {}
-    """Who else gives out devices of this node → how many of them."""
-    health: Summary = Summary()
-    reclaim: ReclaimSnapshot | None = None
+REQUEST_TIMEOUT_S = math.inf
+"""Seconds after which a request counts as hung in the liveness check: never. A restart of the agent does not end a call
+that hangs in a driver, and interrupts every other claim of the node."""
 
 
 class Metrics:
-    """One registry; safe to use from several threads."""
+    """The metrics of an agent. Safe for threads."""
 
     def __init__(self, read: Callable[[], MetricsSnapshot]) -> None:
-        """`read` is called for each scrape, on the thread of the server."""
+        """`read` returns the gauges. It is called for each scrape, on a thread of the HTTP server."""
         from prometheus_client import (
             CollectorRegistry,
             Counter,
@@ -73,30 +50,28 @@ class Metrics:
             disable_created_metrics,
         )
 
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series for what start_time says
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series, and the start time is exported anyway
 
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         self._requests = Counter(
             f"{PREFIX}_dra_requests",
-            "Requests to prepare or unprepare a claim, by how they ended.",
+            "Requests to prepare or unprepare a claim, by result.",
             ["operation", "result"],
             registry=self._registry,
         )
         self._seconds = Histogram(
             f"{PREFIX}_dra_request_duration_seconds",
-            "How long requests to prepare or unprepare a claim took.",
+            "Duration of requests to prepare or unprepare a claim.",
             ["operation"],
             buckets=BUCKETS,
             registry=self._registry,
         )
-        self._inflight = Gauge(
-            f"{PREFIX}_dra_requests_inflight", "Requests that are being worked on.", registry=self._registry
-        )
+        self._inflight = Gauge(f"{PREFIX}_dra_requests_inflight", "Requests in progress.", registry=self._registry)
         self._registrations = Counter(
             f"{PREFIX}_registrations",
-            "What the kubelet said when it looked at the driver.",
+            "Result of the kubelet's registration of the driver.",
             ["result"],
             registry=self._registry,
         )
@@ -105,12 +80,12 @@ class Metrics:
         )
         self._phases = Histogram(
             f"{PREFIX}_dra_phase_duration_seconds",
-            "How long parts of a request took.",
+            "Duration of the phases of a request.",
             ["phase"],
             buckets=BUCKETS,
             registry=self._registry,
         )
-        # A series that begins at 1 hides its first increase from `rate` and `increase`.
+        # A series that starts at 1 hides its first increase from `rate` and `increase`.
         for operation in OPERATIONS:
             self._seconds.labels(operation)
             for result in RESULTS:
@@ -124,25 +99,25 @@ class Metrics:
         return self._inflight.track_inprogress()
 
     def request(self, operation: str, result: str, seconds: float) -> None:
-        """Note a request that has ended: ok, retryable, permanent or defect."""
+        """Count a completed request; `result` is ok, retryable, permanent or defect."""
         self._requests.labels(operation, result).inc()
         self._seconds.labels(operation).observe(seconds)
 
     def registration(self, registered: bool, error: str) -> None:
-        """Note what the kubelet made of the driver."""
+        """Count a registration of the driver by the kubelet, successful or refused."""
         self._registrations.labels("registered" if registered else "refused").inc()
         self._registered.set(registered)
 
     def observe_phase(self, phase: str, seconds: float) -> None:
-        """Note how long a part of a request took."""
+        """Record the duration of a phase of a request."""
         self._phases.labels(phase).observe(seconds)
 
     def add(self, collector: Any) -> None:
-        """Ask this collector too: an object whose `collect` gives metrics."""
+        """Add a collector: an object with a `collect` method that yields metrics."""
         self._registry.register(collector)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Give everything in the form that the Accept header asks for, and its content type."""
+        """Return the exposition in the format of the Accept header, and its content type."""
         from prometheus_client.exposition import choose_encoder
 
         encode, content_type = choose_encoder(accept)
@@ -150,27 +125,29 @@ class Metrics:
 
 
 class _Gauges:
-    """A collector that reads when it is read."""
+    """Collector that reads the gauges at each scrape."""
 
     def __init__(self, read: Callable[[], MetricsSnapshot]) -> None:
         self._read = read
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is read before the first scrape."""
+        """Return no metrics: nothing is read before the first scrape."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Read the gauges."""
+        """Yield the gauges."""
         from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 
-        reading = self._read()
+        snapshot = self._read()
         yield InfoMetricFamily(f"{PREFIX}_build", "The agent's version.", {"version": __version__})
-        yield GaugeMetricFamily(f"{PREFIX}_prepared_claims", "Claims that hold devices.", value=reading.prepared_claims)
+        yield GaugeMetricFamily(
+            f"{PREFIX}_prepared_claims", "Claims that hold devices.", value=snapshot.prepared_claims
+        )
         counts: dict[tuple[str, str, str], dict[str, int]] = {}
         info = GaugeMetricFamily(
             f"{PREFIX}_device_info", "Always 1; joins names.", labels=["device", "uuid", "product", "pool"]
         )
-        for device in reading.devices:
+        for device in snapshot.devices:
             kind = (device.family, device.pool, device.product)
             counts.setdefault(kind, dict.fromkeys(STATES, 0))[device.state] += 1
             info.add_metric([device.name, device.uuid, device.product, device.pool], 1)
@@ -182,28 +159,30 @@ class _Gauges:
                 devices.add_metric([*labels, state], count)
         yield devices
         yield info
-        yield from _health(reading.health)
+        yield from _health(snapshot.health)
         yield GaugeMetricFamily(
-            f"{PREFIX}_host_problems", "What is wrong on the host, as `dra-agent doctor` tells.", value=reading.problems
+            f"{PREFIX}_host_problems",
+            "Problems of the host, as `dra-agent doctor` reports them.",
+            value=snapshot.problems,
         )
         yield GaugeMetricFamily(
-            f"{PREFIX}_ledger_writable", "0 while no claim can be recorded.", value=int(reading.ledger_writable)
+            f"{PREFIX}_ledger_writable", "0 while no claim can be recorded.", value=int(snapshot.ledger_writable)
         )
         others = GaugeMetricFamily(
             f"{PREFIX}_second_manager_devices",
-            "Devices that a device plugin or another driver gives out on this node too.",
+            "Devices that a device plugin or another driver also advertises on this node.",
             labels=["manager"],
         )
-        for manager, count in reading.second_managers.items():
+        for manager, count in snapshot.second_managers.items():
             others.add_metric([manager], count)
         yield others
-        if reading.reclaim is not None:
-            yield from families(reading.reclaim)
-        if reading.checkpoint_written is not None:
+        if snapshot.reclaim is not None:
+            yield from families(snapshot.reclaim)
+        if snapshot.checkpoint_written is not None:
             yield GaugeMetricFamily(
                 f"{PREFIX}_checkpoint_age_seconds",
                 "Time since the ledger last wrote.",
-                value=max(0.0, time.time() - reading.checkpoint_written),
+                value=max(0.0, time.time() - snapshot.checkpoint_written),
             )
 
 
@@ -211,19 +190,77 @@ def _health(summary: Summary) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     causes = GaugeMetricFamily(
-        f"{PREFIX}_device_causes", "Always 1; what is wrong with a device.", labels=["device", "cause"]
+        f"{PREFIX}_device_causes", "Always 1; health issues of a device.", labels=["device", "cause"]
     )
     for device, cause in summary.causes:
         causes.add_metric([device, cause], 1)
     yield causes
     happened = CounterMetricFamily(
-        f"{PREFIX}_device_cause_begun", "How often something began to be wrong, or happened.", labels=["cause"]
+        f"{PREFIX}_device_cause_begun", "Number of health issues and events.", labels=["cause"]
     )
     for cause, count in {**dict.fromkeys(KNOWN_CAUSES, 0), **summary.happened}.items():
         happened.add_metric([cause], count)
     yield happened
     yield CounterMetricFamily(
         f"{PREFIX}_device_flaps_suppressed",
-        "How often a cause came back while it still counted.",
+        "Number of recurrences of a cause while it was active.",
         value=summary.suppressed,
     )
+
+
+class CallMonitor(Protocol):
+    """Monitors running calls. A protocol, as `LivenessMonitor` of the agent lies in a layer above."""
+
+    def working(self, what: str, at_most: float) -> AbstractContextManager[None]:
+        """Run a call that takes less than `at_most` seconds."""
+        ...
+
+
+class InstrumentedPreparer:
+    """Records the duration and result of each request to a preparer, and monitors running requests."""
+
+    def __init__(self, preparer: ClaimPreparer, monitor: CallMonitor, metrics: Metrics | None) -> None:
+        self._preparer = preparer
+        self._monitor = monitor
+        self._metrics = metrics
+
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[ClaimDevice]:
+        """Prepare a claim."""
+        with _Measured("prepare", self._monitor, self._metrics):
+            return self._preparer.prepare(claim, deadline)
+
+    def unprepare(self, uid: str, deadline: Deadline) -> None:
+        """Release a claim."""
+        with _Measured("unprepare", self._monitor, self._metrics):
+            self._preparer.unprepare(uid, deadline)
+
+
+class _Measured:
+    def __init__(self, operation: str, monitor: CallMonitor, metrics: Metrics | None) -> None:
+        self._operation = operation
+        self._metrics = metrics
+        self._working = monitor.working(operation, REQUEST_TIMEOUT_S)
+        self._inflight = nullcontext() if metrics is None else metrics.inflight()
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+        self._working.__enter__()
+        self._inflight.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self._inflight.__exit__(None, None, None)
+        self._working.__exit__(None, None, None)
+        if self._metrics is not None:
+            self._metrics.request(self._operation, _result(error), time.perf_counter() - self._start)
+
+
+def _result(error: BaseException | None) -> str:
+    match error:
+        case None:
+            return "ok"
+        case RetryableError():
+            return "retryable"
+        case PermanentError():
+            return "permanent"
+        case _:
+            return "defect"

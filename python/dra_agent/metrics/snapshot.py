@@ -1,49 +1,80 @@
-"""The gauges of one moment, read from the inventory and the ledger."""
+"""Values of the gauges, read from the inventory, the ledger and the reclaim."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from dra_agent import _native
-from dra_agent.agent.config import Config
-from dra_agent.agent.device_state import DeviceState
-from dra_agent.agent.reclaim_runtime import ReclaimRuntime
 from dra_agent.conflicts import load_conflicts
 from dra_agent.health import Summary
 from dra_agent.inventory import Device, Inventory, pool_name
-from dra_agent.metrics.reclaim import snapshot_of
-from dra_agent.metrics.registry import DeviceInfo, MetricsSnapshot
+from dra_agent.metrics.reclaim import ReclaimSnapshot, snapshot_of
 from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.reclaim.service import ReclaimService
+
+STATES = ("free", "blocked", "prepared", "tainted", "unhealthy")
+"""blocked: prepared devices leave too little of the counters that it consumes."""
+
+
+class DeviceInfo(msgspec.Struct, frozen=True):
+    """One device."""
+
+    name: str
+    pool: str
+    state: str
+    """One of STATES; if several apply, the last of them."""
+    uuid: str = ""
+    product: str = ""
+    family: str = ""
+
+
+class MetricsSnapshot(msgspec.Struct, frozen=True):
+    """Values of the gauges at one time."""
+
+    devices: tuple[DeviceInfo, ...] = ()
+    prepared_claims: int = 0
+    ledger_writable: bool = True
+    checkpoint_written: float | None = None
+    """Unix time of the newest record in the ledger."""
+    problems: int = 0
+    second_managers: dict[str, int] = {}
+    """Number of devices of this node that another driver advertises, by driver."""
+    health: Summary = Summary()
+    reclaim: ReclaimSnapshot | None = None
 
 
 def collect(
-    config: Config,
-    hardware: DeviceState | None,
+    state_dir: Path,
+    node: str,
+    *,
+    inventory: Inventory,
+    health: Summary,
     ledger: JournalLedger | None,
-    reclaiming: ReclaimRuntime | None = None,
+    reclaim: ReclaimService | None,
 ) -> MetricsSnapshot:
-    """Read what is known; an agent that is still starting knows little."""
+    """Read the current values. An agent that is starting has no ledger and no reclaim yet."""
     entries = [] if ledger is None else ledger.entries()
     held = {(device.pool, device.device) for entry in entries for device in entry.devices if not device.admin_access}
-    inventory = Inventory() if hardware is None else hardware.inventory
-    blocked = blocked_devices(inventory, config.node, held)
+    blocked = blocked_devices(inventory, node, held)
     return MetricsSnapshot(
-        devices=tuple(_info(device, config.node, held, blocked) for device in inventory.devices),
+        devices=tuple(_info(device, node, held, blocked) for device in inventory.devices),
         prepared_claims=sum(entry.state == "completed" for entry in entries),
         ledger_writable=ledger is None or ledger.report.not_writable is None,
-        checkpoint_written=_newest(config.state_dir / "ledger"),
-        problems=0 if hardware is None else len(hardware.inventory.problems),
-        health=Summary() if hardware is None else hardware.monitor.summary,
+        checkpoint_written=_checkpoint_time(state_dir / "ledger"),
+        problems=len(inventory.problems),
+        health=health,
         second_managers={
-            who: len(names) for who, names in load_conflicts(config.state_dir).verdict.by_manager().items()
+            manager: len(devices) for manager, devices in load_conflicts(state_dir).verdict.by_manager().items()
         },
-        reclaim=None if reclaiming is None else snapshot_of(reclaiming.reclaim),
+        reclaim=None if reclaim is None else snapshot_of(reclaim),
     )
 
 
 def blocked_devices(inventory: Inventory, node: str, held: set[tuple[str, str]]) -> set[str]:
-    """Name the devices for which prepared ones leave too little of the counters that they share."""
+    """Return the names of devices for which prepared devices leave too little of the shared counters."""
     left: dict[tuple[str, str, str], int] = {
         (family, counters.name, name): _native.quantity_value(counter.value)
         for family, sets in inventory.counter_sets.items()
@@ -85,7 +116,7 @@ def _info(device: Device, node: str, held: set[tuple[str, str]], blocked: set[st
     )
 
 
-def _newest(folder: Path) -> float | None:
+def _checkpoint_time(folder: Path) -> float | None:
     try:
         times = [
             file.stat().st_mtime

@@ -1,4 +1,4 @@
-"""What Prometheus is told of the admission webhook."""
+"""Metrics of the admission webhook."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 
 
 class WebhookMetrics(ReviewObserver):
-    """One registry; counts on the event loop, is read on the thread of the server."""
+    """The metrics of the webhook. It counts on the event loop, and is read on threads of the HTTP server."""
 
     def __init__(self, certificate: ReloadingCertificate) -> None:
         from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series for what start_time says
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series, and the start time is exported anyway
         self._certificate = certificate
         self._webhook: Webhook | None = None
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self._reviews = Counter(f"{PREFIX}_reviews", "Reviews by how they ended.", ["result"], registry=self._registry)
+        self._reviews = Counter(f"{PREFIX}_reviews", "Reviews by result.", ["result"], registry=self._registry)
         self._seconds = Histogram(
             f"{PREFIX}_review_duration_seconds",
-            "How long it took to judge an object.",
+            "Duration of a review.",
             buckets=BUCKETS,
             registry=self._registry,
         )
@@ -40,24 +40,24 @@ class WebhookMetrics(ReviewObserver):
         self._registry.register(self)
 
     def of(self, webhook: Webhook) -> None:
-        """Take note of the webhook whose connections count."""
+        """Set the webhook whose connections are counted."""
         self._webhook = webhook
 
     def review(self, result: str, seconds: float) -> None:
-        """Count one."""
+        """Count a review."""
         self._reviews.labels(result).inc()
         self._seconds.observe(seconds)
 
     def stranger(self) -> None:
-        """Count a client without a right certificate, for which nothing was judged."""
+        """Count a client without a valid certificate."""
         self._reviews.labels("unauthenticated").inc()
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing is read before the first scrape."""
+        """Return no metrics: nothing is read before the first scrape."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Read the gauges."""
+        """Yield the gauges."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 
         yield InfoMetricFamily("dra_agent_build", "The agent's version.", {"version": __version__})
@@ -69,13 +69,15 @@ class WebhookMetrics(ReviewObserver):
         if self._webhook is not None:
             yield GaugeMetricFamily(f"{PREFIX}_connections", "Open connections.", value=self._webhook.connections)
             yield CounterMetricFamily(
-                f"{PREFIX}_connections_closed", "Connections ended for there were too many.", value=self._webhook.closed
+                f"{PREFIX}_connections_closed",
+                "Connections closed because there were too many.",
+                value=self._webhook.closed,
             )
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Give everything in the form that the Accept header asks for, and its content type."""
+        """Return the exposition in the format of the Accept header, and its content type."""
         from prometheus_client.exposition import choose_encoder
 
         encode, content_type = choose_encoder(accept)
-        answer: tuple[Any, str] = (encode(self._registry), content_type)
-        return answer
+        exposition: tuple[Any, str] = (encode(self._registry), content_type)
+        return exposition

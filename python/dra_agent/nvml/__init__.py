@@ -1,5 +1,5 @@
 """NVIDIA's management library in a process of its own: what crashes or hangs there does neither here.
 
-`process` is the agent's side and `child` the other; `values` is what they have in common. What calls mean is nobody's
+`client` is the agent's side and `worker` the other; `values` is what they share. The meaning of calls is not part
 business here.
 """

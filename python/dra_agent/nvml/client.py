@@ -1,6 +1,6 @@
-"""One life of the library's process, seen from the agent: start it, make calls with deadlines, notice its end.
+"""The agent's side of the NVML worker process: starts it, makes calls with deadlines, and detects its exit.
 
-Calls of one lane (a GPU) are made one after the other, and those of different lanes at the same time, so that one that
+Calls of one lane (a GPU) are sequential, and those of different lanes concurrent, so that one that
 takes long delays only its own lane.
 """
 
@@ -23,7 +23,7 @@ from dra_agent.errors import RetryableError
 from dra_agent.nvml.values import Codec, targets
 
 _LONGEST = 16 << 20
-"""Bytes of one answer; a process that writes more has lost its mind."""
+"""Maximum bytes of one response; a process that writes more is broken."""
 _BOOT = 15.0
 """Seconds that a process gets to come up, before the library is even loaded."""
 _END = 2.0
@@ -31,11 +31,11 @@ _END = 2.0
 
 
 class CallTimeoutError(RetryableError):
-    """A call did not come back: not in time, or never."""
+    """A call did not return in time."""
 
 
 class WorkerExitedError(CallTimeoutError):
-    """The process ended before the call came back, or is not running."""
+    """The process exited before the call returned, or is not running."""
 
 
 class StaleHandleError(CallTimeoutError):
@@ -43,7 +43,7 @@ class StaleHandleError(CallTimeoutError):
 
 
 class NvmlCallError(Exception):
-    """The library answered with an error; `code` is nvmlReturn_t."""
+    """The library returned an error; `code` is nvmlReturn_t."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
@@ -98,7 +98,7 @@ class NvmlWorker:
                 env=child.environment(),
                 cwd=child.WORKING_DIRECTORY,
             )
-        self._reader = threading.Thread(target=self._read, name="NVML answers", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="NVML responds", daemon=True)
         self._reader.start()
         if not self._up.wait(_BOOT) or self._ended:
             self.close()
@@ -116,7 +116,7 @@ class NvmlWorker:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody waits for a call."""
+        """Whether calls are pending."""
         with self._lock:
             return any(not call.late for call in self._calls.values())
 
@@ -126,15 +126,15 @@ class NvmlWorker:
             return any(call.late and call.lane == lane for call in self._calls.values())
 
     def stuck_for(self) -> float:
-        """Give the age in seconds of the oldest call that has missed its deadline; 0 where there is none."""
+        """Return the age in seconds of the oldest call past its deadline; 0 if there is none."""
         with self._lock:
             oldest = min((call.began for call in self._calls.values() if call.late), default=None)
         return 0.0 if oldest is None else time.monotonic() - oldest
 
     def call(self, lane: str, timeout: float, name: str, *arguments: Any) -> Any:
-        """Make a call. Raises HungError, and what else the classes of this module say.
+        """Make a call. Raises CallTimeoutError and the other errors of this module.
 
-        It waits up to `timeout` seconds for its turn, and then as long for the answer: a call that had to wait is not
+        It waits up to `timeout` seconds for its lane, and then as long for the response: a call that had to wait is not
         one that hangs.
         """
         encoded = [self._codec.encode(argument) for argument in arguments]
@@ -147,7 +147,7 @@ class NvmlWorker:
             self._refuse_stuck(lane)
             call = self._send(lane, name, encoded)
             if not call.done.wait(timeout) and not self._came_late(call):
-                raise CallTimeoutError(f"NVML did not answer within {timeout:g} s ({name})")
+                raise CallTimeoutError(f"NVML did not respond within {timeout:g} s ({name})")
         finally:
             turn.release()
         return self._result(call, arguments)
@@ -161,7 +161,7 @@ class NvmlWorker:
 
     def _refuse_stuck(self, lane: str) -> None:
         if self.is_stuck(lane):
-            raise CallTimeoutError(f"an earlier call to NVML about {lane} has not come back yet")
+            raise CallTimeoutError(f"an earlier call to NVML about {lane} has not returned yet")
 
     def _send(self, lane: str, name: str, encoded: list[Any]) -> _Call:
         call = _Call(lane, name)
@@ -173,7 +173,7 @@ class NvmlWorker:
             self._calls[number] = call
             line = msgspec.json.encode({"id": number, "lane": lane, "name": name, "args": encoded}) + b"\n"
             # Never waits for long: a lane has one call out, and the other side does nothing but read. An error means
-            # that it has ended, which the reader is about to say.
+            # that it has exited, which the reader is about to report.
             with suppress(OSError):
                 self._socket.sendall(line)
         return call
@@ -192,7 +192,7 @@ class NvmlWorker:
         if answer.refused is not None:
             raise NvmlCallError(*answer.refused)
         if answer.stale is not None:
-            raise StaleHandleError(f"NVML was started again, so that what it said before has no meaning ({call.name})")
+            raise StaleHandleError(f"NVML was restarted, so earlier handles are invalid ({call.name})")
         if answer.missing is not None:
             raise LibraryNotFoundError(answer.missing)
         if answer.defect is not None:
@@ -235,3 +235,42 @@ def _ending(code: int) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"NVML's process was ended by {name}"
+
+
+FIRST_WAIT_S = 2.0
+MAX_WAIT_S = 300.0
+"""Seconds between the end of a process and the start of the next; doubled with each that ends."""
+HANGS = 60.0
+MAX_HANGS = 3600.0
+"""Seconds for which a call may be out before its process is replaced; doubled with each that was. Long, because other
+GPUs are not watched meanwhile, and a call that waits in the kernel will do so in the next process too."""
+FORGET_AFTER_S = 7200.0
+"""Seconds without a failure after which it counts as the first one again."""
+
+
+class RestartPolicy:
+    """Counts the failures of one library. Times are of a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._last = 0.0
+
+    def failed(self, now: float) -> None:
+        """Take note that a process has ended, or was replaced."""
+        self._failures = self._count(now) + 1
+        self._last = now
+
+    def remaining(self, now: float) -> float:
+        """Give the seconds for which none is to be started yet."""
+        failures = self._count(now)
+        if failures < 2:
+            return 0.0
+        wait: float = min(FIRST_WAIT_S * 2.0 ** (failures - 2), MAX_WAIT_S)
+        return max(0.0, self._last + wait - now)
+
+    def tolerates(self, stuck: float, now: float) -> bool:
+        """Return whether a call that hangs for so many seconds is tolerated."""
+        return stuck < min(HANGS * 2.0 ** self._count(now), MAX_HANGS)
+
+    def _count(self, now: float) -> int:
+        return self._failures if now - self._last < FORGET_AFTER_S else 0

@@ -25,11 +25,11 @@ _TEXT = (ctypes.c_char_p, ctypes.c_wchar_p)
 
 
 class StaleHandleError(ValueError):
-    """A handle is not of this library's process: it was given out by one that has ended."""
+    """A handle is of an earlier library process that has exited."""
 
 
 class Handles:
-    """The addresses that one process has given out, as tokens that no other process gives."""
+    """Handles of one process, as tokens that are unique to it."""
 
     def __init__(self, generation: int) -> None:
         self._base = generation << 32
@@ -63,7 +63,7 @@ class Codec:
         self._take = take
 
     def encode(self, value: Any) -> Any:
-        """Turn a value into JSON's; raises TypeError for what cannot cross."""
+        """Convert a value to JSON; raises TypeError for unsupported types."""
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, bytes):
@@ -80,7 +80,7 @@ class Codec:
         raise TypeError(f"a {type(value).__name__} cannot leave its process")
 
     def decode(self, value: Any) -> Any:
-        """Turn JSON's value back; raises StaleHandleError, and ValueError for what no side writes."""
+        """Convert a value from JSON; raises StaleHandleError, and ValueError for invalid data."""
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if not isinstance(value, dict) or len(value) != 1:
@@ -149,7 +149,7 @@ def _translated(raw: bytes, kind: type, translate: Translate) -> bytes:
     changed = bytearray(raw)
     for offset, is_text in words:
         word = int.from_bytes(raw[offset : offset + _WORD], "little")
-        # Text lies in the other process: nobody may follow the pointer here.
+        # The text is in the other process: the pointer is invalid here.
         changed[offset : offset + _WORD] = (0 if is_text else translate(word)).to_bytes(_WORD, "little")
     return bytes(changed)
 

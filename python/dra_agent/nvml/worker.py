@@ -1,9 +1,9 @@
-"""The process that has the library: reads calls, makes them, answers. It ends when nobody asks any more.
+"""The process that loads the library: reads calls, makes them, and writes responses. It exits with its agent.
 
 One JSON object in a line, in both directions. A call has `id`, `lane`, `name` and `args`; calls of one lane are made
-one after the other, and those of different lanes at the same time. An answer has `id`, `filled` (what the call wrote
+sequentially, and those of different lanes concurrently. A response has `id`, `filled` (what the call wrote
 into its arguments: [position, bytes in hex]) and one of `value`, `refused` ([code, text] of NVML), `stale`, `missing`
-(the library cannot be loaded) and `defect`. The first answer is to no call and says that the process is there.
+(the library cannot be loaded) and `defect`. The first response belongs to no call and reports that the process runs.
 
 The imports are few because each is memory of every node with a GPU.
 """
@@ -22,11 +22,41 @@ from queue import SimpleQueue
 from typing import Any
 
 from dra_agent.nvml.values import Codec, Handles, StaleHandleError, targets
-from dra_agent.nvml.worker_calls import CALLS
+
+
+def has_memory_limits(module: Any) -> bool:
+    """Return whether the library has the calls."""
+    try:
+        module._nvmlGetFunctionPointer("nvmlDeviceSetMemoryLimits_v1")
+    except module.NVMLError:
+        return False
+    return True
+
+
+def set_memory_limits(module: Any, device: Any, cgroup: str, soft: int, hard: int) -> None:
+    """Set what the processes of a cgroup (its full path) are guaranteed and may have at most, in bytes."""
+    limits = module.c_nvmlSetMemoryLimits_v1_t(os.fsencode(cgroup), soft, hard)
+    module.nvmlDeviceSetMemoryLimits_v1(device, limits)
+
+
+def get_memory_limits(module: Any, device: Any, cgroup: str) -> tuple[int, int, int]:
+    """Give guaranteed, most and used bytes."""
+    limits = module.c_nvmlGetMemoryLimits_v1_t(os.fsencode(cgroup), 0, 0, 0)
+    module.nvmlDeviceGetMemoryLimits_v1(device, limits)
+    return limits.softLimit, limits.hardLimit, limits.currentUsed
+
+
+def compute_processes(module: Any, device: Any) -> list[tuple[int, int | None]]:
+    """Return the compute processes of a GPU: pid and bytes; None if the driver does not report the amount."""
+    return [(process.pid, process.usedGpuMemory) for process in module.nvmlDeviceGetComputeRunningProcesses(device)]
+
+
+_OWN = (has_memory_limits, set_memory_limits, get_memory_limits, compute_processes)
+CALLS = {call.__name__: call for call in _OWN}
 
 
 class WorkerServer:
-    """Answers the calls of one agent."""
+    """Serves the calls of one agent."""
 
     def __init__(self, connection: socket.socket, generation: int, path: str) -> None:
         import pynvml
@@ -42,7 +72,7 @@ class WorkerServer:
         self._loading = threading.Lock()
 
     def serve(self) -> None:
-        """Say that it is there, and answer until the agent's end is closed."""
+        """Report readiness, and serve until the agent closes its end."""
         self._connection.sendall(b'{"id":0}\n')
         with self._connection.makefile("rb") as lines:
             for line in lines:
@@ -64,7 +94,7 @@ class WorkerServer:
             try:
                 with self._sending:
                     self._connection.sendall(line)
-            except OSError:  # the agent is gone, and so is the reason to be here
+            except OSError:  # the agent has exited
                 os._exit(0)
 
     def _answer(self, name: str, encoded: list[Any]) -> dict[str, Any]:
@@ -79,7 +109,7 @@ class WorkerServer:
             answer = {"stale": str(error)}
         except OSError as error:
             answer = {"missing": str(error)}
-        except Exception as error:  # noqa: BLE001 - told to whoever asked
+        except Exception as error:  # noqa: BLE001 - returned to the caller
             answer = {"defect": f"{type(error).__name__}: {error}"}
         filled = [
             [number, self._codec.content(target)]
@@ -108,7 +138,7 @@ class WorkerServer:
 
 def main(descriptor: int, generation: int, path: str) -> None:
     """Serve the agent at the other end of a socket."""
-    # The agent decides when this ends, and is told by the same signals; its end closes the socket.
+    # The agent receives the same signals and decides when this process ends, by closing the socket.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:

@@ -1,11 +1,11 @@
-"""What a ResourceClaim's allocation gives to one driver: its devices with their requests, and its configuration.
+"""The allocation of a ResourceClaim for one driver: its devices with their requests, and its configuration.
 
-It reads the API's JSON and checks it; configuration is only sorted out here, `config` understands it.
+It reads and checks the API's JSON. Opaque parameters are only selected here; `config` decodes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ import msgspec
 
 from dra_agent.cdi.metadata import POD_CLAIM_ANNOTATION, is_label
 from dra_agent.cdi.names import check_uid
+from dra_agent.claim import ClaimDevice, ClaimRef
 from dra_agent.errors import PermanentError, RetryableError
 
 
@@ -63,60 +64,35 @@ class _Claim(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class AllocatedDevice:
-    """One device that the claim was given, or one share of it."""
-
-    pool: str
-    device: str
-    results: tuple[str, ...]
-    """Requests as the allocation names them: "gpus", or "gpus/h100" where a subrequest was chosen."""
-    share_id: str | None = None
-    admin_access: bool = False
-    consumed_capacity: Mapping[str, str] | None = None
-
-    @property
-    def requests(self) -> tuple[str, ...]:
-        """Give the requests as the kubelet knows them, without the subrequest."""
-        return tuple(dict.fromkeys(request.partition("/")[0] for request in self.results))
-
-
-@dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One piece of configuration for this driver, not yet understood."""
+    """One configuration for this driver, not decoded yet."""
 
     field: str
-    """Where it is in the claim: "status.allocation.devices.config[2]"."""
+    """Its path in the claim: "status.allocation.devices.config[2]"."""
     requests: tuple[str, ...]
-    """Requests that it is for; none means all."""
+    """Requests that it applies to; empty for all."""
     parameters: Any
 
     def applies_to(self, results: Iterable[str]) -> bool:
-        """Tell whether it is for any of these results; naming a request covers its subrequests."""
+        """Return whether it applies to any of these results; a request name covers its subrequests."""
         return not self.requests or any(
             name in self.requests or name.partition("/")[0] in self.requests for name in results
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimAllocation:
-    """One driver's part of an allocated claim."""
+class ClaimAllocation(ClaimRef, frozen=True):
+    """The part of an allocated claim that is for this driver."""
 
-    uid: str
-    namespace: str
-    name: str
-    devices: tuple[AllocatedDevice, ...]
+    devices: tuple[ClaimDevice, ...]
     config: tuple[ConfigEntry, ...]
     pod_claim_name: str | None = None
-    """What its pod calls the claim, where it was made from a template."""
-
-    def __str__(self) -> str:
-        return f"claim {self.namespace}/{self.name}"
+    """The pod's name for the claim, if it was created from a template."""
 
 
 def read(claim: Mapping[str, Any], driver: str) -> ClaimAllocation:
-    """Take out of a ResourceClaim what is for `driver`; other drivers' devices in it are theirs to prepare.
+    """Return the part of a ResourceClaim that is for `driver`; results and configuration of others are ignored.
 
-    PermanentError for an object that is no allocated claim's shape, RetryableError for one not allocated yet.
+    Raises PermanentError for an object that is not a valid allocated claim, RetryableError if it is not allocated yet.
     """
     try:
         parsed = msgspec.convert(claim, _Claim)
@@ -127,52 +103,57 @@ def read(claim: Mapping[str, Any], driver: str) -> ClaimAllocation:
     metadata = parsed.metadata
     check_uid(metadata.uid)
     devices = parsed.status.allocation.devices if parsed.status and parsed.status.allocation else None
+    where = f"claim {metadata.namespace}/{metadata.name}"
     if devices is None:
-        raise RetryableError(
-            "is not allocated", where=f"claim {metadata.namespace}/{metadata.name}", hint="wait for the scheduler"
-        )
+        raise RetryableError("is not allocated", where=where, hint="wait for the scheduler")
     config = tuple(
         ConfigEntry(f"status.allocation.devices.config[{index}]", tuple(entry.requests or ()), entry.opaque.parameters)
         for index, entry in enumerate(devices.config or ())
         if entry.opaque is not None and entry.opaque.driver == driver
     )
-    where = f"claim {metadata.namespace}/{metadata.name}"
-    held = _grouped([result for result in devices.results or () if result.driver == driver], where)
     pod_claim_name = (metadata.annotations or {}).get(POD_CLAIM_ANNOTATION, "")
     return ClaimAllocation(
         metadata.uid,
         metadata.namespace,
         metadata.name,
-        held,
+        _devices([result for result in devices.results or () if result.driver == driver], where),
         config,
-        # Anybody may write an annotation; this one becomes part of a path.
+        # Users may write any annotation; this one becomes part of a path.
         pod_claim_name if is_label(pod_claim_name) else None,
     )
 
 
-def _grouped(results: Iterable[_Result], where: str) -> tuple[AllocatedDevice, ...]:
-    """Put results of one device together: a claim may hold a device and watch it with admin access besides."""
-    found: dict[tuple[str, str, str | None], AllocatedDevice] = {}
+def _devices(results: Iterable[_Result], where: str) -> tuple[ClaimDevice, ...]:
+    """Merge the results of one device: a claim may hold a device and have admin access to it in addition."""
+    found: dict[tuple[str, str, str | None], list[_Result]] = {}
     for result in results:
-        key = (result.pool, result.device, result.share_id)
-        admin = bool(result.admin_access)
-        other = found.get(key)
-        if other is not None and not (admin or other.admin_access):
+        known = found.setdefault((result.pool, result.device, result.share_id), [])
+        if known and not (result.admin_access or all(other.admin_access for other in known)):
             raise PermanentError(
                 f"device {result.device} of pool {result.pool} is allocated to it twice, for requests "
-                f"{', '.join((*other.results, result.request))}",
+                f"{', '.join(one.request for one in (*known, result))}",
                 where=where,
                 hint="delete the claim and let it be allocated again",
             )
-        found[key] = AllocatedDevice(
-            result.pool,
-            result.device,
-            (*(other.results if other else ()), result.request),
-            result.share_id,
-            admin and (other is None or other.admin_access),
-            {**((other.consumed_capacity if other else None) or {}), **(result.consumed_capacity or {})} or None,
-        )
-    return tuple(found.values())
+        known.append(result)
+    return tuple(_merged(same) for same in found.values())
+
+
+def _merged(results: Sequence[_Result]) -> ClaimDevice:
+    names = tuple(result.request for result in results)
+    requests = tuple(dict.fromkeys(name.partition("/")[0] for name in names))
+    consumed: dict[str, str] = {}
+    for result in results:
+        consumed.update(result.consumed_capacity or {})
+    return ClaimDevice(
+        results[0].pool,
+        results[0].device,
+        requests,
+        results[0].share_id,
+        all(result.admin_access for result in results),
+        consumed,
+        results=names if names != requests else (),
+    )
 
 
 def _identity(claim: object) -> str:

@@ -1,12 +1,12 @@
-"""Configuration that claims and classes carry for this driver: decoded strictly, with the field that is wrong.
+"""Configuration for this driver in claims and classes: strict decoding, validation before allocation, JSON schema.
 
-Which kinds there are is said by the vendor set-ups that the agent was started with; none of them is known here.
+The kinds are defined by the vendor set-ups of the agent; none is known here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ _NAMED = re.compile(r"(?:Object contains unknown|Object missing required) field 
 
 
 class ConfigurationError(PermanentError):
-    """Configuration that is not understood, and where: `field` is the path of what is wrong."""
+    """Invalid configuration; `field` is the path of the invalid field."""
 
     def __init__(self, field: str, reason: str, *, where: str | None = None, hint: str | None = None) -> None:
         self.field = field.lstrip(".")
@@ -30,9 +30,9 @@ class ConfigurationError(PermanentError):
 def decode(
     parameters: Any, setups: Mapping[Kind, DeviceSetup], *, field: str, where: str | None = None
 ) -> tuple[DeviceSetup, msgspec.Struct]:
-    """Find the set-up that opaque parameters ask for, and its parameters; ConfigurationError names the field.
+    """Return the set-up for opaque parameters, and the decoded parameters. Raises ConfigurationError with the field.
 
-    `field` is the path of the parameters themselves, empty where they stand alone, `where` the object that has them.
+    `field` is the path of the parameters, empty if they are the whole document; `where` names the object.
     """
     if not isinstance(parameters, Mapping):
         raise ConfigurationError(field, "is not an object", where=where, hint="give apiVersion, kind and the settings")
@@ -41,7 +41,7 @@ def decode(
     for name, value in zip(("apiVersion", "kind"), kind, strict=True):
         if not isinstance(value, str):
             raise ConfigurationError(
-                f"{field}.{name}", "is missing or no text", where=where, hint="say which kind of set-up"
+                f"{field}.{name}", "is missing or no text", where=where, hint="set the kind of configuration"
             )
     setup = setups.get(kind)
     if setup is None:
@@ -55,12 +55,12 @@ def decode(
     try:
         return setup, msgspec.convert(settings, setup.parameters)
     except msgspec.ValidationError as error:
-        path, reason = _wrong(error)
+        path, reason = _path_and_reason(error)
         raise ConfigurationError(f"{field}{path}", reason, where=where, hint="correct the settings") from error
 
 
-def _wrong(error: msgspec.ValidationError) -> tuple[str, str]:
-    """Take apart what a strict decoder says: the path of the field (".limits.memory"), and what is wrong with it."""
+def _path_and_reason(error: msgspec.ValidationError) -> tuple[str, str]:
+    """Split the message of a strict decoder into the path of the field (".limits.memory") and the error."""
     text = str(error)
     found = _PATH.search(text)
     path = found[1] if found else ""
@@ -72,5 +72,77 @@ def _wrong(error: msgspec.ValidationError) -> tuple[str, str]:
 
 
 def without_kind(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the settings alone, as a set-up's Struct has them."""
+    """Return the parameters without apiVersion and kind, as in the set-up's Struct."""
     return {key: value for key, value in parameters.items() if key not in {"apiVersion", "kind"}}
+
+
+GROUP = "resource.k8s.io"
+MAX_CONFIGS = 32
+"""Entries of one object; the API server refuses an object with more (DeviceConfigMaxSize of resource.k8s.io)."""
+_CONFIG = {
+    "ResourceClaim": "spec.devices.config",
+    "ResourceClaimTemplate": "spec.spec.devices.config",
+    "DeviceClass": "spec.config",
+}
+"""Where objects have configuration; the same in every version of the API."""
+
+
+def validate_object(
+    value: Mapping[str, Any], driver: str, setups: Mapping[Kind, DeviceSetup]
+) -> tuple[int, list[ConfigurationError]]:
+    """Count the driver's configurations in an object, and return their errors.
+
+    Other objects, and configuration for other drivers, are ignored. An object of the API group of one of the
+    set-ups is configuration itself.
+    """
+    errors: list[ConfigurationError] = []
+    count = 0
+    for field, parameters in _parameters(value, driver, setups):
+        count += 1
+        try:
+            decode(parameters, setups, field=field)
+        except ConfigurationError as error:
+            errors.append(error)
+    return count, errors
+
+
+def _parameters(value: Mapping[str, Any], driver: str, setups: Mapping[Kind, DeviceSetup]) -> Iterator[tuple[str, Any]]:
+    version = value.get("apiVersion")
+    group = version.partition("/")[0] if isinstance(version, str) else ""
+    if group in {known.partition("/")[0] for known, _ in setups}:
+        yield "", value
+    if group != GROUP:
+        return
+    path = _CONFIG.get(str(value.get("kind")))
+    found: Any = value
+    for step in path.split(".") if path is not None else ():
+        found = found.get(step) if isinstance(found, Mapping) else None
+    if path is None or not isinstance(found, list):
+        return
+    for index, entry in enumerate(found[:MAX_CONFIGS]):
+        opaque = entry.get("opaque") if isinstance(entry, Mapping) else None
+        if isinstance(opaque, Mapping) and opaque.get("driver") == driver:
+            yield f"{path}[{index}].opaque.parameters", opaque.get("parameters")
+
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def schema(setups: Iterable[DeviceSetup]) -> dict[str, Any]:
+    """Return the JSON schema of the parameters of all set-ups; deterministic."""
+    ordered = sorted(setups, key=lambda setup: (setup.kind[0], setup.kind[1]))
+    shapes, parts = msgspec.json.schema_components(
+        [setup.parameters for setup in ordered], ref_template="#/$defs/{name}"
+    )
+    for setup, shape in zip(ordered, shapes, strict=True):
+        part = parts[shape["$ref"].rpartition("/")[2]]
+        version, kind = setup.kind
+        named = {"apiVersion": {"const": version}, "kind": {"const": kind}}
+        part["properties"] = {**named, **part["properties"]}
+        part["required"] = [*named, *part.get("required", [])]
+    return {
+        "$schema": DIALECT,
+        "title": "Configuration of devices in claims and classes",
+        "oneOf": shapes,
+        "$defs": parts,
+    }

@@ -1,6 +1,6 @@
-"""The ledger in Rust as `prepare` knows it: entries as structs, and its errors as the agent's own.
+"""The durable ledger of prepared claims and their devices: entries as structs, errors as AgentError.
 
-It keeps nothing: every call goes to the native ledger, and may wait for the disk.
+Nothing is cached: every call goes to the native ledger in Rust, and may wait for the disk.
 """
 
 from __future__ import annotations
@@ -14,29 +14,62 @@ from typing import Any, TypeVar
 import msgspec
 
 from dra_agent import _native
+from dra_agent.claim import ClaimRef, claim_device_key
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.prepare.ledger_lease import WAIT, LeaseHistory, LedgerLease
-from dra_agent.prepare.ledger_types import DeviceHeldError, LedgerEntry
+from dra_agent.inventory.model import Device
+from dra_agent.prepare.ledger_lease import ACQUIRE_TIMEOUT_S, LeaseHistory, LedgerLease
 
 _T = TypeVar("_T")
-_ALONE = nullcontext()
+_NO_LEASE = nullcontext()
+
+Lookup = Callable[[str, str], Device | None]
+"""Returns the current inventory device by pool and name."""
+
+
+class HeldDevice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A device that a claim holds, in the schema of the native ledger."""
+
+    pool: str
+    device: str
+    request: str
+    share_id: str | None = None
+    admin_access: bool = False
+    shared: bool = False
+
+    @property
+    def key(self) -> str:
+        """Its name among the devices of the claim."""
+        return claim_device_key(self.device, self.share_id)
+
+
+class LedgerEntry(ClaimRef, frozen=True, omit_defaults=True):
+    """A claim that holds devices, in the schema of the native ledger."""
+
+    devices: tuple[HeldDevice, ...]
+    state: str = "started"
+    """"started", "completed", or a phase that only a newer agent knows."""
+    payload: Any = None
+
+
+class DeviceHeldError(RetryableError):
+    """Another claim holds the device: a second holder is always refused."""
 
 
 class LedgerDamage(msgspec.Struct, frozen=True):
-    """A stretch of a file that is no record."""
+    """A range of a file that is not a record."""
 
     file: str
     offset: int
     length: int
     what: str
-    """"torn tail" after a crash in the middle of a write, which is no loss; "damaged record" otherwise."""
+    """"torn tail" after a crash during a write, which loses nothing; "damaged record" otherwise."""
     uid: str | None = None
-    """The claim that the damaged bytes seem to speak of."""
+    """UID that was found in the damaged bytes."""
 
 
 class SupersededClaim(msgspec.Struct, frozen=True):
-    """A claim that was dropped, because a later one has its device, which proves that it was released."""
+    """A claim that was dropped: a later claim has its device, so it was released."""
 
     uid: str
     by: str
@@ -45,12 +78,12 @@ class SupersededClaim(msgspec.Struct, frozen=True):
 
 
 class LedgerReport(msgspec.Struct, frozen=True):
-    """What was found when the ledger was opened, and whether it can be written now."""
+    """State of the ledger when it was opened, and whether it can be written now."""
 
     claims: int
     started: tuple[str, ...]
     earlier_boot: tuple[str, ...]
-    """Claims last written before this boot: what was set up in the hardware for them is gone."""
+    """Claims last written before this boot: their set-up in the hardware is lost."""
     damage: tuple[LedgerDamage, ...]
     set_aside: tuple[str, ...]
     """Damaged files, kept under these names below the state directory's `ledger`."""
@@ -58,42 +91,47 @@ class LedgerReport(msgspec.Struct, frozen=True):
     superseded: tuple[SupersededClaim, ...]
     foreign_records: int
     not_writable: str | None
-    """Why nothing can be recorded at present; every change is refused until it can."""
+    """Why the ledger cannot be written now; every change is rejected until it can."""
 
     def problems(self) -> list[str]:
-        """Say in sentences what was damaged; a torn tail is ordinary."""
-        told = [
+        """Return the damage as sentences, without torn tails, which are normal."""
+        messages = [
             f"{damage.file}: {damage.length} damaged bytes at {damage.offset}"
             + (f", which seem to be of claim {damage.uid}" if damage.uid else "")
             for damage in self.damage
             if damage.what != "torn tail"
         ]
         if self.lost_records:
-            told.append(f"{self.lost_records} records are missing")
-        told += [
+            messages.append(f"{self.lost_records} records are missing")
+        messages += [
             f"claim {one.uid} was dropped, as claim {one.by} has its device {one.device} of pool {one.pool}"
             for one in self.superseded
         ]
-        return told
+        return messages
 
 
 class JournalLedger:
     """The durable ledger of one state directory; safe to use from several threads."""
 
     def __init__(self, state_dir: Path, boot_id: str, *, shared_as: str | None = None) -> None:
-        """Open it, and make it where there is none.
+        """Open the ledger; create it if it does not exist.
 
-        With `shared_as`, the name of this agent among several, others may have it open too, all of them so; what is
-        read outside a turn is then what was true in this process's last one.
-        RetryableError where it cannot be read or made, PermanentError where another process has it and does not share.
+        With `shared_as`, the name of this agent among several, other processes may have it open as well, all of them
+        shared. Reads without the lease then return the state of this process's last lease.
+
+        Raises:
+            RetryableError: The ledger cannot be read or created.
+            PermanentError: Another process has it open and does not share it.
         """
         folder = str(state_dir)
         if shared_as is None:
-            self._native = _raising(lambda: _native.Ledger.open(folder, boot_id))
-            self._turns = None
+            self._native = _translate_errors(lambda: _native.Ledger.open(folder, boot_id))
+            self._lease = None
         else:
-            self._native = _raising(lambda: _native.Ledger.open_shared(folder, boot_id, shared_as, WAIT))
-            self._turns = LedgerLease(_NativeLock(self._native))
+            self._native = _translate_errors(
+                lambda: _native.Ledger.open_shared(folder, boot_id, shared_as, ACQUIRE_TIMEOUT_S)
+            )
+            self._lease = LedgerLease(_NativeLock(self._native))
 
     def __enter__(self) -> JournalLedger:
         return self
@@ -104,59 +142,62 @@ class JournalLedger:
         self.close()
 
     def close(self) -> None:
-        """Let another process have it; what is held stays held."""
+        """Close the files, so that another process can open them. Entries stay."""
         self._native.close()
 
-    def turn(self, deadline: Deadline | None = None) -> AbstractContextManager[None]:
-        """Be the one process that reads and changes the ledger; nothing to wait for where none shares it.
+    def lease(self, deadline: Deadline | None = None) -> AbstractContextManager[None]:
+        """Hold the lease of a shared ledger: no other process reads or changes it. Does nothing if it is not shared.
 
-        RetryableError names the agent that does not give its turn back by the deadline.
+        Raises RetryableError with the agent that does not release the lease by the deadline.
         """
-        return _ALONE if self._turns is None else self._turns.hold(deadline)
+        return _NO_LEASE if self._lease is None else self._lease.hold(deadline)
 
     def start(self, entry: LedgerEntry, *, durable: bool) -> None:
-        """Take the devices for a claim; DeviceHeldError names the claim that has one already."""
-        _raising(lambda: self._native.start(msgspec.json.encode(entry), durable))
+        """Record that a claim holds its devices. Thread-safe, like all methods.
+
+        If not `durable`, the record may wait for that of `complete` and share its sync.
+
+        Raises:
+            DeviceHeldError: Another claim holds a device; the message names it.
+            RetryableError: The disk cannot be written. As with every method, nothing has changed then.
+        """
+        _translate_errors(lambda: self._native.start(msgspec.json.encode(entry), durable))
 
     def complete(self, uid: str, payload: Any) -> None:
-        """Record that a started claim is prepared; durable when it returns."""
-        _raising(lambda: self._native.complete(uid, msgspec.json.encode(payload)))
+        """Record that a started claim is prepared. Durable on return."""
+        _translate_errors(lambda: self._native.complete(uid, msgspec.json.encode(payload)))
 
     def release(self, uid: str) -> bool:
-        """Record that a claim holds nothing; durable when it returns. False where it held nothing."""
-        return _raising(lambda: self._native.release(uid))
+        """Remove a claim. Durable on return. False if there was none."""
+        return _translate_errors(lambda: self._native.release(uid))
 
     def get(self, uid: str) -> LedgerEntry | None:
-        """Find a claim."""
-        found = _raising(lambda: self._native.get(uid))
+        """Return the entry of a claim."""
+        found = _translate_errors(lambda: self._native.get(uid))
         return None if found is None else msgspec.json.decode(found, type=LedgerEntry)
 
     def current(self, uid: str, deadline: Deadline | None = None) -> LedgerEntry | None:
-        """Find a claim in a turn: another agent may have changed it since this one's last."""
-        with self.turn(deadline):
+        """Return the entry of a claim under a new lease: another agent may have changed it since the last one."""
+        with self.lease(deadline):
             return self.get(uid)
 
     def entries(self) -> list[LedgerEntry]:
-        """List all claims, ordered by uid."""
-        return msgspec.json.decode(_raising(self._native.entries), type=list[LedgerEntry])
-
-    def holders(self, pool: str, device: str) -> list[LedgerEntry]:
-        """List the claims that name a device, shared and admin access included."""
-        return msgspec.json.decode(_raising(lambda: self._native.holders(pool, device)), type=list[LedgerEntry])
+        """Return all entries, ordered by uid."""
+        return msgspec.json.decode(_translate_errors(self._native.entries), type=list[LedgerEntry])
 
     @property
     def report(self) -> LedgerReport:
         """What was found at opening, and whether the ledger can be written now."""
-        return msgspec.json.decode(_raising(lambda: self._native.report), type=LedgerReport)
+        return msgspec.json.decode(_translate_errors(lambda: self._native.report), type=LedgerReport)
 
     def compact(self) -> None:
         """Replace a journal that has grown by a snapshot, or try to write again after the disk had failed.
 
         For a quiet moment, so that no claim waits for it.
         """
-        with self.turn():
-            if _raising(lambda: self._native.compaction_due):
-                _raising(self._native.compact)
+        with self.lease():
+            if _translate_errors(lambda: self._native.compaction_due):
+                _translate_errors(self._native.compact)
 
 
 class _NativeLock:
@@ -164,16 +205,16 @@ class _NativeLock:
         self._native = native
 
     def acquire(self, wait: float) -> LeaseHistory:
-        return _raising(lambda: self._native.take_turn(wait))
+        return _translate_errors(lambda: self._native.take_turn(wait))
 
     def release(self) -> None:
-        _raising(self._native.give_turn)
+        _translate_errors(self._native.give_turn)
 
     def contended(self) -> bool:
         return self._native.turn_wanted
 
 
-def _raising(call: Callable[[], _T]) -> _T:
+def _translate_errors(call: Callable[[], _T]) -> _T:
     try:
         return call()
     except _native.LedgerConflictError as error:

@@ -1,8 +1,8 @@
-"""Turns on a ledger that several agents have open: one turn of this process serves everything it does at the time.
+"""The lease on a ledger that several agents have open. All threads of a process share one lease.
 
-Who comes first takes the turn, who goes last gives it back. While another process waits for its own turn, nobody joins
-one that has lasted a second, so that neither process can keep the other waiting for ever. A turn is held while the
-ledger is read or written, never while a device is set up or a file for containers is written.
+The first thread acquires the lease, the last one releases it. While another process waits for it, no thread joins
+a lease older than a second, so that neither process starves the other. A lease is held while the ledger is read or
+written, never while a device is set up or a file for containers is written.
 """
 
 from __future__ import annotations
@@ -19,112 +19,116 @@ from dra_agent.errors import AgentError, RetryableError
 
 log = logging.getLogger(__name__)
 
-WAIT = 30.0
-"""Seconds to wait for another agent where no caller says how long: below the 45 s that the kubelet waits."""
-SHARED_FOR = 1.0
-"""Seconds after which a turn is no longer joined while another process waits."""
+ACQUIRE_TIMEOUT_S = 30.0
+"""Default timeout of acquiring the lease, below the kubelet's timeout of 45 s."""
+JOIN_WINDOW_S = 1.0
+"""Seconds after which a lease is no longer joined while another process waits."""
 
 LeaseHistory = Literal["nothing", "turns", "abandoned"]
 
 
 class ProcessLock(Protocol):
-    """What keeps processes apart; the native ledger is one."""
+    """Excludes other processes. A protocol, because `ledger`, which implements it, imports this module."""
 
     def acquire(self, wait: float) -> LeaseHistory:
-        """Wait for this process's turn and read what others did; say what happened. RetryableError after `wait`."""
+        """Acquire the lease and read the records of other processes. Raises RetryableError after `wait` seconds."""
         ...
 
     def release(self) -> None:
-        """Let another process have its turn."""
+        """Release the lease."""
         ...
 
     def contended(self) -> bool:
-        """Tell whether another process waits."""
+        """Return whether another process waits."""
         ...
 
 
 class LedgerLease:
-    """The turns of this process; safe to use from several threads."""
+    """The leases of this process. Thread-safe."""
 
     def __init__(self, lock: ProcessLock, clock: Callable[[], float] = time.monotonic) -> None:
         self._lock = lock
         self._clock = clock
         self._changed = threading.Condition()
         self._state: Literal["outside", "passing", "inside"] = "outside"
-        self._inside = 0
-        self._closes = 0.0
+        self._holders = 0
+        self._join_until = 0.0
 
     def hold(self, deadline: Deadline | None = None) -> AbstractContextManager[None]:
-        """Be inside a turn. RetryableError names the agent that does not give its turn back by the deadline."""
-        return _Turn(self, deadline or Deadline.of(WAIT))
+        """Hold the lease for a `with` statement.
+
+        Raises:
+            RetryableError: The lease is not available by the deadline; the message names the agent that holds it.
+        """
+        return _Hold(self, deadline or Deadline.of(ACQUIRE_TIMEOUT_S))
 
     def _enter(self, deadline: Deadline) -> None:
         with self._changed:
             while self._state != "outside":
-                if self._state == "inside" and self._open():
-                    self._inside += 1
+                if self._state == "inside" and self._joinable():
+                    self._holders += 1
                     return
                 if not self._changed.wait(deadline.remaining()):
                     raise RetryableError(
                         "this agent still writes other claims, and another agent waits too",
                         where="the ledger",
-                        hint="try again; if it stays so, `dra-agent doctor` says what hangs",
+                        hint="try again; if it persists, `dra-agent doctor` reports what hangs",
                     )
             self._state = "passing"
-        self._pass(deadline)
+        self._acquire(deadline)
 
-    def _open(self) -> bool:
+    def _joinable(self) -> bool:
         now = self._clock()
-        if now >= self._closes:
+        if now >= self._join_until:
             if self._lock.contended():
                 return False
-            self._closes = now + SHARED_FOR
+            self._join_until = now + JOIN_WINDOW_S
         return True
 
-    def _pass(self, deadline: Deadline) -> None:
+    def _acquire(self, deadline: Deadline) -> None:
         try:
             since = self._lock.acquire(deadline.remaining())
         except BaseException:
-            self._become("outside")
+            self._set_state("outside")
             raise
         if since == "abandoned":
             log.warning("another agent ended while it wrote the ledger; its claims are repaired one by one")
-        self._closes = self._clock() + SHARED_FOR
-        self._inside = 1
-        self._become("inside")
+        self._join_until = self._clock() + JOIN_WINDOW_S
+        self._holders = 1
+        self._set_state("inside")
 
     def _leave(self) -> None:
         with self._changed:
-            self._inside -= 1
-            if self._inside:
+            self._holders -= 1
+            if self._holders:
                 return
             self._state = "passing"
-        self._give()
-        self._become("outside")
+        self._release()
+        self._set_state("outside")
 
-    def _give(self) -> None:
+    def _release(self) -> None:
         try:
             self._lock.release()
         except AgentError as error:  # given back all the same: the next process reads what is on disk, as after a crash
-            log.warning("the turn ended with something unwritten", extra={"reason": str(error)})
+            log.warning("the lease ended with unwritten records", extra={"reason": str(error)})
 
-    def _become(self, state: Literal["outside", "inside"]) -> None:
+    def _set_state(self, state: Literal["outside", "inside"]) -> None:
         with self._changed:
             self._state = state
             self._changed.notify_all()
 
 
-class _Turn:
+class _Hold:
     """One stay inside, for a `with` statement; a class, for every request has some."""
 
-    __slots__ = ("_deadline", "_turns")
+    __slots__ = ("_deadline", "_lease")
 
-    def __init__(self, turns: LedgerLease, deadline: Deadline) -> None:
-        self._turns = turns
+    def __init__(self, lease: LedgerLease, deadline: Deadline) -> None:
+        self._lease = lease
         self._deadline = deadline
 
     def __enter__(self) -> None:
-        self._turns._enter(self._deadline)
+        self._lease._enter(self._deadline)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._turns._leave()
+        self._lease._leave()

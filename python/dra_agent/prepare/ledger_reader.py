@@ -1,4 +1,4 @@
-"""Reading a ledger that an agent may have open: from a copy, because opening one mends it and locks others out."""
+"""Reads a ledger that an agent may have open, from a copy: opening one repairs it and locks others out."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from dra_agent.errors import RetryableError
-from dra_agent.prepare.ledger import JournalLedger, LedgerReport
-from dra_agent.prepare.ledger_types import LedgerEntry
+from dra_agent.prepare.ledger import JournalLedger, LedgerEntry, LedgerReport
 
 TRIES = 5
 PAUSE = 0.05
@@ -18,7 +17,7 @@ PAUSE = 0.05
 
 
 def read_copy(state_dir: Path) -> tuple[list[LedgerEntry], LedgerReport] | None:
-    """Read the claims, and what the ledger says of itself; None where there is none. Changes nothing.
+    """Return the claims and the state of the ledger; None if it does not exist. Changes nothing.
 
     RetryableError where it cannot be read.
     """

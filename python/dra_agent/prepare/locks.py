@@ -1,6 +1,6 @@
-"""Locks by name, waited for with a deadline: a claim's, its devices', and those of what lies behind several devices.
+"""Named locks with a deadline: of a claim, of its devices, and of resources that several devices share.
 
-A holder that hangs must not collect everybody who wants the same name: once it has held a lock for `SLOW_AFTER_S`, no
+A holder that hangs must not block all threads: once it has held a lock for `SLOW_AFTER_S`, no
 more than a few wait for it, and further ones are refused at once. A quick burst is served in full.
 
 With a folder, a lock also keeps other processes on the same state directory out: each name has a file there, locked
@@ -25,21 +25,21 @@ from dra_agent.errors import RetryableError
 from dra_agent.file_lock import lock
 
 MAX_WAITERS = 2
-"""Who may wait for a name whose holder is slow."""
+"""Maximum waiters for a name with a slow holder."""
 MAX_SETUP_WAITERS = 32
 """The same for locks of set-ups: requests were counted before, and hooks of containers are few."""
 SLOW_AFTER_S = 5.0
 """Seconds after which a holder counts as slow: longer than a set-up usually takes, for shares come in bursts."""
 SETUP_TIMEOUT_S = 15.0
 """Seconds that a set-up waits for a lock of its own, inside of a call that is given 40."""
-MAX_KEPT_OPEN = 128
+MAX_CACHED_FILES = 128
 """Lock files that stay open for the next holder: opening one costs as much as the rest of a lock."""
-_DETAIL = 120
+_HOLDER_BYTES = 120
 """Bytes of what is written about the holder; every one as long, so that nothing of a longer one is left."""
 
 
 class LockedError(RetryableError):
-    """Somebody else has the lock; the message says who, what for and for how long."""
+    """The lock is held; the message has the holder, its purpose and the duration."""
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class _Lock:
 
 
 class KeyedLocks:
-    """A lock for each name, made when somebody wants it and forgotten when nobody does."""
+    """Locks by name, created on demand and removed when unused."""
 
     def __init__(
         self,
@@ -60,46 +60,46 @@ class KeyedLocks:
         max_waiters: int = MAX_WAITERS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`folder` is where other processes find the locks; `process` tells them who this is, besides its pid."""
+        """`folder` is shared with other processes; `process` identifies this one to them, besides its pid."""
         self._folder = folder
         self._process = f"pid {os.getpid()}" + (f", {process}" if process else "")
         self._max_waiters = max_waiters
         self._clock = clock
-        self._guard = threading.Lock()
+        self._mutex = threading.Lock()
         self._locks: dict[str, _Lock] = {}
-        self._kept: dict[str, int] = {}
-        """Open files that are not locked, by name; whoever has the name's lock in this process may use its file."""
+        self._cached_files: dict[str, int] = {}
+        """Open files that are not locked, by name; the holder of the name's lock in this process may use its file."""
 
     def hold(
         self, names: Iterable[str], deadline: Deadline, purpose: str = "another request"
     ) -> AbstractContextManager[None]:
         """Hold all the names; taken in sorted order, so that two callers never wait for each other.
 
-        `purpose` is what others are told that they wait for. LockedError at the deadline, or at once where the holder
+        `purpose` is reported to waiters. Raises LockedError at the deadline, or at once if the holder
         is slow and enough wait for it already.
         """
-        return _Held(self, sorted(set(names)), deadline, purpose)
+        return _Hold(self, sorted(set(names)), deadline, purpose)
 
     def acquire(self, name: str, deadline: Deadline, purpose: str) -> int | None:
-        """Take one name, as `hold` does; returns the locked file that other processes see, which `release` takes."""
-        self._take_turn(name, deadline, purpose)
+        """Lock one name, as `hold` does; returns the locked file for other processes, to pass to `release`."""
+        self._acquire_name(name, deadline, purpose)
         if self._folder is None:
             return None
         try:
             return self._lock_file(name, deadline, purpose)
         except BaseException:
-            self._end_turn(name)
+            self._release_name(name)
             raise
 
     def release(self, name: str, file: int | None) -> None:
-        """Let go of a name that `acquire` has given."""
+        """Unlock a name that was locked by `acquire`."""
         # The file first: who gets the name within the process next finds its file free.
         if file is not None:
             self._unlock_file(name, file)
-        self._end_turn(name)
+        self._release_name(name)
 
-    def _take_turn(self, name: str, deadline: Deadline, purpose: str) -> None:
-        with self._guard:
+    def _acquire_name(self, name: str, deadline: Deadline, purpose: str) -> None:
+        with self._mutex:
             lock = self._locks.get(name)
             if lock is None:
                 self._locks[name] = _Lock(purpose, self._clock())
@@ -107,7 +107,7 @@ class KeyedLocks:
             turn = threading.Event()
             lock.waiting.append(turn)
         while True:
-            with self._guard:
+            with self._mutex:
                 if turn.is_set():
                     lock.holder, lock.since = purpose, self._clock()
                     return
@@ -119,11 +119,11 @@ class KeyedLocks:
                     raise self._refused(name, lock)
             turn.wait(min(left, slow_in) if slow_in > 0 else left)
 
-    def _end_turn(self, name: str) -> None:
-        with self._guard:
+    def _release_name(self, name: str) -> None:
+        with self._mutex:
             lock = self._locks[name]
             if lock.waiting:
-                # Handed over: nobody who comes now is faster than who waits.
+                # Passed to the first waiter: later ones cannot overtake it.
                 lock.since = self._clock()
                 lock.waiting.popleft().set()
             else:
@@ -133,18 +133,18 @@ class KeyedLocks:
         return LockedError(
             f"{lock.holder} has been in work on it for {self._clock() - lock.since:.0f} s",
             where=name,
-            hint="it is tried again; where it lasts, `dra-agent doctor` and the kernel's log (dmesg) say what hangs",
+            hint="it is retried; if it persists, `dra-agent doctor` and the kernel log (dmesg) report what hangs",
         )
 
     def close(self) -> None:
-        """Close the files that are kept open, none of which is locked."""
-        while self._kept:
-            os.close(self._kept.popitem()[1])
+        """Close the cached files, none of which is locked."""
+        while self._cached_files:
+            os.close(self._cached_files.popitem()[1])
 
     __del__ = close
 
     def _lock_file(self, name: str, deadline: Deadline, purpose: str) -> int:
-        handle = self._kept.pop(name, None)
+        handle = self._cached_files.pop(name, None)
         if handle is not None and not os.fstat(handle).st_nlink:
             # Removed while it was kept: other processes lock the file that has its name now.
             os.close(handle)
@@ -156,10 +156,10 @@ class KeyedLocks:
                 raise LockedError(
                     f"another agent has been in work on it ({_holder(handle)})",
                     where=name,
-                    hint="it is tried again; where it lasts, see what that agent waits for",
+                    hint="it is retried; if it persists, check what that agent waits for",
                 )
-            with suppress(OSError):  # a full disk: the lock holds all the same, others are just not told by whom
-                os.pwrite(handle, f"{self._process}, for {purpose}".encode()[:_DETAIL].ljust(_DETAIL), 0)
+            with suppress(OSError):  # a full disk: the lock is valid, but its holder is not recorded
+                os.pwrite(handle, f"{self._process}, for {purpose}".encode()[:_HOLDER_BYTES].ljust(_HOLDER_BYTES), 0)
         except OSError as error:
             os.close(handle)
             raise RetryableError(f"cannot be locked: {error.strerror}", where=self._path(name)) from error
@@ -169,9 +169,9 @@ class KeyedLocks:
         return handle
 
     def _unlock_file(self, name: str, handle: int) -> None:
-        if len(self._kept) < MAX_KEPT_OPEN:
+        if len(self._cached_files) < MAX_CACHED_FILES:
             fcntl.flock(handle, fcntl.LOCK_UN)
-            self._kept[name] = handle
+            self._cached_files[name] = handle
         else:
             os.close(handle)
 
@@ -186,29 +186,29 @@ class KeyedLocks:
                 return os.open(path, flags, 0o600)
         except OSError as error:
             raise RetryableError(
-                f"cannot be locked: {error.strerror}", where=path, hint="see to its disk and its owner"
+                f"cannot be locked: {error.strerror}", where=path, hint="check its disk and its owner"
             ) from error
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{quote(name, safe='')}.lock"
 
 
-class _Held:
+class _Hold:
     """The names of one holder, for a `with` statement; a class, for every request takes two of them."""
 
-    __slots__ = ("_deadline", "_locks", "_names", "_purpose", "_taken")
+    __slots__ = ("_acquired", "_deadline", "_locks", "_names", "_purpose")
 
     def __init__(self, locks: KeyedLocks, names: list[str], deadline: Deadline, purpose: str) -> None:
         self._locks = locks
         self._names = names
         self._deadline = deadline
         self._purpose = purpose
-        self._taken: list[tuple[str, int | None]] = []
+        self._acquired: list[tuple[str, int | None]] = []
 
     def __enter__(self) -> None:
         try:
             for name in self._names:
-                self._taken.append((name, self._locks.acquire(name, self._deadline, self._purpose)))
+                self._acquired.append((name, self._locks.acquire(name, self._deadline, self._purpose)))
         except BaseException:
             self._release()
             raise
@@ -217,8 +217,8 @@ class _Held:
         self._release()
 
     def _release(self) -> None:
-        while self._taken:
-            self._locks.release(*self._taken.pop())
+        while self._acquired:
+            self._locks.release(*self._acquired.pop())
 
 
 def setup_locks(state_dir: Path | None, kind: str) -> KeyedLocks:
@@ -228,4 +228,4 @@ def setup_locks(state_dir: Path | None, kind: str) -> KeyedLocks:
 
 
 def _holder(handle: int) -> str:
-    return os.pread(handle, _DETAIL, 0).decode(errors="replace").strip() or "it does not say which"
+    return os.pread(handle, _HOLDER_BYTES, 0).decode(errors="replace").strip() or "unknown process"

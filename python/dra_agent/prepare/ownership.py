@@ -20,19 +20,19 @@ from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.file_lock import keep_private, lock
 from dra_agent.inventory.model import Device
-from dra_agent.prepare.ledger_types import DeviceHeldError, Ledger, Lookup
+from dra_agent.prepare.ledger import DeviceHeldError, JournalLedger, Lookup
 
 log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_S = 5.0
-"""For the files of one claim, where its caller does not have less. Owners keep a lock for one turn at the ledger."""
+"""Maximum timeout for the files of one claim. Owners hold a lock for one lease of the ledger."""
 MAX_RECORD_BYTES = 1 << 20
 """Of one file; claims' UIDs have 36 bytes each."""
 MAX_CLAIMS_IN_MESSAGE = 4
 
 
 Unlock = Callable[[], None]
-"""Lets go of the locked files of a claim, which has begun."""
+"""Releases the locked files of a started claim."""
 _NOTHING_LOCKED: AbstractContextManager[Unlock] = nullcontext(lambda: None)
 
 
@@ -55,16 +55,16 @@ class Ownership(Protocol):
     """What `prepare` needs. Two implementations: real devices, and hosts where no other agent can exist."""
 
     def acquire(self, uid: str, devices: Iterable[Device], deadline: Deadline) -> AbstractContextManager[Unlock]:
-        """Own the devices for a claim that is begun in the ledger within the context; given up where that raises.
+        """Own the devices for a claim that is started in the ledger within the context; released if that raises.
 
         Until `Unlock` is called, or the context is left, no other agent takes the devices, and no start of this one
-        takes the claim for one that holds nothing. Enter it before a turn at the ledger, never within one.
+        considers the claim as holding nothing. Enter it before a lease of the ledger, never within one.
         Raises DeviceHeldError where another agent of this host owns one, RetryableError where that is not known.
         """
         ...
 
     def release(self, uid: str, deadline: Deadline, devices: Collection[Device] | None = None) -> None:
-        """Give up what the claim owned: these devices; None where not all of them are known now.
+        """Release the ownership of a claim's devices; None if not all of them are known now.
 
         Never raises: a file that remains is corrected at the next start.
         """
@@ -74,8 +74,8 @@ class Ownership(Protocol):
         """Return the UIDs of claims that other agents of this host prepared."""
         ...
 
-    def reconcile(self, ledger: Ledger, lookup: Lookup) -> list[str]:
-        """Make the files say what the ledger says, at start; return what is wrong: a device that another agent took."""
+    def reconcile(self, ledger: JournalLedger, lookup: Lookup) -> list[str]:
+        """Reconcile the files with the ledger at start; return conflicts: devices that another agent owns."""
         ...
 
 
@@ -93,7 +93,7 @@ class NoOwnership:
         """Return nothing."""
         return frozenset()
 
-    def reconcile(self, ledger: Ledger, lookup: Lookup) -> list[str]:
+    def reconcile(self, ledger: JournalLedger, lookup: Lookup) -> list[str]:
         """Do nothing."""
         return []
 
@@ -101,8 +101,8 @@ class NoOwnership:
 class DeviceOwnership:
     """Owner files below `directory`, one per PCI address; safe to use from several threads and processes.
 
-    The lock on a file is taken before a turn at the ledger: while a file names a claim that is about to begin, nobody
-    who compares the two sees one without the other.
+    A file is locked before a lease of the ledger: while a file names a claim that is about to start, no process
+    that compares the two reads one without the other.
     """
 
     def __init__(self, directory: Path, state_dir: Path, owner: str) -> None:
@@ -119,8 +119,8 @@ class DeviceOwnership:
 
     def release(self, uid: str, deadline: Deadline, devices: Collection[Device] | None = None) -> None:
         """See Ownership.release."""
-        for address in self._mine() if devices is None else {device.pci_address for device in devices}:
-            self._drop(address, lambda claim: claim == uid, deadline.capped(LOCK_TIMEOUT_S))
+        for address in self._own_addresses() if devices is None else {device.pci_address for device in devices}:
+            self._remove_claims(address, lambda claim: claim == uid, deadline.capped(LOCK_TIMEOUT_S))
 
     def foreign_claims(self) -> frozenset[str]:
         """See Ownership.foreign_claims."""
@@ -131,16 +131,16 @@ class DeviceOwnership:
                 found.update(record.claims)
         return frozenset(found)
 
-    def reconcile(self, ledger: Ledger, lookup: Lookup) -> list[str]:
+    def reconcile(self, ledger: JournalLedger, lookup: Lookup) -> list[str]:
         """See Ownership.reconcile."""
 
         def holds_nothing(uid: str) -> bool:
-            with ledger.turn():
+            with ledger.lease():
                 return ledger.get(uid) is None
 
-        for address in self._mine():
-            self._drop(address, holds_nothing, Deadline.of(LOCK_TIMEOUT_S))
-        with ledger.turn():
+        for address in self._own_addresses():
+            self._remove_claims(address, holds_nothing, Deadline.of(LOCK_TIMEOUT_S))
+        with ledger.lease():
             entries = ledger.entries()
         problems = []
         for entry in entries:
@@ -153,11 +153,11 @@ class DeviceOwnership:
             except _ReleasedMeanwhileError:
                 continue
             except AgentError as error:
-                problems.append(f"claim {entry.namespace}/{entry.name} ({entry.uid}): {error}")
+                problems.append(f"{entry.with_uid}: {error}")
         return problems
 
     def _take(self, uid: str, address: str, name: str, deadline: Deadline) -> tuple[int, OwnerRecord | None]:
-        """Lock a file and write the claim into it; return it locked, and what it said before."""
+        """Lock a file and write the claim into it; return the locked file and its previous content."""
         path = f"{self._directory}/{address}"
         handle = _lock(path, deadline)
         try:
@@ -165,7 +165,7 @@ class DeviceOwnership:
             record = _decode(content)
             if content and record is None:
                 raise RetryableError(
-                    "cannot tell which agent owns the device: the file is damaged",
+                    "cannot determine which agent owns the device: the file is damaged",
                     where=path,
                     hint="remove it when no other agent of this host has prepared the device",
                 )
@@ -179,8 +179,8 @@ class DeviceOwnership:
             raise
         return handle, record
 
-    def _drop(self, address: str, is_over: Callable[[str], bool], deadline: Deadline) -> None:
-        """Take claims out of a file of this owner; a file that cannot be locked or written stays as it is."""
+    def _remove_claims(self, address: str, is_over: Callable[[str], bool], deadline: Deadline) -> None:
+        """Remove claims from a file of this owner; a file that cannot be locked or written stays unchanged."""
         path = f"{self._directory}/{address}"
         try:
             handle = _lock(path, deadline, create=False)
@@ -233,12 +233,13 @@ class DeviceOwnership:
             where=f"device {name} ({address})",
             hint="release those claims through that agent; run one agent per host"
             if alive
-            else f"start that agent and release those claims; remove {path} only if its state directory is gone and no "
+            else f"start that agent and release those claims; remove {path} only if its state directory was "
+            "removed and no "
             "process uses the device",
         )
 
-    def _mine(self) -> list[str]:
-        """List the addresses whose files are of this owner."""
+    def _own_addresses(self) -> list[str]:
+        """List the addresses that this owner has files of."""
         records = ((address, self._read(address)) for address in self._files())
         return [address for address, record in records if record is not None and record.owner == self._owner]
 
@@ -256,7 +257,7 @@ class DeviceOwnership:
 
 
 class _Acquisition:
-    """The locked files of a claim that begins; what they said before is restored where it does not."""
+    """The locked files of a claim that starts; their previous content is restored if it fails."""
 
     def __init__(self, ownership: DeviceOwnership, uid: str, names: Mapping[str, str], deadline: Deadline) -> None:
         self._ownership = ownership
@@ -301,13 +302,13 @@ class SimulatedOwnership(DeviceOwnership):
     def release(self, uid: str, deadline: Deadline, devices: Collection[Device] | None = None) -> None:
         """Do nothing."""
 
-    def reconcile(self, ledger: Ledger, lookup: Lookup) -> list[str]:
+    def reconcile(self, ledger: JournalLedger, lookup: Lookup) -> list[str]:
         """Do nothing."""
         return []
 
 
 def is_running(pid: int) -> bool:
-    """Tell whether a process of this id exists. In a pod other pods' processes are not visible."""
+    """Return whether a process with this pid exists. In a pod other pods' processes are not visible."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -318,7 +319,7 @@ def is_running(pid: int) -> bool:
 
 
 def _lock(path: str, deadline: Deadline, *, create: bool = True) -> int:
-    """Open a file and lock it; FileNotFoundError where it is not there and not to be created."""
+    """Open a file and lock it; raises FileNotFoundError if it is missing and must not be created."""
     try:
         handle = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0) | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -331,7 +332,7 @@ def _lock(path: str, deadline: Deadline, *, create: bool = True) -> int:
             raise RetryableError(
                 "is locked by another process, which does not unlock it",
                 where=path,
-                hint="check which agent does not answer",
+                hint="check which agent does not respond",
             )
         return handle
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What to set up for a claim before it can be used: by its configuration, its classes', and by default."""
+"""Selects the set-ups of a claim: from its configuration, its classes' configuration, and defaults."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ import msgspec
 
 from dra_agent.errors import PermanentError
 from dra_agent.inventory.model import Device
-from dra_agent.prepare.allocation import AllocatedDevice, ClaimAllocation, ConfigEntry
+from dra_agent.prepare.allocation import ClaimAllocation, ConfigEntry
 from dra_agent.prepare.config import decode
 from dra_agent.prepare.setup import DeviceSetup, Kind, SetupDevice, UnsuitableError
 
 
 @dataclass(frozen=True, slots=True)
 class SetupStep:
-    """One vendor set-up for a claim, with the devices that it is for."""
+    """One vendor set-up for a claim, with its devices."""
 
     setup: DeviceSetup
     parameters: msgspec.Struct
     raw_parameters: Any
-    """With apiVersion and kind, to be kept in the ledger."""
+    """With apiVersion and kind, for the ledger."""
     devices: tuple[SetupDevice, ...]
 
 
 @dataclass(slots=True)
 class _Candidate:
-    """Parameters of one set-up, and the devices that get them."""
+    """Parameters of one set-up, and the devices selected for it."""
 
     setup: DeviceSetup
     parameters: msgspec.Struct
     raw: Any
     entry: ConfigEntry | None = None
-    """None: by default."""
+    """None for a default."""
     devices: list[SetupDevice] = field(default_factory=list)
     suits: bool = False
     unsuitable: PermanentError | None = None
 
-    def claims(self, device: Device, claim: str) -> bool:
-        """Tell whether it is for this device; PermanentError where the device cannot be set up so."""
+    def applies_to(self, device: Device, claim: str) -> bool:
+        """Return whether it applies to this device; raises PermanentError if the device does not support it."""
         try:
             self.setup.check(device, self.parameters)
         except UnsuitableError as error:
@@ -59,38 +59,39 @@ def plan(
 ) -> tuple[SetupStep, ...]:
     """Decide what to set up for a claim; PermanentError names the field of what is not understood or cannot be.
 
-    `devices` are those of the allocation, by pool and name. Where several entries of a kind are for one device the last
-    one wins: the class's come before the claim's own. Steps come in the order of `setups`, those of one set-up as the
-    claim configures them and what it sets up by default last. What is allocated for admin access is never set up.
+    `devices` are the devices of the allocation, by pool and name. If several entries of a kind apply to one device the
+    last one takes precedence: the class's precede the claim's own. Steps are in the order of `setups`, those of one
+    set-up as the claim configures them and what it sets up by default last. What is allocated for admin access is never
+    set up.
     """
     claim = str(allocation)
-    wishes = [_decoded(entry, setups, claim) for entry in allocation.config]
-    given: list[_Candidate] = []
+    candidates = [_decoded(entry, setups, claim) for entry in allocation.config]
+    defaults: list[_Candidate] = []
     for item in allocation.devices:
         if item.admin_access:
             continue
         device = devices[item.pool, item.device]
-        winners: dict[Kind, _Candidate] = {}
-        for wish in reversed(wishes):
-            if wish.entry is None or not wish.entry.applies_to(item.results):
+        selected: dict[Kind, _Candidate] = {}
+        for candidate in reversed(candidates):
+            if candidate.entry is None or not candidate.entry.applies_to(item.allocated_requests):
                 continue
-            if wish.setup.kind in winners:
-                wish.suits = True
-            elif wish.claims(device, claim):
-                winners[wish.setup.kind] = wish
+            if candidate.setup.kind in selected:
+                candidate.suits = True
+            elif candidate.applies_to(device, claim):
+                selected[candidate.setup.kind] = candidate
         for kind, setup in setups.items():
-            if kind not in winners and (default := _by_default(setup, device, given)) is not None:
-                winners[kind] = default
-        for wish in winners.values():
-            wish.devices.append(_to_set_up(item, device))
-    for wish in wishes:
-        if wish.unsuitable is not None and not wish.suits:
-            raise wish.unsuitable
+            if kind not in selected and (default := _by_default(setup, device, defaults)) is not None:
+                selected[kind] = default
+        for candidate in selected.values():
+            candidate.devices.append(SetupDevice(item, device))
+    for candidate in candidates:
+        if candidate.unsuitable is not None and not candidate.suits:
+            raise candidate.unsuitable
     order = list(setups)
     return tuple(
-        SetupStep(wish.setup, wish.parameters, wish.raw, tuple(wish.devices))
-        for wish in sorted([*wishes, *given], key=lambda wish: order.index(wish.setup.kind))
-        if wish.devices
+        SetupStep(candidate.setup, candidate.parameters, candidate.raw, tuple(candidate.devices))
+        for candidate in sorted([*candidates, *defaults], key=lambda candidate: order.index(candidate.setup.kind))
+        if candidate.devices
     )
 
 
@@ -99,22 +100,18 @@ def _decoded(entry: ConfigEntry, setups: Mapping[Kind, DeviceSetup], claim: str)
     return _Candidate(setup, parameters, entry.parameters, entry)
 
 
-def _by_default(setup: DeviceSetup, device: Device, given: list[_Candidate]) -> _Candidate | None:
-    """Find what a set-up does with a device unasked: devices that get the same share one step."""
+def _by_default(setup: DeviceSetup, device: Device, defaults: list[_Candidate]) -> _Candidate | None:
+    """Return the default set-up of a device; devices with equal parameters share one."""
     parameters = setup.default(device)
     if parameters is None:
         return None
-    for wish in given:
-        if wish.setup is setup and wish.parameters == parameters:
-            return wish
+    for candidate in defaults:
+        if candidate.setup is setup and candidate.parameters == parameters:
+            return candidate
     version, kind = setup.kind
     settings: dict[str, Any] = msgspec.to_builtins(parameters)
-    given.append(_Candidate(setup, parameters, {"apiVersion": version, "kind": kind, **settings}))
-    return given[-1]
-
-
-def _to_set_up(item: AllocatedDevice, device: Device) -> SetupDevice:
-    return SetupDevice(device, item.requests, item.share_id, dict(item.consumed_capacity or {}), item.admin_access)
+    defaults.append(_Candidate(setup, parameters, {"apiVersion": version, "kind": kind, **settings}))
+    return defaults[-1]
 
 
 def _refusal(entry: ConfigEntry | None, device: Device, error: PermanentError, claim: str) -> PermanentError:

@@ -1,6 +1,8 @@
-"""Repair of what earlier agents left: begun claims, prepared claims, and files of claims that hold nothing.
+"""Repairs the state of earlier agents: started claims, prepared claims, and files of claims that hold nothing.
 
-One claim at a time, and each apart: one that hangs holds up neither the others nor the agent.
+Each claim is repaired by a call of its own, so that one that hangs delays neither the others nor the agent. Claims that
+an exited process started are also undone when another claim needs their devices: work on a claim holds the locks of all
+its devices, so a started claim with free locks is abandoned.
 """
 
 from __future__ import annotations
@@ -12,44 +14,65 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Protocol, TypeVar
 
+import msgspec
+
 from dra_agent.cdi.directory import SpecDirectory
-from dra_agent.cdi.metadata_files import MetadataDirectory
+from dra_agent.cdi.metadata import MetadataDirectory
+from dra_agent.claim import ClaimDevice
+from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, RetryableError
-from dra_agent.prepare.ledger_types import LedgerEntry
-from dra_agent.prepare.locks import LockedError
-from dra_agent.prepare.result import RecoveryReport
+from dra_agent.inventory.model import device_key
+from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
+from dra_agent.prepare.locks import KeyedLocks, LockedError
 from dra_agent.prepare.setup import DeviceSetup, Kind, OrphanCleaner
 
 log = logging.getLogger(__name__)
 
 REPAIR_TIMEOUT_S = 30.0
-"""Seconds that a round of repairs waits for one claim; what hangs goes on without it, and keeps its locks."""
+"""Timeout of the repair of one claim. A call that hangs continues in the background, and keeps its locks."""
 _T = TypeVar("_T")
 
 
-class Apart(Protocol):
-    """How a step of a repair is made: right away, or where one that hangs is left behind."""
+class RecoveryReport(msgspec.Struct, frozen=True):
+    """Result of `recover`: uids of claims by outcome."""
 
-    def __call__(self, what: str, call: Callable[[], _T]) -> _T:
-        """Make a call and give its result; RetryableError where it does not come back."""
+    kept: tuple[str, ...] = ()
+    """Prepared before, and intact."""
+    rebuilt: tuple[str, ...] = ()
+    """Prepared before; the CDI spec or a metadata file was missing or had been changed, and was written again."""
+    rolled_back: tuple[str, ...] = ()
+    """Started but not complete: rolled back, the devices are free."""
+    removed: tuple[str, ...] = ()
+    """CDI specs of claims that hold nothing: removed."""
+    problems: tuple[str, ...] = ()
+    """Failed repairs, with claim and reason; the claim still holds its devices."""
+    busy: tuple[str, ...] = ()
+    """Skipped: work is in progress."""
+
+
+class CallRunner(Protocol):
+    """Makes a call of a repair. Implementations: `run_inline`, and `ExecutorRunner` with a timeout."""
+
+    def __call__(self, description: str, call: Callable[[], _T]) -> _T:
+        """Return the result of `call`. Raises RetryableError if it hangs; `description` is for that message."""
         ...
 
 
-def directly(what: str, call: Callable[[], _T]) -> _T:
-    """Make a call and wait for it as long as it takes."""
-    del what
+def run_inline(description: str, call: Callable[[], _T]) -> _T:
+    """Call it without a timeout."""
+    del description
     return call()
 
 
-class OnThreads:
-    """Makes each call on a thread of an executor, and waits for it with a limit."""
+class ExecutorRunner:
+    """Makes each call on a thread of an executor, with a timeout."""
 
     def __init__(self, executor: Executor, timeout_s: float = REPAIR_TIMEOUT_S) -> None:
         self._executor = executor
         self._timeout_s = timeout_s
 
-    def __call__(self, what: str, call: Callable[[], _T]) -> _T:
-        """Make a call; RetryableError where it takes longer, and it goes on without being waited for."""
+    def __call__(self, description: str, call: Callable[[], _T]) -> _T:
+        """Return the result of `call`. Raises RetryableError after the timeout; the call continues."""
         future = self._executor.submit(call)
         try:
             return future.result(self._timeout_s)
@@ -58,15 +81,15 @@ class OnThreads:
                 return future.result()  # or the call's own timeout
             future.cancel()
             raise RetryableError(
-                f"{what} has not ended within {self._timeout_s:.0f} s",
-                hint="it goes on; the kernel's log (dmesg) and `dra-agent doctor` say what hangs",
+                f"{description} has not ended within {self._timeout_s:.0f} s",
+                hint="it continues in the background; the kernel log (dmesg) and `dra-agent doctor` report what hangs",
             ) from None
 
 
 def repair_all(
-    entries: Iterable[LedgerEntry], mend: Callable[[str], bool | None], apart: Apart = directly
+    entries: Iterable[LedgerEntry], repair: Callable[[str], bool | None], run_call: CallRunner = run_inline
 ) -> RecoveryReport:
-    """Repair claim after claim: `mend` answers whether it had to be written again, None where it holds nothing now."""
+    """Repair all claims: `repair` returns whether files were written again, None if the claim holds nothing."""
     kept: list[str] = []
     rebuilt: list[str] = []
     rolled_back: list[str] = []
@@ -74,28 +97,28 @@ def repair_all(
     busy: list[str] = []
     for entry in entries:
         try:
-            mended = apart(f"repair of claim {entry.uid}", partial(mend, entry.uid))
+            repaired = run_call(f"repair of claim {entry.uid}", partial(repair, entry.uid))
         except LockedError:
             busy.append(entry.uid)
         except AgentError as error:
-            problems.append(f"claim {entry.namespace}/{entry.name} ({entry.uid}): {error}")
-            log.warning("claim not mended", extra={"claim": entry.uid, "problem": str(error)})
-        except Exception as error:  # one claim's bug must not keep the agent from its work
-            problems.append(f"claim {entry.namespace}/{entry.name} ({entry.uid}): unexpected {error!r}")
-            log.exception("claim not mended", extra={"claim": entry.uid})
+            problems.append(f"{entry.with_uid}: {error}")
+            log.warning("failed to repair claim", extra={"claim": entry.uid, "problem": str(error)})
+        except Exception as error:  # a bug with one claim must not stop the others
+            problems.append(f"{entry.with_uid}: unexpected {error!r}")
+            log.exception("failed to repair claim", extra={"claim": entry.uid})
         else:
-            {True: rebuilt, False: kept, None: rolled_back}[mended].append(entry.uid)
-            if mended:
+            {True: rebuilt, False: kept, None: rolled_back}[repaired].append(entry.uid)
+            if repaired:
                 log.warning("CDI spec was missing or changed, and was written again", extra={"claim": entry.uid})
     return RecoveryReport(tuple(kept), tuple(rebuilt), tuple(rolled_back), problems=tuple(problems), busy=tuple(busy))
 
 
-def remove_strangers(
+def remove_orphaned_files(
     known: Collection[str], foreign: Collection[str], specs: SpecDirectory, metadata: MetadataDirectory | None
 ) -> tuple[str, ...]:
-    """Remove files of all claims but those that are known, and of dead writers; gives the claims' uids.
+    """Remove files of unknown claims, and temporary files of exited writers; returns the claims' uids.
 
-    Nobody starts a claim meanwhile. Specs of `foreign` claims, which another agent of this host prepared, stay.
+    No claim is started meanwhile. Specs of `foreign` claims, which another agent of this host prepared, are kept.
     """
     removed = tuple(uid for uid in specs.claims() if uid not in known and uid not in foreign and specs.delete(uid))
     specs.remove_leftovers()
@@ -104,13 +127,65 @@ def remove_strangers(
     return removed
 
 
-def forget_others(setups: Mapping[Kind, DeviceSetup], is_held: Callable[[str], bool], apart: Apart) -> list[str]:
-    """Have set-ups undo what they did for claims that hold nothing: the ledger was lost. Gives what went wrong."""
+def clean_orphans(
+    setups: Mapping[Kind, DeviceSetup], is_held: Callable[[str], bool], run_call: CallRunner
+) -> list[str]:
+    """Undo set-ups of claims that hold nothing, which exist after the ledger was lost. Returns error messages."""
     problems = []
     for setup in setups.values():
         if isinstance(setup, OrphanCleaner):
             try:
-                apart(f"looking for what {setup.kind[1]} left", partial(setup.prune, is_held))
+                run_call(f"looking for what {setup.kind[1]} left", partial(setup.prune, is_held))
             except AgentError as error:
                 problems.append(str(error))
     return problems
+
+
+log = logging.getLogger(__name__)
+
+
+def lock_names(devices: Iterable[ClaimDevice | HeldDevice]) -> set[str]:
+    """Return the lock names of a claim's allocated devices; without the parent devices of partitions."""
+    return {f"{item.pool}/{item.device}" for item in devices if isinstance(item, ClaimDevice) or item.request}
+
+
+def undo_abandoned(
+    entry: LedgerEntry,
+    ledger: JournalLedger,
+    claims: KeyedLocks,
+    devices: KeyedLocks,
+    undo: Callable[[LedgerEntry], None],
+    deadline: Deadline,
+) -> bool:
+    """Roll back abandoned claims that hold devices of another claim. The caller has the locks. True if there were any.
+
+    Further locks are acquired without waiting, because they are out of order here.
+    """
+    mine, no_wait = lock_names(entry.devices), Deadline.of(0)
+    with ledger.lease(deadline):
+        entries = ledger.entries()
+    undone = False
+    for other in entries:
+        if other.state != "started" or other.uid == entry.uid or not _overlap(other, entry):
+            continue
+        purpose = f"undoing claim {other.uid}"
+        try:
+            with (
+                claims.hold([other.uid], no_wait, purpose),
+                devices.hold(lock_names(other.devices) - mine, no_wait, purpose),
+            ):
+                with ledger.lease(deadline):
+                    now = ledger.get(other.uid)
+                if now is not None and now.state == "started":
+                    undo(now)
+                undone = True
+        except LockedError:
+            continue
+        except AgentError as error:
+            log.warning("abandoned claim not undone", extra={"claim": other.uid, "reason": str(error)})
+    return undone
+
+
+def _overlap(one: LedgerEntry, other: LedgerEntry) -> bool:
+    devices = {device_key(item.pool, item.device) for item in other.devices}
+    return any(device_key(item.pool, item.device) in devices for item in one.devices)

@@ -1,36 +1,43 @@
-"""Running the set-ups of a claim, the first time and again: what they leave in its record, and what containers get."""
+"""Runs the set-ups of a claim, repeats them, and undoes them, also after a crash in the middle."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from dra_agent.cdi.directory import SpecDirectory
+from dra_agent.cdi.metadata import MetadataDirectory
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
-from dra_agent.errors import PermanentError
+from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.model import Device
+from dra_agent.prepare import record as records
 from dra_agent.prepare.config import without_kind
-from dra_agent.prepare.ledger_types import LedgerEntry
+from dra_agent.prepare.ledger import LedgerEntry
 from dra_agent.prepare.plan import SetupStep
-from dra_agent.prepare.record import ClaimRecord, DeviceRecord, SetupRecord
-from dra_agent.prepare.setup import DeviceSetup, Kind, SetupDevice, SetupOutcome
+from dra_agent.prepare.record import ClaimRecord, SetupRecord
+from dra_agent.prepare.setup import DeviceSetup, Kind, SetupDevice, SetupNotes, SetupOutcome
 
 Edits = Mapping[str, ContainerEdits]
-"""By the key of a device."""
+"""By device key."""
 
 
 def run(uid: str, steps: Sequence[SetupStep], record: ClaimRecord, deadline: Deadline) -> tuple[ClaimRecord, Edits]:
-    """Set up what was planned, in order; what any of them raises ends it, and has to be undone.
+    """Run the planned set-ups in order; returns the updated record and the edits.
 
-    RetryableError where the deadline has passed before the last is begun.
+    An error of a set-up is passed on, and the caller undoes the claim.
+
+    Raises:
+        RetryableError: The deadline passed before the last set-up started.
     """
     outcomes: list[SetupOutcome] = []
     for step in steps:
         deadline.check(f"claim {uid}")
         outcomes.append(step.setup.set_up(uid, step.devices, step.parameters, None, deadline))
-    return _noted(record, outcomes), _merged(outcomes)
+    return _with_outcomes(record, outcomes), _merged(outcomes)
 
 
 def ensure(
@@ -40,37 +47,33 @@ def ensure(
     find: Callable[[str, str], Device],
     deadline: Deadline,
 ) -> tuple[ClaimRecord, Edits]:
-    """Look whether the set-ups of a prepared claim stand, and mend them; the record differs where they left another.
+    """Check and repair the set-ups of a prepared claim; returns the record, which may have changed, and the edits.
 
-    PermanentError for a set-up that this agent does not have; RetryableError where the deadline has passed before the
-    last is begun.
+    Raises:
+        PermanentError: This agent does not have a kind of set-up.
+        RetryableError: The deadline passed before the last set-up started.
     """
     devices = {item.key: item for item in record.devices}
     outcomes: list[SetupOutcome] = []
     for step in record.setups:
-        deadline.check(f"claim {entry.namespace}/{entry.name} ({entry.uid})")
+        deadline.check(entry.with_uid)
         setup = _setup(entry, step, setups)
         parameters = msgspec.convert(without_kind(step.parameters), setup.parameters)
-        mine = [_to_set_up(devices[key], find) for key in step.devices]
+        mine = [SetupDevice(devices[key], find(devices[key].pool, devices[key].device)) for key in step.devices]
         outcomes.append(setup.set_up(entry.uid, mine, parameters, step.record, deadline))
-    return _noted(record, outcomes), _merged(outcomes)
+    return _with_outcomes(record, outcomes), _merged(outcomes)
 
 
-def _to_set_up(item: DeviceRecord, find: Callable[[str, str], Device]) -> SetupDevice:
-    device = find(item.pool, item.device)
-    return SetupDevice(device, item.requests, item.share_id, item.consumed_capacity, item.admin_access)
-
-
-def _noted(record: ClaimRecord, outcomes: Sequence[SetupOutcome]) -> ClaimRecord:
+def _with_outcomes(record: ClaimRecord, outcomes: Sequence[SetupOutcome]) -> ClaimRecord:
     done = tuple(
-        msgspec.structs.replace(step, done=True, record=_plain(outcome.record))
+        msgspec.structs.replace(step, done=True, record=_as_stored(outcome.record))
         for step, outcome in zip(record.setups, outcomes, strict=True)
     )
     return msgspec.structs.replace(record, setups=done)
 
 
-def _plain(record: Any) -> Any:
-    """As the ledger gives it back, so that an unchanged record compares as such."""
+def _as_stored(record: Any) -> Any:
+    """Return the record as decoded from the ledger, so that an unchanged one compares equal."""
     return msgspec.json.decode(msgspec.json.encode(record))
 
 
@@ -87,7 +90,75 @@ def _setup(entry: LedgerEntry, step: SetupRecord, setups: Mapping[Kind, DeviceSe
     if setup is None:
         raise PermanentError(
             f"its set-up {step.kind!r} of {step.api_version!r} is not known to this agent",
-            where=f"claim {entry.namespace}/{entry.name} ({entry.uid})",
+            where=entry.with_uid,
             hint="run the agent with the settings that it was prepared with",
         )
     return setup
+
+
+log = logging.getLogger(__name__)
+
+
+def undo(
+    entry: LedgerEntry,
+    specs: SpecDirectory,
+    setups: Mapping[Kind, DeviceSetup],
+    metadata: MetadataDirectory | None,
+    deadline: Deadline,
+) -> None:
+    """Remove a claim's spec and metadata files, and undo its set-ups in reverse order.
+
+    The caller then releases the claim in the ledger. Raises RetryableError if any step fails.
+    """
+    remove_files(entry.uid, specs, metadata)
+    record = records.read(entry)
+    if record is None:
+        _undo_by_notes(entry, setups, deadline)
+    else:
+        for step in reversed(record.setups):
+            _undo_step(entry, step, setups, deadline)
+
+
+def remove_files(uid: str, specs: SpecDirectory, metadata: MetadataDirectory | None) -> bool:
+    """Remove a claim's spec and metadata files; False if there were none."""
+    known = specs.delete(uid)
+    return (metadata is not None and metadata.delete(uid)) or known
+
+
+def _undo_by_notes(entry: LedgerEntry, setups: Mapping[Kind, DeviceSetup], deadline: Deadline) -> None:
+    """Undo the set-ups of a claim with an unreadable record, from their own state files.
+
+    Raises RetryableError if the claim may have set-ups of a kind that this agent does not have: they would remain.
+    """
+    for setup in reversed(list(setups.values())):
+        if isinstance(setup, SetupNotes) and (keys := setup.noted(entry.uid)):
+            setup.tear_down(entry.uid, keys, None, deadline)
+            log.warning("set-up undone from its own state files", extra={"claim": entry.uid, "kind": setup.kind[1]})
+    unknown = records.unknown_setups(entry, setups)
+    if unknown is None or unknown:
+        reason = "what was set up for it is not known" if unknown is None else f"{', '.join(unknown)} was set up for it"
+        raise RetryableError(
+            f"its record cannot be read, and {reason}, so its devices stay held",
+            where=entry.with_uid,
+            hint="run the newer agent that prepared it, or release it by hand once its devices are as they should be",
+        )
+    log.error("released a claim whose record cannot be read", extra={"claim": entry.uid})
+
+
+def _undo_step(entry: LedgerEntry, step: SetupRecord, setups: Mapping[Kind, DeviceSetup], deadline: Deadline) -> None:
+    where = entry.with_uid
+    setup = setups.get((step.api_version, step.kind))
+    if setup is None:
+        raise RetryableError(
+            f"its set-up {step.kind!r} of {step.api_version!r} is not known to this agent, so it cannot be undone",
+            where=where,
+            hint="run the agent with the settings that it was prepared with",
+        )
+    if step.done:
+        setup.tear_down(entry.uid, step.devices, step.record, deadline)
+        return
+    try:
+        parameters = msgspec.convert(without_kind(step.parameters), setup.parameters)
+    except msgspec.ValidationError as error:
+        raise RetryableError(f"its set-up cannot be undone: {error}", where=where, hint="report this") from error
+    setup.roll_back(entry.uid, step.devices, parameters, deadline)

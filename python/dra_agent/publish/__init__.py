@@ -1,6 +1,6 @@
 """Publishes the node's devices as ResourceSlices, with the fewest writes, whatever the API server does.
 
-What should be published is for `slices` to say; this part reads, writes, and tries again.
+The package `slices` computes the desired slices; this package reads, writes and retries.
 """
 
 from __future__ import annotations

@@ -11,11 +11,12 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
-from dra_agent.errors import AgentError
+from dra_agent.errors import AgentError, RetryableError
 from dra_agent.inventory.model import pool_name
 from dra_agent.kube_client import (
+    NODES,
     RESOURCE_SLICES,
     ApiClient,
     Backoff,
@@ -26,10 +27,50 @@ from dra_agent.kube_client import (
     UnauthorizedError,
     UnavailableError,
 )
-from dra_agent.publish.owner_reference import NodeOwnerReference
 from dra_agent.publish.reflector import SliceReflector
 from dra_agent.publish.slice_store import SliceStore
 from dra_agent.slices import Slice
+
+
+class NodeOwnerReference:
+    """Caches the Node's uid. It is read again after slices were deleted, as the Node may be a new one."""
+
+    def __init__(self, api: ApiClient, node: str) -> None:
+        self._api = api
+        self._node = node
+        self._reference: dict[str, Any] | None = None
+
+    def invalidate(self) -> None:
+        """Read the Node again before the next slice is written."""
+        self._reference = None
+
+    async def reference(self) -> dict[str, Any]:
+        """Give the ownerReference.
+
+        Raises the errors of `kube_client.errors`; RetryableError if the Node does not exist yet.
+        """
+        if self._reference is None:
+            try:
+                node = await self._api.get(NODES, self._node)
+            except NotFoundError as error:
+                raise RetryableError(
+                    f"there is no Node {self._node!r} (yet)",
+                    where=f"API server {self._api.address}",
+                    hint="the kubelet makes it; if it has another name, give --node-name",
+                ) from error
+            uid = (node.get("metadata") or {}).get("uid")
+            if not isinstance(uid, str):
+                raise UnavailableError("the response is not a Node", where=f"API server {self._api.address}")
+            # As Kubernetes' helper writes it: controller, no blockOwnerDeletion.
+            self._reference = {
+                "apiVersion": "v1",
+                "kind": "Node",
+                "name": self._node,
+                "uid": uid,
+                "controller": True,
+            }
+        return self._reference
+
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +125,9 @@ class WriteAccess:
         self._backoff = Backoff(first=1.0, longest=60.0)
         self._probe_at = float("-inf")
         self._refused = False
-        """Whether only an answer to a write can show that the next one is accepted."""
+        """Whether only the response to a write can show that writes are accepted."""
         self._failing_since: float | None = None
-        """When writes began to find no API server."""
+        """When the API server became unreachable for writes."""
         self._woken = asyncio.Event()
         self.able = False
         """What was reported last."""
@@ -136,7 +177,7 @@ class WriteAccess:
             return
         if self._failing_since is not None and self._clock() - self._failing_since > LOST_AFTER_S:
             self._failing_since = None
-            self._lose(self.reason or UnavailableError("writes are not answered"))
+            self._lose(self.reason or UnavailableError("writes get no response"))
             return
         if not self.able and error is None and self._published.complete and self._clock() >= self._probe_at:
             await self._take_over()

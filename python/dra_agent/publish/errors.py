@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
-from dra_agent.errors import PermanentError
+from dra_agent.errors import AgentError, PermanentError
 
 
 class PartiallyAcceptedError(PermanentError):
-    """The API server does not take all that a slice has to say; the rest is published."""
+    """The API server drops fields of a slice; the rest is published."""
 
     def __init__(self, pool: str, fields: Iterable[str], what: str, hint: str) -> None:
-        """In `what`, {fields} stands for the first of them."""
+        """`{fields}` in `what` is replaced by the first of them."""
         self.pool = pool
         self.fields = tuple(sorted(fields))
         """Paths such as `devices[gpu-0000-3b-00-0].taints`."""
@@ -29,19 +30,47 @@ class DroppedFieldsError(PartiallyAcceptedError):
             pool,
             fields,
             f"the API server drops {{fields}}; {instead}",
-            f"enable {named} in kube-apiserver and kube-scheduler; the agent asks again by itself",
+            f"enable {named} in kube-apiserver and kube-scheduler; the agent retries automatically",
         )
 
 
 class UnsupportedTaintEffectError(PartiallyAcceptedError):
-    """The API server does not know taints of the effect None, which keep nobody away: they are left out."""
+    """The API server does not support taints with effect None, which prevent nothing: they are left out."""
 
     def __init__(self, pool: str, fields: Iterable[str]) -> None:
         super().__init__(
             pool,
             fields,
             "the API server does not take taints of the effect None ({fields}); they are left out, "
-            "so nobody sees in the slices that a device is not monitored",
+            "so the slices do not show that a device is not monitored",
             "Kubernetes 1.35 or later takes them where the feature gate DRADeviceTaints is on, as it is from 1.36; "
             'unmonitored = "none" in [health] publishes none',
         )
+
+
+MIN_INTERVAL_S = 60.0
+"""Minimum seconds between two log lines of one kind with different text."""
+
+
+class LogDeduplicator:
+    """Suppresses repeated log lines."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._error: AgentError | None = None
+        self._said = float("-inf")
+
+    def is_news(self, error: AgentError) -> bool:
+        """Return whether to log it: another kind of failure, or another text after a minute."""
+        before = self._error
+        now = self._clock()
+        if type(before) is type(error) and (str(before) == str(error) or now - self._said < MIN_INTERVAL_S):
+            return False
+        self._error, self._said = error, now
+        return True
+
+    def is_over(self) -> bool:
+        """Return whether a failure was logged that is over now, and reset."""
+        over = self._error is not None
+        self._error, self._said = None, float("-inf")
+        return over

@@ -20,7 +20,7 @@ TAINTS = "DRADeviceTaints"
 COUNTERS = "DRAPartitionableDevices"
 SHARING = "DRAConsumableCapacity"
 EFFECT_NONE = "DeviceTaintEffectNone"
-"""No gate, and learned in the same way: a taint's effect that API servers know since Kubernetes 1.35. Version 1.34
+"""Not a gate, but detected in the same way: a taint effect that API servers support since Kubernetes 1.35. Version 1.34
 refuses it (pkg/apis/resource/validation/validation.go, validDeviceTaintEffects)."""
 
 _GATES = {
@@ -45,7 +45,7 @@ _GATES = {
 }
 _EFFECT = re.compile(r"devices\[(\d+)\]\.taints\[(\d+)\]\.effect\b")
 _UNSAFE = frozenset({TAINTS, COUNTERS})
-"""Without them devices would be given out that must not be: known before the first write that needs them."""
+"""Without them devices would be allocated that must not be: detected before the first write that needs them."""
 
 
 def gate_of(path: str) -> str | None:
@@ -57,7 +57,7 @@ def gate_of(path: str) -> str | None:
 
 
 def remedy(gates: set[str]) -> str:
-    """Say what is published where these gates are off."""
+    """Describe what is published if these gates are off."""
     parts = []
     if TAINTS in gates:
         parts.append("devices that must not be allocated are left out")
@@ -69,14 +69,14 @@ def remedy(gates: set[str]) -> str:
 
 
 def dropped_fields(sent: Slice, stored: Slice) -> list[str]:
-    """Give the paths in the spec that were sent and are not stored so. What the server adds is no matter."""
+    """Return the paths in the spec that the server did not store as sent. Fields that the server adds are ignored."""
     paths: list[str] = []
     _compare(sent["spec"], stored.get("spec"), "", paths)
     return paths
 
 
 def refused_effects(sent: Slice, message: str) -> list[str]:
-    """Give the paths of the taints of effect None that are why the server refuses a slice, by what it says."""
+    """Return the paths of the taints with effect None for which the server rejects a slice, from its message."""
     paths = []
     for device, taint in dict.fromkeys(_EFFECT.findall(message)):
         try:
@@ -115,7 +115,7 @@ def _compare(sent: Any, stored: Any, path: str, paths: list[str]) -> None:
 
 
 def _compare_taints(sent: list[Any], stored: Any, path: str, paths: list[str]) -> None:
-    """Where only taints of effect None are missing or changed, name those: it says nothing of taints in general."""
+    """If only taints with effect None are missing or changed, return these: other taints are supported."""
     found: list[str] = []
     _compare(sent, stored, path, found)
     telling = {at: taint for at, taint in enumerate(sent) if taint.get("effect") == "None"}
@@ -144,34 +144,34 @@ OFF_FOR_S = 1800.0
 
 
 class Gates:
-    """What is known of the API server's gates. It is learned from answers: a driver cannot ask."""
+    """Known feature gates of the API server, detected from responses: a driver cannot query them."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.on: set[str] = set()
         self.off: set[str] = set()
         self._clock = clock
         self._learned: dict[str, float] = {}
-        """When each gate was last found to be off; kept after it was forgotten."""
+        """When each gate was last detected as off; kept after it expired."""
 
     def seen(self, stored: frozenset[str]) -> None:
-        """Learn from what is stored (`used`): it passes."""
+        """Record that the server stores these fields (`used`)."""
         self.on |= stored - self.off
 
     def learned_off(self, gates: set[str]) -> None:
-        """Learn that these fields do not pass."""
+        """Record that the server drops these fields."""
         self.off |= gates
         self.on -= gates
         self._learned.update(dict.fromkeys(gates, self._clock()))
 
     def forget_off(self) -> None:
-        """Take it that everything passes until an answer says otherwise: this may be another server.
+        """Assume that all fields are stored until a response shows otherwise: this may be another server.
 
-        What was found to be off is asked for with a dry run before it is written again, so that nothing is lost.
+        Gates that were off are tested with a dry run before the next write, so that nothing is lost.
         """
         self.off.clear()
 
     def forget_old(self) -> None:
-        """Forget what was found to be off too long ago, as far as a dry run asks for it."""
+        """Expire old results that a dry run can test again."""
         now = self._clock()
         self.off -= {gate for gate in self.off - {EFFECT_NONE} if now - self._learned[gate] > OFF_FOR_S}
 
@@ -181,9 +181,9 @@ class Gates:
         return bool((used(wanted) & asked) - self.on - self.off)
 
     def reduce(self, inventory: Inventory) -> Inventory:
-        """Leave out what cannot be said to this server, in a way that gives out nothing that must not be.
+        """Leave out fields that this server drops, such that no device is advertised that must not be allocated.
 
-        Without taints a device that must not be allocated is left out. Without counters nothing tells the scheduler
+        Without taints a device that must not be allocated is left out. Without counters the scheduler does not know
         that a partition is a part of a whole device, so the whole devices are published and their parts are not.
         """
         if not self.off:
@@ -213,12 +213,12 @@ class Gates:
 
 
 def used(slice_: Slice) -> frozenset[str]:
-    """Name the gates whose fields a slice has."""
+    """Return the gates of which a slice uses fields."""
     spec = slice_["spec"]
     gates = {COUNTERS} if spec.get("sharedCounters") else set()
     for device in spec.get("devices") or ():
         gates |= {_GATES[key] for key in device.keys() & _GATES.keys() - {"taints"} if device[key]}
-        # One of effect None keeps nobody away, so nothing is unsafe without it, and nobody has to ask first.
+        # A taint with effect None prevents nothing, so leaving it out is safe without a dry run.
         if any(taint.get("effect") != "None" for taint in device.get("taints") or ()):
             gates.add(TAINTS)
     return frozenset(gates)

@@ -1,4 +1,4 @@
-"""What to write for one pool: planned anew each time.
+"""The writes that one pool needs, planned from scratch each time.
 
 It follows from the devices, from what is published, and from what the API server is known to drop.
 """
@@ -13,10 +13,9 @@ import msgspec
 
 from dra_agent.inventory.model import FAMILIES, Inventory, pool_name
 from dra_agent.kube_client import RESOURCE_SLICES, ApiClient, InvalidObjectError
-from dra_agent.publish.access import WriteAccess
+from dra_agent.publish.access import NodeOwnerReference, WriteAccess
 from dra_agent.publish.errors import DroppedFieldsError, UnsupportedTaintEffectError
 from dra_agent.publish.feature_gates import EFFECT_NONE, Gates, dropped_fields, gate_of, refused_effects, remedy, used
-from dra_agent.publish.owner_reference import NodeOwnerReference
 from dra_agent.publish.reflector import SliceReflector
 from dra_agent.publish.slice_store import CachedSlice, SliceStore
 from dra_agent.publish.stats import PublisherCounters
@@ -49,7 +48,7 @@ class Planner:
         self._context = context
         self._pool = pool
         self._adopted: dict[str, tuple[Any, Any]] = {}
-        """By name: a spec as it was sent, and as the server took it, where it left out what no known gate explains."""
+        """By name: a spec as sent and as stored, if the server dropped fields of no known gate."""
         self._settled: int | None = None
         """Fingerprint of the last drawing of which nothing had to be written: what changed since may be nothing that is
         published, and to read hundreds of devices for that takes megabytes."""
@@ -61,11 +60,11 @@ class Planner:
         return self._of_this_pool(self._context.inventory())
 
     def fingerprint(self, wanted: Inventory) -> int:
-        """The same for all of which the same is to be published, whatever is published now."""
+        """Equal for equal desired slices, whatever is published now."""
         return SliceRequest(wanted, node=self._context.node, driver=self._context.driver).fingerprint
 
     async def plan(self) -> list[Write]:
-        """Say what to write, knowing what is published, what the agent has written, and what the server drops."""
+        """Return the writes, from the published slices, the agent's own writes and the fields that the server drops."""
         self._context.gates.forget_old()
         return await self._plan()
 
@@ -126,7 +125,7 @@ class Planner:
         return Write("update", {**write.slice, "metadata": metadata}, write.reason)
 
     async def _probe(self, write: Write) -> None:
-        """Ask the server what it would make of a slice: no device may be published without what keeps it safe."""
+        """Dry-run a slice: no device may be published without the fields that restrict its allocation."""
         api = self._context.api
         try:
             if write.op == "create":
@@ -162,7 +161,7 @@ class Planner:
         return True
 
     def refused(self, sent: Slice, error: InvalidObjectError) -> bool:
-        """Learn from a refusal; whether another plan has nothing in it that was refused."""
+        """Record a rejection; return whether another plan can avoid it."""
         paths = refused_effects(sent, str(error))
         if not paths:
             return False
@@ -173,7 +172,7 @@ class Planner:
         self._context.gates.learned_off({EFFECT_NONE})
         error = UnsupportedTaintEffectError(self._pool, paths)
         if self._context.tally.left_untold(error):
-            log.warning("slices are published without taints that keep nobody away", extra={"reason": str(error)})
+            log.warning("slices are published without taints that prevent nothing", extra={"reason": str(error)})
 
     def _as_adopted(self, drawn: msgspec.Raw) -> msgspec.Raw:
         """What the server made of this very slice before is what it would make of it again."""

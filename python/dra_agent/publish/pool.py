@@ -1,4 +1,4 @@
-"""One pool's way from what should be published to what is: planned anew each time, written in order, tried again.
+"""Reconciles the published slices of one pool: planned from scratch each time, written in order, retried.
 
 Pools do not wait for each other: each has its own task, and its own delay after a failure.
 """
@@ -20,8 +20,8 @@ from dra_agent.kube_client import (
     NotFoundError,
     UnavailableError,
 )
+from dra_agent.publish.errors import LogDeduplicator
 from dra_agent.publish.feature_gates import used
-from dra_agent.publish.log_dedup import LogDeduplicator
 from dra_agent.publish.plan import Planner, PublishContext
 from dra_agent.publish.slice_store import is_well_formed
 from dra_agent.slices import Slice, Write
@@ -29,13 +29,13 @@ from dra_agent.slices import Slice, Write
 log = logging.getLogger(__name__)
 
 CALM_S = 60.0
-"""Seconds without a disturbance after which the next is answered quickly again."""
+"""Seconds without an external change after which the next one is repaired quickly again."""
 STUBBORN_AFTER = 4
-"""Disturbances in a row that nobody makes by mistake."""
+"""External changes in a row that indicate another writer."""
 RETRY_AFTER_S = 300.0
-"""Seconds after which a plan is made again without a cause; that asks the API server nothing."""
+"""Seconds after which the pool is planned again without a trigger; this sends no request."""
 STANDBY_INTERVAL_S = 1.0
-"""Seconds between two looks at whether this instance is the one that writes."""
+"""Seconds between two checks whether this instance is the leader."""
 MAX_ROUNDS = 5
 """Plans that follow each other at once; more means that something undoes every write."""
 
@@ -56,15 +56,15 @@ class PoolReconciler:
         """Whether the next plan is made because of a disturbance."""
         self._writing = False
         self._told: set[str] = set()
-        """Slices that were told of while a write was on its way: this write, or what somebody else did."""
+        """Slices with watch events during a write: either this write or an external change."""
         self._hold = float("-inf")
-        """Before this nothing is tried: the server has asked for it."""
+        """No attempt before this time: Retry-After of the server."""
         self._due: float | None = 0.0
         self._woken = asyncio.Event()
         self._unsure = False
         """Whether a write may or may not have happened: list before the next."""
         self._wanted: Inventory | None = None
-        """The devices as they were when the try began that is made now."""
+        """The devices at the start of the current attempt."""
         self._failed_with: int | None = None
         """Fingerprint of what could not be published last."""
         self._complaint = LogDeduplicator()
@@ -86,9 +86,9 @@ class PoolReconciler:
         self._woken.set()
 
     def disturbed(self, slices: set[str]) -> None:
-        """Somebody else changed these slices: put them back, more slowly each time that it happens.
+        """Repair slices that were changed externally, with a growing delay.
 
-        Of the pool's own write the watch may tell before the answer comes; which it was is seen then.
+        The watch may report the pool's own write before its response arrives; the response decides.
         """
         if self._writing:
             self._told |= slices
@@ -101,10 +101,10 @@ class PoolReconciler:
             self._disturbed = True
             self.enqueue(self._disturbances.delay())
             if self._disturbances.failures == STUBBORN_AFTER:
-                log.warning("somebody else changes the slices again and again", extra={"pool": self.name})
+                log.warning("another client repeatedly changes the slices", extra={"pool": self.name})
 
     def reset_backoff(self) -> None:
-        """Forget how often it was disturbed: a kubelet that starts again may delete the slices once more."""
+        """Reset the delay: a restarted kubelet may delete the slices again."""
         self._disturbances.reset()
         self.enqueue()
 
@@ -126,7 +126,7 @@ class PoolReconciler:
             except AgentError as error:
                 self._failed(error)
             except Exception as error:
-                # A defect, or an answer that nobody thought of: it must not end the publishing of the pool.
+                # A defect or an unexpected response must not end the publishing of the pool.
                 log.exception("slices cannot be published because of a defect", extra={"pool": self.name})
                 self._failed(RetryableError(f"a defect: {error!r}", where=f"pool {self.name}"))
             else:
@@ -163,7 +163,7 @@ class PoolReconciler:
         if self._woken.is_set():
             return  # the devices change faster than they can be written, and the next plan is due
         raise UnavailableError(
-            "the slices are not as they were written", where=f"pool {self.name}", hint="look for who changes them"
+            "the slices differ from what was written", where=f"pool {self.name}", hint="look for who changes them"
         )
 
     async def _write(self, write: Write) -> bool:
@@ -176,7 +176,7 @@ class PoolReconciler:
         except NotFoundError:
             if write.op == "create":
                 raise
-            # An update of a slice that is gone: what is left has to be planned anew.
+            # The updated slice was deleted: plan again.
             context.published.deleted(write.slice)
             context.ownership.invalidate()
             return False
@@ -192,7 +192,7 @@ class PoolReconciler:
             told, self._told = self._told, set()
         if answer is not None and not is_well_formed(answer):
             self._unsure = True
-            raise UnavailableError("the answer to a write is no ResourceSlice", where=f"pool {self.name}")
+            raise UnavailableError("the response to a write is not a ResourceSlice", where=f"pool {self.name}")
         context.tally.record_write(write.op)
         if context.access is not None:
             context.access.succeeded()
@@ -210,7 +210,7 @@ class PoolReconciler:
         return True
 
     async def _send(self, write: Write) -> Slice | None:
-        """Give the server's answer; none to a deletion."""
+        """Return the server's response; None for a deletion."""
         context = self._context
         if write.op == "update":
             return await context.api.replace(RESOURCE_SLICES, write.slice)
@@ -225,7 +225,7 @@ class PoolReconciler:
         return None
 
     def _own(self, written: str | None, told: set[str]) -> None:
-        """Of what was told of during a write, the slice `written` was the pool's own doing."""
+        """Of the watch events during a write, those of the slice `written` are the pool's own."""
         if others := told - {written}:
             self.disturbed(others)
 
@@ -254,7 +254,7 @@ class PoolReconciler:
             self.enqueue()
 
     def _fingerprint(self, wanted: Inventory | None = None) -> int | None:
-        """Of what is wanted, or was; None where that cannot be drawn, which is told as the failure that it is."""
+        """Return the desired slices; None if they cannot be computed, which is reported as a failure."""
         with suppress(Exception):
             return self._planner.fingerprint(wanted or self._planner.desired())
         return None

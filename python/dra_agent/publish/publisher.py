@@ -9,9 +9,8 @@ from collections.abc import Callable
 from dra_agent.errors import AgentError
 from dra_agent.inventory.model import FAMILIES, Inventory, pool_name
 from dra_agent.kube_client import ApiClient, ForbiddenError, UnauthorizedError
-from dra_agent.publish.access import Peers, WriteAccess
+from dra_agent.publish.access import NodeOwnerReference, Peers, WriteAccess
 from dra_agent.publish.feature_gates import Gates
-from dra_agent.publish.owner_reference import NodeOwnerReference
 from dra_agent.publish.plan import PublishContext
 from dra_agent.publish.pool import PoolReconciler
 from dra_agent.publish.reflector import SliceReflector
@@ -40,12 +39,12 @@ class Publisher:
         failed: Callable[[AgentError], None] = lambda error: None,
         urgent: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`inventory` gives the devices of this moment; `may_write` says whether this instance is the one that writes.
+        """`inventory` returns the current devices; `may_write` whether this instance is the leader.
 
-        Of several agents of one driver on one node (during a rolling update) only one writes: `peers` says which, and
-        is kept informed of whether this one can. `may_write` and `peers` are asked before every write and, while the
-        answer is no, each second. `failed` hears of every failure, and must not wait. While `urgent` returns True,
-        an API server that is away is asked again within about a second.
+        Of several agents of one driver on one node (during a rolling update) only one writes: `peers` selects it, and
+        is informed whether this one can write. `may_write` and `peers` are checked before every write and, while the
+        result is no, every second. `failed` is called for every failure, and must not block. While `urgent` returns
+        True, requests to an unavailable API server are retried within about a second.
         """
         self._node = node
         self._inventory = inventory
@@ -91,7 +90,7 @@ class Publisher:
         self._running = False
 
     async def start(self) -> None:
-        """Begin; returns at once. Slices are written when what is published is known."""
+        """Start; returns at once. Slices are written after the first list."""
         self._running = True
         self._tasks.append(asyncio.create_task(self._following.run(), name="publish follow"))
         if self._access is not None:
@@ -115,20 +114,20 @@ class Publisher:
             self._following.hurry()
 
     def kubelet_registered(self) -> None:
-        """The kubelet has registered the driver: it may have started anew, and then deletes the node's slices.
+        """The kubelet has registered the driver. After a restart it deletes the node's slices.
 
-        They are put back as soon as they are seen to be gone; this makes it quick even if it happened often.
+        They are created again as soon as the watch reports it; this call resets the delay.
         """
         for pool in self._pools.values():
             pool.reset_backoff()
 
     def slices(self) -> list[Slice]:
-        """Give what is published, as the API server told or answered last."""
+        """Return the published slices, as last reported by the API server."""
         return [found for pool in self._published.pools() for found in self._published.slices(pool)]
 
     @property
     def refused(self) -> AgentError | None:
-        """What the API server has against this agent's identity: until somebody changes that, nothing is published."""
+        """The permanent authorization error of the API server, if any: nothing is published until it is resolved."""
         errors = [self._following.error, *(pool.error for pool in tuple(self._pools.values()))]
         return next((error for error in errors if isinstance(error, ForbiddenError | UnauthorizedError)), None)
 
@@ -140,7 +139,7 @@ class Publisher:
         return str(self._access.reason or "the slices are not listed yet")
 
     def reading(self) -> PublisherStats:
-        """Say how it goes."""
+        """Return the statistics."""
         pools = tuple(self._pools.values())
         problems = [str(pool.error) for pool in pools if pool.error is not None]
         problems += [str(error) for error in (*self._tally.gates_off.values(), *self._tally.untold.values())]

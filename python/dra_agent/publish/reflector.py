@@ -1,4 +1,4 @@
-"""The list and watch of the driver's slices on this node: keeps `Published` current, and says how old it is."""
+"""The list and watch of the driver's slices on this node: keeps the slice store current, and reports its age."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from dra_agent.kube_client import (
     UnavailableError,
     WatchCursor,
 )
-from dra_agent.publish.log_dedup import LogDeduplicator
+from dra_agent.publish.errors import LogDeduplicator
 from dra_agent.publish.slice_store import ChangedSlice, SliceStore
 
 log = logging.getLogger(__name__)
 
 STEADY_AFTER_S = 30.0
-"""Seconds that a watch has to stand for the next failure to count as the first."""
+"""Seconds that a watch must stay open for the next failure to count as the first."""
 RESUME_FOR_S = 300.0
-"""How long after a break a watch is resumed where it was. Later the server has forgotten it (etcd keeps 5 minutes)."""
+"""How long after a break a watch is resumed. Later the server has compacted its history (etcd keeps 5 minutes)."""
 
 
 URGENT_RETRY_S = 1.0
@@ -48,10 +48,10 @@ class SliceReflector:
         caught_up: Callable[[], None],
         urgent: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`disturbed` is called with the slices that are not as they were known.
+        """`disturbed` is called with the slices that changed externally.
 
-        `caught_up` is called after the first list, and when a watch stands again after a failure. While `urgent`
-        returns True, pauses are at most `URGENT_RETRY_S` long, unless the server asks for more.
+        `caught_up` is called after the first list, and when a watch is open again after a failure. While `urgent`
+        returns True, pauses are at most `URGENT_RETRY_S` long, unless the server requests more.
         """
         self._api = api
         self._urgent = urgent
@@ -62,9 +62,9 @@ class SliceReflector:
         self._caught_up = caught_up
         self._backoff = Backoff.for_lists()
         self._cursor: WatchCursor | None = None
-        """Where the watch goes on; None: only a list says what there is."""
+        """The resource version to resume from; None if a list is needed."""
         self._listed = False
-        """Whether the watch that was begun last followed a list."""
+        """Whether the last watch followed a list."""
         self._opened_at: float | None = None
         self._listing = asyncio.Lock()
         self._broken_since: float | None = time.monotonic()
@@ -74,11 +74,11 @@ class SliceReflector:
 
     @property
     def lag_s(self) -> float:
-        """Seconds for which nobody has told of changes; 0 while the watch stands."""
+        """Seconds without a watch; 0 while the watch is open."""
         return 0.0 if self._broken_since is None else time.monotonic() - self._broken_since
 
     async def run(self) -> None:
-        """List and watch; where the watch breaks, go on where it was, or list again where the server has forgotten."""
+        """List and watch. A watch that breaks is resumed, or starts with a list if its resource version expired."""
         while True:
             try:
                 if self._cursor is None:
@@ -92,7 +92,7 @@ class SliceReflector:
                 await self._pause(RetryableError(f"a defect: {caught!r}"))
 
     async def refresh(self) -> str:
-        """List once; give the version from which to watch. Whoever lost an answer calls this before writing again."""
+        """List once; return the version from which to watch. Called before the next write if a response was lost."""
         async with self._listing:
             found = await self._api.list(RESOURCE_SLICES, fields=self._fields)
             first = not self._published.complete

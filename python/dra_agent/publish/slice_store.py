@@ -1,9 +1,9 @@
-"""What is published now: what the watch told, under what the agent itself has written since.
+"""The published slices: those of the watch, overlaid by the agent's own later writes.
 
-The API server tells of a write later than it answers it. Whoever plans the next write from the watch alone would write
+The watch reports a write later than its response. A plan from the watch alone would write
 the same twice.
 
-Slices are kept as JSON: as Python values they take eight times the memory, and whoever plans hands them on as JSON.
+Slices are kept as JSON: Python values take eight times the memory, and the planner takes JSON.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dra_agent.publish.feature_gates import used
 from dra_agent.slices import Slice
 
 _REMEMBERED = 1000
-"""Deletions that are remembered at most."""
+"""Maximum recorded deletions."""
 
 
 class ChangedSlice(NamedTuple):
-    """A slice that is not as it was known, and a pool that it is or was of."""
+    """A slice that changed, and a pool that it is or was part of."""
 
     pool: str
     slice: str
@@ -35,7 +35,7 @@ class CachedSlice(msgspec.Struct, frozen=True):
     """Without managedFields."""
     pool: str
     gates: frozenset[str]
-    """Those whose fields it has."""
+    """Gates of which it has fields."""
     encoded: msgspec.Raw
     """All of it."""
 
@@ -47,7 +47,7 @@ class CachedSlice(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, entry: Slice) -> CachedSlice:
         """Take in a slice that is `sound`."""
-        # The managed fields are large, and nothing here asks who wrote what.
+        # The managed fields are large and not needed here.
         metadata = {key: value for key, value in entry["metadata"].items() if key != "managedFields"}
         encoded = msgspec.json.encode({**entry, "metadata": metadata})
         return cls(metadata, entry["spec"]["pool"]["name"], used(entry), msgspec.Raw(encoded))
@@ -64,11 +64,11 @@ class SliceStore:
     def __init__(self) -> None:
         self._slices: dict[str, CachedSlice] = {}
         self._deleted: dict[str, None] = {}
-        """Uids of slices that are gone, and of which something older may still be told: by the watch where the agent
-        deleted them, by a late answer to a write where somebody else did."""
+        """Uids of deleted slices for which an older event may still arrive: from the watch if the agent
+        deleted them, or a late response to a write if another client did."""
         self._listed_at: int | None = None
         self.complete = False
-        """Whether a first list has come: before it nobody knows what there is to keep."""
+        """Whether the first list is complete: before it the published slices are unknown."""
 
     def kept(self, pool: str) -> list[CachedSlice]:
         """The slices of one pool, whatever their generation."""
@@ -92,7 +92,7 @@ class SliceStore:
     def listed(self, found: ObjectList) -> set[ChangedSlice]:
         """Take a list in; give the slices that differ from what was known.
 
-        A slice that was written after the list was taken stays as it was written.
+        A slice that was written after the list is kept.
         """
         touched: set[ChangedSlice] = set()
         listed = {entry["metadata"]["name"]: entry for entry in found.items if is_well_formed(entry)}
@@ -109,7 +109,7 @@ class SliceStore:
     def changed(self, event: WatchEvent) -> set[ChangedSlice]:
         """Take an event of the watch in; give the slice that is changed by it, once for each pool that it is or was of.
 
-        By whom is not said: of the agent's own write the watch may tell before the answer comes.
+        The author is not known: the watch may report the agent's own write before the response arrives.
         """
         if not is_well_formed(event.object):
             return set()
@@ -122,9 +122,9 @@ class SliceStore:
         return {ChangedSlice(known.pool, known.name)}
 
     def wrote(self, answer: Slice) -> None:
-        """Take in what the server answered to a creation or an update.
+        """Store the response to a creation or an update.
 
-        The answer may be older than a list in which the slice is missing: somebody was quick to delete it.
+        The response may be older than a list without the slice, if it was deleted at once.
         """
         if not is_well_formed(answer):
             return
@@ -135,12 +135,12 @@ class SliceStore:
             self._take(answer)
 
     def is_known_as(self, answer: Slice) -> bool:
-        """Whether nothing newer than this answer is known of its slice."""
+        """Whether this response is the newest known version of its slice."""
         known = self._slices.get(answer["metadata"]["name"])
         return known is not None and known.metadata["resourceVersion"] == answer["metadata"]["resourceVersion"]
 
     def deleted(self, slice_: Slice) -> None:
-        """Note that this very slice is gone."""
+        """Record that the slice with this uid was deleted."""
         metadata = slice_["metadata"]
         known = self._slices.get(metadata["name"])
         if known is not None and known.metadata["uid"] == metadata["uid"]:
@@ -164,7 +164,7 @@ class SliceStore:
 
 
 def is_well_formed(entry: Any) -> bool:
-    """Whether it is an object that names itself and its pool: a server may answer anything."""
+    """Whether the object has a name and a pool: a server may return anything."""
     try:
         metadata, pool = entry["metadata"], entry["spec"]["pool"]["name"]
         texts = (metadata["name"], metadata["uid"], metadata["resourceVersion"], pool)

@@ -1,4 +1,4 @@
-"""What the publisher tells the metrics."""
+"""Statistics of the publisher for metrics."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class PublisherStats(msgspec.Struct, frozen=True):
     slices: int
     """The driver's slices of this node that are published, as far as is known."""
     pending: tuple[str, ...]
-    """Pools whose slices are not as they should be."""
+    """Pools that differ from the desired slices."""
     last_write: float | None
     """Unix time."""
     behind: float
-    """Seconds for which the API server's changes have not been heard of; 0 while the watch stands."""
+    """Seconds without a watch; 0 while the watch is open."""
     left_out: int
     """Devices that cannot be published."""
     problems: tuple[str, ...]
@@ -37,7 +37,7 @@ class PublisherCounters:
     """Counts since the start."""
 
     def __init__(self, told: Callable[[AgentError], None] = lambda error: None) -> None:
-        """`told` hears of every failure."""
+        """`told` is called for every failure."""
         self._told = told
         self.writes: Counter[str] = Counter(create=0, update=0, delete=0)
         self.errors: Counter[str] = Counter()
@@ -48,7 +48,7 @@ class PublisherCounters:
         """By pool: what the server that was there last does not take; the next one may."""
 
     def record_write(self, operation: str) -> None:
-        """Count a write that was answered."""
+        """Count a write with a response."""
         self.writes[operation] += 1
         self.last_write = time.time()
 
@@ -58,12 +58,12 @@ class PublisherCounters:
         self._told(error)
 
     def dropped(self, error: DroppedFieldsError) -> None:
-        """Count a write that was taken in part, and keep it: nothing mends it but the cluster's configuration."""
+        """Count a write that was stored in part, and keep the error: only the cluster's configuration can fix it."""
         self.record_failure(error)
         self.gates_off[error.pool] = error
 
     def left_untold(self, error: UnsupportedTaintEffectError) -> bool:
-        """Count a write that was not taken because of taints that keep nobody away; whether it is the first."""
+        """Count a write that was rejected because of taints with effect None; return whether it is the first."""
         first = not self.errors[_kind(error)]
         self.record_failure(error)
         self.untold[error.pool] = error

@@ -1,7 +1,7 @@
-"""Spot reclaim: notices that the host is about to be taken, and has its claims released in time.
+"""Node reclaim: receives spot interruption notices and has claims released in time.
 
-The way of a notice: `signals` look, `picture` keeps what each source says, `notice` merges it into one state, `store`
-keeps that state over a restart, and `service` tells whoever acts on it.
+The way of a notice: `signals` poll sources, `signal_tracker` keeps the signals of each, `state` merges them,
+`state_file` persists the state over a restart, and `service` notifies its listeners.
 """
 
 from __future__ import annotations

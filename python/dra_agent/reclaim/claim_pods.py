@@ -1,7 +1,7 @@
-"""Who uses the node's claims, learned before any notice: at a notice there is no time to ask.
+"""The pods that use the node's claims, read before any notice: at a notice there is no time to.
 
 A claim's pods are read once, when it has been prepared: their grace periods never change. Pods that join a shared claim
-later are not asked about by the kubelet; they are found at the next hint, or when the agent looks at the claims of a
+later cause no call of the kubelet; they are found at the next hint, or when the agent reads the claims of a
 notice.
 """
 
@@ -14,11 +14,12 @@ from typing import Any
 
 import msgspec
 
+from dra_agent.claim import ClaimRef
 from dra_agent.errors import AgentError
-from dra_agent.kube_client.backoff import Backoff
 from dra_agent.kube_client.errors import ForbiddenError, NotFoundError
-from dra_agent.reclaim.pod_actions import PodClient
-from dra_agent.reclaim.release_tracker import ClaimSource, HeldClaim
+from dra_agent.reclaim.evictor import PodClient
+from dra_agent.reclaim.release_tracker import ClaimSource
+from dra_agent.retry import Backoff
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ MAX_TRIES = 5
 
 
 class ClaimPod(msgspec.Struct, frozen=True):
-    """A pod for which a claim is reserved, and the claim as it was then."""
+    """A pod for which a claim is reserved, and the claim at that time."""
 
     namespace: str
     name: str
@@ -40,7 +41,7 @@ class ClaimPod(msgspec.Struct, frozen=True):
 class ClaimPodIndex:
     """From `start` to `stop`. Lives on the event loop."""
 
-    def __init__(self, held: Callable[[], Sequence[HeldClaim]], claims: ClaimSource, pods: PodClient) -> None:
+    def __init__(self, held: Callable[[], Sequence[ClaimRef]], claims: ClaimSource, pods: PodClient) -> None:
         """`held` gives the claims of the ledger."""
         self._held = held
         self._claims = claims
@@ -50,12 +51,12 @@ class ClaimPodIndex:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Learn of every claim that is held."""
+        """Read every prepared claim."""
         self._task = asyncio.create_task(self._run(), name="reclaim consumers")
         self.refresh()
 
     async def stop(self) -> None:
-        """Learn no more."""
+        """Stop reading."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -67,7 +68,7 @@ class ClaimPodIndex:
             self.prepared(claim.uid, claim.namespace, claim.name)
 
     def prepared(self, uid: str, namespace: str, name: str) -> None:
-        """A claim was prepared: somebody uses it."""
+        """Read the pods of a claim that was prepared."""
         self._queue.put_nowait((uid, namespace, name))
 
     def __iter__(self) -> Iterator[ClaimPod]:

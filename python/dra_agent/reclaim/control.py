@@ -1,18 +1,80 @@
-"""The unix socket by which operators and programs of this host start, cancel and look at a reclaim."""
+"""The control socket with which operators start, cancel and query a reclaim: requests, client and server."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from dra_agent.clock import STEADY
+from dra_agent.control_socket.protocol import Connection
 from dra_agent.control_socket.server import Server
+from dra_agent.errors import UsageError
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.signal import printable
 from dra_agent.reclaim.status import status_of
-from dra_agent.reclaim.wire import LINE_LIMIT, About, Cancel, Start, Status, decode_request
+
+SOCKET = "reclaim.sock"
+"""Its name in the state directory."""
+LINE_LIMIT = 64 * 1024
+"""Bytes of one request."""
+
+
+class Start(msgspec.Struct, tag_field="op", tag="start", forbid_unknown_fields=True):
+    """Start a notice or hint."""
+
+    kind: Literal["hint", "notice"] = "notice"
+    seconds: float | None = None
+    """From now to the end."""
+    what: str = ""
+
+
+class Cancel(msgspec.Struct, tag_field="op", tag="cancel", forbid_unknown_fields=True):
+    """Cancel the operator's signal; `everything`: dismiss those of all sources."""
+
+    everything: bool = False
+
+
+class Status(msgspec.Struct, tag_field="op", tag="status", forbid_unknown_fields=True):
+    """Return the status."""
+
+
+class About(msgspec.Struct, tag_field="op", tag="about", forbid_unknown_fields=True):
+    """Return the agent's version and configuration, for commands that show its host."""
+
+
+Request = Start | Cancel | Status | About
+
+
+_requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+
+
+def decode_request(line: bytes) -> Request:
+    """Read one request; UsageError for anything that is none."""
+    try:
+        request = _requests.decode(line)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise UsageError(f"not a request: {error}") from error
+    if isinstance(request, Start) and request.seconds is not None and not 0 <= request.seconds <= 7 * 86400:
+        raise UsageError(f"{request.seconds:g} seconds is not between now and a week from now")
+    return request
+
+
+TIMEOUT_S = 10.0
+"""Timeout of a request."""
+
+
+def send_request(state_dir: Path, request: Request) -> Any:
+    """Send a request to the agent of a state directory; raises its error, or RetryableError if none responds."""
+    with Connection(
+        state_dir / SOCKET,
+        nobody="no agent is running here",
+        hint="start one with `dra-agent run`, or name its directory with --state-dir",
+    ) as connection:
+        return connection.ask(request, timeout=TIMEOUT_S)
 
 
 class ReclaimControlServer:

@@ -1,4 +1,4 @@
-"""What is done on a Kubernetes node when its host is being taken: taints first, everything else beside them.
+"""Drain of a Kubernetes node that is being reclaimed: taints first, everything else concurrently.
 
     hint       every device gets the taint NoSchedule: no new claim comes here
     notice     every device gets NoExecute: kube-controller-manager deletes the pods, their claims are released
@@ -20,33 +20,32 @@ from typing import Any, Literal
 import msgspec
 
 from dra_agent.clock import STEADY
-from dra_agent.reclaim.messages import announced, summary, taken_back
-from dra_agent.reclaim.progress_file import ProgressFile, SavedProgress, kept_claims
-from dra_agent.reclaim.release_status import Progress
+from dra_agent.reclaim.announcements import announced, has_taint, summary, taint_of, taken_back
 from dra_agent.reclaim.release_tracker import POLL_INTERVAL_S, ReleaseTracker
 from dra_agent.reclaim.state import ReclaimState
-from dra_agent.reclaim.taints import has_taint, taint_of
+from dra_agent.reclaim.state_file import ProgressFile, SavedProgress, kept_claims
+from dra_agent.reclaim.status import Progress
 
 log = logging.getLogger(__name__)
 
 AHEAD = 0.08
-"""Seconds for which pods that have to be asked before the taint does it keep the taint waiting, at most. They go on."""
+"""Seconds for which early evictions may delay the taint at most. They continue afterwards."""
 TAINT_POLL_INTERVAL_S = 0.01
-"""Seconds between two looks at whether every slice is tainted; ten times that once it takes longer than a second."""
+"""Seconds between two checks that every slice is tainted; ten times that after the first second."""
 PRESS = 1.0
 """Seconds, and a jitter of as much as half of it less, after which a slice that is not tainted yet is tried again: the
 publisher by itself waits longer after each failure, up to a minute."""
 READ_AFTER = 0.3
-"""Seconds for which reading claims lets the taints go first, at most."""
+"""Seconds for which reading claims waits for the taints, at most."""
 REPORT_AGAIN_AFTER_S = 0.25
-"""Seconds between two times that sources are told that every claim is given back: one of them may begin to wait for
+"""Seconds between two notifications of sources that every claim is released: a source may start to wait for
 that later, as an orderly shutdown after a spot notice does."""
 COMPLAIN = 5.0
 """Seconds after which devices that are not tainted are a problem."""
 
 What = Literal["hint", "notice", "cancelled", "released", "kept"]
 Tell = Callable[[What, str], None]
-"""Tells people: what happened, in one sentence."""
+"""Reports an event in one sentence."""
 
 
 class DrainController:
@@ -68,13 +67,13 @@ class DrainController:
         file: ProgressFile | None = None,
         now: Callable[[], datetime] = STEADY.now,
     ) -> None:
-        """Be told how to act.
+        """Set the collaborators.
 
-        `publish` has the devices published anew, with the state's taint; `published` gives the slices as they are, and
-        `wanted` the names of the devices that should be in them. `release` makes the record of one notice; `released`
-        is called again and again while the kubelet has given every claim back. `evict` moves pods that the taint does
-        not move, and `evictions` says how many. `ahead` gives what has to be done before the taints of a notice, if
-        anything. `file` keeps what became of the claims over a restart.
+        `publish` publishes the devices again, with the state's taint; `published` returns the published slices, and
+        `wanted` the names of the devices that should be in them. `release` creates the tracker of one notice;
+        `released` is called repeatedly while the kubelet has released every claim. `evict` evicts pods that the taint
+        does not evict, and `evictions` counts them. `ahead` returns the evictions that must precede the taints of a
+        notice, if anything. `file` keeps what became of the claims over a restart.
         """
         self._driver = driver
         self._publish = publish
@@ -108,16 +107,16 @@ class DrainController:
         return Progress(self._tainted_after, claims, self._evictions(), complete)
 
     async def resume(self, state: ReclaimState, *, news: bool = False) -> None:
-        """Begin where an earlier run ended: what it told people is not told again.
+        """Continue an earlier run: what it reported is not reported again.
 
-        `news`: it was no earlier run that heard of the notice, but this one, while it started.
+        `news`: this run received the notice, while it started.
         """
         self._state = state
         if state.phase == "notice":
             kept = None
             if self._file is not None and state.noticed is not None:
                 kept = await asyncio.get_running_loop().run_in_executor(None, self._file.load, state.noticed)
-            # While the file was read it may have been taken back, and even have begun anew.
+            # The notice may have been withdrawn, or replaced, while the file was read.
             if self._release is None and self._state.noticed == state.noticed:
                 self._begin(self._state, kept)
                 if news:
@@ -199,12 +198,12 @@ class DrainController:
         while True:
             devices = [device for one in self._published() for device in one["spec"].get("devices") or ()]
             tainted = {device["name"] for device in devices if has_taint(device, taint, self._driver)}
-            # One that is published no more moves nobody away either.
+            # A device that is no longer published evicts no pod.
             offered = {device["name"] for device in devices}
             bare = {*self._wanted(), *offered} - tainted
             took = asyncio.get_running_loop().time() - began
             if not bare:
-                # An agent that was started anew finds them tainted: since when is what the earlier one has kept.
+                # After a restart they are tainted already; the time is in the progress file.
                 self._tainted_at = self._tainted_at or self._now()
                 self._tainted_after = max(0.0, (self._tainted_at - state.noticed).total_seconds())
                 self._all_tainted.set()
@@ -213,7 +212,8 @@ class DrainController:
             if took > press_after and offered - tainted:
                 press_after = took + _jittered(PRESS)
                 self._publish()
-            # Where the feature gate is off, the publisher takes back what it may not taint: no new claim comes either.
+            # If the feature gate is off, the publisher withdraws devices that it cannot taint: no new claim follows
+            # either.
             self._withdrawn = took > COMPLAIN and tainted >= offered
             if took > COMPLAIN and not complained:
                 complained = True
@@ -271,7 +271,7 @@ class DrainController:
             await asyncio.sleep(REPORT_AGAIN_AFTER_S)
 
     def _tell_once(self, what: What, note: str) -> None:
-        """Not what an earlier run has told in the same words."""
+        """Report, unless an earlier run reported the same sentence."""
         if self._told.get(what) != note:
             self._told[what] = note
             self._tell(what, note)

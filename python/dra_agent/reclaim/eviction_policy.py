@@ -1,7 +1,7 @@
 """What to do about one pod that the taint does not move away in time. Pure: objects and times in, a decision out.
 
 Never touched: pods of other nodes, of DaemonSets, mirror pods, pods that opted out, pods that have ended. Never with
-a grace period of zero: the API server would forget the pod while its containers still use the devices
+a grace period of zero: the API server would remove the pod while its containers still use the devices
 (kubernetes/kubernetes#120671).
 """
 
@@ -15,35 +15,38 @@ from typing import Any, Literal
 import msgspec
 
 from dra_agent.clock import STEADY
-from dra_agent.reclaim.taints import NAME
+from dra_agent.reclaim.announcements import TAINT_NAME
 
 Mode = Literal["taint", "auto", "evict", "delete"]
-"""taint: leave everything to Kubernetes. evict: the Eviction API, which asks PodDisruptionBudgets. delete: delete at
-once what cannot be evicted at once. auto: evict, and delete with the grace that is left when the deadline is near."""
+"""taint: leave everything to Kubernetes.
+
+evict: the Eviction API, which respects PodDisruptionBudgets. delete: delete at once what cannot be evicted at once.
+auto: evict, and delete with the grace that is left when the deadline is near.
+"""
 
 PATIENCE_S = timedelta(seconds=2)
 """How long the taint has to have a pod deleted; kube-controller-manager takes less."""
 MARGIN_S = timedelta(seconds=2)
 """Before the deadline, in which the kubelet gives the claim back."""
 NEAR_S = timedelta(seconds=5)
-"""Beside a pod's own grace period: how long before the deadline eviction is given up for deletion."""
+"""In addition to a pod's grace period: how long before the deadline deletion replaces eviction."""
 EARLY = timedelta(seconds=2)
-"""Before the end of a toleration: how long before the taint's own turn a pod is moved whose grace period is longer than
-what is left. The kubelet does not shorten one that has begun."""
+"""Before the end of a toleration: how long before the taint's eviction a pod is evicted if its grace period is
+longer than the remaining time. The kubelet does not shorten one that has started."""
 KEEP = "keep"
-"""Value of the annotation `<driver>/reclaim` by which a pod stays until its host is gone."""
+"""Value of the annotation `<driver>/reclaim` with which a pod stays until the node is terminated."""
 _GRACE = 30
 _MIRROR = "kubernetes.io/config.mirror"
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What to do now: leave (for good), wait (and look again), evict, or delete with `grace` seconds."""
+    """The next action: leave (permanently), wait (and check again), evict, or delete with `grace` seconds."""
 
     act: Literal["leave", "wait", "evict", "delete"]
     why: str
     grace: int | None = None
     evict_first: bool = False
-    """Whether a deletion is first tried as an eviction with that grace: it tells the pod that it was disrupted."""
+    """Whether a deletion is first tried as an eviction with that grace, for the DisruptionTarget condition."""
 
 
 class EvictionContext(msgspec.Struct, frozen=True):
@@ -58,7 +61,7 @@ class EvictionContext(msgspec.Struct, frozen=True):
 
     @property
     def left(self) -> timedelta | None:
-        """Until the kubelet must have the claim back; None where nobody knows the end."""
+        """Seconds until the kubelet must have released the claim; None without a deadline."""
         return None if self.deadline is None else self.deadline - MARGIN_S - self.now
 
 
@@ -77,7 +80,7 @@ def decide(pod: Mapping[str, Any], claim: Mapping[str, Any], moment: EvictionCon
     overlooked = bool((pod.get("status") or {}).get("extendedResourceClaimStatus"))
     patience = timedelta() if overlooked else PATIENCE_S
     if _takes_too_long(pod, moment):
-        # The taint would have it deleted with its whole grace period: it has to be asked with a shorter one before.
+        # The taint would delete it with its whole grace period: it needs an eviction with a shorter one before.
         patience = -EARLY
     if moment.now < until + patience:
         return Decision("wait", "the taint may still move it")
@@ -126,8 +129,8 @@ def _untouchable(pod: Mapping[str, Any], moment: EvictionContext) -> str:
     owners = metadata.get("ownerReferences") or []
     if any(owner.get("kind") == "DaemonSet" and owner.get("controller") for owner in owners):
         return "it belongs to a DaemonSet"
-    if annotations.get(f"{moment.driver}/{NAME}") == KEEP:
-        return "its annotation says so"
+    if annotations.get(f"{moment.driver}/{TAINT_NAME}") == KEEP:
+        return "by its annotation"
     return ""
 
 
@@ -146,7 +149,7 @@ def _tolerated_until(claim: Mapping[str, Any], moment: EvictionContext) -> datet
 
 
 def _end(tolerations: list[Mapping[str, Any]], moment: EvictionContext) -> datetime | None:
-    key, longest = f"{moment.driver}/{NAME}", moment.noticed
+    key, longest = f"{moment.driver}/{TAINT_NAME}", moment.noticed
     for toleration in tolerations:
         wanted = toleration.get("operator", "Equal") == "Exists" or toleration.get("value") == "notice"
         if toleration.get("effect", "") not in ("", "NoExecute") or toleration.get("key", "") not in ("", key):

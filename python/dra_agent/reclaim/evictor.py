@@ -1,25 +1,88 @@
-"""Moves the pods that the taint does not move: one look a second at the claims that the kubelet has not given back."""
+"""Evicts pods that the taint does not evict: checks the claims that the kubelet has not released once a second."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from dra_agent.clock import STEADY
 from dra_agent.errors import AgentError
-from dra_agent.kube_client.errors import ConflictError, ForbiddenError, NotFoundError
-from dra_agent.reclaim.eviction_policy import EvictionContext, Mode, decide
-from dra_agent.reclaim.pod_actions import PodActions
-from dra_agent.reclaim.release_status import ClaimReleaseStatus
+from dra_agent.kube_client.errors import ConflictError, ForbiddenError, NotFoundError, ThrottledError
+from dra_agent.reclaim.eviction_policy import Decision, EvictionContext, Mode, decide
 from dra_agent.reclaim.release_tracker import ReleaseTracker
 from dra_agent.reclaim.state import ReclaimState
+from dra_agent.reclaim.status import ClaimReleaseStatus
 
 log = logging.getLogger(__name__)
+
+
+class PodClient(Protocol):
+    """The pods of the API server. Raises the errors of dra_agent.kube_client."""
+
+    async def get(self, namespace: str, name: str) -> dict[str, Any]:
+        """Read a pod."""
+
+    async def evict(self, namespace: str, name: str, uid: str, grace: int | None = None) -> None:
+        """Have this very pod evicted, with its own grace period or this; ThrottledError where a budget forbids it."""
+
+    async def delete(self, namespace: str, name: str, uid: str, grace: int) -> None:
+        """Delete this very pod."""
+
+
+class PodActions:
+    """Moves pods of the claims of one notice."""
+
+    def __init__(self, pods: PodClient, counted: Counter[tuple[str, str]]) -> None:
+        """`counted` takes note of what was done, by action and result."""
+        self.pods = pods
+        self._counted = counted
+
+    async def move(self, namespace: str, name: str, uid: str, decision: Decision) -> bool:
+        """Evict or delete a pod; False where a budget keeps it. Raises the errors of dra_agent.kube_client."""
+        how, result = decision.act, ""
+        try:
+            if decision.act == "evict":
+                result = await self._try_evict(namespace, name, uid, decision.grace)
+            elif decision.evict_first and await self._evicts_now(namespace, name, uid, decision):
+                how, result = "evict", "ok"
+            else:
+                assert decision.act == "delete" and decision.grace is not None
+                await self.pods.delete(namespace, name, uid, decision.grace)
+                result = "ok"
+        except AgentError:
+            self._counted[how, "error"] += 1
+            raise
+        self._counted[how, result] += 1
+        extra: dict[str, object] = {"pod": f"{namespace}/{name}", "why": decision.why, "how": how}
+        if decision.grace is not None:
+            extra["grace"] = decision.grace
+        log.warning("pod moved" if result == "ok" else "a budget keeps the pod", extra=extra)
+        return result == "ok"
+
+    async def _try_evict(self, namespace: str, name: str, uid: str, grace: int | None = None) -> str:
+        try:
+            await self.pods.evict(namespace, name, uid, grace)
+        except ThrottledError:
+            return "budget"  # no disruption is allowed: tried again, and deleted near the deadline where configured
+        return "ok"
+
+    async def _evicts_now(self, namespace: str, name: str, uid: str, decision: Decision) -> bool:
+        try:
+            result = await self._try_evict(namespace, name, uid, decision.grace)
+        except (NotFoundError, ConflictError):
+            raise
+        except AgentError:
+            result = "error"  # no permission, or two budgets for one pod: there is no time to find out
+        if result != "ok":
+            self._counted["evict", result] += 1
+        return result == "ok"
+
 
 POLL_INTERVAL_S = 1.0
 RETRY_AFTER_S = 5.0
@@ -27,7 +90,7 @@ RETRY_AFTER_S = 5.0
 
 
 MAX_CONCURRENCY = 8
-"""Pods that are asked about at once."""
+"""Maximum concurrent requests for pods."""
 
 
 class Evictor:
@@ -61,13 +124,13 @@ class Evictor:
         self._slots = asyncio.Semaphore(MAX_CONCURRENCY)
 
     async def run(self) -> None:
-        """Look at every claim each second; ends where the right to see pods is missing."""
+        """Check every claim each second; ends if the permission to read pods is missing."""
         if self._mode == "taint":
             return
         async with asyncio.TaskGroup() as turns:
             while not self._blind and (moment := self._moment()) is not None:
                 for uid, users in self._pods().items() if self._active() else ():
-                    self._due[uid] = float("inf")  # until this turn of it is over
+                    self._due[uid] = float("inf")  # until this attempt is over
                     turns.create_task(self._turn(uid, users, moment), name="reclaim pod")
                 await asyncio.sleep(POLL_INTERVAL_S)
 
@@ -78,7 +141,7 @@ class Evictor:
         return EvictionContext(self._now(), state.noticed, state.deadline, self._node, self._driver, self._mode)
 
     def _pods(self) -> dict[str, list[_Use]]:
-        """Give the pods whose turn it is, by their uids, each with the claims of this node that are reserved for it."""
+        """Return the pods that are due, by uid, each with the claims of this node that are reserved for it."""
         now, found = asyncio.get_running_loop().time(), dict[str, list[_Use]]()
         for record in self._release.records.values():
             claim = self._release.claims.get(record.uid)
@@ -91,19 +154,19 @@ class Evictor:
         return found
 
     async def _turn(self, uid: str, users: list[_Use], moment: EvictionContext) -> None:
-        # A pod whose turn takes long, or fails, keeps no other one waiting.
+        # A pod that takes long, or fails, does not delay others.
         pause, first = POLL_INTERVAL_S, users[0]
         pod = f"{first.record.namespace}/{first.pod}"
         try:
             async with self._slots:
                 pause = await self._look(uid, users, moment)
         except (NotFoundError, ConflictError):
-            pass  # it is gone, or another one of that name is there
+            pass  # it was deleted, or replaced by another one of that name
         except ForbiddenError as error:
             pause = RETRY_AFTER_S
             if uid not in self._refused:
                 # By a missing right, or by an admission policy that is about this pod.
-                hint = "grant it: podEviction of the chart; or ask who guards this pod"
+                hint = "grant it: podEviction of the chart; or check which admission policy protects this pod"
                 log.error("a pod may not be moved", extra={"pod": pod, "reason": str(error), "todo": hint})
             self._refused.add(uid)
         except AgentError as error:
@@ -115,7 +178,7 @@ class Evictor:
             self._due[uid] = asyncio.get_running_loop().time() + pause
 
     async def _look(self, uid: str, users: list[_Use], moment: EvictionContext) -> float:
-        """Do what the least patient of its claims asks for; the seconds to the pod's next turn."""
+        """Apply the most urgent action of its claims; return the seconds to the next attempt."""
         name, namespace = users[0].pod, users[0].record.namespace
         try:
             pod = await self._mover.pods.get(namespace, name)

@@ -1,42 +1,32 @@
-"""A preparer that takes no new claims while the host is being taken: a pod that starts now would only be killed."""
+"""A preparer that refuses new claims while the node is being reclaimed: a pod that starts now would be killed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
+from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
+from dra_agent.prepare import ClaimPreparer
 from dra_agent.reclaim.state import ReclaimState
 
-_Prepared = TypeVar("_Prepared", covariant=True)
 
-
-class Preparing(Protocol[_Prepared]):
-    """Who does the work; see dra_agent.prepare.Preparer."""
-
-    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[_Prepared]:
-        """Prepare a claim."""
-
-    def unprepare(self, uid: str, deadline: Deadline) -> object:
-        """Release a claim."""
-
-
-class GatedPreparer(Preparing[_Prepared]):
+class GatedPreparer:
     """Prepares as another does, but nothing new while a notice holds. Called on several threads."""
 
     def __init__(
         self,
-        preparer: Preparing[_Prepared],
+        preparer: ClaimPreparer,
         state: Callable[[], ReclaimState],
         known: Callable[[str, Deadline], object | None],
         prepared: Callable[[dict[str, Any]], None] = lambda claim: None,
         refused: Callable[[dict[str, Any]], None] = lambda claim: None,
     ) -> None:
-        """`known` finds what the ledger has of a claim's uid: a repeat of what is prepared is answered as ever.
+        """`known` returns the ledger entry of a claim's uid: a repeat of a prepared claim is accepted.
 
-        Of a ledger that agents of a rolling update share it gives what is true now. `prepared` is told of each claim
-        that was prepared, `refused` of each that was not; they must not wait.
+        For a ledger that agents of a rolling update share it returns the current state. `prepared` is called for each
+        claim that was prepared, `refused` of each that was not; they must not wait.
         """
         self._preparer = preparer
         self._state = state
@@ -44,15 +34,15 @@ class GatedPreparer(Preparing[_Prepared]):
         self._prepared = prepared
         self._refused = refused
 
-    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[_Prepared]:
-        """Prepare a claim; RetryableError where it is a new one and the host is being taken."""
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[ClaimDevice]:
+        """Prepare a claim; raises RetryableError for a new one while the node is being reclaimed."""
         state = self._state()
         if state.phase == "notice" and self._known(str(claim["metadata"].get("uid", "")), deadline) is None:
             cause = state.cause
             assert cause is not None
             self._refused(claim)
             raise RetryableError(
-                f"this host is being taken ({cause.source}: {cause.what}), so no new claim is prepared on it",
+                f"this node is being reclaimed ({cause.source}: {cause.what}), so no new claim is prepared on it",
                 hint="delete the pod: its successor is scheduled elsewhere",
             )
         done = self._preparer.prepare(claim, deadline)

@@ -1,7 +1,7 @@
-"""Whether each claim of a doomed host was released: seen by the ledger on this side, by the API server on the other.
+"""Tracks the release of each claim of a reclaimed node, in the ledger and in the API server.
 
-A claim is *unprepared* when the kubelet has given it back, *refused* when it was never prepared, and *released* when
-its allocation on this node is gone, so that the scheduler can place it, or its pod's next one, elsewhere.
+A claim is *unprepared* when the kubelet has released it, *refused* when it was never prepared, and *released* when
+its allocation on this node was removed, so that the scheduler can allocate it, or its pod's next one, elsewhere.
 """
 
 from __future__ import annotations
@@ -11,43 +11,28 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
+from dra_agent.claim import ClaimRef
 from dra_agent.clock import STEADY
 from dra_agent.errors import AgentError
 from dra_agent.kube_client.errors import NotFoundError
-from dra_agent.reclaim.release_status import ClaimReleaseStatus
+from dra_agent.reclaim.status import ClaimReleaseStatus
 
 POLL_INTERVAL_S = 0.25
-"""Seconds between two looks at the ledger."""
+"""Seconds between two checks of the ledger."""
 RECHECK_INTERVAL_S = 2.0
-"""Seconds between two looks at a claim that the kubelet has not given back: its pods may have changed."""
+"""Seconds between two checks of a claim that the kubelet has not released: its pods may have changed."""
 SOON_S = 10.0
-"""Seconds after which a claim that was given back is looked at as rarely: what frees it is not at work."""
+"""Seconds after which an unprepared claim is checked at that interval too: its controller does not act."""
 TIMEOUT_S = 5.0
 MAX_CONCURRENCY = 4
 """Claims that are read at once: as many connections as the API client keeps."""
 
 
-class HeldClaim(Protocol):
-    """A claim as the ledger has it."""
-
-    @property
-    def uid(self) -> str:
-        """Of the ResourceClaim."""
-
-    @property
-    def namespace(self) -> str:
-        """Of the ResourceClaim."""
-
-    @property
-    def name(self) -> str:
-        """Of the ResourceClaim."""
-
-
 class ClaimSource(Protocol):
-    """Where claims are read; see dra_agent.kube_client."""
+    """Reads claims; see dra_agent.kube_client."""
 
     async def claim(self, namespace: str, name: str, timeout: float) -> dict[str, Any]:
-        """Get a ResourceClaim; NotFoundError where there is none."""
+        """Get a ResourceClaim; raises NotFoundError."""
 
 
 class ReleaseTracker:
@@ -55,7 +40,7 @@ class ReleaseTracker:
 
     def __init__(
         self,
-        held: Callable[[], Sequence[HeldClaim]],
+        held: Callable[[], Sequence[ClaimRef]],
         claims: ClaimSource,
         *,
         node: str,
@@ -76,7 +61,7 @@ class ReleaseTracker:
         self._slots = asyncio.Semaphore(MAX_CONCURRENCY)
         self.records: dict[str, ClaimReleaseStatus] = {}
         self.claims: dict[str, Mapping[str, Any]] = {}
-        """Each claim as it was read last, by its uid; one that is gone, or is another by now, is not there."""
+        """Each claim as last read, by uid, without deleted or replaced claims."""
 
     @property
     def unprepared(self) -> bool:

@@ -1,7 +1,7 @@
 """Reclaim as one running part: the sources' tasks, the merged state, and everybody who acts on it.
 
-A change is on disk before anybody is told, unless the disk takes longer than a dying host can wait; and before the
-operator who asked for it is answered.
+A change is persisted before listeners are notified, unless the disk is too slow for the notice; and before the
+response to the operator who requested it.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from pathlib import Path
 
 from dra_agent.clock import STEADY, SteadyClock
 from dra_agent.errors import AgentError
-from dra_agent.reclaim.release_status import Progress
 from dra_agent.reclaim.signal import RecallingSource, Signal, SignalSource
 from dra_agent.reclaim.signal_tracker import SignalTracker, SourceHealth
 from dra_agent.reclaim.state import ReclaimState, apply, dismiss, expire, is_past, keep_sources, next_expiry
 from dra_agent.reclaim.state_file import StateFile
+from dra_agent.reclaim.status import Progress
 
 log = logging.getLogger(__name__)
 
 OPERATOR = "operator"
 HEAD_START = 0.01
-"""Seconds for which those who act on a change let the disk go first: a quiet one needs 3 ms. A busy one (100 ms were
-seen) is not waited for: a notice comes again after a crash of the agent, its time does not."""
+"""Seconds for which listeners wait for the disk: an idle one needs 3 ms. A busy one (100 ms were
+measured) is not waited for: a notice is received again after a crash of the agent, but its time is lost."""
 SAVE_TIMEOUT_S = 0.5
-"""Seconds after which the disk is not waited for even by who has asked for the change."""
+"""Timeout of the disk for the operator's request."""
 
+MARGIN_S = 1.0
+"""Seconds before the deadline after which nothing is waited for."""
 CHECK_S = 30.0
 """Seconds between two checks of what is to expire, at most."""
 
@@ -52,7 +54,7 @@ class ReclaimService:
         clock: SteadyClock = STEADY,
         now: Callable[[], datetime] | None = None,
     ) -> None:
-        """Read what an earlier run of this boot was told; `state_dir` must exist.
+        """Read the state of an earlier run of this boot; `state_dir` must exist.
 
         `newest`: whether this is the agent that keeps the state, where several share a directory for a while.
         `now`: in place of the clock's.
@@ -69,9 +71,9 @@ class ReclaimService:
         self._tasks: list[asyncio.Task[None]] = []
         self._untold: set[str] = set()
         self.progress: Callable[[], Progress] = Progress
-        """How far the release of claims is; set by whoever has them released."""
+        """Progress of the release of claims; set by the drain."""
         self.notices = 0
-        """Notices that began since the agent started."""
+        """Notices that started since the agent started."""
         self.cancelled = 0
         """Notices that ended."""
         self.state = self._file.load(boot)
@@ -80,14 +82,21 @@ class ReclaimService:
             if isinstance(source, RecallingSource):
                 source.recall([reading for reading in known if reading.source in source.names])
         names = [name for source in sources for name in source.names]
-        # A word that is over is free again once its source reports another: the first good look must say so.
+        # A signal that is over may be reported again after its source reports another: the first successful poll
+        # decides.
         words = [Signal(past.source, "hint", past.event, "") for past in self.state.past if past.once == "word"]
         held = {(reading.source, reading.event) for reading in known}
         known += [word for word in words if word.source in names and (word.source, word.event) not in held]
         self._picture = SignalTracker(names, self._take, known=known)
 
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds until shortly before the node is reclaimed; None without a deadline."""
+        deadline = self.state.deadline
+        return None if deadline is None else (deadline - self._now()).total_seconds() - MARGIN_S
+
     def on_change(self, listener: Changed) -> None:
-        """Have changes told; the state as it is now is `state`."""
+        """Subscribe to changes; the current state is `state`."""
         self._listeners.append(listener)
 
     def add(self, source: SignalSource) -> None:
@@ -96,7 +105,7 @@ class ReclaimService:
         self._picture.add(source.names)
 
     async def start(self) -> None:
-        """Begin to listen."""
+        """Start the sources."""
         names = frozenset({OPERATOR, *(name for source in self._sources for name in source.names)})
         await self._change(lambda state, now: keep_sources(state, names, now))
         if self.state.held:
@@ -112,7 +121,7 @@ class ReclaimService:
     async def stop(self) -> None:
         """Stop listening; the state stays on disk."""
         with contextlib.suppress(TimeoutError):
-            # A change that was begun is ended first: it must not be lost between here and the disk.
+            # A pending change is persisted first: it must not be lost.
             async with asyncio.timeout(2 * SAVE_TIMEOUT_S), self._turn:
                 pass
         for task in self._tasks:
@@ -127,26 +136,26 @@ class ReclaimService:
         await self._change(lambda state, now: apply(state, reading, now))
 
     async def cancel(self, *, everything: bool) -> None:
-        """Take the operator's own word back, or declare void whatever any source says."""
+        """Withdraw the operator's signal, or dismiss the signals of all sources."""
         log.warning("reclaim cancelled by the operator", extra={"everything": everything})
         clear = Signal(OPERATOR, "clear", OPERATOR, "")
         await self._change(lambda state, now: apply(dismiss(state, now) if everything else state, clear, now))
 
     async def released(self) -> None:
-        """Tell every source that each claim of the host was released; it may be told so many times."""
+        """Notify every source that all claims of the node are released; may be called repeatedly."""
         for source in self._sources:
             name = source.names[0]
             try:
                 await source.released()
             except Exception:  # one source must not keep the others waiting
                 if name not in self._untold:
-                    log.exception("a source was not told that claims are released", extra={"source": name})
+                    log.exception("a source could not be notified that claims are released", extra={"source": name})
                 self._untold.add(name)
             else:
                 self._untold.discard(name)
 
     def hearing(self) -> list[SourceHealth]:
-        """Tell how well each source is heard."""
+        """Return the health of each source."""
         return self._picture.hearing()
 
     def _listen(self, source: SignalSource) -> None:
@@ -170,7 +179,7 @@ class ReclaimService:
     async def _run(self) -> None:
         while True:
             expiry = next_expiry(self.state)
-            # Timers of the loop stand still while the host is suspended.
+            # Timers of the loop stop while the host is suspended.
             left = None if expiry is None else min(CHECK_S, max(0.1, (expiry - self._now()).total_seconds()))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
@@ -204,7 +213,7 @@ class ReclaimService:
             for listener in self._listeners:
                 try:
                     await listener(before, after)
-                except Exception:  # the others must be told all the same
+                except Exception:  # the others must still be notified
                     log.exception("a change of the reclaim was not acted on")
             await self._saved(saving)
 
@@ -239,7 +248,7 @@ class ReclaimService:
                 extra["deadline"] = after.deadline.isoformat()
                 extra["seconds"] = round((after.deadline - self._now()).total_seconds(), 1)
             log.warning(f"reclaim: {after.phase}", extra=extra)
-        # Also where the later word is heard second, and so changes no deadline.
+        # Also if the later signal arrives second, and so changes no deadline.
         if (
             after.deadline is not None
             and _disagree(after)

@@ -1,6 +1,6 @@
 """The `[reclaim]` section of the configuration: which sources are listened to, and how their words are taken.
 
-It holds the section's shape; signals/choice.py turns it into sources.
+It defines the section; signals/detection.py creates the sources.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Annotated, Literal
 import msgspec
 
 CLOUD_ENDPOINT = "http://169.254.169.254"
-"""Where AWS, GCP and Azure answer a host's questions about itself."""
+"""Address of the metadata service of AWS, GCP and Azure."""
 
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
 
 
 class NodeTaint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A taint of the Node object that says that the node goes away."""
+    """A taint of the Node object that announces the removal of the node."""
 
     key: str
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
@@ -37,7 +37,7 @@ AUTOSCALERS = (
     NodeTaint("cloud.google.com/impending-node-termination"),
     NodeTaint("remediator.kubernetes.azure.com/unschedulable"),
 )
-"""Hints all of them: whoever sets such a taint drains the node by itself."""
+"""All are hints: the components that set these taints drain the node themselves."""
 
 
 Treatment = Literal["ignore", "hint", "notice"]
@@ -50,7 +50,7 @@ class AwsSignals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spot: Treatment = "notice"
     autoscaling: Treatment = "notice"
     rebalance: Treatment = "ignore"
-    """A recommendation names a risk and no time; AWS's own termination handler ignores it by default as well."""
+    """A recommendation reports a risk without a time; AWS's termination handler ignores it by default too."""
     maintenance: Treatment = "notice"
 
 
@@ -77,36 +77,36 @@ class ReclaimSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The section `[reclaim]`."""
 
     cloud: Literal["auto", "aws", "gcp", "azure", "none"] = "auto"
-    """auto: what the host's firmware says that it runs on; an unknown cloud's metadata service is never asked."""
+    """auto: detected from the host's firmware; the metadata service of an unknown cloud is never contacted."""
     endpoint: str = CLOUD_ENDPOINT
     """Of the metadata service; for a proxy of your own, or a test."""
     logind: Literal["auto", "on", "off"] = "auto"
     """Whether an orderly shutdown is a notice. auto: where the system's D-Bus is there."""
     dbus_address: str = "unix:path=/run/dbus/system_bus_socket"
     file: Path | None = None
-    """A file whose being there is a notice."""
+    """A file; its existence is a notice."""
     shutdown: Treatment = "notice"
-    """What an orderly shutdown, of which logind reports, counts as."""
+    """Kind of signal for an orderly shutdown that logind reports."""
     aws: AwsSignals = AwsSignals()
     gcp: GcpSignals = GcpSignals()
     azure: AzureSignals = AzureSignals()
     node_taints: tuple[NodeTaint, ...] = AUTOSCALERS
     lead_seconds: _Seconds = 300.0
-    """Maintenance that is announced long before is a hint until this long before it begins, and then a notice."""
+    """Scheduled maintenance is a hint until this long before its start, and then a notice."""
     gcp_preemption_seconds: _Seconds = 30.0
     """From GCP's notice to the end: 30, or the instance's own preemptionNoticeDuration."""
     gcp_maintenance_seconds: _Seconds = 60.0
     """From GCP's word that maintenance terminates the instance to the end; 3600 on instances with GPUs."""
     azure_vm_name: str = ""
-    """The name that Azure's events call this host by; empty: asked of the metadata service."""
+    """The name of this VM in Azure's events; empty: read from the metadata service."""
     hook: tuple[str, ...] = ()
     """Without Kubernetes: a program and its arguments, run for each claim before it is released."""
     hook_seconds: _Seconds = 10.0
     """How long it may take, at most."""
     evict: Literal["taint", "auto", "evict", "delete"] = "taint"
-    """In a cluster: what is done about pods that the taint does not move. See docs/reclaim.md."""
+    """In a cluster: handling of pods that the taint does not evict. See docs/reclaim.md."""
     cordon: Literal["auto"] | bool = "auto"
     """In a cluster: keep new pods off the node while a notice holds. auto: where a claim of the node is one that pods
     name, so that the next pod of the same claim would come here again."""
     azure_acknowledge: bool = False
-    """Tell Azure, once every claim is released, that an event that a user asked for need not wait any longer."""
+    """Acknowledge a user-initiated Azure event once every claim is released."""

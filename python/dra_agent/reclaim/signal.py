@@ -1,13 +1,15 @@
-"""What a source says of the host's end, and what a source is.
+"""Signals of a node reclaim, their sources, and checks of external texts and times.
 
-A source tells all that it sees each time it looks well; what it no longer names has ended. A failed look says nothing.
+Each successful poll of a source reports all its signals; a signal that is missing has ended. A failed poll changes
+nothing.
 """
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -16,14 +18,14 @@ from dra_agent.errors import RetryableError
 from dra_agent.reclaim.settings import Treatment
 
 Kind = Literal["hint", "notice", "clear"]
-"""hint: the host may be taken. notice: it will be, and soon. clear: what was said before no longer holds."""
+"""hint: the node may be reclaimed. notice: it will be, and soon. clear: the signal is withdrawn."""
 
 _LONGEST_TEXT = 200
 _PRINTABLE = frozenset(string.printable) - frozenset("\t\n\r\x0b\x0c")
 
 
 class Signal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One thing that one source says."""
+    """One signal of one source."""
 
     source: str
     """`aws.spot`, `azure`, `operator`; a source may have several voices, each with its own name."""
@@ -33,13 +35,13 @@ class Signal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     what: str
     """For people; printable."""
     deadline: datetime | None = None
-    """When the host is taken: aware, UTC, by this host's clock. None: not known."""
+    """When the node is reclaimed: aware, UTC, by this host's clock. None: not known."""
     sticky: bool = msgspec.field(default=False, name="lasting")
     """The source cannot take it back: silence about it means nothing before its deadline."""
     deadline_note: str = msgspec.field(default="", name="doubt")
     """Why the deadline is not the one that was announced, if it is not."""
     once: Literal["", "id", "word"] = ""
-    """The event happens once and a boot of the host can be its end, so that it is remembered across boots. id: `event`
+    """The event happens once and may end with a boot of the host, so it is recorded across boots. id: `event`
     names this one event. word: `event` names the next one of its kind too, once the source has reported none."""
 
 
@@ -59,11 +61,11 @@ class SignalSink(Protocol):
         """A good look: these readings hold, and no others of this source."""
 
     def failed(self, source: str, why: str) -> None:
-        """A look that says nothing, neither that there is a notice nor that there is none."""
+        """A failed poll: neither a notice nor the absence of one."""
 
 
 class SignalSource(Protocol):
-    """Something that knows when the host is taken."""
+    """A source of signals."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,20 +77,20 @@ class SignalSource(Protocol):
     async def released(self) -> None:
         """Every claim of the host was released: whatever the source holds back for this host need not wait longer.
 
-        Said again and again while it is so.
+        Repeated while it is true.
         """
 
 
 @runtime_checkable
 class RecallingSource(Protocol):
-    """A source that counts from when something was first seen, over a restart of the agent."""
+    """A source with times relative to the first observation, kept over a restart of the agent."""
 
     def recall(self, readings: Sequence[Signal]) -> None:
-        """What an earlier run of the agent was told in this boot; called before `run`."""
+        """Restore the signals of an earlier run in this boot; called before `run`."""
 
 
 class SourceError(RetryableError):
-    """A look that failed, with the seconds that the other side asks to wait for."""
+    """A failed poll, with Retry-After in seconds."""
 
     def __init__(self, what: str, *, where: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(what, where=where)
@@ -96,6 +98,54 @@ class SourceError(RetryableError):
 
 
 def printable(text: str) -> str:
-    """Text from outside as it may stand in a log, an Event or an id: ASCII on one line, and not without end."""
+    """Return external text for a log, an Event or an id: printable ASCII on one line, with limited length."""
     kept = "".join(character if character in _PRINTABLE else "?" for character in text.strip())
     return kept if len(kept) <= _LONGEST_TEXT else kept[: _LONGEST_TEXT - 3] + "..."
+
+
+_AWS = "%d %b %Y %H:%M:%S GMT"
+_HTTP = "%a, %d %b %Y %H:%M:%S GMT"
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)")
+SKEW = timedelta(seconds=3)
+"""Smaller differences of clocks are ignored: the Date header has whole seconds, and responses take time."""
+
+
+def parse_time(text: str) -> datetime:
+    """Read RFC 3339, RFC 1123 ("Mon, 19 Sep 2016 18:29:47 GMT") or AWS's form of it ("21 Jan 2019 09:00:43 GMT").
+
+    Gives an aware time in UTC; ValueError for anything else, also for a time without its zone.
+    """
+    text = text.strip()
+    if len(text) > 64 or not text.isascii():
+        raise ValueError("not a time")
+    if _RFC3339.fullmatch(text):
+        # fromisoformat accepts six digits of a second; more are dropped.
+        return datetime.fromisoformat(re.sub(r"(\.\d{6})\d+", r"\1", text.upper())).astimezone(UTC)
+    return datetime.strptime(text, _AWS if text[:1].isdigit() else _HTTP).replace(tzinfo=UTC)
+
+
+def to_local_clock(time: datetime, ahead: timedelta | None) -> datetime:
+    """Translate a time of a service whose clock is `ahead` of ours; out-of-range clocks are ignored."""
+    if ahead is None or abs(ahead) < SKEW:
+        return time
+    try:
+        return time - ahead
+    except OverflowError:
+        return time
+
+
+def clamp_deadline(
+    announced: datetime, *, ahead: timedelta | None = None, now: datetime, usual: timedelta, most: timedelta
+) -> tuple[datetime, str]:
+    """Give the deadline to go by, by our clock, and why it is another than the one announced (empty if it is that).
+
+    A deadline that has passed leaves no time at all: it is `now`. One further away than `most` is none that such a
+    notice can have: the notice still holds, with the `usual` time that the source gives. The reason names the time as
+    it was announced: by our clock it would be another one at each look.
+    """
+    deadline = to_local_clock(announced, ahead)
+    if deadline < now:
+        return now, f"the deadline {announced.isoformat()} has passed"
+    if deadline - now > most:
+        return now + usual, f"the deadline {announced.isoformat()} is too far away to be true"
+    return deadline, ""

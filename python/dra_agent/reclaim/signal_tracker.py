@@ -1,6 +1,6 @@
-"""What each source says at this moment, told onward once: what is new, what changed, and what a source no longer says.
+"""Current signals of each source. Forwards new, changed and withdrawn signals once.
 
-It also keeps how well each source is heard. A source that cannot be heard keeps its last word.
+It also tracks the health of each source. An unreachable source keeps its last signals.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from dra_agent.reclaim.signal import Signal
 log = logging.getLogger(__name__)
 
 MAX_SIGNALS = 32
-"""Readings of one source that are kept; no source has that much to say about one host."""
+"""Maximum signals of one source."""
 SAME = timedelta(seconds=3)
 """Deadlines that differ by less are one: they pass through clocks that are read to a second."""
 LOG_AGAIN_AFTER_S = 600.0
-"""Seconds after which a source that still cannot be heard is mentioned in the log again."""
+"""Seconds after which an unreachable source is logged again."""
 FLAPPING_S = 60.0
 """Seconds between two such lines at least, for a source that comes and goes."""
 
 
 class SourceHealth(msgspec.Struct):
-    """How well one source is heard."""
+    """Health of one source."""
 
     source: str
     up: bool | None = None
-    """None: not heard of yet."""
+    """None: not polled yet."""
     last_good: float | None = None
     """When the last good look was, by the clock of the process, as Unix time."""
     failures: int = 0
@@ -50,7 +50,7 @@ class SignalTracker:
         known: Iterable[Signal] = (),
         clock: Callable[[], float] = STEADY.unix,
     ) -> None:
-        """`known` is what an earlier run was told: a source's first good look clears what it no longer names."""
+        """`known` are the signals of an earlier run: the first successful poll of a source clears missing ones."""
         self._tell = tell
         self._clock = clock
         self._hearing = {name: SourceHealth(name) for name in names}
@@ -61,7 +61,7 @@ class SignalTracker:
             self._said.setdefault(reading.source, {})[reading.event] = reading
 
     def add(self, names: Iterable[str]) -> None:
-        """Expect to hear from these sources too."""
+        """Add sources."""
         for name in names:
             self._hearing.setdefault(name, SourceHealth(name))
 
@@ -69,7 +69,7 @@ class SignalTracker:
         """Take in a good look: exactly these readings hold."""
         self._heard(source, len(readings))
         if len(readings) > MAX_SIGNALS:
-            self._complain(f"{source} ", "a source says more than one host can have", {"readings": len(readings)})
+            self._complain(f"{source} ", "a source reports too many signals", {"readings": len(readings)})
         # The safest first: it must not be cut off, and of several words about one event it is the one that counts.
         kept = sorted(readings, key=_safest_first)[:MAX_SIGNALS]
         before = self._said.get(source, {})
@@ -81,27 +81,29 @@ class SignalTracker:
                 self._tell(reading)
         for event, reading in before.items():
             if event not in said:
-                log.info("source no longer says so", extra={"source": source, "event": event, "what": reading.what})
+                log.info(
+                    "the source no longer reports it", extra={"source": source, "event": event, "what": reading.what}
+                )
                 self._tell(Signal(source, "clear", event, reading.what))
 
     def failed(self, source: str, why: str) -> None:
-        """Take in that a look failed; what the source said before stays."""
+        """Record a failed poll; the signals of the source are kept."""
         hearing = self._hearing.setdefault(source, SourceHealth(source))
         hearing.failures += 1
         hearing.up = False
         hearing.why = why
-        if self._complain(source, "a source of reclaim notices cannot be heard", {"reason": why}):
+        if self._complain(source, "a source of reclaim notices is unreachable", {"reason": why}):
             self._said_down.add(source)
 
     def hearing(self) -> list[SourceHealth]:
-        """Tell how well each source is heard."""
+        """Return the health of each source."""
         return [msgspec.structs.replace(hearing) for hearing in self._hearing.values()]
 
     def _heard(self, source: str, readings: int) -> None:
         hearing = self._hearing.setdefault(source, SourceHealth(source))
         if source in self._said_down:
             self._said_down.discard(source)
-            log.info("the source can be heard again", extra={"source": source})
+            log.info("the source is reachable again", extra={"source": source})
         hearing.up, hearing.why, hearing.readings = True, "", readings
         hearing.last_good = self._clock()
 
@@ -131,7 +133,7 @@ def _safest_first(reading: Signal) -> tuple[bool, bool, float]:
 
 
 def _settled(said: Signal, before: Signal | None) -> Signal:
-    """The reading as it was before, if all that differs is when exactly the agent looked at the clock."""
+    """Return the previous signal if only the rounding of its deadline differs."""
     if before is None or msgspec.structs.replace(said, deadline=before.deadline) != before:
         return said
     if said.deadline is None or before.deadline is None:

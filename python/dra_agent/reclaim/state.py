@@ -1,4 +1,4 @@
-"""Whether the host is being taken: everything that all sources say, merged into one state. Pure: no clock, no disk.
+"""State of the reclaim: the signals of all sources, merged. Pure: no clock, no disk.
 
 The safest reading wins: a notice beats a hint, the earliest deadline counts, and only a clear moves a deadline back.
 """
@@ -15,13 +15,13 @@ from dra_agent.reclaim.signal import Signal
 Phase = Literal["none", "hint", "notice", "cancelled"]
 
 GRACE_S = timedelta(seconds=60)
-"""How long after its deadline a lasting notice, of which its source is silent, still holds: nobody is that late."""
+"""How long after its deadline a sticky notice of an unreachable source remains active."""
 MAX_DISMISSED = 64
 MAX_PAST_EVENTS = 64
 MAX_PAST_AGE_S = 90 * 86400.0
 """A service lists an event that is over for hours or days."""
 RESCHEDULED = timedelta(minutes=10)
-"""An event that was acted on and now begins later by more than this is a new one."""
+"""An event that is postponed by more than this is a new one."""
 
 
 class ActiveSignal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,7 +43,7 @@ class PastEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     at: float
     """When, in Unix time: other boots have no other common clock."""
     once: Literal["id", "word"] = "id"
-    """See Reading."""
+    """See Signal."""
     deadline: datetime | None = None
     """The last that was known."""
 
@@ -54,7 +54,7 @@ class ReclaimState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     boot: str
     held: tuple[ActiveSignal, ...] = ()
     noticed: datetime | None = None
-    """When the present notice began: the same until it ends, also over a restart of the agent."""
+    """Start of the current notice: constant until it ends, also over a restart of the agent."""
     ended: datetime | None = None
     """When the last hint or notice ended, if none holds now."""
     dismissed: tuple[tuple[str, str], ...] = ()
@@ -79,7 +79,7 @@ class ReclaimState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def deadline(self) -> datetime | None:
-        """When the host is taken, as far as is known; None without a notice."""
+        """When the node is reclaimed, if known; None without a notice."""
         cause = self.cause
         return cause.deadline if cause is not None and cause.kind == "notice" else None
 
@@ -117,10 +117,10 @@ def is_past(state: ReclaimState, reading: Signal) -> bool:
 
 
 def next_boot(state: ReclaimState, boot: str, booted: datetime, unix_now: float) -> ReclaimState:
-    """The state with which a boot of the host begins, after the boot that `state` is of: only what is past is kept."""
+    """Return the initial state after a reboot: only events that are over are kept."""
     for held in state.held:
         reading = held.reading
-        # A hint whose time came and went with the boot: the service may go on listing it as begun.
+        # The time of the hint passed with the boot: the service may still list it as started.
         if reading.kind == "hint" and reading.deadline is not None and reading.deadline <= booted:
             state = _remember(state, reading, booted)
     kept = tuple(past for past in state.past if unix_now - past.at <= MAX_PAST_AGE_S)
@@ -128,7 +128,7 @@ def next_boot(state: ReclaimState, boot: str, booted: datetime, unix_now: float)
 
 
 def expire(state: ReclaimState, now: datetime) -> ReclaimState:
-    """Let go of lasting notices whose source is silent and whose deadline is long past."""
+    """Remove sticky notices with an unreachable source and a deadline that is long past."""
     return _with(state, tuple(held for held in state.held if not _over(held, now)), now)
 
 
@@ -146,13 +146,13 @@ def dismiss(state: ReclaimState, now: datetime) -> ReclaimState:
 
 
 def keep_sources(state: ReclaimState, names: frozenset[str], now: datetime) -> ReclaimState:
-    """Let go of what sources have said that are not listened to any more."""
+    """Remove signals of sources that are no longer configured."""
     return _with(state, tuple(held for held in state.held if held.reading.source in names), now)
 
 
 def _clear(state: ReclaimState, key: tuple[str, str], now: datetime) -> ReclaimState:
     if key in state.dismissed:
-        # Taken back by its source: should the source say it once more, it is something new.
+        # Withdrawn by its source: if the source reports it again, it is new.
         state = msgspec.structs.replace(state, dismissed=tuple(one for one in state.dismissed if one != key))
     if any((past.source, past.event, past.once) == (*key, "word") for past in state.past):
         # The word is free for the next event of its kind.
@@ -194,7 +194,7 @@ def _safest(known: Signal, said: Signal) -> Signal:
         return said
     if said.kind == "hint":
         return known
-    # Of two deadlines for one event the earlier one stays; what is said of it is the latest.
+    # Of two deadlines for one event the earlier one is kept, with the latest text.
     earlier = min((r for r in (said, known) if r.deadline is not None), key=_deadline, default=said)
     return msgspec.structs.replace(
         said, deadline=earlier.deadline, deadline_note=earlier.deadline_note, sticky=known.sticky or said.sticky

@@ -1,28 +1,64 @@
-"""The state on disk: a notice survives a restart of the agent, and ends with the boot that it was for."""
+"""Files of a reclaim that outlive the agent: its state, and the progress of the claims of a notice.
+
+A notice survives a restart of the agent, and ends with the boot that it was received in. The progress is written after
+the taints; a lost or late progress file affects only messages.
+
+Times on disk are UTC of the clock of the process that wrote them, and are converted to this process's clock on load.
+Each file has the boot time of the host by the writer's clock. In the same boot that is the same moment for every
+process, so the difference is by how much the wall clock was stepped between the two starts.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from datetime import datetime
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from dra_agent import atomic_file
-from dra_agent.clock import STEADY, SteadyClock
+from dra_agent.claim import ClaimRef
+from dra_agent.clock import STEADY, STEP, SteadyClock
 from dra_agent.errors import RetryableError
 from dra_agent.reclaim.state import ReclaimState, next_boot
-from dra_agent.reclaim.stored_times import by_clock_of
+from dra_agent.reclaim.status import ClaimReleaseStatus
 
 log = logging.getLogger(__name__)
 
-FILE = "reclaim.json"
-_VERSION = 1
-_MOST = 4 * 1024 * 1024
+
+def by_clock_of(value: Any, wrote: datetime | None, booted: datetime) -> Any:
+    """A struct with every time in it moved from the writer's clock to that of this process.
+
+    `wrote` and `booted`: when the host booted, by each; None: an older version wrote it, by a clock not known.
+    """
+    by = timedelta() if wrote is None else booted - wrote
+    return value if abs(by) < STEP else _moved(value, by)
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+def _moved(value: Any, by: timedelta) -> Any:
+    if isinstance(value, datetime):
+        try:
+            return value + by
+        except OverflowError:
+            return value
+    if isinstance(value, tuple):
+        return tuple(_moved(one, by) for one in value)
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.replace(
+            value, **{name: _moved(getattr(value, name), by) for name in value.__struct_fields__}
+        )
+    return value
+
+
+STATE_FILE = "reclaim.json"
+_STATE_VERSION = 1
+_MAX_STATE_BYTES = 4 * 1024 * 1024
+
+
+class _StateDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     state: ReclaimState
     booted: datetime | None = None
@@ -33,7 +69,7 @@ class StateFile:
     """The file of one state directory, which must exist."""
 
     def __init__(self, directory: Path, clock: SteadyClock = STEADY) -> None:
-        self.path = directory / FILE
+        self.path = directory / STATE_FILE
         self._clock = clock
         self.problem: str | None = None
         """What was wrong with the file that `load` found."""
@@ -41,11 +77,11 @@ class StateFile:
     def load(self, boot: str) -> ReclaimState:
         """Give the state of this boot: what was kept, or after a restart of the host only which events are over.
 
-        A file that says nothing usable is set aside, and `problem` says so.
+        An unusable file is quarantined, and `problem` reports it.
         """
         fresh = ReclaimState(boot)
         try:
-            text = atomic_file.read(self.path, _MOST)
+            text = atomic_file.read(self.path, _MAX_STATE_BYTES)
         except FileNotFoundError:
             return fresh
         except OSError as error:
@@ -53,11 +89,11 @@ class StateFile:
             log.error("what was known of a reclaim cannot be read", extra={"problem": self.problem})
             return fresh
         try:
-            kept = msgspec.json.decode(text, type=_File)
+            kept = msgspec.json.decode(text, type=_StateDocument)
         except msgspec.DecodeError as error:
             self._set_aside(str(error))
             return fresh
-        if kept.version != _VERSION:
+        if kept.version != _STATE_VERSION:
             self._set_aside(f"version {kept.version} is not known")
             return fresh
         if kept.state.boot != boot:
@@ -70,7 +106,9 @@ class StateFile:
     def save(self, state: ReclaimState) -> None:
         """Put the state on disk; it is there when this returns. RetryableError where it cannot be."""
         try:
-            atomic_file.write(self.path, msgspec.json.encode(_File(_VERSION, state, self._clock.booted)), durable=True)
+            atomic_file.write(
+                self.path, msgspec.json.encode(_StateDocument(_STATE_VERSION, state, self._clock.booted)), durable=True
+            )
         except OSError as error:
             raise RetryableError(
                 f"cannot be written: {error.strerror}", where=str(self.path), hint="check free space and permissions"
@@ -82,3 +120,103 @@ class StateFile:
             aside = atomic_file.quarantine(self.path)
         self.problem = f"{self.path}: damaged ({reason}); set aside as {aside.name}"
         log.error("what was known of a reclaim was damaged", extra={"problem": self.problem})
+
+
+PROGRESS_FILE = "reclaim-claims.json"
+_PROGRESS_VERSION = 1
+_MAX_PROGRESS_BYTES = 16 * 1024 * 1024
+
+
+class SavedClaim(ClaimRef, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One claim; see ClaimReleaseStatus."""
+
+    seen: datetime
+    tainted: datetime | None = None
+    pods_gone: datetime | None = None
+    unprepared: datetime | None = None
+    refused: datetime | None = None
+    released: datetime | None = None
+    overdue: datetime | None = None
+
+    def record(self) -> ClaimReleaseStatus:
+        """As it goes on."""
+        return ClaimReleaseStatus(**msgspec.structs.asdict(self))
+
+
+class SavedProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How far the release was."""
+
+    boot: str
+    noticed: datetime
+    """Of the notice that it is about."""
+    tainted: datetime | None = None
+    """When every device was tainted."""
+    told: dict[str, str] = {}
+    """The last messages, by kind."""
+    claims: tuple[SavedClaim, ...] = ()
+
+
+class _ProgressDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    kept: SavedProgress
+    booted: datetime | None = None
+    """When the host booted, by the clock of who wrote this."""
+
+
+class ProgressFile:
+    """The file of one state directory, in one boot of the host. Both calls wait for the disk."""
+
+    def __init__(
+        self, directory: Path, boot: str, *, newest: Callable[[], bool] = lambda: True, clock: SteadyClock = STEADY
+    ) -> None:
+        """`newest`: whether this is the agent that writes, of several that share the directory for a while."""
+        self._path = directory / PROGRESS_FILE
+        self._newest = newest
+        self._clock = clock
+        self.boot = boot
+        self._complained = False
+
+    def load(self, noticed: datetime) -> SavedProgress:
+        """Give what is known of that notice; nothing where the file is of another one, or damaged."""
+        fresh = SavedProgress(self.boot, noticed)
+        try:
+            found = msgspec.json.decode(atomic_file.read(self._path, _MAX_PROGRESS_BYTES), type=_ProgressDocument)
+        except FileNotFoundError:
+            return fresh
+        except OSError as error:
+            log.error("what became of claims cannot be read", extra={"file": str(self._path), "reason": str(error)})
+            return fresh
+        except msgspec.DecodeError as error:
+            aside = self._path
+            with contextlib.suppress(OSError):
+                aside = atomic_file.quarantine(self._path)
+            log.error("what became of claims was damaged", extra={"reason": str(error), "aside": aside.name})
+            return fresh
+        if found.version != _PROGRESS_VERSION or found.kept.boot != self.boot:
+            return fresh
+        kept: SavedProgress = by_clock_of(found.kept, found.booted, self._clock.booted)
+        # Moved times may differ by what reading two clocks takes.
+        same = abs(kept.noticed - noticed) < STEP
+        return msgspec.structs.replace(kept, noticed=noticed) if same else fresh
+
+    def save(self, kept: SavedProgress) -> None:
+        """Put it on disk; a disk that refuses is complained about once."""
+        if not self._newest():
+            return
+        try:
+            atomic_file.write(
+                self._path,
+                msgspec.json.encode(_ProgressDocument(_PROGRESS_VERSION, kept, self._clock.booted)),
+                durable=True,
+            )
+            self._complained = False
+        except OSError as error:
+            if not self._complained:
+                log.warning("what became of claims is not kept", extra={"reason": error.strerror or str(error)})
+            self._complained = True
+
+
+def kept_claims(records: Iterable[ClaimReleaseStatus]) -> tuple[SavedClaim, ...]:
+    """Take from records what outlives the agent."""
+    names = SavedClaim.__struct_fields__
+    return tuple(SavedClaim(**{name: getattr(record, name) for name in names}) for record in records)

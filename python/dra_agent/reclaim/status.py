@@ -1,4 +1,4 @@
-"""What the command line is shown of a reclaim."""
+"""Status of a reclaim: of each claim, and as the command line shows it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,65 @@ from datetime import datetime
 import msgspec
 
 from dra_agent.clock import STEADY
-from dra_agent.reclaim.release_status import ClaimReleaseStatus, Progress
 from dra_agent.reclaim.signal_tracker import SourceHealth
 from dra_agent.reclaim.state import Phase, ReclaimState
 
 
+class ClaimReleaseStatus(msgspec.Struct):
+    """What became of one claim."""
+
+    uid: str
+    namespace: str
+    name: str
+    seen: datetime
+    pods: tuple[str, ...] = ()
+    """The pods for which it is still reserved: who keeps it."""
+    tainted: datetime | None = None
+    """When it was held by devices that were all tainted."""
+    pods_gone: datetime | None = None
+    """When it was reserved for no pod any more."""
+    unprepared: datetime | None = None
+    refused: datetime | None = None
+    """When its prepare was refused: it is allocated here, and nothing of it is used."""
+    released: datetime | None = None
+    overdue: datetime | None = None
+    """When the deadline passed and it was not released."""
+    unknown: str = ""
+    """Why the last request to the API server failed; without Kubernetes, the result of its hook."""
+    kept: str = ""
+    """What keeps a pod of it, though the agent would move it."""
+    looked: float = float("-inf")
+    """Time of the last request, in the loop's time."""
+
+    @property
+    def state(self) -> str:
+        """How far it is: prepared, unprepared (given back), refused (both still allocated here), or released."""
+        if self.released is not None:
+            return "released"
+        if self.refused is not None:
+            return "refused"
+        return "prepared" if self.unprepared is None else "unprepared"
+
+    @property
+    def given_back(self) -> bool:
+        """Whether nothing of it is used on this host."""
+        return self.unprepared is not None or self.refused is not None
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far the release of a host's claims is."""
+
+    tainted_after: float | None = None
+    """Seconds from the notice to the last slice; None while some are not tainted, or none is to be."""
+    claims: tuple[ClaimReleaseStatus, ...] = ()
+    evictions: dict[tuple[str, str], int] = {}
+    """Pods that the agent evicted early, by method and result, since it started."""
+    complete: bool = False
+    """Whether all steps of the notice are complete."""
+
+
 class SourceStatus(msgspec.Struct, frozen=True):
-    """How well one source is heard."""
+    """Health of one source."""
 
     source: str
     up: bool | None
@@ -23,7 +75,7 @@ class SourceStatus(msgspec.Struct, frozen=True):
 
 
 class EventStatus(msgspec.Struct, frozen=True):
-    """One thing that a source says."""
+    """One signal of a source."""
 
     source: str
     kind: str
@@ -33,7 +85,7 @@ class EventStatus(msgspec.Struct, frozen=True):
     since: datetime
     doubt: str
     silent_since: datetime | None
-    """The source does not say so any more, and cannot take it back."""
+    """The source no longer reports it, and cannot withdraw it."""
 
 
 class ClaimStatus(msgspec.Struct, frozen=True):
@@ -55,7 +107,7 @@ class ClaimStatus(msgspec.Struct, frozen=True):
     pods: tuple[str, ...]
     """For whom it is still reserved."""
     why: str
-    """Why nobody knows more, or what went wrong with its hook."""
+    """Why the state is unknown, or the error of its hook."""
 
 
 class ReclaimStatus(msgspec.Struct, frozen=True):

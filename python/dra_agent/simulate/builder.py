@@ -107,7 +107,7 @@ def apply(
         now.directory(folder)
     tree.remove((path for path in _ever(machine, simulated) if path not in now.entries), root, keep)
     gone()
-    # Between the two: a GPU that is in the tree is one that NVML answers for.
+    # Between the two: a GPU that is in the tree is one that NVML responds for.
     nvml_install.install(machine, present, root / "lib")
     tree.write(now, root, fresh=fresh)
 

@@ -5,7 +5,7 @@ Keys are those that the kernel prints (drivers/gpu/drm/amd/amdkfd/kfd_topology.c
 
 from __future__ import annotations
 
-from dra_agent.simulate import cpulist
+from dra_agent.simulate import system
 from dra_agent.simulate.machine import Function, Machine, NumaNode
 from dra_agent.simulate.roles.amd import AmdGpu
 from dra_agent.simulate.system import MAJORS
@@ -43,7 +43,7 @@ def plan(machine: Machine, tree: Tree) -> None:
 def _processor(number: int, node: NumaNode, gpus: list[int], tree: Tree) -> None:
     folder = f"{_KFD}/topology/nodes/{number}"
     properties = {
-        "cpu_cores_count": len(cpulist.parse(node.cpus)),
+        "cpu_cores_count": len(system.parse(node.cpus)),
         "simd_count": 0,
         "mem_banks_count": 1,
         "io_links_count": len(gpus),

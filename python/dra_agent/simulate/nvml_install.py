@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from dra_agent.errors import PermanentError
-from dra_agent.simulate import cpulist
+from dra_agent.simulate import system
 from dra_agent.simulate.machine import Function, Machine
 from dra_agent.simulate.nvml import LIBRARY, Driver, Gpu, Link, MigProfile, NvLink, NvmlState, Pci, read, write
 from dra_agent.simulate.pci import sites
@@ -94,7 +94,7 @@ def _gpu(
         if link
         else Link(0, 0, 0, 0),
         numa_node=numa_node,
-        cpus=cpulist.words(cpulist.local(machine, numa_node)),
+        cpus=system.words(system.local(machine, numa_node)),
         path=path,
         nvlinks=tuple(_nvlink(functions[remote]) for remote in role.nvlinks),
         nvlink_slots=model.nvlinks,

@@ -6,13 +6,53 @@ and sysfs-kernel-iommu_groups.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 
-from dra_agent.simulate import cpulist
-from dra_agent.simulate.config_space import header
-from dra_agent.simulate.machine import Function, HostBridge, LinkState, Machine, RoleContext, Sriov, bus_range
+from dra_agent.simulate import system
+from dra_agent.simulate.machine import Function, HostBridge, LinkState, Machine, RoleContext, Sriov, bus_of, bus_range
 from dra_agent.simulate.system import MAJORS
 from dra_agent.simulate.tree import WRITABLE, Tree
+
+_CAPABILITIES = 0x40
+_EXPRESS = 0x10
+_HAS_CAPABILITIES = 0x10
+_BRIDGE_CLASS = 0x0604
+_ENDPOINT, _ROOT_PORT, _UPSTREAM, _DOWNSTREAM = 0, 4, 5, 6
+
+
+def header(function: Function, *, at_root: bool) -> bytes:
+    """256 bytes: identity, bus numbers of a bridge, and the link in an Express capability."""
+    pci = function.id
+    space = bytearray(256)
+    struct.pack_into("<HHHHI", space, 0, pci.vendor, pci.device, 0x0006, 0, pci.class_code << 8 | pci.revision)
+    bridge = pci.class_code >> 8 == _BRIDGE_CLASS
+    space[0x0E] = 1 if bridge else 0
+    if bridge:
+        secondary, subordinate = bus_range(function) or (0, 0)
+        struct.pack_into("<BBB", space, 0x18, bus_of(function.address), secondary, subordinate)
+    else:
+        struct.pack_into("<HH", space, 0x2C, pci.subsystem_vendor, pci.subsystem_device)
+    if function.link:
+        struct.pack_into("<H", space, 0x06, _HAS_CAPABILITIES)
+        space[0x34] = _CAPABILITIES
+        _express(space, function.link, _kind(function, at_root) if bridge else _ENDPOINT)
+    return bytes(space)
+
+
+def _express(space: bytearray, link: LinkState, kind: int) -> None:
+    struct.pack_into("<BBH", space, _CAPABILITIES, _EXPRESS, 0, 2 | kind << 4)
+    most = (link.max_generation or link.generation) | (link.max_width or link.width) << 4
+    struct.pack_into("<I", space, _CAPABILITIES + 0x0C, most)
+    struct.pack_into("<H", space, _CAPABILITIES + 0x12, link.generation | link.width << 4)
+
+
+def _kind(bridge: Function, at_root: bool) -> int:
+    if at_root:
+        return _ROOT_PORT
+    # Below an upstream port there are only the switch's own downstream ports.
+    return _UPSTREAM if any(child.id.class_code >> 8 == _BRIDGE_CLASS for child in bridge.children) else _DOWNSTREAM
+
 
 DRIVERS = "sys/bus/pci/drivers"
 VFIO = "vfio-pci"
@@ -90,13 +130,13 @@ class _Addresses:
 
 
 def _host_bridge(machine: Machine, bridge: HostBridge, path: str, tree: Tree) -> None:
-    cpus = cpulist.local(machine, bridge.numa_node)
+    cpus = system.local(machine, bridge.numa_node)
     bus = bridge.name.removeprefix("pci")
     folder = f"{path}/pci_bus/{bus}"
     tree.file(f"{path}/uevent", b"")
     tree.file(f"{folder}/uevent", b"")
-    tree.file(f"{folder}/cpulistaffinity", cpulist.text(cpus))
-    tree.file(f"{folder}/cpuaffinity", cpulist.mask(cpus))
+    tree.file(f"{folder}/cpulistaffinity", system.text(cpus))
+    tree.file(f"{folder}/cpuaffinity", system.mask(cpus))
     tree.link(f"{folder}/device", path)
     tree.link(f"{folder}/subsystem", "sys/class/pci_bus")
     tree.link(f"sys/class/pci_bus/{bus}", folder)
@@ -106,7 +146,7 @@ def _function(site: RoleContext, bridge: HostBridge, tree: Tree, addresses: _Add
     function, path, machine = site.function, site.path, site.machine
     address, pci = function.address, function.id
     numa = bridge.numa_node if function.numa_node is None else function.numa_node
-    cpus = cpulist.local(machine, numa)
+    cpus = system.local(machine, numa)
     tree.files(
         path,
         {
@@ -120,8 +160,8 @@ def _function(site: RoleContext, bridge: HostBridge, tree: Tree, addresses: _Add
             "uevent": _uevent(function),
             "resource": _resource(function, addresses),
             "irq": 0,
-            "local_cpulist": cpulist.text(cpus),
-            "local_cpus": cpulist.mask(cpus),
+            "local_cpulist": system.text(cpus),
+            "local_cpus": system.mask(cpus),
             "ari_enabled": int(bool(function.sriov)),
             "power_state": "D0",
             **function.attributes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dra_agent.simulate import cpulist
 from dra_agent.simulate.machine import Machine, NumaNode
 from dra_agent.simulate.tree import Tree
 
@@ -30,12 +29,12 @@ MAJORS = {name: major for major, name in CHARACTER_MAJORS.items()}
 
 def plan(machine: Machine, tree: Tree) -> None:
     """Add processors, NUMA nodes, module versions and /proc basics."""
-    cpus = cpulist.text(cpulist.every(machine))
+    cpus = text(every(machine))
     for name in ("online", "possible", "present"):
         tree.file(f"sys/devices/system/cpu/{name}", cpus)
     for number, node in enumerate(machine.nodes):
         _numa_node(number, node, tree)
-    nodes = cpulist.text(frozenset(range(len(machine.nodes))))
+    nodes = text(frozenset(range(len(machine.nodes))))
     for name in ("online", "possible", "has_cpu", "has_memory", "has_normal_memory"):
         tree.file(f"sys/devices/system/node/{name}", nodes)
     for module, version in machine.modules.items():
@@ -49,13 +48,13 @@ def plan(machine: Machine, tree: Tree) -> None:
 
 def _numa_node(number: int, node: NumaNode, tree: Tree) -> None:
     folder = f"sys/devices/system/node/node{number}"
-    cpus = cpulist.parse(node.cpus)
+    cpus = parse(node.cpus)
     kibibytes = node.memory_bytes // 1024
     tree.files(
         folder,
         {
-            "cpulist": cpulist.text(cpus),
-            "cpumap": cpulist.mask(cpus),
+            "cpulist": text(cpus),
+            "cpumap": mask(cpus),
             "distance": " ".join(map(str, node.distances)),
             "meminfo": f"Node {number} MemTotal:       {kibibytes} kB\nNode {number} MemFree:        {kibibytes} kB",
         },
@@ -65,8 +64,52 @@ def _numa_node(number: int, node: NumaNode, tree: Tree) -> None:
         tree.files(
             f"sys/devices/system/cpu/cpu{cpu}/topology",
             {
-                "core_cpus": cpulist.mask(frozenset({cpu})),
-                "package_cpus": cpulist.mask(cpus),
+                "core_cpus": mask(frozenset({cpu})),
+                "package_cpus": mask(cpus),
                 "physical_package_id": number,
             },
         )
+
+
+def parse(text: str) -> frozenset[int]:
+    """`0-3,8` as a set."""
+    cpus: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first:
+            cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
+
+
+def text(cpus: frozenset[int]) -> str:
+    """A set as ranges."""
+    ranges: list[tuple[int, int]] = []
+    for cpu in sorted(cpus):
+        if ranges and ranges[-1][1] == cpu - 1:
+            ranges[-1] = (ranges[-1][0], cpu)
+        else:
+            ranges.append((cpu, cpu))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def mask(cpus: frozenset[int]) -> str:
+    """A set as comma-separated 32-bit words, highest first."""
+    bits = sum(1 << cpu for cpu in cpus)
+    words = max(1, -(-bits.bit_length() // 32))
+    return ",".join(f"{bits >> 32 * word & 0xFFFFFFFF:08x}" for word in reversed(range(words)))
+
+
+def every(machine: Machine) -> frozenset[int]:
+    """All processors of a machine."""
+    return frozenset().union(*(parse(node.cpus) for node in machine.nodes))
+
+
+def local(machine: Machine, numa_node: int) -> frozenset[int]:
+    """Processors near a device on that node: all of them where the node is -1."""
+    return parse(machine.nodes[numa_node].cpus) if numa_node >= 0 else every(machine)
+
+
+def words(cpus: frozenset[int]) -> tuple[int, ...]:
+    """A set as 64-bit words, lowest first, as NVML gives affinities."""
+    bits = sum(1 << cpu for cpu in cpus)
+    return tuple(bits >> 64 * word & 0xFFFF_FFFF_FFFF_FFFF for word in range(-(-bits.bit_length() // 64)))

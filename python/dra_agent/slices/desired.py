@@ -77,7 +77,7 @@ def desired_slices(
     naming: Naming = "generated",
     owner: dict[str, Any] | None = None,
 ) -> DesiredSlices:
-    """Say which slices the inventory should be published as: one pool per family, at most 64 devices per slice.
+    """Compute the slices of the inventory: one pool per family, at most 64 devices per slice.
 
     `published` are the driver's slices of this node as they are now: devices keep their slice, and slices their name,
     generation and the times of their taints, so that little has to be written. `owner` is the ownerReference of new
@@ -90,7 +90,7 @@ def desired_slices(
 
 
 class SliceRequest:
-    """What `desired_slices` says, from JSON to JSON: of hundreds of partitions, Python values are megabytes."""
+    """Like `desired_slices`, from JSON to JSON: Python values of hundreds of partitions take megabytes."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class SliceRequest:
 
     @property
     def fingerprint(self) -> int:
-        """The same, within one process, for everything of which the same slices are drawn."""
+        """Equal, within one process, for inventories with equal slices."""
         return hash(self._question)
 
     def slices(self) -> EncodedSlices:
@@ -117,7 +117,7 @@ class SliceRequest:
 
 
 def diff_slices(desired: Sequence[Slice | msgspec.Raw], published: Sequence[Slice | msgspec.Raw]) -> list[Write]:
-    """Say what to write, in the order in which to write it: deletions, updates, creations.
+    """Return the writes in their order: deletions, updates, creations.
 
     `published` holds this driver's slices of this node only: one that is not desired is deleted.
     """

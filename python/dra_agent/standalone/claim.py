@@ -1,17 +1,35 @@
-"""What standalone mode says of a claim: where it stands, why, and what a container runtime is given for it.
+"""A claim in standalone mode: its phase, the reason, and its CDI device ids.
 
 The objects themselves are the API's own; nothing here is stored.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from datetime import UTC, datetime
+from typing import Any, Literal, Protocol
 
 import msgspec
+
+Object = dict[str, Any]
+"""An object of the API as JSON values."""
+
+
+class Allocate(Protocol):
+    """The allocator: `dra_agent.allocator.allocate`."""
+
+    def __call__(
+        self, *, node: str, classes: list[Object], slices: list[Object], claims: list[Object], allocated: list[Object]
+    ) -> Object:
+        """Give {"allocated": bool, "results": [AllocationResult per claim], "error": str | None}."""
+
 
 Phase = Literal["Pending", "Allocated", "Prepared", "Unhealthy", "Failed", "Deleting"]
 """Pending: waits for devices. Allocated: has devices, not prepared yet. Failed: can never be prepared as it is."""
 
+PREPARED = "dra-agent.internal/prepared"
+"""Annotation: when the claim was prepared first since it has its devices."""
+FAILED = "dra-agent.internal/failed"
+"""Annotation: why a claim can never be prepared as it is. It holds no device until it is applied again."""
 DEFAULT_NAMESPACE = "default"
 UNDER_WAY = "is being prepared"
 """The message of a claim that has devices and is not ready yet."""
@@ -63,3 +81,73 @@ def key_of(claim: dict[str, Any]) -> tuple[str, str]:
     """Give the (namespace, name) of a claim."""
     metadata = claim["metadata"]
     return metadata.get("namespace") or DEFAULT_NAMESPACE, metadata["name"]
+
+
+def view_of(
+    claim: Object, prepared: tuple[HeldDevice, ...] | None, message: str, *, fits_empty_host: bool
+) -> ClaimView:
+    """Show a claim; `prepared`: its devices once they are ready for containers, `message`: why they are not."""
+    metadata = claim["metadata"]
+    annotations = metadata.get("annotations", {})
+    devices = prepared or ()
+    return ClaimView(
+        namespace=metadata.get("namespace", DEFAULT_NAMESPACE),
+        name=metadata["name"],
+        uid=metadata["uid"],
+        phase=_phase(claim, prepared is not None),
+        message=annotations.get(FAILED) or message,
+        created=metadata["creationTimestamp"],
+        prepared=annotations.get(PREPARED, "") if prepared is not None else "",
+        devices=devices,
+        cdi_device_ids=tuple(cdi_id for device in devices for cdi_id in device.cdi_device_ids),
+        fits_empty_host=fits_empty_host,
+        claim=claim,
+    )
+
+
+def _phase(claim: Object, prepared: bool) -> Phase:
+    if "deletionTimestamp" in claim["metadata"]:
+        return "Deleting"
+    if FAILED in claim["metadata"].get("annotations", {}):
+        return "Failed"
+    if "allocation" not in claim.get("status", {}):
+        return "Pending"
+    return "Prepared" if prepared else "Allocated"
+
+
+RESTORED = "dra-agent.internal/restored"
+"""Annotation: the claim was rebuilt from the ledger, so its selectors and constraints are not known any more."""
+
+
+def claim_of(entry: dict[str, Any], driver: str) -> dict[str, Any]:
+    """Write the ResourceClaim of a ledger entry: its identity, one request for each name, and its allocation."""
+    counts: dict[str, int] = {}
+    results = []
+    for device in entry["devices"]:
+        request = device["request"]
+        if not request:  # the parent device of a partition: not allocated itself
+            continue
+        counts[request.partition("/")[0]] = counts.get(request.partition("/")[0], 0) + 1
+        result = {"request": request, "driver": driver, "pool": device["pool"], "device": device["device"]}
+        if device.get("share_id"):
+            result["shareID"] = device["share_id"]
+        if device.get("admin_access"):
+            result["adminAccess"] = True
+        results.append(result)
+    requests = [
+        {"name": name, "exactly": {"deviceClassName": "restored", "allocationMode": "ExactCount", "count": count}}
+        for name, count in counts.items()
+    ]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {
+            "name": entry["name"],
+            "namespace": entry["namespace"],
+            "uid": entry["uid"],
+            "creationTimestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "annotations": {RESTORED: "true"},
+        },
+        "spec": {"devices": {"requests": requests}},
+        "status": {"allocation": {"devices": {"results": results}}},
+    }

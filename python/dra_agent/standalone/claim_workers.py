@@ -1,19 +1,69 @@
-"""Threads that prepare and release claims, so that a device that hangs keeps nobody but its own claim waiting."""
+"""Threads that prepare and release claims, so that a device that hangs blocks its own claim only."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
 
 from dra_agent.daemon_threads import DaemonExecutor
-from dra_agent.standalone.in_flight import Job
+
+Job = Callable[[], None]
+Run = Callable[[str, Job], None]
+"""Has a job done for a claim, by its uid: now, or on another thread. The job never raises."""
+
+
+def run_inline(uid: str, job: Job) -> None:
+    """Do it before returning."""
+    job()
+
+
+class InFlightClaims:
+    """Claims with work in progress. Thread-safe."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._lock = threading.Lock()
+        self._under_way: set[str] = set()
+
+    @property
+    def under_way(self) -> frozenset[str]:
+        """The claims with work in progress, by uid."""
+        with self._lock:
+            return frozenset(self._under_way)
+
+    def is_free(self, uid: str) -> bool:
+        """Whether no work is in progress for a claim."""
+        with self._lock:
+            return uid not in self._under_way
+
+    def begin(self, uid: str, job: Job) -> None:
+        """Start a job. The caller has checked `is_free` and holds the lock of the queue."""
+        with self._lock:
+            self._under_way.add(uid)
+        try:
+            self._run(uid, lambda: self._do(uid, job))
+        except BaseException:
+            self._done(uid)
+            raise
+
+    def _do(self, uid: str, job: Job) -> None:
+        try:
+            job()
+        finally:
+            self._done(uid)
+
+    def _done(self, uid: str) -> None:
+        with self._lock:
+            self._under_way.discard(uid)
+
 
 MOST = 256
-"""Claims that are worked at at the same time. Of those for a sick device three keep a thread (prepare.locks)."""
+"""Maximum concurrent claims. A device that hangs occupies at most three threads (prepare.locks)."""
 STOP_TIMEOUT_S = 15.0
 """Seconds that a job may have taken until it is not waited for at the end."""
 
@@ -53,14 +103,14 @@ class ClaimWorkers:
         return sorted(self._jobs)
 
     async def stop(self) -> None:
-        """Wait for what is being done, though not for what hangs; what has not begun is left to the next start."""
+        """Wait for running jobs, but not for those that hang; jobs that have not started are left to the next start."""
         self._threads.shutdown()
         left = [self._began[uid] + STOP_TIMEOUT_S - time.monotonic() for uid in self._jobs]
         await self.done(at_most=max(0.0, *left) if left else None)
 
     def _tell(self, uid: str, job: Future[None]) -> None:
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._forget, uid, job)
 
     def _forget(self, uid: str, job: Future[None]) -> None:

@@ -1,4 +1,4 @@
-"""A note of the claim whose devices are being chosen, which outlives the process.
+"""A file with the claim that is being allocated, which survives the process.
 
 A claim that ends the process, by a defect or by the memory that it takes, would end it again at every start. The note
 needs to survive the process, not a power loss: it is not synced.
@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dra_agent.standalone.index import FAILED, ClaimIndex
+from dra_agent.standalone.claim import FAILED
+from dra_agent.standalone.index import ClaimIndex
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class Evaluation:
             self._note("")
 
     def stop(self) -> None:
-        """Take the note away for good: a process that is told to end did not end by a claim."""
+        """Clear the file permanently: a process that is stopped was not ended by a claim."""
         with self._lock:
             self._stopped = True
             self._write("")

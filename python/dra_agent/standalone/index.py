@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
-from dra_agent.standalone.claim import key_of
-from dra_agent.standalone.ports import Object
+from dra_agent.claim import ClaimRef
+from dra_agent.standalone.claim import FAILED, Object, key_of
 from dra_agent.standalone.store import Store
 from dra_agent.standalone.waiting import WaitingClaims, digest_of
 
 CLAIM = "ResourceClaim"
-PREPARED = "dra-agent.internal/prepared"
-"""Annotation: when the claim was prepared first since it has its devices."""
 CLASS = "DeviceClass"
-FAILED = "dra-agent.internal/failed"
-"""Annotation: why a claim can never be prepared as it is. It holds no device until it is applied anew."""
 
 
-@dataclass(slots=True)
-class Known:
+class Known(ClaimRef, frozen=True):
     """One claim of the store."""
 
-    uid: str
-    namespace: str
-    name: str
     position: int
     digest: bytes
 
@@ -35,7 +26,7 @@ class Known:
 
 
 class ClaimIndex:
-    """Every claim is in the store, and one of `waiting`, `held` and `deleting` says what is to be done with it.
+    """Every claim is in the store, and in one of `waiting`, `held` and `deleting`.
 
     Not safe for threads: the queue holds its lock.
     """
@@ -88,7 +79,7 @@ class ClaimIndex:
             self._take_in(claim, self._last if known is None else known.position)
 
     def delete(self, known: Known) -> None:
-        """Forget a claim."""
+        """Remove a claim."""
         self._store.delete(CLAIM, *known.key)
         self._leave(known.uid)
         del self._by_key[known.key], self._by_uid[known.uid]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 from dra_agent.errors import PermanentError, RetryableError
-from dra_agent.standalone.claim import ApplyResult, key_of
-from dra_agent.standalone.index import CLAIM, CLASS, FAILED, ClaimIndex
-from dra_agent.standalone.ports import Object
+from dra_agent.standalone.claim import FAILED, ApplyResult, Object, key_of
+from dra_agent.standalone.index import CLAIM, CLASS, ClaimIndex
 from dra_agent.standalone.store import Store
 from dra_agent.standalone.waiting import digest_of
 
@@ -17,7 +19,7 @@ MAX_CLAIMS = 50_000
 
 
 def take_in(values: list[Object], store: Store, claims: ClaimIndex) -> list[ApplyResult]:
-    """Keep DeviceClasses and ResourceClaims, all or none, and say of each what became of it.
+    """Store DeviceClasses and ResourceClaims, all or none, and return the result of each.
 
     Raises:
         PermanentError: A kind that is not kept, a spec that differs from the kept one, too many claims.
@@ -52,7 +54,7 @@ def _check(values: list[Object], claims: ClaimIndex) -> None:
         if known is None:
             continue
         if known.uid in claims.deleting:
-            raise RetryableError(f"claim {namespace}/{name} is being deleted", hint="apply it again once it is gone")
+            raise RetryableError(f"claim {namespace}/{name} is being deleted", hint="apply it again once it is deleted")
         spec = value.get("spec")
         if known.digest != digest_of(spec) and claims.read(known)["spec"] != spec:
             raise PermanentError(
@@ -104,3 +106,39 @@ def _stamped(value: Object, known: Object | None) -> Object:
     before = known["metadata"] if known else {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
     kept = {key: before[key] for key in ("uid", "creationTimestamp")}
     return {**value, "metadata": {**value["metadata"], **kept}}
+
+
+VALIDATION_TIMEOUT_S = 30.0
+"""For all objects of one request, the time that it waits for earlier requests included."""
+
+
+class Validator:
+    """One thread that validates; the event loop goes on meanwhile."""
+
+    def __init__(self, validate: Callable[[Object], list[str]], *, timeout: float = VALIDATION_TIMEOUT_S) -> None:
+        """`validate` returns what is wrong with an object; `timeout` is in seconds."""
+        self._validate = validate
+        self._timeout = timeout
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="validation")
+
+    async def problems(self, values: Sequence[Object]) -> list[str]:
+        """Return what is wrong with the objects.
+
+        Raises:
+            RetryableError: the deadline passed.
+        """
+        found: list[str] = []
+        try:
+            async with asyncio.timeout(self._timeout):
+                for value in values:
+                    found += await asyncio.get_running_loop().run_in_executor(self._thread, self._validate, value)
+        except TimeoutError:
+            raise RetryableError(
+                f"the objects could not be validated within {self._timeout:.0f} s",
+                hint="apply fewer objects at a time, or objects with simpler selectors",
+            ) from None
+        return found
+
+    def stop(self) -> None:
+        """Start no further validation; a running one ends by its own budget."""
+        self._thread.shutdown(wait=False, cancel_futures=True)

@@ -1,7 +1,7 @@
 """The queue of claims: what waits is allocated in the order in which it came, what is allocated is prepared.
 
-A claim that does not fit lets later ones pass, as with kube-scheduler, but is asked first whenever a device comes free.
-Every step is kept in the store before the next begins, so a stop at any point is continued at the next start.
+A claim that does not fit does not block later ones, as in kube-scheduler, but is tried first whenever a device is
+released. Every step is persisted before the next one starts, so an interrupted step is continued at the next start.
 """
 
 from __future__ import annotations
@@ -13,16 +13,26 @@ from collections.abc import Callable, Iterable
 
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError, RetryableError
-from dra_agent.standalone.backoff import Backoff
-from dra_agent.standalone.claim import UNDER_WAY, ApplyResult, ClaimView, HeldDevice, key_of
+from dra_agent.prepare import ClaimPreparer
+from dra_agent.retry import KeyedBackoff
+from dra_agent.standalone.claim import (
+    FAILED,
+    PREPARED,
+    UNDER_WAY,
+    Allocate,
+    ApplyResult,
+    ClaimView,
+    HeldDevice,
+    Object,
+    claim_of,
+    key_of,
+    view_of,
+)
+from dra_agent.standalone.claim_workers import InFlightClaims, Run, run_inline
 from dra_agent.standalone.evaluation import Evaluation
-from dra_agent.standalone.in_flight import InFlightClaims, Run, run_inline
-from dra_agent.standalone.index import CLASS, FAILED, PREPARED, ClaimIndex, Known
+from dra_agent.standalone.index import CLASS, ClaimIndex, Known
 from dra_agent.standalone.intake import now, take_in
-from dra_agent.standalone.ports import Allocate, Object, Preparer
-from dra_agent.standalone.restore import claim_of
 from dra_agent.standalone.store import Store
-from dra_agent.standalone.view import view_of
 from dra_agent.standalone.waiting import Refusal
 
 log = logging.getLogger(__name__)
@@ -36,7 +46,7 @@ CALL_TIMEOUT_S = 40.0
 class ClaimQueue:
     """Claims from apply to release. Safe for threads; steps come one after another, on one thread.
 
-    Whatever may take long is done without the lock, so that requests are answered meanwhile: the allocator is asked by
+    Work that may take long runs without the lock, so that requests are served meanwhile: the allocator is called by
     the step itself, preparing and releasing is given away by `run`, at most one job for each claim. A device that hangs
     holds up its own claim. A step after each job's end goes on with what that has changed.
     """
@@ -48,7 +58,7 @@ class ClaimQueue:
         node: str,
         slices: Callable[[], list[Object]],
         allocate: Allocate,
-        preparer: Preparer,
+        preparer: ClaimPreparer,
         clock: Callable[[], float],
         run: Run = run_inline,
     ) -> None:
@@ -64,7 +74,7 @@ class ClaimQueue:
         self._evaluation.park_interrupted(self._claims)
         self._prepared: dict[str, tuple[HeldDevice, ...]] = {}
         self._messages: dict[str, str] = {}
-        self._retries = Backoff(clock)
+        self._retries = KeyedBackoff(clock)
         self._work = InFlightClaims(run)
         self._devices_changed = False
         self._suspended = ""
@@ -90,9 +100,11 @@ class ClaimQueue:
             return take_in(values, self._store, self._claims)
 
     def delete(self, namespace: str, name: str) -> str:
-        """Begin to release a claim, and give its uid; `step` ends it. PermanentError if there is none of that name.
+        """Start to release a claim and return its uid; `reconcile` completes it.
 
-        A claim that only waits is gone when this returns.
+        Raises PermanentError for an unknown name.
+
+        A claim without devices is deleted when this returns.
         """
         with self._lock:
             known = self._known(namespace, name)
@@ -108,7 +120,7 @@ class ClaimQueue:
             return uid
 
     def delete_class(self, name: str) -> None:
-        """Forget a DeviceClass; claims that are allocated keep their devices."""
+        """Delete a DeviceClass; allocated claims keep their devices."""
         with self._lock:
             if not self._store.delete(CLASS, "", name):
                 raise PermanentError(f"there is no DeviceClass {name}")
@@ -149,12 +161,12 @@ class ClaimQueue:
             return self._retries.next_in(besides=self._work.under_way)
 
     def stop(self) -> None:
-        """End a step that is under way as soon as its allocation is answered; nothing of it is kept."""
+        """End a running step once its allocation returns; the result is discarded."""
         self._stopped = True
         self._evaluation.stop()
 
     def is_tried(self, uids: Iterable[str]) -> bool:
-        """Whether these claims have been tried since the last change that matters to them, or are gone."""
+        """Whether these claims were tried since the last relevant change, or are deleted."""
         with self._lock:
             waiting = self._claims.waiting
             return bool(self._suspended) or all(uid not in waiting or waiting.refusal(uid) is not None for uid in uids)
@@ -184,7 +196,7 @@ class ClaimQueue:
             self._suspended, self._giving_up = why, give_up
 
     def change_reason(self, why: str) -> None:
-        """Say another reason for what `suspend` began."""
+        """Change the reason of `suspend`."""
         with self._lock:
             if self._suspended:
                 self._suspended = why
@@ -197,12 +209,12 @@ class ClaimQueue:
             self._claims.waiting.devices_changed()
 
     def view(self, namespace: str, name: str) -> ClaimView:
-        """Show one claim; raises PermanentError if there is none."""
+        """Return one claim; raises PermanentError if it does not exist."""
         with self._lock:
             return self._view(self._claims.read(self._known(namespace, name)), self._claims.waiting.untried())
 
     def views(self, keys: Iterable[tuple[str, str]] | None = None) -> list[ClaimView]:
-        """Show every claim, oldest first, or those of namespaces and names that are there."""
+        """Return all claims, oldest first, or the existing ones of these namespaces and names."""
         with self._lock:
             untried = self._claims.waiting.untried()
             if keys is None:
@@ -218,7 +230,7 @@ class ClaimQueue:
             return self.views(one.key for one in oldest_first)
 
     def uid_of(self, namespace: str, name: str) -> str | None:
-        """Give the uid of a claim; None if there is none of that name."""
+        """Return the uid of a claim; None if it does not exist."""
         with self._lock:
             known = self._claims.find(namespace, name)
             return None if known is None else known.uid
@@ -256,7 +268,7 @@ class ClaimQueue:
         return True
 
     def _take(self, known: Known, allocation: Object) -> None:
-        """Keep an allocation, unless the claim has gone meanwhile or nothing may be allocated any more."""
+        """Persist an allocation, unless the claim was deleted meanwhile or allocation is suspended."""
         with self._lock:
             if known.uid not in self._claims.waiting or self._suspended or self._stopped:
                 return
@@ -290,8 +302,7 @@ class ClaimQueue:
             self._retries.done(uid)
             self._messages.pop(uid, None)
             self._prepared[uid] = tuple(
-                HeldDevice(tuple(d.request_names), d.pool, d.device, tuple(d.cdi_device_ids), d.share_id)
-                for d in devices
+                HeldDevice(tuple(d.requests), d.pool, d.device, tuple(d.cdi_device_ids), d.share_id) for d in devices
             )
 
     def _note_prepared(self, uid: str) -> None:
@@ -377,7 +388,7 @@ class ClaimQueue:
         return view_of(claim, self._prepared.get(uid), message, fits_empty_host=fits_empty_host)
 
     def _explained(self, uid: str, untried: list[int]) -> tuple[str, bool]:
-        """Say why a claim is not prepared, and whether it would fit on an empty host as far as that is known."""
+        """Return why a claim is not prepared, and whether it would fit on an empty host, if known."""
         waiting = self._claims.waiting
         if uid not in waiting:
             if uid in self._messages or uid in self._prepared or uid not in self._claims.held:

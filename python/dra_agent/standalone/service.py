@@ -20,14 +20,12 @@ import msgspec
 
 from dra_agent.control_socket.server import Server
 from dra_agent.errors import PermanentError, UsageError
-from dra_agent.standalone.claim import DEFAULT_NAMESPACE, ApplyResult, ClaimView
+from dra_agent.prepare import ClaimPreparer
+from dra_agent.standalone.claim import DEFAULT_NAMESPACE, Allocate, ApplyResult, ClaimView, Object
 from dra_agent.standalone.claim_workers import ClaimWorkers
 from dra_agent.standalone.index import CLAIM, CLASS
-from dra_agent.standalone.ports import Allocate, Object, Preparer
-from dra_agent.standalone.queue import ClaimQueue
-from dra_agent.standalone.store import Store
-from dra_agent.standalone.validation import Validator
-from dra_agent.standalone.wire import (
+from dra_agent.standalone.intake import Validator
+from dra_agent.standalone.protocol import (
     LINE_LIMIT,
     SOCKET,
     Apply,
@@ -38,6 +36,8 @@ from dra_agent.standalone.wire import (
     State,
     decode_request,
 )
+from dra_agent.standalone.queue import ClaimQueue
+from dra_agent.standalone.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +47,13 @@ START = 5.0
 STEP_BUDGET_S = 0.2
 """After that a step leaves the rest to the next one, so that other work of the queue comes between."""
 FIRST_TRY_S = 5.0
-"""How long an answer waits for the first try of its claims: with thousands before them that takes longer."""
+"""Seconds that a response waits for the first attempt of its claims; thousands of earlier claims take longer."""
 ANSWER_AFTER_S = 45.0
-"""How long an answer waits for its claims to be prepared or released; the command line waits a minute for it."""
+"""Seconds that a response waits for its claims to be prepared or released; the command line waits a minute."""
 STOP_AFTER_S = 5.0
 """How long a stop waits for what is under way. What hangs is continued at the next start."""
 SUSPEND_TIMEOUT_S = 5.0
-"""How long `suspend` waits for what is under way: notices of clouds begin at 30 s."""
+"""Seconds that `suspend` waits for running work: the shortest notice of a cloud is 30 s."""
 MAX_OBJECTS_PER_APPLY = 25_000
 _T = TypeVar("_T")
 
@@ -68,7 +68,7 @@ class StandaloneService:
         node: str,
         driver: str,
         slices: Callable[[], list[Object]],
-        preparer: Preparer,
+        preparer: ClaimPreparer,
         allocate: Allocate,
         validate: Callable[[Object], list[str]],
         unusable: Callable[[str, str], str] = lambda pool, device: "",
@@ -165,7 +165,7 @@ class StandaloneService:
         self._wake.set()
 
     async def change_reason(self, why: str) -> None:
-        """Say another reason for what `suspend` began."""
+        """Change the reason of `suspend`."""
         await self._work(lambda: self.queue.change_reason(why))
 
     async def views(self) -> list[ClaimView]:
@@ -254,7 +254,7 @@ class StandaloneService:
         return [msgspec.structs.replace(done, claim=views.get((done.namespace, done.name))) for done in applied]
 
     def _with_health(self, view: ClaimView) -> ClaimView:
-        """A prepared claim whose device is lost is not shown as usable; what is stored does not change."""
+        """Show a prepared claim with a lost device as unusable; the store does not change."""
         if view.phase != "Prepared":
             return view
         reasons = [
@@ -290,7 +290,7 @@ class StandaloneService:
             await self._moves(seen, left)
 
     async def _moves(self, seen: int, at_most: float) -> None:
-        """Wait for a step that ends after `seen` steps had ended."""
+        """Wait for the completion of a step after the first `seen` steps."""
         async with self._moved:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(at_most):

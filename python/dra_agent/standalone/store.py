@@ -1,4 +1,4 @@
-"""The store that stands in for the API server: DeviceClasses and ResourceClaims, durable before they are answered.
+"""The store of DeviceClasses and ResourceClaims, synced before a response.
 
 It keeps objects and the order in which claims came; it knows nothing of what they mean.
 """
@@ -54,7 +54,7 @@ class Store:
     def __init__(self, directory: Path) -> None:
         """Open the store of a state directory, which must exist.
 
-        A file that is damaged is set aside, what can still be read of it is kept, and `problems` says so.
+        A damaged file is quarantined, its readable objects are kept, and `problems` reports it.
         Raises RetryableError where the directory cannot be written.
         """
         self.path = directory / FILE
@@ -78,7 +78,7 @@ class Store:
             connection.executemany(_PUT, rows)
 
     def delete(self, kind: str, namespace: str, name: str) -> bool:
-        """Forget an object; False if it was not there."""
+        """Delete an object; return False if it does not exist."""
         with self._writing() as connection:
             cursor = connection.execute(
                 "DELETE FROM objects WHERE kind = ? AND namespace = ? AND name = ?", (kind, namespace, name)
@@ -171,7 +171,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _restrict(path: Path) -> None:
-    """Have the file, and what an older agent left of SQLite's beside it, be readable by the agent alone."""
+    """Make the file, and SQLite files of an older agent next to it, readable by the agent only."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, MODE)
         try:

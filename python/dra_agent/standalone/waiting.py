@@ -1,8 +1,8 @@
-"""Which waiting claims need another try: those whose answer may have changed since the last one.
+"""Selects waiting claims for another attempt: those with a result that may have changed since the last one.
 
-Claims with equal specs get equal answers, so they are tried as one group. The answer "no" of a group stands until
+Claims with equal specs have equal results, so they are tried as one group. The result "no" of a group is valid until
 something changes that it depends on: a class that it names, the devices of the host, or a release, unless the group
-does not even fit on an empty host. An allocation never turns a "no" into a "yes".
+does not even fit on an empty host. An allocation never changes a "no" to a "yes".
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class WaitingClaims:
         return iter(self._of_claim)
 
     def add(self, uid: str, position: int, digest: bytes, spec: dict[str, Any]) -> None:
-        """Add a claim; it is tried unless the answer for its spec is known."""
+        """Add a claim; it is tried unless the result for its spec is known."""
         group = self._groups.get(digest)
         if group is None:
             group = self._groups[digest] = Group(digest, _classes(spec))
@@ -79,7 +79,7 @@ class WaitingClaims:
             heapq.heappush(self._due, (position, digest))
 
     def discard(self, uid: str) -> None:
-        """Remove a claim, which has devices now or is gone."""
+        """Remove a claim that was allocated or deleted."""
         group = self._of_claim.pop(uid, None)
         if group is None:
             return
@@ -100,7 +100,7 @@ class WaitingClaims:
         return None
 
     def refuse(self, group: Group, version: int, refusal: Refusal) -> None:
-        """Note the answer of a try that began at `version`; one that is out of date is dropped."""
+        """Record the result of an attempt that started at `version`; an outdated one is dropped."""
         if group.version == version:
             group.refusal = refusal
             group.fits_empty_host = refusal.fits_empty_host

@@ -1,13 +1,12 @@
-"""What the agent tells the cluster of claims and devices beside its slices: claim status and Events.
+"""Claim status and Events: what the agent reports to the cluster besides slices.
 
-Nothing here is waited for by anybody, and nothing here decides anything.
+Nothing waits for this package, and it makes no decisions.
 """
 
 from __future__ import annotations
 
 from dra_agent.status.claim_status import ClaimStatusWriter
-from dra_agent.status.device_events import DeviceEventEmitter
-from dra_agent.status.device_status import Condition, PreparedClaim
+from dra_agent.status.device_status import Condition, DeviceEventEmitter, PreparedClaim
 from dra_agent.status.events import EventRecorder, ObjectReference, Reason
 from dra_agent.status.reporting_preparer import ReportingPreparer
 

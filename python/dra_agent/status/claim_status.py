@@ -1,7 +1,7 @@
 """Keeps `status.devices` of claims that are prepared here: written by server-side apply, after the fact, by one task.
 
-The field manager is the driver's own, so that entries and fields of others are never touched. A claim that is gone,
-replaced or allocated anew is let be: the API server removes the entries of devices that were taken away.
+The field manager is the driver's own, so that entries and fields of others are never touched. A claim that was deleted,
+replaced or allocated again is not written: the API server removes the entries of deallocated devices.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from dra_agent.status.permission import AGAIN, PermissionMonitor, lacks_right
 log = logging.getLogger(__name__)
 
 SETTLE = 0.5
-"""Seconds between preparing and telling: the kubelet's own requests go first, and what lives shorter is not told."""
+"""Seconds between prepare and the status write: the kubelet's requests go first, and short claims are skipped."""
 MOST = 1024
-"""Claims that wait to be told of; more is not possible on one node, unless something has run wild."""
+"""Maximum pending claims; no node has more in normal operation."""
 TIMEOUT = 10.0
 _GRANT = "patch on resourceclaims/status, and associated-node:patch on resourceclaims/driver named after the driver"
 
 
 class ClaimStatusWriter:
-    """Tells of the claims that are held; every method but start and stop may be called on any thread."""
+    """Writes the status of prepared claims. All methods except start and stop are thread-safe."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ClaimStatusWriter:
         settle: float = SETTLE,
         again: float = AGAIN,
     ) -> None:
-        """`addresses` gives those of an interface (name, hardware address) in CIDR notation; it runs on a thread.
+        """`addresses` returns the addresses of an interface (name, hardware address) in CIDR notation, on a thread.
 
         Of `families` only these are written, of None every one; a claim without such a device costs no request.
         """
@@ -75,13 +75,13 @@ class ClaimStatusWriter:
         self._task: asyncio.Task[None] | None = None
         self._overflowed = False
         self.written = 0
-        """Claims whose status was written since the start."""
+        """Number of status writes since the start."""
         self.failed = 0
         """Tries to write a claim's status that failed since the start."""
 
     @property
     def waiting(self) -> int:
-        """How many claims have not been told of yet."""
+        """Number of claims with a pending status write."""
         return len(self._due)
 
     @property
@@ -90,27 +90,27 @@ class ClaimStatusWriter:
         return self._right.missing
 
     def start(self, held: Iterable[PreparedClaim] = ()) -> None:
-        """Begin, with the claims that are held from an earlier run."""
+        """Start, with the claims of an earlier run."""
         for claim in held:
             self._add(claim)
         self._task = asyncio.create_task(self._run(), name="claim status")
 
     async def stop(self) -> None:
-        """Stop; what has not been told is told after the next start."""
+        """Stop; pending writes are made after the next start."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def prepared(self, claim: PreparedClaim) -> None:
-        """Tell of a claim, soon."""
+        """Schedule a status write."""
         self._loop.call_soon_threadsafe(self._add, claim)
 
     def released(self, uid: str) -> None:
-        """Forget a claim: it is not this host's to tell of any more."""
+        """Remove a claim that this node no longer holds."""
         self._loop.call_soon_threadsafe(self._forget, uid)
 
     def changed(self) -> None:
-        """Look at all held claims again: devices, or their health, have changed."""
+        """Check all prepared claims again: devices or their health have changed."""
         self._loop.call_soon_threadsafe(self._look_again)
 
     def _add(self, claim: PreparedClaim) -> None:
@@ -120,7 +120,7 @@ class ClaimStatusWriter:
                 return
             claim = PreparedClaim(claim.uid, claim.namespace, claim.name, devices)
         if self._held.get(claim.uid) == claim and claim.uid in self._told:
-            return  # a repeat of what was told
+            return  # already written
         self._held[claim.uid] = claim
         self._enqueue(claim.uid)
 
@@ -146,7 +146,7 @@ class ClaimStatusWriter:
     def _enqueue_if_changed(self, uid: str) -> None:
         told = self._told.get(uid)
         if told is None:
-            return  # still to be told of
+            return  # still pending
         conditions = {_key(one): _condition(one) for one in told}
         keys = self._held[uid].devices
         now = {key: self._judge(key.pool, key.device, self._lookup(key.pool, key.device)) for key in keys}
@@ -166,7 +166,7 @@ class ClaimStatusWriter:
             await self._try(uid)
 
     async def _try(self, uid: str) -> None:
-        del self._due[uid]  # what changes from now on is another turn
+        del self._due[uid]  # later changes schedule another write
         claim = self._held[uid]
         pause = 0.0
         try:
@@ -186,7 +186,7 @@ class ClaimStatusWriter:
             else:
                 log.warning("claim status refused", extra={"claim": uid, "reason": str(error)})
                 self._forget(uid)
-        except Exception:  # a bug in telling must not end telling
+        except Exception:  # a defect must not end the reporting
             log.exception("claim status not written", extra={"claim": uid})
             self._forget(uid)
         if pause:
@@ -195,7 +195,7 @@ class ClaimStatusWriter:
             await asyncio.sleep(pause)
 
     async def _tell(self, held: PreparedClaim) -> bool:
-        """Write what is not said yet; False where the claim is no longer the one that is held."""
+        """Write what changed; return False if the claim was replaced."""
         claim = await self._api.get(RESOURCE_CLAIMS, held.name, held.namespace, timeout=TIMEOUT)
         if (claim.get("metadata") or {}).get("uid") != held.uid:
             return False

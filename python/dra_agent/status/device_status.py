@@ -1,16 +1,17 @@
-"""An entry of a claim's `status.devices`: what it says of a device, and when it differs from what is there.
+"""An entry of a claim's `status.devices`: its content, and when it differs from the stored one.
 
 Shape and limits: resource.k8s.io/v1 AllocatedDeviceStatus (KEP-4817).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Literal, NamedTuple
 
-from dra_agent.inventory.model import Device
+from dra_agent.claim import ClaimRef
+from dra_agent.inventory.model import Device, Inventory, pool_name
 from dra_agent.inventory.network_data import network_data
+from dra_agent.status.events import DEVICE_HEALTHY, DEVICE_LOST, DEVICE_UNHEALTHY, EventSink, ObjectReference, Reason
 
 Object = dict[str, Any]
 READY = "Ready"
@@ -20,20 +21,16 @@ _MESSAGE_LIMIT = 1024
 
 
 class DeviceKey(NamedTuple):
-    """A device of a claim: what names an entry beside the driver."""
+    """A device of a claim: the key of an entry, besides the driver."""
 
     pool: str
     device: str
     share_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedClaim:
+class PreparedClaim(ClaimRef, frozen=True):
     """A claim that is prepared on this host."""
 
-    uid: str
-    namespace: str
-    name: str
     devices: tuple[DeviceKey, ...]
 
 
@@ -46,11 +43,11 @@ class Condition(NamedTuple):
 
 
 Judge = Callable[[str, str, Device | None], Condition]
-"""Says how a device (pool, name, and what the inventory knows of it now) does."""
+"""Returns the condition of a device (pool, name, and its inventory entry)."""
 
 
 def device_condition(pool: str, name: str, device: Device | None) -> Condition:
-    """Judge a device by the inventory alone."""
+    """Evaluate a device by the inventory only."""
     if device is None:
         return Condition("False", "DeviceGone", "the device is not on this host now")
     match device.health:
@@ -109,7 +106,7 @@ def allocated(claim: Mapping[str, Any], driver: str) -> set[DeviceKey]:
 
 
 def is_up_to_date(there: Any, told: Any) -> bool:
-    """Tell whether what is there says all that is to be told; others may have said more beside it."""
+    """Return whether the stored entry has all desired fields; other clients may have added more."""
     if isinstance(told, Mapping):
         return isinstance(there, Mapping) and all(key in there and is_up_to_date(there[key], told[key]) for key in told)
     if isinstance(told, list) and told and isinstance(told[0], Mapping):
@@ -122,7 +119,7 @@ def _key(named: Mapping[str, Any]) -> DeviceKey:
 
 
 def _data(device: Device) -> Object:
-    """Say what the device is to people who look at the claim: strings of at most 64 bytes, far below the 10 KiB."""
+    """Return the description of the device for users: strings of at most 64 bytes, far below the limit of 10 KiB."""
     data: Object = {"pciAddress": device.pci_address, "vendor": device.vendor}
     for name in _FROM_IDENTITY:
         if value := device.identity.get(name):
@@ -133,3 +130,69 @@ def _data(device: Device) -> Object:
     if device.numa_node is not None:
         data["numaNode"] = device.numa_node
     return data
+
+
+Name = tuple[str, str]
+"""Pool and device."""
+
+
+class DeviceEventEmitter:
+    """Compares what the devices are with what they were; `changed` is called on one thread."""
+
+    def __init__(
+        self,
+        node: str,
+        events: EventSink,
+        inventory: Callable[[], Inventory],
+        holders: Callable[[], Sequence[PreparedClaim]],
+        *,
+        judge: Judge = device_condition,
+    ) -> None:
+        self._node = node
+        self._events = events
+        self._inventory = inventory
+        self._holders = holders
+        self._judge = judge
+        self._ill: dict[Name, Condition] = {}
+        self._lost: set[tuple[str, Name]] = set()
+
+    def changed(self) -> None:
+        """Check all devices. Also called at the start, where issues are reported but no recoveries."""
+        inventory, holders = self._inventory(), self._holders()
+        there = {(pool_name(self._node, device.family), device.name): device for device in inventory.devices}
+        verdicts = {name: self._judge(*name, device) for name, device in there.items()}
+        ill = {name: verdict for name, verdict in verdicts.items() if verdict.status == "False"}
+        for name, verdict in ill.items():
+            before = self._ill.get(name)
+            if before is None or (before.reason, before.message) != (verdict.reason, verdict.message):
+                self._tell(DEVICE_UNHEALTHY, name, f"{verdict.reason}: {verdict.message}", holders)
+        for name in self._ill.keys() - ill.keys():
+            if name in there:
+                self._tell(DEVICE_HEALTHY, name, "has recovered", holders)
+        self._ill = ill
+        self._tell_of_lost(there.keys(), holders)
+
+    def _tell(self, reason: Reason, name: Name, note: str, holders: Sequence[PreparedClaim]) -> None:
+        pool, device = name
+        note = f"device {device} of pool {pool}: {note}"
+        self._events.record(reason, ObjectReference.node(self._node), note)
+        for claim in holders:
+            if any((key.pool, key.device) == name for key in claim.devices):
+                self._events.record(reason, ObjectReference.claim(claim.namespace, claim.name, claim.uid), note)
+
+    def _tell_of_lost(self, there: Set[Name], holders: Sequence[PreparedClaim]) -> None:
+        lost = {
+            (claim.uid, (key.pool, key.device))
+            for claim in holders
+            for key in claim.devices
+            if (key.pool, key.device) not in there
+        }
+        by_uid = {claim.uid: claim for claim in holders}
+        for uid, (pool, device) in sorted(lost - self._lost):
+            claim = by_uid[uid]
+            self._events.record(
+                DEVICE_LOST,
+                ObjectReference.claim(claim.namespace, claim.name, uid),
+                f"device {device} of pool {pool} is not on node {self._node} any more, and the claim holds it",
+            )
+        self._lost = lost

@@ -1,7 +1,7 @@
-"""Kubernetes Events (events.k8s.io/v1): what an operator must see beside the claim or the node that it is about.
+"""Kubernetes Events (events.k8s.io/v1) on claims and the Node.
 
 Recording never waits and never fails. What repeats is counted in the Event that is there; what comes too fast, or
-cannot be written, is lost, and the log says so. Reasons are listed in docs/events.md.
+cannot be written is dropped and logged. Reasons are listed in docs/events.md.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from dra_agent.clock import STEADY
 from dra_agent.errors import AgentError, RetryableError
@@ -28,13 +28,13 @@ REPEAT_AFTER_S = 60.0
 FORGET_AFTER_S = 1800.0
 """Seconds without a repeat after which the next one is a new Event; the API server keeps Events for an hour."""
 MAX_PENDING = 256
-"""Events that wait, and Events that are remembered."""
+"""Maximum of pending and of recorded Events."""
 MAX_TRIES = 4
 _NOTE_LIMIT = 1024
 _NAME_LIMIT = 253
 _INSTANCE_LIMIT = 128
 _TERMINATING = "because it is being terminated"
-"""What the API server says of a namespace that is being deleted, as a 403 (plugin/namespace/lifecycle)."""
+"""Reason of a 403 for a namespace that is being deleted (plugin/namespace/lifecycle)."""
 _GRANT = "create and patch on events of events.k8s.io"
 
 
@@ -112,6 +112,13 @@ class _Series:
     """When, in the loop's time."""
 
 
+class EventSink(Protocol):
+    """Receives Events; see EventRecorder."""
+
+    def record(self, reason: Reason, subject: ObjectReference, note: str) -> None:
+        """Take note of something."""
+
+
 class EventRecorder:
     """Records Events of one driver on one node; `record` may be called on any thread."""
 
@@ -146,7 +153,7 @@ class EventRecorder:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to write."""
+        """Start to write."""
         self._refilled = self._loop.time()
         self._task = asyncio.create_task(self._run(), name="events")
 
@@ -230,7 +237,7 @@ class EventRecorder:
                 self._right.granted()
             except ForbiddenError as error:
                 if _TERMINATING in str(error):
-                    return  # nobody will look for it there
+                    return  # no reader is left
                 pause = self._right.refused(error)
                 if attempt + 1 == MAX_TRIES:
                     waiting = len(self._due)
@@ -256,7 +263,7 @@ class EventRecorder:
         log.warning("Event not written", extra={"event": series.reason.name, "note": series.note, "reason": str(error)})
 
     async def _write(self, series: _Series) -> None:
-        """Apply the whole Event: that makes it, counts it, and makes it anew where the server threw it away."""
+        """Apply the whole Event: this creates it, updates its count, or creates it again after it expired."""
         count, namespace = series.count, series.subject.namespace or "default"
         event = self._event(series, count)
         await self._api.apply(EVENTS, event["metadata"]["name"], event, namespace, field_manager=self._driver)

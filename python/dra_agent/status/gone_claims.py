@@ -1,9 +1,9 @@
 """Prepared claims that no longer exist: the ledger is compared with the API server, and they are released.
 
-The kubelet unprepares what it remembers. After `kubeadm reset`, or with a lost `dra_manager_state`, it remembers
-nothing, and the ledger would hold the devices until the node is reinstalled. A claim counts as gone when the API server
-says so by name, or has another claim of that name, in two checks that are `confirm_after_s` apart. Any other answer
-means nothing.
+The kubelet unprepares the claims of its checkpoint. After `kubeadm reset`, or with a lost `dra_manager_state`, it has
+none, and the ledger would hold the devices until the node is reinstalled. A claim counts as deleted if the API server
+returns 404 for its name, or has another claim of that name, in two checks that are `confirm_after_s` apart. Any other
+response means nothing.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from dra_agent.claim import ClaimDevice
 from dra_agent.clock import boottime
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup.open_files import nodes_of, require_unused
 from dra_agent.errors import AgentError, PermanentError
-from dra_agent.health.prepared import unusable_reason
+from dra_agent.health.published_health import unusable_reason
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, device_key
 from dra_agent.kube_client import RESOURCE_CLAIMS, ApiClient, NotFoundError
-from dra_agent.prepare.ledger_types import DeviceHeldError, Ledger, LedgerEntry, Lookup
+from dra_agent.prepare import ClaimPreparer
+from dra_agent.prepare.ledger import DeviceHeldError, JournalLedger, LedgerEntry, Lookup
 from dra_agent.status.events import CLAIM_GONE, EventRecorder, ObjectReference
 
 log = logging.getLogger(__name__)
@@ -34,31 +36,19 @@ START_SPREAD_S = 60.0
 PERIOD_S = 1200.0
 """Between two checks while nothing is suspected, each of one claim; half to one and a half times this."""
 RETRY_S = 60.0
-"""Between two tries to release a claim that is gone."""
+"""Seconds between two attempts to release a deleted claim."""
 GET_TIMEOUT_S = 10.0
 RELEASE_TIMEOUT_S = 40.0
-"""For whoever else works at the claim's devices; as long as for the kubelet's unprepare."""
-
-
-class ClaimPreparer(Protocol):
-    """Two implementations: the preparer that reports, and this module's own."""
-
-    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[Any]:
-        """Prepare a claim."""
-        ...
-
-    def unprepare(self, uid: str, deadline: Deadline) -> object:
-        """Release a claim."""
-        ...
+"""Timeout for locks of the claim's devices; the same as for the kubelet's unprepare."""
 
 
 class GoneClaims:
-    """Checks from `start` to `stop`; `wrap` makes it notice claims that are in the way."""
+    """Checks from `start` to `stop`; `HolderCheckingPreparer` reports claims to check."""
 
     def __init__(
         self,
         api: ApiClient,
-        ledger: Ledger,
+        ledger: JournalLedger,
         host: Host,
         lookup: Lookup,
         events: EventRecorder,
@@ -82,7 +72,7 @@ class GoneClaims:
         self._spread = spread
         self._unprepare: Callable[[str, Deadline], object] | None = None
         self._gone_since: dict[str, float] = {}
-        """When the first check found a claim gone, by its UID."""
+        """Time of the first check that found a claim deleted, by UID."""
         self._due: dict[str, float] = {}
         self._turn = 0
         self._reported: dict[str, str] = {}
@@ -90,12 +80,8 @@ class GoneClaims:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def wrap(self, preparer: ClaimPreparer) -> ClaimPreparer:
-        """Return a preparer that has the holder checked where a device is held, and names the way out in the error."""
-        return _Watching(preparer, self)
-
     def start(self, unprepare: Callable[[str, Deadline], object]) -> None:
-        """Begin to check, on the running loop; `unprepare` releases a claim, and is called on a thread."""
+        """Start to check, on the running loop; `unprepare` releases a claim, and is called on a thread."""
         self._unprepare = unprepare
         self._loop = asyncio.get_running_loop()
         if self._confirm_after_s > 0:
@@ -144,7 +130,7 @@ class GoneClaims:
             self._loop.call_soon_threadsafe(add)
 
     async def release(self, name: str, *, force: bool) -> dict[str, Any]:
-        """Unprepare a claim because a person says so, by its UID or NAMESPACE/NAME; return what was done.
+        """Unprepare a claim on request of an operator, by its UID or NAMESPACE/NAME; return the result.
 
         PermanentError where the ledger has no such claim, or has several, or the claim still exists and `force` is not
         given; RetryableError where a process has a device open, or that cannot be known, and `force` is not given.
@@ -155,7 +141,7 @@ class GoneClaims:
             if gone is False:
                 raise PermanentError(
                     "still exists in the API server",
-                    where=_where(entry),
+                    where=entry.with_uid,
                     hint="delete its pod: the kubelet then releases it; --force releases it while the pod may run",
                 )
             await asyncio.to_thread(self._check_unused, entry)
@@ -229,7 +215,7 @@ class GoneClaims:
             return
         since = self._gone_since.get(entry.uid)
         if gone is None:
-            # Nothing is known. A claim that was gone is asked for again; one that is not suspected is left alone.
+            # Unknown. A claim that was missing is checked again; others are not affected.
             if since is not None:
                 self._due[entry.uid] = self._now() + RETRY_S
             return
@@ -268,11 +254,11 @@ class GoneClaims:
         self._gone_since.pop(entry.uid, None)
 
     async def _is_gone(self, entry: LedgerEntry) -> bool | None:
-        """Whether the API server has no such claim; None where it did not say."""
+        """Whether the API server has no such claim; None if unknown."""
         try:
             claim = await self._api.get(RESOURCE_CLAIMS, entry.name, entry.namespace, timeout=GET_TIMEOUT_S)
         except NotFoundError as error:
-            # A server that does not serve the API (yet) answers 404 too, and names no object.
+            # A server that does not serve the API (yet) returns 404 too, without an object name.
             return True if f'"{entry.name}" not found' in error.message else None
         except AgentError:
             return None
@@ -288,18 +274,18 @@ class GoneClaims:
                 devices.append(device)
         for address, minor in {(one.pci_address, one.identity.get("minor")) for one in devices}:
             nodes = nodes_of(self._host, address, minor)
-            require_unused(self._host, nodes, _where(entry), f"a device of it ({address}) may be in use")
+            require_unused(self._host, nodes, entry.with_uid, f"a device of it ({address}) may be in use")
 
 
-class _Watching:
+class HolderCheckingPreparer:
     """A preparer that has holders checked."""
 
     def __init__(self, preparer: ClaimPreparer, gone: GoneClaims) -> None:
         self._preparer = preparer
         self._gone = gone
 
-    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[Any]:
-        """Prepare a claim; see GoneClaims.wrap."""
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[ClaimDevice]:
+        """Prepare a claim; DeviceHeldError has a hint how to release the holder."""
         try:
             return self._preparer.prepare(claim, deadline)
         except DeviceHeldError as error:
@@ -310,14 +296,10 @@ class _Watching:
             raise DeviceHeldError(
                 error.message,
                 where=error.where,
-                hint="if that claim no longer exists, the agent releases it by itself within minutes, or at once: "
+                hint="if that claim no longer exists, the agent releases it automatically within minutes, or at once: "
                 f"`dra-agent claims release {holders[0].uid}` on this node",
             ) from error
 
     def unprepare(self, uid: str, deadline: Deadline) -> object:
         """Release a claim."""
         return self._preparer.unprepare(uid, deadline)
-
-
-def _where(entry: LedgerEntry) -> str:
-    return f"claim {entry.namespace}/{entry.name} ({entry.uid})"

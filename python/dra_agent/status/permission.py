@@ -1,4 +1,4 @@
-"""A right that the credentials may lack: said once with what to grant, and asked for again only now and then."""
+"""A permission that the credentials may lack: logged once with what to grant, and retried at long intervals."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dra_agent.kube_client import Backoff, ForbiddenError, InvalidObjectError
 log = logging.getLogger(__name__)
 
 FIRST_AGAIN_S = 1.0
-"""After a first refusal, which may pass: a server learns of a new right late, a claim was freed meanwhile."""
+"""Seconds after the first refusal, which may be temporary: authorization caches are updated late."""
 AGAIN = 600.0
-"""Seconds after which a right that stays refused is tried again: somebody may have granted it."""
+"""Seconds between attempts while the permission is missing."""
 
-# A right to a part of a claim's status that is missing is a field error, and so answered with 422 instead of 403
+# A missing permission for a part of a claim's status is a field error, with status 422 instead of 403
 # (kubernetes, pkg/registry/resource/utils.go).
 _PART = "Forbidden: changing status"
 
 
 def lacks_right(error: PermanentError) -> bool:
-    """Whether a request was refused for a right that could be granted, and not for what it says."""
+    """Whether a request was rejected for a missing permission, not for its content."""
     return isinstance(error, ForbiddenError) or (isinstance(error, InvalidObjectError) and _PART in error.message)
 
 

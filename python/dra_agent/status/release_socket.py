@@ -1,4 +1,4 @@
-"""`claims.sock` in the state directory: what people ask of prepared claims in Kubernetes mode."""
+"""`claims.sock` in the state directory: release of prepared claims by an operator in Kubernetes mode."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.control_socket.client import Connection
+from dra_agent.control_socket.protocol import Connection
 from dra_agent.control_socket.server import Server
 from dra_agent.errors import UsageError
 from dra_agent.status.gone_claims import GoneClaims
@@ -16,7 +16,7 @@ SOCKET = "claims.sock"
 LINE_LIMIT = 4096
 """Bytes of one request."""
 ANSWER_TIMEOUT_S = 120.0
-"""Vendor set-ups are undone before the answer."""
+"""The response follows after vendor set-ups are rolled back."""
 
 
 class Release(msgspec.Struct, tag_field="op", tag="release", forbid_unknown_fields=True):
@@ -65,7 +65,7 @@ def decode_request(line: bytes) -> Release | Health:
 
 
 def ask(state_dir: Path, request: Release | Health) -> Any:
-    """Ask the agent of a state directory; raises what the agent raised, RetryableError where none answers."""
+    """Send a request to the agent of a state directory; raises its error, or RetryableError if none responds."""
     with Connection(
         state_dir / SOCKET,
         nobody="no agent is running here",

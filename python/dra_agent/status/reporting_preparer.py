@@ -1,4 +1,4 @@
-"""A preparer that tells: what it prepared goes into the claim's status, what failed for good becomes an Event.
+"""A preparer that reports: prepared devices go into the claim's status, permanent failures become Events.
 
 It adds nothing to the way of a request but two calls that never wait.
 """
@@ -8,55 +8,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import AgentError, PermanentError
-from dra_agent.prepare import PreparedDevice
-from dra_agent.prepare.ledger_types import DeviceHeldError, LedgerEntry
+from dra_agent.prepare import ClaimPreparer
+from dra_agent.prepare.ledger import DeviceHeldError, LedgerEntry
 from dra_agent.status.device_status import DeviceKey, PreparedClaim
-from dra_agent.status.events import DEVICE_HELD, PREPARE_FAILED, ObjectReference, Reason
-
-
-class Preparing(Protocol):
-    """Who does the work; see dra_agent.prepare.Preparer."""
-
-    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[PreparedDevice]:
-        """Prepare a claim."""
-        ...
-
-    def unprepare(self, uid: str, deadline: Deadline) -> object:
-        """Release a claim."""
-        ...
+from dra_agent.status.events import DEVICE_HELD, PREPARE_FAILED, EventSink, ObjectReference
 
 
 class StatusSink(Protocol):
-    """Who tells of held claims; see ClaimStatus."""
+    """Receives prepared claims; see ClaimStatusWriter."""
 
     def prepared(self, claim: PreparedClaim) -> None:
         """Take note of a claim."""
         ...
 
     def released(self, uid: str) -> None:
-        """Forget a claim."""
-        ...
-
-
-class EventSink(Protocol):
-    """Who writes Events; see Events."""
-
-    def record(self, reason: Reason, subject: ObjectReference, note: str) -> None:
-        """Take note of something."""
+        """Remove a claim."""
         ...
 
 
 class ReportingPreparer:
-    """Prepares as another does, and tells of it."""
+    """Decorator of a preparer that reports results."""
 
-    def __init__(self, preparer: Preparing, status: StatusSink | None, events: EventSink | None) -> None:
+    def __init__(self, preparer: ClaimPreparer, status: StatusSink | None, events: EventSink | None) -> None:
         self._preparer = preparer
         self._status = status
         self._events = events
 
-    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[PreparedDevice]:
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[ClaimDevice]:
         """Prepare a claim."""
         try:
             devices = self._preparer.prepare(claim, deadline)
@@ -88,7 +69,7 @@ class ReportingPreparer:
 
 
 def held_claims(entries: Iterable[LedgerEntry]) -> list[PreparedClaim]:
-    """Name the claims that a ledger has as prepared, for what is to be told of them after a restart."""
+    """Return the prepared claims of a ledger, to report them after a restart."""
     return [
         PreparedClaim(
             entry.uid,
@@ -101,7 +82,7 @@ def held_claims(entries: Iterable[LedgerEntry]) -> list[PreparedClaim]:
     ]
 
 
-def _held(claim: dict[str, Any], devices: Sequence[PreparedDevice]) -> PreparedClaim:
+def _held(claim: dict[str, Any], devices: Sequence[ClaimDevice]) -> PreparedClaim:
     metadata = claim["metadata"]
     keys = tuple(DeviceKey(item.pool, item.device, item.share_id) for item in devices)
     return PreparedClaim(metadata["uid"], metadata.get("namespace", "default"), metadata["name"], keys)

@@ -1,4 +1,4 @@
-"""The PCIe and NUMA topology of a host: what is there, where it hangs, and how far apart things are."""
+"""The PCIe and NUMA topology of a host: functions, their parents, and distances."""
 
 from __future__ import annotations
 

@@ -34,14 +34,14 @@ class LiveTopology:
         self._decoded: Topology | None = None
         """The last snapshot without distances; None where it cannot be brought up to date."""
         self._outdated: set[str] = set()
-        """Addresses of which it is out of date."""
+        """Addresses that are outdated."""
         self._positions: dict[str, int] | None = None
         """Index of each address in it; None where that has to be found."""
 
     def snapshot(self, *, distances: bool = False) -> Topology:
         """Return the topology as it is known now; devices that no event changed are the objects of the last snapshot.
 
-        `distances`: with those of all pairs, whose number grows with the square of the devices.
+        `distances`: with the distances of all pairs; their number is quadratic in the devices.
         """
         if distances:
             return _topology.decode(self._native.to_json())
@@ -72,7 +72,7 @@ class LiveTopology:
         return Topology(read.numa_nodes, tuple(devices), problems=read.problems)
 
     def distance(self, one: str, other: str) -> Distance | None:
-        """How far apart two wanted devices are; None where one is unknown, not wanted, or both are the same."""
+        """Return the distance of two devices; None if one is unknown or not relevant, or both are the same."""
         found = self._native.distance(one, other)
         return None if found is None else Distance(found)
 
@@ -81,15 +81,15 @@ class LiveTopology:
         return self._native.to_json()
 
     def apply(self, event: Uevent) -> TopologyChange:
-        """Look again at the device that the event names, and at what hangs below it; says what that changed.
+        """Rescan the device of the event and its descendants; return the change.
 
-        The event only tells where to look: one that comes late, twice or out of order does no harm.
+        The event only selects what to rescan: a late, repeated or reordered one does no harm.
         """
         message = event.encode()
         return self._change(lambda: self._native.apply(message))
 
     def rescan(self) -> TopologyChange:
-        """Read everything again; says what had changed without an event."""
+        """Rescan everything; return changes without an event."""
         return self._change(self._native.rescan)
 
     def _change(self, read: Callable[[], bytes]) -> TopologyChange:
@@ -105,17 +105,17 @@ class LiveTopology:
             return change
 
     def _refused(self, error: Exception) -> PermanentError:
-        return PermanentError(str(error), hint="check that --sysfs-root names a directory that stands for /sys")
+        return PermanentError(str(error), hint="check that --sysfs-root is a directory like /sys")
 
 
 def _order(device: PciFunction) -> tuple[int, str]:
-    """Addresses of one domain are equally long, and those of a higher one never shorter."""
+    """Sort key: addresses of one domain have equal length, and those of a higher one are never shorter."""
     return len(device.pci_address), device.pci_address
 
 
 def scan(host: Host, *, distances: bool = False) -> Topology:
-    """Read the topology of a host once, with the distances of all pairs where they are asked for.
+    """Read the topology of a host once, with the distances of all pairs if requested.
 
-    Raises PermanentError where there is no sysfs; a damaged device is in `problems` instead.
+    Raises PermanentError if sysfs is missing; a damaged device is in `problems` instead.
     """
     return LiveTopology(host).snapshot(distances=distances)

@@ -76,7 +76,7 @@ class Drm(msgspec.Struct, frozen=True):
 
 
 class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """One PCI function; what is unknown is None, what only wanted kinds have is None or empty for the others."""
+    """One PCI function. Unknown values are None; fields of other kinds are None or empty."""
 
     pci_address: str
     kind: DeviceKind
@@ -127,7 +127,7 @@ class Topology(msgspec.Struct, frozen=True, dict=True):
     numa_nodes: tuple[NumaNode, ...]
     devices: tuple[PciFunction, ...]
     distances: dict[str, Distance] = {}
-    """Each pair of wanted devices once, lower address first: "0000:3b:00.0,0000:5e:00.0"; empty unless asked for."""
+    """Each pair of devices once, lower address first: "0000:3b:00.0,0000:5e:00.0"; empty unless requested."""
     problems: tuple[ScanProblem, ...] = ()
 
     @cached_property
@@ -141,10 +141,10 @@ class Topology(msgspec.Struct, frozen=True, dict=True):
         return tuple(device for device in self.devices if device.kind is not DeviceKind.OTHER)
 
     def distance(self, one: str, other: str) -> Distance | None:
-        """How far apart two wanted devices are; None where one is unknown, not wanted, or both are the same.
+        """Return the distance of two devices; None if one is unknown or not relevant, or both are the same.
 
         Raises:
-            ValueError: The snapshot was taken without distances; ask `LiveTopology.distance`.
+            ValueError: The snapshot has no distances; use `LiveTopology.distance`.
         """
         if not self.distances and len(self.wanted) > 1:
             raise ValueError("a snapshot without distances")

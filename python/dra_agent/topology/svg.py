@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from dra_agent.topology.display_tree import Holders, Leaf, TreeNode, grow
-from dra_agent.topology.formatting import NOUNS, count, node_facts, node_name, summary
+from dra_agent.topology.display_tree import NOUNS, Holders, Leaf, TreeNode, count, grow, node_facts, node_name, summary
 from dra_agent.topology.model import DeviceKind, Topology
 from dra_agent.topology.pci_ids import PciIds
 from dra_agent.topology.svg_card import COLOURS, card
-from dra_agent.topology.svg_layout import Box, arrange, extent
-from dra_agent.topology.svg_shapes import attribute, fit, hint, label, rectangle, width
+from dra_agent.topology.svg_layout import Box, arrange, attribute, extent, fit, hint, label, rectangle, width
 
 MARGIN, TITLE_HEIGHT, LINE = 28, 82, 20
 LEAST_WIDTH = 700
@@ -105,7 +103,7 @@ def _node_heading(box: Box, branch: TreeNode) -> Iterator[str]:
 
 
 def _distances(boxes: Sequence[Box]) -> Iterator[str]:
-    """A line between NUMA nodes that stand side by side or one below the other, with their distance on it."""
+    """A line between adjacent NUMA nodes, labeled with their distance."""
     ids = [box.of.node.id for box in boxes if isinstance(box.of, TreeNode) and box.of.node]
     for one, other in pairwise(boxes):
         nodes = [box.of.node for box in (one, other) if isinstance(box.of, TreeNode) and box.of.node]

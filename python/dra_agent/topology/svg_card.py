@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dra_agent.topology.display_tree import Holders, Leaf, is_free
-from dra_agent.topology.formatting import count, host_names, link
+from dra_agent.topology.display_tree import Holders, Leaf, count, host_names, is_free, link
 from dra_agent.topology.model import DeviceKind, PciFunction
 from dra_agent.topology.pci_ids import PciIds
-from dra_agent.topology.svg_layout import CARD_HEIGHT, CARD_WIDTH, FUNCTIONS_HEIGHT, HOLDER_HEIGHT, Box
-from dra_agent.topology.svg_shapes import fit, hint, label, rectangle, width
+from dra_agent.topology.svg_layout import (
+    CARD_HEIGHT,
+    CARD_WIDTH,
+    FUNCTIONS_HEIGHT,
+    HOLDER_HEIGHT,
+    Box,
+    fit,
+    hint,
+    label,
+    rectangle,
+    width,
+)
 
 COLOURS = {
     DeviceKind.GPU: "#2f9e44",

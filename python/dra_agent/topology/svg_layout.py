@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from xml.sax.saxutils import escape, quoteattr
 
 from dra_agent.topology.display_tree import Leaf, TreeNode
 
 CARD_WIDTH, CARD_HEIGHT = 240, 84
 HOLDER_HEIGHT = 22
-"""The strip on a card that says who holds the device; there in a picture that shows holders."""
+"""The strip of a card with the holder of the device, in a picture with holders."""
 FUNCTIONS_HEIGHT = 18
 """The row of squares, one per virtual function."""
 GAP = 10
@@ -68,7 +70,7 @@ def extent(boxes: Sequence[Box]) -> tuple[float, float]:
 
 
 def _box(of: TreeNode | Leaf, columns: int, in_switch: int, with_holders: bool) -> Box:
-    """The box of a place with all that is in it; `columns` and `in_switch` are how many cards may stand in a row."""
+    """The box of a place with its content; `columns` and `in_switch` are the maximum cards in a row."""
     if isinstance(of, Leaf):
         extra = (HOLDER_HEIGHT if with_holders else 0) + (FUNCTIONS_HEIGHT if of.functions else 0)
         return Box(CARD_WIDTH, CARD_HEIGHT + extra, of)
@@ -97,7 +99,7 @@ def _flow(boxes: Sequence[Box], left: float, top: float, room: float) -> tuple[f
 
 
 def _pair(boxes: Sequence[Box], columns: int) -> None:
-    """Place the NUMA nodes on a grid whose rows are equally high and whose columns are equally wide."""
+    """Place the NUMA nodes on a grid with rows of equal height and columns of equal width."""
     top = 0.0
     widths = [max(box.width for box in boxes[column::columns]) for column in range(columns)]
     for start in range(0, len(boxes), columns):
@@ -109,3 +111,51 @@ def _pair(boxes: Sequence[Box], columns: int) -> None:
             box.width, box.height = width, height
             left += width + NODE_GAP
         top += height + NODE_GAP
+
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 cannot hold even escaped; a damaged name may bring them."""
+
+_WIDTH = {"sans": 0.58, "bold": 0.63, "mono": 0.605}
+"""Average width of a character as a part of the font's size, of the widest font that the picture may be shown with."""
+
+
+def clean(text: str) -> str:
+    """The text without characters that XML cannot hold."""
+    return _NOT_XML.sub("\ufffd", text)
+
+
+def attribute(text: str) -> str:
+    """The text as a quoted attribute value."""
+    return quoteattr(clean(text))
+
+
+def fit(text: str, room: float, size: float, face: str = "sans") -> str:
+    """The text, or as much of it as fits into that many pixels and an ellipsis."""
+    most = int(room / (size * _WIDTH[face]))
+    return text if len(text) <= most else text[: max(most - 1, 0)].rstrip() + "\u2026"
+
+
+def width(text: str, size: float, face: str = "sans") -> float:
+    """About how wide the text is drawn, in pixels."""
+    return len(text) * size * _WIDTH[face]
+
+
+def label(x: float, y: float, text: str, style: str, *, fill: str | None = None, end: bool = False) -> str:
+    """One line of text on its base line; `end` makes x its right end."""
+    colour = f' style="fill:{fill}"' if fill else ""
+    anchor = ' text-anchor="end"' if end else ""
+    return f'<text x="{x:g}" y="{y:g}" class="{style}"{anchor}{colour}>{escape(clean(text))}</text>'
+
+
+def rectangle(
+    x: float, y: float, width: float, height: float, *, fill: str, stroke: str | None = None, radius: float = 0
+) -> str:
+    """A filled rectangle, with an outline where `stroke` is given."""
+    outline = f' stroke="{stroke}"' if stroke else ""
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" fill="{fill}"{outline}/>'
+
+
+def hint(text: str) -> str:
+    """What a viewer shows when the pointer rests on the element that this is put in."""
+    return f"<title>{escape(clean(text))}</title>"

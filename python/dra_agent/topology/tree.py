@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dra_agent.topology.display_tree import Holders, Leaf, TreeNode, grow, is_free
-from dra_agent.topology.formatting import count, host_names, link, node_facts, node_name, summary
+from dra_agent.topology.display_tree import (
+    Holders,
+    Leaf,
+    TreeNode,
+    count,
+    grow,
+    host_names,
+    is_free,
+    link,
+    node_facts,
+    node_name,
+    summary,
+)
 from dra_agent.topology.model import DeviceKind, PciFunction, Topology
 from dra_agent.topology.pci_ids import PciIds
 
@@ -44,7 +55,7 @@ class _Drawing:
         self._topology = topology
         self._holders = holders
         self._names = names
-        # Siblings stand in columns, each as wide as its widest text anywhere in the tree.
+        # Siblings are in columns, each as wide as its widest text anywhere in the tree.
         rows = [self._columns(device) for device in topology.wanted]
         self._widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
 

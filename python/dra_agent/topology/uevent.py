@@ -41,7 +41,7 @@ class UeventBatch:
 
     events: tuple[Uevent, ...]
     lost: bool
-    """The kernel had to drop events: only a rescan knows what they said."""
+    """The kernel dropped events: a rescan is needed."""
 
 
 class UeventSocket:

@@ -1,6 +1,6 @@
-"""One AdmissionReview (admission.k8s.io/v1): the object in it is looked at, and allowed or refused with the field.
+"""One AdmissionReview (admission.k8s.io/v1): its object is validated, and allowed or refused with the field.
 
-It allows what it has nothing to say about: other kinds, other drivers' configuration, objects that are being deleted,
+It allows what it does not validate: other kinds, other drivers' configuration, objects that are being deleted,
 and an update that brings in no new mistake, so that labels and finalizers of an old object can still be changed.
 """
 
@@ -11,14 +11,14 @@ from typing import Any
 
 import msgspec
 
-from dra_agent.prepare.review import validate_object
+from dra_agent.prepare.config import validate_object
 from dra_agent.prepare.setup import DeviceSetup, Kind
 from dra_agent.printable import printable
 
 VERSION = "admission.k8s.io/v1"
 _INVALID = 422
 MAX_PROBLEM = 1024
-"""Characters of one problem: it quotes what somebody wrote."""
+"""Maximum characters of one problem, which quotes user input."""
 MAX_MESSAGE = 4096
 """Characters of all that kubectl shows."""
 _MAX_KIND = 63
@@ -40,7 +40,7 @@ class _Review(msgspec.Struct, rename="camel"):
 
 
 class ReviewResult(msgspec.Struct, frozen=True):
-    """What is answered, and what it was about."""
+    """The response and its subject."""
 
     body: bytes
     """The AdmissionReview to send back."""
@@ -51,11 +51,11 @@ class ReviewResult(msgspec.Struct, frozen=True):
 
 
 class MalformedReviewError(Exception):
-    """What was sent is no AdmissionReview of a version that is known."""
+    """The body is not an AdmissionReview of a known version."""
 
 
 def review(body: bytes, driver: str, setups: Mapping[Kind, DeviceSetup]) -> ReviewResult:
-    """Answer a review; NoReviewError where it is none."""
+    """Return the response to a review; raises MalformedReviewError."""
     try:
         asked = msgspec.json.decode(body, type=_Review)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

@@ -55,7 +55,7 @@ class ReloadingCertificate:
         try:
             identity = self._identity()
             if identity == self._seen:
-                self._told = ""  # put back as it was
+                self._told = ""  # restored
                 return False
             context = self._load()
             if self._identity() != identity:

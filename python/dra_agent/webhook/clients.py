@@ -14,15 +14,15 @@ _MAX_NAME = 128
 
 
 class ClientRule:
-    """Judges the client of one connection, at each of its requests: a connection may outlive its certificate."""
+    """Checks the client of a connection at each request: a connection may outlive its certificate."""
 
     def __init__(self, *, required: bool, names: Sequence[str] = ()) -> None:
-        """`names`: common names or DNS names, one of which the certificate must have; empty: any name will do."""
+        """`names`: common names or DNS names, of which the certificate must have one; empty: any name."""
         self.required = required
         self._names = frozenset(names)
 
     def objection(self, connection: ssl.SSLObject) -> str:
-        """Return why this client may not ask; empty where it may."""
+        """Return why this client is refused; empty if it is accepted."""
         if not self.required:
             return ""
         certificate = connection.getpeercert()
@@ -41,7 +41,7 @@ def reporting(refused: Callable[[str], None]) -> type[ssl.SSLObject]:
     """Return a class for a context's connections: `refused` gets the reason where a client's certificate is invalid.
 
     asyncio closes a connection whose handshake failed before OpenSSL's alert is sent, and logs nothing. A handshake
-    that first asks for more data has the alert sent; the client reads it and closes, or the handshake's time ends.
+    that first requests more data sends the alert; the client reads it and closes, or the handshake times out.
     """
 
     class Reporting(ssl.SSLObject):

@@ -1,7 +1,7 @@
-"""The webhook's HTTPS: asyncio carries the bytes, h11 knows the protocol. It answers /validate and /healthz.
+"""The webhook's HTTPS server on asyncio and h11. It serves /validate and /healthz.
 
-Where clients need a certificate, /validate asks for it and /healthz does not: the kubelet's probes have none. What a
-client without one sends is never decoded.
+If client certificates are required, /validate requires one and /healthz does not: the kubelet's probes have none. What
+a client without one sends is never decoded.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from dra_agent.webhook.clients import ClientRule, reporting
 log = logging.getLogger(__name__)
 
 Judge = Callable[[bytes], ReviewResult]
-"""Answers the body of a review; raises NoReviewError."""
+"""Returns the response to the body of a review; raises MalformedReviewError."""
 
 MOST = 4 << 20
 """Bytes of a body: an object of the API has 1.5 MiB at most (etcd), and a review has its old version too."""
 SMALL = 64 << 10
 """Bytes of a body that is read at once; the claims of people have a few KiB."""
 LARGE_AT_ONCE = 3
-"""Larger bodies that are in memory at a time; others wait for their turn, within the time of their request."""
+"""Larger bodies in memory at the same time; others wait, within the timeout of their request."""
 JUDGES = 2
-"""Reviews that are judged at a time, on threads of their own: probes and small reviews are answered meanwhile."""
+"""Reviews that are evaluated concurrently, on separate threads: probes and small reviews do not wait for them."""
 MAX_LOGGED = 1024
 """Characters of what was wrong, in one line of the log."""
 SLOWEST = 10.0
 """Seconds for one request to come in, or for the TLS handshake."""
 IDLE = 120.0
-"""Seconds after which a connection that asks nothing is closed; the API server keeps its own for 90."""
+"""Seconds after which an idle connection is closed; the API server keeps its own for 90."""
 CONNECTIONS = 64
-"""At a time; one more ends that which has asked nothing for longest, and is refused where all are being answered."""
+"""Maximum connections; one more closes the one that is idle longest, and is refused if all are busy."""
 REFUSALS_LOGGED_S = 60.0
-"""Seconds between two lines of the log about clients without a right certificate: they choose how often they ask."""
+"""Seconds between two log lines about clients without a valid certificate, which could flood the log."""
 _REFRESH = 5.0
 _HEADERS = 64 << 10
 
 
 class ReviewObserver:
-    """Is told of what was answered, on the event loop."""
+    """Observes responses, on the event loop."""
 
     def review(self, result: str, seconds: float) -> None:
-        """A POST to /validate was answered: allowed, refused, unreadable, too_large or defect."""
+        """Record the result of a POST to /validate: allowed, refused, unreadable, too_large or defect."""
 
     def stranger(self) -> None:
-        """A client without a right certificate connected or asked for a review."""
+        """Record a client without a valid certificate."""
 
 
 class Webhook:
@@ -82,7 +82,7 @@ class Webhook:
         self._servers: list[asyncio.Server] = []
         """All of one TLS context: one after the start, and one for each of its sockets after a new context."""
         self._connections: dict[asyncio.Task[None], None] = {}
-        """The one that has asked nothing for longest first."""
+        """Idle connections, longest idle first."""
         self._ended: set[asyncio.Task[None]] = set()
         self.closed = 0
         """Connections that were ended, or refused, because there were too many."""
@@ -98,11 +98,11 @@ class Webhook:
 
     @property
     def port(self) -> int:
-        """The port; of use where 0 was asked for."""
+        """The port, also if 0 was configured."""
         return int(self._servers[0].sockets[0].getsockname()[1])
 
     async def start(self) -> None:
-        """Answer; UsageError where the address cannot be had."""
+        """Listen; raises UsageError if the address cannot be bound."""
         host, port = self._address
         try:
             self._servers = [await self._listen(self._context, host=host or None, port=port)]
@@ -157,7 +157,7 @@ class Webhook:
     async def _renew(self) -> None:
         """Use the new context for new connections; the sockets, and who waits at them, stay.
 
-        A context cannot be made to forget an authority or a session, so each set of files has a context of its own.
+        An authority or a session cannot be removed from a context, so each set of files has its own context.
         """
         context = self._certificate.context
         made: list[asyncio.Server] = []
@@ -272,9 +272,9 @@ class Webhook:
             verdict = self._judge(body)
         except MalformedReviewError as error:
             return "unreadable", (400, f"{error}\n".encode(), _TEXT)
-        except Exception:  # the API server is told that there is no answer, and its failure policy decides
-            log.exception("a review could not be answered")
-            return "defect", (500, b"the webhook has a defect; its log says which\n", _TEXT)
+        except Exception:  # the API server gets an error, and its failure policy decides
+            log.exception("a review failed")
+            return "defect", (500, b"internal error; see the log of the webhook\n", _TEXT)
         if verdict.problems:
             log.info("refused", extra={"object": verdict.what, "problems": "; ".join(verdict.problems)[:MAX_LOGGED]})
         else:
@@ -304,12 +304,12 @@ class _Connection:
 
     @property
     def path(self) -> bytes:
-        """What is asked for, without its query; after `asked`."""
+        """The path without the query; valid after `asked`."""
         assert self._first is not None
         return self._first.target.partition(b"?")[0]
 
     async def asked(self) -> bool:
-        """Wait for the head of a request; False where the client has gone, or asks nothing for long."""
+        """Wait for the head of a request; False if the client closed the connection or is idle for too long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(IDLE):
                 event = await self._next()
@@ -335,7 +335,7 @@ class _Connection:
             if isinstance(event, h11.EndOfMessage):
                 return request, b"".join(parts) if size <= MOST else None
             if not isinstance(event, h11.Data):
-                raise ConnectionError("the client went away within its request")
+                raise ConnectionError("the client closed the connection within its request")
             before, size = size, size + len(event.data)
             if size > (MOST if large is not None else SMALL):
                 return request, None
@@ -344,7 +344,7 @@ class _Connection:
             parts.append(bytes(event.data))
 
     async def answer(self, status: int, content: bytes, kind: str) -> bool:
-        """Answer; True where the client may ask again."""
+        """Send the response; True if the connection stays open."""
         headers = [("Content-Type", kind), ("Content-Length", str(len(content)))]
         response = self._http.send(h11.Response(status_code=status, headers=headers)) or b""
         body = b"" if self._head else self._http.send(h11.Data(data=content)) or b""

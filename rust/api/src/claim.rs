@@ -1,18 +1,18 @@
-//! ResourceClaim and ResourceClaimTemplate: what is asked for, and what was given.
+//! ResourceClaim and ResourceClaimTemplate: requests and allocation.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
 use crate::class::{DeviceSelector, OpaqueDeviceConfiguration};
+use crate::codec::object;
 use crate::meta::ObjectMeta;
 use crate::node::NodeSelector;
-use crate::object::object;
 use crate::quantity::Quantity;
 
-/// `allocationMode` where a number of devices is asked for; also what an empty mode means.
+/// `allocationMode` that requests a number of devices; the default for an empty mode.
 pub const EXACT_COUNT: &str = "ExactCount";
-/// `allocationMode` where every matching device is asked for.
+/// `allocationMode` that requests every matching device.
 pub const ALL: &str = "All";
 
 object! {
@@ -69,7 +69,7 @@ object! {
         selectors: Vec<DeviceSelector>,
         /// Empty means `ExactCount`.
         allocation_mode: String,
-        /// 0 means that it was left out: 1 in mode `ExactCount`.
+        /// 0 means that it is not set; the default in mode `ExactCount` is 1.
         count: i64,
         admin_access: Option<bool>,
         tolerations: Vec<DeviceToleration>,

@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
+use crate::codec::object;
 use crate::meta::ObjectMeta;
-use crate::object::object;
 
 object! {
     DeviceClass {
@@ -43,7 +43,7 @@ object! {
 object! {
     OpaqueDeviceConfiguration {
         driver: String,
-        /// The driver's own object; null where it was left out.
+        /// The driver's own object; null if it is not set.
         parameters: Value,
     }
 }

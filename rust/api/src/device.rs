@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
+use crate::codec::object;
 use crate::node::NodeSelector;
-use crate::object::object;
 use crate::quantity::Quantity;
 
 object! {
@@ -22,7 +22,7 @@ object! {
         binding_conditions: Vec<String>,
         binding_failure_conditions: Vec<String>,
         allow_multiple_allocations: Option<bool>,
-        /// Alpha; passed through.
+        /// Alpha; not interpreted.
         node_allocatable_resources: Value,
     }
 }
@@ -91,7 +91,7 @@ object! {
         value: String,
         /// `None`, `NoSchedule` or `NoExecute`.
         effect: String,
-        /// RFC 3339; the API server fills it in.
+        /// RFC 3339; set by the API server.
         time_added: Option<String>,
     }
 }

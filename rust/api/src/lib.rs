@@ -1,29 +1,28 @@
 //! The `resource.k8s.io/v1` objects, their quantities and their limits.
 //!
-//! Objects are read leniently (unknown fields are passed over, null is absent) and written as the API server
-//! writes them. Whether a user's object is right is a question for `validate`.
+//! Decoding is lenient: unknown fields are ignored and null counts as absent. Objects are encoded as the API server
+//! encodes them. `validate` checks a user's object strictly.
 
 mod claim;
 mod class;
+mod codec;
 mod device;
 mod meta;
 mod node;
-mod object;
 mod quantity;
 mod reader;
-mod shape;
 mod slice;
-mod spelling;
+mod suggest;
 pub mod validate;
 mod version;
 
 pub use claim::*;
 pub use class::*;
+pub use codec::{ApiType, FieldError};
 pub use device::*;
 pub use meta::*;
 pub use node::*;
 pub use quantity::{Quantity, QuantityError, QuantityFormat};
 pub use reader::from_slice;
-pub use shape::{FieldError, Shape};
 pub use slice::*;
 pub use version::{Version, VersionError};

@@ -1,12 +1,12 @@
-//! What every object carries: its kind, names, owners and versions.
+//! The metadata of every object: kind, names, owners and versions.
 
 use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::object::object;
+use crate::codec::object;
 
-/// The version of every object that this crate reads and writes.
+/// The API version of every object in this crate.
 pub const API_VERSION: &str = "resource.k8s.io/v1";
 
 object! {
@@ -25,7 +25,7 @@ object! {
         owner_references: Vec<OwnerReference>,
         finalizers: Vec<String>,
         self_link: String,
-        /// kubectl prints it; nothing here reads it.
+        /// Printed by kubectl; not used in this crate.
         managed_fields: Vec<Value>,
     }
 }

@@ -1,7 +1,7 @@
-//! Nodes, and the selectors that say on which nodes a device can be used.
+//! Nodes, and the selectors of nodes on which a device can be used.
 
+use crate::codec::object;
 use crate::meta::ObjectMeta;
-use crate::object::object;
 
 object! {
     Node {

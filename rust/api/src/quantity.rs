@@ -1,7 +1,7 @@
 //! Kubernetes quantities: exact decimal numbers with a suffix, as apimachinery's `resource.Quantity` computes them.
 //!
-//! An amount is an int64 with a power of ten as long as that suffices, and a big decimal from then on. The
-//! difference shows (`as_i64` of a big decimal is none even where it would fit), so it is kept.
+//! An amount is an int64 with a power of ten while that suffices, and a big decimal otherwise. The representation is
+//! visible (`as_i64` of a big decimal is `None` even if the value fits), so it is the same as in apimachinery.
 
 mod amount;
 mod format;
@@ -17,7 +17,7 @@ use amount::Amount;
 pub use format::QuantityFormat;
 pub use parse::QuantityError;
 
-/// An amount of something, ordered by value: `1Gi`, `1024Mi` and `1073741824` are equal.
+/// An amount with a suffix. Order is by value: `1Gi`, `1024Mi` and `1073741824` are equal.
 #[derive(Debug, Clone)]
 pub struct Quantity {
     amount: Amount,
@@ -25,16 +25,16 @@ pub struct Quantity {
     text: Option<Text>,
 }
 
-/// What was read, until the value changes.
+/// The text that was parsed. Dropped when the value changes.
 #[derive(Debug, Clone)]
 struct Text {
     given: String,
-    /// Kubernetes writes this amount exactly as it was given.
+    /// Whether Kubernetes encodes the amount with exactly this text.
     canonical: bool,
 }
 
 impl Quantity {
-    /// An amount of whole units.
+    /// A quantity of `value` whole units.
     pub fn new(value: i64, format: QuantityFormat) -> Self {
         Self {
             amount: Amount::Small { value, scale: 0 },
@@ -43,7 +43,7 @@ impl Quantity {
         }
     }
 
-    /// An amount of thousandths.
+    /// A quantity of `value` thousandths.
     pub fn from_milli(value: i64, format: QuantityFormat) -> Self {
         Self {
             amount: Amount::Small { value, scale: -3 },
@@ -60,12 +60,12 @@ impl Quantity {
         self.amount.sign() == Ordering::Equal
     }
 
-    /// Compared with zero: `Less`, `Equal` or `Greater`.
+    /// The comparison with zero: `Less`, `Equal` or `Greater`.
     pub fn sign(&self) -> Ordering {
         self.amount.sign()
     }
 
-    /// The value where it is a whole number held as an int64: apimachinery's `AsInt64`.
+    /// The value if it is a whole number represented as an int64: apimachinery's `AsInt64`.
     pub fn as_i64(&self) -> Option<i64> {
         match self.amount {
             Amount::Small { value, scale } if scale >= 0 => amount::scale_up(value, scale),
@@ -73,13 +73,13 @@ impl Quantity {
         }
     }
 
-    /// The value in whole units, rounded away from zero. Meaningless where no int64 holds it, and for
-    /// negative big decimals, as in Go.
+    /// The value in whole units, rounded away from zero. As in Go, the result is undefined for negative big decimals
+    /// and if the value exceeds an int64.
     pub fn value(&self) -> i64 {
         self.amount.scaled(0)
     }
 
-    /// The value in thousandths, rounded away from zero. Meaningless where no int64 holds it, as in Go.
+    /// The value in thousandths, rounded away from zero. As in Go, the result is undefined if it exceeds an int64.
     pub fn milli_value(&self) -> i64 {
         self.amount.scaled(-3)
     }
@@ -107,8 +107,8 @@ impl Quantity {
         self.amount = self.amount.add(&other.amount.negated());
     }
 
-    /// Whether both are the same number held and written in the same way: what Go's `==` tells of two quantities.
-    /// Two big decimals never are.
+    /// Whether value, representation and format are the same: Go's `==` of two quantities. Always false for two big
+    /// decimals.
     pub fn is_identical(&self, other: &Self) -> bool {
         let kept = |quantity: &Self| match &quantity.text {
             Some(text) if text.canonical => text.given.clone(),
@@ -119,17 +119,17 @@ impl Quantity {
             && kept(self) == kept(other)
     }
 
-    /// Bytes that it takes beside its own: those of its text and of a number that an int64 does not hold.
+    /// Heap memory in bytes: the text, and the digits of a big decimal.
     pub fn heap_bytes(&self) -> usize {
         self.text.as_ref().map_or(0, |text| text.given.len()) + self.amount.heap_bytes()
     }
 
-    /// Bytes of the number that adding `other` makes, at most.
+    /// Upper bound, in bytes, of the memory of the sum with `other`.
     pub fn sum_bytes(&self, other: &Self) -> usize {
         self.amount.sum_bytes(&other.amount)
     }
 
-    /// What was read, or the canonical form where the value was computed.
+    /// The parsed text, or the canonical form if the value was computed.
     pub fn as_given(&self) -> String {
         match &self.text {
             Some(text) => text.given.clone(),

@@ -1,7 +1,7 @@
-//! Reads JSON into API objects as the API's own decoder does: a list is never an object, and null, also inside lists and
+//! Decodes JSON into API objects as the API server does: a list is never an object, and null, also inside lists and
 //! maps, is the empty value.
 //!
-//! It does not judge values: limits are the business of `validate`.
+//! Values are not checked; `validate` checks limits.
 
 use std::fmt;
 
@@ -10,7 +10,11 @@ use serde::de::{
     DeserializeOwned, DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor,
 };
 
-/// What is not of the type's shape is an error that names line and column.
+/// Decodes one object.
+///
+/// # Errors
+///
+/// The text is not JSON, or a value has a wrong JSON type. The error names line and column.
 pub fn from_slice<T: DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
     let mut deserializer = serde_json::Deserializer::from_slice(json);
     let value = T::deserialize(Strict(&mut deserializer))?;
@@ -18,7 +22,7 @@ pub fn from_slice<T: DeserializeOwned>(json: &[u8]) -> serde_json::Result<T> {
     Ok(value)
 }
 
-/// Passes everything through; below it everything is read strictly as well.
+/// Forwards to a deserializer, and wraps nested visitors so that nested values are decoded strictly too.
 struct Strict<X>(X);
 struct AnyVisitor<V>(V);
 struct ObjectVisitor<V>(V);

@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::codec::object;
+use crate::codec::{ApiType, Check, FieldError, check_members, null_as_default};
 use crate::device::{CounterSet, Device};
 use crate::meta::ObjectMeta;
 use crate::node::NodeSelector;
-use crate::object::object;
-use crate::shape::{Check, FieldError, Shape, check_members, null_as_default};
 
 object! {
     ResourceSlice {
@@ -33,7 +33,7 @@ object! {
     }
 }
 
-/// Which pool a slice belongs to. Zero is written: generation 0 is a generation.
+/// The pool that a slice belongs to. Zero values are encoded, because generation 0 is valid.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ResourcePool {
@@ -45,7 +45,7 @@ pub struct ResourcePool {
     pub resource_slice_count: i64,
 }
 
-impl Shape for ResourcePool {
+impl ApiType for ResourcePool {
     fn check(value: &Value, field: &str, errors: &mut Vec<FieldError>) {
         let known: [(String, Check); 3] = [
             ("name".to_owned(), String::check),

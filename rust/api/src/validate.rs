@@ -1,9 +1,9 @@
-//! Whether an object of a user is one that the API server would take: fields, types, names and limits.
+//! Validates a user's object as the API server does: fields, types, names and limits.
 //!
-//! The limits are those of Kubernetes 1.37 (k8s.io/api resource/v1 and its validation). CEL expressions are listed
-//! for the caller to compile: this crate knows no CEL. Stricter than the API server only where that takes what can
-//! never mean anything: names with two slashes, capacity requests that no device can have a name for, a constraint
-//! with two attributes of which the second is ignored.
+//! The limits come from Kubernetes 1.37 (k8s.io/api resource/v1 and its validation). CEL expressions are returned for
+//! the caller to compile, because this crate does not depend on CEL. Validation is stricter than the API server for
+//! input without effect: names with two slashes, capacity requests with a name that no device can have, a constraint
+//! with two attributes (the API server ignores the second).
 
 mod allocation;
 mod claim;
@@ -19,8 +19,8 @@ mod tests;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use crate::codec::{ApiType, FieldError};
 use crate::meta::{API_VERSION, ObjectMeta};
-use crate::shape::{FieldError, Shape};
 
 pub use device::{MAX_ATTRIBUTES_AND_CAPACITIES, MAX_TAINTS};
 use path::{Path, Report};
@@ -29,7 +29,7 @@ pub use slice::{
     validate_device, validate_slice,
 };
 
-/// The kinds that are known here.
+/// The kinds that can be validated.
 pub const KINDS: [&str; 4] = [
     "DeviceClass",
     "ResourceClaim",
@@ -37,82 +37,86 @@ pub const KINDS: [&str; 4] = [
     "ResourceSlice",
 ];
 
-/// A CEL expression of an object, for the caller to compile.
+/// A CEL expression of an object, with the path of its field. The caller compiles it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Expression {
     pub field: String,
     pub text: String,
 }
 
-/// What is known of an object after it was looked at.
+/// The errors of an object, and its CEL expressions.
 #[derive(Debug, Default)]
-pub struct Verdict {
+pub struct ValidationResult {
     pub errors: Vec<FieldError>,
-    /// Empty where fields are wrong already.
+    /// Empty if the object could not be decoded.
     pub expressions: Vec<Expression>,
 }
 
-/// Checks an object of any known kind, strictly: a field that is not known is an error.
-pub fn validate_object(object: &Value) -> Verdict {
+/// Validates an object of any of `KINDS`. Unknown fields are errors.
+pub fn validate_object(object: &Value) -> ValidationResult {
     let text = |name: &str| object.get(name).and_then(Value::as_str).unwrap_or_default();
-    let mut verdict = Verdict::default();
+    let mut result = ValidationResult::default();
     match text("apiVersion") {
         API_VERSION => {}
-        "" => verdict.fail("apiVersion", format!("is missing; write {API_VERSION}")),
-        other => verdict.fail(
+        "" => result.fail("apiVersion", format!("is missing; write {API_VERSION}")),
+        other => result.fail(
             "apiVersion",
             format!("is {other:?}; only {API_VERSION} is read"),
         ),
     }
     match text("kind") {
-        "DeviceClass" => verdict.read(object, class::validate),
-        "ResourceClaim" => verdict.read(object, claim::validate),
-        "ResourceClaimTemplate" => verdict.read(object, claim::validate_template),
-        "ResourceSlice" => verdict.read(object, slice::validate),
-        "" => verdict.fail(
+        "DeviceClass" => result.validate_as(object, class::validate),
+        "ResourceClaim" => result.validate_as(object, claim::validate),
+        "ResourceClaimTemplate" => result.validate_as(object, claim::validate_template),
+        "ResourceSlice" => result.validate_as(object, slice::validate),
+        "" => result.fail(
             "kind",
             format!("is missing; known kinds: {}", KINDS.join(", ")),
         ),
-        other => verdict.fail(
+        other => result.fail(
             "kind",
             format!("is {other:?}; known kinds: {}", KINDS.join(", ")),
         ),
     }
-    verdict
+    result
 }
 
-impl Verdict {
+impl ValidationResult {
     fn fail(&mut self, field: &str, message: String) {
         self.errors.push(FieldError::new(field, message));
     }
 
-    fn read<T: Shape + DeserializeOwned>(&mut self, object: &Value, judge: fn(&T, &mut Report)) {
-        let mut misshapen = Vec::new();
-        T::check(object, "", &mut misshapen);
+    fn validate_as<T: ApiType + DeserializeOwned>(
+        &mut self,
+        object: &Value,
+        validate: fn(&T, &mut Report),
+    ) {
+        let mut type_errors = Vec::new();
+        T::check(object, "", &mut type_errors);
         let mut readable = object.clone();
-        for error in &misshapen {
-            forget(&mut readable, &error.field);
+        for error in &type_errors {
+            set_null(&mut readable, &error.field);
         }
         match serde_json::from_value::<T>(readable) {
             Ok(read) => {
                 let mut report = Report::default();
-                judge(&read, &mut report);
-                // What could not be read was taken as absent: that it is missing would be no news.
-                let known = |field: &str| misshapen.iter().any(|error| error.field == field);
+                validate(&read, &mut report);
+                // Fields of a wrong type were set to null; an error that they are missing would be misleading.
+                let known = |field: &str| type_errors.iter().any(|error| error.field == field);
                 report.errors.retain(|error| !known(&error.field));
-                self.errors.extend(misshapen);
+                self.errors.extend(type_errors);
                 self.errors.extend(report.errors);
                 self.expressions = report.expressions;
             }
-            // The shape check has found it already, with its field; anything else would be its bug.
-            Err(error) if misshapen.is_empty() => self.fail("", error.to_string()),
-            Err(_) => self.errors.extend(misshapen),
+            // `ApiType::check` reports every type error with its field. An error without one is a defect of `check`.
+            Err(error) if type_errors.is_empty() => self.fail("", error.to_string()),
+            Err(_) => self.errors.extend(type_errors),
         }
     }
 }
 
-/// Sets a field to null, which is read as absent, so that the rest of the object can be looked at.
-fn forget(object: &mut Value, field: &str) {
+/// Sets a field to null, which decodes as absent, so that the rest of the object can be validated.
+fn set_null(object: &mut Value, field: &str) {
     let mut value = object;
     for step in field.split(['.', '[', ']']).filter(|step| !step.is_empty()) {
         let next = match value {
@@ -131,7 +135,7 @@ fn forget(object: &mut Value, field: &str) {
     *value = Value::Null;
 }
 
-/// The parts of the metadata that a user writes.
+/// Validates the metadata fields that a user sets.
 fn validate_meta(meta: &ObjectMeta, namespaced: bool, report: &mut Report) {
     let root = Path::root();
     let path = root.member("metadata");

@@ -1,4 +1,4 @@
-//! Quantities against what Kubernetes' own library says of them (tests/api/oracle).
+//! Compares quantities with the results of Kubernetes' own library (tests/api/oracle).
 
 use std::path::Path;
 

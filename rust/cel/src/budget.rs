@@ -1,8 +1,8 @@
-//! What one evaluation may take of memory and time.
+//! The memory limit and the deadline of one evaluation.
 //!
-//! Kubernetes counts some operations as cheap whatever they make. What they make is charged here before it is made, so that
-//! an expression is refused where the scheduler would run out of memory. Charges add up over the whole evaluation: memory
-//! that is free again counts too, because making it took time.
+//! Kubernetes assigns a low cost to some operations regardless of the size of their result. The budget charges memory
+//! before it is allocated, so that an expression fails where the scheduler would run out of memory. Charges accumulate
+//! over the whole evaluation: freed memory counts too, because its allocation took time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,25 +10,25 @@ use std::time::{Duration, Instant};
 use crate::fault::Fault;
 use crate::value::Value;
 
-/// Bytes of strings, lists and maps that one evaluation may make.
+/// Bytes of strings, lists and maps that one evaluation may allocate.
 pub const MEMORY_LIMIT_BYTES: usize = 64 << 20;
-/// The time of an evaluation whose caller sets no deadline.
+/// The time limit of an evaluation if the caller sets no deadline.
 pub const EVALUATION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Lists and maps within each other: more than any expression nests, and little enough for any stack.
+/// Maximum depth of nested lists and maps: more than any practical expression has, and safe for any stack.
 const MAX_NESTING: u32 = 500;
-/// Steps of well below a microsecond each.
+/// One step takes much less than a microsecond.
 const STEPS_PER_CLOCK_READ: usize = 4_096;
-/// Bytes that are compared, copied or counted in the time of a step.
+/// Bytes that can be compared, copied or counted in the time of one step.
 const BYTES_PER_STEP: usize = 64;
 
-/// Of a text that grows.
-const LEAST_ROOM_BYTES: usize = 16;
+/// Minimum capacity of a string that grows.
+const MIN_CAPACITY_BYTES: usize = 16;
 
 pub(crate) const VALUE_BYTES: usize = size_of::<Value>();
-/// The header of what is shared, with the allocator's own.
+/// The header of a reference-counted value, including the memory allocator's header.
 const SHARED_BYTES: usize = 32;
 
-/// What is left of memory and time.
+/// The remaining memory and time.
 #[derive(Debug)]
 pub(crate) struct Budget {
     bytes: usize,
@@ -47,12 +47,12 @@ impl Budget {
         }
     }
 
-    /// For what is computed when an expression is compiled.
-    pub(crate) fn of_constants() -> Self {
+    /// The budget of constants, which are evaluated at compile time.
+    pub(crate) fn for_constants() -> Self {
         Self::new(Instant::now() + EVALUATION_TIMEOUT)
     }
 
-    /// Charges memory that is about to be taken.
+    /// Charges memory before it is allocated.
     pub(crate) fn take(&mut self, bytes: usize) -> Result<(), Fault> {
         match self.bytes.checked_sub(bytes) {
             Some(left) => self.bytes = left,
@@ -73,28 +73,28 @@ impl Budget {
         )
     }
 
-    /// Charges one more element of a list that grows: a vector has room for up to twice its elements.
+    /// Charges one more element of a growing list. The capacity of a vector is up to twice its length.
     pub(crate) fn take_element(&mut self) -> Result<(), Fault> {
         self.take(2 * VALUE_BYTES)
     }
 
-    /// Charges one more entry of a map, with its place in the index.
+    /// Charges one more entry of a map, including its index entry.
     pub(crate) fn take_entry(&mut self) -> Result<(), Fault> {
         self.take(8 * VALUE_BYTES)
     }
 
-    /// Charges something small that is shared.
+    /// Charges a small reference-counted value.
     pub(crate) fn take_shared(&mut self) -> Result<(), Fault> {
         self.take(SHARED_BYTES + 2 * VALUE_BYTES)
     }
 
-    /// A string of its own.
+    /// Charges and returns a new string.
     pub(crate) fn string(&mut self, text: &str) -> Result<Value, Fault> {
         self.take(text.len().saturating_add(SHARED_BYTES))?;
         Ok(Value::string(text))
     }
 
-    /// A list; its elements are charged already.
+    /// Charges and returns a list. Its elements must already be charged.
     pub(crate) fn list(&mut self, items: Vec<Value>) -> Result<Value, Fault> {
         self.take(SHARED_BYTES)?;
         Ok(Value::list(items))
@@ -105,25 +105,25 @@ impl Budget {
         Ok(Value::Optional(Some(Arc::new(value))))
     }
 
-    /// Appends to a text. What it has room for is charged; while it moves to where there is more, both are there.
+    /// Appends to a string and charges its new capacity. The old buffer stays charged, because both exist during the copy.
     pub(crate) fn push(&mut self, text: &mut String, more: &str) -> Result<(), Fault> {
-        let wanted = text.len() + more.len();
-        if wanted > text.capacity() {
-            let room = wanted.max(2 * text.capacity()).max(LEAST_ROOM_BYTES);
-            self.take(room)?;
-            text.reserve_exact(room - text.len());
+        let length = text.len() + more.len();
+        if length > text.capacity() {
+            let capacity = length.max(2 * text.capacity()).max(MIN_CAPACITY_BYTES);
+            self.take(capacity)?;
+            text.reserve_exact(capacity - text.len());
         }
         text.push_str(more);
         Ok(())
     }
 
-    /// A text with room for so many bytes.
+    /// An empty string with a capacity of `bytes`.
     pub(crate) fn text(&mut self, bytes: usize) -> Result<String, Fault> {
         self.take(bytes)?;
         Ok(String::with_capacity(bytes))
     }
 
-    /// Counts work that takes no memory; an error once the deadline has passed.
+    /// Counts steps without memory. Returns an error after the deadline.
     pub(crate) fn work(&mut self, steps: usize) -> Result<(), Fault> {
         match self.steps.checked_sub(steps) {
             Some(left) => {
@@ -134,7 +134,7 @@ impl Budget {
         }
     }
 
-    /// Counts going through so many bytes.
+    /// Counts the scan of `bytes` bytes.
     pub(crate) fn scan(&mut self, bytes: usize) -> Result<(), Fault> {
         self.work(bytes / BYTES_PER_STEP)
     }
@@ -148,7 +148,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Does something with the elements of a list or map. A list that a macro accumulates can contain itself.
+    /// Runs `work` on the elements of a list or map, one nesting level deeper. An accumulated list can contain itself.
     pub(crate) fn within<T>(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<T, Fault>,

@@ -1,36 +1,36 @@
-//! The type checker: every node gets a type, every call its overloads, every name its meaning.
+//! The type checker: assigns types to nodes, overloads to calls, and resolves names.
 //!
-//! Kubernetes declares attributes as `dyn`, so much is left to run time; what can be known is refused here.
+//! Kubernetes declares attributes as `dyn`, so many errors occur only at run time; all others are reported here.
 
 use std::sync::Arc;
 
 use crate::error::CompileError;
+use crate::error::Position;
 use crate::library::Overload;
-use crate::position::Position;
 use crate::syntax::{Entry, Expr, Fold, Node};
 use crate::types::{self, Type};
 use crate::unify::{Bindings, most_general};
 
-/// What the checker found out, by node id.
+/// The result of the checker, by node id.
 #[derive(Debug)]
 pub(crate) struct Checked {
     types: Vec<Type>,
-    meanings: Vec<Option<Meaning>>,
+    resolutions: Vec<Option<Resolution>>,
 }
 
-/// What a name or a call stands for.
+/// The resolution of a name or a call.
 #[derive(Clone, Debug)]
-pub(crate) enum Meaning {
+pub(crate) enum Resolution {
     /// The variable `device`, or a variable of a macro.
     Variable {
         name: Arc<str>,
         global: bool,
-        /// The global, where a variable of a macro has the same name.
+        /// The global variable, although a variable of a macro has the same name.
         shadowed: bool,
     },
     /// The name of a type.
     TypeName(Arc<str>),
-    /// A function with the overloads that the arguments allow; `namespaced` if what looks like a receiver is part of its name.
+    /// A function with the overloads that match the arguments; `namespaced` if the apparent receiver is part of its name.
     Call {
         function: &'static str,
         overloads: Vec<&'static Overload>,
@@ -45,27 +45,27 @@ impl Checked {
         &self.types[node.id]
     }
 
-    pub(crate) fn meaning(&self, node: &Node) -> Option<&Meaning> {
-        self.meanings[node.id].as_ref()
+    pub(crate) fn resolution(&self, node: &Node) -> Option<&Resolution> {
+        self.resolutions[node.id].as_ref()
     }
 }
 
-/// Checks a tree with ids below `size`.
+/// Checks the types of a tree with node ids below `size`.
 pub(crate) fn check(root: &Node, size: usize) -> Result<Checked, CompileError> {
     let mut checker = Checker {
         types: vec![Type::Dyn; size],
-        meanings: vec![None; size],
+        resolutions: vec![None; size],
         bindings: Bindings::default(),
         scopes: Vec::new(),
-        mistakes: Vec::new(),
+        errors: Vec::new(),
     };
     checker.check(root);
     let too_large = || CompileError::whole("the types of the expression are too large");
     if checker.bindings.is_exhausted() {
         return Err(too_large());
     }
-    if !checker.mistakes.is_empty() {
-        return Err(CompileError::many(checker.mistakes));
+    if !checker.errors.is_empty() {
+        return Err(CompileError::many(checker.errors));
     }
     let bindings = checker.bindings;
     let types = checker
@@ -78,7 +78,7 @@ pub(crate) fn check(root: &Node, size: usize) -> Result<Checked, CompileError> {
     }
     Ok(Checked {
         types,
-        meanings: checker.meanings,
+        resolutions: checker.resolutions,
     })
 }
 
@@ -86,17 +86,17 @@ mod calls;
 
 struct Checker {
     types: Vec<Type>,
-    meanings: Vec<Option<Meaning>>,
+    resolutions: Vec<Option<Resolution>>,
     bindings: Bindings,
     scopes: Vec<(Arc<str>, Type)>,
-    mistakes: Vec<(Position, String)>,
+    errors: Vec<(Position, String)>,
 }
 
 impl Checker {
     fn check(&mut self, node: &Node) -> Type {
         let t = self.type_of(node);
         let t = if self.bindings.is_too_large(&t) {
-            self.mistake(node, "the type of this value is too large".to_owned())
+            self.error(node, "the type of this value is too large".to_owned())
         } else {
             t
         };
@@ -120,16 +120,16 @@ impl Checker {
             } => self.call(node, function, target.as_deref(), args),
             Expr::List(items) => self.list(items),
             Expr::Map(entries) => self.map(entries),
-            Expr::Struct(name) => self.mistake(
+            Expr::Struct(name) => self.error(
                 node,
-                format!("objects such as {name}{{...}} cannot be made here"),
+                format!("objects such as {name}{{...}} cannot be created here"),
             ),
             Expr::Fold(fold) => self.fold(fold),
         }
     }
 
-    fn mistake(&mut self, node: &Node, message: String) -> Type {
-        self.mistakes.push((node.at, message));
+    fn error(&mut self, node: &Node, message: String) -> Type {
+        self.errors.push((node.at, message));
         Type::Error
     }
 
@@ -144,7 +144,7 @@ impl Checker {
     fn ident(&mut self, node: &Node, name: &Arc<str>) -> Type {
         let local = self.local(name).filter(|_| !name.starts_with('.')).cloned();
         if let Some(t) = local {
-            self.meanings[node.id] = Some(Meaning::Variable {
+            self.resolutions[node.id] = Some(Resolution::Variable {
                 name: Arc::clone(name),
                 global: false,
                 shadowed: false,
@@ -157,11 +157,11 @@ impl Checker {
         }
     }
 
-    /// `device`, or the name of a type; a leading dot reaches past the variables of macros.
+    /// `device`, or the name of a type. A leading dot bypasses the variables of macros.
     fn global(&mut self, node: &Node, name: &str) -> Option<Type> {
         let name = name.strip_prefix('.').unwrap_or(name);
         if name == "device" {
-            self.meanings[node.id] = Some(Meaning::Variable {
+            self.resolutions[node.id] = Some(Resolution::Variable {
                 name: Arc::from(name),
                 global: true,
                 shadowed: self.local(name).is_some(),
@@ -169,7 +169,7 @@ impl Checker {
             return Some(Type::Object(types::DEVICE));
         }
         let named = named_type(name)?;
-        self.meanings[node.id] = Some(Meaning::TypeName(Arc::from(name)));
+        self.resolutions[node.id] = Some(Resolution::TypeName(Arc::from(name)));
         Some(Type::Meta(Some(Arc::new(named))))
     }
 
@@ -178,9 +178,9 @@ impl Checker {
             "attributes" | "capacity" | "driver" | "allowMultipleAllocations" => {
                 format!("; did you mean device.{name}?")
             }
-            _ => "; only device and its fields are known here".to_owned(),
+            _ => "; only device and its fields are available".to_owned(),
         };
-        self.mistake(node, format!("unknown name {name:?}{hint}"))
+        self.error(node, format!("unknown name {name:?}{hint}"))
     }
 
     fn select(&mut self, node: &Node, operand: &Node, field: &str, test: bool) -> Type {
@@ -217,7 +217,7 @@ impl Checker {
             other if other.is_dyn_or_error() => Type::Dyn,
             other => {
                 let message = format!("a value of type {other} has no field {field:?}");
-                self.mistake(node, message);
+                self.error(node, message);
                 Type::Dyn
             }
         };
@@ -239,18 +239,18 @@ impl Checker {
                 _ => {}
             }
             let fields = "driver, attributes, capacity and allowMultipleAllocations";
-            return self.mistake(
+            return self.error(
                 node,
                 format!("device has no field {field:?}, only {fields}"),
             );
         }
-        self.mistake(
+        self.error(
             node,
             format!("a value of type {object} has no field {field:?}"),
         )
     }
 
-    /// The common type of elements; where they have none, [`crate::validate`] judges.
+    /// The common type of elements, or `dyn`. [`crate::validate`] reports mixed types.
     fn join(&mut self, previous: Option<Type>, t: Type) -> Type {
         let Some(previous) = previous else { return t };
         if self.bindings.is_assignable(&previous, &t) {
@@ -265,7 +265,7 @@ impl Checker {
             _ if optional && !t.is_dyn() => {
                 let message =
                     format!("an element after ? must be an optional, not a value of type {t}");
-                self.mistake(node, message);
+                self.error(node, message);
                 t
             }
             _ => t,
@@ -328,9 +328,9 @@ impl Checker {
                 (Type::Dyn, Type::Dyn)
             }
             other => {
-                self.mistake(
+                self.error(
                     &fold.range,
-                    format!("only lists and maps can be gone through, not a value of type {other}"),
+                    format!("only lists and maps can be iterated, not a value of type {other}"),
                 );
                 (Type::Error, Type::Error)
             }
@@ -343,7 +343,7 @@ impl Checker {
                 self.bindings.resolve(expected, true),
                 self.bindings.resolve(found, true),
             );
-            self.mistake(
+            self.error(
                 node,
                 format!("expected a value of type {expected}, found {found}"),
             );
@@ -365,7 +365,7 @@ fn literal_type(value: &crate::value::Value) -> Type {
     }
 }
 
-/// The types that an expression can name.
+/// The type that a name in an expression refers to.
 fn named_type(name: &str) -> Option<Type> {
     Some(match name {
         "bool" | "bytes" | "double" | "int" | "string" | "uint" => Type::parse(name),

@@ -1,4 +1,4 @@
-//! When two values are equal, and which of two is less.
+//! Equality and order of values.
 
 use std::cmp::Ordering;
 
@@ -6,8 +6,8 @@ use crate::budget::Budget;
 use crate::fault::Fault;
 use crate::value::{Amount, List, Map, Value};
 
-/// `a == b` of CEL: numbers by value whatever their types, lists and maps by their elements, `false` for values of different
-/// types. Kubernetes' own types are an error beside any other type.
+/// `a == b` of CEL: numbers of any types by value, lists and maps by their elements, `false` for values of different
+/// types. The comparison of a Kubernetes type with another type is an error.
 pub(crate) fn equal(a: &Value, b: &Value, budget: &mut Budget) -> Result<bool, Fault> {
     budget.work(1)?;
     Ok(match (a, b) {
@@ -74,7 +74,7 @@ fn amounts(a: &Amount, b: &Amount) -> Result<bool, Fault> {
 fn same_items(a: &List, b: &List, budget: &mut Budget) -> Result<bool, Fault> {
     let (a, b) = (a.items(budget)?, b.items(budget)?);
     for (a, b) in a.iter().zip(b.iter()) {
-        if !known_equal(a, b, budget)?.unwrap_or(true) {
+        if !equal_if_defined(a, b, budget)?.unwrap_or(true) {
             return Ok(false);
         }
     }
@@ -85,7 +85,7 @@ fn same_entries(a: &Map, b: &Map, budget: &mut Budget) -> Result<bool, Fault> {
     for (key, value) in a.entries(budget)?.iter() {
         budget.work(1)?;
         let same = match b.find(key) {
-            Some(other) => known_equal(value, &other, budget)?.unwrap_or(true),
+            Some(other) => equal_if_defined(value, &other, budget)?.unwrap_or(true),
             None => false,
         };
         if !same {
@@ -95,30 +95,31 @@ fn same_entries(a: &Map, b: &Map, budget: &mut Budget) -> Result<bool, Fault> {
     Ok(true)
 }
 
-/// Whether two values are equal, none where that is not defined. Within lists and maps that does not make them unequal.
-pub(crate) fn known_equal(
+/// Whether two values are equal, or `None` if their equality is not defined. Undefined pairs do not make lists or maps
+/// unequal.
+pub(crate) fn equal_if_defined(
     a: &Value,
     b: &Value,
     budget: &mut Budget,
 ) -> Result<Option<bool>, Fault> {
     match equal(a, b, budget) {
         Ok(same) => Ok(Some(same)),
-        Err(fault) if fault.ends() => Err(fault),
+        Err(fault) if fault.is_fatal() => Err(fault),
         Err(_) => Ok(None),
     }
 }
 
-/// Whether a list has an element that equals `value`; undefined comparisons count as no.
+/// Whether a list has an element that equals `value`. Undefined comparisons count as unequal.
 pub(crate) fn contains(items: &[Value], value: &Value, budget: &mut Budget) -> Result<bool, Fault> {
     for item in items {
-        if known_equal(value, item, budget)? == Some(true) {
+        if equal_if_defined(value, item, budget)? == Some(true) {
             return Ok(true);
         }
     }
     Ok(false)
 }
 
-/// The order of two values, an error where there is none.
+/// The order of two values. Returns an error for values without an order.
 pub(crate) fn order(a: &Value, b: &Value) -> Result<Ordering, Fault> {
     match (a, b) {
         (Value::Bool(a), Value::Bool(b)) => Ok(a.cmp(b)),
@@ -129,7 +130,7 @@ pub(crate) fn order(a: &Value, b: &Value) -> Result<Ordering, Fault> {
         (
             Value::Int(_) | Value::Uint(_) | Value::Double(_),
             Value::Int(_) | Value::Uint(_) | Value::Double(_),
-        ) => numbers(a, b).ok_or_else(|| Fault::new("NaN has no place in an order")),
+        ) => numbers(a, b).ok_or_else(|| Fault::new("NaN has no order")),
         _ => Err(Fault::new(format!(
             "{} and {} have no order",
             a.type_name(),
@@ -138,7 +139,7 @@ pub(crate) fn order(a: &Value, b: &Value) -> Result<Ordering, Fault> {
     }
 }
 
-/// The order of two numbers; none when one is NaN or no number.
+/// The order of two numbers; `None` for NaN and for other values.
 fn numbers(a: &Value, b: &Value) -> Option<Ordering> {
     match (a, b) {
         (Value::Int(a), Value::Int(b)) => Some(a.cmp(b)),
@@ -146,7 +147,7 @@ fn numbers(a: &Value, b: &Value) -> Option<Ordering> {
         (Value::Double(a), Value::Double(b)) => a.partial_cmp(b),
         (Value::Int(a), Value::Uint(b)) => Some(i128::from(*a).cmp(&i128::from(*b))),
         (Value::Uint(a), Value::Int(b)) => Some(i128::from(*a).cmp(&i128::from(*b))),
-        // As Kubernetes does it: an integer becomes the nearest double.
+        // As in Kubernetes, an integer is converted to the nearest double.
         (Value::Double(a), Value::Int(b)) => {
             double_and(*a, *b as f64, i64::MIN as f64, i64::MAX as f64)
         }

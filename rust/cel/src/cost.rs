@@ -1,13 +1,13 @@
-//! What a call costs, by Kubernetes' rules: the sizes of arguments and results times a factor for each function.
+//! The cost of a call by Kubernetes' rules: the sizes of arguments and results times a factor for each function.
 //!
-//! The cost of names, fields and literals is counted by [`crate::eval`] where they are evaluated.
+//! [`crate::eval`] counts the cost of names, fields and literals when it evaluates them.
 
 use crate::budget::Budget;
 use crate::fault::Fault;
 use crate::library::Overload;
 use crate::value::{Kind, Value};
 
-/// What one evaluation may cost.
+/// The cost limit of one evaluation, in Kubernetes' cost units.
 pub const COST_LIMIT: u64 = 1_000_000;
 
 pub(crate) const ACCESS: u64 = 1;
@@ -16,22 +16,22 @@ pub(crate) const CREATE_MAP: u64 = 30;
 const STRING_FACTOR: f64 = 0.1;
 const REGEX_FACTOR: f64 = 0.25;
 
-/// How the cost of a call follows from its arguments.
+/// The rule for the cost of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Rule {
     Fixed(u64),
-    /// The size of an argument, or of the result, read `times` over.
+    /// The size of an argument or of the result, times `times`.
     Read {
         times: f64,
         of: Operand,
     },
     /// Every element, and every character of every element.
     Traverse,
-    /// As many steps as the list on the right has elements.
+    /// The number of elements of the list on the right.
     Search,
     /// The shorter of the two.
     Shorter,
-    /// Both, one after the other.
+    /// The sum of both.
     Concat,
     /// Text times pattern.
     Match,
@@ -42,7 +42,7 @@ pub(crate) enum Rule {
     /// A new list as long as the result.
     NewList,
     Flatten,
-    /// Every element of an argument with every other.
+    /// Every pair of elements of an argument.
     Compare(usize),
     Validate,
     Within {
@@ -143,7 +143,7 @@ impl Rule {
         }
     }
 
-    /// Whether the cost cannot be told, because an argument that must be a list failed: Kubernetes gives up then.
+    /// Whether the cost is unknown because an argument that must be a list failed. Kubernetes then ends the evaluation.
     pub(crate) fn needs_list(self, args: &[Value]) -> bool {
         match self {
             Self::Compare(at) => !matches!(args.get(at), Some(Value::List(_))),
@@ -154,8 +154,8 @@ impl Rule {
         }
     }
 
-    /// Whether the arguments say what a call costs, so that it can be charged before it is made.
-    pub(crate) fn is_known_before(self) -> bool {
+    /// Whether the cost depends only on the arguments, so that it is charged before the call.
+    pub(crate) fn is_known_before_call(self) -> bool {
         !matches!(
             self,
             Self::NewList
@@ -166,7 +166,7 @@ impl Rule {
         )
     }
 
-    /// What a call costs; `result` is none if it failed.
+    /// The cost of a call; `result` is `None` if the call failed.
     pub(crate) fn cost(
         self,
         args: &[Value],
@@ -233,8 +233,8 @@ fn new_list(factor: f64, size: u64) -> u64 {
     ((size as f64 * factor) as u64).saturating_add(1 + CREATE_LIST)
 }
 
-/// What `==` and `!=` cost: for `==` with a value of Kubernetes' own on the left one unit, else as reading the shorter side.
-pub(crate) fn of_equality(sides: &[Value; 2], negated: bool) -> u64 {
+/// The cost of `==` and `!=`: one unit for `==` with a Kubernetes type on the left, otherwise the size of the shorter side.
+pub(crate) fn equality_cost(sides: &[Value; 2], negated: bool) -> u64 {
     let own = matches!(
         sides[0],
         Value::Quantity(_)
@@ -251,7 +251,7 @@ fn shorter(args: &[Value]) -> u64 {
     read(unwrapped_size(args, 0).min(unwrapped_size(args, 1)))
 }
 
-/// Comparing optionals costs what comparing their values costs.
+/// The size of an optional's value: comparisons of optionals cost the same as comparisons of their values.
 fn unwrapped_size(args: &[Value], at: usize) -> u64 {
     let mut value = args.get(at);
     while let Some(Value::Optional(Some(inner))) = value {

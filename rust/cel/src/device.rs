@@ -1,4 +1,4 @@
-//! A device as an expression sees it.
+//! The `device` variable of an expression.
 
 use std::sync::Arc;
 
@@ -16,8 +16,11 @@ pub struct DeviceInput {
 }
 
 impl DeviceInput {
-    /// Names without a domain belong to the driver's. An attribute that is not valid is an error, as no expression can be
-    /// evaluated on such a device in Kubernetes.
+    /// Converts a device. Names without a domain are in the domain of the driver.
+    ///
+    /// # Errors
+    ///
+    /// An attribute is invalid. Kubernetes cannot evaluate any expression on such a device.
     pub fn new(driver: &str, device: &Device) -> Result<Self, EvalError> {
         let driver: Arc<str> = Arc::from(driver);
         let mut attributes = Domains::default();
@@ -70,7 +73,7 @@ impl Domains {
         let entries = &mut self.domains[at].1;
         let id: Arc<str> = Arc::from(id);
         let key = Value::String(Arc::clone(&id));
-        // The same name with and without the driver's domain: Kubernetes leaves open which one counts.
+        // The same name with and without the driver's domain: Kubernetes does not define which one is used.
         if !entries.contains(&key) {
             entries.push_name(&id, value);
         }
@@ -85,7 +88,7 @@ impl Domains {
     }
 }
 
-/// A quantity as it reaches the scheduler: in its canonical form.
+/// A quantity in its canonical form, as the API server sends it to the scheduler.
 fn as_published(quantity: &Quantity) -> Quantity {
     Quantity::parse(&quantity.to_string()).unwrap_or_else(|_| quantity.clone())
 }
@@ -125,6 +128,6 @@ fn attribute_value(attribute: &DeviceAttribute) -> Result<Value, String> {
     }
     match &attribute.version {
         Some(text) => version(text),
-        None => Err("has no value that is known here".to_owned()),
+        None => Err("has no known value".to_owned()),
     }
 }

@@ -1,52 +1,66 @@
-//! What the crate reports: expressions that do not compile, and evaluations that fail.
+//! Errors of the crate: compile errors and evaluation errors, with positions.
 
 use std::fmt;
 
 use crate::budget::MEMORY_LIMIT_BYTES;
 use crate::fault::{Failure, Fault};
-use crate::position::Position;
 
-/// Why an expression is refused. All that was found, in the order of the text.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub struct CompileError {
-    mistakes: Vec<(Option<Position>, String)>,
+/// A position in the text of an expression.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    /// Line, from 1.
+    pub line: u32,
+    /// Column, from 1, in characters.
+    pub column: u32,
 }
 
-/// Why an expression has no value for a device.
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.line, self.column)
+    }
+}
+
+/// The errors of an expression that does not compile, in the order of the text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct CompileError {
+    errors: Vec<(Option<Position>, String)>,
+}
+
+/// The error of an evaluation on a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EvalError {
     /// The device lacks what the expression reads, or a function does not accept it.
     #[error("{}{message}", place(at))]
     Failed {
-        /// What went wrong.
+        /// The message.
         message: String,
-        /// Where in the expression.
+        /// The position in the expression.
         at: Option<Position>,
     },
-    /// The evaluation did more than Kubernetes allows.
+    /// The evaluation exceeds Kubernetes' cost limit.
     #[error("the evaluation exceeds the cost limit of {limit}")]
     TooExpensive {
         /// The limit, in Kubernetes' cost units.
         limit: u64,
     },
-    /// The evaluation would make more than any needs, which Kubernetes does not count.
+    /// The evaluation exceeds the memory limit, which Kubernetes does not have.
     #[error(
-        "the evaluation exceeds the cost limit: it makes more than {} MiB of strings, lists and maps",
+        "the evaluation exceeds the cost limit: it creates more than {} MiB of strings, lists and maps",
         limit_bytes >> 20
     )]
     TooMuchMemory {
         /// The limit, in bytes.
         limit_bytes: usize,
     },
-    /// The caller's deadline, or the crate's own, passed.
+    /// The deadline of the caller or the default time limit passed.
     #[error("the evaluation did not end before its deadline")]
     Deadline,
-    /// The device itself cannot be shown to an expression.
+    /// An attribute of the device is invalid.
     #[error("attribute {attribute}: {message}")]
     Device {
         /// The name of the attribute.
         attribute: String,
-        /// What is wrong with it.
+        /// The reason.
         message: String,
     },
 }
@@ -56,20 +70,20 @@ pub enum EvalError {
 impl CompileError {
     pub(crate) fn at(at: Position, message: impl Into<String>) -> Self {
         Self {
-            mistakes: vec![(Some(at), message.into())],
+            errors: vec![(Some(at), message.into())],
         }
     }
 
     pub(crate) fn whole(message: impl Into<String>) -> Self {
         Self {
-            mistakes: vec![(None, message.into())],
+            errors: vec![(None, message.into())],
         }
     }
 
-    pub(crate) fn many(mut mistakes: Vec<(Position, String)>) -> Self {
-        mistakes.sort_by_key(|(at, _)| *at);
+    pub(crate) fn many(mut errors: Vec<(Position, String)>) -> Self {
+        errors.sort_by_key(|(at, _)| *at);
         Self {
-            mistakes: mistakes
+            errors: errors
                 .into_iter()
                 .map(|(at, message)| (Some(at), message))
                 .collect(),
@@ -77,7 +91,7 @@ impl CompileError {
     }
 
     pub(crate) fn syntax(errors: &cel::ParseErrors) -> Self {
-        let mistakes = errors.errors.iter().map(|error| {
+        let errors = errors.errors.iter().map(|error| {
             let place = |n: isize| u32::try_from(n).unwrap_or(1).max(1);
             (
                 Some(Position {
@@ -88,11 +102,11 @@ impl CompileError {
             )
         });
         Self {
-            mistakes: mistakes.collect(),
+            errors: errors.collect(),
         }
     }
 
-    /// A constant part of the expression that fails whatever the device.
+    /// A constant part of the expression fails for every device.
     pub(crate) fn constant(at: Position, fault: Fault) -> Self {
         match fault {
             Fault::Error(failure) | Fault::Fatal(failure) => {
@@ -104,15 +118,15 @@ impl CompileError {
         }
     }
 
-    /// Each mistake with its place.
-    pub fn mistakes(&self) -> &[(Option<Position>, String)] {
-        &self.mistakes
+    /// The messages, each with its position if it has one.
+    pub fn errors(&self) -> &[(Option<Position>, String)] {
+        &self.errors
     }
 }
 
 impl fmt::Display for CompileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, (at, message)) in self.mistakes.iter().enumerate() {
+        for (i, (at, message)) in self.errors.iter().enumerate() {
             write!(
                 f,
                 "{}{}{message}",

@@ -1,7 +1,7 @@
-//! Takes the steps of a plan, and counts what they cost as Kubernetes does.
+//! Evaluates the steps of a plan and counts their cost as Kubernetes does.
 //!
-//! Costs are part of the result: an expression that is too expensive is an error, so they follow Kubernetes' evaluation step
-//! by step, also in what it happens not to count.
+//! An expression that exceeds the cost limit is an error, so the cost must equal that of Kubernetes at each step,
+//! including operations that Kubernetes does not count.
 
 use std::sync::Arc;
 
@@ -9,39 +9,39 @@ use crate::budget::Budget;
 use crate::compare;
 use crate::cost;
 use crate::device::DeviceInput;
+use crate::error::Position;
 use crate::fault::Fault;
 use crate::library;
 use crate::map::{Entries, Key};
 use crate::plan::{Call, FoldStep, Step};
-use crate::position::Position;
 use crate::value::{Kind, List, Map, Value};
 
 mod fold;
 
 type Outcome = Result<Value, Fault>;
 
-/// One evaluation.
-pub(crate) struct Machine<'p> {
+/// The state of one evaluation.
+pub(crate) struct Interpreter<'p> {
     pub(crate) device: Option<&'p DeviceInput>,
     frames: Vec<Option<Frame<'p>>>,
     spent: u64,
     limit: u64,
     pub(crate) budget: Budget,
-    /// Lists and maps that macros accumulate: one that contains itself is freed by hand.
-    growing: Vec<Value>,
+    /// Lists and maps that macros accumulate. They can contain themselves, so `drop` clears them.
+    accumulators: Vec<Value>,
 }
 
-/// A loop that is being gone through.
+/// A running loop.
 struct Frame<'p> {
     fold: &'p FoldStep,
-    /// Computed when it is first asked for.
+    /// Computed at its first use.
     accumulator: Option<Outcome>,
     grows: bool,
     first: Value,
     second: Value,
 }
 
-impl<'p> Machine<'p> {
+impl<'p> Interpreter<'p> {
     pub(crate) fn new(device: &'p DeviceInput, slots: usize, limit: u64, budget: Budget) -> Self {
         Self {
             device: Some(device),
@@ -49,24 +49,24 @@ impl<'p> Machine<'p> {
             spent: 0,
             limit,
             budget,
-            growing: Vec::new(),
+            accumulators: Vec::new(),
         }
     }
 
-    /// The value of a step that needs no device.
+    /// The value of a step that does not depend on a device.
     pub(crate) fn constant(step: &Step) -> Outcome {
-        Machine {
+        Interpreter {
             device: None,
             frames: Vec::new(),
             spent: 0,
             limit: u64::MAX,
-            budget: Budget::of_constants(),
-            growing: Vec::new(),
+            budget: Budget::for_constants(),
+            accumulators: Vec::new(),
         }
         .eval(step)
     }
 
-    /// What was spent so far.
+    /// The cost so far, in Kubernetes' cost units.
     pub(crate) fn spent(&self) -> u64 {
         self.spent
     }
@@ -80,7 +80,7 @@ impl<'p> Machine<'p> {
         }
     }
 
-    /// Takes back the cost of a name that turned out to be a presence test.
+    /// Subtracts the cost of a path that is a presence test.
     pub(crate) fn refund(&mut self, cost: u64) -> Result<(), Fault> {
         self.spent = self.spent.wrapping_sub(cost);
         self.charge(0)
@@ -97,7 +97,7 @@ impl<'p> Machine<'p> {
             Step::Equal { sides, negated, at } => self.equal(sides, *negated, *at),
             Step::NotStrictlyFalse(arg) => {
                 let value = match self.eval(arg) {
-                    Err(fault) if fault.ends() => return Err(fault),
+                    Err(fault) if fault.is_fatal() => return Err(fault),
                     Ok(value @ Value::Bool(_)) => value,
                     _ => Value::Bool(true),
                 };
@@ -117,29 +117,29 @@ impl<'p> Machine<'p> {
                 other => Err(Fault::no_overload_for(&other).at(*at)),
             },
             Step::List { items, at } => {
-                let made = self.list(items, *at);
-                self.made(made, cost::CREATE_LIST)
+                let outcome = self.list(items, *at);
+                self.charge_literal(outcome, cost::CREATE_LIST)
             }
             Step::Map { entries, at } => {
-                let made = self.map(entries, *at);
-                self.made(made, cost::CREATE_MAP)
+                let outcome = self.map(entries, *at);
+                self.charge_literal(outcome, cost::CREATE_MAP)
             }
             Step::Fold(fold) => self.fold(fold),
         }
     }
 
-    /// Charges for a literal, whether it could be made or not.
-    fn made(&mut self, made: Outcome, cost: u64) -> Outcome {
-        if let Err(fault) = &made
-            && fault.ends()
+    /// Charges the cost of a list or map literal, also if one of its elements failed.
+    fn charge_literal(&mut self, outcome: Outcome, cost: u64) -> Outcome {
+        if let Err(fault) = &outcome
+            && fault.is_fatal()
         {
-            return made;
+            return outcome;
         }
         self.charge(cost)?;
-        made
+        outcome
     }
 
-    /// `&&` or, with `decided` true, `||`: the first term that decides wins, also over errors before it.
+    /// `&&` or, with `decided` true, `||`: the first term with the value `decided` wins, also over earlier errors.
     fn logical(&mut self, terms: &'p [Step], decided: bool, at: Position) -> Outcome {
         let mut error = None;
         for term in terms {
@@ -147,7 +147,7 @@ impl<'p> Machine<'p> {
                 Ok(Value::Bool(value)) if value == decided => return Ok(Value::Bool(decided)),
                 Ok(Value::Bool(_)) => {}
                 Ok(other) => error = error.or_else(|| Some(Fault::no_overload_for(&other).at(at))),
-                Err(fault) if fault.ends() => return Err(fault),
+                Err(fault) if fault.is_fatal() => return Err(fault),
                 Err(fault) => error = error.or(Some(fault)),
             }
         }
@@ -155,20 +155,20 @@ impl<'p> Machine<'p> {
     }
 
     fn equal(&mut self, sides: &'p (Step, Step), negated: bool, at: Position) -> Outcome {
-        let a = ending(self.eval(&sides.0))?;
-        let b = ending(self.eval(&sides.1))?;
+        let a = propagate_fatal(self.eval(&sides.0))?;
+        let b = propagate_fatal(self.eval(&sides.1))?;
         let args = [
             a.clone().unwrap_or(Value::Null),
             b.clone().unwrap_or(Value::Null),
         ];
         self.budget
             .scan(args[0].own_bytes() + args[1].own_bytes())?;
-        self.charge(cost::of_equality(&args, negated))?;
+        self.charge(cost::equality_cost(&args, negated))?;
         a?;
         b?;
         match compare::equal(&args[0], &args[1], &mut self.budget) {
             Ok(same) => Ok(Value::Bool(same != negated)),
-            Err(fault) if fault.ends() => Err(fault),
+            Err(fault) if fault.is_fatal() => Err(fault),
             Err(_) if negated => Ok(Value::Bool(true)),
             Err(fault) => Err(fault.at(at)),
         }
@@ -180,8 +180,8 @@ impl<'p> Machine<'p> {
         for arg in &call.args {
             match self.eval(arg) {
                 Ok(value) => args.push(value),
-                Err(fault) if fault.ends() => return Err(fault),
-                // Kubernetes stops at the first that fails where it calls by a list of arguments, and counts nothing.
+                Err(fault) if fault.is_fatal() => return Err(fault),
+                // For calls with an argument list Kubernetes stops at the first failed argument, and counts nothing.
                 Err(fault) if call.stops_at_error() && args.len() + 1 < call.args.len() => {
                     return Err(fault);
                 }
@@ -199,8 +199,8 @@ impl<'p> Machine<'p> {
             self.charge(cost)?;
             return Err(fault);
         }
-        let known_before = call.rule.is_known_before();
-        if known_before {
+        let charged_before = call.rule.is_known_before_call();
+        if charged_before {
             let cost = call.rule.cost(&args, None, &mut self.budget)?;
             self.charge(cost)?;
         }
@@ -209,7 +209,7 @@ impl<'p> Machine<'p> {
         let outcome = call
             .apply(&args, &mut self.budget)
             .map_err(|fault| fault.at(call.at));
-        if known_before || matches!(&outcome, Err(fault) if fault.ends()) {
+        if charged_before || matches!(&outcome, Err(fault) if fault.is_fatal()) {
             return outcome;
         }
         let cost = call
@@ -252,10 +252,10 @@ impl<'p> Machine<'p> {
     }
 }
 
-/// Passes on what ends the evaluation; any other outcome is for the caller.
-pub(crate) fn ending(outcome: Outcome) -> Result<Outcome, Fault> {
+/// Separates faults that end the evaluation, which `?` propagates, from other outcomes, which the caller handles.
+pub(crate) fn propagate_fatal<T>(outcome: Result<T, Fault>) -> Result<Result<T, Fault>, Fault> {
     match outcome {
-        Err(fault) if fault.ends() => Err(fault),
+        Err(fault) if fault.is_fatal() => Err(fault),
         other => Ok(other),
     }
 }
@@ -305,14 +305,14 @@ pub(crate) fn element(list: &List, index: &Value) -> Result<Option<Value>, Fault
     };
     let at = at.ok_or_else(|| {
         Fault::new(format!(
-            "a value of type {} is no index of a list",
+            "a value of type {} is not a valid list index",
             index.type_name()
         ))
     })?;
     Ok(usize::try_from(at).ok().and_then(|at| list.get(at)))
 }
 
-/// What a value is called in messages about missing keys.
+/// The form of a key in messages about missing keys.
 pub(crate) fn describe(key: &Value) -> Arc<str> {
     match key.kind() {
         Kind::String => key.as_str().map_or_else(

@@ -1,22 +1,22 @@
-//! Why an expression has no value.
+//! The internal errors of an evaluation.
 
 use std::sync::Arc;
 
-use crate::position::Position;
+use crate::error::Position;
 use crate::value::Value;
 
-/// Why a step of an evaluation failed.
+/// The error of a step of an evaluation.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
-    /// The cost limit: ends the evaluation at once, no operator absorbs it.
+    /// The cost limit is exceeded. Ends the evaluation; no operator absorbs it.
     TooExpensive,
-    /// The memory limit, which ends the evaluation likewise.
+    /// The memory limit is exceeded. Ends the evaluation.
     TooMuchMemory,
-    /// The deadline, which ends the evaluation likewise.
+    /// The deadline passed. Ends the evaluation.
     Deadline,
     /// An error of CEL, which `&&` and `||` may absorb.
     Error(Box<Failure>),
-    /// An error that ends the evaluation as the cost limit does.
+    /// An error that ends the evaluation.
     Fatal(Box<Failure>),
 }
 
@@ -29,9 +29,9 @@ pub(crate) struct Failure {
 // === impl Fault ===
 
 impl Fault {
-    /// `text` is not what it has to be; of a long text the message has the beginning.
-    pub(crate) fn unreadable(text: &str, why: impl std::fmt::Display) -> Self {
-        Self::new(format!("{} {why}", excerpt(text)))
+    /// An error for an invalid `text`, which the message quotes up to a maximum length.
+    pub(crate) fn invalid(text: &str, reason: impl std::fmt::Display) -> Self {
+        Self::new(format!("{} {reason}", excerpt(text)))
     }
 
     pub(crate) fn new(message: impl Into<Arc<str>>) -> Self {
@@ -41,7 +41,7 @@ impl Fault {
         }))
     }
 
-    /// No implementation takes a value of this type.
+    /// No overload accepts a value of this type.
     pub(crate) fn no_overload_for(value: &Value) -> Self {
         Self::new(format!(
             "does not work on a value of type {}",
@@ -49,7 +49,7 @@ impl Fault {
         ))
     }
 
-    /// The same fault with a place, unless it has one already.
+    /// The same fault with a position, unless it already has one.
     pub(crate) fn at(mut self, at: Position) -> Self {
         if let Self::Error(failure) | Self::Fatal(failure) = &mut self {
             failure.at.get_or_insert(at);
@@ -57,7 +57,7 @@ impl Fault {
         self
     }
 
-    /// The same fault, but no operator absorbs it.
+    /// The same fault as one that no operator absorbs.
     pub(crate) fn fatal(self) -> Self {
         match self {
             Self::Error(failure) => Self::Fatal(failure),
@@ -65,16 +65,16 @@ impl Fault {
         }
     }
 
-    /// Whether the evaluation ends here and now.
-    pub(crate) fn ends(&self) -> bool {
+    /// Whether the fault ends the evaluation.
+    pub(crate) fn is_fatal(&self) -> bool {
         !matches!(self, Self::Error(_))
     }
 }
 
-/// A text in quotes; of a long one only the beginning, as messages must not be as long as what they are about.
+/// A text in quotes, truncated to limit the length of messages.
 pub(crate) fn excerpt(text: &str) -> String {
-    const MOST_CHARS: usize = 200;
-    match text.char_indices().nth(MOST_CHARS) {
+    const MAX_CHARS: usize = 200;
+    match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{:?}... ({} bytes)", &text[..end], text.len()),
         None => format!("{text:?}"),
     }

@@ -1,4 +1,4 @@
-//! Values as JSON.
+//! Converts values to JSON.
 
 use serde_json::{Map as Object, Number, Value as Json};
 
@@ -8,7 +8,7 @@ use crate::number;
 use crate::time;
 use crate::value::Value;
 
-/// What a value takes as JSON, with what a list that grows has room for.
+/// Memory of a JSON value, including the unused capacity of a growing list.
 const JSON_BYTES: usize = 2 * size_of::<Json>();
 
 /// The JSON form: quantities and versions as their text, an empty optional as null.

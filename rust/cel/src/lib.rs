@@ -1,9 +1,9 @@
 //! The CEL environment of Kubernetes DRA: compiles the selectors of DeviceClasses and ResourceClaims, and evaluates them on
-//! devices, with the answers of kube-scheduler.
+//! devices with the same results as kube-scheduler.
 //!
-//! The parser is that of the `cel` crate. The type checker, the functions and the cost model are Kubernetes' and stand here,
-//! because an answer includes what does not compile, what fails at run time, and what costs too much.
-//! It knows devices, not requests: which selectors apply to which device is the allocator's business.
+//! The parser comes from the `cel` crate. This crate has the type checker, the functions and the cost model of Kubernetes,
+//! because compile errors, run-time errors and the cost limit are part of the result.
+//! The crate has no notion of requests: the allocator decides which selectors apply to which device.
 //!
 //! ```
 //! use dra_cel::{DeviceInput, Program};
@@ -35,7 +35,6 @@ mod map;
 mod number;
 mod path;
 mod plan;
-mod position;
 mod program;
 mod stack;
 mod syntax;
@@ -48,6 +47,5 @@ mod value;
 pub use budget::{EVALUATION_TIMEOUT, MEMORY_LIMIT_BYTES};
 pub use cost::COST_LIMIT;
 pub use device::DeviceInput;
-pub use error::{CompileError, EvalError};
-pub use position::Position;
+pub use error::{CompileError, EvalError, Position};
 pub use program::{MAX_LENGTH, Program};

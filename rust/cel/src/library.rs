@@ -1,7 +1,7 @@
-//! The functions of Kubernetes' environment: what they are called, what they take and give, and what they do.
+//! The functions of Kubernetes' environment: names, signatures and implementations.
 //!
-//! Each module below has a table of signatures beside the implementations. Not here: operators that decide what is evaluated
-//! (`&&`, `||`, `?:`, `or`, `orValue`) and indexing, which [`crate::eval`] does itself.
+//! Each module has a table of signatures with their implementations. [`crate::eval`] implements indexing and the operators
+//! with conditional evaluation (`&&`, `||`, `?:`, `or`, `orValue`).
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
@@ -26,10 +26,10 @@ pub(crate) mod templates;
 mod times;
 pub(crate) mod url;
 
-/// What a function does with its arguments; a receiver is the first of them.
+/// The implementation of a function. A receiver is the first argument.
 pub(crate) type Implementation = fn(&[Value], &mut Budget) -> Result<Value, Fault>;
 
-/// One line of a table: the types are in the notation of [`Type::parse`].
+/// One row of a table. The types are in the notation of [`Type::parse`].
 pub(crate) struct Signature {
     pub(crate) id: &'static str,
     pub(crate) function: &'static str,
@@ -75,7 +75,7 @@ pub(crate) const fn member(
     }
 }
 
-/// One overload of a function. The ids are those of Kubernetes, because its cost model goes by them.
+/// One overload of a function. The ids come from Kubernetes, because its cost model uses them.
 #[derive(Debug)]
 pub(crate) struct Overload {
     pub(crate) id: &'static str,
@@ -116,17 +116,17 @@ static FUNCTIONS: LazyLock<HashMap<&'static str, Vec<Overload>>> = LazyLock::new
     functions
 });
 
-/// The overloads of a function, none if there is no such function.
+/// The overloads of a function, or `None` for an unknown function.
 pub(crate) fn function(name: &str) -> Option<&'static [Overload]> {
     FUNCTIONS.get(name).map(Vec::as_slice)
 }
 
-/// The names of all functions, for a hint when one is unknown.
+/// The names of all functions, for suggestions.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     FUNCTIONS.keys().copied()
 }
 
-/// Whether a function with a constant argument is computed when the expression is compiled.
+/// Whether a call with a constant argument is evaluated at compile time.
 pub(crate) fn is_conversion(function: &str) -> bool {
     conversions::is_conversion(function)
 }
@@ -134,12 +134,12 @@ pub(crate) fn is_conversion(function: &str) -> bool {
 // === impl Overload ===
 
 impl Overload {
-    /// Operators look at their values themselves, whatever the declared types say.
+    /// Whether the implementation checks the types of its arguments itself, as operators do.
     pub(crate) fn is_unguarded(&self) -> bool {
         self.function.contains('_') || matches!(self.function, "size" | "@in")
     }
 
-    /// Whether these values can be its arguments.
+    /// Whether the types of these values match the parameters.
     pub(crate) fn accepts(&self, args: &[Value]) -> bool {
         self.kinds.len() == args.len()
             && self
@@ -188,7 +188,7 @@ fn collect_params(t: &Type, params: &mut Vec<Arc<str>>) {
     }
 }
 
-/// What is left of a type at run time; nothing to check for `dyn` and parameters.
+/// The run-time kind of a type; `None` for `dyn` and parameters, which accept any value.
 fn kind(t: &Type) -> Option<Kind> {
     Some(match t {
         Type::Dyn | Type::Error | Type::Param(_) => return None,

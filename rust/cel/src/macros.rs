@@ -1,21 +1,21 @@
-//! The macros: calls that the parser replaces by other expressions.
+//! Macros: calls that are expanded to other expressions.
 //!
-//! The standard ones, those for two variables, `cel.bind`, `optMap`, `optFlatMap` and `sortBy`.
+//! The standard macros, the macros with two variables, `cel.bind`, `optMap`, `optFlatMap` and `sortBy`.
 
 use std::sync::Arc;
 
 use crate::error::CompileError;
-use crate::position::Position;
+use crate::error::Position;
 use crate::syntax::{Builder, Expr, Fold, Node};
 use crate::value::Value;
 
 const ACCUMULATOR: &str = "@result";
-/// The name of the accumulator in older versions: no variable may hide it either.
+/// The name of the accumulator in older versions of CEL. No variable may shadow it.
 const OLD_ACCUMULATOR: &str = "__result__";
 const UNUSED: &str = "#unused";
 const SORT_INPUT: &str = "@__sortBy_input__";
 
-/// The call, or what a macro makes of it.
+/// The call, or its expansion if it is a macro.
 pub(crate) fn expand(
     builder: &mut Builder,
     at: Position,
@@ -129,7 +129,7 @@ impl Expansion<'_> {
         self.builder.node(self.at, Expr::Fold(Box::new(fold)))
     }
 
-    /// `name` bound to `init` within `result`: a loop over nothing.
+    /// `name` bound to `init` within `result`: a fold over an empty list.
     fn bound(&mut self, name: &Arc<str>, init: Node, result: Node) -> Node {
         let range = self.list_of(Vec::new());
         let condition = self.literal(Value::Bool(false));
@@ -207,7 +207,7 @@ impl Expansion<'_> {
         Ok(self.collect(range, variables, Some(predicate), element))
     }
 
-    /// A new list of `element` for every step whose `filter` holds.
+    /// A list of `element` for every item that passes `filter`.
     fn collect(
         &mut self,
         range: Node,

@@ -1,4 +1,4 @@
-//! The entries of a map, found by CEL's rules for keys: numbers of different types that are equal are the same key.
+//! The entries of a map with CEL's rules for keys: equal numbers of different types are the same key.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use crate::budget::Budget;
 use crate::fault::Fault;
 use crate::value::{List, Map, Value};
 
-/// Below this many entries a scan is faster than an index.
+/// With fewer entries a scan is faster than an index.
 const INDEX_FROM: usize = 9;
 
 /// Entries in the order of insertion.
@@ -15,11 +15,11 @@ const INDEX_FROM: usize = 9;
 pub(crate) struct Entries {
     entries: Vec<(Value, Value)>,
     index: HashMap<Key, usize>,
-    /// A lookup of an unknown key gives an empty map, as for the domains of `device.attributes`.
+    /// A lookup of an unknown key returns an empty map, as for the domains of `device.attributes`.
     empty_for_unknown: bool,
 }
 
-/// What decides whether two keys are one.
+/// The identity of a map key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Key {
     Null,
@@ -62,7 +62,7 @@ impl Entries {
         Ok(self.clone())
     }
 
-    /// Sets the value of a key; the later one wins. An error for a value that cannot be a key.
+    /// Sets the value of a key, and replaces an earlier one. Returns an error if the type of `key` cannot be a key.
     pub(crate) fn insert(&mut self, key: Value, value: Value) -> Result<(), Fault> {
         let identity = Key::of(&key)?;
         match self.position(&identity) {
@@ -72,7 +72,7 @@ impl Entries {
         Ok(())
     }
 
-    /// Adds a string key that is known to be new.
+    /// Adds a string key, which must not exist yet.
     pub(crate) fn push_name(&mut self, name: &Arc<str>, value: Value) {
         self.push(
             Key::String(Arc::clone(name)),
@@ -163,7 +163,7 @@ impl Key {
             Value::Bool(value) => Self::Bool(*value),
             Value::Int(value) => Self::Int(*value),
             Value::Uint(value) => Self::Uint(*value),
-            // 0.0 and -0.0 are one key.
+            // 0.0 and -0.0 are the same key.
             Value::Double(value) => Self::Double(if *value == 0.0 {
                 0.0_f64.to_bits()
             } else {
@@ -193,7 +193,7 @@ impl Key {
     }
 }
 
-/// The integer that a double is exactly, unless it is too large to be sure.
+/// The integer that equals a double; `None` if it is too large to be exact.
 pub(crate) fn lossless_int(value: f64) -> Option<i64> {
     let fits = value > -9_223_372_036_854_775_808.0 && value < 9_223_372_036_854_775_808.0;
     (fits && value.fract() == 0.0).then_some(value as i64)

@@ -1,11 +1,11 @@
-//! Numbers in text, read and written as Kubernetes does.
+//! Parsing and formatting of numbers as in Kubernetes.
 
-/// A decimal int with an optional sign, nothing else.
+/// Parses a decimal int with an optional sign.
 pub(crate) fn parse_int(text: &str) -> Option<i64> {
     text.parse().ok()
 }
 
-/// A decimal uint without a sign.
+/// Parses a decimal uint without a sign.
 pub(crate) fn parse_uint(text: &str) -> Option<u64> {
     if text.starts_with('+') {
         return None;
@@ -13,7 +13,7 @@ pub(crate) fn parse_uint(text: &str) -> Option<u64> {
     text.parse().ok()
 }
 
-/// A double: decimal or hexadecimal, `inf`, `infinity` and `nan` in any case; out of range is unreadable.
+/// Parses a double: decimal or hexadecimal, `inf`, `infinity` and `nan` in any case. Values out of range are errors.
 pub(crate) fn parse_double(text: &str) -> Option<f64> {
     let plain;
     let text = if text.contains('_') {
@@ -38,7 +38,7 @@ pub(crate) fn parse_double(text: &str) -> Option<f64> {
     text.parse().ok().filter(|value: &f64| value.is_finite())
 }
 
-/// Underscores may stand between digits.
+/// Removes underscores, which are valid between digits only.
 fn without_underscores(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let is_digit = |at: Option<usize>| {
@@ -69,7 +69,7 @@ fn parse_hexadecimal(text: &str) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-/// The shortest text that reads back as the same double, with an exponent below 1e-4 and from 1e6 on.
+/// The shortest text that parses to the same double, with an exponent below 1e-4 and from 1e6 on.
 pub(crate) fn shortest(value: f64) -> String {
     if value.is_nan() {
         return "NaN".into();

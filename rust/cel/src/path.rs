@@ -1,17 +1,17 @@
-//! Follows fields and elements: `device.attributes["domain"].name`, `x.?y`, `list[i]`, `has(x.y)`.
+//! Evaluates paths of fields and elements: `device.attributes["domain"].name`, `x.?y`, `list[i]`, `has(x.y)`.
 
 use crate::cost;
-use crate::eval::{Machine, describe, element, ending};
+use crate::eval::{Interpreter, describe, element, propagate_fatal};
 use crate::fault::Fault;
-use crate::plan::{Base, Hop, HopKey, Path};
+use crate::plan::{Base, Path, PathSegment, SegmentKey};
 use crate::value::Value;
 
 type Outcome = Result<Value, Fault>;
 
-impl<'p> Machine<'p> {
-    /// The value of a path that is an expression of its own.
+impl<'p> Interpreter<'p> {
+    /// The value of a path that is an expression, including the cost of the expression.
     pub(crate) fn path(&mut self, path: &'p Path) -> Outcome {
-        let outcome = ending(self.resolve(path))?;
+        let outcome = propagate_fatal(self.resolve(path))?;
         if !matches!(path.base, Base::Choice { .. }) {
             self.charge(cost::ACCESS)?;
         }
@@ -24,12 +24,12 @@ impl<'p> Machine<'p> {
         outcome
     }
 
-    /// The value of a path as a part of something else: costs what its hops cost.
+    /// The value of a path as part of another one. Costs only its segments.
     fn resolve(&mut self, path: &'p Path) -> Outcome {
         let start = match &path.base {
             Base::Device { .. } => match self.device {
                 Some(device) => device.value().clone(),
-                None => return Err(Fault::new("no device is known here").at(path.at)),
+                None => return Err(Fault::new("no device is available here").at(path.at)),
             },
             Base::Local { slot, variable } => self.local(*slot, *variable)?,
             Base::Value(step) => self.eval(step)?,
@@ -45,24 +45,24 @@ impl<'p> Machine<'p> {
             }
         };
         let before = self.spent();
-        let outcome = self.follow(start, &path.hops);
+        let outcome = self.follow(start, &path.segments);
         if matches!(path.base, Base::Device { uncounted: true }) {
             self.refund(self.spent() - before)?;
         }
         outcome
     }
 
-    fn follow(&mut self, start: Value, hops: &'p [Hop]) -> Outcome {
+    fn follow(&mut self, start: Value, segments: &'p [PathSegment]) -> Outcome {
         let (mut value, mut optional) = match start {
             Value::Optional(Some(inner)) => (Value::clone(&inner), true),
             none @ Value::Optional(None) => return Ok(none),
             value => (value, false),
         };
-        for hop in hops {
-            optional |= hop.optional;
-            let found = ending_lookup(self.hop(&value, hop, optional))?;
+        for segment in segments {
+            optional |= segment.optional;
+            let found = propagate_fatal(self.segment(&value, segment, optional))?;
             let present = matches!(found, Ok(Some(_)));
-            // A required hop counts even if it leads nowhere, an optional one only if it leads somewhere.
+            // A required segment has a cost also if it does not exist, an optional one only if it exists.
             if !optional || present {
                 self.charge(cost::ACCESS)?;
             }
@@ -78,16 +78,21 @@ impl<'p> Machine<'p> {
         }
     }
 
-    /// What a hop leads to; nothing only where that is allowed.
-    fn hop(&mut self, from: &Value, hop: &'p Hop, optional: bool) -> Result<Option<Value>, Fault> {
+    /// The value of a segment; `None` only if the segment is optional.
+    fn segment(
+        &mut self,
+        from: &Value,
+        segment: &'p PathSegment,
+        optional: bool,
+    ) -> Result<Option<Value>, Fault> {
         let computed;
-        let key = match &hop.key {
-            HopKey::Const(key) => key,
-            HopKey::Path(path) => {
+        let key = match &segment.key {
+            SegmentKey::Const(key) => key,
+            SegmentKey::Path(path) => {
                 computed = self.resolve(path)?;
                 &computed
             }
-            HopKey::Computed(step) => {
+            SegmentKey::Computed(step) => {
                 computed = self.eval(step)?;
                 &computed
             }
@@ -100,23 +105,24 @@ impl<'p> Machine<'p> {
                 "a value of type {} cannot be an index",
                 key.type_name()
             ))
-            .at(hop.at));
+            .at(segment.at));
         }
         self.budget.scan(key.own_bytes())?;
-        let found = lookup(from, key, optional || hop.test).map_err(|fault| fault.at(hop.at))?;
-        if hop.test && !optional {
+        let found =
+            lookup(from, key, optional || segment.test).map_err(|fault| fault.at(segment.at))?;
+        if segment.test && !optional {
             return Ok(Some(Value::Bool(found.is_some())));
         }
         Ok(found)
     }
 }
 
-/// The value under a key; an error if there is none and that is not allowed.
-fn lookup(from: &Value, key: &Value, may_miss: bool) -> Result<Option<Value>, Fault> {
+/// The value of a key. A missing key is an error, unless it is optional.
+fn lookup(from: &Value, key: &Value, optional: bool) -> Result<Option<Value>, Fault> {
     let found = match from {
         Value::Map(map) => map.find(key),
         Value::List(list) => match element(list, key)? {
-            None if !may_miss => {
+            None if !optional => {
                 return Err(Fault::new(format!(
                     "index {} is out of range: the list has {} elements",
                     describe(key),
@@ -125,7 +131,7 @@ fn lookup(from: &Value, key: &Value, may_miss: bool) -> Result<Option<Value>, Fa
             }
             found => found,
         },
-        _ if may_miss => None,
+        _ if optional => None,
         other => {
             return Err(Fault::new(format!(
                 "a value of type {} has no key {}",
@@ -135,16 +141,7 @@ fn lookup(from: &Value, key: &Value, may_miss: bool) -> Result<Option<Value>, Fa
         }
     };
     match found {
-        None if !may_miss => Err(Fault::new(format!("no such key {}", describe(key)))),
+        None if !optional => Err(Fault::new(format!("no such key {}", describe(key)))),
         found => Ok(found),
-    }
-}
-
-fn ending_lookup(
-    found: Result<Option<Value>, Fault>,
-) -> Result<Result<Option<Value>, Fault>, Fault> {
-    match found {
-        Err(fault) if fault.ends() => Err(fault),
-        other => Ok(other),
     }
 }

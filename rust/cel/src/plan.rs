@@ -1,20 +1,20 @@
-//! The steps that [`crate::eval`] takes.
+//! The steps that [`crate::eval`] evaluates.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::cost::Rule;
+use crate::error::Position;
 use crate::library::Overload;
 use crate::library::regex::Pattern;
 use crate::map::Key;
-use crate::position::Position;
 use crate::types::Type;
 use crate::value::Value;
 
 mod membership;
 mod planner;
 
-pub(crate) use planner::{Patterns, Plan, plan};
+pub(crate) use planner::{PatternCaching, Plan, plan};
 
 /// A step of an evaluation.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ pub(crate) enum Step {
         at: Position,
     },
     NotStrictlyFalse(Box<Step>),
-    /// `in` a constant list.
+    /// `in` with a constant list.
     InSet {
         value: Box<Step>,
         set: Arc<HashSet<Key>>,
@@ -53,19 +53,19 @@ pub(crate) enum Step {
     Fold(Box<FoldStep>),
 }
 
-/// A variable or a value, and the fields and elements to follow from there.
+/// A variable or a value, and a path of fields and elements from it.
 #[derive(Clone, Debug)]
 pub(crate) struct Path {
     pub(crate) base: Base,
-    pub(crate) hops: Vec<Hop>,
-    /// The question is whether the last hop leads anywhere: `has()`.
+    pub(crate) segments: Vec<PathSegment>,
+    /// The path is a test whether the last segment exists: `has()`.
     pub(crate) test: bool,
     pub(crate) at: Position,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) enum Base {
-    /// With `uncounted` the hops cost nothing: Kubernetes loses count when a variable of a macro hides `device`.
+    /// With `uncounted` the segments have no cost: Kubernetes does not count them if a macro variable shadows `device`.
     Device {
         uncounted: bool,
     },
@@ -74,7 +74,7 @@ pub(crate) enum Base {
         variable: Variable,
     },
     Value(Step),
-    /// `condition ? yes : no`; the hops are followed in the branches.
+    /// `condition ? yes : no`; the branches contain the segments.
     Choice {
         condition: Step,
         branches: Box<(Path, Path)>,
@@ -89,16 +89,16 @@ pub(crate) enum Variable {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Hop {
-    pub(crate) key: HopKey,
+pub(crate) struct PathSegment {
+    pub(crate) key: SegmentKey,
     pub(crate) optional: bool,
     pub(crate) test: bool,
     pub(crate) at: Position,
 }
 
-/// Shared between the branches of a choice: copies would double with each level.
+/// Reference-counted for the branches of a choice: copies would double at each level.
 #[derive(Clone, Debug)]
-pub(crate) enum HopKey {
+pub(crate) enum SegmentKey {
     Const(Value),
     Path(Arc<Path>),
     Computed(Arc<Step>),
@@ -110,7 +110,7 @@ pub(crate) struct Call {
     pub(crate) overloads: Vec<&'static Overload>,
     pub(crate) rule: Rule,
     pub(crate) args: Vec<Step>,
-    /// The regular expression, where it is known.
+    /// The regular expression, if it is constant.
     pub(crate) pattern: Option<Arc<Pattern>>,
     pub(crate) at: Position,
 }
@@ -127,7 +127,7 @@ pub(crate) struct FoldStep {
     pub(crate) at: Position,
 }
 
-/// Whether the type of an expression can decide about a device: a bool, or an attribute of unknown type.
-pub(crate) fn decides(t: &Type) -> bool {
+/// Whether an expression of this type can be a selector: a bool, or a value of unknown type.
+pub(crate) fn is_selector_type(t: &Type) -> bool {
     matches!(t, Type::Bool | Type::Dyn)
 }

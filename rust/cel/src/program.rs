@@ -6,9 +6,9 @@ use crate::budget::{Budget, EVALUATION_TIMEOUT};
 use crate::cost::COST_LIMIT;
 use crate::device::DeviceInput;
 use crate::error::{CompileError, EvalError};
-use crate::eval::Machine;
+use crate::eval::Interpreter;
 use crate::fault::Fault;
-use crate::plan::{self, Patterns, Plan};
+use crate::plan::{self, PatternCaching, Plan};
 use crate::types::Type;
 use crate::value::Value;
 use crate::{check, json, stack, syntax, validate};
@@ -16,17 +16,20 @@ use crate::{check, json, stack, syntax, validate};
 /// The longest expression that Kubernetes accepts, in bytes.
 pub const MAX_LENGTH: usize = 10 * 1024;
 
-/// What may nest one expression in another, beside `in`. What `&&` and `||` join is balanced.
-const NESTING: &[u8] = b"([{?!-+*/%=<>.";
-/// From so many of these on, an expression is compiled with more room.
-const MANY_SIGNS: usize = 64;
-/// From this depth on, an expression is evaluated with more room.
-const DEEP: usize = 48;
+/// Characters that may nest one expression in another, apart from `in`. The trees of `&&` and `||` are balanced.
+const NESTING_CHARS: &[u8] = b"([{?!-+*/%=<>.";
+/// An expression with more of these characters is compiled with a large stack.
+const LARGE_STACK_SIGNS: usize = 64;
+/// A plan deeper than this is evaluated with a large stack.
+const LARGE_STACK_DEPTH: usize = 48;
 
-/// How often something in the text may nest one expression in another, at least.
+/// An upper bound for the nesting depth of an expression, from its text.
 fn nesting_signs(expression: &str) -> usize {
-    let signs = expression.bytes().filter(|b| NESTING.contains(b)).count();
-    // `1in[1]` has the operator too, and a name such as `x1in` is counted in vain.
+    let signs = expression
+        .bytes()
+        .filter(|b| NESTING_CHARS.contains(b))
+        .count();
+    // `1in[1]` contains the operator too. A name such as `x1in` is counted although it does not.
     let words = expression.match_indices("in").filter(|(at, word)| {
         let before = expression[..*at].bytes().next_back();
         let after = expression[at + word.len()..].bytes().next();
@@ -43,101 +46,128 @@ pub struct Program {
 }
 
 impl Program {
-    /// Compiles a selector: an expression that says yes or no to a device.
+    /// Compiles a selector: an expression with a bool result.
+    ///
+    /// # Errors
+    ///
+    /// The expression does not compile, or its result is not a bool.
     pub fn compile(expression: &str) -> Result<Self, CompileError> {
-        Self::selector(expression, Patterns::Keep)
+        Self::selector(expression, PatternCaching::Enabled)
     }
 
-    /// Whether an expression is a selector. Nothing of it stays in memory.
+    /// Checks that an expression is a selector. Does not use the cache of regular expressions.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Program::compile`].
     pub fn check(expression: &str) -> Result<(), CompileError> {
-        Self::selector(expression, Patterns::Forget).map(drop)
+        Self::selector(expression, PatternCaching::Disabled).map(drop)
     }
 
-    fn selector(expression: &str, keeping: Patterns) -> Result<Self, CompileError> {
-        let (program, result) = Self::build(expression, keeping)?;
-        if !plan::decides(&result) {
+    fn selector(expression: &str, cache_patterns: PatternCaching) -> Result<Self, CompileError> {
+        let (program, result) = Self::build(expression, cache_patterns)?;
+        if !plan::is_selector_type(&result) {
             return Err(CompileError::whole(format!(
-                "the expression must give a bool, it gives a value of type {result}"
+                "the expression must return a bool, it returns a value of type {result}"
             )));
         }
         Ok(program)
     }
 
-    /// Compiles an expression that may give any value.
+    /// Compiles an expression with a result of any type.
+    ///
+    /// # Errors
+    ///
+    /// The expression does not compile.
     pub fn compile_value(expression: &str) -> Result<Self, CompileError> {
-        Self::build(expression, Patterns::Keep).map(|(program, _)| program)
+        Self::build(expression, PatternCaching::Enabled).map(|(program, _)| program)
     }
 
-    fn build(expression: &str, keeping: Patterns) -> Result<(Self, Type), CompileError> {
+    fn build(
+        expression: &str,
+        cache_patterns: PatternCaching,
+    ) -> Result<(Self, Type), CompileError> {
         if expression.len() > MAX_LENGTH {
             let length = expression.len();
             return Err(CompileError::whole(format!(
                 "the expression has {length} bytes, at most {MAX_LENGTH} are allowed"
             )));
         }
-        stack::with_room(nesting_signs(expression) > MANY_SIGNS, || {
+        stack::with_stack(nesting_signs(expression) > LARGE_STACK_SIGNS, || {
             let (root, size) = syntax::parse(expression)?;
             let checked = check::check(&root, size)?;
             validate::validate(&root, &checked)?;
-            let plan = plan::plan(&root, &checked, keeping)?;
+            let plan = plan::plan(&root, &checked, cache_patterns)?;
             Ok((Self { plan }, checked.type_of(&root).clone()))
         })
         .map_err(CompileError::whole)?
     }
 
-    /// Bytes of its compiled regular expressions.
+    /// Memory of the compiled regular expressions, in bytes.
     pub fn pattern_bytes(&self) -> usize {
         self.plan.pattern_bytes
     }
 
-    /// Whether the device matches, within [`EVALUATION_TIMEOUT`].
+    /// Whether the device matches. The deadline is [`EVALUATION_TIMEOUT`] from now.
+    ///
+    /// # Errors
+    ///
+    /// The evaluation fails, its result is not a bool, or it exceeds the cost limit, the memory limit or the deadline.
     pub fn matches(&self, device: &DeviceInput) -> Result<bool, EvalError> {
         self.matches_until(device, Instant::now() + EVALUATION_TIMEOUT)
     }
 
-    /// Whether the device matches; an error once the deadline has passed.
+    /// Whether the device matches, with the caller's deadline.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Program::matches`].
     pub fn matches_until(
         &self,
         device: &DeviceInput,
         deadline: Instant,
     ) -> Result<bool, EvalError> {
-        let answer = self.run(device, deadline, |value, _| match value {
-            Value::Bool(answer) => Ok(*answer),
+        let (matches, _) = self.run(device, deadline, |value, _| match value {
+            Value::Bool(matches) => Ok(*matches),
             other => Err(Fault::new(format!(
-                "the expression gave a value of type {}, not a bool",
+                "the expression returned a value of type {}, not a bool",
                 other.type_name()
             ))),
         });
-        answer.0
+        matches
     }
 
-    /// The value of the expression as JSON, within [`EVALUATION_TIMEOUT`].
+    /// The value of the expression as JSON. The deadline is [`EVALUATION_TIMEOUT`] from now.
+    ///
+    /// # Errors
+    ///
+    /// The evaluation fails, its value has no JSON form, or it exceeds a limit.
     pub fn evaluate(&self, device: &DeviceInput) -> Result<serde_json::Value, EvalError> {
         self.run(device, Instant::now() + EVALUATION_TIMEOUT, json::to_json)
             .0
     }
 
-    /// What an evaluation cost, in Kubernetes' units; for an evaluation that fails, what it cost until then.
+    /// The cost of an evaluation in Kubernetes' cost units. If the evaluation fails, the cost until then.
     pub fn cost(&self, device: &DeviceInput) -> u64 {
         self.run(device, Instant::now() + EVALUATION_TIMEOUT, |_, _| Ok(()))
             .1
     }
 
-    /// What `read` makes of the value, and what that cost.
+    /// Evaluates the expression, and returns the result of `read` and the cost.
     fn run<T: Send>(
         &self,
         device: &DeviceInput,
         deadline: Instant,
         read: impl FnOnce(&Value, &mut Budget) -> Result<T, Fault> + Send,
     ) -> (Result<T, EvalError>, u64) {
-        let outcome = stack::with_room(self.plan.depth > DEEP, || {
+        let outcome = stack::with_stack(self.plan.depth > LARGE_STACK_DEPTH, || {
             let budget = Budget::new(deadline);
-            let mut machine = Machine::new(device, self.plan.slots, COST_LIMIT, budget);
-            let outcome = machine
+            let mut interpreter = Interpreter::new(device, self.plan.slots, COST_LIMIT, budget);
+            let outcome = interpreter
                 .eval(&self.plan.step)
-                .and_then(|value| read(&value, &mut machine.budget))
+                .and_then(|value| read(&value, &mut interpreter.budget))
                 .map_err(|fault| EvalError::from_fault(fault, COST_LIMIT));
-            (outcome, machine.spent())
+            (outcome, interpreter.spent())
         });
         outcome.unwrap_or_else(|message| (Err(EvalError::Failed { message, at: None }), 0))
     }

@@ -1,14 +1,17 @@
-//! Room for recursion: deeply nested expressions are handled on a thread with a large stack.
+//! Stack space for recursion: a thread with a large stack processes deeply nested expressions.
 
 use std::panic;
 use std::thread;
 
-/// Only what is used is taken from the system.
+/// Virtual memory; the kernel allocates only used pages.
 const LARGE_STACK_BYTES: usize = 256 << 20;
 
-/// Runs `work`, on a large stack if it may nest deeply. The error is that no such stack is to be had: the caller's may be
-/// too small.
-pub(crate) fn with_room<T: Send>(deep: bool, work: impl FnOnce() -> T + Send) -> Result<T, String> {
+/// Runs `work`, on a thread with a large stack if `deep`. Returns an error if the thread cannot be started, because the
+/// caller's stack may be too small.
+pub(crate) fn with_stack<T: Send>(
+    deep: bool,
+    work: impl FnOnce() -> T + Send,
+) -> Result<T, String> {
     if !deep {
         return Ok(work());
     }
@@ -20,7 +23,7 @@ pub(crate) fn with_room<T: Send>(deep: bool, work: impl FnOnce() -> T + Send) ->
             Ok(Ok(outcome)) => Ok(outcome),
             Ok(Err(panicked)) => panic::resume_unwind(panicked),
             Err(error) => Err(format!(
-                "the expression is deeply nested, and there is no thread for it: {error}"
+                "the expression is deeply nested, and no thread can be started for it: {error}"
             )),
         }
     })

@@ -1,25 +1,24 @@
-//! The tree of an expression: what the parser of the `cel` crate reads, with macros expanded and every node's place known.
+//! The tree of an expression: the output of the `cel` crate's parser with expanded macros and positions.
 
 use std::sync::Arc;
 
 use cel::common::ast::{EntryExpr, Expr as Parsed, IdedExpr, LiteralValue, SourceInfo};
 
 use crate::error::CompileError;
+use crate::error::Position;
 use crate::macros;
-use crate::position::Position;
 use crate::value::Value;
 
-/// The depth of nesting that Kubernetes' parser allows: of expressions within expressions, and of operators, fields and calls
-/// within one another.
+/// The maximum depth in Kubernetes' parser, of nested expressions and of nested operators, fields and calls.
 const MAX_DEPTH: u16 = 250;
 
-/// Kubernetes does not limit these; here they share the stack with everything else.
+/// The maximum number of nested `!` and `-`. Kubernetes has no limit; here they use stack space.
 const MAX_SIGNS: u16 = 500;
 
-/// Nodes of a tree. Macros that copy their operand double it each time; no expression of 10 KiB needs as many otherwise.
+/// The maximum number of nodes. Only nested macros that copy their operand exceed it within 10 KiB of text.
 const MAX_NODES: usize = 50_000;
 
-/// One node. Ids are unique within a tree, also among the copies that macros make.
+/// One node. Ids are unique in a tree, also in copies by macros.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) id: usize,
@@ -31,7 +30,7 @@ pub(crate) struct Node {
 pub(crate) enum Expr {
     Literal(Value),
     Ident(Arc<str>),
-    /// `operand.field`, or with `test` the question whether it exists (`has()`).
+    /// `operand.field`, or with `test` whether it exists (`has()`).
     Select {
         operand: Box<Node>,
         field: Arc<str>,
@@ -42,7 +41,7 @@ pub(crate) enum Expr {
         target: Option<Box<Node>>,
         args: Vec<Node>,
     },
-    /// Elements, each with whether it is left out when it is an empty optional.
+    /// Elements, each with whether an empty optional is omitted.
     List(Vec<(Node, bool)>),
     Map(Vec<Entry>),
     Struct(Arc<str>),
@@ -56,7 +55,7 @@ pub(crate) struct Entry {
     pub(crate) optional: bool,
 }
 
-/// A loop over a range with an accumulator: what the macros are made of.
+/// A loop over a range with an accumulator. Macros expand to folds.
 #[derive(Clone, Debug)]
 pub(crate) struct Fold {
     pub(crate) range: Node,
@@ -69,7 +68,7 @@ pub(crate) struct Fold {
     pub(crate) result: Node,
 }
 
-/// Makes nodes and gives out ids.
+/// Creates nodes with unique ids.
 #[derive(Debug, Default)]
 pub(crate) struct Builder {
     next: usize,
@@ -84,10 +83,10 @@ pub(crate) fn parse(source: &str) -> Result<(Node, usize), CompileError> {
     let (parsed, info) = parser
         .parse_with_source_info(source)
         .map_err(|errors| CompileError::syntax(&errors))?;
-    let places = Places::new(source, &info);
+    let positions = PositionMap::new(source, &info);
     let mut lowering = Lowering {
         builder: Builder::default(),
-        places,
+        positions,
         depth: 0,
         signs: 0,
     };
@@ -148,10 +147,10 @@ impl Builder {
         )
     }
 
-    /// A copy with ids of its own.
+    /// A copy with new ids.
     pub(crate) fn copy(&mut self, node: &Node) -> Node {
         if self.next > MAX_NODES {
-            // Refused once the tree is complete; until then it must not grow on.
+            // `parse` reports the limit when the tree is complete. Until then the tree must not grow.
             return self.literal(node.at, Value::Null);
         }
         let expr = match &node.expr {
@@ -205,13 +204,13 @@ impl Builder {
     }
 }
 
-/// From the parser's offsets, which count characters, to lines and columns.
-struct Places<'s> {
+/// Converts the parser's offsets in characters to lines and columns.
+struct PositionMap<'s> {
     info: &'s SourceInfo,
     line_starts: Vec<u32>,
 }
 
-impl<'s> Places<'s> {
+impl<'s> PositionMap<'s> {
     fn new(source: &str, info: &'s SourceInfo) -> Self {
         let after_newline = source
             .chars()
@@ -239,9 +238,9 @@ impl<'s> Places<'s> {
 
 struct Lowering<'s> {
     builder: Builder,
-    places: Places<'s>,
+    positions: PositionMap<'s>,
     depth: u16,
-    /// Of `!` and `-` within one another.
+    /// The depth of nested `!` and `-`.
     signs: u16,
 }
 
@@ -253,15 +252,13 @@ impl Lowering<'_> {
         self.signs += signs;
         let too_deep = match (self.depth > MAX_DEPTH, self.signs > MAX_SIGNS) {
             (true, _) => Some(format!(
-                "more than {MAX_DEPTH} operators, fields and calls within one another"
+                "more than {MAX_DEPTH} nested operators, fields and calls"
             )),
-            (_, true) => Some(format!(
-                "more than {MAX_SIGNS} times ! or - within one another"
-            )),
+            (_, true) => Some(format!("more than {MAX_SIGNS} nested ! or -")),
             _ => None,
         };
         if let Some(message) = too_deep {
-            return Err(CompileError::at(self.places.of(parsed.id), message));
+            return Err(CompileError::at(self.positions.of(parsed.id), message));
         }
         let node = self.lower_node(parsed)?;
         self.depth -= counts;
@@ -270,10 +267,10 @@ impl Lowering<'_> {
     }
 
     fn lower_node(&mut self, parsed: IdedExpr) -> Result<Node, CompileError> {
-        let at = self.places.of(parsed.id);
+        let at = self.positions.of(parsed.id);
         let expr = match parsed.expr {
             Parsed::Unspecified | Parsed::Comprehension(_) => {
-                return Err(CompileError::at(at, "the expression cannot be read"));
+                return Err(CompileError::at(at, "the expression cannot be parsed"));
             }
             Parsed::Ident(name) => Expr::Ident(Arc::from(name)),
             Parsed::Literal(value) => Expr::Literal(literal(value)),
@@ -320,7 +317,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Not `!`, `-`, `&&`, `||`, calls without a receiver, lists and maps: those Kubernetes does not count.
+/// Kubernetes does not count `!`, `-`, `&&`, `||`, calls without a receiver, lists and maps.
 fn counts_as_nesting(parsed: &Parsed) -> bool {
     match parsed {
         Parsed::Select(_) => true,

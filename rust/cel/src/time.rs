@@ -1,6 +1,6 @@
-//! Timestamps and durations: how they are read, written and computed with.
+//! Timestamps and durations: parsing, formatting and arithmetic.
 //!
-//! Named time zones are not known here, only UTC and offsets.
+//! UTC and offsets are supported, named time zones are not.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ const NANOS: i128 = 1_000_000_000;
 const FIRST_SECOND: i64 = -62_135_596_800;
 const LAST_SECOND: i64 = 253_402_300_799;
 
-/// A point in time, with the offset from UTC in seconds that it was written with.
+/// A point in time, with the offset from UTC of its text in seconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timestamp {
     pub(crate) seconds: i64,
@@ -19,7 +19,7 @@ pub(crate) struct Timestamp {
     pub(crate) offset: i32,
 }
 
-/// A timestamp's parts on the calendar.
+/// The calendar fields of a timestamp.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Calendar {
     pub(crate) year: i64,
@@ -52,14 +52,14 @@ impl Timestamp {
         })
     }
 
-    /// RFC 3339.
+    /// Parses RFC 3339.
     pub(crate) fn parse(text: &str) -> Result<Self, Fault> {
-        let unreadable =
-            || Fault::unreadable(text, "is not a timestamp such as \"2026-01-31T12:00:00Z\"");
-        let (date_time, zone) = Self::split_zone(text).ok_or_else(unreadable)?;
+        let invalid =
+            || Fault::invalid(text, "is not a timestamp such as \"2026-01-31T12:00:00Z\"");
+        let (date_time, zone) = Self::split_zone(text).ok_or_else(invalid)?;
         let (year, month, day, hour, minute, second, nanos) =
-            Self::fields(date_time).ok_or_else(unreadable)?;
-        let offset = zone_offset(zone).ok_or_else(unreadable)?;
+            Self::fields(date_time).ok_or_else(invalid)?;
+        let offset = zone_offset(zone).ok_or_else(invalid)?;
         let local =
             days_from_civil(year, month, day) * 86_400 + hour * 3_600 + minute * 60 + second;
         let time = Self::from_unix(local - i64::from(offset))?;
@@ -79,7 +79,7 @@ impl Timestamp {
     }
 
     fn fields(text: &str) -> Option<(i64, u32, u32, i64, i64, i64, u32)> {
-        // Go reads hours of one digit too.
+        // Go also accepts hours of one digit.
         let padded;
         let text = match text.as_bytes().get(12) {
             Some(b':') => {
@@ -153,7 +153,7 @@ impl Timestamp {
         i64::try_from(self.instant() - other.instant()).map_err(|_| Fault::new("integer overflow"))
     }
 
-    /// The calendar at an offset from UTC in seconds.
+    /// The calendar fields at an offset from UTC in seconds.
     pub(crate) fn calendar(&self, offset: i64) -> Calendar {
         let local = self.seconds + offset;
         let (days, within) = (local.div_euclid(86_400), local.rem_euclid(86_400));
@@ -214,7 +214,7 @@ fn zone_offset(zone: &str) -> Option<i32> {
     }
 }
 
-/// Whether `yyyy-mm-dd` is a day of the calendar.
+/// Whether the text is a valid date `yyyy-mm-dd`.
 pub(crate) fn is_date(text: &str) -> bool {
     let mut parts = text.split('-').map(|part| part.parse::<i64>().ok());
     match (
@@ -350,7 +350,7 @@ pub(crate) fn duration_text(nanos: i64) -> String {
     format!("{}s", seconds(nanos))
 }
 
-/// As a number of seconds: whole seconds and the rest are added as doubles.
+/// The duration in seconds. As in Go, whole seconds and the fraction are added as doubles.
 pub(crate) fn seconds(nanos: i64) -> f64 {
     (nanos / 1_000_000_000) as f64 + (nanos % 1_000_000_000) as f64 / 1e9
 }

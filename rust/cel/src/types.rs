@@ -1,15 +1,15 @@
-//! The static types of CEL, as the type checker sees them.
+//! The static types of CEL, which the type checker uses.
 //!
-//! Values at run time have only a [`Kind`](crate::value::Kind); parameters are known to the checker alone.
+//! Values at run time have only a [`Kind`](crate::value::Kind) without parameters.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// A static type. `Param` stands for a type that is still to be found out.
+/// A static type. `Param` is a type variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Type {
     Dyn,
-    /// The type of what did not check: everything is assignable, so that one mistake is reported once.
+    /// The type of a node with an error. It is compatible with every type, so that each error is reported once.
     Error,
     Null,
     Bool,
@@ -22,11 +22,11 @@ pub(crate) enum Type {
     Timestamp,
     List(Arc<Type>),
     Map(Arc<(Type, Type)>),
-    /// The type of a type, with the type that it names where that is known.
+    /// The type of a type, with the named type if it is known.
     Meta(Option<Arc<Type>>),
     /// A named type with fields, or one of Kubernetes' value types.
     Object(&'static str),
-    /// A named type with parameters, `optional_type` above all.
+    /// A named type with parameters, such as `optional_type`.
     Opaque(&'static str, Arc<[Type]>),
     Param(Arc<str>),
 }
@@ -67,7 +67,7 @@ impl Type {
         matches!(self, Self::Dyn | Self::Error)
     }
 
-    /// The type within an optional.
+    /// The value type of an optional.
     pub(crate) fn optional_value(&self) -> Option<&Type> {
         match self {
             Self::Opaque(OPTIONAL, parameters) => parameters.first(),
@@ -75,7 +75,7 @@ impl Type {
         }
     }
 
-    /// The same type whatever its type parameters are called.
+    /// Whether the types are equal up to the names of type parameters.
     pub(crate) fn is_equivalent(&self, other: &Type) -> bool {
         match (self, other) {
             (Self::Param(_), Self::Param(_)) => true,
@@ -95,7 +95,7 @@ impl Type {
         }
     }
 
-    /// Reads the notation of the library's signatures: `int`, `list<A>`, `map<K,V>`, `optional<V>`, `type<A>`.
+    /// Parses the notation of the library's signatures: `int`, `list<A>`, `map<K,V>`, `optional<V>`, `type<A>`.
     pub(crate) fn parse(text: &str) -> Self {
         let text = text.trim();
         if let Some((head, rest)) = text.split_once('<') {

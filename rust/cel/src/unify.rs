@@ -1,4 +1,4 @@
-//! Which type can stand where another is expected, and what the unknown types turn out to be.
+//! Type inference: assignability of types, and substitution of type parameters.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -7,18 +7,18 @@ use std::sync::Arc;
 
 use crate::types::Type;
 
-/// What is known of the type parameters so far.
+/// The substitution of type parameters so far.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bindings {
     known: HashMap<Arc<str>, Type>,
     fresh: usize,
-    /// Counted over all attempts.
+    /// Steps over all attempts.
     steps: Rc<Cell<u32>>,
 }
 
-/// Parts of one type. With each level of `{x: x}` a type doubles; what people write has a handful.
+/// Maximum number of parts of one type. Each level of `{x: x}` doubles a type; practical expressions have few parts.
 const MAX_TYPE_PARTS: usize = 1_000;
-/// Types taken apart, compared or put together while one expression is checked.
+/// Maximum number of steps of inference for one expression.
 const MAX_TYPE_STEPS: u32 = 1_000_000;
 
 // === impl Bindings ===
@@ -40,7 +40,7 @@ impl Bindings {
         }
     }
 
-    /// Whether a value of type `from` can stand for `to`; what that says about parameters is kept only if so.
+    /// Whether a value of type `from` is assignable to `to`. The substitution changes only if it is.
     pub(crate) fn is_assignable(&mut self, to: &Type, from: &Type) -> bool {
         let mut attempt = self.clone();
         let fits = attempt.unify(to, from);
@@ -60,18 +60,18 @@ impl Bindings {
         fits
     }
 
-    /// Counts one step; false once there were too many.
+    /// Counts one step. Returns false after `MAX_TYPE_STEPS`.
     fn step(&self) -> bool {
         self.steps.set(self.steps.get().saturating_add(1));
         !self.is_exhausted()
     }
 
-    /// Whether checking the types took too long. What was found out since is worth nothing.
+    /// Whether inference exceeded `MAX_TYPE_STEPS`. The result is then invalid.
     pub(crate) fn is_exhausted(&self) -> bool {
         self.steps.get() > MAX_TYPE_STEPS
     }
 
-    /// Whether a type, with what is known of its parameters, has too many parts.
+    /// Whether a type has too many parts after substitution.
     pub(crate) fn is_too_large(&self, t: &Type) -> bool {
         let mut left = MAX_TYPE_PARTS;
         !self.fits(t, &mut left)
@@ -125,7 +125,7 @@ impl Bindings {
         }
     }
 
-    /// Whether the parameter `param` can be `t`, and whether something was already known of it.
+    /// Whether the parameter `param` can be `t`, and whether it already has a substitution.
     fn substitutes(&mut self, t: &Type, param: &Type) -> (bool, bool) {
         if t == param {
             return (true, true);
@@ -172,7 +172,7 @@ impl Bindings {
         }
     }
 
-    /// `t` with every known parameter replaced; with `close`, the unknown ones become `dyn`.
+    /// `t` after substitution. With `close`, the remaining parameters become `dyn`.
     pub(crate) fn resolve(&self, t: &Type, close: bool) -> Type {
         if !self.step() {
             return Type::Error;

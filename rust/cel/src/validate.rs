@@ -1,42 +1,42 @@
-//! What Kubernetes refuses after type checking: literals that can only fail, and literals of mixed types.
+//! Kubernetes' checks after type checking: literals that always fail, and literals of mixed types.
 
-use crate::check::{Checked, Meaning};
+use crate::check::{Checked, Resolution};
 use crate::error::CompileError;
+use crate::error::Position;
 use crate::fault::excerpt;
 use crate::library::{self, templates};
-use crate::position::Position;
 use crate::syntax::{Entry, Expr, Node};
 use crate::types::Type;
 use crate::value::Value;
 
-/// Checks a tree that type-checks.
+/// Validates a tree without type errors.
 pub(crate) fn validate(root: &Node, checked: &Checked) -> Result<(), CompileError> {
     let mut validator = Validator {
         checked,
-        mistakes: Vec::new(),
+        errors: Vec::new(),
     };
     validator.visit(root, false);
-    if validator.mistakes.is_empty() {
+    if validator.errors.is_empty() {
         Ok(())
     } else {
-        Err(CompileError::many(validator.mistakes))
+        Err(CompileError::many(validator.errors))
     }
 }
 
 struct Validator<'c> {
     checked: &'c Checked,
-    mistakes: Vec<(Position, String)>,
+    errors: Vec<(Position, String)>,
 }
 
 impl Validator<'_> {
-    /// `mixed` within the arguments of `format`, which may be of any types.
+    /// `mixed` in the arguments of `format`, which may have any types.
     fn visit(&mut self, node: &Node, mixed: bool) {
         match &node.expr {
             Expr::Literal(_) | Expr::Ident(_) | Expr::Struct(_) => {}
             Expr::Select { operand, .. } => self.visit(operand, mixed),
             Expr::Call { target, args, .. } => {
-                let function = match self.checked.meaning(node) {
-                    Some(Meaning::Call { function, .. }) => *function,
+                let function = match self.checked.resolution(node) {
+                    Some(Resolution::Call { function, .. }) => *function,
                     _ => "",
                 };
                 self.call(function, args);
@@ -76,7 +76,7 @@ impl Validator<'_> {
         }
     }
 
-    /// Of `matches(text, pattern)` too Kubernetes checks the first argument, which is the text.
+    /// Kubernetes checks the first argument, even of `matches(text, pattern)`, where it is the text.
     fn call(&mut self, function: &str, args: &[Node]) {
         if function != "matches" {
             return;
@@ -88,14 +88,14 @@ impl Validator<'_> {
         }) = args.first()
             && !library::regex::is_pattern(pattern)
         {
-            self.mistakes.push((
+            self.errors.push((
                 *at,
                 format!("{} is not a regular expression", excerpt(pattern)),
             ));
         }
     }
 
-    /// A literal template with a literal list of values must fit.
+    /// A literal template must match a literal list of values.
     fn template(&mut self, function: &str, target: &Node, arg: &Node) {
         let (Expr::Literal(Value::String(template)), Expr::List(items)) = (&target.expr, &arg.expr)
         else {
@@ -106,7 +106,7 @@ impl Validator<'_> {
         }
         let pieces = match templates::pieces(template) {
             Ok(pieces) => pieces,
-            Err(message) => return self.mistakes.push((target.at, message)),
+            Err(message) => return self.errors.push((target.at, message)),
         };
         let mut items = items.iter();
         for piece in pieces {
@@ -117,13 +117,13 @@ impl Validator<'_> {
                 Some((item, _)) => self.clause(clause, item),
                 None => {
                     return self
-                        .mistakes
+                        .errors
                         .push((arg.at, "format() has fewer values than clauses".to_owned()));
                 }
             }
         }
         if items.next().is_some() {
-            self.mistakes
+            self.errors
                 .push((arg.at, "format() has more values than clauses".to_owned()));
         }
     }
@@ -131,17 +131,17 @@ impl Validator<'_> {
     fn clause(&mut self, clause: templates::Clause, node: &Node) {
         let t = self.checked.type_of(node);
         if !clause.accepts(t) {
-            self.mistakes.push((
+            self.errors.push((
                 node.at,
                 format!("%{} cannot write a value of type {t}", clause.verb()),
             ));
             return;
         }
         match &node.expr {
-            Expr::List(items) if clause.goes_deep() => {
+            Expr::List(items) if clause.formats_elements() => {
                 items.iter().for_each(|(item, _)| self.clause(clause, item))
             }
-            Expr::Map(entries) if clause.goes_deep() => {
+            Expr::Map(entries) if clause.formats_elements() => {
                 for entry in entries {
                     self.clause(clause, &entry.key);
                     self.clause(clause, &entry.value);
@@ -189,7 +189,7 @@ impl Validator<'_> {
         match t.optional_value() {
             Some(inner) if optional => inner.clone(),
             _ if optional => {
-                self.mistakes.push((
+                self.errors.push((
                     node.at,
                     format!("an element after ? must be an optional, not a value of type {t}"),
                 ));
@@ -200,7 +200,7 @@ impl Validator<'_> {
     }
 
     fn mixed(&mut self, node: &Node, expected: Type, found: &Type) {
-        self.mistakes.push((
+        self.errors.push((
             node.at,
             format!("all elements must have one type: expected {expected}, found {found}"),
         ));

@@ -1,6 +1,6 @@
 //! The values of CEL at run time.
 //!
-//! Values own or share what they hold, so that they outlive the device that they were read from.
+//! Values own or share their content, so they outlive the device.
 
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -14,7 +14,7 @@ use crate::library::url::Url;
 use crate::map::Entries;
 use crate::time::Timestamp;
 
-/// One value. Numbers of different types compare by value, see [`crate::compare`].
+/// One value. [`crate::compare`] compares numbers of different types by value.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     Null,
@@ -40,23 +40,23 @@ pub(crate) enum Value {
     Format(&'static Format),
 }
 
-/// A quantity, and whether `add` or `sub` computed it: Kubernetes compares such a result by `==` only as the left operand.
+/// A quantity. Kubernetes supports `==` for a result of `add` or `sub` only as the left operand.
 #[derive(Clone, Debug)]
 pub(crate) struct Amount {
     pub(crate) quantity: Quantity,
     pub(crate) computed: bool,
-    /// Too large to compute with.
+    /// Too large for arithmetic.
     pub(crate) huge: bool,
 }
 
-/// A list. One that a macro accumulates grows in place, and whoever holds it sees it grow, as in Kubernetes.
+/// A list. The accumulator of a macro grows in place, visible through all references, as in Kubernetes.
 #[derive(Clone, Debug)]
 pub(crate) enum List {
     Fixed(Arc<Vec<Value>>),
     Growing(Arc<RwLock<Vec<Value>>>),
 }
 
-/// A map, likewise.
+/// A map. The accumulator of a macro grows in place.
 #[derive(Clone, Debug)]
 pub(crate) enum Map {
     Fixed(Arc<Entries>),
@@ -126,7 +126,7 @@ impl Value {
         self.kind().name()
     }
 
-    /// The size that the cost model sees: characters, bytes or elements, and 1 for what has no size.
+    /// The size in the cost model: characters, bytes or elements, and 1 for other values.
     pub(crate) fn size(&self) -> u64 {
         match self {
             Self::String(text) => text.chars().count() as u64,
@@ -140,7 +140,7 @@ impl Value {
         }
     }
 
-    /// The bytes of a string, those that a function may go through for one value.
+    /// The bytes of a string, which a function may scan for one value.
     pub(crate) fn own_bytes(&self) -> usize {
         match self {
             Self::String(text) => text.len(),
@@ -149,7 +149,7 @@ impl Value {
         }
     }
 
-    /// Whether `optional.ofNonZeroValue` makes nothing of it.
+    /// Whether `optional.ofNonZeroValue` of the value is empty.
     pub(crate) fn is_zero(&self) -> bool {
         match self {
             Self::Null => true,
@@ -224,7 +224,7 @@ impl List {
         Self::Growing(Arc::default())
     }
 
-    /// Whether both are one list that grows.
+    /// Whether both are the same growing list.
     pub(crate) fn is_same(&self, other: &List) -> bool {
         matches!((self, other), (Self::Growing(a), Self::Growing(b)) if Arc::ptr_eq(a, b))
     }
@@ -243,7 +243,7 @@ impl List {
         }
     }
 
-    /// The elements as they are now; those of a list that grows are copied.
+    /// The current elements. A growing list is copied.
     pub(crate) fn items(&self, budget: &mut Budget) -> Result<Arc<Vec<Value>>, Fault> {
         match self {
             Self::Fixed(items) => Ok(Arc::clone(items)),
@@ -255,7 +255,7 @@ impl List {
         }
     }
 
-    /// The list that a macro has accumulated: it grows no more.
+    /// The final list of an accumulator.
     pub(crate) fn finished(self, budget: &mut Budget) -> Result<List, Fault> {
         match self {
             Self::Growing(items) if Arc::strong_count(&items) == 1 => {
@@ -266,7 +266,7 @@ impl List {
         }
     }
 
-    /// This list followed by the other; one that grows takes the elements in and stays itself.
+    /// This list followed by the other. A growing list is extended in place.
     pub(crate) fn concat(&self, other: &List, budget: &mut Budget) -> Result<List, Fault> {
         match self {
             Self::Fixed(items) => match (items.is_empty(), other.len()) {
@@ -292,7 +292,7 @@ impl List {
         }
     }
 
-    /// Takes out what has accumulated: a list that contains itself would never be freed.
+    /// Removes all elements of a growing list. A list that contains itself would otherwise never be freed.
     pub(crate) fn clear(&self) {
         if let Self::Growing(items) = self {
             let taken = std::mem::take(&mut *items.write().unwrap_or_else(PoisonError::into_inner));
@@ -312,7 +312,7 @@ impl Map {
         Self::Growing(Arc::default())
     }
 
-    /// Whether both are one map that grows.
+    /// Whether both are the same growing map.
     pub(crate) fn is_same(&self, other: &Map) -> bool {
         matches!((self, other), (Self::Growing(a), Self::Growing(b)) if Arc::ptr_eq(a, b))
     }
@@ -324,7 +324,7 @@ impl Map {
         }
     }
 
-    /// The entries as they are now; those of a map that grows are copied.
+    /// The current entries. A growing map is copied.
     pub(crate) fn entries(&self, budget: &mut Budget) -> Result<Arc<Entries>, Fault> {
         match self {
             Self::Fixed(entries) => Ok(Arc::clone(entries)),
@@ -332,7 +332,7 @@ impl Map {
         }
     }
 
-    /// The map that a macro has accumulated: it grows no more.
+    /// The final map of an accumulator.
     pub(crate) fn finished(self, budget: &mut Budget) -> Result<Map, Fault> {
         match self {
             Self::Growing(entries) if Arc::strong_count(&entries) == 1 => {
@@ -343,7 +343,7 @@ impl Map {
         }
     }
 
-    /// Takes out what has accumulated: a map that contains itself would never be freed.
+    /// Removes all entries of a growing map. A map that contains itself would otherwise never be freed.
     pub(crate) fn clear(&self) {
         if let Self::Growing(entries) = self {
             let taken =
@@ -352,7 +352,7 @@ impl Map {
         }
     }
 
-    /// The value of a key, by the rules of a lookup (a map may have a value for every key).
+    /// The value of a key by the rules of a lookup. A map may have a default value for every key.
     pub(crate) fn find(&self, key: &Value) -> Option<Value> {
         match self {
             Self::Fixed(entries) => entries.find(key),
@@ -360,7 +360,7 @@ impl Map {
         }
     }
 
-    /// This map with one entry more; one that grows takes it in and stays itself.
+    /// This map with one more entry. A growing map is extended in place.
     pub(crate) fn insert(
         &self,
         key: &Value,

@@ -1,4 +1,4 @@
-//! What evaluations really take of the heap, beside what they are charged.
+//! Compares the heap memory of evaluations with the charged memory.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,10 +8,10 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// Numbers that look random and are the same in every run.
-struct Numbers(u64);
+/// A deterministic pseudo-random generator.
+struct Random(u64);
 
-impl Numbers {
+impl Random {
     fn below(&mut self, end: usize) -> usize {
         self.0 = self
             .0
@@ -62,16 +62,16 @@ const LIST_STEPS: &[&str] = &[
     "cel.bind(g, [], X.all(i, size(g + [i]) > 0) ? g : g)",
 ];
 
-fn expression(numbers: &mut Numbers) -> String {
-    let (steps, first, last) = if numbers.below(2) == 0 {
+fn expression(random: &mut Random) -> String {
+    let (steps, first, last) = if random.below(2) == 0 {
         (TEXT_STEPS, "\"aaaaaaaaaaaaaaaa\"", "X.size() >= 0")
     } else {
         (LIST_STEPS, "[1, 2, 3, 4]", "X.size() >= 0")
     };
-    let levels = 3 + numbers.below(16);
+    let levels = 3 + random.below(16);
     let mut text = last.replace('X', &format!("x{levels}"));
     for level in (1..=levels).rev() {
-        let step = numbers.pick(steps).replace('X', &format!("x{}", level - 1));
+        let step = random.pick(steps).replace('X', &format!("x{}", level - 1));
         text = format!("cel.bind(x{level}, {step}, {text})");
     }
     format!("cel.bind(x0, {first}, {text})")
@@ -81,10 +81,10 @@ fn expression(numbers: &mut Numbers) -> String {
 fn no_expression_takes_more_than_twice_its_budget() {
     let device = serde_json::from_str(r#"{"name": "gpu-0"}"#).unwrap();
     let device = DeviceInput::new("d.example.com", &device).unwrap();
-    let mut numbers = Numbers(20_261_122);
-    let (mut refused, mut answered, mut highest) = (0, 0, 0);
+    let mut random = Random(20_261_122);
+    let (mut refused, mut evaluated, mut highest) = (0, 0, 0);
     for _ in 0..150 {
-        let text = expression(&mut numbers);
+        let text = expression(&mut random);
         let program = Program::compile(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
         HEAP.reset_peak_usage();
         let before = HEAP.current_usage();
@@ -96,13 +96,13 @@ fn no_expression_takes_more_than_twice_its_budget() {
         );
         highest = highest.max(peak);
         match outcome {
-            Ok(_) => answered += 1,
+            Ok(_) => evaluated += 1,
             Err(_) => refused += 1,
         }
     }
     assert!(
-        refused > 15 && answered > 15,
-        "{refused} refused, {answered} answered"
+        refused > 15 && evaluated > 15,
+        "{refused} refused, {evaluated} evaluated"
     );
     assert!(
         highest > MEMORY_LIMIT_BYTES / 2,

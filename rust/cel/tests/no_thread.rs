@@ -1,6 +1,6 @@
-//! Deeply nested expressions where the system has no room for another thread: an error, not the caller's stack.
+//! A deeply nested expression is an error if no thread can be started. It never runs on the caller's stack.
 //!
-//! The limit is one of a whole process, so the check runs in a child of its own.
+//! The limit applies to a process, so the check runs in a child process.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,8 +10,8 @@ use dra_cel::{DeviceInput, Program};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const CHILD: &str = "without_room_for_a_thread";
-/// Bytes: far below the stack of the thread, and enough for everything else.
-const ROOM: u64 = 64 << 20;
+/// Free address space: far less than the stack of the thread, and enough for everything else.
+const HEADROOM_BYTES: u64 = 64 << 20;
 
 #[test]
 fn deep_work_is_an_error_where_there_is_no_thread_for_it() {
@@ -19,13 +19,13 @@ fn deep_work_is_an_error_where_there_is_no_thread_for_it() {
         .args([CHILD, "--exact", "--ignored", "--nocapture"])
         .output()
         .unwrap();
-    let told = format!(
+    let output = format!(
         "{}\n{}",
         String::from_utf8_lossy(&run.stdout),
         String::from_utf8_lossy(&run.stderr)
     );
-    assert!(run.status.success(), "{}: {told}", run.status);
-    assert!(told.contains("1 passed"), "{told}");
+    assert!(run.status.success(), "{}: {output}", run.status);
+    assert!(output.contains("1 passed"), "{output}");
 }
 
 fn nested(levels: usize) -> String {
@@ -37,7 +37,7 @@ fn nested(levels: usize) -> String {
 }
 
 #[test]
-#[ignore = "limits the memory of its whole process: the test above runs it in a child"]
+#[ignore = "limits the memory of its process; the test above runs it in a child process"]
 fn without_room_for_a_thread() {
     let device = DeviceInput::new("d", &dra_api::Device::default()).unwrap();
     let (flat, deep) = (nested(1), nested(100));
@@ -54,7 +54,7 @@ fn without_room_for_a_thread() {
     let now = pages * u64::try_from(rustix::param::page_size()).unwrap();
     let before = getrlimit(Resource::As);
     let limit = Rlimit {
-        current: Some(now + ROOM),
+        current: Some(now + HEADROOM_BYTES),
         maximum: before.maximum,
     };
     setrlimit(Resource::As, limit).unwrap();
@@ -63,7 +63,7 @@ fn without_room_for_a_thread() {
     let shallow = Program::compile(&flat).map(|program| program.matches(&device));
     setrlimit(Resource::As, before).unwrap();
 
-    let why = "the expression is deeply nested, and there is no thread for it";
+    let why = "the expression is deeply nested, and no thread can be started for it";
     let compiling = compiling.unwrap_err().to_string();
     assert!(compiling.contains(why), "{compiling}");
     let matching = matching.unwrap_err().to_string();

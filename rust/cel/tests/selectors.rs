@@ -20,7 +20,7 @@ fn gpu() -> DeviceInput {
     DeviceInput::new("gpu.example.com", &device).expect("a valid device")
 }
 
-fn answer(expression: &str) -> Result<bool, String> {
+fn evaluate(expression: &str) -> Result<bool, String> {
     let program = Program::compile(expression).map_err(|error| format!("compile: {error}"))?;
     program.matches(&gpu()).map_err(|error| error.to_string())
 }
@@ -65,7 +65,7 @@ fn selectors_of_users_give_their_answers() {
         ),
         ("device.allowMultipleAllocations", false),
     ] {
-        assert_eq!(answer(expression), Ok(expected), "{expression}");
+        assert_eq!(evaluate(expression), Ok(expected), "{expression}");
     }
 }
 
@@ -86,7 +86,7 @@ fn what_fails_says_where_and_why() {
         ),
         (
             "1 + 1",
-            "compile: the expression must give a bool, it gives a value of type int",
+            "compile: the expression must return a bool, it returns a value of type int",
         ),
         (
             "attributes['x'].y",
@@ -102,11 +102,15 @@ fn what_fails_says_where_and_why() {
             "the evaluation exceeds the cost limit of 1000000",
         ),
     ] {
-        assert_eq!(answer(expression), Err(message.to_owned()), "{expression}");
+        assert_eq!(
+            evaluate(expression),
+            Err(message.to_owned()),
+            "{expression}"
+        );
     }
 }
 
-/// Test threads have stacks of 2 MiB, less than any thread that the agent starts.
+/// Test threads have a stack of 2 MiB, less than any thread of the agent.
 #[test]
 fn the_deepest_expressions_are_answered_and_deeper_ones_refused() {
     let nested =
@@ -161,7 +165,7 @@ fn what_would_fill_the_memory_is_too_expensive() {
         r#"'%.999999999f'.format([1.0]) == """#,
         r#"quantity("1e999999999").add(1).isGreaterThan(quantity("1"))"#,
     ] {
-        let error = answer(expression).expect_err(expression);
+        let error = evaluate(expression).expect_err(expression);
         assert!(
             error.contains("cost limit") || error.contains("too expensive"),
             "{expression}: {error}"

@@ -1,4 +1,4 @@
-//! Expressions of any shape on a thread with a small stack. An overflow ends the whole process, so a child does it.
+//! Expressions of all forms on a thread with a small stack. An overflow ends the process, so a child process runs them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,9 +8,9 @@ use std::thread;
 use dra_cel::{DeviceInput, MAX_LENGTH, Program};
 
 const CHILD: &str = "on_a_small_stack";
-/// Half of what a thread has where no limit says otherwise (pthread_create(3)).
+/// Half of the default stack size of a thread (pthread_create(3)).
 const STACK_BYTES: usize = 1 << 20;
-/// Unoptimized, the parser's frames for one level of parentheses take more than 100 KiB: there only chains are tried.
+/// In a debug build the parser takes more than 100 KiB of stack for one level of parentheses, so only chains are tested.
 const LEVELS: &[usize] = if cfg!(debug_assertions) {
     &[100, 1000]
 } else {
@@ -23,20 +23,20 @@ fn no_expression_overflows_the_stack_of_a_thread() {
         .args([CHILD, "--exact", "--ignored", "--nocapture"])
         .output()
         .unwrap();
-    let told = format!(
+    let output = format!(
         "{}\n{}",
         String::from_utf8_lossy(&run.stdout),
         String::from_utf8_lossy(&run.stderr)
     );
     assert!(
         run.status.success(),
-        "the expression that is named last: {}: {told}",
+        "the expression that is named last: {}: {output}",
         run.status
     );
-    assert!(told.contains("1 passed"), "{told}");
+    assert!(output.contains("1 passed"), "{output}");
 }
 
-/// One operator between very many operands.
+/// One operator between many operands.
 fn chain(operator: &str, operand: &str) -> String {
     let count = MAX_LENGTH / (operator.len() + operand.len());
     vec![operand; count].join(operator)
@@ -47,7 +47,7 @@ fn around(levels: usize, open: &str, close: &str) -> String {
 }
 
 #[test]
-#[ignore = "an overflow ends its process: the test above runs it in a child"]
+#[ignore = "an overflow ends its process; the test above runs it in a child process"]
 fn on_a_small_stack() {
     let mut expressions: Vec<String> = [
         " in ", "\tin\n", "&&", "||", "+", "-", "*", "/", "%", "==", "<", ".", " ? ", " ? 1 : ",
@@ -78,7 +78,7 @@ fn on_a_small_stack() {
         for expression in expressions {
             let start = expression.get(..40).unwrap_or(&expression);
             println!("{start} ... ({} bytes)", expression.len());
-            // An error is an answer too.
+            // An error is a valid result.
             if let Ok(program) = Program::compile_value(&expression) {
                 let _ = program.evaluate(&device);
             }

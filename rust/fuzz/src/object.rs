@@ -23,8 +23,8 @@ fn check(data: &[u8]) {
     let Ok(object) = serde_json::from_slice::<Value>(data) else {
         return;
     };
-    let verdict = validate_object(&object);
-    for error in &verdict.errors {
+    let result = validate_object(&object);
+    for error in &result.errors {
         assert!(
             !error.message.is_empty(),
             "an error without a message: {error:?}"
@@ -32,13 +32,13 @@ fn check(data: &[u8]) {
     }
     let again = validate_object(&object);
     assert_eq!(
-        again.errors, verdict.errors,
+        again.errors, result.errors,
         "a second validation finds other errors"
     );
-    for expression in &verdict.expressions {
+    for expression in &result.expressions {
         let _ = Program::check(&expression.text);
     }
-    if !verdict.errors.is_empty() {
+    if !result.errors.is_empty() {
         return;
     }
     let kind = object["kind"].as_str().unwrap_or_default();

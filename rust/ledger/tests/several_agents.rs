@@ -1,8 +1,9 @@
 //! A model of several agents that prepare claims from one ledger, checked in every order of steps and crashes.
 //!
-//! What is modelled is the protocol of docs/ledger.md, "Several agents in turn": device locks across processes, turns at
-//! the ledger, the two phases of a claim, undoing what a dead agent began. Two claims were allocated the same device,
-//! whatever the API server was supposed to prevent. The kubelet asks either agent, gives up on calls, and asks again.
+//! What is modelled is the protocol of docs/ledger.md, "Agents that share a ledger": device locks across processes,
+//! turns at the ledger, the two phases of a claim, undoing what a dead agent began. Two claims were allocated the same
+//! device, whatever the API server was supposed to prevent. The kubelet asks either agent, gives up on calls, and asks
+//! again.
 //!
 //! A release begins with reading the ledger; a prepare begins with what the agent read in its last turn, which may be
 //! old. The turn that changes the ledger reads it again. A turn is one step here: the journal's records are there whole

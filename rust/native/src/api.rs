@@ -26,9 +26,9 @@ fn quantity(text: &str) -> PyResult<Quantity> {
 fn validate_object(py: Python<'_>, object: &[u8]) -> PyResult<Vec<u8>> {
     py.detach(|| {
         let object: Value = serde_json::from_slice(object).map_err(invalid)?;
-        let mut verdict = validate::validate_object(&object);
-        verdict.errors.extend(compile_errors(verdict.expressions));
-        serde_json::to_vec(&verdict.errors).map_err(invalid)
+        let mut result = validate::validate_object(&object);
+        result.errors.extend(compile_errors(result.expressions));
+        serde_json::to_vec(&result.errors).map_err(invalid)
     })
 }
 

@@ -40,7 +40,7 @@ impl DevicePath {
                 Some(device) => Hop::Device(device),
                 None => Hop::Bus(
                     RootBus::parse(component)
-                        .ok_or("the link holds a component that is no PCI address")?,
+                        .ok_or("the link holds a component that is not a PCI address")?,
                 ),
             };
             depth += 1;

@@ -154,7 +154,7 @@ class Agent:
 def _is_complete(pool: list[Object]) -> bool:
     newest = max(part["generation"] for part in pool)
     current = [part for part in pool if part["generation"] == newest]
-    return len(current) == current[0]["resourceSliceCount"]
+    return bool(len(current) == current[0]["resourceSliceCount"])
 
 
 def _clean() -> dict[str, str]:

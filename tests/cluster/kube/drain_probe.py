@@ -6,11 +6,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from dra_agent.errors import RetryableError
-from dra_agent.reclaim.client import send_request
-from dra_agent.reclaim.wire import Cancel, Start, Status
+from dra_agent.reclaim.control import Cancel, Start, Status, send_request
 
 from .agent import DRIVER, Agent
 from .api import CLAIMS, DEPLOYMENTS, JOBS, PODS, STATEFUL_SETS, Api, Kind, Object
@@ -129,7 +129,7 @@ class History:
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
         try:
             for kind in self._seen if failed is None else ():
-                until(lambda kind=kind: self._has_all_of(kind), f"the watch of {kind.plural} has caught up")  # type: ignore[misc]
+                until(partial(self._has_all_of, kind), f"the watch of {kind.plural} has caught up")
         finally:
             self._hang_up()
 

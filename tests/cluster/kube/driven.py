@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from dra_agent import simulate
@@ -75,7 +76,7 @@ class DrivenMachine:
         }
         for driver in (self.driver, "vfio-pci"):
             path = f"{DRIVERS}/{driver}/unbind"
-            found[sysfs / path] = Attribute(write=lambda text, path=path: self._unbind(path, text))  # type: ignore[misc]
+            found[sysfs / path] = Attribute(write=partial(self._unbind, path))
         return found
 
     def _override(self) -> str:

@@ -51,8 +51,8 @@ def interposed(kubelet_dir: Path, agent_dir: Path, driver: str, **failing: int) 
     name = f"{driver}-reg.sock"
     channel = grpc.insecure_channel(f"unix:{agent_dir / 'plugins_registry' / name}")
 
-    def passing(call: str) -> grpc.RpcMethodHandler:
-        ahead = channel.unary_unary(f"/{SERVICE}/{call}")
+    def passing(call: str) -> grpc.RpcMethodHandler[bytes, bytes]:
+        ahead: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/{SERVICE}/{call}")
 
         def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
             if state.fails(call):
@@ -60,7 +60,7 @@ def interposed(kubelet_dir: Path, agent_dir: Path, driver: str, **failing: int) 
             try:
                 answer: bytes = ahead(request, timeout=5)
             except grpc.RpcError as error:
-                context.abort(error.code(), error.details())
+                context.abort(error.code(), error.details() or "")
             return answer
 
         return grpc.unary_unary_rpc_method_handler(handle)

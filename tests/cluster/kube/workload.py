@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -150,7 +151,7 @@ class Namespace:
             return status["phase"] == "Running" and all(ready)
 
         for name in pods:
-            self.api.wait(lambda name=name: runs(name), f"pod {name} runs", at_most)
+            self.api.wait(partial(runs, name), f"pod {name} runs", at_most)
         return self.get_pod(pods[-1])
 
     def ended(self, pod: str, at_most: float = LONG, phase: str = "Succeeded") -> str:

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from deadlines import a_minute
+from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.amd import AmdPartitionConfig, AmdPartitionSetup
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory import Collector, Inventory, collect
-from dra_agent.inventory.amd.mode_changes import ModeChanges
+from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.prepare.setup import SetupDevice, UnsuitableError
 from dra_agent.simulate import build_machine, inject
 from dra_agent.simulate.kernel import SimulatedKernel
@@ -41,7 +42,7 @@ class Bench:
         stem = "gpu-" + address.replace(":", "-").replace(".", "-")
         device = self.inventory.device(stem + name)
         assert device is not None
-        return SetupDevice(device, ("request",))
+        return SetupDevice(ClaimDevice("n/gpu", device.name, ("request",)), device)
 
     def mode(self, address: str = FIRST) -> str:
         return (self.host.sysfs / "bus/pci/devices" / address / "current_compute_partition").read_text().strip()
@@ -156,6 +157,9 @@ def test_a_look_in_the_midst_of_the_change_sees_what_was_there_before_it(bench: 
             with half_made(bench.host, FIRST, left=2):
                 looks.append(collector.collect(scan(bench.host)))
 
+        def read(self, path: str) -> str:
+            return bench.kernel.read(path)
+
     before = collector.collect(scan(bench.host))
     setup = AmdPartitionSetup(bench.host, Midway(), bench.state, changes=changes)
     given(setup, "uid-1", *(bench.item(f"-cpx-{n}") for n in range(2)))
@@ -215,6 +219,9 @@ def test_an_agent_that_dies_before_or_after_the_change_leaves_nothing_in_the_way
             if self.late:
                 bench.kernel.write(path, text)
             raise Crash
+
+        def read(self, path: str) -> str:
+            return bench.kernel.read(path)
 
     def dying(late: bool) -> Callable[[], object]:
         setup = AmdPartitionSetup(bench.host, Dying(late), bench.state)

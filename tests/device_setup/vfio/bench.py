@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.vfio import VfioSetup
 from dra_agent.host import Host
 from dra_agent.inventory import Device, Inventory, InventorySettings, PassthroughRule, collect
-from dra_agent.inventory.passthrough_bindings import VfioBindingStore
+from dra_agent.inventory.passthrough import VfioBinding, VfioBindingStore
 from dra_agent.prepare.setup import SetupDevice
 from dra_agent.simulate import build_machine
 from dra_agent.simulate.kernel import SimulatedKernel
@@ -90,7 +91,7 @@ class DyingHandovers(VfioBindingStore):
         super().__init__(state_dir)
         self.points = points
 
-    def write(self, handover):  # type: ignore[no-untyped-def]
+    def write(self, handover: VfioBinding) -> None:
         self.points("before the handover is written")
         super().write(handover)
         self.points("after the handover is written")
@@ -127,7 +128,7 @@ class Bench:
 
     def device(self, address: str) -> SetupDevice:
         found = next(one for one in self.inventory().devices if one.pci_address == address)
-        return SetupDevice(found, ("request",))
+        return SetupDevice(ClaimDevice("n/pool", found.name, ("request",)), found)
 
     def driver(self, address: str) -> str | None:
         link = self.host.sysfs / "bus/pci/devices" / address / "driver"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from deadlines import a_minute
 from device_setup.vfio.bench import EVERYTHING, GPU, Bench, published
+from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.vfio import VfioConfig
 from dra_agent.health import HealthSettings, Monitor
 from dra_agent.inventory import Inventory
 from dra_agent.inventory.collector import Collector
-from dra_agent.inventory.passthrough_bindings import VfioBinding, VfioBindingStore
+from dra_agent.inventory.passthrough import VfioBinding, VfioBindingStore
 from dra_agent.prepare.setup import SetupDevice
 from dra_agent.simulate import inject
 from dra_agent.topology import Topology, scan
@@ -75,7 +76,11 @@ def test_one_bad_look_before_a_claim_gets_a_gpu_evicts_nobody_and_ends_once_the_
 
     inject.fail(root, "nvmlDeviceGetName", GPU_IS_LOST, GPU, bench.machine)
     judged = monitor.observe(bench.inventory())
-    item = next(SetupDevice(one, ("request",)) for one in judged.devices if one.pci_address == GPU)
+    item = next(
+        SetupDevice(ClaimDevice("n/gpu", one.name, ("request",)), one)
+        for one in judged.devices
+        if one.pci_address == GPU
+    )
     suspected = [(f"{DRIVER}/gpu-lost", "NoSchedule")]
     assert [(taint.key, taint.effect) for taint in item.device.taints] == suspected
     inject.clear(root)

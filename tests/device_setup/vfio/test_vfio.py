@@ -11,12 +11,13 @@ import pytest
 
 from deadlines import a_minute
 from device_setup.vfio.bench import ALVEO, ALVEO_MANAGEMENT, FPGA, GPU, NIC, Bench, Crash, published
+from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup.vfio import VfioConfig, VfioSetup
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import InventorySettings, collect
-from dra_agent.inventory.passthrough_bindings import VfioBinding, VfioBindingStore
+from dra_agent.inventory.passthrough import VfioBinding, VfioBindingStore
 from dra_agent.inventory.sysfs import SysfsDir
 from dra_agent.prepare.setup import UnsuitableError
 from dra_agent.simulate import inject
@@ -26,10 +27,10 @@ from eventually import DEADLINE_S
 AUTO = VfioConfig()
 
 
-def paths(bench: Bench, edits: object) -> list[str]:
+def paths(bench: Bench, edits: ContainerEdits | None) -> list[str]:
     assert edits is not None
-    nodes = [node.path for node in edits.device_nodes]  # type: ignore[attr-defined]
-    return nodes + [mount.container_path for mount in edits.mounts]  # type: ignore[attr-defined]
+    nodes = [node.path for node in edits.device_nodes]
+    return nodes + [mount.container_path for mount in edits.mounts]
 
 
 def test_a_device_goes_to_vfio_and_back(bench: Bench) -> None:
@@ -69,7 +70,8 @@ def test_a_gpu_keeps_its_facts_and_no_claim_for_a_gpu_gets_it(bench: Bench) -> N
     attributes = {name: value.value for name, value in found.attributes.items()}
     assert (attributes["type"], attributes["driver"]) == ("vfio", "vfio-pci")
     assert attributes["productName"] == "NVIDIA L40S"
-    assert attributes["uuid"].startswith("GPU-")  # type: ignore[union-attr]
+    uuid = attributes["uuid"]
+    assert isinstance(uuid, str) and uuid.startswith("GPU-")
     assert "driverVersion" not in attributes and "memoryEnforcement" not in attributes
     assert found.capacity["memory"].value == "46068Mi"
     assert found.nodes == ()
@@ -246,7 +248,7 @@ def test_the_agents_own_library_lets_go_of_a_gpu_first(bench: Bench) -> None:
 
 
 def test_the_real_library_ends_its_process_and_is_started_again_after(bench: Bench) -> None:
-    from dra_agent.device_setup.vfio.nvml_guard import NvidiaLibrary
+    from dra_agent.device_setup.vfio.setup import NvidiaLibrary
     from dra_agent.inventory.nvidia.nvml_client import WorkerExitedError, acquire
 
     library = NvidiaLibrary(bench.host.nvml_library, DEADLINE_S)

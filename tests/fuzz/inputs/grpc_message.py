@@ -8,12 +8,12 @@ from typing import Any
 
 import grpc
 
+from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError
 from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
 from dra_agent.kubelet_plugin.proto import dra_v1_pb2, dra_v1beta1_pb2
 from dra_agent.kubelet_plugin.service import MAX_CLAIMS, DraService
-from dra_agent.prepare import PreparedDevice
 
 METHODS = ("NodePrepareResources", "NodeUnprepareResources")
 VERSIONS: tuple[Any, ...] = (dra_v1_pb2, dra_v1beta1_pb2)
@@ -31,8 +31,8 @@ class _Claims:
 
 
 class _Devices:
-    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[PreparedDevice]:
-        return [PreparedDevice(("gpu",), "n/gpu", "gpu-0", ("d/claim=x",), None)]
+    def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[ClaimDevice]:
+        return [ClaimDevice("n/gpu", "gpu-0", ("gpu",), cdi_device_ids=("d/claim=x",))]
 
     def unprepare(self, uid: str, deadline: Deadline) -> None:
         """Release nothing."""
@@ -59,7 +59,7 @@ _handlers: list[grpc.GenericRpcHandler] = []
 
 
 class _Details:
-    invocation_metadata = ()
+    invocation_metadata: tuple[tuple[str, str | bytes], ...] = ()
 
     def __init__(self, method: str) -> None:
         self.method = method

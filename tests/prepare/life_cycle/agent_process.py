@@ -9,6 +9,7 @@ deadline passes without being waited for.
 # Its clock comes first: modules of the agent keep a reference.
 # ruff: noqa: I001
 from __future__ import annotations
+from functools import partial
 
 from prepare.life_cycle import clock
 
@@ -33,7 +34,6 @@ from dra_agent.errors import AgentError, RetryableError
 from dra_agent.inventory.model import Device
 from dra_agent.kubelet_plugin.claim_executor import ClaimExecutor
 from dra_agent.prepare.locks import KeyedLocks
-from dra_agent.prepare.result import PreparedDevice
 from dra_agent.reclaim.gated_preparer import GatedPreparer
 from dra_agent.reclaim.service import ReclaimService
 from eventually import eventually_async
@@ -79,11 +79,9 @@ class Agent:
         self.world.ownership = ownership
         self.world.start()
         self.reclaim = ReclaimService(
-            state, settings.boot, [], **({"newest": instances.is_newest} if instances else {})
+            state, settings.boot, [], newest=instances.is_newest if instances else lambda: True
         )
-        self.preparer = GatedPreparer[PreparedDevice](
-            self.world.preparer, lambda: self.reclaim.state, self.ledger.current
-        )
+        self.preparer = GatedPreparer(self.world.preparer, lambda: self.reclaim.state, self.ledger.current)
         self.problems = ownership.reconcile(self.ledger, self.world.lookup)
         self.turns = ClaimExecutor(THREADS)
         self.executor = DaemonExecutor(THREADS, "repair")
@@ -137,19 +135,19 @@ class Agent:
     async def recover(self, call: Call) -> Event:
         stoppable = self.calls[call.number] = Stoppable(call, self.say)
 
-        def apart(what: str, work: Callable[[], _T]) -> _T:
-            """Leave behind what hangs, as OnThreads does, which waits for it on the clock of the machine."""
+        def apart(description: str, call: Callable[[], _T]) -> _T:
+            """Leave behind what hangs, as ExecutorRunner does, which waits for it on the clock of the machine."""
             done = threading.Event()
-            uid = what.rpartition(" ")[2]
-            future = self.executor.submit(lambda: self.run(stoppable, uid, work))
+            uid = description.rpartition(" ")[2]
+            future = self.executor.submit(lambda: self.run(stoppable, uid, call))
             future.add_done_callback(lambda _: done.set())
             while not done.wait(0.001):
                 if stoppable.hung.is_set() and stoppable.hung_on == uid:
-                    raise RetryableError(f"{what} has not ended")
+                    raise RetryableError(f"{description} has not ended")
             return future.result()
 
         loop = asyncio.get_running_loop()
-        report = await loop.run_in_executor(self.executor, self.world.preparer.recover, apart)
+        report = await loop.run_in_executor(self.executor, partial(self.world.preparer.recover, apart))
         event = Event(call.number, "answered", problems=list(report.problems), busy=list(report.busy))
         return self.look(call.number, event, stoppable)
 
@@ -179,7 +177,7 @@ class Agent:
 
     def look(self, number: int, event: Event | None = None, stoppable: Stoppable | None = None) -> Event:
         event = event or Event(number, "answered")
-        with self.ledger.turn():
+        with self.ledger.lease():
             event.entries = self.ledger.entries()
         event.claim_locks = sorted(self.world.preparer._claims._locks)
         event.device_locks = sorted(self.world.preparer._devices._locks)

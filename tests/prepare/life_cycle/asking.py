@@ -28,7 +28,7 @@ MEMORY = Path("/dev/shm")
 LATE_S = 25.0
 """How late an answer may be on such a machine: less than a call waits that does not heed its caller's deadline."""
 SAID = {
-    "reclaim": "is being taken",
+    "reclaim": "is being reclaimed",
     "busy": "in work on it|still preparing|still unpreparing|no longer waits",
     "held": "is held by",
     "missing": "is not on this host now",

@@ -36,7 +36,7 @@ class Side:
     promises: dict[str, Promise] = field(default_factory=dict)
     loose: set[str] = field(default_factory=set)
     noticed: bool = False
-    """Whether the host is being taken."""
+    """Whether the node is being reclaimed."""
     died: bool = False
     """Whether an agent has died since the last start: what it owned and had not begun yet is still written down."""
 

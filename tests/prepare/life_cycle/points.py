@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.inventory.model import Device
-from dra_agent.prepare.ledger import JournalLedger
-from dra_agent.prepare.ledger_types import LedgerEntry
+from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
 from dra_agent.prepare.ownership import DeviceOwnership, Unlock
 from prepare.life_cycle.words import Call, Event
 from prepare.simulated_world import Points
@@ -140,8 +139,8 @@ class PointedLedger(JournalLedger):
     points: Points
 
     @contextmanager
-    def turn(self, deadline: Deadline | None = None) -> Iterator[None]:
-        with super().turn(deadline), _in_turn():
+    def lease(self, deadline: Deadline | None = None) -> Iterator[None]:
+        with super().lease(deadline), _in_turn():
             yield
 
     def start(self, entry: LedgerEntry, *, durable: bool) -> None:

@@ -32,8 +32,9 @@ def run(
         deadline=None,
         suppress_health_check=list(HealthCheck),
         report_multiple_bugs=False,
-        **({} if begin_with is None else {"database": None}),
     )
+    if begin_with is not None:
+        chosen = settings(chosen, database=None)
     with nursery(folder) as started:
         machine.nursery = started
         if begin_with is not None:

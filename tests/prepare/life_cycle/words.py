@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from dra_agent.prepare.ledger_types import LedgerEntry
-from dra_agent.prepare.result import PreparedDevice
+from dra_agent.claim import ClaimDevice
+from dra_agent.prepare.ledger import LedgerEntry
 
 
 class Stop(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class Event(msgspec.Struct):
     error: str = ""
     text: str = ""
     retryable: bool = False
-    devices: list[PreparedDevice] = []
+    devices: list[ClaimDevice] = []
     released: bool = False
     point: str = ""
     uid: str = ""

@@ -1,4 +1,4 @@
-{{/* Names and labels that several objects share. */}}
+{{/* Names and labels that several objects use. */}}
 
 {{- define "dra-agent.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
@@ -14,7 +14,7 @@
 {{- end }}
 {{- end }}
 
-{{/* Roles and policies are the cluster's: two releases of one name in two namespaces must not share them. */}}
+{{/* Roles and policies are cluster-scoped: two releases with the same name in different namespaces must not share them. */}}
 {{- define "dra-agent.clusterName" -}}
 {{- if eq .Release.Namespace (include "dra-agent.fullname" .) }}
 {{- include "dra-agent.fullname" . }}
@@ -29,7 +29,7 @@
 {{- else if .Values.serviceAccount.create }}
 {{- include "dra-agent.fullname" . }}
 {{- else }}
-{{- fail "serviceAccount.name: name the ServiceAccount that the agent shall use, or let the chart make one (serviceAccount.create)" }}
+{{- fail "serviceAccount.name: set the ServiceAccount for the agent, or let the chart create one (serviceAccount.create)" }}
 {{- end }}
 {{- end }}
 
@@ -53,7 +53,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- end }}
 
-{{/* The values' affinity, and on top of every term of it: no node whose devices another one manages. */}}
+{{/* The affinity from the values. Each of its terms also excludes nodes with the labels in avoidNodeLabels. */}}
 {{- define "dra-agent.affinity" -}}
 {{- $avoid := list }}
 {{- range $key, $value := .Values.avoidNodeLabels }}

@@ -1,4 +1,4 @@
-"""What a container needs of a device, one recipe per vendor; nothing of claims."""
+"""The edits that a container needs for a device, one provider per vendor. Independent of claims."""
 
 from __future__ import annotations
 

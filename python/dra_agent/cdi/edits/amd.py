@@ -1,23 +1,28 @@
-"""AMD GPUs and their compute partitions: the compute node that all share, and the card and render node of their own.
+"""AMD GPUs and their compute partitions: the shared compute node, and the card and render node of each.
 
-ROCm's user space is part of the image, so nodes are all that a container needs of the host. A neighbour's render node
-is never given: the nodes are what keeps containers apart.
+ROCm's user space is part of the image, so a container needs only nodes of the host. The nodes are the only isolation of
+containers, so render nodes of other GPUs are never injected.
 """
 
 from __future__ import annotations
 
-from dra_agent.cdi.edits import nodes
-from dra_agent.cdi.edits.provider import DeviceEdits
+from dra_agent.cdi.edits.provider import DeviceEdits, EditContext, EditProvider, required_node_edits
 from dra_agent.inventory.model import Device
 
 
 def amd_gpu(device: Device) -> DeviceEdits:
-    """Give the nodes of an AMD GPU or partition."""
+    """Return the nodes of an AMD GPU or partition."""
     common = [node for node in device.nodes if node.role == "kfd"]
     own = [node for node in device.nodes if node.role != "kfd"]
-    notes = () if common else ("the compute node /dev/kfd is not there: graphics only, no ROCm",)
+    notes = () if common else ("the compute node /dev/kfd does not exist: graphics only, no ROCm",)
     return DeviceEdits(
-        own=nodes.of_device(own, device=device.name),
-        common=nodes.of_device(common, device=device.name),
+        own=required_node_edits(own, device=device.name),
+        common=required_node_edits(common, device=device.name),
         notes=notes,
     )
+
+
+def make(context: EditContext) -> EditProvider:
+    """Create the provider; see dra_agent.inventory.vendors."""
+    del context
+    return amd_gpu

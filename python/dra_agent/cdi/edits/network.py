@@ -1,13 +1,12 @@
-"""Network interfaces: the RDMA nodes of an HCA, or for a plain interface nothing but what its variables say.
+"""Network interfaces: the RDMA nodes of an HCA; nothing for other interfaces, whose variables contain their names.
 
-Moving an interface into the container's network namespace is not done here: claims ask for it by their configuration,
-and else a network plugin does it. The note says so, rather than leaving the user to find out.
+Interfaces are not moved into the container's network namespace here: a set-up does it if the claim's configuration
+requests it, otherwise a network plugin can. A note tells the user.
 """
 
 from __future__ import annotations
 
-from dra_agent.cdi.edits import nodes
-from dra_agent.cdi.edits.provider import DeviceEdits
+from dra_agent.cdi.edits.provider import DeviceEdits, required_node_edits
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.inventory.model import Device
 
@@ -18,11 +17,11 @@ _NOT_MOVED = (
 
 
 def network(device: Device) -> DeviceEdits:
-    """Give the RDMA nodes of an interface, where it has them."""
+    """Return the RDMA nodes of an interface, if it has any."""
     common = [node for node in device.nodes if node.role == "rdma-cm"]
     own = [node for node in device.nodes if node.role != "rdma-cm"]
     return DeviceEdits(
-        own=nodes.of_device(own, device=device.name),
-        common=nodes.of_device(common, device=device.name) if own else ContainerEdits(),
+        own=required_node_edits(own, device=device.name),
+        common=required_node_edits(common, device=device.name) if own else ContainerEdits(),
         notes=(_NOT_MOVED,) if device.identity.get("ifname") else (),
     )

@@ -1,52 +1,62 @@
-"""Which recipe serves a device: chosen by who drives it, then by family and vendor."""
+"""The edit provider of each device: by its driver, family and vendor."""
 
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
-from dra_agent.cdi.edits.amd import amd_gpu
 from dra_agent.cdi.edits.generic import passed_through, plain
-from dra_agent.cdi.edits.intel_gpu import IntelGpu
 from dra_agent.cdi.edits.network import network
-from dra_agent.cdi.edits.nvidia import NvidiaGpu
-from dra_agent.cdi.edits.provider import DeviceEdits, EditProvider
+from dra_agent.cdi.edits.provider import DeviceEdits, EditContext, EditProvider
 from dra_agent.cdi.registry import DEFAULT_DIRECTORIES
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.passthrough import PASSTHROUGH
+from dra_agent.inventory.vendors import GPU_VENDORS
 
 
 class EditProviders:
-    """Every recipe, for one host; safe to use from several threads."""
+    """All edit providers of one host. Thread-safe."""
 
     def __init__(
         self, host: Host, *, directories: Sequence[Path] = DEFAULT_DIRECTORIES, ctk: Path | None = None
     ) -> None:
-        """Take the CDI directories that the runtime reads, lowest priority first, and where nvidia-ctk lies."""
-        self._nvidia_gpu = NvidiaGpu(host, directories, ctk)
-        self._intel_gpu = IntelGpu(host)
+        """`directories`: the CDI directories of the runtime, lowest priority first. `ctk`: path of nvidia-ctk."""
+        self._context = EditContext(host, directories, ctk)
+        self._lock = threading.Lock()
+        self._vendors: dict[str, EditProvider] = {}
 
     def edits(self, device: Device) -> DeviceEdits:
-        """Say what a container needs of a device, now; RetryableError where the device cannot be used now."""
-        return self._recipe(device)(device)
+        """Return the current edits of a device.
 
-    def _recipe(self, device: Device) -> EditProvider:
+        Raises:
+            RetryableError: The device cannot be used now: a node is missing, or a tool hangs.
+        """
+        return self._provider(device)(device)
+
+    def _provider(self, device: Device) -> EditProvider:
         if PASSTHROUGH in device.identity:
             return passed_through
         if any(node.role in {"vfio", "vfio-control"} for node in device.nodes):
-            return plain  # given to a virtual machine or a user space driver, whatever it is
+            return plain  # for a virtual machine or a user space driver, whatever the device is
         if device.family == "nic":
             return network
-        if device.family == "gpu":
-            by_vendor: dict[str, EditProvider] = {"nvidia": self._nvidia_gpu, "amd": amd_gpu, "intel": self._intel_gpu}
-            return by_vendor.get(device.vendor, plain)
+        if device.family == "gpu" and device.vendor in GPU_VENDORS.values():
+            return self._vendor(device.vendor)
         return plain
+
+    def _vendor(self, name: str) -> EditProvider:
+        with self._lock:
+            if name not in self._vendors:
+                self._vendors[name] = import_module(f"dra_agent.cdi.edits.{name}").make(self._context)
+            return self._vendors[name]
 
 
 def find_nvidia_ctk(host: Host) -> Path | None:
-    """Find nvidia-ctk; None where it is missing, or where the host is simulated and the tool would see another one."""
+    """Return the path of nvidia-ctk; None if missing, or on a simulated host, which the tool cannot read."""
     if host.dev != Path("/dev"):
         return None
     found = shutil.which("nvidia-ctk")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dra_agent.device_setup.amd.parameters import AmdPartitionConfig
-from dra_agent.device_setup.amd.setup import AmdPartitionSetup
+from dra_agent.device_setup.amd.setup import AmdPartitionConfig, AmdPartitionSetup
 
 __all__ = ["AmdPartitionConfig", "AmdPartitionSetup"]

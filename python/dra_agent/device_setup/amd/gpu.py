@@ -51,7 +51,7 @@ class Gpu:
                 raise RetryableError(
                     f"its driver has not made {partitions} partitions of mode {mode}",
                     where=self._where,
-                    hint="look at the kernel's log (dmesg)",
+                    hint="check the kernel log (dmesg)",
                 )
             time.sleep(_LOOK)
 
@@ -94,7 +94,7 @@ class Gpu:
         return RetryableError(
             f"the kernel refused mode {mode}: {error.strerror}",
             where=self._where,
-            hint="look at the kernel's log (dmesg); the agent must be root",
+            hint="check the kernel log (dmesg); the agent must be root",
         )
 
     def _files(self) -> SysfsDir:

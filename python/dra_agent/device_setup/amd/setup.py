@@ -10,21 +10,64 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dra_agent.cdi.edits import nodes
+import msgspec
+
+from dra_agent.cdi.edits.provider import node_edits
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup.amd.gpu import ATTRIBUTE, SETTLED, Gpu
-from dra_agent.device_setup.amd.holders import GpuModeHolders
-from dra_agent.device_setup.amd.notifying_writer import NotifyingWriter
-from dra_agent.device_setup.amd.parameters import AmdPartitionConfig
 from dra_agent.device_setup.state_files import StateFiles
 from dra_agent.device_setup.sysfs_writer import SysfsWriter, TimedWriter, write_timeout_error
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory.amd.mode_changes import ModeChanges
 from dra_agent.inventory.amd.partitionable import MODE, PARTITION, PARTITIONS
+from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.inventory.model import Device
 from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
+
+
+class GpuModeHolders(msgspec.Struct, frozen=True):
+    """The mode of one GPU, and for whom it is in it.
+
+    Where it is damaged what it said is lost; the scheduler and the driver still refuse a second mode.
+    """
+
+    mode: str
+    holders: tuple[str, ...]
+    """Claims by uid, each with the key of its device behind a space."""
+
+
+class AmdPartitionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of a partition."""
+
+
+class NotifyingWriter:
+    """The kernel; it announces from the write's own thread, so that one that hangs is announced for as long as it does.
+
+    Nobody who tries again meanwhile begins its time anew.
+    """
+
+    def __init__(self, kernel: SysfsWriter, changes: ModeChanges, seconds: float) -> None:
+        """`seconds`: how long a GPU may take until it has settled in its new mode."""
+        self._kernel = kernel
+        self._changes = changes
+        self._seconds = seconds
+
+    def write(self, path: str, text: str) -> None:
+        """Write an attribute of a PCI device; OSError as the kernel answers."""
+        address = path.split("/")[-2]
+        self._changes.begin(address, self._seconds)
+        try:
+            self._kernel.write(path, text)
+        except BaseException:
+            self._changes.end(address)
+            raise
+        self._changes.answered(address)
+
+    def read(self, path: str) -> str:
+        """Read an attribute; OSError as the kernel answers."""
+        return self._kernel.read(path)
+
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +134,7 @@ class AmdPartitionSetup:
                     log.info("GPU divided", extra={"device": address, "mode": mode, "was": before, "claim": uid})
                 paths = gpu.nodes(int(item.device.identity[PARTITION]))
             hosts = [(path, str(self._host.dev_path(path))) for path in paths]
-            edits[item.key] = nodes.edits(hosts, device=item.device.name)
+            edits[item.key] = node_edits(hosts, device=item.device.name)
         return SetupOutcome({item.key: item.device.identity[MODE] for item in devices}, edits)
 
     def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dra_agent.device_setup.mig.parameters import MigConfig
-from dra_agent.device_setup.mig.setup import MigSetup
+from dra_agent.device_setup.mig.setup import MigConfig, MigSetup
 
 __all__ = ["MigConfig", "MigSetup"]

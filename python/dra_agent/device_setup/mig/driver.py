@@ -57,7 +57,7 @@ class MigDriver:
     """One GPU, for the time of one operation: handles do not outlive it."""
 
     def __init__(self, nvml: NvmlClient, host: Host, address: str, profiles: dict[str, tuple[int, ...]]) -> None:
-        """Find the GPU. RetryableError where NVML does not answer or does not know it.
+        """Find the GPU. RetryableError where NVML does not respond or does not know it.
 
         `profiles` keeps the ids of the profiles that each GPU has, which never change, from one operation to the next.
         """
@@ -238,5 +238,5 @@ class MigDriver:
         if error.code == NO_PERMISSION:
             hint = "run the agent as root, with CAP_SYS_ADMIN"
         return RetryableError(
-            f"{what}: {error.message}", where=self._where, hint=hint or "look at the kernel's log (dmesg)"
+            f"{what}: {error.message}", where=self._where, hint=hint or "check the kernel log (dmesg)"
         )

@@ -5,23 +5,34 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from dra_agent.cdi.claim import env_name
 from dra_agent.cdi.edits.nvidia import capability_edits
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup.mig.driver import MigDriver
-from dra_agent.device_setup.mig.gpu import CreatedPartition, PartitionedGpu, PartitionRequest
-from dra_agent.device_setup.mig.notebook import OwnershipStore
-from dra_agent.device_setup.mig.parameters import KIND, MigConfig
+from dra_agent.device_setup.mig.gpu import CreatedPartition, OwnershipStore, PartitionedGpu, PartitionRequest
 from dra_agent.errors import AgentError, PermanentError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device, device_name
 from dra_agent.inventory.nvidia.nvml_client import acquire
 from dra_agent.inventory.nvidia.profiles import Placement
 from dra_agent.prepare.locks import setup_locks
-from dra_agent.prepare.setup import Kind, SetupDevice, SetupOutcome, UnsuitableError
+from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
+
+KIND: Kind = (API_VERSION, "MigConfig")
+
+
+class MigConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, rename="camel"):
+    """Settings of a MIG partition."""
+
+    compute_slices: Annotated[int, msgspec.Meta(ge=1, le=7)] | None = None
+    """Compute slices of the instance that computes; the rest of the partition's stay idle, its memory is unchanged.
+    Not set: all that the profile has."""
+
 
 _WHOLE = "whole"
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dra_agent.cdi.model import ContainerEdits, Mount
 from dra_agent.command import HostCommand
-from dra_agent.device_setup.mps import folders
+from dra_agent.device_setup.mps import paths
 from dra_agent.errors import PermanentError, RetryableError
 
 PIPES_IN_CONTAINER = "/tmp/nvidia-mps"  # noqa: S108 - where CUDA looks unless told otherwise
@@ -69,14 +71,14 @@ class MpsPaths:
         try:
             base = self.folder.parent.parent
             base.mkdir(parents=True, exist_ok=True)
-            folders.make(base, *state, ("log", 0o700))
-            folders.make(base, *state, ("pipe", 0o755))
+            paths.make(base, *state, ("log", 0o700))
+            paths.make(base, *state, ("pipe", 0o755))
             if self.shm.parent == self.folder:
-                folders.make(base, *state, (self.shm.name, 0o1777))
+                paths.make(base, *state, (self.shm.name, 0o1777))
             else:
                 # Everybody may write /dev/shm, and nobody but the agent what lies below this folder.
                 parent = self.shm.parent
-                folders.make(parent.parent, (parent.name, 0o755), (self.shm.name, 0o1777))
+                paths.make(parent.parent, (parent.name, 0o755), (self.shm.name, 0o1777))
         except OSError as error:
             hint = "remove it, or have its owner do so" if error.errno in _FOREIGN else "see to its disk"
             raise RetryableError(
@@ -91,8 +93,8 @@ class MpsPaths:
         """
         for folder in (self.pipe, self.shm):
             with suppress(OSError):
-                folders.remove(folder.parent, folder.name)
-            left = [str(path) for path in folders.left_over(folder.parent, folder.name)]
+                paths.remove(folder.parent, folder.name)
+            left = [str(path) for path in paths.left_over(folder.parent, folder.name)]
             if left:
                 # A process of its own: of a million files, or a thousand levels, the agent keeps nothing.
                 with suppress(RetryableError):
@@ -115,3 +117,74 @@ class MpsPaths:
             Mount(str(self.shm), "/dev/shm", (*_OPTIONS, "noexec")),  # noqa: S108
         )
         return ContainerEdits(env=tuple(env), mounts=mounts)
+
+
+_MOST_ASIDE = 100
+"""Folders of one name that wait to be removed."""
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def make(base: Path, *steps: tuple[str, int]) -> None:
+    """Make folders below one another in `base`, each a name and a mode, whatever the umask is.
+
+    Raises OSError: EPERM where a folder belongs to another user than the agent's; ENOTDIR, ELOOP where it is none.
+    """
+    at = base
+    handle = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name, mode in steps:
+            at = at / name
+            with suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=handle)
+            try:
+                inner = os.open(name, _OPEN, dir_fd=handle)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(at)) from error
+            os.close(handle)
+            handle = inner
+            status = os.fstat(handle)
+            if status.st_uid != os.geteuid():
+                raise OSError(errno.EPERM, f"belongs to user {status.st_uid}, and not to the agent", str(at))
+            if status.st_mode & 0o7777 != mode:
+                os.fchmod(handle, mode)
+    finally:
+        os.close(handle)
+
+
+def remove(base: Path, *steps: str) -> Path | None:
+    """Move the last of these folders out of the way, next to itself, and give its new path; None where it is not there.
+
+    What a container wrote below it can be deep and plenty: removing it may take long, and keeps nothing else waiting.
+    """
+    *parents, name = steps
+    handle = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for step in parents:
+            inner = os.open(step, _OPEN, dir_fd=handle)
+            os.close(handle)
+            handle = inner
+        number = 0
+        while True:
+            aside = f".{name}.gone-{number}"
+            try:
+                # Fails where a former one is still there with something in it.
+                os.rename(name, aside, src_dir_fd=handle, dst_dir_fd=handle)
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) or number >= _MOST_ASIDE:
+                    raise
+                number += 1
+                continue
+            return base.joinpath(*parents, aside)
+    except FileNotFoundError:
+        return None
+    finally:
+        os.close(handle)
+
+
+def left_over(folder: Path, name: str) -> Sequence[Path]:
+    """Give what `remove` has moved aside of a folder and nothing has removed yet."""
+    with suppress(OSError):
+        return sorted(folder.glob(f".{name}.gone-*"))
+    return ()

@@ -4,20 +4,105 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
-from dra_agent.device_setup.mps.clients import MpsClient, MpsClientStore, SharedGpu
-from dra_agent.device_setup.mps.compute_mode import EXCLUSIVE_PROCESS, ComputeMode
 from dra_agent.device_setup.mps.daemon import DEADLINE, MpsDaemon
 from dra_agent.device_setup.mps.paths import MpsPaths
+from dra_agent.device_setup.state_files import StateFiles
 from dra_agent.errors import AgentError, RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory.nvidia.memory_limits import find_mps_control
+from dra_agent.inventory.nvidia.describe import find_mps_control
+from dra_agent.inventory.nvidia.nvml_client import GpuLostError, NvmlClient, UnknownGpuError, acquire
 from dra_agent.prepare.locks import SETUP_TIMEOUT_S, LockedError, setup_locks
 from dra_agent.prepare.setup import SetupDevice
+
+
+class MpsClient(msgspec.Struct, frozen=True):
+    """One share of a claim."""
+
+    memory_mib: int
+    percentage: int | None = None
+
+
+class SharedGpu(msgspec.Struct, frozen=True):
+    """A GPU that has a control daemon."""
+
+    uuid: str
+    pci_address: str
+    compute_mode: int | None
+    """As it was before, to be restored; None where it is not changed (MIG)."""
+    clients: dict[str, MpsClient]
+    """By "UID KEY" of claim and share."""
+
+    @property
+    def largest_mib(self) -> int:
+        """The largest share: what a client may have that asks for no limit."""
+        return max((client.memory_mib for client in self.clients.values()), default=0)
+
+
+class MpsClientStore(StateFiles[SharedGpu]):
+    """A note for each GPU."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, SharedGpu, mode=0o755)
+
+    def devices(self) -> list[str]:
+        """Name the devices that have a file."""
+        try:
+            return sorted(path.stem for path in self._folder.glob("*.json"))
+        except OSError:
+            return []
+
+    def damaged(self, path: Path, error: msgspec.DecodeError) -> None:
+        """Refuse: without it nobody knows which compute mode the GPU had, and a person has to look."""
+        raise RetryableError(
+            f"is damaged: {error}", where=str(path), hint="remove it, and check the GPU's compute mode"
+        ) from error
+
+
+EXCLUSIVE_PROCESS = 3
+
+
+class ComputeMode:
+    """The compute modes of a host's GPUs, through NVML. Every method raises RetryableError where that fails."""
+
+    def __init__(self, library: Path | None, timeout: float) -> None:
+        self._library = library
+        self._timeout = timeout
+        self._nvml: NvmlClient | None = None
+
+    def get(self, uuid: str, address: str) -> int:
+        """Read the mode of a GPU."""
+        return int(self._call("nvmlDeviceGetComputeMode", uuid, address))
+
+    def set(self, uuid: str, address: str, mode: int) -> None:
+        """Set it."""
+        self._call("nvmlDeviceSetComputeMode", uuid, address, mode)
+
+    def restore(self, uuid: str, address: str, mode: int) -> None:
+        """Set it, unless the GPU is gone, and its mode with it."""
+        try:
+            self.set(uuid, address, mode)
+        except (GpuLostError, UnknownGpuError):
+            return
+
+    def close(self) -> None:
+        """Close the library."""
+        if self._nvml is not None:
+            self._nvml.close()
+            self._nvml = None
+
+    def _call(self, name: str, uuid: str, address: str, *arguments: Any) -> Any:
+        if self._nvml is None:
+            self._nvml = acquire(self._library, self._timeout)
+        self._nvml.start()
+        handle = self._nvml.call("nvmlDeviceGetHandleByUUID", uuid.encode(), about=address)
+        return self._nvml.call(name, handle, *arguments, about=address)
+
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from dra_agent.cdi.names import check_uid
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup import rtnetlink
 from dra_agent.device_setup.net.interfaces import Interfaces
-from dra_agent.device_setup.net.original_interface import OriginalInterface
+from dra_agent.device_setup.net.parameters import OriginalInterface
 from dra_agent.device_setup.state_files import StateFiles
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.prepare.locks import SETUP_TIMEOUT_S, KeyedLocks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from dra_agent.device_setup import rtnetlink
 from dra_agent.device_setup.container_hook import ContainerHook
 from dra_agent.device_setup.net.interfaces import Interfaces
 from dra_agent.device_setup.net.mover import TASK, InterfaceMover
-from dra_agent.device_setup.net.original_interface import MOST, OriginalInterface
-from dra_agent.device_setup.net.parameters import InterfaceConfig, NicConfig
+from dra_agent.device_setup.net.parameters import MOST, InterfaceConfig, NicConfig, OriginalInterface
 from dra_agent.device_setup.state_files import StateFiles
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
@@ -60,6 +59,10 @@ class NicSetup:
         self._kept = StateFiles(state_dir / "net", OriginalInterface, most=MOST)
         self._devices = setup_locks(state_dir, "net")
         self.mover = InterfaceMover(self._interfaces, self._kept, self._devices, patience)
+
+    def hook_tasks(self) -> Mapping[str, Callable[[bytes], bool]]:
+        """See dra_agent.prepare.setup.HookHandler."""
+        return {TASK: self.mover.move}
 
     def default(self, device: Device) -> None:
         """Change nothing unasked."""
@@ -146,7 +149,7 @@ class NicSetup:
             mtu, up = self._interfaces.mtu(ifname), self._interfaces.is_up(ifname)
             hardware = self._interfaces.hardware_address(ifname)
         except (OSError, ValueError) as error:
-            raise RetryableError(f"{ifname} cannot be looked at: {error}", where=f"device {device}") from error
+            raise RetryableError(f"{ifname} cannot be checked: {error}", where=f"device {device}") from error
         given = addresses(ifname, hardware, permanent=True) if wanted.name is not None else ()
         attributes = item.device.attributes
         described = {name: attributes[name] for name in INTERFACE_ATTRIBUTES if name in attributes}

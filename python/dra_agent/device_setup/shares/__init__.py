@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dra_agent.device_setup.shares.parameters import ShareConfig
-from dra_agent.device_setup.shares.setup import ShareSetup
+from dra_agent.device_setup.shares.setup import ShareConfig, ShareSetup
 
 __all__ = ["ShareConfig", "ShareSetup"]

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
 
 from dra_agent import _native
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
-from dra_agent.device_setup.limits.limiter import Limiter
-from dra_agent.device_setup.mps.clients import MpsClient
-from dra_agent.device_setup.mps.sharing import MpsSharing
-from dra_agent.device_setup.shares.parameters import ShareConfig
+from dra_agent.device_setup.container_hook import LIMIT_TASK
+from dra_agent.device_setup.mps.sharing import MpsClient, MpsSharing
+from dra_agent.device_setup.shares.limiter import Limiter
 from dra_agent.errors import PermanentError
 from dra_agent.inventory.model import Device
 from dra_agent.inventory.shares import MEMORY, MULTIPROCESSORS, limit_mechanism
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
+
+
+class ShareConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """How a share of a GPU is used.
+
+    What protects the others (the amount of memory, and who enforces it) is the operator's and the scheduler's to say.
+    """
+
+    active_thread_percentage: Annotated[int, msgspec.Meta(ge=1, le=100)] | None = None
+    """MPS: the part of the GPU's multiprocessors that each process of the share may occupy at most, where that is less
+    than the share of multiprocessors that the claim has asked for; 1 to 100."""
+
 
 _MIB = 1 << 20
 _MPS = "mps"
@@ -31,6 +44,10 @@ class ShareSetup:
     def __init__(self, mps: MpsSharing, limiter: Limiter) -> None:
         self.mps = mps
         self.limiter = limiter
+
+    def hook_tasks(self) -> Mapping[str, Callable[[bytes], bool]]:
+        """See dra_agent.prepare.setup.HookHandler."""
+        return {LIMIT_TASK: self.limiter.apply}
 
     def default(self, device: Device) -> ShareConfig | None:
         """Set up every share of which somebody limits the memory."""
@@ -56,7 +73,7 @@ class ShareSetup:
         edits: dict[str, ContainerEdits] = {}
         for item in devices:
             used = limit_mechanism(item.device)
-            if item.share_id is None or used is None:
+            if item.allocated.share_id is None or used is None:
                 continue  # held by this claim alone: an API server without consumable capacity gives it so
             amount = _amount(item, MEMORY)
             if used == _MPS:
@@ -86,9 +103,9 @@ def _one_server(devices: Sequence[SetupDevice]) -> None:
     """Refuse two shares through MPS for one request: a process is the client of one daemon, and so of one GPU."""
     seen: dict[str, str] = {}
     for item in devices:
-        if item.share_id is None or limit_mechanism(item.device) != _MPS:
+        if item.allocated.share_id is None or limit_mechanism(item.device) != _MPS:
             continue
-        for request in item.requests:
+        for request in item.allocated.requests:
             other = seen.setdefault(request, item.key)
             if other != item.key:
                 raise PermanentError(
@@ -109,5 +126,5 @@ def _percentage(item: SetupDevice, parameters: ShareConfig) -> int | None:
 
 
 def _amount(item: SetupDevice, capacity: str) -> int:
-    text = item.consumed_capacity.get(capacity)
+    text = item.allocated.consumed_capacity.get(capacity)
     return _native.quantity_value(text) if text is not None else 0

@@ -13,10 +13,8 @@ import msgspec
 
 from dra_agent import _native
 from dra_agent.device_setup.containers import Place, place_of
-from dra_agent.device_setup.limits.cgroups import hierarchy
-from dra_agent.device_setup.limits.driver_limit import DriverLimit
-from dra_agent.device_setup.limits.share_limits import ShareLimitStore
 from dra_agent.device_setup.open_files import nodes_of, processes_holding
+from dra_agent.device_setup.shares.limiter import DriverLimit, ShareLimitStore, hierarchy
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
@@ -78,7 +76,7 @@ class UsageReader:
         self._places: dict[int, Place] | None = None
 
     def close(self) -> None:
-        """Let go of the library."""
+        """Close the library."""
         self._driver.close()
         self._nvml.close()
 

@@ -5,7 +5,6 @@ It orders turns and nothing else: neither memory nor faults of one program are k
 
 from __future__ import annotations
 
-from dra_agent.device_setup.timeslice.parameters import GpuConfig
-from dra_agent.device_setup.timeslice.setup import TimeSliceSetup
+from dra_agent.device_setup.timeslice.setup import GpuConfig, TimeSliceSetup
 
 __all__ = ["GpuConfig", "TimeSliceSetup"]

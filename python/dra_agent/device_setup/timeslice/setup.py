@@ -6,19 +6,51 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from dra_agent.cdi.claim import env_name
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup.state_files import StateFiles
-from dra_agent.device_setup.timeslice.holders import TimeSliceHolders
 from dra_agent.device_setup.timeslice.nvidia_smi import DEADLINE, GoneError, NvidiaSmi
-from dra_agent.device_setup.timeslice.parameters import NUMBERS, GpuConfig, Interval
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.model import Device
 from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
+
+Interval = Literal["Default", "Short", "Medium", "Long"]
+NUMBERS: dict[Interval, int] = {"Default": 0, "Short": 1, "Medium": 2, "Long": 3}
+"""As nvidia-smi's `compute-policy --set-timeslice` counts them; how long each is, is the driver's to say."""
+
+
+class TimeSlices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How programs on one GPU take turns."""
+
+    interval: Interval = "Default"
+    """For how long a program runs before the next one has its turn: short turns answer soon, long ones waste less."""
+
+
+class GpuConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Settings of a whole NVIDIA GPU, for as long as the claim has it or a share of it."""
+
+    time_slicing: TimeSlices
+
+
+class TimeSliceHolders(msgspec.Struct, frozen=True):
+    """What is set on one GPU, and for whom.
+
+    Where it is damaged what it said is lost; the interval is set anew.
+    """
+
+    uuid: str
+    interval: Interval
+    compute_mode: str
+    """As it was before, to be restored."""
+    holders: tuple[str, ...]
+    """Claims by uid, each with the key of its device behind a space."""
+
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,6 @@ An IOMMU group is given away as a whole or not at all, for what is in one can re
 
 from __future__ import annotations
 
-from dra_agent.device_setup.vfio.parameters import VfioConfig
-from dra_agent.device_setup.vfio.setup import VfioSetup
+from dra_agent.device_setup.vfio.setup import VfioConfig, VfioSetup
 
 __all__ = ["VfioSetup", "VfioConfig"]

@@ -12,11 +12,11 @@ import logging
 from dra_agent.device_setup.sysfs_writer import TimedWriter
 from dra_agent.device_setup.vfio.pci_functions import DRIVER, PciFunctions
 from dra_agent.errors import RetryableError
-from dra_agent.inventory.passthrough_bindings import VfioBinding
+from dra_agent.inventory.passthrough import VfioBinding
 
 log = logging.getLogger(__name__)
 
-_LOG = "look at the kernel's log (dmesg)"
+_LOG = "check the kernel log (dmesg)"
 
 
 class Binding:
@@ -27,7 +27,7 @@ class Binding:
         self._writes = writes
 
     def bind(self, address: str, where: str) -> None:
-        """Bring a function under vfio-pci; RetryableError where the kernel refuses or does not come back."""
+        """Bring a function under vfio-pci; RetryableError where the kernel refuses or does not return."""
         functions = self._functions
         driver = functions.driver(address)
         if driver == DRIVER:

@@ -3,28 +3,125 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import msgspec
 
+from dra_agent.cdi.edits.provider import node_edits
+from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup.sysfs_writer import TIMEOUT_S, SysfsWriter, TimedWriter
-from dra_agent.device_setup.vfio import nodes
+from dra_agent.device_setup.vfio import setup
 from dra_agent.device_setup.vfio.binding import Binding
-from dra_agent.device_setup.vfio.nvml_guard import Library
-from dra_agent.device_setup.vfio.parameters import VfioConfig
-from dra_agent.device_setup.vfio.pci_functions import DRIVER, PciFunctions
-from dra_agent.device_setup.vfio.preconditions import check_group, require_idle, require_released
-from dra_agent.errors import RetryableError
+from dra_agent.device_setup.vfio.pci_functions import DRIVER, PciFunctions, check_group, require_idle, require_released
+from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
-from dra_agent.inventory.passthrough import PASSTHROUGH
-from dra_agent.inventory.passthrough_bindings import VfioBinding, VfioBindingStore
+from dra_agent.inventory.nvidia.nvml_client import NvmlError, acquire
+from dra_agent.inventory.passthrough import PASSTHROUGH, VfioBinding, VfioBindingStore
 from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
+
+Interface = Literal["auto", "legacy", "iommufd"]
+
+
+class VfioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of a device that is passed through, for as long as the claim has it."""
+
+    iommu: Interface = "auto"
+    """How its IOMMU is reached: by group (/dev/vfio/GROUP), by iommufd (/dev/iommu), or by whichever the host has."""
+
+
+CONTAINER, IOMMU = "/dev/vfio/vfio", "/dev/iommu"
+PATIENCE = 5.0
+"""Seconds that udev may take to make a node."""
+_LOOK = 0.02
+
+
+def edits(
+    host: Host, functions: PciFunctions, address: str, group: int, interface: Interface, deadline: Deadline
+) -> ContainerEdits:
+    """Give the edits for one function; PermanentError where the host does not have the interface that is asked for."""
+    where = f"device {address}"
+    until = deadline.capped(PATIENCE)
+    while True:
+        legacy = (f"/dev/vfio/{group}", CONTAINER)
+        device = functions.vfio_device(address)
+        iommufd = (f"/dev/vfio/devices/{device}", IOMMU) if device is not None else ()
+        has_legacy = _all_there(host, legacy)
+        has_iommufd = bool(iommufd) and _all_there(host, iommufd)
+        if {"auto": has_legacy or has_iommufd, "legacy": has_legacy, "iommufd": has_iommufd}[interface]:
+            break
+        if interface == "iommufd" and not host.dev_path(IOMMU).exists():
+            raise PermanentError(
+                "iommu: this host has no /dev/iommu", where=where, hint='load iommufd, or ask for iommu "auto"'
+            )
+        if not until.remaining():
+            raise RetryableError(
+                f"its nodes are not there: {legacy[0]}, or {'/dev/vfio/devices/vfioN'} with {IOMMU}",
+                where=where,
+                hint="look at udev, and at the kernel's log (dmesg)",
+            )
+        time.sleep(_LOOK)
+    wanted: tuple[str, ...] = ()
+    if interface in ("auto", "legacy") and has_legacy:
+        wanted += legacy
+    if interface in ("auto", "iommufd") and has_iommufd:
+        wanted += iommufd
+    return node_edits([(node, str(host.dev_path(node))) for node in wanted], device=address)
+
+
+def _all_there(host: Host, paths: tuple[str, ...]) -> bool:
+    return all(host.dev_path(path).exists() for path in paths)
+
+
+class Library(Protocol):
+    """The agent's own library of one vendor."""
+
+    def users(self, address: str) -> list[int]:
+        """Give the processes that compute on a GPU, also those of other pods; RetryableError where it hangs."""
+        ...
+
+    def released(self) -> AbstractContextManager[None]:
+        """Let go of every GPU for as long as the context lasts."""
+        ...
+
+
+class NvidiaLibrary:
+    """NVML, as the agent's process shares it."""
+
+    def __init__(self, path: Path | None, timeout: float) -> None:
+        self._path = path
+        self._timeout = timeout
+
+    def users(self, address: str) -> list[int]:
+        """Ask the driver; nobody is known of a GPU that it does not tell about."""
+        domain, _, rest = address.partition(":")
+        nvml = acquire(self._path, self._timeout)
+        try:
+            nvml.start()
+            bus_id = f"{int(domain, 16):08X}:{rest.upper()}".encode()
+            handle = nvml.call("nvmlDeviceGetHandleByPciBusId", bus_id, about=address)
+            return sorted(pid for pid, _ in nvml.call("compute_processes", handle, about=address))
+        except NvmlError:
+            return []
+        finally:
+            nvml.close()
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Close it, whoever else uses it."""
+        nvml = acquire(self._path, self._timeout)
+        try:
+            with nvml.away():
+                yield
+        finally:
+            nvml.close()
+
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +175,7 @@ class VfioSetup:
                 deadline.check(f"device {item.device.name}")
                 self._bind(uid, item, address)
         edits = {
-            item.key: nodes.edits(self._host, self._functions, address, groups[address], parameters.iommu, deadline)
+            item.key: setup.edits(self._host, self._functions, address, groups[address], parameters.iommu, deadline)
             for address, item in mine.items()
         }
         return SetupOutcome([msgspec.to_builtins(one) for one in self._of(uid, list(edits))], edits)

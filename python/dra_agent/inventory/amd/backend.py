@@ -9,15 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dra_agent.host import Host
-from dra_agent.inventory.amd.attributes import count_errors, describe_whole, fill, set_memory, uuid_of
 from dra_agent.inventory.amd.kfd import KfdNode, gpu_nodes
-from dra_agent.inventory.amd.mode_changes import ModeChanges
-from dra_agent.inventory.amd.partitionable import PartitionableGpus
+from dra_agent.inventory.amd.partitionable import (
+    PartitionableGpus,
+    count_errors,
+    describe_whole,
+    fill,
+    set_memory,
+    uuid_of,
+)
 from dra_agent.inventory.api import CounterSet
 from dra_agent.inventory.builder import DeviceBuilder, pci_files
 from dra_agent.inventory.generic import add_drm_nodes
+from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, device_name
-from dra_agent.inventory.partitions import PartitionRules
+from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import SysfsDir
 from dra_agent.topology.model import PciFunction as Function
@@ -37,7 +43,7 @@ class AmdBackend:
         self._rules = rules
 
     def follow(self, changes: ModeChanges) -> None:
-        """Take who tells which GPUs the agent divides now."""
+        """Set the record of GPUs that the agent currently partitions."""
         self._changes = changes
 
     def counter_sets(self) -> Sequence[CounterSet]:
@@ -45,11 +51,11 @@ class AmdBackend:
         return self._divisible.counters if self._divisible is not None else []
 
     def faults(self) -> list[DeviceEvent]:
-        """Nothing: the driver counts errors, and tells nobody."""
+        """None: the driver counts errors, but has no events."""
         return []
 
     def lost_event_stream(self) -> bool:
-        """Tell, once, that a GPU was seen half rebuilt."""
+        """Return once that a GPU appeared incomplete."""
         return self._divisible is not None and self._divisible.look_again()
 
     def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
@@ -120,7 +126,7 @@ class AmdBackend:
 
 
 def _mode(nodes: list[KfdNode]) -> str | None:
-    """One accelerator die per partition is CPX on every model; other modes cannot be told from the outside."""
+    """One accelerator die per partition is CPX on every model; other modes cannot be distinguished."""
     return "CPX" if all(node.xcc_count == 1 for node in nodes) else None
 
 

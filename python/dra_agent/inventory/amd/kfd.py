@@ -42,7 +42,7 @@ def gpu_nodes(host: Host, problems: list[Diagnostic]) -> dict[str, list[KfdNode]
     folder = SysfsDir(host.sysfs / NODES, problems)
     found = []
     for node_id in sorted(int(name) for name in folder.names() if name.isdecimal()):
-        # A cgroup that hides a GPU from the agent answers EPERM; the problem says so.
+        # A cgroup that hides a GPU from the agent causes EPERM, which is reported.
         properties = folder.subdir(str(node_id)).key_values("properties")
         numbers = {key: int(value) for key, value in properties.items() if value.isdecimal()}
         if numbers.get("simd_count", 0) > 0:
@@ -97,7 +97,7 @@ def _memory(files: SysfsDir, banks: int) -> int | None:
 
 
 def merge_partitions(nodes: Sequence[KfdNode]) -> KfdNode:
-    """Give the whole GPU of which these are all the partitions."""
+    """Return the whole GPU of these partitions."""
     first = nodes[0]
     return replace(
         first,

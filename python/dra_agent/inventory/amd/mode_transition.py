@@ -1,6 +1,6 @@
-"""GPUs whose KFD nodes are half rebuilt, by the agent or by an administrator: they keep their description for a while.
+"""GPUs that change their partition mode, by the agent or an administrator: they keep their description for a while.
 
-What claims may divide is described alike in every mode, so that what was seen before the change is right after it, too.
+A GPU that claims may partition has the same description in every mode, so the one before the change is valid after it.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dra_agent.inventory.amd.kfd import KfdNode
-from dra_agent.inventory.amd.mode_changes import ModeChanges
 from dra_agent.inventory.amd.modes import PARTS
 from dra_agent.inventory.api import CounterSet
+from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.inventory.model import Device
 from dra_agent.topology.model import PciFunction as Function
 
 SETTLE_TIMEOUT_S = 3.0
-"""Seconds for which a GPU that somebody else divides may look half made: chosen, not measured."""
+"""Seconds for which a GPU that an administrator partitions may appear incomplete: chosen, not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastDescription:
-    """A divisible GPU when all of it was seen."""
+    """A partitionable GPU when it was last complete."""
 
     device_id: str
     dies: int
     whole: Device
-    """As the partition rules were asked about it."""
+    """The device that the partition rules were evaluated for."""
     devices: tuple[Device, ...]
     counters: CounterSet
 
@@ -42,7 +42,7 @@ class ModeTransition:
         self._look_again = False
 
     def begin(self, functions: Iterable[Function]) -> None:
-        """Forget GPUs that are not there any more, or others now; called before each look."""
+        """Drop GPUs that were removed or replaced; called before each scan."""
         here = {function.pci_address: function.device_id for function in functions}
         self._described = {
             address: one for address, one in self._described.items() if here.get(address) == one.device_id
@@ -51,16 +51,16 @@ class ModeTransition:
         self._look_again = False
 
     def described(self, address: str) -> LastDescription | None:
-        """Give what a GPU was when all of it was seen; None: that was never."""
+        """Return the last complete description of a GPU; None if there was none."""
         return self._described.get(address)
 
     def settled(self, address: str, described: LastDescription) -> None:
-        """Take what all of a GPU was seen to be."""
+        """Record a complete description of a GPU."""
         self._described[address] = described
         self._half_since.pop(address, None)
 
     def is_kept(self, address: str) -> bool:
-        """Tell of a GPU that looks half made whether it is still described as before; asked once in a look."""
+        """Return whether an incomplete GPU keeps its description; called once per scan."""
         if self._changes.is_expected(address):
             self._half_since.pop(address, None)
             return True
@@ -70,12 +70,12 @@ class ModeTransition:
         return kept
 
     def look_again(self) -> bool:
-        """Tell, once, that a GPU was described as before, and that another look soon should see more."""
+        """Return once that a GPU kept its description, so another scan is needed soon."""
         told, self._look_again = self._look_again, False
         return told
 
     def most_dies(self, functions: Iterable[Function], complete: Mapping[str, Sequence[KfdNode]]) -> dict[str, int]:
-        """Give by device id the dies of a GPU of which KFD shows all; `complete`: the nodes of those that are whole."""
+        """Return the dies by device id of GPUs that KFD shows completely; `complete`: their nodes."""
         most: dict[str, int] = {}
         for function in functions:
             seen = die_count(complete.get(function.pci_address, ()))
@@ -86,7 +86,7 @@ class ModeTransition:
 
 
 def die_count(nodes: Iterable[KfdNode]) -> int:
-    """Count the accelerator dies of nodes."""
+    """Return the number of accelerator dies of nodes."""
     return sum(node.xcc_count or 0 for node in nodes)
 
 

@@ -16,7 +16,7 @@ from dra_agent.inventory.api import Counter, CounterConsumption, CounterSet
 
 WHOLE = "SPX"
 DIES = "dies"
-"""The counter of accelerator dies (XCC): what a partition is made of."""
+"""The counter of accelerator dies (XCC), of which partitions consist."""
 
 PARTS = {WHOLE: 1, "DPX": 2, "TPX": 3, "QPX": 4}
 """Partitions of a mode; CPX has as many as the GPU has dies."""
@@ -37,7 +37,7 @@ class Modes:
     """The modes that one GPU can be put into, the coarsest first; the first is the whole GPU."""
 
     def __init__(self, available: str, dies: int, memory_partitions: int) -> None:
-        """Take the driver's list ("SPX, DPX, QPX, CPX"), the number of dies, and that of the memory mode (NPS4: 4)."""
+        """Parse the driver's list ("SPX, DPX, QPX, CPX"), the number of dies and of memory partitions (NPS4: 4)."""
         self.dies = dies
         names = [name.strip() for name in available.split(",")]
         modes = [Mode(name, PARTS.get(name, dies)) for name in names if name in PARTS or name == "CPX"]
@@ -57,11 +57,11 @@ class Modes:
         return CounterSet(name, {DIES: Counter(str(self.dies)), **guards})
 
     def whole(self, name: str) -> CounterConsumption:
-        """Say what the whole GPU takes: everything."""
+        """Return the consumption of the whole GPU: all counters."""
         return CounterConsumption(name, self.counters(name).counters)
 
     def part(self, name: str, mode: Mode, index: int) -> CounterConsumption:
-        """Say what one partition takes."""
+        """Return the consumption of one partition."""
         taken = {DIES: Counter(str(self.dies // mode.partitions))}
         share = Counter(str(self._unit // mode.partitions))
         own = _guard(mode, index)
@@ -84,7 +84,7 @@ class Modes:
 
 
 def memory_partitions(mode: str | None) -> int:
-    """Turn "NPS4" into 4; 1 where the driver does not say."""
+    """Convert "NPS4" to 4; 1 if the driver does not report it."""
     number = (mode or "").removeprefix("NPS")
     return int(number) if number.isdecimal() and int(number) > 0 else 1
 

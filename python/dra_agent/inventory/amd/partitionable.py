@@ -11,9 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from dra_agent.host import Host
-from dra_agent.inventory.amd.attributes import count_errors, describe_whole, fill, set_memory, uuid_of
 from dra_agent.inventory.amd.kfd import KfdNode, gpu_nodes, merge_partitions, partition_of
-from dra_agent.inventory.amd.mode_changes import ModeChanges
 from dra_agent.inventory.amd.mode_transition import (
     SETTLE_TIMEOUT_S,
     LastDescription,
@@ -22,16 +20,88 @@ from dra_agent.inventory.amd.mode_transition import (
     matches_mode,
 )
 from dra_agent.inventory.amd.modes import WHOLE, Mode, Modes, memory_partitions
-from dra_agent.inventory.api import Attribute, CounterConsumption, CounterSet
-from dra_agent.inventory.builder import DeviceBuilder, pci_files
+from dra_agent.inventory.api import Attribute, Capacity, CounterConsumption, CounterSet
+from dra_agent.inventory.builder import DeviceBuilder, pci_files, set_dmem_region
+from dra_agent.inventory.generic import add_drm_nodes
+from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.inventory.model import Device, Diagnostic, device_name
-from dra_agent.inventory.partitions import PartitionRules
+from dra_agent.inventory.products import product_of
+from dra_agent.inventory.rules import PartitionRules
+from dra_agent.inventory.sysfs import SysfsDir
 from dra_agent.topology.model import PciFunction as Function
+
+
+def describe_whole(draft: DeviceBuilder, node: KfdNode | None, driver_version: str | None) -> None:
+    """Set what a GPU has as a whole; `node` is all of it as KFD shows it."""
+    function = draft.function
+    draft.set("uuid", uuid_of(draft.files, node))
+    fill(draft, node, driver_version)
+    count_errors(draft)
+    memory = draft.files.number("mem_info_vram_total")
+    set_memory(draft, memory or (node.memory_bytes if node is not None else None))
+    if function.drm is not None:
+        add_drm_nodes(draft, function.drm.card, function.drm.render)
+    set_dmem_region(draft)
+    if function.physfn is not None:
+        draft.set("type", "vf")
+        draft.set("memoryEnforcement", "vf")
+        draft.add_identity(parent=device_name("gpu", function.physfn))
+
+
+def fill(draft: DeviceBuilder, node: KfdNode | None, driver_version: str | None, mode: str | None = None) -> None:
+    """Set what a GPU and a partition have alike."""
+    files = draft.files
+    draft.set("productName", files.text("product_name") or product_of(draft.function))
+    draft.set("brand", _brand(draft))
+    draft.set_version("driverVersion", driver_version)
+    draft.set("computePartition", files.text("current_compute_partition") or mode)
+    draft.set("memoryPartition", files.text("current_memory_partition"))
+    if node is None:
+        return
+    draft.set("architecture", node.isa)
+    draft.set("fabricDomain", f"{node.hive_id:016x}" if node.hive_id is not None else None)
+    if node.compute_units is not None:
+        draft.capacity["computeUnits"] = Capacity.of(node.compute_units)
+    draft.add_identity(kfd=node.node_id)
+    draft.node("/dev/kfd", "kfd")
+
+
+def set_memory(draft: DeviceBuilder, amount: int | None) -> None:
+    """Set the memory in bytes, where it is known."""
+    if amount:
+        draft.capacity["memory"] = Capacity.of_bytes(amount)
+
+
+def uuid_of(files: SysfsDir, node: KfdNode | None) -> str | None:
+    """Give the GPU's id as ROCR_VISIBLE_DEVICES takes it."""
+    text = files.text("unique_id")
+    if text is not None:
+        return f"GPU-{text.lower().removeprefix('0x'):0>16}"
+    return f"GPU-{node.unique_id:016x}" if node is not None and node.unique_id is not None else None
+
+
+def count_errors(draft: DeviceBuilder) -> None:
+    """Sum up the errors that the blocks of a GPU have counted (amdgpu RAS: lines "ue: N" and "ce: N")."""
+    ras = draft.files.subdir("ras")
+    blocks = [ras.key_values(name, ":") for name in ras.names() if name.endswith("_err_count")]
+
+    def total(kind: str) -> int | None:
+        known = [int(count) for block in blocks if (count := block.get(kind, "").strip()).isdecimal()]
+        return sum(known) if known else None
+
+    draft.memory_errors, draft.corrected_errors = total("ue"), total("ce")
+
+
+def _brand(draft: DeviceBuilder) -> str | None:
+    name = draft.attributes.get("productName")
+    words = str(name.value).split() if name is not None else []
+    return next((word for word in words if word in ("Instinct", "Radeon", "FirePro")), None)
+
 
 MODE, PARTITION, PARTITIONS = "computePartition", "partition", "partitions"
 """Keys of the identity of a device that is set up by dividing its GPU: the mode, its number in it, and of how many."""
 _AGAIN = 0.05
-"""Seconds between two looks at a GPU that is half made when it is seen first."""
+"""Seconds between two reads of a GPU that is incomplete at its first scan."""
 
 
 class PartitionableGpus:
@@ -45,14 +115,14 @@ class PartitionableGpus:
         self._changes = changes
         self._settling = ModeTransition(changes)
         self._seen: set[str] = set()
-        """GPUs of which it was waited for all of their nodes, if need be."""
+        """GPUs for which the first wait for complete nodes is over."""
         self._nodes: dict[str, list[KfdNode]] = {}
         self._complete: dict[str, list[KfdNode]] = {}
         self._most: dict[str, int] = {}
-        """By device id: the dies of a GPU of which KFD shows all."""
+        """By device id: the dies of GPUs that KFD shows completely."""
 
     def begin(self, functions: Sequence[Function], problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
-        """Begin a look at these GPUs; gives the nodes of every GPU, by its address."""
+        """Start a scan of these GPUs; returns the nodes of every GPU by address."""
         self.counters = []
         self._settling.begin(functions)
         self._nodes = self._read(functions, problems)
@@ -63,7 +133,7 @@ class PartitionableGpus:
         return self._nodes
 
     def look_again(self) -> bool:
-        """Tell, once, that a GPU was half made and is described as before."""
+        """Return once that an incomplete GPU kept its description."""
         return self._settling.look_again()
 
     def _read(self, functions: Sequence[Function], problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
@@ -133,7 +203,7 @@ class PartitionableGpus:
         if not modes.divided:
             return None
         if modes.dies < most:
-            what = f"KFD shows {modes.dies} of its {most} dies, so that claims cannot divide it"
+            what = f"KFD shows {modes.dies} of its {most} dies, so claims cannot partition it"
             hint = "give the agent's cgroup all of its render nodes, or reset the GPU"
             problems.append(Diagnostic(name, what, hint, severity="warning"))
             return None
@@ -164,7 +234,7 @@ class PartitionableGpus:
         return described
 
     def _in_mode(self, device: Device, consumption: CounterConsumption, mode: Mode, index: int) -> Device:
-        """Give a device as it will be once the GPU is in its mode: which nodes it has then, nobody knows before."""
+        """Return a device as it will be in another mode; its nodes are not known before."""
         identity = {name: value for name, value in device.identity.items() if name not in {"kfd", "card", "render"}}
         return msgspec.structs.replace(
             device,
@@ -178,5 +248,5 @@ class PartitionableGpus:
 def _half_made(name: str, seen: int, all_of_them: int) -> Diagnostic:
     of = f"{seen} of its {all_of_them} dies" if seen < all_of_them else "partitions of another mode than it is in"
     what = f"KFD shows {of}, so that it is not offered: its mode was changed, and the change does not come to an end"
-    hint = "look at the kernel's log (dmesg); give the agent's cgroup all of its render nodes, or reset the GPU"
+    hint = "check the kernel log (dmesg); give the agent's cgroup all of its render nodes, or reset the GPU"
     return Diagnostic(name, what, hint)

@@ -1,27 +1,103 @@
 """Intel GPUs and their virtual functions, from what i915 and xe show in sysfs.
 
 A GPU that is divided into virtual functions is published as those: the physical function only administers them, unless
-the operator offers it as well, to claims that come when no virtual one is held.
+the operator publishes it as well, for claims while no virtual function is held.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from dra_agent.host import Host
-from dra_agent.inventory.api import Capacity, CounterSet
-from dra_agent.inventory.builder import DeviceBuilder, pci_files
-from dra_agent.inventory.dmem import set_dmem_region
+from dra_agent.inventory.api import Capacity, Counter, CounterConsumption, CounterSet
+from dra_agent.inventory.builder import DeviceBuilder, pci_files, set_dmem_region
 from dra_agent.inventory.generic import add_drm_nodes
-from dra_agent.inventory.intel.virtual_functions import VirtualFunctions
 from dra_agent.inventory.model import Device, Diagnostic, device_name
-from dra_agent.inventory.partitions import PartitionRules
 from dra_agent.inventory.products import board_memory_of, product_of
+from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import SysfsDir
 from dra_agent.topology.model import PciFunction as Function
+
+FUNCTIONS, MEMORY = "virtual-functions", "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class VfResources:
+    """Resources of one virtual function; None if unknown."""
+
+    memory: int | None
+    """Bytes of the GPU's memory that are its alone."""
+    quantum_ms: int | None
+    """Execution quantum; 0 is unlimited."""
+    timeout_us: int | None
+    """Preemption timeout; 0 is unlimited."""
+    priority: str | None
+
+
+class VirtualFunctions:
+    """Virtual functions of one physical function."""
+
+    def __init__(self, physical: Function, files: SysfsDir, memory: int | None) -> None:
+        """Take the physical function's folder, and the bytes of memory that the GPU has."""
+        self._physical = physical
+        self._files = files
+        self._memory = memory
+
+    def assigned(self, address: str) -> VfResources:
+        """Return the resources of the function at this address; unknown if the physical function does not list it."""
+        if address not in self._physical.virtfns:
+            return VfResources(None, None, None, None)
+        number = self._physical.virtfns.index(address) + 1
+        profile = self._files.subdir(f"sriov_admin/vf{number}/profile")
+        return VfResources(
+            # 0 is a function that has none of its own: it gets what the driver provisions when it is used.
+            profile.number("vram_quota") or None,
+            profile.number("exec_quantum_ms"),
+            profile.number("preempt_timeout_us"),
+            _chosen(profile.text("sched_priority")),
+        )
+
+    def counters(self, name: str) -> CounterSet:
+        """Give what the physical function and the virtual ones share."""
+        return CounterSet(name, self._all())
+
+    def whole(self, name: str) -> CounterConsumption:
+        """Return the consumption of the physical function: all counters, so it is exclusive with virtual functions."""
+        return CounterConsumption(name, self._all())
+
+    def part(self, name: str, address: str) -> CounterConsumption:
+        """Return the consumption of a virtual function."""
+        taken = {FUNCTIONS: Counter("1")}
+        memory = self.assigned(address).memory
+        if MEMORY in self._all() and memory is not None:
+            taken[MEMORY] = Counter(str(memory))
+        return CounterConsumption(name, taken)
+
+    @property
+    def remaining(self) -> int | None:
+        """Unassigned memory in bytes, which the physical function can use."""
+        return None if self._memory is None else max(self._memory - self._given, 0)
+
+    @property
+    def _given(self) -> int:
+        return sum(self.assigned(address).memory or 0 for address in self._physical.virtfns)
+
+    def _all(self) -> dict[str, Counter]:
+        counters = {FUNCTIONS: Counter(str(len(self._physical.virtfns)))}
+        # Quotas are rounded up to what the hardware can divide: all of them must fit.
+        if self._memory is not None and self._given > 0:
+            counters[MEMORY] = Counter(str(max(self._memory, self._given)))
+        return counters
+
+
+def _chosen(text: str | None) -> str | None:
+    """Return the selected value of "low [normal] high"; the text itself if it has no brackets."""
+    words = (text or "").split()
+    return next((word.strip("[]") for word in words if word.startswith("[")), words[0] if len(words) == 1 else None)
 
 
 class IntelBackend:
@@ -68,7 +144,8 @@ class IntelBackend:
                     continue
                 shared.add(function.pci_address)
                 self._counters.append(of_whole.counters(device.name))
-                # Where others have virtual functions (vfio-pci, a driver of their own), the whole is nobody's to give.
+                # If virtual functions are used by others (vfio-pci, another driver), the physical function cannot be
+                # allocated.
                 if not here.issuperset(function.virtfns):
                     continue
                 device = msgspec.structs.replace(device, consumes_counters=(of_whole.whole(device.name),))
@@ -114,9 +191,9 @@ class IntelBackend:
 
 
 def _memory(files: SysfsDir, function: Function) -> int | None:
-    """Give the local memory in bytes: xe tells it per tile, Intel's own builds of i915 per card, the kernel's not.
+    """Return the local memory in bytes: xe reports it per tile, Intel's own i915 per card, the kernel's does not.
 
-    The size of the memory BAR is no substitute: it is rounded up to a power of two, or may be a window of 256 MiB.
+    The size of the memory BAR is not usable: it is rounded up to a power of two, or may be a window of 256 MiB.
     """
     tiles = [name for name in files.names() if name.startswith("tile") and name[4:].isdecimal()]
     amounts = [files.number(f"{tile}/physical_vram_size_bytes") for tile in tiles]

@@ -1,1 +1,1 @@
-"""NVIDIA GPUs: what the management library (NVML) and the driver's procfs say of them."""
+"""NVIDIA GPUs, from the management library (NVML) and the driver's procfs."""

@@ -1,6 +1,6 @@
 """NVIDIA GPUs as devices. A library that hangs, fails or is missing leaves them with what the kernel's driver shows.
 
-The last good answer about a GPU is kept, so that a hung library changes a device's health and not its attributes.
+The last successful result for a GPU is kept, so that a hung library changes a device's health and not its attributes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from dra_agent.inventory.api import CounterSet
 from dra_agent.inventory.builder import DeviceBuilder
 from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, Exclusion
 from dra_agent.inventory.nvidia.describe import DRIVER, describe_gpu, describe_instance
-from dra_agent.inventory.nvidia.event_targets import EventTargets
-from dra_agent.inventory.nvidia.events import Events
+from dra_agent.inventory.nvidia.events import Events, EventTargets
 from dra_agent.inventory.nvidia.gpu_info import DriverInfo, GpuInfo, read_driver, read_gpu, read_module, read_procfs
 from dra_agent.inventory.nvidia.mig import MigInstance, read_instances
 from dra_agent.inventory.nvidia.nvml_client import CallTimeoutError, GpuLostError, NvmlError, UnknownGpuError, acquire
 from dra_agent.inventory.nvidia.partitionable import PartitionableGpus
-from dra_agent.inventory.partitions import PartitionRules
+from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.topology.model import PciFunction as Function
 
@@ -37,7 +36,7 @@ RECOVERY = {
 """By nvmlDeviceGpuRecoveryAction_t."""
 
 MAX_HANGS = 2
-"""Calls that may hang before the rest of the GPUs is no longer asked, in one go."""
+"""Maximum hung calls in one scan before the remaining GPUs are skipped."""
 
 
 class NvidiaBackend:
@@ -54,9 +53,9 @@ class NvidiaBackend:
         self._generation = 0
         """Of the library that gave the handles."""
         self._needed = False
-        """Whether the last look found a GPU to ask about."""
+        """Whether the last scan had a GPU to query."""
         self._heard = time.monotonic()
-        """When events were asked for with success last, or the set for them was made."""
+        """Time of the last successful poll of events, or of the creation of the event set."""
         self._known: dict[str, GpuInfo] = {}
         self._mig: dict[str, list[MigInstance]] = {}
         self._driver: DriverInfo | None = None
@@ -83,7 +82,7 @@ class NvidiaBackend:
             facts, answered = None, False
             if function.driver == DRIVER and function.physfn is None:
                 if not answers or hangs >= MAX_HANGS:
-                    draft.health, draft.health_reason = "unmonitored", "NVML does not answer"
+                    draft.health, draft.health_reason = "unmonitored", "NVML does not respond"
                 else:
                     facts, hung = self._ask(draft)
                     hangs += hung
@@ -109,7 +108,7 @@ class NvidiaBackend:
         return self._divided.withheld
 
     def faults(self) -> list[DeviceEvent]:
-        """Ask NVML what has happened."""
+        """Poll events of NVML."""
         try:
             faults = self._events.take()
             self._heard = time.monotonic()
@@ -119,14 +118,14 @@ class NvidiaBackend:
             return []
 
     def lost_event_stream(self) -> bool:
-        """Tell, once for each look that needed the library, that it has ended and may be started."""
+        """Return once per scan that the library has exited and may be restarted."""
         if not self._needed or not self._nvml.is_due:
             return False
         self._needed = False
         return True
 
     def close(self) -> None:
-        """Let go of the library."""
+        """Close the library."""
         self._events.forget()
         self._handles.clear()
         self._nvml.close()
@@ -141,14 +140,12 @@ class NvidiaBackend:
             self._untold = error.message
         if fresh and self._events.follows:
             if self._generation > 1:
-                # NVML keeps events for sets that are there: those of the time between are told to nobody.
+                # NVML queues events for existing sets only: events in between are lost.
                 deaf = f"{time.monotonic() - self._heard:.1f}"
                 log.warning("XIDs of the time before NVML was started again are not known", extra={"seconds": deaf})
             self._heard = time.monotonic()
         if self._untold:
-            problems.append(
-                Diagnostic("NVML", f"it does not tell what happens to GPUs: {self._untold}", "run `nvidia-smi`")
-            )
+            problems.append(Diagnostic("NVML", f"it does not report GPU events: {self._untold}", "run `nvidia-smi`"))
 
     def _start(self, problems: list[Diagnostic]) -> bool:
         try:
@@ -165,13 +162,13 @@ class NvidiaBackend:
         return True
 
     def _ask(self, draft: DeviceBuilder) -> tuple[GpuInfo | None, bool]:
-        """Read one GPU; says whether a call hung for it just now."""
+        """Read one GPU; returns whether a call timed out."""
         address = draft.function.pci_address
         was_stuck = self._nvml.is_stuck(address)
         try:
             facts = read_gpu(self._nvml, self._handle(address), address, draft.problems)
         except CallTimeoutError as error:
-            draft.health, draft.health_reason = "unmonitored", "NVML does not answer"
+            draft.health, draft.health_reason = "unmonitored", "NVML does not respond"
             draft.problems.append(_hung_problem(draft.name, error))
             return None, not was_stuck
         except NvmlError as error:
@@ -186,7 +183,7 @@ class NvidiaBackend:
         self._known[address] = facts
         _judge(draft, facts)
         if self._untold and draft.health == "healthy":
-            draft.health, draft.health_reason = "unmonitored", f"NVML tells no events: {self._untold}"
+            draft.health, draft.health_reason = "unmonitored", f"NVML reports no events: {self._untold}"
         if facts.persistence is False:
             draft.problems.append(
                 Diagnostic(
@@ -224,15 +221,15 @@ class NvidiaBackend:
                     self._nvml, self._handle(address), self._host, address, facts.minor, problems
                 )
             except RetryableError as error:
-                whole.health, whole.health_reason = "unmonitored", "NVML does not answer"
+                whole.health, whole.health_reason = "unmonitored", "NVML does not respond"
                 problems.append(Diagnostic(whole.name, f"its MIG instances: {error.message}", error.hint))
         instances = self._mig.get(address, [])
         if not instances and whole.health == "healthy":
-            what = "MIG mode is on and there is no MIG instance, so that nothing of this GPU can be claimed"
+            what = "MIG mode is on without MIG instances, so this GPU cannot be claimed"
             hint = "create instances (nvidia-smi mig -cgi ... -C), or switch MIG mode off (nvidia-smi -mig 0)"
             problems.append(Diagnostic(whole.name, what, hint, severity="warning"))
         elif not instances:
-            what = "its MIG instances are not known while NVML does not answer, so that nothing of it can be claimed"
+            what = "its MIG instances are not known while NVML does not respond, so it cannot be claimed"
             problems.append(Diagnostic(whole.name, what))
         devices = []
         for instance in instances:
@@ -264,40 +261,40 @@ class NvidiaBackend:
 
 
 def _has_driver(draft: DeviceBuilder) -> bool:
-    """Tell whether NVIDIA's driver has the GPU now, or it is off the bus: what the topology says may be older."""
+    """Return whether NVIDIA's driver has the GPU now, or it is off the bus: the topology may be older."""
     return draft.files.link("driver") == DRIVER or not draft.files.folder.is_dir()
 
 
 def _judge_error(draft: DeviceBuilder, error: NvmlError) -> None:
-    """Say what is wrong with a GPU about which NVML answers with an error."""
+    """Return the issues of a GPU for which NVML returns an error."""
     if isinstance(error, GpuLostError):
         draft.add_issue("gpu-lost", f"NVML: {error.message}")
         what, hint = f"the GPU is lost ({error.message})", "drain the node and reset or power-cycle the GPU"
     else:
         draft.add_issue("unreadable", f"NVML: {error.message}")
-        what, hint = error.message, error.hint or "look at the kernel's log (dmesg)"
+        what, hint = error.message, error.hint or "check the kernel log (dmesg)"
     draft.problems.append(Diagnostic(draft.name, what, hint))
 
 
 def _judge(draft: DeviceBuilder, facts: GpuInfo) -> None:
-    """Say what is wrong with a GPU that answers."""
+    """Return the issues of a GPU that responds."""
     draft.memory_errors, draft.corrected_errors = facts.memory_errors, facts.corrected_errors
     if facts.remap_failed:
         draft.add_issue("row-remap-failed", "a row of its memory could not be repaired; the GPU is to be replaced")
     if facts.recovery:
-        draft.add_issue("reset-required", f"the driver asks for it to be {RECOVERY.get(facts.recovery, 'recovered')}")
+        draft.add_issue("reset-required", f"the driver requests that it is {RECOVERY.get(facts.recovery, 'recovered')}")
     elif facts.remap_pending:
         draft.add_issue("reset-required", "a row of its memory is repaired at the next reset of the GPU")
 
 
 def _library_problem(error: RetryableError) -> Diagnostic:
-    hint = error.hint or "look at the kernel's log (dmesg) and run `nvidia-smi`"
+    hint = error.hint or "check the kernel log (dmesg) and run `nvidia-smi`"
     what = f"{error.message}; NVIDIA GPUs are published with what the kernel's driver shows, without health"
     return Diagnostic("NVML", what, hint)
 
 
 def _hung_problem(name: str, error: CallTimeoutError) -> Diagnostic:
-    return Diagnostic(name, error.message, "look at the kernel's log (dmesg) for Xid messages and run `nvidia-smi`")
+    return Diagnostic(name, error.message, "check the kernel log (dmesg) for Xid messages and run `nvidia-smi`")
 
 
 def make(host: Host, settings: InventorySettings) -> NvidiaBackend:

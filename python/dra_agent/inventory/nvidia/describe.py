@@ -1,18 +1,51 @@
 """Writes what is known of an NVIDIA GPU, or of a MIG instance of one, into a device.
 
-What is known, and from where, is facts.py's and mig.py's to say.
+`gpu_info` and `mig` provide the data.
 """
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
+from dra_agent.host import Host
 from dra_agent.inventory.api import Capacity
 from dra_agent.inventory.builder import DeviceBuilder
 from dra_agent.inventory.generic import add_drm_nodes
 from dra_agent.inventory.model import device_name
 from dra_agent.inventory.nvidia.gpu_info import DriverInfo, GpuInfo, has_tensor_cores
-from dra_agent.inventory.nvidia.memory_limits import memory_limits
 from dra_agent.inventory.nvidia.mig import MigInstance
 from dra_agent.inventory.nvidia.profiles import MigProfile
+
+CONTROL = "nvidia-cuda-mps-control"
+
+
+def memory_limits(host: Host, driver_limits: bool, *, mig: bool) -> dict[str, str]:
+    """Give mechanisms and why they cannot be used, "" where they can; `driver_limits` is whether NVML has the call."""
+    return {
+        "mps": "" if find_mps_control(host) else f"{CONTROL} is not found",
+        "nvml-cgroup": _cgroup(host, driver_limits, mig),
+    }
+
+
+def find_mps_control(host: Host) -> Path | None:
+    """Return the path of the MPS control daemon; on a simulated host it is next to the library, if at all."""
+    if host.nvml_library is not None:
+        beside = host.nvml_library.with_name(CONTROL)
+        return beside if beside.is_file() else None
+    found = shutil.which(CONTROL) if host.dev == Path("/dev") else None
+    return Path(found) if found else None
+
+
+def _cgroup(host: Host, driver_limits: bool, mig: bool) -> str:
+    if mig:
+        return "the driver limits no MIG device so"
+    if not driver_limits:
+        return "this NVML has no nvmlDeviceSetMemoryLimits_v1"
+    if not (host.sysfs / "fs/cgroup/cgroup.controllers").exists():
+        return "the host has no unified cgroup hierarchy (version 2)"
+    return ""
+
 
 DRIVER = "nvidia"
 

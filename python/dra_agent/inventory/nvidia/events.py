@@ -1,17 +1,18 @@
-"""What NVML tells of a GPU between two looks: XIDs and memory errors, from one event set for all GPUs.
+"""Events of NVML between two scans: XIDs and memory errors, from one event set for all GPUs.
 
-The set is asked without waiting, on the library's own worker, so that no call is out while the library is shut down and
-started again. How severe an XID is, is dra_agent.health's to say.
+The set is polled without waiting, on the library's worker, so that no call is pending while the library is shut down
+and started again. `dra_agent.health` defines the severity of XIDs.
 """
 
 from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from dra_agent.inventory.model import DeviceEvent
+from dra_agent.errors import RetryableError
+from dra_agent.inventory.model import Device, DeviceEvent
 from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlClient, NvmlError
 
 Name = Callable[[str, Any, int, int], tuple[str, ...]]
@@ -37,16 +38,16 @@ class Events:
         self._name = name
         self._set: Any = None
         self._followed: dict[str, int] = {}
-        """By PCI address: which handle is in the set. 0: this GPU tells no events."""
+        """By PCI address: the handle in the set. 0: this GPU reports no events."""
 
     @property
     def follows(self) -> bool:
-        """Whether there is a set, so that what happens from now on is told."""
+        """Whether a set exists, so that further events are reported."""
         return self._set is not None
 
     @property
     def hangs(self) -> bool:
-        """Whether a question has not come back."""
+        """Whether a poll is pending."""
         return self._nvml.is_stuck(ABOUT)
 
     def follow(self, handles: dict[str, Any]) -> None:
@@ -59,7 +60,7 @@ class Events:
             self._followed[address] = self._register(handle)
 
     def take(self) -> list[DeviceEvent]:
-        """Give what has happened. Raises HungError; an error of a GPU is left to whoever looks at it next."""
+        """Return the events. Raises CallTimeoutError; an error of a GPU is left to the next scan."""
         faults: list[DeviceEvent] = []
         while self._set is not None and len(faults) < MAX_EVENTS:
             try:
@@ -111,3 +112,57 @@ class Events:
 
 def _number(handle: Any) -> int:
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+NO_INSTANCE = 0xFFFF_FFFF
+"""In place of an instance's number: the GPU as a whole, or every compute instance of a GPU instance."""
+_PATIENCE = 1.0
+"""Timeout in seconds; events of other GPUs wait meanwhile."""
+
+
+class EventTargets:
+    """The instances and partitions of the last look, and where instances lay."""
+
+    def __init__(self, nvml: NvmlClient) -> None:
+        self._nvml = nvml
+        self._devices: dict[str, list[Device]] = {}
+        self._places: dict[tuple[str, int], str] = {}
+        """By address and GPU instance: "PROFILE:START:SIZE", as the identity `mig` of a partition has it."""
+
+    def refresh(self, devices: Iterable[Device]) -> None:
+        """Record the result of a scan of all GPUs."""
+        self._devices = {}
+        for device in devices:
+            self._devices.setdefault(device.pci_address, []).append(device)
+
+    def remember(self, address: str, gpu_instance: int, place: str) -> None:
+        """Take note of where an instance lies."""
+        self._places[address, gpu_instance] = place
+
+    def names(self, address: str, handle: Any, gpu_instance: int, compute_instance: int) -> tuple[str, ...]:
+        """Return the names of an instance's devices; empty for no or an unknown instance."""
+        if gpu_instance == NO_INSTANCE:
+            return ()
+        devices = self._devices.get(address, [])
+        found = [
+            device.name
+            for device in devices
+            if device.identity.get("gpu_instance") == str(gpu_instance)
+            and compute_instance in (NO_INSTANCE, int(device.identity.get("compute_instance", NO_INSTANCE)))
+        ]
+        if not found and any("mig" in device.identity for device in devices):
+            place = self._place(address, handle, gpu_instance)
+            found = [device.name for device in devices if place and device.identity.get("mig") == place]
+        return tuple(found)
+
+    def _place(self, address: str, handle: Any, gpu_instance: int) -> str | None:
+        try:
+            instance = self._ask(address, "nvmlDeviceGetGpuInstanceById", handle, gpu_instance)
+            info = self._ask(address, "nvmlGpuInstanceGetInfo", instance)
+        except RetryableError:
+            return self._places.get((address, gpu_instance))
+        self.remember(address, gpu_instance, f"{info.profileId}:{info.placement.start}:{info.placement.size}")
+        return self._places[address, gpu_instance]
+
+    def _ask(self, address: str, name: str, *arguments: Any) -> Any:
+        return self._nvml.call(name, *arguments, about=address, timeout=_PATIENCE)

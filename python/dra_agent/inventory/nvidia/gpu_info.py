@@ -1,6 +1,6 @@
-"""What is known of one NVIDIA GPU: read from NVML, or from the driver's procfs where NVML does not answer.
+"""Information on one NVIDIA GPU, from NVML, or from the driver's procfs if NVML does not respond.
 
-How it becomes a device is backend.py's to say.
+`backend` turns it into a device.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ BRANDS = {
     16: "TitanRTX",
 }
 
-# CUDA cores per multiprocessor (CUDA C++ programming guide, compute capabilities); NVML tells only the cores.
+# CUDA cores per multiprocessor (CUDA C++ programming guide, compute capabilities); NVML reports only the cores.
 _CORES = {
     (6, 0): 64,
     (6, 1): 128,
@@ -113,11 +113,11 @@ class GpuInfo:
     remap_failed: bool | None = None
     """A row of its memory could not be repaired: the GPU is to be replaced."""
     recovery: int | None = None
-    """nvmlDeviceGpuRecoveryAction_t: 0 is none; drivers before 565 do not say."""
+    """nvmlDeviceGpuRecoveryAction_t: 0 is none; not reported by drivers before 565."""
 
 
 def read_driver(nvml: NvmlClient) -> DriverInfo:
-    """Ask NVML for the versions."""
+    """Read the versions from NVML."""
     cuda = _maybe(lambda: nvml.call("nvmlSystemGetCudaDriverVersion_v2"))
     return DriverInfo(
         version=_maybe(lambda: nvml.call("nvmlSystemGetDriverVersion")),
@@ -128,7 +128,7 @@ def read_driver(nvml: NvmlClient) -> DriverInfo:
 
 
 def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnostic]) -> GpuInfo:
-    """Ask NVML for everything about one GPU. Raises LostError and HungError; other failures cost one fact each."""
+    """Read one GPU from NVML. Raises GpuLostError and CallTimeoutError; other failures cost one value each."""
 
     def ask(name: str, *arguments: Any) -> Any:
         try:
@@ -181,7 +181,7 @@ def read_procfs(host: Host, address: str, problems: list[Diagnostic]) -> GpuInfo
         uuid=uuid if uuid and "?" not in uuid else None,
         name=information.get("Model") or None,
         minor=int(minor) if minor.isdecimal() else None,
-        # Whether MIG mode is on is not told, but instances exist in no other.
+        # The MIG mode is not reported, but instances exist in MIG mode only.
         mig=any(name.startswith("gi") for name in mig.names()) or None,
     )
 

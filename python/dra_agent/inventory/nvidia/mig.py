@@ -1,6 +1,6 @@
-"""The MIG instances that exist on a GPU, as NVML and the driver's procfs tell them. It makes and destroys none.
+"""The existing MIG instances of a GPU, from NVML and the driver's procfs. It creates and destroys none.
 
-They come and go while NVML is asked, with claims and by an administrator's hand: then it is asked for all again.
+They change while NVML is queried, by claims or an administrator: then all are read again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dra_agent.inventory.sysfs import SysfsDir
 _T = TypeVar("_T")
 _MIB = 1 << 20
 _LOOKS = 3
-"""An error that is there at each of so many looks in a row is none of an instance that has just gone."""
+"""An error in so many reads in a row is not caused by an instance that was just removed."""
 
 _ENGINES = {
     "multiprocessors": "multiprocessorCount",
@@ -40,7 +40,7 @@ class MigInstance:
     profile: str
     """As nvidia-smi shows it: "1g.10gb", or "1c.3g.40gb" where a GPU instance holds several."""
     parts: tuple[str | int, ...]
-    """What tells its name from that of the GPU: "mig", profile, first memory slice."""
+    """Suffix of its name after the GPU's: "mig", profile, first memory slice."""
     gpu_instance: int = 0
     compute_instance: int = 0
     """Their ids, as NVML numbers them."""
@@ -57,9 +57,9 @@ class InstancesChangedError(NvmlError):
 
 
 def retry_if_changed(look: Callable[[], _T]) -> _T:
-    """Look again where something was gone, or MIG mode switched off, between being listed and being asked about.
+    """Read again if an instance was removed, or MIG mode switched off, between list and query.
 
-    To the handle of what is gone NVML answers "Invalid Argument", "Not Found" or "Not Supported", as to questions
+    For a removed handle NVML returns "Invalid Argument", "Not Found" or "Not Supported", as for queries
     that are wrong: an error that stays is raised as it is.
     """
     for _ in range(_LOOKS - 1):
@@ -76,15 +76,15 @@ def retry_if_changed(look: Callable[[], _T]) -> _T:
 def read_instances(
     nvml: NvmlClient, handle: Any, host: Host, address: str, minor: int | None, problems: list[Diagnostic]
 ) -> list[MigInstance]:
-    """Ask NVML for the instances of one GPU. Raises HungError, LostError and NvmlError."""
+    """Read the instances of one GPU. Raises CallTimeoutError, GpuLostError and NvmlError."""
 
     def ask(name: str, *arguments: Any) -> Any:
         return nvml.call(name, *arguments, about=address)
 
     def look() -> tuple[list[MigInstance], list[Diagnostic]]:
         seen: list[Diagnostic] = []
-        # All are listed before one is asked about: where one goes, those behind it get other indexes, and one of them
-        # would be passed over. So the one that went is listed too, and the question about it tells that it went.
+        # All are listed before the first is queried: after a removal, later ones get other indexes, and one of them
+        # would be skipped. So a removed one is listed too, and the query for it shows its removal.
         found = [_instance(ask, handle, listed, host, minor, seen) for listed in _listed(ask, handle)]
         if len({instance.uuid for instance in found}) < len(found):
             raise InstancesChangedError("NVML lists one MIG instance twice", 0)
@@ -118,7 +118,7 @@ def _instance(
     parts: tuple[str | int, ...] = ("mig", profile_label(profile), info.placement.start)
     minors = capability_minors(host, minor, gpu_instance, compute_instance, problems)
     return MigInstance(
-        # Asked last: where it answers, what procfs was seen to lack is not for want of the instance.
+        # Queried last: if it responds, a missing entry of procfs is not caused by a removed instance.
         uuid=ask("nvmlDeviceGetUUID", instance),
         profile=profile,
         parts=(*parts, compute_instance) if compute_instance else parts,

@@ -1,6 +1,6 @@
-"""The note of the MIG instances that the agent makes on a GPU: what is not in it is somebody else's.
+"""The record of the MIG instances that the agent created on a GPU: other instances are foreign.
 
-The set-up writes it before it acts; the inventory reads it, so that every command knows whose an instance is.
+The set-up writes it before it acts; the inventory reads it, so that every command knows the owner of an instance.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class OwnedInstance(msgspec.Struct, frozen=True, omit_defaults=True):
     holders: tuple[str, ...]
     """Claims that have it, as "uid/key"; none: it is to be destroyed."""
     leaving: str = ""
-    """The holder for whom it is being destroyed, which is not done before it is gone."""
+    """The holder for which it is being destroyed, until it is removed."""
 
     @property
     def placement(self) -> Placement:
@@ -52,12 +52,12 @@ class OwnershipRecord(msgspec.Struct, frozen=True):
 
 
 def note_path(state: Path, address: str) -> Path:
-    """Say where the note of a GPU is."""
+    """Return the path of a GPU's record."""
     return state / FOLDER / f"{address.replace(':', '-')}.json"
 
 
 def read_note(host: Host, address: str) -> OwnershipRecord:
-    """Read the note of a GPU; an empty one where there is none. RetryableError where it cannot be understood."""
+    """Read the record of a GPU; empty if missing. Raises RetryableError if it is invalid."""
     empty = OwnershipRecord(address, _boot(host))
     if host.state is None:
         return empty
@@ -72,9 +72,9 @@ def read_note(host: Host, address: str) -> OwnershipRecord:
         ) from error
     except msgspec.MsgspecError as error:
         raise RetryableError(
-            f"is no note of MIG instances: {error}",
+            f"is not a record of MIG instances: {error}",
             where=str(path),
-            hint="compare it with `nvidia-smi mig -lgi`, destroy what nobody uses there, and remove the file",
+            hint="compare it with `nvidia-smi mig -lgi`, destroy unused instances, and remove the file",
         ) from error
     return note if note.boot == empty.boot else empty
 

@@ -1,7 +1,7 @@
 """NVML as the agent uses it: in a process of its own, initialised once, every call with a deadline.
 
 A library that crashes takes its process along and no more; it is started again at the next look. Errors are sorted into
-those that a caller handles differently; what the answers mean is facts.py's to say.
+those that a caller handles differently; `gpu_info` interprets results.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from dra_agent.nvml.client import (
     LibraryNotFoundError,
     NvmlCallError,
     NvmlWorker,
+    RestartPolicy,
     StaleHandleError,
     WorkerExitedError,
 )
-from dra_agent.nvml.restart_policy import RestartPolicy
 
 __all__ = [
     "WHOLE",
@@ -47,11 +47,11 @@ WHOLE = "the library"
 _START_FACTOR = 4
 """Without persistence mode the first call initialises every GPU, which takes seconds."""
 _QUIET = 0.01
-"""Seconds between two looks at whether calls are still out."""
+"""Seconds between two checks for pending calls."""
 
 
 class NvmlError(RetryableError):
-    """NVML answered with an error."""
+    """NVML returned an error."""
 
     def __init__(self, what: str, code: int, hint: str | None = None) -> None:
         super().__init__(what, where="NVML", hint=hint)
@@ -59,7 +59,7 @@ class NvmlError(RetryableError):
 
 
 class NotSupportedError(NvmlError):
-    """The GPU does not have what was asked for, or this NVML is too old to say."""
+    """The GPU does not support the query, or this NVML is too old."""
 
 
 class GpuLostError(NvmlError):
@@ -108,7 +108,7 @@ class NvmlClient:
 
     @property
     def is_due(self) -> bool:
-        """Whether it does not run, and a start would be tried now: nobody keeps it away, and no pause is kept."""
+        """Whether it is stopped and may be started now: not released, and no backoff is pending."""
         if not self._life.acquire(blocking=False):
             return False
         try:
@@ -123,9 +123,7 @@ class NvmlClient:
             self._let_go_of_failed()
             if self._process is None:
                 if (wait := self._patience.remaining(time.monotonic())) > 0:
-                    raise WorkerExitedError(
-                        f"it has failed again and again; it is started in {wait:.0f} s", where="NVML"
-                    )
+                    raise WorkerExitedError(f"it failed repeatedly; it is started again in {wait:.0f} s", where="NVML")
                 self._process = self._made()
             if not self._started:
                 self._call(
@@ -134,12 +132,15 @@ class NvmlClient:
                 self._started = True
 
     def restart(self) -> None:
-        """Initialise again: NVML never sees a GPU that was plugged in after its start. All handles become invalid."""
+        """Initialize again: NVML does not detect a GPU that was plugged in after its start.
+
+        All handles become invalid.
+        """
         self.stop()
         self.start()
 
     def stop(self) -> None:
-        """Let go of the GPUs, so that the driver can be unloaded or a GPU be bound elsewhere.
+        """Close the GPUs, so that the driver can be unloaded or a GPU be bound to another one.
 
         Calls that are being made are waited for, up to a deadline's time.
         """
@@ -155,13 +156,13 @@ class NvmlClient:
 
     @contextmanager
     def away(self) -> Iterator[None]:
-        """Let go of the GPUs, whoever else uses the library, and let nobody start it again before the context ends."""
+        """Close the GPUs for all users of the library, and block a restart until the context ends."""
         with self._life:
             self.stop()
             yield
 
     def close(self) -> None:
-        """Let go of the GPUs; never fails. A library that is shared goes on for whoever else uses it."""
+        """Close the GPUs; never fails. A shared library stays open for its other users."""
         with _SHARING:
             self._users -= 1
             if self._users > 0:
@@ -179,7 +180,7 @@ class NvmlClient:
         return self._call(about, self._timeout if timeout is None else timeout, name, *arguments)
 
     def is_stuck(self, about: str) -> bool:
-        """Whether an earlier call about a GPU is still out: another would only hang as well."""
+        """Whether an earlier call for a GPU is pending: another would hang too."""
         process = self._process
         return process is not None and process.is_stuck(about)
 
@@ -195,7 +196,7 @@ class NvmlClient:
             ) from error
 
     def _let_go_of_failed(self) -> None:
-        """Forget a process that has ended, and end one that hangs for too long while nobody waits for another call."""
+        """Drop an exited process, and end one that hangs for too long while no other call is pending."""
         process, now = self._process, time.monotonic()
         if process is None:
             return
@@ -204,7 +205,7 @@ class NvmlClient:
             stuck = process.stuck_for()
             if self._patience.tolerates(stuck, now) or process.busy:
                 return
-            reason = f"a call has not come back for {stuck:.0f} s"
+            reason = f"a call has not returned for {stuck:.0f} s"
             process.close()
         self._process = None
         self._patience.failed(now)
@@ -236,14 +237,14 @@ class NvmlClient:
         if code in (module.NVML_ERROR_NOT_FOUND, module.NVML_ERROR_GPU_NOT_FOUND):
             return UnknownGpuError(str(error), code)
         hint = {
-            module.NVML_ERROR_LIBRARY_NOT_FOUND: "install NVIDIA's driver, or say where libnvidia-ml.so.1 is",
-            module.NVML_ERROR_DRIVER_NOT_LOADED: "load the driver (modprobe nvidia) and look at the kernel's log",
+            module.NVML_ERROR_LIBRARY_NOT_FOUND: "install NVIDIA's driver, or set the path of libnvidia-ml.so.1",
+            module.NVML_ERROR_DRIVER_NOT_LOADED: "load the driver (modprobe nvidia) and check the kernel log",
             module.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "reboot, or reload the nvidia kernel modules: an update replaced"
             " the driver's libraries but not the running driver",
             module.NVML_ERROR_NO_PERMISSION: "run the agent as root, or give its user access to /dev/nvidia*",
             module.NVML_ERROR_INSUFFICIENT_POWER: "connect the GPU's power cables",
-            module.NVML_ERROR_IRQ_ISSUE: "look at the kernel's log for interrupts that were not delivered",
-            module.NVML_ERROR_CORRUPTED_INFOROM: "the GPU's permanent memory is damaged; ask its vendor",
+            module.NVML_ERROR_IRQ_ISSUE: "check the kernel log for interrupts that were not delivered",
+            module.NVML_ERROR_CORRUPTED_INFOROM: "the GPU's permanent memory is damaged; contact its vendor",
         }.get(code)
         return NvmlError(f"{name}: {error}", code, hint)
 
@@ -253,7 +254,7 @@ _SHARED: dict[Path | None, NvmlClient] = {}
 
 
 def acquire(path: Path | None, timeout: float) -> NvmlClient:
-    """Give the one library of this path that this process has; each user closes it once. The first says the timeout."""
+    """Return the process-wide library of this path; each user closes it once. The first user sets the timeout."""
     with _SHARING:
         known = _SHARED.get(path)
         if known is None:

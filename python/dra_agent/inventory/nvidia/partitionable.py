@@ -1,4 +1,4 @@
-"""GPUs that an operator's rule offers in MIG partitions: describes whole, partitions and instances of somebody else.
+"""GPUs with MIG partitions by an operator's rule: describes whole GPUs, partitions and foreign instances.
 
 It makes and destroys nothing: instances come and go with claims, and what is offered stays the same meanwhile.
 """
@@ -31,7 +31,7 @@ _HOPPER = (9, 0)
 
 
 class PartitionableGpus:
-    """Describes them; keeps what NVML said last, for the time in which it does not answer."""
+    """Describes them; keeps the last result of NVML while it does not respond."""
 
     def __init__(self, host: Host, nvml: NvmlClient) -> None:
         self._host = host
@@ -47,7 +47,7 @@ class PartitionableGpus:
         self.withheld: list[Exclusion] = []
 
     def begin(self, present: set[str]) -> None:
-        """Begin a new look, at the GPUs of these addresses."""
+        """Start a scan of the GPUs with these addresses."""
         self.counter_sets, self.withheld = [], []
         for known in (self._profiles, self._undivided, self._existing, self._theirs, self._live):
             for gone in known.keys() - present:
@@ -67,17 +67,17 @@ class PartitionableGpus:
     def describe(
         self, whole: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, rule: PartitionRule, handle: Any
     ) -> list[Device]:
-        """Describe one GPU and its partitions; `handle` of None: NVML does not answer for it now."""
+        """Describe one GPU and its partitions; `handle` of None: NVML does not respond for it now."""
         address = whole.function.pci_address
         if handle is not None:
             try:
                 self._look(address, facts, handle, whole)
             except RetryableError as error:
-                whole.health, whole.health_reason = "unmonitored", "NVML does not answer"
+                whole.health, whole.health_reason = "unmonitored", "NVML does not respond"
                 whole.problems.append(Diagnostic(whole.name, f"its MIG partitions: {error.message}", error.hint))
         profiles = self._profiles.get(address)
         if profiles is None:
-            self._withhold(whole.name, "which MIG partitions it could have is not known while NVML does not answer")
+            self._withhold(whole.name, "its possible MIG partitions are not known while NVML does not respond")
             return []
         if not profiles:
             what = f"inventory.partition chooses it ({rule.when}), but it has no MIG"
@@ -90,14 +90,14 @@ class PartitionableGpus:
             self._profiles[address] = read_profiles(self._nvml, handle, address)
         found: list[GpuInstance] = []
         live: list[MigInstance] = []
-        # An instance is noted before it is made, and until it is gone: it may come or go while NVML is asked.
+        # An instance is recorded before its creation and until its removal: it may change while NVML is queried.
         notes = [self._note(address, whole)]
         if facts.mig:
             found = list_instances(self._nvml, handle, address, self._profiles[address])
             live = read_instances(self._nvml, handle, self._host, address, facts.minor, whole.problems)
         notes.append(self._note(address, whole))
         self._existing[address], self._live[address] = found, live
-        # Whose it is, is known of what was there at that moment only. Without the note, nobody's is somebody else's.
+        # The owner is known only of instances at that time. Without the record, none is considered foreign.
         self._theirs[address] = [
             instance
             for instance in found
@@ -218,7 +218,7 @@ def instance_handles(nvml: NvmlClient, handle: Any, address: str, profile: int) 
 
 
 def _beside(whole: DeviceBuilder, parts: tuple[str | int, ...]) -> DeviceBuilder:
-    """Begin a part of a GPU, which is as well as the GPU is."""
+    """Create the builder of a partition, which inherits the GPU's health."""
     draft = DeviceBuilder(whole.host, whole.function, "gpu", whole.problems, parts)
     draft.health, draft.health_reason = whole.health, whole.health_reason
     draft.ailments, draft.memory_errors = list(whole.ailments), whole.memory_errors

@@ -1,7 +1,7 @@
 """A GPU that is offered as a whole and in every MIG partition that it could hold: what of it can be offered now.
 
 Whole and partitions draw on one counter set, so that the scheduler never gives two of them that overlap. Instances
-that somebody else has made stay as they are, and whatever they are in the way of is withheld.
+that others created are kept, and partitions that overlap them are excluded.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dra_agent.inventory.api import Capacity, Counter, CounterConsumption, CounterSet
-from dra_agent.inventory.nvidia.packing_order import packing_order
-from dra_agent.inventory.nvidia.profiles import MigProfile, Placement, profile_label
+from dra_agent.inventory.nvidia.profiles import MigProfile, Placement, packing_order, profile_label
 
 COUNTERS = {
     "multiprocessors": "multiprocessors",
@@ -45,7 +44,7 @@ class Partition:
 
     @property
     def parts(self) -> tuple[str | int, ...]:
-        """Give what tells its name from that of the GPU: as that of an instance that exists."""
+        """Return the suffix of its name after the GPU's, as for an existing instance."""
         return ("mig", profile_label(self.profile.name), self.placement.start)
 
     @property
@@ -62,7 +61,7 @@ class Partition:
 
 
 class PartitionLayout:
-    """All that one GPU could be divided into, and what of it somebody else's instances leave."""
+    """All possible partitions of one GPU, and those that foreign instances leave."""
 
     def __init__(self, profiles: Sequence[MigProfile], foreign: Sequence[GpuInstance] = ()) -> None:
         self.partitions = [Partition(profile, placement) for profile, placement in packing_order(profiles)]

@@ -1,4 +1,4 @@
-"""Which MIG instances a GPU could hold: NVML's tables of profiles and placements, which it answers in either mode.
+"""Possible MIG instances of a GPU: NVML's tables of profiles and placements, which it returns in either mode.
 
 Sizes and places are NVML's own for the very GPU; nothing of them is known here.
 """
@@ -6,7 +6,7 @@ Sizes and places are NVML's own for the very GPU; nothing of them is known here.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +50,7 @@ class MigProfile:
     """One kind of GPU instance."""
 
     id: int
-    """What NVML wants to make one; nvidia-smi shows it, too."""
+    """The profile id for NVML, as nvidia-smi shows it."""
     name: str
     """As nvidia-smi shows it: "1g.10gb", "1g.10gb+me"."""
     slices: int
@@ -62,7 +62,7 @@ class MigProfile:
 
 
 def read_profiles(nvml: NvmlClient, handle: Any, address: str) -> tuple[MigProfile, ...]:
-    """Ask for the profiles that a GPU offers, in NVML's order. Raises HungError, LostError and NvmlError."""
+    """Return the profiles of a GPU in NVML's order. Raises CallTimeoutError, GpuLostError and NvmlError."""
 
     def ask(name: str, *arguments: Any) -> Any:
         return nvml.call(name, *arguments, about=address)
@@ -81,7 +81,7 @@ def read_profiles(nvml: NvmlClient, handle: Any, address: str) -> tuple[MigProfi
 
 
 def profile_label(profile: str) -> str:
-    """Turn a profile's name into a part of a device's: "+me" (with media engines) and "-me" (without) must differ."""
+    """Convert a profile's name to a part of a device name: "+me" (with media engines) and "-me" (without) differ."""
     plain = profile.removesuffix("-me")
     return plain if plain == profile else f"{plain}-nome"
 
@@ -112,3 +112,27 @@ def _placements(module: Any, ask: Callable[..., Any], handle: Any, profile: int)
     except NotSupportedError:
         return ()
     return tuple(Placement(place.start, place.size) for place in places[: count.value])
+
+
+def packing_order(profiles: Sequence[MigProfile]) -> list[tuple[MigProfile, Placement]]:
+    """Give every profile at every place, in the order in which they are to be taken."""
+    everything = [(profile, placement) for profile in profiles for placement in profile.placements]
+
+    def order(one: tuple[MigProfile, Placement]) -> tuple[int, int, int, int, int, int]:
+        profile, placement = one
+        return (
+            placement.size,
+            profile.slices,
+            sum(profile.engines.values()),
+            profile.id,
+            _spoils(one, everything),
+            -placement.start,
+        )
+
+    return sorted(everything, key=order)
+
+
+def _spoils(one: tuple[MigProfile, Placement], everything: Sequence[tuple[MigProfile, Placement]]) -> int:
+    """Add up the memory slices of all places of other profiles that an instance there would take away."""
+    profile, placement = one
+    return sum(other.size for kind, other in everything if kind.id != profile.id and placement.overlaps(other))

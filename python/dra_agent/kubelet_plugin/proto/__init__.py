@@ -1,1 +1,1 @@
-"""Messages of the kubelet's gRPC interfaces, generated from the .proto files beside them (`make proto`)."""
+"""Messages of the kubelet's gRPC interfaces, generated from the .proto files next to them (`make proto`)."""

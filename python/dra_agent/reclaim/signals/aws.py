@@ -17,13 +17,21 @@ import msgspec
 
 from dra_agent.clock import STEADY
 from dra_agent.reclaim.settings import AwsSignals
-from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, printable, treated
+from dra_agent.reclaim.signal import (
+    Signal,
+    SignalSink,
+    SourceError,
+    clamp_deadline,
+    parse_time,
+    printable,
+    to_local_clock,
+    treated,
+)
 from dra_agent.reclaim.signals.http import Answer, MetadataService
 from dra_agent.reclaim.signals.polling import Look, PollSchedule, keep_looking
-from dra_agent.reclaim.signals.times import clamp_deadline, parse_time, to_local_clock
 
 TOKEN_SECONDS = 21600
-"""What is asked for: the most that the service gives."""
+"""Requested token lifetime: the maximum of the service."""
 _RENEW_BEFORE = 60.0
 _TOKEN = re.compile(r"[!-~]{1,1024}")
 AT_MOST = 2.0
@@ -55,7 +63,7 @@ class _Event(msgspec.Struct, rename="pascal"):
 
 
 class Session:
-    """Answers by path, with a token that is renewed before it ends and when the service does not take it.
+    """Reads paths with a token that is renewed before it expires and when the service rejects it.
 
     Each path has a connection of its own: one that hangs must not keep an interruption notice waiting.
     """
@@ -69,7 +77,7 @@ class Session:
         self._renewing = asyncio.Lock()
 
     async def get(self, path: str) -> Answer | None:
-        """Ask for a path; None where the service says that there is nothing (404)."""
+        """Read a path; None for 404."""
         token = await self._valid()
         answer = await self._ask(path, token)
         if answer.status == 401:
@@ -112,7 +120,7 @@ class Session:
                 at_most=AT_MOST,
             )
         except SourceError as error:
-            # With the default hop limit of 1 the answer that carries a token is dropped on its way into a pod.
+            # With the default hop limit of 1 the response with a token is dropped on its way into a pod.
             error.hint = "in a pod: use the host's network, or an IMDS hop limit of at least 2"
             raise
         if answer.status != 200:
@@ -138,7 +146,7 @@ class AwsSource:
         pace: Callable[[float], PollSchedule] = PollSchedule,
         booted: datetime = STEADY.booted,
     ) -> None:
-        """`lead`: how long before maintenance begins its announcement turns from a hint into a notice.
+        """`lead`: how long before the start of maintenance its hint becomes a notice.
 
         `booted`: when the host booted; what was announced for an earlier time has happened.
         """
@@ -155,7 +163,7 @@ class AwsSource:
         return tuple(f"aws.{name}" for name in AwsSignals.__struct_fields__ if getattr(self._signals, name) != "ignore")
 
     async def run(self, watch: SignalSink) -> None:
-        """Ask each path at its own pace."""
+        """Poll each path at its own interval."""
         looks: list[tuple[str, Look, float]] = [
             ("aws.spot", self.spot, 1.0),
             ("aws.autoscaling", self.autoscaling, 2.0),
@@ -174,7 +182,7 @@ class AwsSource:
         """Nothing waits for this host."""
 
     async def spot(self) -> Sequence[Signal]:
-        """The interruption notice of a spot instance; it cannot be taken back."""
+        """The interruption notice of a spot instance; it cannot be withdrawn."""
         answer = await self._session.get(f"{_DATA}/spot/instance-action")
         if answer is None:
             return ()
@@ -182,7 +190,7 @@ class AwsSource:
         if action.action not in ("terminate", "stop", "hibernate"):
             raise SourceError(f"instance-action {printable(action.action)!r} is not known")
         now = answer.received
-        # Hibernation begins at once, whatever the time says.
+        # Hibernation starts at once, whatever the time is.
         if action.action == "hibernate":
             deadline, doubt = now, ""
         else:
@@ -253,10 +261,10 @@ def _only(reading: Signal | None) -> Sequence[Signal]:
 def _decode(answer: Answer, kind: Any, *, many: bool = False) -> Any:
     value = answer.json(Any)
     try:
-        # Some stand-ins of the service give one event where the service gives a list of them.
+        # Some emulators of the service return one event instead of a list.
         return msgspec.convert([value] if many and isinstance(value, dict) else value, kind)
     except msgspec.DecodeError as error:
-        raise SourceError(f"the answer is not what the service gives: {printable(str(error))}") from error
+        raise SourceError(f"unexpected response of the service: {printable(str(error))}") from error
 
 
 def _time(text: str) -> datetime:

@@ -1,6 +1,6 @@
 """Azure: the Scheduled Events of the metadata service, as far as they name this VM.
 
-Azure documentation: "Scheduled Events for Linux VMs". Events are sent to every VM of a set, and are taken back by not
+Azure documentation: "Scheduled Events for Linux VMs". Events are sent to every VM of a set, and are withdrawn by not
 being there any more.
 """
 
@@ -16,10 +16,18 @@ import msgspec
 
 from dra_agent.clock import STEADY
 from dra_agent.reclaim.settings import AzureSignals, Treatment
-from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, printable, treated
+from dra_agent.reclaim.signal import (
+    Signal,
+    SignalSink,
+    SourceError,
+    clamp_deadline,
+    parse_time,
+    printable,
+    to_local_clock,
+    treated,
+)
 from dra_agent.reclaim.signals.http import Answer, MetadataService
 from dra_agent.reclaim.signals.polling import PollSchedule, keep_looking
-from dra_agent.reclaim.signals.times import clamp_deadline, parse_time, to_local_clock
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +41,9 @@ AT_MOST = 5.0
 EVERY = 1.0
 _HEADERS = {"Metadata": "true"}
 _ENDS = {"Preempt": timedelta(seconds=30), "Terminate": timedelta(minutes=5)}
-"""What takes the VM for good, with the shortest warning that Azure gives: a notice as soon as it is announced."""
+"""Events that end the VM, with Azure's shortest warning: a notice as soon as announced."""
 _STOPS = {"Reboot": timedelta(minutes=15), "Redeploy": timedelta(minutes=10)}
-"""What the VM comes back from without its memory: a hint, and a notice once it is near."""
+"""Events after which the VM continues without its memory: a hint, and a notice shortly before."""
 _MOST = timedelta(days=60)
 
 
@@ -68,7 +76,7 @@ class AzureSource:
         pace: Callable[[float], PollSchedule] = PollSchedule,
         booted: datetime = STEADY.booted,
     ) -> None:
-        """`vm`: the VM's name, empty to ask for it. `acknowledge`: tell Azure that users' events need not wait.
+        """`vm`: the VM's name, empty to read it. `acknowledge`: approve user-initiated events.
 
         `booted`: when the host booted; what was announced for an earlier time has happened.
         """
@@ -86,7 +94,7 @@ class AzureSource:
         self._began: dict[str, datetime] = {}
 
     async def run(self, watch: SignalSink) -> None:
-        """Ask once a second, as Azure recommends."""
+        """Poll once a second, as Azure recommends."""
         try:
             await keep_looking("azure", self.look, self._pace(EVERY), watch)
         finally:
@@ -104,7 +112,7 @@ class AzureSource:
             named = [event for event in document.events if _names(event, self._vm)]
             self._ours = [event for event in msgspec.convert(named, list[_Event]) if event.event_status != "Completed"]
         except msgspec.DecodeError as error:
-            raise SourceError(f"the answer is not what the service gives: {printable(str(error))}") from error
+            raise SourceError(f"unexpected response of the service: {printable(str(error))}") from error
         present = {event.event_id for event in self._ours}
         self._approved &= present
         self._began = {event: at for event, at in self._began.items() if event in present}
@@ -114,7 +122,7 @@ class AzureSource:
         return [reading for reading in readings if reading is not None]
 
     async def released(self) -> None:
-        """Approve what a user asked for and what touches no other VM; an approval cannot be taken back."""
+        """Approve user-initiated events of this VM only; an approval cannot be withdrawn."""
         if not self._acknowledge:
             return
         for event in self._ours:
@@ -165,7 +173,7 @@ class AzureSource:
         warning = _ENDS.get(event.event_type) or _STOPS.get(event.event_type)
         begins, doubt = None, ""
         if started:
-            # It goes on now; the moment of the first look at it stays the deadline.
+            # It has started; the time of its first observation stays the deadline.
             begins = self._began.setdefault(event.event_id, now)
         elif event.not_before.strip():
             announced, usual = _time(event.not_before), warning or self._lead
@@ -175,7 +183,7 @@ class AzureSource:
         elif warning is not None:
             begins = self._began.setdefault(event.event_id, now) + warning
         near = started or (begins is not None and not doubt.endswith("to be true") and begins - now <= self._lead)
-        # Started has no NotBefore. A reboot that nobody saw coming, on a host that has just booted, is over.
+        # Started has no NotBefore. A reboot without an earlier event, on a host that has just booted, is over.
         over = started and event.event_id not in self._scheduled and now - self._booted < FRESH_BOOT
         stops = event.event_type in _STOPS and not over
         asked_for = event.event_type not in _STOPS and self._treatment(event) == "notice"

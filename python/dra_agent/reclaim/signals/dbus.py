@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from jeepney import Message
 
 AT_MOST = 5.0
-"""Seconds for any answer of the daemon or of logind."""
+"""Timeout of requests to the daemon or logind."""
 _SIGNALS = 64
 _CHUNK = 4096
 _DAEMON = "org.freedesktop.DBus"
@@ -38,13 +38,13 @@ class Bus:
 
     @classmethod
     async def open(cls, address: str) -> Bus:
-        """Connect to a daemon ("unix:path=/run/dbus/system_bus_socket"); SourceError where none answers."""
+        """Connect to a daemon ("unix:path=/run/dbus/system_bus_socket"); raises SourceError if none responds."""
         from jeepney.bus import get_bus
 
         try:
             path = get_bus(address)
         except (RuntimeError, ValueError, KeyError) as error:
-            raise SourceError(f"{address!r} is no address of a D-Bus daemon on this host") from error
+            raise SourceError(f"{address!r} is not an address of a D-Bus daemon on this host") from error
         connection = socket.socket(socket.AF_UNIX)
         connection.setblocking(False)
         try:
@@ -53,7 +53,7 @@ class Bus:
                 await _authenticate(connection)
         except TimeoutError as error:
             connection.close()
-            raise SourceError(f"no answer within {AT_MOST:g} s", where=address) from error
+            raise SourceError(f"no response within {AT_MOST:g} s", where=address) from error
         except OSError as error:
             connection.close()
             raise SourceError(f"no connection: {error.strerror or error}", where=address) from error
@@ -70,7 +70,7 @@ class Bus:
         return bus
 
     async def call(self, message: Message) -> tuple[Any, ...]:
-        """Call a method and give what it returns; SourceError where it fails or does not answer."""
+        """Call a method and return its result; raises SourceError if it fails or times out."""
         from jeepney import HeaderFields, MessageType
 
         if self._broken is not None:
@@ -86,7 +86,7 @@ class Bus:
                 await loop.sock_sendall(self._socket, message.serialise(serial))
                 reply = await future
         except TimeoutError as error:
-            raise SourceError(f"{name}: no answer within {AT_MOST:g} s") from error
+            raise SourceError(f"{name}: no response within {AT_MOST:g} s") from error
         except OSError as error:
             raise SourceError(f"{name}: the connection broke: {error.strerror or error}") from error
         finally:
@@ -97,16 +97,16 @@ class Bus:
         return tuple(reply.body)
 
     async def watch(self, rule: str) -> None:
-        """Ask for the signals that a match rule names."""
+        """Subscribe to the signals of a match rule."""
         await self.call(_daemon().AddMatch(rule))
 
     async def owner(self, name: str) -> str:
-        """Tell the unique name of who has a well-known name."""
+        """Return the unique name of the owner of a well-known name."""
         (owner,) = await self.call(_daemon().GetNameOwner(name))
         return str(owner)
 
     def accept(self, sender: str) -> None:
-        """Keep signals of this unique name, besides the daemon's own; those of others are dropped unread."""
+        """Accept signals of this unique name, besides the daemon's own; others are dropped."""
         self._senders.add(sender)
 
     async def signal(self, at_most: float) -> Message | None:

@@ -1,6 +1,6 @@
-"""Which sources this host has: what the configuration says, and else what its firmware says that it runs on.
+"""The sources of this host, from the configuration, or detected from the firmware.
 
-The firmware's words cost a few reads below /sys. A metadata service is never asked what it is: on a host that is in no
+Detection takes a few reads below /sys. A metadata service is never probed: on a host that is in no
 known cloud, 169.254.169.254 may be anything.
 """
 

@@ -1,6 +1,6 @@
-"""A file whose being there is a notice: for clouds and scripts that this agent does not know.
+"""A file whose existence is a notice: for clouds and scripts without support in this agent.
 
-An empty file is a notice without a deadline. One with a JSON object says more: {"kind": "hint"|"notice",
+An empty file is a notice without a deadline. A JSON object has details: {"kind": "hint"|"notice",
 "deadline": time, "event": text, "what": text}, each of them optional.
 """
 
@@ -16,9 +16,8 @@ from typing import Literal
 import msgspec
 
 from dra_agent.clock import STEADY
-from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, printable
+from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, clamp_deadline, parse_time, printable
 from dra_agent.reclaim.signals.polling import PollSchedule, keep_looking
-from dra_agent.reclaim.signals.times import clamp_deadline, parse_time
 
 EVERY = 1.0
 _MOST = 4096
@@ -54,7 +53,7 @@ class FileSource:
         await keep_looking("file", self.look, self._pace(EVERY), watch)
 
     async def released(self) -> None:
-        """Nobody waits."""
+        """Nothing waits for the release."""
 
     async def look(self) -> Sequence[Signal]:
         """Read the file, if it is there."""
@@ -65,7 +64,7 @@ class FileSource:
             words = msgspec.json.decode(text, type=_Words) if text.strip() else _Words()
             announced = parse_time(words.deadline) if words.deadline else None
         except (msgspec.DecodeError, ValueError, OverflowError) as error:
-            raise SourceError(f"not what this file may say: {printable(str(error))}", where=str(self._path)) from error
+            raise SourceError(f"invalid content: {printable(str(error))}", where=str(self._path)) from error
         what = printable(words.what) or f"{self._path} is there"
         if announced is None:
             return (Signal("file", words.kind, printable(words.event), what),)
@@ -83,7 +82,7 @@ class FileSource:
         try:
             about = os.fstat(handle)
             if not stat.S_ISREG(about.st_mode):
-                raise SourceError("is no regular file", where=str(self._path))
+                raise SourceError("is not a regular file", where=str(self._path))
             if about.st_uid not in (0, os.geteuid()) or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 raise SourceError("can be written by others than root and the agent", where=str(self._path))
             text = os.read(handle, _MOST + 1)

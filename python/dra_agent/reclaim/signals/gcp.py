@@ -32,7 +32,7 @@ _ROOT = "/computeMetadata/v1/instance"
 class MetadataValue:
     """One value of the metadata server, and the words that it can be.
 
-    Every change is seen: a question names the etag of the answer before it, and is answered at once if that is old.
+    No change is missed: a request has the etag of the previous response, and returns at once if that is old.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class MetadataValue:
         self._since: datetime | None = None
 
     async def look(self) -> Sequence[Signal]:
-        """Ask for the value at first, then for its next change; an unchanged value is an answer too."""
+        """Read the value first, then wait for its next change; an unchanged value is valid too."""
         headers = {"Metadata-Flavor": "Google"}
         if self._etag:
             wait = self._wait()
@@ -72,9 +72,9 @@ class MetadataValue:
             answer = await self._asked(_ROOT + self._path, headers, FIRST)
         word = answer.text().strip().upper()
         if word not in self._words:
-            raise SourceError(f"{self._path} is {printable(word)!r}, which is no value that it has")
+            raise SourceError(f"{self._path} is {printable(word)!r}, which is not a known value")
         etag = answer.headers.get("etag", "")
-        # Without an etag the question cannot wait without missing an edge, so the value is asked for again and again.
+        # Without an etag a waiting request could miss a change, so the value is polled.
         self._etag = etag if _ETAG.fullmatch(etag) and not set(etag) & set("&#%+") else ""
         if word != self._word:
             self._word, self._since = word, self._known.pop(word, answer.received)
@@ -114,14 +114,14 @@ class MetadataValue:
         try:
             answer = await self._service.ask(target, headers=headers, at_most=at_most)
         except SourceError:
-            self._etag = ""  # the next question is a plain one: it tells at once how things stand
+            self._etag = ""  # the next request does not wait: it returns the current state
             raise
         if answer.status != 200:
             self._etag = ""
             raise answer.refusal()
         if answer.headers.get("metadata-flavor", "").lower() != "google":
             self._etag = ""
-            raise SourceError("the answer is not from Google's metadata server: it has no Metadata-Flavor")
+            raise SourceError("not a response of Google's metadata server: it has no Metadata-Flavor")
         return answer
 
 
@@ -140,7 +140,7 @@ class GcpSource:
     ) -> None:
         """`preemption` and `maintenance`: from the word to the end of the instance.
 
-        `lead`: how long before the end announced maintenance turns from a hint into a notice.
+        `lead`: how long before announced maintenance its hint becomes a notice.
         """
         self._pace = pace
         values = {
@@ -174,7 +174,7 @@ class GcpSource:
         return tuple(self._values)
 
     def recall(self, readings: Sequence[Signal]) -> None:
-        """What an earlier run of the agent was told in this boot."""
+        """Restore the signals of an earlier run in this boot."""
         for reading in readings:
             for value in self._values.values():
                 value.recall(reading)

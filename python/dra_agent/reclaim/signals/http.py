@@ -1,7 +1,7 @@
-"""Questions to a metadata service: HTTP/1.1 on one kept connection, with every answer held to its bounds.
+"""Requests to a metadata service: HTTP/1.1 on one persistent connection, with bounds for responses.
 
-No proxy, no redirect, no TLS: a metadata service is one hop away on a link-local address, and whoever answers in its
-place must not be able to make the agent wait, swallow memory or go elsewhere.
+No proxy, no redirect, no TLS: a metadata service is one hop away on a link-local address, and a server that responds in
+its place must not be able to make the agent wait, swallow memory or go elsewhere.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ import msgspec
 from dra_agent.clock import STEADY
 from dra_agent.errors import UsageError
 from dra_agent.kube_client.connection import ClosedError, Connection
-from dra_agent.reclaim.signal import SourceError, printable
-from dra_agent.reclaim.signals.times import parse_time
+from dra_agent.reclaim.signal import SourceError, parse_time, printable
 
 MOST_BODY = 64 * 1024
 LONGEST_RETRY_AFTER = 30.0
-"""Seconds for which a service may ask to be left alone: a notice of 30 s must not be missed for that."""
+"""Upper limit for Retry-After: a notice of 30 s must not be missed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer, read to its end."""
+    """One complete response."""
 
     status: int
     headers: Mapping[str, str]
@@ -43,7 +42,7 @@ class Answer:
         try:
             return self.body.decode()
         except UnicodeDecodeError as error:
-            raise SourceError(f"the answer is not UTF-8 (byte {error.start})") from error
+            raise SourceError(f"the response is not UTF-8 (byte {error.start})") from error
 
     def json(self, kind: Any) -> Any:
         """Give the body as JSON of that type; SourceError where it is none."""
@@ -51,7 +50,7 @@ class Answer:
             return msgspec.json.decode(self.text(), type=kind)
         except (msgspec.DecodeError, RecursionError) as error:
             # A body may hold more levels than the decoder can go down.
-            raise SourceError(f"the answer is not what the service gives: {printable(str(error))}") from error
+            raise SourceError(f"unexpected response of the service: {printable(str(error))}") from error
 
     @property
     def ahead(self) -> timedelta | None:
@@ -62,11 +61,11 @@ class Answer:
             return STEADY.offset
 
     def refusal(self) -> SourceError:
-        """Say of an answer that is none what its status says."""
-        words = {401: "does not accept the session token", 403: "refuses to answer", 429: "is asked too often"}
-        what = f"answers {self.status}" + (f": {words[self.status]}" if self.status in words else "")
+        """Return the error of an unexpected status."""
+        words = {401: "does not accept the session token", 403: "denies access", 429: "rate-limits requests"}
+        what = f"returns {self.status}" + (f": {words[self.status]}" if self.status in words else "")
         if 300 <= self.status < 400:
-            what = f"answers {self.status}, a redirect, which is not followed"
+            what = f"returns {self.status}, a redirect, which is not followed"
         return SourceError(what, retry_after=self._retry_after())
 
     def _retry_after(self) -> float | None:
@@ -102,17 +101,17 @@ class MetadataService:
     async def ask(
         self, target: str, *, method: str = "GET", headers: Mapping[str, str], body: bytes | None = None, at_most: float
     ) -> Answer:
-        """Ask, and read the answer to its end within `at_most` seconds; SourceError where that is not possible."""
+        """Send a request and read the response within `at_most` seconds; raises SourceError."""
         async with self._lock:
             try:
                 async with asyncio.timeout(at_most):
                     return await self._ask(method, target, headers, body)
             except TimeoutError as error:
                 self.close()
-                raise SourceError(f"no answer within {at_most:g} s", where=self._name) from error
+                raise SourceError(f"no response within {at_most:g} s", where=self._name) from error
             except (ClosedError, ConnectionError) as error:
                 self.close()
-                raise SourceError("no connection, or hung up without an answer", where=self._name) from error
+                raise SourceError("no connection, or closed without a response", where=self._name) from error
             except h11.ProtocolError as error:
                 self.close()
                 raise SourceError(f"not HTTP: {printable(str(error))}", where=self._name) from error
@@ -135,7 +134,7 @@ class MetadataService:
             try:
                 return await self._exchange(kept, method, target, headers, body)
             except (ClosedError, ConnectionError):
-                pass  # the service hung up between two questions; that is its right, and says nothing about it
+                pass  # the service closed an idle connection, which is not an error
         self.close()
         reader, writer = await asyncio.open_connection(self._host, self._port)
         self._connection = Connection(reader, writer, self._name, 0)
@@ -149,7 +148,7 @@ class MetadataService:
         async for data in connection.body():
             received += data
             if len(received) > MOST_BODY:
-                raise SourceError(f"the answer is longer than {MOST_BODY} bytes", where=self._name)
+                raise SourceError(f"the response is longer than {MOST_BODY} bytes", where=self._name)
         if not connection.reusable:
             self.close()
         return Answer(status, names, bytes(received), STEADY.now())

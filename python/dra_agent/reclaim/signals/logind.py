@@ -1,6 +1,6 @@
 """systemd-logind: an orderly shutdown of the host, delayed until claims are released or logind's patience ends.
 
-https://systemd.io/INHIBITOR_LOCKS: whoever holds a "delay" lock when PrepareForShutdown(true) is sent has
+https://systemd.io/INHIBITOR_LOCKS: the holder of a "delay" lock when PrepareForShutdown(true) is sent has
 InhibitDelayMaxSec to close it.
 """
 
@@ -28,7 +28,7 @@ LOGIND = "org.freedesktop.login1"
 PATH = "/org/freedesktop/login1"
 MANAGER = "org.freedesktop.login1.Manager"
 CHECK = 30.0
-"""Seconds between two looks at whether logind is there and still says the same; signals come in between."""
+"""Seconds between two checks of logind and its state; signals arrive in between."""
 EVERY = 1.0
 _LONGEST = timedelta(hours=1)
 
@@ -59,7 +59,7 @@ class LogindSource:
         return self._lock is not None
 
     async def run(self, watch: SignalSink) -> None:
-        """Stay connected, and say when the host shuts down."""
+        """Stay connected, and report a shutdown of the host."""
         while True:
             bus: Bus | None = None
             try:
@@ -75,7 +75,7 @@ class LogindSource:
             await asyncio.sleep(wait)
 
     async def released(self) -> None:
-        """Let the shutdown go on."""
+        """Release the lock, so that the shutdown continues."""
         if self._shutdown is not None and self._lock is not None:
             self._let_go()
             log.info("every claim is released: the shutdown need not wait", extra={"source": "logind"})
@@ -92,7 +92,7 @@ class LogindSource:
             f"member='NameOwnerChanged',arg0='{LOGIND}'"
         )
         while True:
-            # Asked for each time, so that a signal that was lost is found out late instead of never.
+            # Polled too, so that a lost signal is detected late instead of never.
             await self._say(bus, watch, await _property(bus, "PreparingForShutdown", bool))
             self._pace.good()
             signal = await bus.signal(CHECK)
@@ -124,7 +124,7 @@ class LogindSource:
 
 
 def _meaning(signal: Message, owner: str) -> bool | None:
-    """What a signal says about a shutdown; SourceError where logind itself went or came."""
+    """Return whether a signal announces a shutdown; raises SourceError if logind stopped or restarted."""
     from jeepney import HeaderFields
 
     fields = signal.header.fields
@@ -134,7 +134,7 @@ def _meaning(signal: Message, owner: str) -> bool | None:
     if sender != owner or member != "PrepareForShutdown" or fields.get(HeaderFields.interface) != MANAGER:
         return None
     if len(signal.body) != 1 or not isinstance(signal.body[0], bool):
-        raise SourceError("PrepareForShutdown does not say whether")
+        raise SourceError("PrepareForShutdown has no boolean argument")
     return signal.body[0]
 
 

@@ -1,4 +1,4 @@
-"""The taints by which autoscalers and others say, on the Node object itself, that the node goes away."""
+"""Taints of the Node object with which autoscalers and others announce its removal."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from dra_agent.kube_client.client import ApiClient
 from dra_agent.kube_client.errors import GoneError
 from dra_agent.kube_client.kinds import NODES
 from dra_agent.reclaim.settings import NodeTaint
-from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, printable
+from dra_agent.reclaim.signal import Signal, SignalSink, SourceError, parse_time, printable
 from dra_agent.reclaim.signals.polling import PollSchedule
-from dra_agent.reclaim.signals.times import parse_time
 
 EVERY = 1.0
 
 
 def readings_of(node: dict[str, Any], rules: Sequence[NodeTaint], first_seen: dict[str, datetime]) -> list[Signal]:
-    """What the taints of a Node object say by the rules.
+    """Return the signals of a Node object's taints by the rules.
 
     `first_seen` holds since when a taint without timeAdded is there, by its key and effect. SourceError for what is no
     Node.
@@ -31,7 +30,7 @@ def readings_of(node: dict[str, Any], rules: Sequence[NodeTaint], first_seen: di
     taints = (spec.get("taints") or []) if isinstance(spec, dict) else None
     named = isinstance(metadata, dict) and metadata.get("name")
     if node.get("kind", "Node") != "Node" or not named or not isinstance(taints, list):
-        raise SourceError("what the API server gives is no Node")
+        raise SourceError("the response is not a Node")
     readings = []
     for taint in taints:
         rule = _rule(taint, rules)
@@ -42,7 +41,7 @@ def readings_of(node: dict[str, Any], rules: Sequence[NodeTaint], first_seen: di
         if rule.seconds is not None:
             deadline = _added(taint, name, first_seen) + timedelta(seconds=rule.seconds)
         readings.append(Signal("node", rule.kind, name, f"the node has the taint {name}", deadline))
-    # One that is taken away and comes back counts from its return.
+    # A taint that is removed and added again counts from its return.
     for gone in first_seen.keys() - {reading.event for reading in readings}:
         del first_seen[gone]
     return readings
@@ -68,7 +67,7 @@ class NodeSource:
         self._first_seen: dict[str, datetime] = {}
 
     async def run(self, watch: SignalSink) -> None:
-        """Follow the object; where the watch breaks, begin again with a look at it."""
+        """Watch the object; after a break start again with a GET."""
         while True:
             try:
                 async with aclosing(self._objects()) as objects:
@@ -76,14 +75,14 @@ class NodeSource:
                         watch.seen("node", readings_of(node, self._rules, self._first_seen))
                         self._pace.good()
             except GoneError:
-                wait = self._pace.good()  # the watch is too old, which says nothing about the node: look at it anew
+                wait = self._pace.good()  # the resource version expired: read the node again
             except AgentError as error:
                 watch.failed("node", str(error))
                 wait = self._pace.bad(getattr(error, "retry_after", None))
             await asyncio.sleep(wait)
 
     async def released(self) -> None:
-        """Nobody waits."""
+        """Nothing waits for the release."""
 
     async def _objects(self) -> AsyncGenerator[dict[str, Any], None]:
         chosen = {"metadata.name": self._name}

@@ -1,4 +1,4 @@
-"""When to look again: steadily while all is well, and ever more rarely, but never too rarely, while it is not."""
+"""Poll intervals: constant after success, growing to a limit after failures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 MAX_INTERVAL_S = 8.0
 """Seconds between two tries at most, however long a source has been silent: the shortest notice is 30 s."""
 JITTER = 0.1
-"""Part of a wait by which it varies, so that hosts that started together do not ask together."""
+"""Jitter as a part of an interval, so that hosts that started together do not poll together."""
 
 Look = Callable[[], Awaitable[Sequence[Signal]]]
 
@@ -34,7 +34,7 @@ class PollSchedule:
         return self._jittered(self._every)
 
     def bad(self, retry_after: float | None) -> float:
-        """How long to wait after a failed look: twice as long each time, and as long as was asked for."""
+        """Return the delay after a failed poll: twice as long each time, and at least Retry-After."""
         self._failures += 1
         backoff = min(self._every * 2.0 ** min(self._failures - 1, 16), max(MAX_INTERVAL_S, self._every))
         return self._jittered(max(backoff, retry_after or 0.0))
@@ -51,8 +51,8 @@ async def keep_looking(name: str, look: Look, pace: PollSchedule, watch: SignalS
         except SourceError as error:
             watch.failed(name, str(error))
             wait = pace.bad(error.retry_after)
-        except Exception as error:  # an answer that nobody thought of must not end the watch for the next one
-            log.debug("an answer was not understood", extra={"source": name}, exc_info=True)
+        except Exception as error:  # an unexpected response must not end the polling
+            log.debug("unexpected response", extra={"source": name}, exc_info=True)
             watch.failed(name, f"{type(error).__name__}: {error}")
             wait = pace.bad(None)
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dra_agent.simulate.machine import Bar, Function, LinkState, PciId
-from dra_agent.simulate.parts.identity import number, serial_number
+from dra_agent.simulate.parts.bridges import number, serial_number
 from dra_agent.simulate.roles.amd import AmdGpu
 from dra_agent.simulate.roles.drm import DrmNodes
 

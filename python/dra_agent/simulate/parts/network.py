@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dra_agent.simulate.machine import Bar, Function, LinkState, PciId, Sriov
-from dra_agent.simulate.parts.identity import guid, mac
+from dra_agent.simulate.parts.bridges import guid, mac
 from dra_agent.simulate.roles.network import Interface, RdmaDevice
 
 _MELLANOX = 0x15B3

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dra_agent.simulate.machine import Bar, Function, LinkState, PciId
 from dra_agent.simulate.models import A100_PCIE, H100_SXM, H200_SXM, L40S, T4, GpuModel
-from dra_agent.simulate.parts.identity import serial_number, uuid
+from dra_agent.simulate.parts.bridges import serial_number, uuid
 from dra_agent.simulate.roles.nvidia import NvidiaGpu, NvSwitch
 
 _NVIDIA = 0x10DE

@@ -4,9 +4,9 @@ use std::cmp::Ordering;
 
 use num_bigint::{BigInt, Sign};
 
-/// Kubernetes rounds everything finer away from zero.
+/// The smallest scale. Kubernetes rounds finer amounts away from zero.
 pub(super) const NANO: i32 = -9;
-/// Numbers whose estimated lengths differ by more are told apart by them.
+/// Maximum error, in digits, of the difference of two estimated lengths.
 const LENGTH_ERROR: u64 = 2;
 
 #[derive(Debug, Clone)]
@@ -53,7 +53,7 @@ impl Amount {
         }
     }
 
-    /// The sum; small where both are small and an int64 holds it.
+    /// The sum; `Small` if both are `Small` and it fits into an int64.
     pub(super) fn add(&self, other: &Self) -> Self {
         if let (Self::Small { value: a, scale: p }, Self::Small { value: b, scale: q }) =
             (self, other)
@@ -68,7 +68,7 @@ impl Amount {
         }
     }
 
-    /// The value as a multiple of `10^scale`, where `scale` is not above the amount's own.
+    /// The value as a multiple of `10^scale`; `scale` must not exceed the amount's scale.
     fn units(&self, scale: i32) -> BigInt {
         self.to_big() * power_of_ten(self.scale().abs_diff(scale))
     }
@@ -89,8 +89,7 @@ impl Amount {
                 return a.cmp(&b);
             }
         }
-        // Numbers that are far apart are told apart by their lengths, so that no power of ten of an absurd exponent is
-        // ever computed.
+        // Amounts with different lengths are compared by length, which avoids powers of ten with huge exponents.
         let (a, b) = (self.length(), other.length());
         if a.abs_diff(b) > LENGTH_ERROR {
             let by_size = a.cmp(&b);
@@ -104,7 +103,7 @@ impl Amount {
         self.units(scale).cmp(&other.units(scale))
     }
 
-    /// Whether both are small, with the same digits and the same scale.
+    /// Whether both are `Small` with the same digits and the same scale.
     pub(super) fn is_identical(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Small { value: a, scale: p }, Self::Small { value: b, scale: q }) => {
@@ -114,7 +113,7 @@ impl Amount {
         }
     }
 
-    /// How many digits stand left of the decimal point (zero or negative for fractions), give or take one.
+    /// The number of digits before the decimal point (zero or negative for fractions), with an error of one.
     pub(super) fn length(&self) -> i64 {
         let bits = match self {
             Self::Small { value, .. } => {
@@ -133,33 +132,33 @@ impl Amount {
         }
     }
 
-    /// Bytes of the sum of both, at most.
+    /// Upper bound, in bytes, of the sum of both.
     pub(super) fn sum_bytes(&self, other: &Self) -> usize {
         let digits = self.length().max(other.length()) - i64::from(self.scale().min(other.scale()));
         // A byte holds two digits.
         usize::try_from(digits / 2).unwrap_or(0) + size_of::<BigInt>()
     }
 
-    /// The value as a multiple of `10^wanted`, rounded away from zero; what apimachinery leaves of it where no int64 holds it.
-    pub(super) fn scaled(&self, wanted: i32) -> i64 {
+    /// The value as a multiple of `10^target_scale`, rounded away from zero. On overflow, the same bits as apimachinery.
+    pub(super) fn scaled(&self, target_scale: i32) -> i64 {
         match self {
-            Self::Small { value, scale } if *scale < wanted => {
-                scale_down(*value, scale.abs_diff(wanted)).0
+            Self::Small { value, scale } if *scale < target_scale => {
+                scale_down(*value, scale.abs_diff(target_scale)).0
             }
             Self::Small { value, scale } => {
-                let places = scale.saturating_sub(wanted);
-                scale_up(*value, places).unwrap_or_else(|| overflown(*value, places))
+                let places = scale.saturating_sub(target_scale);
+                scale_up(*value, places).unwrap_or_else(|| overflowed_value(*value, places))
             }
-            Self::Big { value, scale } => scaled_big(value, wanted.saturating_sub(*scale)),
+            Self::Big { value, scale } => scaled_big(value, target_scale.saturating_sub(*scale)),
         }
     }
 
-    /// The value as a multiple of `10^scale` rounded away from zero, and whether it was exact.
-    pub(super) fn rounded(&self, wanted: i32) -> (BigInt, bool) {
-        if self.scale() >= wanted {
-            return (self.units(wanted), true);
+    /// The value as a multiple of `10^target_scale` rounded away from zero, and whether it is exact.
+    pub(super) fn rounded(&self, target_scale: i32) -> (BigInt, bool) {
+        if self.scale() >= target_scale {
+            return (self.units(target_scale), true);
         }
-        let divisor = power_of_ten(self.scale().abs_diff(wanted));
+        let divisor = power_of_ten(self.scale().abs_diff(target_scale));
         let value = self.to_big();
         let quotient = &value / &divisor;
         if &quotient * &divisor == value {
@@ -181,8 +180,8 @@ impl Amount {
     }
 }
 
-/// apimachinery multiplies by the usual powers of ten at once and keeps the low 64 bits; by others it gives up.
-fn overflown(value: i64, places: i32) -> i64 {
+/// apimachinery has fast paths for these powers of ten, which keep the low 64 bits; for all others it returns 0.
+fn overflowed_value(value: i64, places: i32) -> i64 {
     match places {
         1 | 2 | 3 | 6 | 9 if value != i64::MIN => {
             value.wrapping_mul(10_i64.wrapping_pow(places.unsigned_abs()))
@@ -191,7 +190,7 @@ fn overflown(value: i64, places: i32) -> i64 {
     }
 }
 
-/// apimachinery's `scaledValue`: a negative fraction is rounded up, and what overflows keeps its low 64 bits.
+/// apimachinery's `scaledValue`: rounds a negative fraction up, and keeps the low 64 bits on overflow.
 fn scaled_big(value: &BigInt, places: i32) -> i64 {
     let low = low_bits(value);
     if places <= 0 {
@@ -204,7 +203,8 @@ fn scaled_big(value: &BigInt, places: i32) -> i64 {
     }
     let divisor = power_of_ten(places.unsigned_abs());
     let (truncated, rest) = (value / &divisor, value % &divisor);
-    // Euclidean division and one more where there is a rest: one above the truncated value, or the value itself.
+    // apimachinery adds one to the Euclidean quotient if there is a remainder. For a negative value this is the
+    // truncated quotient.
     let up = rest.sign() == Sign::Plus;
     low_bits(&truncated).wrapping_add(i64::from(up))
 }
@@ -246,7 +246,7 @@ fn add_small((a, p): (i64, i32), (b, q): (i64, i32)) -> Option<Amount> {
     Some(Amount::Small { value, scale })
 }
 
-/// `value × 10^scale` where an int64 holds it.
+/// `value × 10^scale`, or `None` if it does not fit into an int64.
 pub(super) fn scale_up(value: i64, scale: i32) -> Option<i64> {
     if value == 0 || scale == 0 {
         return Some(value);
@@ -254,7 +254,7 @@ pub(super) fn scale_up(value: i64, scale: i32) -> Option<i64> {
     value.checked_mul(10_i64.checked_pow(u32::try_from(scale).ok()?)?)
 }
 
-/// `value ÷ 10^places` rounded away from zero, and whether it was exact.
+/// `value ÷ 10^places` rounded away from zero, and whether it is exact.
 pub(super) fn scale_down(value: i64, places: u32) -> (i64, bool) {
     let Some(divisor) = 10_i64.checked_pow(places) else {
         return (value.signum(), value == 0);

@@ -1,8 +1,8 @@
-//! The canonical form: the largest suffix that loses no digit.
+//! The canonical form: the largest suffix with a whole number.
 
 use super::amount::{Amount, scale_down, scale_up};
 
-/// Which family of suffixes an amount is written with.
+/// The family of suffixes of a quantity: apimachinery's `Format`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QuantityFormat {
     /// `12Mi`
@@ -46,7 +46,7 @@ pub(super) fn canonical(amount: &Amount, format: QuantityFormat) -> String {
     }
 }
 
-/// None below 1024 and for fractions, which are written with decimal suffixes.
+/// `None` for fractions and for values between -1024 and 1024, which have decimal suffixes.
 fn binary(amount: &Amount) -> Option<String> {
     let bound = |value| Amount::Small { value, scale: 0 };
     if amount.cmp(&bound(-1024)).is_gt() && amount.cmp(&bound(1024)).is_lt() {
@@ -107,7 +107,7 @@ fn exponential(exponent: i32) -> String {
     }
 }
 
-/// Beyond the largest suffix apimachinery writes none at all, and so do we: such an amount is nobody's.
+/// An empty suffix beyond the largest one, as in apimachinery.
 fn suffix(table: &[(&'static str, i32)], exponent: i32) -> &'static str {
     table
         .iter()

@@ -1,4 +1,4 @@
-//! Reading a quantity: sign, digits, suffix.
+//! Parses a quantity: sign, digits, suffix.
 
 use num_bigint::BigInt;
 
@@ -6,14 +6,13 @@ use super::amount::{Amount, NANO};
 use super::format::{BINARY, DECIMAL};
 use super::{Quantity, QuantityFormat, Text};
 
-/// Larger exponents of ten are refused where the number has to be written out: Kubernetes would compute
-/// for minutes.
+/// The largest exponent of ten of a big decimal. Kubernetes would compute for minutes with a larger one.
 const MAX_EXPONENT: i32 = 100_000;
 
-/// Longer numbers are refused: no object of the API has room for many of them.
+/// The maximum number of digits. An API object is too small for many longer numbers.
 const MAX_DIGITS: usize = 100_000;
 
-/// Digits that surely fit into an int64.
+/// Numbers of up to this many digits always fit into an int64.
 const SMALL_DIGITS: i32 = 18;
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -32,17 +31,21 @@ pub enum QuantityError {
     Exponent(String),
 }
 
-/// A text in quotes; of a long one only the beginning.
+/// A text in quotes, truncated after `MAX_CHARS` characters.
 fn excerpt(text: &str) -> String {
-    const MOST_CHARS: usize = 200;
-    match text.char_indices().nth(MOST_CHARS) {
+    const MAX_CHARS: usize = 200;
+    match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{:?}... ({} bytes)", &text[..end], text.len()),
         None => format!("{text:?}"),
     }
 }
 
 impl Quantity {
-    /// Reads a quantity. The amount is rounded away from zero to nano; a binary one is capped at 2^63-1.
+    /// Parses a quantity. The amount is rounded away from zero to nano; a binary one is capped at 2^63-1.
+    ///
+    /// # Errors
+    ///
+    /// The text is not a quantity, or it has too many digits or too large an exponent.
     pub fn parse(text: &str) -> Result<Self, QuantityError> {
         let parts = Parts::split(text).ok_or_else(|| QuantityError::Format(text.to_owned()))?;
         let suffix =
@@ -78,7 +81,7 @@ impl Quantity {
 #[derive(Debug)]
 struct Parts<'a> {
     negative: bool,
-    /// Without leading zeros; `0` where nothing is left.
+    /// Without leading zeros; `0` if no other digit remains.
     whole: &'a str,
     fraction: &'a str,
     suffix: &'a str,
@@ -153,14 +156,14 @@ impl Suffix {
     }
 }
 
-/// The amount as an int64 where it surely fits, and whether it was given in canonical form.
+/// The amount as an int64 if it always fits by its number of digits, and whether the text is canonical.
 fn small(parts: &Parts<'_>, suffix: Suffix) -> Option<(Amount, bool)> {
     let digits = i32::try_from(parts.whole.len() + parts.fraction.len()).ok()?;
     let (factor, scale) = match suffix {
         Suffix::Decimal(exponent) | Suffix::Exponent(exponent) if digits <= SMALL_DIGITS => {
             (1, exponent)
         }
-        // An estimate of the factor's decimal digits: apimachinery's, because it decides how the amount is held.
+        // apimachinery's estimate of the factor's decimal digits, because it selects the representation.
         Suffix::Binary(exponent)
             if parts.fraction.is_empty() && digits <= 14 - exponent * 3 / 10 =>
         {
@@ -183,7 +186,7 @@ fn small(parts: &Parts<'_>, suffix: Suffix) -> Option<(Amount, bool)> {
     Some((Amount::Small { value, scale }, canonical))
 }
 
-/// The amount as a big decimal; none where it has too many digits to write out.
+/// The amount as a big decimal; `None` if it has too many digits.
 fn big(parts: &Parts<'_>, suffix: Suffix) -> Option<Amount> {
     let shifted = format!("{}{}", parts.whole, parts.fraction);
     if shifted.len() > MAX_DIGITS {
@@ -201,7 +204,7 @@ fn big(parts: &Parts<'_>, suffix: Suffix) -> Option<Amount> {
     let amount = if zero {
         Amount::Big { value, scale: 0 }
     } else if i64::from(scale) + i64::try_from(shifted.len()).ok()? < i64::from(NANO) {
-        // Smaller than any rounding: no power of ten is needed to know the result.
+        // Below the rounding unit: the result needs no power of ten.
         Amount::Big {
             value: BigInt::from(1),
             scale: NANO,
@@ -223,7 +226,7 @@ fn big(parts: &Parts<'_>, suffix: Suffix) -> Option<Amount> {
     })
 }
 
-/// The amount as an int64 after all, where it is one with zeros at its end: the canonical form of an int64 has up to two.
+/// The amount as an int64 after removal of trailing zeros. The canonical form of an int64 has up to two.
 fn without_zeros(digits: &str, scale: i32) -> Option<Amount> {
     let significant = digits.trim_end_matches('0');
     if significant.len() > SMALL_DIGITS as usize {

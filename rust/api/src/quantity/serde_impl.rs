@@ -1,12 +1,13 @@
-//! Quantities in JSON: read from a string or a number, written as the string that was given.
+//! Quantities in JSON: decoded from a string or a number, encoded as the parsed text.
 
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{Quantity, QuantityError};
 
-/// An object holds no larger number. A sum with a number that has a short text and millions of digits, such as
-/// `1e10000000`, takes the memory of its digits; `AsApproximateFloat64` of apimachinery is infinite from here on.
+/// The maximum number of digits before the decimal point in an object. A sum with a number that has a short text and
+/// millions of digits, such as `1e10000000`, takes the memory of its digits. `AsApproximateFloat64` of apimachinery is
+/// infinite for larger numbers.
 const MAX_WHOLE_DIGITS: i64 = 308;
 
 impl Serialize for Quantity {

@@ -1,4 +1,4 @@
-//! The status of a claim: what was allocated, and for whom.
+//! The status of a claim: allocated devices and consumers.
 
 use super::path::{Path, Report};
 use super::{claim, names};

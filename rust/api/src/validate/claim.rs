@@ -18,7 +18,7 @@ const MAX_TOLERATIONS: usize = 16;
 const MAX_DERIVED_ATTRIBUTES: usize = 32;
 pub(super) const EFFECTS: [&str; 3] = ["None", "NoSchedule", "NoExecute"];
 
-/// Each request's name, with the names of its subrequests.
+/// The names of requests, each with the names of its subrequests.
 type RequestNames<'a> = BTreeMap<&'a str, Vec<&'a str>>;
 
 pub(super) fn validate(claim: &ResourceClaim, report: &mut Report) {
@@ -82,8 +82,8 @@ fn devices(claim: &DeviceClaim, path: &Path<'_>, report: &mut Report) {
     }
 }
 
-/// What `exactly` and an entry of `firstAvailable` have in common.
-struct Wish<'a> {
+/// The fields that `exactly` and an entry of `firstAvailable` share.
+struct RequestFields<'a> {
     class: &'a str,
     selectors: &'a [DeviceSelector],
     mode: &'a str,
@@ -102,7 +102,7 @@ fn request(request: &DeviceRequest, path: &Path<'_>, report: &mut Report) {
             "has both exactly and firstAvailable; only one is allowed",
         ),
         (Some(exactly), []) => {
-            let asked = Wish {
+            let shared = RequestFields {
                 class: &exactly.device_class_name,
                 selectors: &exactly.selectors,
                 mode: &exactly.allocation_mode,
@@ -111,7 +111,7 @@ fn request(request: &DeviceRequest, path: &Path<'_>, report: &mut Report) {
                 capacity: exactly.capacity.as_ref(),
                 derived: &exactly.derived_attributes,
             };
-            wish(&asked, &path.member("exactly"), report);
+            request_fields(&shared, &path.member("exactly"), report);
         }
         (None, subs) => {
             let path = path.member("firstAvailable");
@@ -121,7 +121,7 @@ fn request(request: &DeviceRequest, path: &Path<'_>, report: &mut Report) {
             for (index, sub) in subs.iter().enumerate() {
                 let path = path.index(index);
                 names::label(&sub.name, &path.member("name"), report);
-                let asked = Wish {
+                let shared = RequestFields {
                     class: &sub.device_class_name,
                     selectors: &sub.selectors,
                     mode: &sub.allocation_mode,
@@ -130,23 +130,26 @@ fn request(request: &DeviceRequest, path: &Path<'_>, report: &mut Report) {
                     capacity: sub.capacity.as_ref(),
                     derived: &sub.derived_attributes,
                 };
-                wish(&asked, &path, report);
+                request_fields(&shared, &path, report);
             }
             report.unique(subs.iter().map(|sub| sub.name.as_str()), &path);
         }
     }
 }
 
-fn wish(wish: &Wish<'_>, path: &Path<'_>, report: &mut Report) {
-    names::subdomain(wish.class, &path.member("deviceClassName"), report);
-    selectors(wish.selectors, &path.member("selectors"), report);
+fn request_fields(fields: &RequestFields<'_>, path: &Path<'_>, report: &mut Report) {
+    names::subdomain(fields.class, &path.member("deviceClassName"), report);
+    selectors(fields.selectors, &path.member("selectors"), report);
     let count = path.member("count");
-    match wish.mode {
-        ALL if wish.count != 0 => {
+    match fields.mode {
+        ALL if fields.count != 0 => {
             report.fail(&count, "must be left out when allocationMode is All")
         }
-        "" | EXACT_COUNT if wish.count < 0 => {
-            report.fail(&count, format!("must be greater than 0, is {}", wish.count));
+        "" | EXACT_COUNT if fields.count < 0 => {
+            report.fail(
+                &count,
+                format!("must be greater than 0, is {}", fields.count),
+            );
         }
         "" | EXACT_COUNT | ALL => {}
         other => report.fail(
@@ -154,8 +157,8 @@ fn wish(wish: &Wish<'_>, path: &Path<'_>, report: &mut Report) {
             format!("{other:?} is not one of {EXACT_COUNT}, {ALL}"),
         ),
     }
-    tolerations(wish.tolerations, &path.member("tolerations"), report);
-    for name in wish
+    tolerations(fields.tolerations, &path.member("tolerations"), report);
+    for name in fields
         .capacity
         .iter()
         .flat_map(|capacity| capacity.requests.keys())
@@ -163,8 +166,8 @@ fn wish(wish: &Wish<'_>, path: &Path<'_>, report: &mut Report) {
         names::qualified(name, &path.member("capacity").member("requests"), report);
     }
     let derived = path.member("derivedAttributes");
-    if report.at_most(MAX_DERIVED_ATTRIBUTES, wish.derived.len(), &derived) {
-        for (index, attribute) in wish.derived.iter().enumerate() {
+    if report.at_most(MAX_DERIVED_ATTRIBUTES, fields.derived.len(), &derived) {
+        for (index, attribute) in fields.derived.iter().enumerate() {
             let path = derived.index(index);
             names::fully_qualified(&attribute.name, &path.member("name"), report);
             if attribute.expression.is_empty() {

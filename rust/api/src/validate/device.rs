@@ -6,9 +6,9 @@ use super::{names, policy, slice};
 use crate::device::{Device, DeviceAttribute, DeviceTaint};
 use crate::version::Version;
 
-/// Attributes and capacities of a device together.
+/// Limit for the number of attributes plus the number of capacities of a device.
 pub const MAX_ATTRIBUTES_AND_CAPACITIES: usize = 32;
-/// Values of all attributes, each entry of a list counted.
+/// Limit for the values of all attributes; each entry of a list counts.
 const MAX_ATTRIBUTE_VALUES: usize = 48;
 pub const MAX_TAINTS: usize = 16;
 const MAX_VALUE_BYTES: usize = 64;
@@ -16,7 +16,7 @@ const MAX_COUNTER_CONSUMPTIONS: usize = 2;
 const MAX_COMPATIBILITY_GROUPS: usize = 2;
 const MAX_BINDING_CONDITIONS: usize = 4;
 
-/// Who says on which nodes a device can be used.
+/// Where the node selection of a device is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Placement {
     Slice,

@@ -45,25 +45,25 @@ fn is_label_name(text: &str) -> bool {
     }
 }
 
-fn demand(good: bool, text: &str, wanted: &str, path: &Path<'_>, report: &mut Report) {
-    if good {
+fn require(valid: bool, text: &str, expected: &str, path: &Path<'_>, report: &mut Report) {
+    if valid {
         return;
     }
     let message = match text {
         "" => "is missing".to_owned(),
-        _ => format!("{text:?} is not {wanted}"),
+        _ => format!("{text:?} is not {expected}"),
     };
     report.fail(path, message);
 }
 
 /// Names of devices, requests, counters and counter sets.
 pub(super) fn label(text: &str, path: &Path<'_>, report: &mut Report) {
-    const WANTED: &str =
+    const EXPECTED: &str =
         "a DNS label (at most 63 of a-z, 0-9 and -, with a letter or digit first and last)";
-    demand(
+    require(
         text.len() <= LABEL_MAX && is_label(text),
         text,
-        WANTED,
+        EXPECTED,
         path,
         report,
     );
@@ -71,45 +71,51 @@ pub(super) fn label(text: &str, path: &Path<'_>, report: &mut Report) {
 
 /// Names of objects, classes and nodes.
 pub(super) fn subdomain(text: &str, path: &Path<'_>, report: &mut Report) {
-    const WANTED: &str =
+    const EXPECTED: &str =
         "a DNS subdomain (labels of a-z, 0-9 and -, joined by dots, at most 253 characters)";
-    demand(is_subdomain(text), text, WANTED, path, report);
+    require(is_subdomain(text), text, EXPECTED, path, report);
 }
 
 pub(super) fn driver(text: &str, path: &Path<'_>, report: &mut Report) {
-    const WANTED: &str =
+    const EXPECTED: &str =
         "a driver name (a DNS subdomain of at most 63 characters, such as \"dra-agent.internal\")";
-    demand(is_driver(text), text, WANTED, path, report);
+    require(is_driver(text), text, EXPECTED, path, report);
 }
 
 pub(super) fn pool(text: &str, path: &Path<'_>, report: &mut Report) {
-    const WANTED: &str = "a pool name (DNS subdomains joined by /, at most 253 characters)";
-    let good = text.len() <= SUBDOMAIN_MAX && text.split('/').all(is_subdomain);
-    demand(good, text, WANTED, path, report);
+    const EXPECTED: &str = "a pool name (DNS subdomains joined by /, at most 253 characters)";
+    let valid = text.len() <= SUBDOMAIN_MAX && text.split('/').all(is_subdomain);
+    require(valid, text, EXPECTED, path, report);
 }
 
 /// Keys of taints, names of binding conditions.
 pub(super) fn label_name(text: &str, path: &Path<'_>, report: &mut Report) {
-    const WANTED: &str = "a label name (letters, digits, -, _ and ., at most 63, after an optional domain and a slash)";
-    demand(is_label_name(text), text, WANTED, path, report);
+    const EXPECTED: &str = "a label name (letters, digits, -, _ and ., at most 63, after an optional domain and a slash)";
+    require(is_label_name(text), text, EXPECTED, path, report);
 }
 
 pub(super) fn label_value(text: &str, path: &Path<'_>, report: &mut Report) {
-    const WANTED: &str = "a label value (letters, digits, -, _ and ., at most 63, with a letter or digit first and last)";
-    demand(text.is_empty() || is_word(text), text, WANTED, path, report);
+    const EXPECTED: &str = "a label value (letters, digits, -, _ and ., at most 63, with a letter or digit first and last)";
+    require(
+        text.is_empty() || is_word(text),
+        text,
+        EXPECTED,
+        path,
+        report,
+    );
 }
 
 /// Names of attributes and capacities: `memory`, `resource.kubernetes.io/pcieRoot`.
 pub(super) fn qualified(text: &str, path: &Path<'_>, report: &mut Report) {
-    const WANTED: &str = "a qualified name (a C identifier of at most 32 characters, after an optional driver name and a slash)";
-    let good = match text.split_once('/') {
+    const EXPECTED: &str = "a qualified name (a C identifier of at most 32 characters, after an optional driver name and a slash)";
+    let valid = match text.split_once('/') {
         Some((domain, name)) => is_driver(domain) && is_identifier(name),
         None => is_identifier(text),
     };
-    demand(good, text, WANTED, path, report);
+    require(valid, text, EXPECTED, path, report);
 }
 
-/// Attributes in constraints: the domain may not be left out.
+/// Attributes in constraints: the domain is required.
 pub(super) fn fully_qualified(text: &str, path: &Path<'_>, report: &mut Report) {
     if !text.is_empty() && !text.contains('/') {
         let message =
@@ -121,19 +127,19 @@ pub(super) fn fully_qualified(text: &str, path: &Path<'_>, report: &mut Report) 
 
 /// `example.com/gpu`: a resource name outside of Kubernetes' own domains.
 pub(super) fn extended_resource(text: &str, path: &Path<'_>, report: &mut Report) {
-    const WANTED: &str =
+    const EXPECTED: &str =
         "an extended resource name (a domain other than kubernetes.io, a slash and a name)";
     let own = text.contains("kubernetes.io/") || text.starts_with("requests.");
-    let good = text.contains('/') && !own && is_label_name(&format!("requests.{text}"));
-    demand(good, text, WANTED, path, report);
+    let valid = text.contains('/') && !own && is_label_name(&format!("requests.{text}"));
+    require(valid, text, EXPECTED, path, report);
 }
 
 /// A lower-case UUID.
 pub(super) fn uuid(text: &str, path: &Path<'_>, report: &mut Report) {
-    let good = text.len() == 36
+    let valid = text.len() == 36
         && text.bytes().enumerate().all(|(at, byte)| match at {
             8 | 13 | 18 | 23 => byte == b'-',
             _ => byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte),
         });
-    demand(good, text, "a UUID in lower case", path, report);
+    require(valid, text, "a UUID in lower case", path, report);
 }

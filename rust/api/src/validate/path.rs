@@ -1,9 +1,9 @@
-//! Where in an object the validation is, written out only when something is wrong there.
+//! The path of the field under validation, and the report of errors.
 
 use std::fmt;
 
 use super::Expression;
-use crate::shape::FieldError;
+use crate::codec::FieldError;
 
 #[derive(Debug, Clone, Copy)]
 enum Segment<'a> {
@@ -13,7 +13,7 @@ enum Segment<'a> {
     Key(&'a str),
 }
 
-/// A field of the object, as a chain to its root.
+/// A field of the object, linked to its parent. Formatted only for an error.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Path<'a> {
     parent: Option<&'a Path<'a>>,
@@ -69,7 +69,7 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// What was found so far.
+/// The errors and CEL expressions found so far.
 #[derive(Debug, Default)]
 pub(super) struct Report {
     pub(super) errors: Vec<FieldError>,
@@ -88,7 +88,7 @@ impl Report {
         });
     }
 
-    /// False where a list is too long to look at its entries.
+    /// Reports a list that exceeds `limit`. Returns false if so; the caller then skips the entries.
     pub(super) fn at_most(&mut self, limit: usize, count: usize, path: &Path<'_>) -> bool {
         if count > limit {
             self.fail(path, format!("has {count} entries, the limit is {limit}"));
@@ -96,7 +96,7 @@ impl Report {
         count <= limit
     }
 
-    /// Reports every entry whose key an earlier one has.
+    /// Reports every entry with the key of an earlier entry.
     pub(super) fn unique<'k>(&mut self, keys: impl Iterator<Item = &'k str>, path: &Path<'_>) {
         let mut seen = std::collections::HashSet::new();
         for (index, key) in keys.enumerate() {

@@ -1,4 +1,4 @@
-//! How much of a shared device's capacity a request may take: default, valid values, valid range.
+//! The request policy of a shared device's capacity: default, valid values, valid range.
 
 use super::path::{Path, Report};
 use crate::device::{CapacityRequestPolicy, CapacityRequestPolicyRange, DeviceCapacity};
@@ -134,7 +134,7 @@ fn range(
         return;
     }
     let bounds = [Some(default), Some(min), range.max.as_ref(), Some(step)];
-    let Some(count) = counting(bounds.into_iter().flatten()) else {
+    let Some(count) = exact_units(bounds.into_iter().flatten()) else {
         let message =
             "needs values from 0 to 2^63-1, or fractions with at most 3 decimal places".to_owned();
         return demand(false, "step", message);
@@ -149,8 +149,8 @@ fn range(
     }
 }
 
-/// How to count in units that hold every value exactly: whole ones, or thousandths where one is a fraction.
-fn counting<'q>(
+/// A function that converts to units that represent every value exactly: whole units, or thousandths for a fraction.
+fn exact_units<'q>(
     values: impl Iterator<Item = &'q Quantity> + Clone,
 ) -> Option<fn(&Quantity) -> i128> {
     let exact = |quantity: &Quantity, milli: bool| {

@@ -1,33 +1,33 @@
-//! ResourceSlice: its pool, the node it belongs to, how many devices and counter sets it holds.
+//! ResourceSlice: pool, node selection, numbers of devices and counter sets.
 
 use super::device::{self, Placement};
 use super::path::{Path, Report};
 use super::{names, validate_meta};
+use crate::codec::FieldError;
 use crate::device::{Counter, CounterSet, Device};
-use crate::shape::FieldError;
 use crate::slice::{ResourcePool, ResourceSlice, ResourceSliceSpec};
 
 pub const MAX_DEVICES: usize = 128;
-/// Where any device of the slice has taints, consumes counters or has an attribute that is a list.
+/// Limit if any device of the slice has taints, consumes counters or has a list attribute.
 pub const MAX_DEVICES_WITH_FEATURES: usize = 64;
 pub const MAX_COUNTER_SETS: usize = 8;
 pub const MAX_COUNTERS: usize = 32;
 
-/// Every limit that a slice breaks; fields start at `spec` or `metadata`.
+/// The errors of a slice; field paths start at `spec` or `metadata`.
 pub fn validate_slice(slice: &ResourceSlice) -> Vec<FieldError> {
     let mut report = Report::default();
     validate(slice, &mut report);
     report.errors
 }
 
-/// Every limit that a device breaks on a node of its own; fields start at the device.
+/// The errors of a device of a slice with `nodeName`; field paths start at the device.
 pub fn validate_device(device: &Device) -> Vec<FieldError> {
     let mut report = Report::default();
     device::validate(device, Placement::Slice, &Path::root(), &mut report);
     report.errors
 }
 
-/// Every limit that a counter set breaks; fields start at the set.
+/// The errors of a counter set; field paths start at the set.
 pub fn validate_counter_set(set: &CounterSet) -> Vec<FieldError> {
     let mut report = Report::default();
     counter_set(set, &Path::root(), &mut report);
@@ -62,7 +62,7 @@ pub(super) fn validate(slice: &ResourceSlice, report: &mut Report) {
     if let Some(name) = &spec.partition_type_attribute {
         names::fully_qualified(name, &path.member("partitionTypeAttribute"), report);
     }
-    skipped(
+    skip_node_operations(
         &spec.skip_node_operations,
         &path.member("skipNodeOperations"),
         report,
@@ -161,7 +161,7 @@ pub(super) fn counters(
     }
 }
 
-fn skipped(operations: &[String], path: &Path<'_>, report: &mut Report) {
+fn skip_node_operations(operations: &[String], path: &Path<'_>, report: &mut Report) {
     const PREPARE: &str = "NodePrepareResources";
     const UNPREPARE: &str = "NodeUnprepareResources";
     const ALL: &str = "*";
@@ -177,7 +177,7 @@ fn skipped(operations: &[String], path: &Path<'_>, report: &mut Report) {
     if has(PREPARE) && !has(UNPREPARE) && !has(ALL) {
         report.fail(
             path,
-            format!("{PREPARE} cannot be skipped unless {UNPREPARE} is"),
+            format!("{PREPARE} cannot be skip_node_operations unless {UNPREPARE} is"),
         );
     }
 }

@@ -33,14 +33,14 @@ fn slice(device: Value) -> Value {
 
 #[test]
 fn a_good_claim_has_no_errors_and_lists_its_expressions() {
-    let verdict = validate_object(&claim(json!([
+    let result = validate_object(&claim(json!([
         {"name": "gpu", "exactly": {"deviceClassName": "gpu", "count": 2,
          "selectors": [{"cel": {"expression": "device.driver == 'x'"}}]}},
         {"name": "nic", "firstAvailable": [{"name": "fast", "deviceClassName": "nic"}]},
     ])));
-    assert_eq!(verdict.errors, []);
+    assert_eq!(result.errors, []);
     assert_eq!(
-        verdict.expressions,
+        result.expressions,
         [Expression {
             field: "spec.devices.requests[0].exactly.selectors[0].cel.expression".into(),
             text: "device.driver == 'x'".into(),

@@ -1,8 +1,8 @@
-//! Finds the overloads that the arguments of a call allow, and the type of its result.
+//! Selects the overloads of a call that match its arguments, and the type of its result.
 
 use std::sync::Arc;
 
-use super::{Checker, Meaning, qualified_name};
+use super::{Checker, Resolution, qualified_name};
 use crate::library::{self, Overload};
 use crate::syntax::{Expr, Node};
 use crate::types::Type;
@@ -50,7 +50,7 @@ impl Checker {
             },
         ] = args
         else {
-            return self.mistake(node, "the field of .? must be a name".to_owned());
+            return self.error(node, "the field of .? must be a name".to_owned());
         };
         let field = Arc::clone(field);
         self.types[args[1].id] = Type::String;
@@ -63,7 +63,7 @@ impl Checker {
             .filter(|name| name.eq_ignore_ascii_case(function))
             .min();
         let hint = near.map_or_else(String::new, |name| format!("; did you mean {name}()?"));
-        self.mistake(node, format!("unknown function {function}(){hint}"))
+        self.error(node, format!("unknown function {function}(){hint}"))
     }
 
     fn resolve(
@@ -110,7 +110,7 @@ impl Checker {
         let Some(result) = result else {
             return self.no_overload(node, overloads, arg_types, member);
         };
-        self.meanings[node.id] = Some(Meaning::Call {
+        self.resolutions[node.id] = Some(Resolution::Call {
             function,
             overloads: fitting,
             namespaced,
@@ -129,13 +129,13 @@ impl Checker {
             if !self.bindings.is_assignable(t, &Type::Bool) {
                 let t = self.bindings.resolve(t, true);
                 let operator = overload.function.trim_matches('_');
-                self.mistake(
+                self.error(
                     arg,
                     format!("{operator} needs a bool, not a value of type {t}"),
                 );
             }
         }
-        self.meanings[node.id] = Some(Meaning::Call {
+        self.resolutions[node.id] = Some(Resolution::Call {
             function: overload.function,
             overloads: vec![overload],
             namespaced: false,
@@ -166,11 +166,11 @@ impl Checker {
             }
             _ => format!("{function}({}) is not defined", types.join(", ")),
         };
-        self.mistake(node, message)
+        self.error(node, message)
     }
 }
 
-/// How an operator is written.
+/// The source form of an operator.
 fn operator(function: &str) -> &str {
     match function {
         "_[_]" | "_[?_]" => "[...]",

@@ -46,7 +46,7 @@ pub(super) const TABLE: &[Signature] = &[
     global("string_to_uint64", "uint", "string", "uint", to_uint),
 ];
 
-/// The functions above whose value for a constant is computed when the expression is compiled.
+/// Whether a call of the function with a constant is evaluated at compile time.
 pub(crate) fn is_conversion(function: &str) -> bool {
     TABLE.iter().any(|signature| signature.function == function)
 }
@@ -60,8 +60,8 @@ fn type_of(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     Ok(Value::Type(Arc::from(args[0].type_name())))
 }
 
-fn unreadable(text: &str, wanted: &str) -> Fault {
-    Fault::unreadable(text, format_args!("is not {wanted}"))
+fn invalid(text: &str, expected: &str) -> Fault {
+    Fault::invalid(text, format_args!("is not {expected}"))
 }
 
 fn to_bool(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
@@ -69,7 +69,7 @@ fn to_bool(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     match &**text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(Value::Bool(true)),
         "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(Value::Bool(false)),
-        _ => Err(unreadable(text, "a boolean")),
+        _ => Err(invalid(text, "a boolean")),
     }
 }
 
@@ -87,7 +87,7 @@ pub(super) fn to_double(args: &[Value], budget: &mut Budget) -> Result<Value, Fa
         Value::Double(value) => *value,
         Value::String(text) => {
             budget.take(text.len().saturating_mul(2))?;
-            number::parse_double(text).ok_or_else(|| unreadable(text, "a number"))?
+            number::parse_double(text).ok_or_else(|| invalid(text, "a number"))?
         }
         other => return Err(Fault::no_overload_for(other)),
     }))
@@ -97,21 +97,21 @@ fn to_duration(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     let text = args[0].as_str()?;
     time::parse_duration(text)
         .map(Value::Duration)
-        .ok_or_else(|| unreadable(text, "a duration such as \"1h30m\""))
+        .ok_or_else(|| invalid(text, "a duration such as \"1h30m\""))
 }
 
 fn to_int(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     let too_large = || Fault::new("the number does not fit an int");
     Ok(Value::Int(match &args[0] {
         Value::Uint(value) => i64::try_from(*value).map_err(|_| too_large())?,
-        // The bounds themselves are refused: as doubles they cannot be told from their neighbours.
+        // The bounds are rejected, because as doubles they are equal to adjacent integers.
         Value::Double(value) if *value > i64::MIN as f64 && *value < i64::MAX as f64 => {
             *value as i64
         }
         Value::Double(_) => return Err(too_large()),
         Value::Duration(nanos) => *nanos,
         Value::Timestamp(time) => time.seconds,
-        Value::String(text) => number::parse_int(text).ok_or_else(|| unreadable(text, "an int"))?,
+        Value::String(text) => number::parse_int(text).ok_or_else(|| invalid(text, "an int"))?,
         other => return Err(Fault::no_overload_for(other)),
     }))
 }
@@ -122,9 +122,7 @@ fn to_uint(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
         Value::Int(value) => u64::try_from(*value).map_err(|_| no_fit())?,
         Value::Double(value) if *value >= 0.0 && *value < u64::MAX as f64 => *value as u64,
         Value::Double(_) => return Err(no_fit()),
-        Value::String(text) => {
-            number::parse_uint(text).ok_or_else(|| unreadable(text, "a uint"))?
-        }
+        Value::String(text) => number::parse_uint(text).ok_or_else(|| invalid(text, "a uint"))?,
         other => return Err(Fault::no_overload_for(other)),
     }))
 }
@@ -140,7 +138,7 @@ pub(super) fn to_string(args: &[Value], budget: &mut Budget) -> Result<Value, Fa
     }
 }
 
-/// Appends what `string()` makes of a value.
+/// Appends the result of `string()`.
 pub(super) fn write_text(
     value: &Value,
     out: &mut String,

@@ -41,7 +41,7 @@ pub(super) const TABLE: &[Signature] = &[
     global("format.datetime", "format.datetime", "", "format", |_, _| { known("datetime") }),
 ];
 
-/// A format, with the size of a regular expression for it, by which Kubernetes counts its cost.
+/// A format, with the size of its regular expression, which determines its cost in Kubernetes.
 #[derive(Debug)]
 pub(crate) struct Format {
     pub(crate) title: &'static str,
@@ -150,30 +150,30 @@ fn known(name: &str) -> Result<Value, Fault> {
         .ok_or_else(|| Fault::new(format!("there is no format {name}")))
 }
 
-/// What is wrong with the text; nothing if it is valid.
+/// The errors of the text; an empty optional if it is valid.
 fn validate(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     let Value::Format(format) = &args[0] else {
         return Err(Fault::no_overload_for(&args[0]));
     };
     let text = args[1].as_str()?;
-    // A copy in lower case, and several regular expressions over it.
+    // Upper bound: a lower-case copy, and several regular expressions over it.
     budget.take(text.len().saturating_mul(2))?;
     budget.scan(text.len().saturating_mul(8))?;
-    let mistakes = (format.check)(text);
-    if mistakes.is_empty() {
+    let errors = (format.check)(text);
+    if errors.is_empty() {
         return Ok(Value::Optional(None));
     }
-    let mut texts = Vec::with_capacity(mistakes.len());
-    budget.take_values(mistakes.len())?;
-    for mistake in mistakes {
-        texts.push(budget.string(mistake)?);
+    let mut texts = Vec::with_capacity(errors.len());
+    budget.take_values(errors.len())?;
+    for error in errors {
+        texts.push(budget.string(error)?);
     }
     let texts = budget.list(texts)?;
     budget.some(texts)
 }
 
-fn one(valid: bool, mistake: &'static str) -> Vec<&'static str> {
-    if valid { Vec::new() } else { vec![mistake] }
+fn one(valid: bool, error: &'static str) -> Vec<&'static str> {
+    if valid { Vec::new() } else { vec![error] }
 }
 
 fn matches(pattern: &'static str, text: &str) -> bool {
@@ -195,9 +195,9 @@ fn limited(
     pattern: &'static str,
     shape: &'static str,
 ) -> Vec<&'static str> {
-    let mut mistakes = one(text.len() <= limit, "is too long");
-    mistakes.extend(one(matches(pattern, text), shape));
-    mistakes
+    let mut errors = one(text.len() <= limit, "is too long");
+    errors.extend(one(matches(pattern, text), shape));
+    errors
 }
 
 fn label(text: &str) -> Vec<&'static str> {
@@ -235,12 +235,12 @@ fn prefix(text: &str) -> String {
 }
 
 fn qualified_name(text: &str) -> Vec<&'static str> {
-    let mut mistakes = Vec::new();
+    let mut errors = Vec::new();
     let parts: Vec<&str> = text.splitn(3, '/').collect();
     let name = match parts.as_slice() {
         [name] => *name,
         [domain, name] => {
-            mistakes.extend(if domain.is_empty() {
+            errors.extend(if domain.is_empty() {
                 vec!["the prefix must not be empty"]
             } else {
                 subdomain(domain)
@@ -249,14 +249,14 @@ fn qualified_name(text: &str) -> Vec<&'static str> {
         }
         _ => return vec!["must be a name with at most one prefix and slash"],
     };
-    mistakes.extend(one(!name.is_empty(), "the name must not be empty"));
-    mistakes.extend(one(name.len() <= 63, "the name is too long"));
+    errors.extend(one(!name.is_empty(), "the name must not be empty"));
+    errors.extend(one(name.len() <= 63, "the name is too long"));
     let shape = "the name must be letters, digits and inner dashes, underscores and dots";
-    mistakes.extend(one(
+    errors.extend(one(
         matches("^([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]$", name),
         shape,
     ));
-    mistakes
+    errors
 }
 
 fn label_value(text: &str) -> Vec<&'static str> {

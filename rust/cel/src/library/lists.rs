@@ -1,4 +1,4 @@
-//! Lists: order, sums, search and cuts.
+//! List functions: order, sums, search, slices.
 
 use std::cmp::Ordering;
 
@@ -11,7 +11,7 @@ use crate::map::Key;
 use crate::value::{Kind, List, Value};
 use std::collections::HashSet;
 
-/// The most elements that `lists.range` makes.
+/// The maximum number of elements of `lists.range`.
 const MAX_RANGE: i64 = 10_000_000;
 
 #[rustfmt::skip]
@@ -72,7 +72,7 @@ pub(super) const TABLE: &[Signature] = &[
 ];
 
 fn is_equal(a: &Value, b: &Value, budget: &mut Budget) -> Result<bool, Fault> {
-    Ok(compare::known_equal(a, b, budget)?.unwrap_or(false))
+    Ok(compare::equal_if_defined(a, b, budget)?.unwrap_or(false))
 }
 
 fn index_of(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
@@ -121,7 +121,7 @@ fn is_comparable(value: &Value) -> bool {
     )
 }
 
-/// The elements, an error if one of them has no order at all; two that cannot be compared with each other are no error.
+/// The elements. Returns an error if the type of one has no order; elements of different types are not an error here.
 fn comparable_items(
     value: &Value,
     budget: &mut Budget,
@@ -256,7 +256,7 @@ fn sort_by(list: &Value, keys: &Value, budget: &mut Budget) -> Result<Value, Fau
     if keys.len() > 1 && keys.iter().any(|key| key.kind() != first.kind()) {
         return Err(Fault::new("elements of different types cannot be sorted"));
     }
-    // The order, what sorting it takes, and the result.
+    // The indexes, the buffer of the sort, and the result.
     budget.take_values(2 * items.len())?;
     let mut order: Vec<usize> = (0..items.len()).collect();
     order.sort_by(|a, b| compare::order(&keys[*a], &keys[*b]).unwrap_or(Ordering::Equal));
@@ -272,7 +272,7 @@ fn range(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
             "lists.range({count}): the size must be between 0 and {MAX_RANGE}"
         )));
     }
-    // Longer lists are too expensive in any case: they must not be made before that is noticed.
+    // Longer lists exceed the cost limit, so they are rejected before allocation.
     if count > COST_LIMIT as i64 {
         return Err(Fault::TooExpensive);
     }
@@ -309,7 +309,7 @@ fn distinct(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     budget.list(seen)
 }
 
-/// Whether equal elements have equal keys and others have not: true where all are of one type without rules of its own.
+/// Whether two elements are equal exactly if their keys are: true for elements of one type with default equality.
 fn has_plain_keys(items: &[Value]) -> bool {
     let kind = items.first().map(Value::kind);
     matches!(

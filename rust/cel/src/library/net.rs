@@ -106,13 +106,13 @@ fn cidr(value: &Value) -> Result<(IpAddr, u8), Fault> {
 
 fn read_ip(value: &Value) -> Result<IpAddr, Fault> {
     let text = value.as_str()?;
-    parse_ip(text).ok_or_else(|| Fault::unreadable(text, "is not an IP address"))
+    parse_ip(text).ok_or_else(|| Fault::invalid(text, "is not an IP address"))
 }
 
 fn read_cidr(value: &Value) -> Result<(IpAddr, u8), Fault> {
     let text = value.as_str()?;
     parse_cidr(text)
-        .ok_or_else(|| Fault::unreadable(text, "is not a network such as \"192.0.2.0/24\""))
+        .ok_or_else(|| Fault::invalid(text, "is not a network such as \"192.0.2.0/24\""))
 }
 
 /// An address in any notation.
@@ -120,7 +120,7 @@ pub(super) fn parse_address(text: &str) -> Option<IpAddr> {
     text.parse().ok()
 }
 
-/// An address without a zone; an IPv4 address must be written as one.
+/// An address without a zone. IPv4-mapped IPv6 notation is invalid.
 fn parse_ip(text: &str) -> Option<IpAddr> {
     parse_address(text).filter(|ip| !matches!(ip, IpAddr::V6(ip) if ip.to_ipv4_mapped().is_some()))
 }

@@ -1,4 +1,4 @@
-//! The operators that compute: arithmetic, comparison, membership and size.
+//! Operators with full evaluation of their operands: arithmetic, comparison, membership and size.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -121,7 +121,7 @@ pub(super) const TABLE: &[Signature] = &[
     global("add_map", "cel.@mapInsert", "map<K,V>; map<K,V>", "map<K,V>", insert_all),
 ];
 
-/// Stands in the table of an operator that the evaluator does itself.
+/// Placeholder in the table for an operator that [`crate::eval`] implements.
 fn unreachable_operator(_: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     Err(Fault::new("the operator is evaluated elsewhere"))
 }
@@ -151,7 +151,7 @@ pub(super) fn add(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
         (Value::Uint(a), Value::Uint(b)) => Value::Uint(a.checked_add(*b).ok_or_else(overflow)?),
         (Value::Double(a), Value::Double(b)) => Value::Double(a + b),
         (Value::String(a), Value::String(b)) => {
-            // Joined, and copied to where it is shared.
+            // The concatenation, and its reference-counted copy.
             budget.take(2 * (a.len() + b.len()))?;
             budget.take_shared()?;
             Value::String(Arc::from([&**a, &**b].concat()))
@@ -278,7 +278,7 @@ fn insert_key(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
         return Err(Fault::no_overload_for(&args[0]));
     };
     if map.contains(&args[1]) {
-        return Err(Fault::new("the map would have the same key twice"));
+        return Err(Fault::new("duplicate key in the map"));
     }
     map.insert(&args[1], &args[2], budget).map(Value::Map)
 }

@@ -42,7 +42,7 @@ pub(super) const TABLE: &[Signature] = &[
     member("optional_unwrapOpt", "unwrapOpt", "list<optional<V>>", "list<V>", unwrap),
 ];
 
-/// `or` and `orValue` evaluate their right side only if they need it, see [`crate::eval`].
+/// Placeholder for `or` and `orValue`. [`crate::eval`] evaluates their right side only if necessary.
 fn evaluated_elsewhere(_: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     Err(Fault::new("the operator is evaluated elsewhere"))
 }

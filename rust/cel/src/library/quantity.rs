@@ -51,7 +51,7 @@ pub(super) const TABLE: &[Signature] = &[
     member("quantity_sub_int", "sub", "quantity; int", "quantity", |args, budget| compute(args, Quantity::sub, budget)),
 ];
 
-/// A quantity as it was read.
+/// The value of a parsed quantity.
 pub(crate) fn read(quantity: Quantity) -> Value {
     let huge = is_huge(&quantity);
     Value::Quantity(Arc::new(Amount {
@@ -61,11 +61,11 @@ pub(crate) fn read(quantity: Quantity) -> Value {
     }))
 }
 
-/// Reads a text; the outer error ends the evaluation.
+/// Parses a text. The outer error ends the evaluation.
 fn parse(text: &Value, budget: &mut Budget) -> Result<Result<Quantity, QuantityError>, Fault> {
     let text = text.as_str()?;
     budget.take_shared()?;
-    // The text itself, its digits, the number, and an error that repeats it.
+    // Upper bound: the text, its digits, the number, and an error that quotes it.
     budget.take(text.len().saturating_mul(4))?;
     budget.work(text.len())?;
     Ok(Quantity::parse(text))
@@ -74,7 +74,7 @@ fn parse(text: &Value, budget: &mut Budget) -> Result<Result<Quantity, QuantityE
 fn amount<'v>(value: &'v Value, budget: &mut Budget) -> Result<&'v Amount, Fault> {
     match value {
         Value::Quantity(amount) => {
-            // Numbers of many digits are slow to write and to compare.
+            // Formatting and comparison of numbers with many digits are slow.
             budget.work(amount.quantity.heap_bytes())?;
             Ok(amount)
         }
@@ -87,7 +87,7 @@ fn order(args: &[Value], budget: &mut Budget) -> Result<Ordering, Fault> {
     Ok(left.quantity.cmp(&amount(&args[1], budget)?.quantity))
 }
 
-/// Whether adding to it would take minutes: an exponent that no real quantity has.
+/// Whether the exponent is so large that an addition would take minutes.
 fn is_huge(quantity: &Quantity) -> bool {
     let text = quantity.as_given();
     let exponent = text.rsplit(['e', 'E']).next().unwrap_or_default();

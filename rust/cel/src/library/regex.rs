@@ -10,10 +10,10 @@ use crate::budget::Budget;
 use crate::fault::Fault;
 use crate::value::Value;
 
-mod kept;
+mod cache;
 mod re2;
 
-pub(crate) use kept::{PATTERN_LIMIT_BYTES, find as find_kept, keep};
+pub(crate) use cache::{PATTERN_LIMIT_BYTES, find as find_cached, insert as insert_cached};
 
 #[rustfmt::skip]
 pub(super) const TABLE: &[Signature] = &[
@@ -24,20 +24,20 @@ pub(super) const TABLE: &[Signature] = &[
     member("string_find_all_string_int", "findAll", "string; string; int", "list<string>", find_all),
 ];
 
-/// The functions above whose constant pattern is compiled with the expression.
+/// Whether a constant pattern of the function is compiled with the expression.
 pub(crate) fn takes_pattern(function: &str) -> bool {
     matches!(function, "matches" | "find" | "findAll")
 }
 
-/// As deep as RE2 goes.
+/// The nesting limit of RE2.
 const MAX_NESTING: u32 = 1000;
-/// Bytes of the automaton of one direction; there are two, and what belongs to them.
+/// Bytes of the automaton of one direction. A pattern has two automata and additional data.
 const MAX_AUTOMATON_BYTES: usize = PATTERN_LIMIT_BYTES / 4;
-/// Bytes that a search may remember for the next, in each direction.
+/// Bytes of the search cache, for each direction.
 const SEARCH_CACHE_BYTES: usize = 64 << 10;
 /// Bytes of one state of an automaton.
 const STATE_BYTES: usize = 32;
-/// States times bytes of text: about a second of the slowest search.
+/// States times bytes of text: about one second for the slowest search.
 const MAX_SEARCH_STEPS: usize = 1 << 28;
 
 /// A compiled pattern.
@@ -47,7 +47,7 @@ pub(crate) struct Pattern {
     bytes: usize,
 }
 
-/// Whether a text is a pattern, however much it would take compiled.
+/// Whether a text is a valid pattern, regardless of its compiled size.
 pub(crate) fn is_pattern(text: &str) -> bool {
     re2::translate(text).is_ok_and(|translated| syntax::parse_with(&translated, &nesting()).is_ok())
 }
@@ -59,7 +59,7 @@ fn nesting() -> syntax::Config {
 /// Compiles a pattern.
 pub(crate) fn compile(pattern: &str) -> Result<Pattern, Fault> {
     let refuse =
-        |why: &str| Fault::unreadable(pattern, format_args!("is not a regular expression: {why}"));
+        |why: &str| Fault::invalid(pattern, format_args!("is not a regular expression: {why}"));
     let translated = re2::translate(pattern).map_err(|why| refuse(&why))?;
     let config = Config::new()
         .nfa_size_limit(Some(MAX_AUTOMATON_BYTES))
@@ -71,14 +71,14 @@ pub(crate) fn compile(pattern: &str) -> Result<Pattern, Fault> {
     match built {
         Ok(regex) => Ok(Pattern::new(regex)),
         Err(error) if error.size_limit().is_some() => Err(refuse(&format!(
-            "compiled it takes more than {} MiB",
+            "its compiled form takes more than {} MiB",
             PATTERN_LIMIT_BYTES >> 20
         ))),
         Err(error) => Err(refuse(&error.to_string())),
     }
 }
 
-/// The function with a pattern that was compiled with the expression.
+/// Calls a function with a pattern that is compiled with the expression.
 pub(crate) fn call(
     function: &str,
     pattern: &Pattern,
@@ -96,17 +96,17 @@ pub(crate) fn call(
 
 impl Pattern {
     fn new(regex: Regex) -> Self {
-        // The searches of a thread keep about as much as the automaton has.
+        // The search cache of a thread takes about as much memory as the automaton.
         let bytes = 2 * regex.memory_usage() + 2 * SEARCH_CACHE_BYTES / 4;
         Self { regex, bytes }
     }
 
-    /// Bytes that it takes, with what searches remember.
+    /// Memory in bytes, including the search caches.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Charges a search in so much text before it begins.
+    /// Charges a search in `text` bytes before it starts.
     fn charge(&self, text: usize, budget: &mut Budget) -> Result<(), Fault> {
         let states = self.regex.memory_usage() / STATE_BYTES;
         let steps = states.saturating_mul(text);
@@ -118,7 +118,7 @@ impl Pattern {
 }
 
 fn dynamic(args: &[Value], budget: &mut Budget) -> Result<Arc<Pattern>, Fault> {
-    kept::find_or_compile(args[1].as_str()?, budget)
+    cache::find_or_compile(args[1].as_str()?, budget)
 }
 
 fn matches(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
@@ -159,7 +159,7 @@ fn find_every(pattern: &Pattern, args: &[Value], budget: &mut Budget) -> Result<
     for found in pattern.regex.find_iter(&**text).take(limit) {
         budget.take_element()?;
         all.push(budget.string(&text[found.range()])?);
-        // A search may go through all that is left, whatever it finds.
+        // A search may scan all of the remaining text, regardless of its result.
         rest = text.len() - found.end();
         pattern.charge(rest, budget)?;
     }

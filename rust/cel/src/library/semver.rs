@@ -13,7 +13,7 @@ use crate::value::Value;
 #[rustfmt::skip]
 pub(super) const TABLE: &[Signature] = &[
     global("string_to_semver", "semver", "string", "semver", |args, budget| parse(charged(&args[0], budget)?)),
-    global("string_bool_to_semver", "semver", "string; bool", "semver", parse_as_asked),
+    global("string_bool_to_semver", "semver", "string; bool", "semver", parse_with_option),
     global("is_semver_string", "isSemver", "string", "bool", |args, budget| Ok(Value::Bool(parse(charged(&args[0], budget)?).is_ok()))),
     global(
         "is_semver_string_bool",
@@ -22,7 +22,7 @@ pub(super) const TABLE: &[Signature] = &[
         "bool",
         |args, budget| {
             charged(&args[0], budget)?;
-            Ok(Value::Bool(parse_as_asked(args, budget).is_ok()))
+            Ok(Value::Bool(parse_with_option(args, budget).is_ok()))
         },
     ),
     member("semver_is_greater_than", "isGreaterThan", "semver; semver", "bool", |args, _| Ok(Value::Bool(order(args)?.is_gt()))),
@@ -33,12 +33,12 @@ pub(super) const TABLE: &[Signature] = &[
     member("semver_patch", "patch", "semver", "int", |args, _| Ok(Value::Int(version(&args[0])?.patch as i64))),
 ];
 
-/// A version, strictly as semver 2.0.0 writes it.
+/// Parses a version strictly by semver 2.0.0.
 pub(crate) fn parse(text: &str) -> Result<Value, Fault> {
-    let unreadable =
-        |why: String| Fault::unreadable(text, format_args!("is not a semantic version: {why}"));
-    let version = Version::parse(text).map_err(|error| unreadable(error.to_string()))?;
-    // Kubernetes holds numeric identifiers in 64 bits.
+    let invalid =
+        |why: String| Fault::invalid(text, format_args!("is not a semantic version: {why}"));
+    let version = Version::parse(text).map_err(|error| invalid(error.to_string()))?;
+    // Kubernetes represents numeric identifiers in 64 bits.
     let numeric = |part: &&str| part.bytes().all(|b| b.is_ascii_digit());
     match version
         .pre
@@ -46,13 +46,13 @@ pub(crate) fn parse(text: &str) -> Result<Value, Fault> {
         .filter(numeric)
         .find(|part| !part.is_empty() && part.parse::<u64>().is_err())
     {
-        Some(_) => Err(unreadable("a number does not fit 64 bits".to_owned())),
+        Some(_) => Err(invalid("a number does not fit 64 bits".to_owned())),
         None => Ok(Value::Semver(Arc::new(version))),
     }
 }
 
-/// With `true` as the second argument a leading `v`, missing numbers and leading zeros are accepted.
-fn parse_as_asked(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
+/// Parses a version. If the second argument is `true`, accepts a leading `v`, missing numbers and leading zeros.
+fn parse_with_option(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     let text = charged(&args[0], budget)?;
     match &args[1] {
         Value::Bool(true) => parse(&normalize(text)?),
@@ -61,7 +61,7 @@ fn parse_as_asked(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     }
 }
 
-/// The text, once what reading it takes is charged.
+/// Charges the memory of parsing a text, and returns the text.
 fn charged<'v>(text: &'v Value, budget: &mut Budget) -> Result<&'v str, Fault> {
     let text = text.as_str()?;
     budget.take(text.len().saturating_mul(5))?;
@@ -74,7 +74,7 @@ fn normalize(text: &str) -> Result<String, Fault> {
     let mut parts: Vec<String> = text.splitn(3, '.').map(without_leading_zeros).collect();
     let is_short = parts.len() < 3;
     if is_short && parts.last().is_some_and(|part| part.contains(['+', '-'])) {
-        return Err(Fault::unreadable(
+        return Err(Fault::invalid(
             text,
             "is too short for a pre-release or build part",
         ));

@@ -1,4 +1,4 @@
-//! Strings: search, cut, case, split and join. Indexes count characters.
+//! String functions: search, substring, case, split and join. Indexes count characters.
 
 use super::{Signature, global, member};
 use crate::budget::Budget;
@@ -93,7 +93,7 @@ fn upper(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
     budget.string(&text.to_ascii_uppercase())
 }
 
-/// Where the character with this index begins; none behind the end.
+/// The byte offset of the character with this index; `None` beyond the end.
 fn byte_of(text: &str, index: usize) -> Option<usize> {
     let ends = std::iter::once(text.len());
     text.char_indices().map(|(at, _)| at).chain(ends).nth(index)
@@ -129,7 +129,7 @@ fn last_index_of(args: &[Value], _: &mut Budget) -> Result<Value, Fault> {
     let Some(start) = byte_of(text, from).filter(|_| from < length) else {
         return Ok(Value::Int(-1));
     };
-    // The last that begins at `from` or before it ends here or before.
+    // The last match that starts at `from` or earlier ends here or earlier.
     let mut end = start.saturating_add(wanted.len()).min(text.len());
     while !text.is_char_boundary(end) {
         end -= 1;

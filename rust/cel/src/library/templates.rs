@@ -16,23 +16,23 @@ pub(super) const TABLE: &[Signature] = &[member(
 )];
 
 const DEFAULT_PRECISION: usize = 6;
-/// Digits after the point; no double has more.
-const MOST_PRECISION: usize = 1_100;
+/// Maximum number of digits after the decimal point; no double has more.
+const MAX_PRECISION: usize = 1_100;
 
-/// A piece of a template.
+/// A part of a template.
 pub(crate) enum Piece<'t> {
     Text(&'t str),
     Clause(Clause),
 }
 
-/// What follows a `%`.
+/// A formatting clause, which starts with `%`.
 #[derive(Clone, Copy)]
 pub(crate) struct Clause {
     verb: char,
     precision: Option<usize>,
 }
 
-/// Reads a template.
+/// Parses a template.
 pub(crate) fn pieces(template: &str) -> Result<Vec<Piece<'_>>, String> {
     let mut pieces = Vec::new();
     let mut rest = template;
@@ -73,7 +73,7 @@ pub(crate) fn pieces(template: &str) -> Result<Vec<Piece<'_>>, String> {
 // === impl Clause ===
 
 impl Clause {
-    /// Whether a value of this type can be written so.
+    /// Whether the clause can format a value of this type.
     pub(crate) fn accepts(self, t: &Type) -> bool {
         if t.is_dyn() {
             return true;
@@ -87,8 +87,8 @@ impl Clause {
         }
     }
 
-    /// Whether the elements of a list or map are written as well.
-    pub(crate) fn goes_deep(self) -> bool {
+    /// Whether the clause also formats the elements of a list or map.
+    pub(crate) fn formats_elements(self) -> bool {
         self.verb == 's'
     }
 
@@ -96,18 +96,18 @@ impl Clause {
         self.verb
     }
 
-    /// Appends the value, as the clause writes it.
+    /// Appends the formatted value.
     fn write(self, value: &Value, out: &mut String, budget: &mut Budget) -> Result<(), Fault> {
         let refuse = || {
             Fault::new(format!(
-                "%{} cannot write a value of type {}",
+                "%{} cannot format a value of type {}",
                 self.verb,
                 value.type_name()
             ))
         };
         if self
             .precision
-            .is_some_and(|precision| precision > MOST_PRECISION)
+            .is_some_and(|precision| precision > MAX_PRECISION)
         {
             return Err(Fault::TooExpensive);
         }
@@ -196,8 +196,8 @@ fn double(value: &Value) -> Option<f64> {
     }
 }
 
-/// NaN and infinity have no digits.
-fn special(value: f64) -> Option<String> {
+/// The text of NaN and infinity; `None` for finite values.
+fn non_finite(value: f64) -> Option<String> {
     if value.is_nan() {
         return Some("NaN".to_owned());
     }
@@ -212,7 +212,7 @@ fn special(value: f64) -> Option<String> {
 
 /// `1,234.50`.
 fn fixed(value: f64, precision: usize) -> String {
-    if let Some(text) = special(value) {
+    if let Some(text) = non_finite(value) {
         return text;
     }
     let plain = format!("{value:.precision$}");
@@ -237,7 +237,7 @@ fn fixed(value: f64, precision: usize) -> String {
 
 /// `1.23×10⁰³`.
 fn scientific(value: f64, precision: usize) -> String {
-    if let Some(text) = special(value) {
+    if let Some(text) = non_finite(value) {
         return text;
     }
     let plain = format!("{value:.precision$e}");
@@ -266,7 +266,7 @@ fn text(value: &Value, out: &mut String, budget: &mut Budget) -> Result<(), Faul
     }
 }
 
-/// A value within a list or map: written as a literal.
+/// Appends a value of a list or map as a literal.
 fn nested(value: &Value, out: &mut String, budget: &mut Budget) -> Result<(), Fault> {
     budget.work(1)?;
     match value {
@@ -340,7 +340,7 @@ fn quoted_text(value: &Value, out: &mut String, budget: &mut Budget) -> Result<(
     quoted(&plain, out, budget)
 }
 
-/// The text as Go writes a string literal.
+/// Appends the text as a string literal of Go.
 fn quoted(text: &str, out: &mut String, budget: &mut Budget) -> Result<(), Fault> {
     let mut buffer = [0; 4];
     budget.push(out, "\"")?;

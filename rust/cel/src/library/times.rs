@@ -42,7 +42,7 @@ pub(super) const TABLE: &[Signature] = &[
     ),
 ];
 
-/// One part of the calendar, in UTC or in the zone that the second argument names.
+/// A calendar field, in UTC or in the time zone of the second argument.
 fn part(args: &[Value], of: fn(&Calendar, &Timestamp) -> i64) -> Result<Value, Fault> {
     let Value::Timestamp(time) = &args[0] else {
         return Err(Fault::no_overload_for(&args[0]));
@@ -77,15 +77,15 @@ fn length(args: &[Value], unit: f64) -> Result<Value, Fault> {
     }
 }
 
-/// Seconds east of UTC for `UTC` and `+hh:mm`; names of places are not known.
+/// Seconds east of UTC for `UTC` and `+hh:mm`. Named time zones are not supported.
 fn offset(zone: &str) -> Result<i64, Fault> {
     if matches!(zone, "" | "UTC") {
         return Ok(0);
     }
     let unknown = || {
-        Fault::unreadable(
+        Fault::invalid(
             zone,
-            "is not a time zone that is known here; use UTC or an offset such as \"+02:00\"",
+            "is not a supported time zone; use UTC or an offset such as \"+02:00\"",
         )
     };
     let (hours, minutes) = zone.split_once(':').ok_or_else(unknown)?;

@@ -1,4 +1,4 @@
-//! URLs, read by the rules of Go's `net/url`.
+//! URLs, parsed by the rules of Go's `net/url`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ pub(super) const TABLE: &[Signature] = &[
         budget.take(text.len().saturating_mul(ESCAPED_COPIES))?;
         budget.take_shared()?;
         let url = Url::parse(text)
-            .map_err(|why| Fault::unreadable(text, format_args!("is not a URL: {why}")))?;
+            .map_err(|why| Fault::invalid(text, format_args!("is not a URL: {why}")))?;
         Ok(Value::Url(Arc::new(url)))
     }),
     member("url_get_scheme", "getScheme", "url", "string", |args, budget| part(args, |url| &url.scheme, budget)),
@@ -49,7 +49,7 @@ use escape::{Part, escape, escaped, unescape};
 
 type Read<T> = Result<T, &'static str>;
 
-/// Bytes that the parts of a URL take for one of its text: an escaped byte becomes three.
+/// Bytes of the parts of a URL for each byte of its text. An escaped byte takes three.
 const ESCAPED_COPIES: usize = 10;
 
 fn part(args: &[Value], of: fn(&Url) -> &str, budget: &mut Budget) -> Result<Value, Fault> {
@@ -69,7 +69,7 @@ fn query(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
         .split('&')
         .filter(|pair| !pair.is_empty() && !pair.contains(';'))
     {
-        // What is not UTF-8 becomes up to three times as long.
+        // Invalid UTF-8 becomes up to three times as long.
         budget.take(pair.len().saturating_mul(8))?;
         budget.take_values(16)?;
         budget.take_entry()?;
@@ -92,7 +92,7 @@ fn query(args: &[Value], budget: &mut Budget) -> Result<Value, Fault> {
 
 impl Url {
     fn parse(text: &str) -> Read<Self> {
-        // As a request's URL it must be absolute; its fragment is no part of it.
+        // Kubernetes parses a request URI, which must be absolute. The fragment is not part of it.
         Parts::read(text, true)?;
         let (address, fragment) = text.split_once('#').unwrap_or((text, ""));
         let parts = Parts::read(address, false)?;
@@ -112,7 +112,7 @@ impl Url {
         })
     }
 
-    /// The normal form, by which URLs are compared.
+    /// The normal form, which comparisons use.
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
@@ -311,7 +311,7 @@ fn read_host(scheme: &str, host: &str) -> Read<String> {
             };
             match super::net::parse_address(address) {
                 Some(IpAddr::V6(_)) => Ok(format!("[{name}]{port}")),
-                _ => Err("only an IPv6 address can stand between brackets"),
+                _ => Err("only an IPv6 address can be in brackets"),
             }
         }
         Some(_) => Err("brackets are allowed only around the whole host"),
@@ -327,7 +327,7 @@ fn read_host(scheme: &str, host: &str) -> Read<String> {
     }
 }
 
-/// Nothing, or a colon and digits.
+/// Whether the text is empty, or a colon and digits.
 fn is_port(text: &str) -> bool {
     text.is_empty()
         || text

@@ -1,14 +1,14 @@
-//! `in` a constant list: a look-up, which costs nothing.
+//! Optimizes `in` with a constant list to a set lookup.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::Step;
+use crate::error::Position;
 use crate::map::{Key, lossless_int, lossless_uint};
-use crate::position::Position;
 use crate::value::{List, Value};
 
-/// Membership in a constant list of plain values is a look-up, and costs nothing.
+/// The set lookup for `in` with a constant list of plain values. As in Kubernetes, it has no cost.
 pub(super) fn in_constant_list(args: &[Step], at: Position) -> Option<Step> {
     let [value, Step::Const(Value::List(List::Fixed(items)))] = args else {
         return None;
@@ -35,7 +35,7 @@ pub(super) fn in_constant_list(args: &[Step], at: Position) -> Option<Step> {
     })
 }
 
-/// The same number as other types.
+/// The same number in the other numeric types.
 fn equal_numbers(value: &Value) -> Vec<Value> {
     let mut same = Vec::new();
     match value {

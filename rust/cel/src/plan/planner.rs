@@ -1,17 +1,17 @@
-//! Makes the plan of a checked tree: names resolved, constants computed, overloads chosen.
+//! Builds the plan of a checked tree: resolves names, evaluates constants, selects overloads.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::membership::in_constant_list;
-use super::{Base, Call, FoldStep, Hop, HopKey, Path, Step, Variable};
-use crate::check::{Checked, Meaning};
+use super::{Base, Call, FoldStep, Path, PathSegment, SegmentKey, Step, Variable};
+use crate::check::{Checked, Resolution};
 use crate::cost::Rule;
 use crate::error::CompileError;
-use crate::eval::Machine;
+use crate::error::Position;
+use crate::eval::Interpreter;
 use crate::library::regex::{PATTERN_LIMIT_BYTES, Pattern};
 use crate::library::{self, Overload};
-use crate::position::Position;
 use crate::syntax::{Entry, Expr, Fold, Node};
 use crate::value::Value;
 
@@ -19,15 +19,15 @@ mod paths;
 
 use paths::{choice, follow, pair};
 
-/// A plan, and what an evaluation needs to know of it beforehand.
+/// A plan, and its size.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) step: Step,
-    /// How many loops it has.
+    /// The number of loops.
     pub(crate) slots: usize,
-    /// How deep its steps are nested.
+    /// The maximum depth of nested steps.
     pub(crate) depth: usize,
-    /// Bytes of its regular expressions.
+    /// Memory of the regular expressions, in bytes.
     pub(crate) pattern_bytes: usize,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Plan {
 pub(crate) fn plan(
     root: &Node,
     checked: &Checked,
-    keeping: Patterns,
+    cache_patterns: PatternCaching,
 ) -> Result<Plan, CompileError> {
     let mut planner = Planner {
         checked,
@@ -43,7 +43,7 @@ pub(crate) fn plan(
         slots: 0,
         depth: 0,
         deepest: 0,
-        keeping,
+        cache_patterns,
         patterns: HashMap::new(),
         pattern_bytes: 0,
     };
@@ -62,17 +62,17 @@ struct Planner<'c> {
     slots: usize,
     depth: usize,
     deepest: usize,
-    keeping: Patterns,
+    cache_patterns: PatternCaching,
     patterns: HashMap<Arc<str>, Arc<Pattern>>,
     pattern_bytes: usize,
 }
 
-/// Whether compiled patterns are kept for the next expression that has them.
+/// Whether compiled constant regular expressions are added to the cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Patterns {
-    Keep,
-    /// For an expression that is only checked.
-    Forget,
+pub(crate) enum PatternCaching {
+    Enabled,
+    /// For an expression that is only validated.
+    Disabled,
 }
 
 impl Planner<'_> {
@@ -93,18 +93,18 @@ impl Planner<'_> {
                 field,
                 test,
             } => {
-                if self.checked.meaning(node).is_some() {
+                if self.checked.resolution(node).is_some() {
                     return self.name(node);
                 }
                 let operand = self.step(operand)?;
-                let key = HopKey::Const(Value::String(Arc::clone(field)));
-                let hop = Hop {
+                let key = SegmentKey::Const(Value::String(Arc::clone(field)));
+                let segment = PathSegment {
                     key,
                     optional: false,
                     test: *test,
                     at: node.at,
                 };
-                Ok(Step::Path(Box::new(follow(operand, hop))))
+                Ok(Step::Path(Box::new(follow(operand, segment))))
             }
             Expr::Call { target, args, .. } => self.call(node, target.as_deref(), args),
             Expr::List(items) => self.list(node, items),
@@ -112,22 +112,24 @@ impl Planner<'_> {
             Expr::Fold(fold) => self.fold(node, fold),
             Expr::Struct(name) => Err(CompileError::at(
                 node.at,
-                format!("objects such as {name}{{...}} cannot be made here"),
+                format!("objects such as {name}{{...}} cannot be created here"),
             )),
         }
     }
 
     fn name(&mut self, node: &Node) -> Result<Step, CompileError> {
-        let base = match self.checked.meaning(node) {
-            Some(Meaning::TypeName(name)) => return Ok(Step::Const(Value::Type(Arc::clone(name)))),
-            Some(Meaning::Variable {
+        let base = match self.checked.resolution(node) {
+            Some(Resolution::TypeName(name)) => {
+                return Ok(Step::Const(Value::Type(Arc::clone(name))));
+            }
+            Some(Resolution::Variable {
                 global: true,
                 shadowed,
                 ..
             }) => Base::Device {
                 uncounted: *shadowed,
             },
-            Some(Meaning::Variable { name, .. }) => {
+            Some(Resolution::Variable { name, .. }) => {
                 let found = self.scopes.iter().rev().find(|(local, ..)| local == name);
                 let Some((_, slot, variable)) = found else {
                     return Err(CompileError::at(node.at, format!("unknown name {name:?}")));
@@ -141,7 +143,7 @@ impl Planner<'_> {
         };
         Ok(Step::Path(Box::new(Path {
             base,
-            hops: Vec::new(),
+            segments: Vec::new(),
             test: false,
             at: node.at,
         })))
@@ -158,11 +160,11 @@ impl Planner<'_> {
         {
             return self.index(node, &arg_nodes[0], &arg_nodes[1], true);
         }
-        let Some(Meaning::Call {
+        let Some(Resolution::Call {
             function,
             overloads,
             namespaced,
-        }) = self.checked.meaning(node)
+        }) = self.checked.resolution(node)
         else {
             return Err(CompileError::at(node.at, "unknown function"));
         };
@@ -235,22 +237,22 @@ impl Planner<'_> {
         }));
         if constant {
             let value =
-                Machine::constant(&call).map_err(|fault| CompileError::constant(at, fault))?;
+                Interpreter::constant(&call).map_err(|fault| CompileError::constant(at, fault))?;
             return Ok(Step::Const(value));
         }
         Ok(call)
     }
 
-    /// A constant pattern, compiled once for the whole expression.
+    /// A constant regular expression, compiled once per expression.
     fn pattern(&mut self, text: &Arc<str>, at: Position) -> Result<Arc<Pattern>, CompileError> {
         if let Some(known) = self.patterns.get(text) {
             return Ok(Arc::clone(known));
         }
-        let kept = match self.keeping {
-            Patterns::Keep => library::regex::find_kept(text),
-            Patterns::Forget => None,
+        let cached = match self.cache_patterns {
+            PatternCaching::Enabled => library::regex::find_cached(text),
+            PatternCaching::Disabled => None,
         };
-        let pattern = match kept {
+        let pattern = match cached {
             Some(pattern) => pattern,
             None => Arc::new(
                 library::regex::compile(text).map_err(|fault| CompileError::constant(at, fault))?,
@@ -266,8 +268,8 @@ impl Planner<'_> {
                 ),
             ));
         }
-        if matches!(self.keeping, Patterns::Keep) {
-            library::regex::keep(text, &pattern);
+        if matches!(self.cache_patterns, PatternCaching::Enabled) {
+            library::regex::insert_cached(text, &pattern);
         }
         self.patterns.insert(Arc::clone(text), Arc::clone(&pattern));
         Ok(pattern)
@@ -282,19 +284,19 @@ impl Planner<'_> {
     ) -> Result<Step, CompileError> {
         let operand = self.step(operand)?;
         let key = match self.step(index)? {
-            Step::Const(value) if is_key(&value) => HopKey::Const(value),
+            Step::Const(value) if is_key(&value) => SegmentKey::Const(value),
             Step::Const(value) => {
                 return Err(CompileError::at(
                     index.at,
                     format!("a value of type {} cannot be an index", value.type_name()),
                 ));
             }
-            Step::Path(path) => HopKey::Path(Arc::from(path)),
-            other => HopKey::Computed(Arc::new(other)),
+            Step::Path(path) => SegmentKey::Path(Arc::from(path)),
+            other => SegmentKey::Computed(Arc::new(other)),
         };
         Ok(Step::Path(Box::new(follow(
             operand,
-            Hop {
+            PathSegment {
                 key,
                 optional,
                 test: false,
@@ -335,12 +337,12 @@ impl Planner<'_> {
         self.folded(map, constant, node.at)
     }
 
-    /// The value of a constant literal in its place.
+    /// Replaces a constant literal by its value.
     fn folded(&self, step: Step, constant: bool, at: Position) -> Result<Step, CompileError> {
         if !constant {
             return Ok(step);
         }
-        Machine::constant(&step)
+        Interpreter::constant(&step)
             .map(Step::Const)
             .map_err(|fault| CompileError::constant(at, fault))
     }
@@ -377,7 +379,7 @@ impl Planner<'_> {
     }
 }
 
-/// What may be looked up by a constant.
+/// Whether the type of a value can be a key or an index.
 fn is_key(value: &Value) -> bool {
     matches!(
         value,

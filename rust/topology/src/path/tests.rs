@@ -82,11 +82,11 @@ fn damaged_links_are_named() {
         ("../../../devices/pci0000:00/0000:02:00.0", "another device"),
         (
             "../../../devices/pci0000:00/nonsense/0000:01:00.0",
-            "no PCI address",
+            "not a PCI address",
         ),
         (
             "../../../devices/pci0000:00/0000:01:00.0/",
-            "no PCI address",
+            "not a PCI address",
         ),
     ] {
         let error = DevicePath::parse(target.as_bytes(), own).expect_err(target);

@@ -1,7 +1,7 @@
-//! From the syntax of RE2, as Go reads it, to that of the `regex` crate.
+//! Translates the syntax of RE2, as in Go, to the syntax of the `regex` crate.
 //!
-//! The crate accepts more (set operations in classes, Unicode digits, flags) and reads some of the same text differently;
-//! what RE2 refuses is refused here. Known to differ: `\B` sees all letters, in RE2 those of ASCII.
+//! The crate accepts more (set operations in classes, Unicode digits, flags) and interprets some syntax differently. The
+//! translation rejects what RE2 rejects. Known difference: `\B` considers all letters, RE2 only those of ASCII.
 
 use std::fmt::Write;
 use std::iter::Peekable;
@@ -9,10 +9,10 @@ use std::str::Chars;
 
 mod classes;
 
-/// The most repetitions, also of nested ones multiplied.
+/// The maximum number of repetitions, and of the product of nested repetitions.
 const MAX_REPEAT: u64 = 1000;
 
-/// Translates a pattern, or says what is wrong with it.
+/// Translates a pattern. The error is a message.
 pub(super) fn translate(pattern: &str) -> Result<String, String> {
     let mut translator = Translator {
         rest: pattern.chars().peekable(),
@@ -27,11 +27,11 @@ pub(super) fn translate(pattern: &str) -> Result<String, String> {
 /// An open group.
 #[derive(Default)]
 struct Group {
-    /// The highest product of repetitions within.
+    /// The highest product of repetitions in the group.
     repeats: u64,
-    /// What a repetition would apply to: how often its parts are repeated.
+    /// The operand of a repetition: the highest product of repetitions in it.
     atom: Option<u64>,
-    /// The atom was just repeated.
+    /// The atom already has a repetition.
     repeated: bool,
 }
 
@@ -103,7 +103,7 @@ impl Translator<'_> {
         let group = self.group();
         let inner = group
             .atom
-            .ok_or_else(|| format!("nothing stands before {operator}"))?;
+            .ok_or_else(|| format!("{operator} has no operand"))?;
         if group.repeated {
             return Err(format!("{operator} repeats a repetition"));
         }
@@ -123,7 +123,7 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// `n}`, `n,}` or `n,m}`; anything else is no repetition.
+    /// `n}`, `n,}` or `n,m}`; `None` for anything else, which is not a repetition.
     fn counts(&mut self) -> Result<Option<(String, u64)>, String> {
         let ahead: String = self.rest.clone().take_while(|c| *c != '}').collect();
         let closed = self.rest.clone().nth(ahead.chars().count()) == Some('}');
@@ -209,7 +209,7 @@ impl Translator<'_> {
 
     fn close(&mut self) -> Result<(), String> {
         if self.groups.len() == 1 {
-            return Err("a parenthesis closes nothing".to_owned());
+            return Err("a closing parenthesis has no opening one".to_owned());
         }
         let repeats = self.groups.pop().map_or(1, |group| group.repeats.max(1));
         self.out.push(')');
@@ -256,7 +256,7 @@ impl Translator<'_> {
         Ok(())
     }
 
-    /// The character that an escape stands for.
+    /// The character of an escape sequence.
     fn escaped_char(&mut self) -> Result<char, String> {
         let c = self
             .rest

@@ -1,8 +1,8 @@
-//! Percent-encoding, which differs from part to part of a URL.
+//! Percent-encoding, which differs between the parts of a URL.
 
 use super::Read;
 
-/// What characters may stand for themselves depends on the part.
+/// A part of a URL. Each has its own set of characters that need no escape.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Part {
     Path,
@@ -14,7 +14,7 @@ pub(super) enum Part {
 }
 
 impl Part {
-    /// Whether a byte stands for itself.
+    /// Whether a byte needs no escape.
     fn allows(self, byte: u8) -> bool {
         if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
             return true;
@@ -78,7 +78,7 @@ pub(super) fn escape(bytes: &[u8], part: Part) -> String {
     text
 }
 
-/// The text itself where it is a valid way to write the bytes, else the usual way.
+/// The text if it is a valid encoding of the bytes, otherwise the default encoding.
 pub(super) fn escaped(text: &str, bytes: &[u8], part: Part) -> String {
     if text == "*"
         || text

@@ -1,7 +1,7 @@
-//! Paths that grow hop by hop, also through the branches of a choice.
+//! Builds paths segment by segment, also through the branches of a choice.
 
-use crate::plan::{Base, Hop, Path, Step};
-use crate::position::Position;
+use crate::error::Position;
+use crate::plan::{Base, Path, PathSegment, Step};
 use crate::value::Value;
 
 pub(super) fn pair(mut args: Vec<Step>) -> Box<(Step, Step)> {
@@ -10,32 +10,32 @@ pub(super) fn pair(mut args: Vec<Step>) -> Box<(Step, Step)> {
     Box::new((first, second))
 }
 
-/// A path from an operand one hop further.
-pub(super) fn follow(operand: Step, hop: Hop) -> Path {
-    let test = hop.test;
-    let at = hop.at;
+/// The path of an operand, extended by one segment.
+pub(super) fn follow(operand: Step, segment: PathSegment) -> Path {
+    let test = segment.test;
+    let at = segment.at;
     let mut path = match operand {
         Step::Path(path) => *path,
         other => Path {
             base: Base::Value(other),
-            hops: Vec::new(),
+            segments: Vec::new(),
             test: false,
             at,
         },
     };
-    path.extend(hop);
+    path.extend(segment);
     path.test = test;
     path
 }
 
 impl Path {
-    fn extend(&mut self, hop: Hop) {
+    fn extend(&mut self, segment: PathSegment) {
         match &mut self.base {
             Base::Choice { branches, .. } => {
-                branches.0.extend(hop.clone());
-                branches.1.extend(hop);
+                branches.0.extend(segment.clone());
+                branches.1.extend(segment);
             }
-            _ => self.hops.push(hop),
+            _ => self.segments.push(segment),
         }
     }
 }
@@ -49,7 +49,7 @@ pub(super) fn choice(mut args: Vec<Step>, at: Position) -> Step {
         },
         other => Path {
             base: Base::Value(other),
-            hops: Vec::new(),
+            segments: Vec::new(),
             test: false,
             at,
         },
@@ -61,7 +61,7 @@ pub(super) fn choice(mut args: Vec<Step>, at: Position) -> Step {
     };
     Step::Path(Box::new(Path {
         base,
-        hops: Vec::new(),
+        segments: Vec::new(),
         test: false,
         at,
     }))

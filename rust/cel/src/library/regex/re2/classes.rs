@@ -1,11 +1,11 @@
-//! Classes of characters.
+//! Character classes.
 
 use std::fmt::Write;
 
 use super::{Translator, push_literal};
 
 impl Translator<'_> {
-    /// The inside of a class for `\d` and its like, ASCII only.
+    /// The content of the class of `\d`, `\s` and `\w`, ASCII only.
     pub(super) fn perl_class(&mut self) -> Option<&'static str> {
         let class = match self.rest.peek()? {
             'd' => "0-9",
@@ -126,7 +126,7 @@ impl Translator<'_> {
     }
 }
 
-/// Properties that the crate knows beyond RE2's categories and scripts.
+/// Whether the name is a property of the crate that RE2 does not support.
 fn is_property(name: &str) -> bool {
     let plain: String = name
         .chars()

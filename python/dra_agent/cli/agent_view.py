@@ -1,0 +1,82 @@
+"""Claims and health of devices as the agent of this host reports them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dra_agent.cli.shown_host import ShownHost
+if TYPE_CHECKING:
+    from dra_agent.cli.shown_host import ShownHost
+    from dra_agent.host import Host
+    from dra_agent.inventory import Inventory
+    from dra_agent.topology import Topology
+
+
+_NAME = re.compile(r"[a-z]+-([0-9a-f]{4,8})-([0-9a-f]{2})-([0-9a-f]{2})-([0-7])(?:-|$)")
+"""Device names come from the PCI address: gpu-0000-3b-00-0, gpu-0000-3b-00-0-mig-1g-10gb-4."""
+
+
+def by_device(shown: ShownHost) -> dict[str, list[str]]:
+    """Give the claims that hold each device, by its name; nothing where no agent runs on this host."""
+    from dra_agent.errors import AgentError
+    from dra_agent.prepare.ledger_reader import read_copy
+    from dra_agent.standalone.protocol import SOCKET, Client, ListClaims
+
+    holders: dict[str, list[str]] = {}
+    if not shown.is_agents:
+        return holders
+    state_dir = shown.config.state_dir
+    try:
+        if (state_dir / SOCKET).exists():
+            with Client(state_dir / SOCKET) as agent:
+                for claim in agent.ask(ListClaims()):
+                    for device in claim["devices"]:
+                        holders.setdefault(device["device"], []).append(f"{claim['namespace']}/{claim['name']}")
+            return holders
+        entries, _ = read_copy(state_dir) or ([], None)
+    except AgentError:
+        # The agent may stop meanwhile; the devices can be shown without it.
+        return {}
+    for entry in entries:
+        for held in entry.devices:
+            holders.setdefault(held.device, []).append(f"{entry.namespace}/{entry.name}")
+    return holders
+
+
+def by_address(shown: ShownHost) -> dict[str, list[str]] | None:
+    """Give the claims that hold a PCI function or a partition of it; None where no agent runs on this host."""
+    if not shown.is_agents:
+        return None
+    holders: dict[str, list[str]] = {}
+    for name, claims in by_device(shown).items():
+        if match := _NAME.match(name):
+            domain, bus, device, function = match.groups()
+            known = holders.setdefault(f"{domain}:{bus}:{device}.{function}", [])
+            known.extend(claim for claim in claims if claim not in known)
+    return holders
+
+
+def with_health(inventory: Inventory, shown: ShownHost, host: Host) -> Inventory:
+    """Give the inventory with what counts against its devices."""
+    from dra_agent.agent.device_state import boot_id
+    from dra_agent.health import HealthStateFile, apply_recorded
+
+    noted = HealthStateFile(shown.records, boot_id(host.proc)).read()
+    return apply_recorded(inventory, shown.config.health, shown.config.driver_name, noted)
+
+
+def published(shown: ShownHost, host: Host, topology: Topology) -> Inventory:
+    """Take the inventory as it is published: with health, and without what others manage."""
+    from dra_agent.conflicts import exclude, load_conflicts
+    from dra_agent.inventory import collect
+    from dra_agent.inventory.passthrough import VfioBindingStore
+
+    config = shown.config
+    handovers = VfioBindingStore(shown.records)
+    inventory = with_health(
+        collect(host, topology, config.inventory, driver=config.driver_name, handovers=handovers), shown, host
+    )
+    remembered = load_conflicts(shown.records)
+    return inventory if remembered.published else exclude(inventory, remembered.verdict)

@@ -1,0 +1,204 @@
+"""Limits the memory of a claim's containers to its shares: by the kernel's dmem controller, or by the driver."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from dra_agent import atomic_file
+from dra_agent.cdi.model import ContainerEdits
+from dra_agent.cdi.names import check_uid
+from dra_agent.deadline import Deadline
+from dra_agent.device_setup.container_hook import ContainerHook
+from dra_agent.device_setup.state_files import StateFiles
+from dra_agent.errors import PermanentError, RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
+from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
+from dra_agent.prepare.setup import SetupDevice
+
+_LONGEST = 4096
+
+
+def hierarchy(sysfs: Path) -> Path:
+    """Find where the hierarchy is mounted; RetryableError where there is none."""
+    for root in (sysfs / "fs/cgroup", sysfs / "fs/cgroup/unified"):
+        if (root / "cgroup.controllers").exists():
+            return root
+    raise RetryableError(
+        "the host has no unified cgroup hierarchy (version 2)", where=str(sysfs / "fs/cgroup"), hint="boot with it"
+    )
+
+
+def check_cgroup(root: Path, name: str) -> Path:
+    """Give the folder of a cgroup below the root; PermanentError for the root itself and what is none."""
+    parts = name.split("/")
+    if len(name) > _LONGEST or not name.isprintable() or any(part in ("", ".", "..") for part in parts):
+        raise PermanentError("is no path of a container's cgroup", where=repr(name[:200]))
+    folder = root.joinpath(*parts)
+    if not folder.is_dir() or folder.resolve() != root.resolve().joinpath(*parts):
+        raise PermanentError("is no cgroup of this host", where=str(folder))
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupMemory:
+    """Memory of one GPU, as the driver counts it for a cgroup, in bytes; no limit is None."""
+
+    limit: int | None
+    used: int
+
+
+class DriverLimit:
+    """Limits by cgroup, through NVML. Every method raises RetryableError where that fails."""
+
+    def __init__(self, library: Path | None, timeout: float) -> None:
+        self._library = library
+        self._timeout = timeout
+        self._nvml: NvmlClient | None = None
+
+    def set(self, uuid: str, address: str, cgroup: Path, amount: int) -> None:
+        """Guarantee a cgroup this amount, and hold it to it: the scheduler gives out no more than there is."""
+        self._call("set_memory_limits", uuid, address, cgroup, amount, amount)
+
+    def get(self, uuid: str, address: str, cgroup: Path) -> CgroupMemory:
+        """Say what a cgroup may have, and has."""
+        _, limit, used = self._call("get_memory_limits", uuid, address, cgroup)
+        return CgroupMemory(None if limit == self._module.NVML_DEVICE_MEMORY_LIMIT_MAX else limit, used)
+
+    def close(self) -> None:
+        """Close the library."""
+        if self._nvml is not None:
+            self._nvml.close()
+            self._nvml = None
+
+    @property
+    def _module(self) -> ModuleType:
+        assert self._nvml is not None
+        return self._nvml.module
+
+    def _call(self, name: str, uuid: str, address: str, cgroup: Path, *amounts: int) -> Any:
+        if self._nvml is None:
+            self._nvml = acquire(self._library, self._timeout)
+        self._nvml.start()
+        handle = self._nvml.call("nvmlDeviceGetHandleByUUID", uuid.encode(), about=address)
+        return self._nvml.call(name, handle, str(cgroup), *amounts, about=address)
+
+
+class ShareLimit(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One share."""
+
+    device: str
+    pci_address: str
+    bytes: int
+    uuid: str = ""
+    """Of the GPU, where its driver limits."""
+    cgroups: tuple[str, ...] = ()
+    """Below the unified hierarchy, of containers that were held to it by the agent."""
+
+
+class ShareLimitStore(StateFiles[dict[str, ShareLimit]]):
+    """A note for each claim: its shares by key."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, dict[str, ShareLimit])
+
+    def path(self, name: str) -> Path:
+        """Say where a claim's shares lie; PermanentError for a uid that could leave the folder."""
+        return super().path(check_uid(name))
+
+    def damaged(self, path: Path, error: msgspec.DecodeError) -> None:
+        """Set it aside, and refuse: no container may start without its limit."""
+        atomic_file.quarantine(path)
+        raise PermanentError(f"is damaged: {error}", where=str(path), hint="delete the claim's pods") from error
+
+
+log = logging.getLogger(__name__)
+
+
+class LimitRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the hook asks for: the line on the socket."""
+
+    claim: str
+    key: str
+    cgroup: str
+
+
+class Limiter:
+    """The limits of one host; safe to use from several threads."""
+
+    def __init__(self, host: Host, state_dir: Path, host_folder: Path, driver: DriverLimit) -> None:
+        """`host_folder` is known to runtimes by the same path: hook and socket lie there."""
+        self._host = host
+        self._hook = ContainerHook(host_folder)
+        self._grants = ShareLimitStore(state_dir / "limits")
+        self._claims = setup_locks(None, "limits")
+        self._driver = driver
+
+    def grant(self, uid: str, item: SetupDevice, enforcement: str, amount: int, deadline: Deadline) -> ContainerEdits:
+        """Allow a share this many bytes: gives the hook that holds each container to it."""
+        self._hook.install()
+        root = hierarchy(self._host.sysfs)
+        where = ("--cgroups", str(root))
+        if enforcement == "dmem":
+            region = item.device.identity.get("dmem")
+            if region is None:
+                raise RetryableError(
+                    "its memory is not registered with the cgroup controller dmem now",
+                    where=f"device {item.device.name}",
+                    hint="see `dra-agent devices` for what is wrong",
+                )
+            return self._hook.edits(*where, "--region", region, "--bytes", str(amount))
+        uuid = item.device.identity.get("uuid")
+        if uuid is None:
+            raise RetryableError("NVIDIA's driver does not have it now", where=f"device {item.device.name}")
+        with self._claims.hold([uid], deadline.capped(SETUP_TIMEOUT_S), "a limit"):
+            grants = self._grants.read(uid) or {}
+            known = grants.get(item.key)
+            wanted = ShareLimit(
+                item.device.name, item.device.pci_address, amount, uuid, known.cgroups if known is not None else ()
+            )
+            if wanted != known:
+                self._grants.write(uid, {**grants, item.key: wanted})
+        return self._hook.asks(uid, item.key, *where)
+
+    def revoke(self, uid: str, deadline: Deadline) -> None:
+        """Forget a claim's shares: the driver forgets the limit with the cgroup."""
+        with self._claims.hold([uid], deadline.capped(SETUP_TIMEOUT_S), "a limit"):
+            self._grants.delete(uid, durable=False)
+
+    def noted(self, uid: str) -> list[str]:
+        """Give the keys of the shares that a claim was granted."""
+        return list(self._grants.read(uid) or {})
+
+    def apply(self, line: bytes) -> bool:
+        """Hold a container to a share, as the hook asks; PermanentError or RetryableError say why it cannot be."""
+        try:
+            ask = msgspec.json.decode(line, type=LimitRequest)
+        except msgspec.DecodeError as error:
+            raise PermanentError(f"not understood: {error}", where="a request for a limit") from error
+        uid = check_uid(ask.claim)
+        root = hierarchy(self._host.sysfs)
+        folder = check_cgroup(root, ask.cgroup)
+        with self._claims.hold([uid], Deadline.of(SETUP_TIMEOUT_S), "a limit"):
+            grants = self._grants.read(uid) or {}
+            grant = grants.get(ask.key)
+            if grant is None:
+                raise PermanentError("has no such share that is to be limited", where=f"claim {uid}, {ask.key}")
+            self._driver.set(grant.uuid, grant.pci_address, folder, grant.bytes)
+            # A container that starts again has another cgroup each time.
+            alive = tuple(name for name in grant.cgroups if name != ask.cgroup and (root / name).is_dir())
+            cgroups = (*alive, ask.cgroup)
+            self._grants.write(uid, {**grants, ask.key: msgspec.structs.replace(grant, cgroups=cgroups)})
+        if alive and ask.cgroup not in grant.cgroups:
+            log.warning(
+                "several containers of one claim each have the amount of its share",
+                extra={"claim": uid, "device": grant.device, "bytes": grant.bytes, "containers": len(cgroups)},
+            )
+        log.info("memory limited", extra={"claim": uid, "device": grant.device, "bytes": grant.bytes})
+        return True

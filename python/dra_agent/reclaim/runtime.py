@@ -1,0 +1,103 @@
+"""Reclaim as one running part: the sources of this host, the state that they add up to, and the control socket."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dra_agent.errors import AgentError
+from dra_agent.host import Host
+from dra_agent.reclaim.control import SOCKET, ReclaimControlServer
+from dra_agent.reclaim.service import OPERATOR, ReclaimService
+from dra_agent.reclaim.settings import ReclaimSettings
+from dra_agent.reclaim.signal import Signal
+from dra_agent.reclaim.signals.detection import select_sources
+from dra_agent.reclaim.state import ReclaimState
+from dra_agent.reclaim.state_file import StateFile
+
+log = logging.getLogger(__name__)
+
+FOLLOW_INTERVAL_S = 0.25
+"""Between two checks of whether a newer agent has saved another state: one stat(2)."""
+
+
+class ReclaimRuntime:
+    """From `start` to `stop`."""
+
+    def __init__(
+        self,
+        settings: ReclaimSettings,
+        state_dir: Path,
+        host: Host,
+        boot: str,
+        *,
+        newest: Callable[[], bool],
+        about: Callable[[], Any],
+    ) -> None:
+        """Select the sources of the host; raises UsageError for a source with an invalid configuration.
+
+        `newest`: whether this agent keeps the state, of several in a rolling update. `about` describes the agent.
+        """
+        self.reclaim = ReclaimService(state_dir, boot, select_sources(settings, host), newest=newest)
+        self._trigger = ReclaimControlServer(state_dir / SOCKET, self.reclaim, about=about)
+        self._newest = newest
+        self._file = StateFile(state_dir)
+        self._following: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen to sources and operators."""
+        try:
+            await self._trigger.start()
+        except AgentError as error:
+            # Signals of clouds are still received, and claims served.
+            log.error("operators cannot reach the agent about a reclaim", extra={"reason": str(error)})
+        await self.reclaim.start()
+        self._following = asyncio.create_task(self._follow_newest(), name="reclaim of the newest agent")
+
+    async def stop(self) -> None:
+        """Stop listening; what is known stays on disk."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+        await self._trigger.stop()
+        await self.reclaim.stop()
+
+    async def _follow_newest(self) -> None:
+        """Follow the operator requests of the newest agent, which owns the socket: this one may be the leader."""
+        seen = self._stamp()
+        while True:
+            await asyncio.sleep(FOLLOW_INTERVAL_S)
+            try:
+                if (stamp := self._stamp()) == seen or self._newest():
+                    continue
+                seen = stamp
+                saved = await asyncio.to_thread(self._file.load, self.reclaim.state.boot)
+                await self._take_operators_words(saved)
+            except AgentError as error:
+                log.warning("operator requests of a newer agent cannot be read", extra={"reason": str(error)})
+            except Exception:  # a defect here must not end it
+                log.exception("operator requests of a newer agent are not followed")
+
+    async def _take_operators_words(self, saved: ReclaimState) -> None:
+        own = self.reclaim.state
+        if set(saved.dismissed) - set(own.dismissed):
+            await self.reclaim.cancel(everything=True)
+        asked, known = _of_operator(saved), _of_operator(own)
+        if asked is not None and asked != known:
+            await self.reclaim.begin(asked.kind, deadline=asked.deadline, what=asked.what)
+        elif asked is None and known is not None:
+            await self.reclaim.cancel(everything=False)
+
+    def _stamp(self) -> tuple[int, int] | None:
+        try:
+            found = self._file.path.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+
+def _of_operator(state: ReclaimState) -> Signal | None:
+    return next((held.reading for held in state.held if held.reading.source == OPERATOR), None)

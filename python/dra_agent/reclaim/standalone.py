@@ -1,0 +1,194 @@
+"""Drain of a host without Kubernetes: claims are released in a bounded time and wait in their old order.
+
+When the notice is withdrawn, or after the next boot, they are allocated again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+from dra_agent.clock import STEADY
+from dra_agent.reclaim.service import ReclaimService
+from dra_agent.reclaim.settings import ReclaimSettings
+from dra_agent.reclaim.state import ReclaimState
+from dra_agent.reclaim.status import ClaimReleaseStatus, Progress
+from dra_agent.standalone.claim import ClaimView
+from dra_agent.standalone.service import StandaloneService
+
+log = logging.getLogger(__name__)
+
+_MOST_AT_ONCE = 16
+
+
+async def run_hooks(command: Sequence[str], claims: Sequence[Mapping[str, str]], at_most: float) -> dict[str, str]:
+    """Run the program for each claim, several at once, all within `at_most` seconds.
+
+    `claims` are the variables that identify the claim. Without a configured program nothing happens. Failures
+    are logged; gives them by the claims' uids.
+    """
+    failures: dict[str, str] = {}
+    if not command or not claims:
+        return failures
+    slots = asyncio.Semaphore(_MOST_AT_ONCE)
+    end = asyncio.get_running_loop().time() + at_most
+    # A group that is called off waits for each of them to end, gather only for the first.
+    async with asyncio.TaskGroup() as hooks:
+        for claim in claims:
+            hooks.create_task(_run(command, claim, slots, end, failures))
+    return failures
+
+
+async def _run(
+    command: Sequence[str],
+    claim: Mapping[str, str],
+    slots: asyncio.Semaphore,
+    end: float,
+    failures: dict[str, str],
+) -> None:
+    uid = claim.get("DRA_AGENT_CLAIM_UID", "")
+    extra = {"claim": uid, "command": command[0]}
+    process: asyncio.subprocess.Process | None = None
+    try:
+        async with asyncio.timeout_at(end), slots:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, **claim},
+                start_new_session=True,
+            )
+            code = await process.wait()
+    except TimeoutError:
+        failures[uid] = "its hook took too long and was killed"
+        log.error("the hook took too long and was killed", extra=extra)
+    except OSError as error:
+        failures[uid] = f"its hook cannot be run: {error.strerror or error}"
+        log.error("the hook cannot be run", extra={**extra, "reason": error.strerror or str(error)})
+    else:
+        if code != 0:
+            failures[uid] = f"its hook ended with {code}"
+        level = logging.INFO if code == 0 else logging.ERROR
+        log.log(level, "the hook has ended", extra={**extra, "code": code})
+    finally:
+        if process is not None and process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+POLL_INTERVAL_S = 0.5
+
+
+class StandaloneDrain:
+    """Acts on each change of the state."""
+
+    def __init__(self, settings: ReclaimSettings, reclaim: ReclaimService, service: StandaloneService) -> None:
+        self._settings = settings
+        self._reclaim = reclaim
+        self._service = service
+        self._records: dict[str, ClaimReleaseStatus] = {}
+        self._complete = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def prepare(self) -> None:
+        """Called before claims are served, so that claims of a reclaimed node are not prepared first."""
+        self._reclaim.progress = lambda: Progress(claims=tuple(self._records.values()), complete=self._complete)
+        self._reclaim.on_change(self._changed)
+        if self._reclaim.state.phase == "notice":
+            await self._service.suspend(_why(self._reclaim.state), give_up=False)
+
+    def start(self) -> None:
+        """Called once claims are served: continue what an earlier run started."""
+        if self._reclaim.state.phase == "notice":
+            self._begin()
+
+    @property
+    def busy(self) -> bool:
+        """Whether claims are being released."""
+        return self._reclaim.state.phase == "notice" and not self._complete
+
+    async def stop(self) -> None:
+        """Stop without changes."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _changed(self, before: ReclaimState, after: ReclaimState) -> None:
+        if (before.phase == "notice") == (after.phase == "notice"):
+            if after.phase == "notice":
+                await self._service.change_reason(_why(after))
+            return
+        await self.stop()
+        if after.phase == "notice":
+            self._begin()
+        else:
+            self._records.clear()
+            # Not waited for, as nothing here: a vendor's library that hangs must not keep the next change waiting.
+            self._task = asyncio.create_task(self._seen(self._service.resume()), name="reclaim resume")
+
+    def _begin(self) -> None:
+        self._complete = False
+        self._task = asyncio.create_task(self._seen(self._give_up()), name="reclaim leave")
+
+    async def _seen(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception:  # an error must be logged, and the agent must continue
+            log.exception("claims were not moved")
+
+    async def _give_up(self) -> None:
+        await self._service.suspend(_why(self._reclaim.state), give_up=False)
+        held = await self._service.held()
+        now = STEADY.now()
+        self._records = {view.uid: ClaimReleaseStatus(view.uid, view.namespace, view.name, now) for view in held}
+        variables = [self._variables(view) for view in held]
+        failures = await run_hooks(self._settings.hook, variables, self._time_for_hooks())
+        for uid, failure in failures.items():
+            self._records[uid].unknown = failure
+        await self._service.suspend(_why(self._reclaim.state), give_up=True)
+        while not await self._look():
+            await asyncio.sleep(POLL_INTERVAL_S)
+        self._complete = True
+        log.info("every claim is released and waits for the next host", extra={"claims": len(self._records)})
+        # Repeatedly: a shutdown after another source's notice would otherwise wait for nothing.
+        while True:
+            await self._reclaim.released()
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def _look(self) -> bool:
+        allocated = {view.uid for view in await self._service.held()}
+        now = STEADY.now()
+        for uid, record in self._records.items():
+            if uid not in allocated and record.released is None:
+                record.unprepared = record.released = now
+        return not allocated
+
+    def _time_for_hooks(self) -> float:
+        left = self._reclaim.seconds_left
+        return self._settings.hook_seconds if left is None else max(0.0, min(self._settings.hook_seconds, left))
+
+    def _variables(self, view: ClaimView) -> dict[str, str]:
+        state = self._reclaim.state
+        cause, deadline = state.cause, state.deadline
+        return {
+            "DRA_AGENT_CLAIM_UID": view.uid,
+            "DRA_AGENT_CLAIM_NAME": view.name,
+            "DRA_AGENT_CLAIM_NAMESPACE": view.namespace,
+            "DRA_AGENT_CLAIM_DEVICES": " ".join(view.cdi_device_ids),
+            "DRA_AGENT_RECLAIM_SOURCE": "" if cause is None else cause.source,
+            "DRA_AGENT_RECLAIM_DEADLINE": ""
+            if deadline is None
+            else STEADY.to_wall(deadline).isoformat(timespec="seconds"),
+        }
+
+
+def _why(state: ReclaimState) -> str:
+    cause = state.cause
+    by = f" ({cause.source}: {cause.what})" if cause is not None else ""
+    return f"this node is being reclaimed{by}"

@@ -1,0 +1,97 @@
+"""Requests of the command line to an agent in standalone mode, and the client that sends them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dra_agent.control_socket.protocol import Connection
+from dra_agent.errors import UsageError
+
+SOCKET = "agent.sock"
+"""Its name in the state directory."""
+
+LINE_LIMIT = 8 * 1024 * 1024
+"""Bytes of one request."""
+
+
+class Apply(msgspec.Struct, tag_field="op", tag="apply", forbid_unknown_fields=True):
+    """Take in DeviceClasses and ResourceClaims, all or none."""
+
+    objects: list[dict[str, Any]]
+
+
+class Get(msgspec.Struct, tag_field="op", tag="get", forbid_unknown_fields=True):
+    """One claim; with `wait`, up to so many seconds until it is prepared, failed or deleted."""
+
+    namespace: str
+    name: str
+    wait: float = 0.0
+
+
+class ListClaims(msgspec.Struct, tag_field="op", tag="list", forbid_unknown_fields=True):
+    """Every claim."""
+
+
+class ListClasses(msgspec.Struct, tag_field="op", tag="classes", forbid_unknown_fields=True):
+    """Every DeviceClass."""
+
+
+class Delete(msgspec.Struct, tag_field="op", tag="delete", forbid_unknown_fields=True):
+    """Release a claim, or delete a class; `wait` seconds for the release to be complete."""
+
+    kind: str
+    name: str
+    namespace: str = ""
+    wait: float = 0.0
+
+
+class State(msgspec.Struct, tag_field="op", tag="state", forbid_unknown_fields=True):
+    """Everything that a what-if question needs: node, driver, classes, slices and allocated claims."""
+
+
+Request = Apply | Get | ListClaims | ListClasses | Delete | State
+
+
+_requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+
+
+def decode_request(line: bytes) -> Request:
+    """Read one request; raises UsageError for anything that is none."""
+    try:
+        return _requests.decode(line)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise UsageError(f"not a request: {error}") from error
+
+
+ANSWER_TIMEOUT = 60.0
+"""Seconds in addition to the `wait` of a request."""
+
+
+class Client:
+    """A connection to the agent of this host."""
+
+    def __init__(self, path: Path) -> None:
+        """Connect; raises RetryableError with a hint if no agent responds."""
+        self._connection = Connection(
+            path,
+            nobody="no agent is running here in standalone mode",
+            hint="start one with `dra-agent run --standalone`, or name its directory with --state-dir",
+        )
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._connection.close()
+
+    def ask(self, request: Request) -> Any:
+        """Send one request and give its result; raises what the agent raised."""
+        timeout = ANSWER_TIMEOUT + getattr(request, "wait", 0.0)
+        return self._connection.ask(request, timeout=timeout, line_limit=LINE_LIMIT)
