@@ -19,6 +19,7 @@ import pytest
 from dra_agent.agent.liveness import READY, STALL_TIMEOUT_S, LivenessMonitor, Notifier
 from dra_agent.agent.logs import JsonFormatter, TextFormatter
 from dra_agent.agent.rolling_update import StateLock
+from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError, UsageError
 from dra_agent.metrics.http_server import HttpServer
@@ -181,7 +182,7 @@ class Failing:
     def __init__(self, error: Exception | None) -> None:
         self.error = error
 
-    def prepare(self, claim: object, deadline: Deadline) -> list[object]:
+    def prepare(self, claim: object, deadline: Deadline) -> list[ClaimDevice]:
         if self.error:
             raise self.error
         return []
@@ -202,7 +203,7 @@ class Failing:
 )
 def test_every_request_is_counted_by_how_it_ended(error: Exception | None, result: str) -> None:
     metrics = Metrics(MetricsSnapshot)
-    preparer = InstrumentedPreparer(Failing(error), LivenessMonitor(), metrics)  # type: ignore[arg-type]
+    preparer = InstrumentedPreparer(Failing(error), LivenessMonitor(), metrics)
     for call in (lambda: preparer.prepare({}, Deadline.of(60)), lambda: preparer.unprepare("u", Deadline.of(60))):
         try:
             call()

@@ -17,7 +17,7 @@ from deadlines import a_minute
 from dra_agent.claim import ClaimDevice
 from dra_agent.control_socket.server import Server
 from dra_agent.device_setup.container_hook import BUILT, ContainerHook
-from dra_agent.device_setup.shares.limiter import Limiter, LimitRequest
+from dra_agent.device_setup.shares.limiter import DriverLimit, Limiter, LimitRequest
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory import Attribute, Capacity, Device
@@ -28,7 +28,7 @@ SLICE = "kubepods.slice/pod.slice"
 SCOPE = f"{SLICE}/cri-1.scope"
 
 
-class Driver:
+class Driver(DriverLimit):
     """Stands for NVML: takes note of what is to be limited, or refuses."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Tree:
         (self.container / "dmem.max").write_text("")
         self.host = Host(path / "sys", path / "dev", path / "proc")
         self.driver = Driver()
-        self.limiter = Limiter(self.host, path / "state", path / "host", self.driver)  # type: ignore[arg-type]
+        self.limiter = Limiter(self.host, path / "state", path / "host", self.driver)
 
     def put_cgroup(self, text: str) -> None:
         (self.proc / "41").mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ import pytest
 from deadlines import a_minute
 from dra_agent.claim import ClaimDevice
 from dra_agent.device_setup.mps.paths import MpsPaths
-from dra_agent.device_setup.mps.sharing import MpsSharing
+from dra_agent.device_setup.mps.sharing import ComputeMode, MpsSharing
 from dra_agent.device_setup.shares import ShareConfig, ShareSetup
 from dra_agent.device_setup.shares.limiter import DriverLimit, Limiter
 from dra_agent.errors import PermanentError, RetryableError
@@ -29,7 +29,7 @@ from eventually import DEADLINE_S, eventually
 PROGRAM = Path(__file__).parent / "mps_control.py"
 
 
-class Modes:
+class Modes(ComputeMode):
     """Compute modes, kept here instead of in a driver."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class World:
 
     def again(self) -> ShareSetup:
         """What an agent has that starts on the state of an earlier one."""
-        self.mps = MpsSharing(self.host, self.path / "state", self.modes, deadline=DEADLINE_S)  # type: ignore[arg-type]
+        self.mps = MpsSharing(self.host, self.path / "state", self.modes, deadline=DEADLINE_S)
         limiter = Limiter(self.host, self.path / "state", self.path / "host", DriverLimit(None, 1.0))
         self.setup = ShareSetup(self.mps, limiter)
         return self.setup
@@ -298,7 +298,7 @@ def test_a_claim_may_lower_its_part_of_the_multiprocessors_and_not_raise_it(worl
 
 
 def test_a_daemon_that_hangs_keeps_no_other_gpu_waiting(world: World) -> None:
-    world.mps = MpsSharing(world.host, world.path / "state", world.modes, deadline=10 * DEADLINE_S)  # type: ignore[arg-type]
+    world.mps = MpsSharing(world.host, world.path / "state", world.modes, deadline=10 * DEADLINE_S)
     world.setup = ShareSetup(world.mps, world.setup.limiter)
     for name in ("gpu-a", "gpu-b"):
         world.setup.set_up(f"uid-{name}", [share(1, device=gpu(name))], ShareConfig(), None, a_minute())

@@ -10,11 +10,12 @@ import pytest
 from dra_agent.errors import RetryableError
 from dra_agent.inventory import Device
 from dra_agent.inventory.nvidia.events import NO_INSTANCE, EventTargets
+from dra_agent.inventory.nvidia.nvml_client import NvmlClient
 
 ADDRESS = "0000:3b:00.0"
 
 
-class Library:
+class Library(NvmlClient):
     """Knows where instances lie: by GPU instance, profile id, start and size."""
 
     def __init__(self, **instances: tuple[int, int, int]) -> None:
@@ -67,14 +68,14 @@ DYNAMIC = (
 def test_an_instance_that_was_there_is_known_by_its_numbers(
     numbers: tuple[int, int], expected: tuple[str, ...]
 ) -> None:
-    affected = EventTargets(Library())  # type: ignore[arg-type]
+    affected = EventTargets(Library())
     affected.refresh(STATIC)
     assert affected.names(ADDRESS, "gpu", *numbers) == expected
 
 
 def test_one_that_was_made_for_a_claim_is_the_partition_at_its_place() -> None:
     library = Library(gi7=(19, 4, 1), gi3=(14, 4, 2))
-    affected = EventTargets(library)  # type: ignore[arg-type]
+    affected = EventTargets(library)
     affected.refresh(DYNAMIC)
     assert affected.names(ADDRESS, "gpu", 7, 0) == ("1g-4",)
     assert affected.names(ADDRESS, "gpu", 3, NO_INSTANCE) == ("2g-4",)
@@ -84,7 +85,7 @@ def test_one_that_was_made_for_a_claim_is_the_partition_at_its_place() -> None:
 
 def test_one_that_is_gone_is_where_it_was_last() -> None:
     library = Library(gi7=(19, 4, 1))
-    affected = EventTargets(library)  # type: ignore[arg-type]
+    affected = EventTargets(library)
     affected.refresh(DYNAMIC)
     affected.remember(ADDRESS, 8, "19:5:1")
     assert affected.names(ADDRESS, "gpu", 7, 0) == ("1g-4",)

@@ -120,14 +120,16 @@ def test_an_error_without_words_is_an_error_all_the_same(node: Node, run: Run) -
     run(scenario())
 
 
-def test_claims_of_one_call_are_read_and_prepared_side_by_side(node: Node, run: Run) -> None:
+def test_claims_of_one_call_are_read_and_prepared_side_by_side(
+    node: Node, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     together = threading.Barrier(3)
 
     def meet(claim: dict[str, Any], deadline: Deadline) -> list[ClaimDevice]:
         together.wait(DEADLINE_S)
         return []
 
-    node.devices.prepare = meet  # type: ignore[method-assign]
+    monkeypatch.setattr(node.devices, "prepare", meet)
     for name in "abc":
         node.claims.add(name, f"uid-{name}")
 
@@ -159,7 +161,7 @@ def test_a_claim_that_cannot_be_read_in_time_may_be_asked_for_again(
     run(scenario())
 
 
-def test_a_call_is_answered_before_its_caller_gives_up(node: Node, run: Run) -> None:
+def test_a_call_is_answered_before_its_caller_gives_up(node: Node, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     node.claims.add("c", "u")
     left: list[float] = []
 
@@ -167,7 +169,7 @@ def test_a_call_is_answered_before_its_caller_gives_up(node: Node, run: Run) -> 
         left.append(deadline.remaining())
         return []
 
-    node.devices.prepare = look  # type: ignore[method-assign]
+    monkeypatch.setattr(node.devices, "prepare", look)
 
     async def scenario() -> None:
         async with node.registered() as (_, driver):
@@ -189,11 +191,11 @@ class Idle(selectors.DefaultSelector):
         return super().select(0)
 
 
-def test_the_api_server_is_asked_again_with_a_growing_pause() -> None:
+def test_the_api_server_is_asked_again_with_a_growing_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     source = Claims(errors={"c": [RetryableError("no connection")] * 1000})
     idle = Idle()
     loop = asyncio.SelectorEventLoop(idle)
-    loop.time = lambda: idle.now  # type: ignore[method-assign]
+    monkeypatch.setattr(loop, "time", lambda: idle.now)
     with (
         asyncio.Runner(loop_factory=lambda: loop) as runner,
         pytest.raises(RetryableError, match="cannot be read: no connection"),

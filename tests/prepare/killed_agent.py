@@ -17,7 +17,7 @@ from prepare.simulated_world import World, claim
 def main() -> None:
     root = Path(sys.argv[1])
     world = World(root)
-    world.ledger = JournalLedger(root / "state", "boot-1")  # type: ignore[assignment]
+    world.ledger = JournalLedger(root / "state", "boot-1")
     world.start()
     problems = world.preparer.recover().problems
     if problems:

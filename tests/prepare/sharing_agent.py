@@ -20,7 +20,7 @@ def main() -> None:
     root, name = Path(sys.argv[1]), sys.argv[2]
     world = World(root)
     ledger = JournalLedger(root / "state", "boot-1", shared_as=name)
-    world.ledger = ledger  # type: ignore[assignment]
+    world.ledger = ledger
     world.locks = KeyedLocks(root / "state" / "locks", process=name)
     world.start()
     if problems := world.preparer.recover().problems:

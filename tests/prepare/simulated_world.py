@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from dra_agent.cdi.registry import Registry, load_registry
 from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory.model import Device, DeviceNode, device_key
+from dra_agent.inventory.model import Device, DeviceNode, NodeRole, device_key
 from dra_agent.prepare import Preparer
 from dra_agent.prepare.ledger import DeviceHeldError, HeldDevice, JournalLedger, LedgerEntry
 from dra_agent.prepare.locks import KeyedLocks
@@ -179,7 +179,7 @@ class Partitions:
     kind = ("config.dra-agent.internal/v1", "Partition")
     parameters = PartitionParameters
 
-    def __init__(self, points: Points, hardware: dict[str, str]) -> None:
+    def __init__(self, points: Points, hardware: MutableMapping[str, str]) -> None:
         self.points = points
         self.hardware = hardware
         """Which claim has a partition, by the key of the device."""
@@ -247,13 +247,19 @@ class World:
         (self.host.dev / "dri").mkdir(parents=True, exist_ok=True)
         (self.host.dev / "kfd").touch()
         for index in range(gpus):
-            paths = {f"/dev/dri/card{index}": "card", f"/dev/dri/renderD{128 + index}": "render", "/dev/kfd": "kfd"}
+            paths: dict[str, NodeRole] = {
+                f"/dev/dri/card{index}": "card",
+                f"/dev/dri/renderD{128 + index}": "render",
+                "/dev/kfd": "kfd",
+            }
             for path in paths:
                 self.host.dev_path(path).touch()
-            nodes = tuple(DeviceNode(path, str(self.host.dev_path(path)), role) for path, role in paths.items())  # type: ignore[arg-type]
+            nodes = tuple(DeviceNode(path, str(self.host.dev_path(path)), role) for path, role in paths.items())
             name = f"gpu-{index}"
             self.devices[name] = Device(name, "gpu", "amd", f"0000:{index:02x}:00.0", attributes={}, nodes=nodes)
-        self.ledger = MemoryLedger(self.points, {})
+        self.memory = MemoryLedger(self.points, {})
+        self.ledger: JournalLedger = self.memory
+        """The real one in tests that put it here."""
         self.ownership: Ownership | None = None
         self.locks: KeyedLocks | None = None
         """Of the devices, where other agents share the ledger."""
@@ -285,7 +291,7 @@ class World:
 
     def crash_and_restart(self) -> None:
         self.points.arm(None)
-        self.ledger = self.ledger.after_crash()
+        self.ledger = self.memory = self.memory.after_crash()
         self.start()
 
     def registry(self) -> Registry:

@@ -25,8 +25,8 @@ def test_other_requests_get_another_answer_and_another_spec(world: World) -> Non
     assert "DRA_AGENT_REQUEST_BIG=gpu-1" in env(world, answer)
     entry = world.ledger.get("a")
     assert entry is not None and [device.request for device in entry.devices] == ["small", "big"]
-    syncs = world.ledger.syncs
-    assert world.preparer.prepare(swapped) == answer and world.ledger.syncs == syncs, "a repeat writes nothing"
+    syncs = world.memory.syncs
+    assert world.preparer.prepare(swapped) == answer and world.memory.syncs == syncs, "a repeat writes nothing"
 
 
 def test_another_configuration_is_set_up_anew(world: World) -> None:
@@ -59,13 +59,13 @@ def test_what_an_earlier_agent_prepared_is_not_taken_for_changed(world: World) -
     """It kept no trace of the configuration."""
     wanted = claim("a", "gpu-0", config=[partition(2)])
     answer = world.preparer.prepare(wanted)
-    entry = world.ledger.disk["a"]
+    entry = world.memory.disk["a"]
     payload = {name: value for name, value in entry.payload.items() if name != "config"}
-    world.ledger.disk["a"] = msgspec.structs.replace(entry, payload=payload)
+    world.memory.disk["a"] = msgspec.structs.replace(entry, payload=payload)
     assert world.preparer.prepare(wanted) == answer and "tear_down" not in world.partitions.calls
 
 
 def test_configuration_of_other_drivers_is_none_of_it(world: World) -> None:
     answer = world.preparer.prepare(claim("a", "gpu-0"))
     theirs = {"source": "FromClaim", "opaque": {"driver": "other.example", "parameters": {"x": 1}}}
-    assert world.preparer.prepare(claim("a", "gpu-0", config=[theirs])) == answer and world.ledger.syncs == 1
+    assert world.preparer.prepare(claim("a", "gpu-0", config=[theirs])) == answer and world.memory.syncs == 1

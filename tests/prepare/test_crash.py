@@ -32,7 +32,7 @@ def test_killed_while_preparing(tmp_path: Path, wanted: dict[str, object], keep_
     assert {"before start", "after write", "after complete"} <= set(points)
     for index, point in enumerate(points):
         world = World(tmp_path / f"{index}")
-        world.ledger.keep_unsynced = keep_unsynced
+        world.memory.keep_unsynced = keep_unsynced
         neighbour = world.preparer.prepare(claim("neighbour", "gpu-7"))
         world.points.arm(index)
         with pytest.raises(Crash, match=point):
@@ -131,8 +131,8 @@ def test_a_claim_of_a_newer_agent_is_left_as_it_is(world: World) -> None:
     import msgspec
 
     world.preparer.prepare(claim("newer", "gpu-0"))
-    entry = world.ledger.disk["newer"]
-    world.ledger.disk["newer"] = msgspec.structs.replace(entry, state="frozen", payload={"devices": "elsewhere"})
+    entry = world.memory.disk["newer"]
+    world.memory.disk["newer"] = msgspec.structs.replace(entry, state="frozen", payload={"devices": "elsewhere"})
     report = world.preparer.recover()
     assert "newer agent" in report.problems[0] and world.specs.file("newer").exists()
     assert world.preparer.unprepare("newer") and world.ledger.entries() == []
@@ -150,7 +150,7 @@ def test_a_spec_that_is_lost_while_the_agent_runs_is_written_again(world: World)
     assert world.specs.file("stranger").exists(), "a claim in work may have written it: only a start removes strangers"
 
 
-def test_mending_does_not_bring_back_what_is_released_meanwhile(world: World) -> None:
+def test_mending_does_not_bring_back_what_is_released_meanwhile(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.preparer.prepare(claim("a", "gpu-0"))
     entries = world.ledger.entries
 
@@ -159,6 +159,6 @@ def test_mending_does_not_bring_back_what_is_released_meanwhile(world: World) ->
         world.preparer.unprepare("a")
         return found
 
-    world.ledger.entries = then_released  # type: ignore[method-assign]
+    monkeypatch.setattr(world.ledger, "entries", then_released)
     world.preparer.repair()
     assert world.specs.claims() == {}

@@ -40,7 +40,7 @@ class Hang:
         self.point = point
         passed = world.points
         world.points = self._pass  # type: ignore[assignment]
-        for part in (world.partitions, world.ledger, world.specs, world.metadata):
+        for part in (world.partitions, world.memory, world.specs, world.metadata):
             if part is not None:
                 part.points = self._pass  # type: ignore[assignment]
         self._count = passed
@@ -259,7 +259,7 @@ def agents(root: Path) -> tuple[World, World]:
     worlds: list[World] = []
     for name in ("old", "new"):
         world = World(root)
-        world.ledger = JournalLedger(root / "state", "boot-1", shared_as=name)  # type: ignore[assignment]
+        world.ledger = JournalLedger(root / "state", "boot-1", shared_as=name)
         world.locks = KeyedLocks(root / "state" / "locks", process=name)
         world.partitions.hardware = worlds[0].hardware if worlds else world.hardware
         world.start()

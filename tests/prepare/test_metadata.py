@@ -245,7 +245,7 @@ def test_killed_while_preparing(tmp_path: Path, wanted: dict[str, Any], keep_uns
     assert points.index("after metadata") < points.index("before write")
     for index, point in enumerate(points):
         world = World(tmp_path / f"{index}", metadata=True)
-        world.ledger.keep_unsynced = keep_unsynced
+        world.memory.keep_unsynced = keep_unsynced
         world.preparer.prepare(claim("neighbour", "gpu-7"))
         world.points.arm(index)
         with pytest.raises(Crash, match=point):

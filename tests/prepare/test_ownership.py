@@ -231,7 +231,7 @@ def test_two_preparers_with_two_ledgers_give_one_device_once(world: World, tmp_p
 
 def sharing(root: Path, files: Path, name: str) -> World:
     world = World(root)
-    world.ledger = JournalLedger(root / "state", "boot", shared_as=name)  # type: ignore[assignment]
+    world.ledger = JournalLedger(root / "state", "boot", shared_as=name)
     world.locks = KeyedLocks(root / "state" / "locks", process=name)
     world.ownership = agent(files, "one")
     world.start()

@@ -7,7 +7,7 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -35,11 +35,11 @@ def test_a_claim_gets_ids_that_resolve_to_its_device(world: World) -> None:
 
 def test_one_sync_per_answer(world: World) -> None:
     world.preparer.prepare(claim("a", "gpu-0"))
-    assert world.ledger.syncs == 1
+    assert world.memory.syncs == 1
     world.preparer.prepare(claim("a", "gpu-0"))
-    assert world.ledger.syncs == 1
+    assert world.memory.syncs == 1
     world.preparer.unprepare("a")
-    assert world.ledger.syncs == 2
+    assert world.memory.syncs == 2
 
 
 def test_unprepare_frees_everything_and_can_be_repeated(world: World) -> None:
@@ -195,7 +195,7 @@ def test_a_claim_that_is_not_allocated_may_be_tried_again(world: World) -> None:
 
 
 def test_one_claims_failure_leaves_its_neighbours_alone(world: World) -> None:
-    world.devices["gpu-5"] = Device("gpu-5", "gpu", "amd", "x", {}, nodes=None)  # type: ignore[arg-type]
+    world.devices["gpu-5"] = Device("gpu-5", "gpu", "amd", "x", {}, nodes=cast(Any, None))
     assert isinstance(world.preparer.prepare(claim("a", "gpu-0")), list)
     with pytest.raises(RetryableError):
         world.preparer.prepare(claim("b", "gpu-99"))
@@ -231,29 +231,31 @@ def test_configuration_for_other_drivers_is_not_ours_to_understand(world: World)
 
 def test_a_full_disk_under_the_ledger_loses_nothing(world: World) -> None:
     world.preparer.prepare(claim("held", "gpu-7"))
-    world.ledger.refuse = "no space left on device"
+    world.memory.refuse = "no space left on device"
     with pytest.raises(RetryableError, match="no space left"):
         world.preparer.prepare(claim("a", "gpu-0"))
     with pytest.raises(RetryableError, match="no space left"):
         world.preparer.unprepare("held")
-    world.ledger.refuse = None
+    world.memory.refuse = None
     assert world.preparer.prepare(claim("a", "gpu-0"))
     world.preparer.prepare(claim("held", "gpu-7"))
     assert world.usable("a") and world.usable("held")
 
 
-def test_a_disk_that_fails_in_the_middle_is_undone_by_the_next_try(world: World) -> None:
+def test_a_disk_that_fails_in_the_middle_is_undone_by_the_next_try(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     complete = world.ledger.complete
 
     def failing(uid: str, payload: object) -> None:
-        world.ledger.refuse = "no space left on device"
+        world.memory.refuse = "no space left on device"
         complete(uid, payload)
 
-    world.ledger.complete = failing  # type: ignore[method-assign]
+    monkeypatch.setattr(world.ledger, "complete", failing)
     with pytest.raises(RetryableError, match="no space left"):
         world.preparer.prepare(claim("a", "gpu-0", config=[partition(2)]))
-    world.ledger.complete = complete  # type: ignore[method-assign]
-    world.ledger.refuse = None
+    monkeypatch.setattr(world.ledger, "complete", complete)
+    world.memory.refuse = None
     assert world.preparer.prepare(claim("a", "gpu-0", config=[partition(3)]))
     assert world.usable("a") and world.hardware == {"gpu-0": "a"}
 
@@ -316,7 +318,7 @@ def test_one_claim_prepared_by_many_threads_at_once_has_one_answer(world: World)
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: until_answered(world, wanted), range(16)))
     assert all(answer == answers[0] for answer in answers)
-    assert world.ledger.syncs == 2, "one start before the set-up, one completion"
+    assert world.memory.syncs == 2, "one start before the set-up, one completion"
 
 
 def test_what_a_container_will_miss_is_said(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ TESTS = Path(__file__).resolve().parents[1]
 @pytest.fixture
 def durable(world: World, tmp_path: Path) -> Iterator[World]:
     with JournalLedger(tmp_path / "state", "boot-1") as ledger:
-        world.ledger = ledger  # type: ignore[assignment]
+        world.ledger = ledger
         world.start()
         yield world
 
@@ -31,7 +31,7 @@ def durable(world: World, tmp_path: Path) -> Iterator[World]:
 def reopen(world: World, tmp_path: Path, boot: str = "boot-1") -> JournalLedger:
     world.ledger.close()
     ledger = JournalLedger(tmp_path / "state", boot)
-    world.ledger = ledger  # type: ignore[assignment]
+    world.ledger = ledger
     world.start()
     return ledger
 
@@ -128,7 +128,7 @@ def test_a_killed_agent_keeps_its_word(tmp_path: Path) -> None:
             being_released = uid if kind == "?" else None
         world = World(tmp_path)
         with JournalLedger(tmp_path / "state", "boot-1") as ledger:
-            world.ledger = ledger  # type: ignore[assignment]
+            world.ledger = ledger
             world.start()
             assert world.preparer.recover().problems == ()
             held = {entry.uid: entry.devices[0].device for entry in ledger.entries()}

@@ -131,7 +131,7 @@ def test_what_is_set_up_by_default(world: World) -> None:
     assert sizes == [["PARTITION=1"], ["PARTITION=1"], ["PARTITION=5"], [], ["PARTITION=7"]]
     # The same by default is one step; a restarted agent knows how to undo all of them.
     assert world.partitions.calls == ["set_up"] * 3
-    recorded = [(step["devices"], step["parameters"]["size"]) for step in world.ledger.disk["a"].payload["setups"]]
+    recorded = [(step["devices"], step["parameters"]["size"]) for step in world.memory.disk["a"].payload["setups"]]
     assert recorded == [(["gpu-3"], 7), (["gpu-0", "gpu-1"], 1), (["gpu-2"], 5)]
     world.partitions.defaults.clear()
     world.crash_and_restart()
@@ -261,15 +261,15 @@ def test_a_set_up_that_nobody_waits_for_any_more_is_not_begun(
 def test_a_set_up_that_had_to_be_made_anew_is_undone_as_it_is_now(world: World) -> None:
     wanted = claim("a", "gpu-0", config=[partition(2)])
     world.preparer.prepare(wanted)
-    syncs = world.ledger.syncs
+    syncs = world.memory.syncs
     world.preparer.prepare(wanted)
-    assert world.ledger.syncs == syncs, "a repeat that changes nothing writes nothing"
+    assert world.memory.syncs == syncs, "a repeat that changes nothing writes nothing"
     world.hardware.clear()
     world.partitions.generation = 1  # the host was restarted: what stands now has another identity
     world.crash_and_restart()
     assert world.preparer.recover().problems == ()
-    assert world.ledger.disk["a"].payload["setups"][0]["record"] == {"size": 2, "generation": 1}
-    assert world.ledger.disk["a"].state == "completed" and world.usable("a")
+    assert world.memory.disk["a"].payload["setups"][0]["record"] == {"size": 2, "generation": 1}
+    assert world.memory.disk["a"].state == "completed" and world.usable("a")
     world.preparer.unprepare("a")
     assert world.hardware == {}
 
@@ -288,7 +288,7 @@ def test_a_claim_of_a_set_up_that_is_gone_is_kept_and_named(world: World) -> Non
 def test_a_record_of_an_earlier_agent_is_undone(world: World) -> None:
     """Written before shares were set up: devices by name, and nothing else of them."""
     world.preparer.prepare(claim("a", "gpu-0", config=[partition(2)]))
-    entry = world.ledger.disk["a"]
+    entry = world.memory.disk["a"]
     assert entry.payload["setups"] == [
         {
             "api_version": "config.dra-agent.internal/v1",

@@ -29,7 +29,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 def sharing(root: Path, name: str) -> World:
     world = World(root)
-    world.ledger = JournalLedger(root / "state", "boot-1", shared_as=name)  # type: ignore[assignment]
+    world.ledger = JournalLedger(root / "state", "boot-1", shared_as=name)
     world.locks = KeyedLocks(root / "state" / "locks", process=name)
     world.start()
     return world
@@ -216,7 +216,7 @@ def test_two_agents_under_load_and_sigkill_have_one_truth(tmp_path: Path) -> Non
     assert agents.kills >= 5 and min(answers.values()) > 5, (agents.kills, answers)
     with JournalLedger(tmp_path / "state", "boot-1") as ledger:
         world = World(tmp_path)
-        world.ledger = ledger  # type: ignore[assignment]
+        world.ledger = ledger
         world.start()
         # What was killed last may have begun a claim or a file; nobody came after it.
         assert world.preparer.recover().problems == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ class Agent(RuleBasedStateMachine):
     def begin(self, keep_unsynced: bool) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="dra-agent-"))
         self.world = World(self.root, gpus=GPUS)
-        self.world.ledger.keep_unsynced = keep_unsynced
+        self.world.memory.keep_unsynced = keep_unsynced
         self.promised: dict[str, dict[str, object]] = {}
         self.unsure: set[str] = set()
 
@@ -173,8 +174,8 @@ class Agent(RuleBasedStateMachine):
         assert set(self.world.hardware.values()) <= held
 
 
-def _keys(wanted: dict[str, object]) -> list[tuple[str, str | None]]:
-    results = wanted["status"]["allocation"]["devices"]["results"]  # type: ignore[index]
+def _keys(wanted: dict[str, Any]) -> list[tuple[str, str | None]]:
+    results = wanted["status"]["allocation"]["devices"]["results"]
     return [(item["device"], item.get("shareID")) for item in results]
 
 

@@ -29,8 +29,8 @@ def damaged(world: World, payload: object) -> None:
     world.partitions = NotingPartitions(world.points, world.hardware)
     world.start()
     world.preparer.prepare(claim("a", "gpu-0", config=[partition(2)]))
-    entry = world.ledger.disk["a"]
-    world.ledger.disk["a"] = msgspec.structs.replace(entry, payload=payload)
+    entry = world.memory.disk["a"]
+    world.memory.disk["a"] = msgspec.structs.replace(entry, payload=payload)
 
 
 @pytest.mark.parametrize("setups", [[dict(zip(("api_version", "kind"), Partitions.kind, strict=True))], None])

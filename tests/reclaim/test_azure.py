@@ -93,8 +93,15 @@ def test_names_of_vms_differ_by_more_than_case(azure: FakeAzure) -> None:
 
 
 def test_a_damaged_event_of_another_vm_takes_nothing_away(azure: FakeAzure) -> None:
-    odd = [{"Resources": ["vmss_1"]}, {"EventId": 7}, "text", None, {"Resources": "vmss_0"}, {"Resources": [3]}]
-    heard = heard_of(azure, *odd, event())  # type: ignore[arg-type]
+    odd: list[Any] = [
+        {"Resources": ["vmss_1"]},
+        {"EventId": 7},
+        "text",
+        None,
+        {"Resources": "vmss_0"},
+        {"Resources": [3]},
+    ]
+    heard = heard_of(azure, *odd, event())
     assert len(heard.notices()) >= 1 and not heard.failures
 
 

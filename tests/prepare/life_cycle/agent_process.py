@@ -64,7 +64,7 @@ class Agent:
         self.world = World(root, settings.gpus, driver=settings.driver)
         self.world.points = points = ProcessPoints()
         self.world.partitions.points = points
-        self.world.partitions.hardware = Hardware(root / "hardware", settings.driver)  # type: ignore[assignment]
+        self.world.partitions.hardware = Hardware(root / "hardware", settings.driver)
         self.find = self.world.lookup
         self.world.lookup = self.lookup  # type: ignore[method-assign]
         instances = None
@@ -73,7 +73,7 @@ class Agent:
             self.world.locks = KeyedLocks(state / "locks" / "devices", process=settings.name)
         self.ledger = PointedLedger(state, settings.boot, shared_as=settings.name if settings.shared else None)
         self.ledger.points = points
-        self.world.ledger = self.ledger  # type: ignore[assignment]
+        self.world.ledger = self.ledger
         ownership = PointedOwnership(root / "run", state, settings.state_dir)
         ownership.points = points
         self.world.ownership = ownership
