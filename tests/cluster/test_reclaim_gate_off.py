@@ -175,7 +175,7 @@ def test_without_the_right_to_evict_it_says_so(untainting: Cluster) -> None:
     with agents(untainting, config) as doomed, inside(untainting, "stays") as namespace:
         before = on_node_a(untainting, namespace)
         announce(doomed, 15)
-        said = doomed.wait_for_log("pods that the taint does not move stay where they are.*")[0]
+        said = doomed.wait_for_log("pods that the taint does not evict are not evicted.*")[0]
         assert "podEviction" in said, "what is to be done about it"
         time.sleep(5)
         (pod,) = run_on(namespace, GOES, "node-a")

@@ -135,4 +135,4 @@ def check(readings: Sequence[Signal], received: datetime) -> None:
     assert kept == state
     msgspec.json.encode(status_of(state, picture.hearing(), Progress(), now))
     assert expire(state, now) == state
-    assert dismiss(state, now).held == ()
+    assert dismiss(state, now).active == ()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from dra_agent.reclaim.announcements import condition_of, condition_type, says_notice
-from dra_agent.reclaim.node_status import closed_by
-from dra_agent.reclaim.release_tracker import made_for_a_pod
+from dra_agent.reclaim.announcements import condition_of, condition_type, has_notice_condition
+from dra_agent.reclaim.node_status import cordoned_by
+from dra_agent.reclaim.release_tracker import is_created_for_pod
 from dra_agent.reclaim.signal import Signal
 from dra_agent.reclaim.state import ReclaimState, apply
 
@@ -59,10 +59,10 @@ def test_only_the_own_condition_is_looked_at() -> None:
     def node(kind: str, status: str) -> dict[str, object]:
         return {"status": {"conditions": [{"type": "Ready", "status": "True"}, {"type": kind, "status": status}]}}
 
-    assert says_notice(node(condition_type(DRIVER), "True"), DRIVER)
-    assert not says_notice(node(condition_type(DRIVER), "False"), DRIVER)
-    assert not says_notice(node(condition_type("another"), "True"), DRIVER)
-    assert not says_notice({}, DRIVER)
+    assert has_notice_condition(node(condition_type(DRIVER), "True"), DRIVER)
+    assert not has_notice_condition(node(condition_type(DRIVER), "False"), DRIVER)
+    assert not has_notice_condition(node(condition_type("another"), "True"), DRIVER)
+    assert not has_notice_condition({}, DRIVER)
 
 
 def test_a_cordon_of_somebody_else_is_not_ours() -> None:
@@ -70,18 +70,18 @@ def test_a_cordon_of_somebody_else_is_not_ours() -> None:
         fields = [{"manager": manager, "fieldsV1": {"f:spec": {field: {}}}}]
         return {"metadata": {"managedFields": fields}, "spec": {"unschedulable": True}}
 
-    assert closed_by(node("me"), "me")
-    assert not closed_by(node("kubectl"), "me")
-    assert not closed_by(node("me", "f:taints"), "me")
-    assert not closed_by({"metadata": {}, "spec": {}}, "me")
-    assert closed_by({"spec": {"unschedulable": True}}, "me"), "where nobody tells, taking back ours does no harm"
+    assert cordoned_by(node("me"), "me")
+    assert not cordoned_by(node("kubectl"), "me")
+    assert not cordoned_by(node("me", "f:taints"), "me")
+    assert not cordoned_by({"metadata": {}, "spec": {}}, "me")
+    assert cordoned_by({"spec": {"unschedulable": True}}, "me"), "where nobody tells, taking back ours does no harm"
 
 
 def test_which_claims_are_there_for_another_pod() -> None:
     def owned(**owner: object) -> dict[str, object]:
         return {"metadata": {"ownerReferences": [owner]}}
 
-    assert made_for_a_pod(owned(kind="Pod", controller=True))
-    assert not made_for_a_pod({"metadata": {}})
-    assert not made_for_a_pod(owned(kind="PodGroup", controller=True))
-    assert not made_for_a_pod(owned(kind="Pod"))
+    assert is_created_for_pod(owned(kind="Pod", controller=True))
+    assert not is_created_for_pod({"metadata": {}})
+    assert not is_created_for_pod(owned(kind="PodGroup", controller=True))
+    assert not is_created_for_pod(owned(kind="Pod"))

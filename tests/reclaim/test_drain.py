@@ -13,27 +13,69 @@ from typing import Any
 
 import pytest
 
-from dra_agent.claim import ClaimDevice, ClaimRef
+from dra_agent.claim import ClaimDevice
 from dra_agent.clock import STEADY
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.inventory.model import Inventory
-from dra_agent.kube_client import RESOURCE_CLAIMS, Backoff, connect
+from dra_agent.kube_client import Backoff, connect
 from dra_agent.kube_client.client import ApiClient
+from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
 from dra_agent.publish import Publisher
 from dra_agent.reclaim.announcements import apply_taint
-from dra_agent.reclaim.drain import REPORT_AGAIN_AFTER_S, DrainController
+from dra_agent.reclaim.drain import NOTIFY_INTERVAL_S, DrainController, DrainReporter, Milestone
 from dra_agent.reclaim.gated_preparer import GatedPreparer
+from dra_agent.reclaim.kubernetes import NodeDrain
+from dra_agent.reclaim.pod_eviction import PodEviction
 from dra_agent.reclaim.release_tracker import RECHECK_INTERVAL_S, ReleaseTracker
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.state import ReclaimState
 from dra_agent.reclaim.state_file import PROGRESS_FILE as FILE
 from dra_agent.reclaim.state_file import ProgressFile, SavedProgress
+from dra_agent.reclaim.taint_rollout import TaintRollout
 from eventually import DEADLINE_S, eventually_async
 from fake_apiserver.fake import FakeApi
 from publish.node import DRIVER, NODE, device, devices
+from reclaim.doubles import MemoryLedger, entry
 
 PREPARED = [ClaimDevice(f"{NODE}/gpu", "device", ("r",))]
+
+
+class RecordedReports(DrainReporter):
+    """Keeps what is reported, in place of the log, Events and sources."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def report(self, milestone: Milestone, message: str) -> None:
+        self._world.told.append((milestone, message))
+
+    async def notify_sources(self) -> None:
+        self._world.released += 1
+
+
+class Evictions(PodEviction):
+    """Evicts what the tests say, in place of the pods of an API server."""
+
+    def __init__(
+        self, evict: Callable[[], Awaitable[None]] | None = None, early: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        self._evict = evict
+        self._first = early
+
+    def early_evictions(self, state: ReclaimState) -> Coroutine[Any, Any, None] | None:
+        return None if self._first is None else _run(self._first)
+
+    async def evict(self, claims: ReleaseTracker) -> None:
+        if self._evict is not None:
+            await self._evict()
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        return {}
+
+
+async def _run(work: Callable[[], Awaitable[None]]) -> None:
+    await work()
 
 
 @dataclass
@@ -43,18 +85,18 @@ class World:
     api: FakeApi
     folder: Path
     inventory: Inventory = field(default_factory=lambda: Inventory(devices=(*devices(3), device(9, "nic"))))
-    ledger: list[ClaimRef] = field(default_factory=list)
+    ledger: MemoryLedger = field(default_factory=MemoryLedger)
     told: list[tuple[str, str]] = field(default_factory=list)
     released: int = 0
     early: bool = False
     """Whether a notice comes before anybody acts on it."""
-    evict: Callable[[ReleaseTracker], Coroutine[Any, Any, None]] | None = None
-    """Moves pods that the taint does not move."""
+    pods: Evictions | None = None
+    """Evicts pods that the taint does not evict."""
     reclaim: ReclaimService = field(init=False)
     sequence: DrainController = field(init=False)
     publisher: Publisher = field(init=False)
 
-    def hold(self, name: str, node: str = NODE, pods: tuple[str, ...] = ("pod",)) -> ClaimRef:
+    def hold(self, name: str, node: str = NODE, pods: tuple[str, ...] = ("pod",)) -> LedgerEntry:
         """A claim that is prepared here."""
         status = {
             "allocation": {
@@ -64,20 +106,21 @@ class World:
         }
         claim = {"metadata": {"name": name, "namespace": "ns"}, "spec": {}, "status": status}
         uid = self.api.put("resourceclaims", claim)["metadata"]["uid"]
-        self.ledger.append(ClaimRef(uid, "ns", name))
-        return self.ledger[-1]
+        held = entry(uid, name)
+        self.ledger.add(held)
+        return held
 
-    def refuse(self, name: str, pods: tuple[str, ...] = ("pod",)) -> ClaimRef:
+    def refuse(self, name: str, pods: tuple[str, ...] = ("pod",)) -> LedgerEntry:
         """A claim that is allocated here, and whose prepare was refused: its pod waits on this node."""
-        entry = self.hold(name, pods=pods)
-        self.ledger.remove(entry)
-        self.sequence.refused(entry.uid, entry.namespace, entry.name)
-        return entry
+        refused = self.hold(name, pods=pods)
+        self.ledger.remove(refused)
+        self.sequence.refused(refused.uid, refused.namespace, refused.name)
+        return refused
 
-    def unprepare(self, entry: ClaimRef) -> None:
+    def unprepare(self, entry: LedgerEntry) -> None:
         self.ledger.remove(entry)
 
-    def deallocate(self, entry: ClaimRef) -> None:
+    def deallocate(self, entry: LedgerEntry) -> None:
         self.api.set_status("resourceclaims", entry.namespace, entry.name, {})
 
     def taints(self) -> dict[str, list[dict[str, Any]]]:
@@ -106,13 +149,6 @@ class World:
                 await self.publisher.stop()
 
     async def _start(self, api: ApiClient) -> None:
-        class Claims:
-            async def claim(self, namespace: str, name: str, timeout: float) -> dict[str, Any]:
-                return await api.get(RESOURCE_CLAIMS, name, namespace, timeout=timeout)
-
-        async def released() -> None:
-            self.released += 1
-
         self.reclaim = ReclaimService(self.folder, "boot", [])
         self.publisher = Publisher(
             api,
@@ -121,20 +157,16 @@ class World:
             inventory=lambda: apply_taint(self.inventory, self.reclaim.state, DRIVER),
         )
         self.sequence = DrainController(
-            driver=DRIVER,
-            publish=self.publisher.devices_changed,
-            published=self.publisher.slices,
-            wanted=lambda: [found.name for found in self.inventory.devices],
-            release=lambda: ReleaseTracker(lambda: list(self.ledger), Claims(), node=NODE, driver=DRIVER),
-            released=released,
-            tell=lambda what, note: self.told.append((what, note)),
-            evict=self.evict,
+            TaintRollout(self.publisher, DRIVER),
+            ReleaseTracker(self.ledger, api, node=NODE, driver=DRIVER),
+            RecordedReports(self),
+            pods=self.pods,
             file=ProgressFile(self.folder, "boot"),
         )
         if self.early:
             await self.notice()
         self.reclaim.on_change(self.sequence.changed)
-        await self.sequence.resume(self.reclaim.state, news=self.reclaim.notices > 0)
+        await self.sequence.resume(self.reclaim.state, received_now=self.reclaim.notices > 0)
         await self.reclaim.start()
         await self.publisher.start()
 
@@ -172,7 +204,7 @@ def test_a_hint_keeps_new_claims_away_and_a_notice_moves_pods_away(world: World)
 def test_pods_are_evicted_for_as_long_as_a_notice_holds(world: World) -> None:
     told: list[str] = []
 
-    async def evict(release: ReleaseTracker) -> None:
+    async def evict() -> None:
         told.append("begun")
         try:
             await asyncio.Event().wait()
@@ -188,7 +220,7 @@ def test_pods_are_evicted_for_as_long_as_a_notice_holds(world: World) -> None:
         await world.reclaim.cancel(everything=False)
         await eventually_async(lambda: told == ["begun", "ended"])
 
-    world.evict = evict
+    world.pods = Evictions(evict)
     world.run(story)
 
 
@@ -375,7 +407,7 @@ def test_a_source_that_comes_late_learns_that_nothing_has_to_wait(world: World) 
         late = world.hold("late")
         await eventually_async(lambda: not world.sequence.progress.complete)
         before = world.released
-        await asyncio.sleep(2 * REPORT_AGAIN_AFTER_S)
+        await asyncio.sleep(2 * NOTIFY_INTERVAL_S)
         assert world.released == before, "a claim is held again: whoever waits has to wait"
         world.unprepare(late)
         await eventually_async(lambda: world.released > before)
@@ -387,8 +419,8 @@ def test_a_claim_that_was_allocated_elsewhere_or_made_anew_is_released(world: Wo
     async def story() -> None:
         moved, renewed = world.hold("moved"), world.hold("renewed")
         await world.notice()
-        for entry in (moved, renewed):
-            world.unprepare(entry)
+        for claim in (moved, renewed):
+            world.unprepare(claim)
         results = [
             {"driver": DRIVER, "pool": "other/gpu", "device": "d"},
             {"driver": "nic.example.com", "pool": f"{NODE}/nic", "device": "d"},
@@ -397,7 +429,7 @@ def test_a_claim_that_was_allocated_elsewhere_or_made_anew_is_released(world: Wo
         world.api.set_status("resourceclaims", "ns", "moved", {"allocation": allocation})
         world.api.remove("resourceclaims", "renewed", "ns")
         world.hold("renewed")
-        world.ledger.clear()
+        world.ledger.remove(*world.ledger.held)
         await eventually_async(lambda: "released" in world.whats())
 
     world.run(story)
@@ -446,7 +478,7 @@ def test_an_api_server_that_is_away_is_tried_until_it_is_there(world: World) -> 
     async def story() -> None:
         entry = world.hold("first")
         world.unprepare(entry)
-        world.ledger.append(entry)
+        world.ledger.add(entry)
         world.api.fail(503, times=6)
         world.api.reset(times=3)
         await world.notice()
@@ -462,7 +494,7 @@ def test_a_notice_does_not_wait_for_the_publishers_patience(world: World, monkey
     # After some failures the publisher tries once a minute; a host that is taken does not have that long.
     monkeypatch.setattr("dra_agent.publish.pool.Backoff", lambda **_: Backoff(first=3600.0, longest=3600.0))
     press = 0.1
-    monkeypatch.setattr("dra_agent.reclaim.drain.PRESS", press)
+    monkeypatch.setattr("dra_agent.reclaim.taint_rollout.RETRY_AFTER_S", press)
 
     def tries() -> int:
         # Whether the server keeps a taint is asked first, in a PUT that writes nothing.
@@ -505,7 +537,7 @@ def test_a_restart_in_the_middle_goes_on_with_the_same_time(world: World) -> Non
         await eventually_async(lambda: len(world.sequence.progress.claims) == 1)
         await asyncio.sleep(0.2)
         assert world.taints() == before and world.told == []
-        entry = world.ledger[0]
+        (entry,) = world.ledger.held
         world.unprepare(entry)
         world.deallocate(entry)
         await eventually_async(lambda: "released" in world.whats())
@@ -518,7 +550,7 @@ def test_a_restart_in_the_middle_goes_on_with_the_same_time(world: World) -> Non
 def test_taints_that_the_api_server_does_not_take_are_complained_about(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dra_agent.reclaim.drain.COMPLAIN", 0.3)
+    monkeypatch.setattr("dra_agent.reclaim.taint_rollout.WARN_AFTER_S", 0.3)
 
     def without_taints(plural: str, found: dict[str, Any]) -> None:
         if plural == "resourceslices":
@@ -543,7 +575,7 @@ def test_taints_that_the_api_server_does_not_take_are_complained_about(
 def test_devices_that_are_not_on_offer_need_no_taint_for_it_to_be_done(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dra_agent.reclaim.drain.COMPLAIN", 0.3)
+    monkeypatch.setattr("dra_agent.reclaim.taint_rollout.WARN_AFTER_S", 0.3)
 
     def without_taints(plural: str, found: dict[str, Any]) -> None:
         if plural == "resourceslices":
@@ -578,21 +610,33 @@ class Preparer:
         self.prepared.remove(uid)
 
 
-def test_new_claims_are_refused_while_a_notice_holds_and_old_ones_are_not() -> None:
+def test_new_claims_are_refused_while_a_notice_holds_and_old_ones_are_not(tmp_path: Path) -> None:
     from dra_agent.reclaim.signal import Signal
     from dra_agent.reclaim.state import apply
 
-    states = [ReclaimState("b")]
-    preparer, known = Preparer(), {"old"}
+    preparer, reclaim = Preparer(), ReclaimService(tmp_path, "b", [])
     refused: list[dict[str, Any]] = []
-    refusing = GatedPreparer(
-        preparer, lambda: states[-1], lambda uid, deadline: uid if uid in known else None, refused=refused.append
-    )
+
+    class Known(MemoryLedger):
+        def current(self, uid: str, deadline: Deadline | None = None) -> LedgerEntry | None:
+            return next((held for held in self.held if held.uid == uid), None)
+
+    class Drain(NodeDrain):
+        def __init__(self) -> None:
+            pass
+
+        def prepared(self, claim: dict[str, Any]) -> None:
+            pass
+
+        def refused(self, claim: dict[str, Any]) -> None:
+            refused.append(claim)
+
+    refusing = GatedPreparer(preparer, reclaim, Known([entry("old")]), Drain())
     new, old = {"metadata": {"uid": "new"}}, {"metadata": {"uid": "old"}}
     assert refusing.prepare(new, Deadline.of(60)) == PREPARED
-    states.append(apply(ReclaimState("b"), Signal("aws.rebalance", "hint", "h", "maybe"), datetime.now(UTC)))
+    reclaim.state = apply(ReclaimState("b"), Signal("aws.rebalance", "hint", "h", "maybe"), datetime.now(UTC))
     assert refusing.prepare(new, Deadline.of(60)) == PREPARED
-    states.append(apply(ReclaimState("b"), Signal("aws.spot", "notice", "n", "spot"), datetime.now(UTC)))
+    reclaim.state = apply(ReclaimState("b"), Signal("aws.spot", "notice", "n", "spot"), datetime.now(UTC))
     with pytest.raises(RetryableError, match="being reclaimed"):
         refusing.prepare(new, Deadline.of(60))
     assert refusing.prepare(old, Deadline.of(60)) == PREPARED
@@ -601,7 +645,6 @@ def test_new_claims_are_refused_while_a_notice_holds_and_old_ones_are_not() -> N
 
 
 def test_what_another_agent_prepared_or_released_before_the_notice_is_known(tmp_path: Path) -> None:
-    from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
     from dra_agent.reclaim.signal import Signal
     from dra_agent.reclaim.state import apply
 
@@ -617,7 +660,9 @@ def test_what_another_agent_prepared_or_released_before_the_notice_is_known(tmp_
         with new.lease():
             new.release("released")
             new.start(LedgerEntry("later", "default", "later", ()), durable=True)
-        refusing = GatedPreparer(Preparer(), lambda: taken, old.current)
+        reclaim = ReclaimService(tmp_path, "b", [])
+        reclaim.state = taken
+        refusing = GatedPreparer(Preparer(), reclaim, old)
         for uid in ("kept", "later"):
             assert refusing.prepare({"metadata": {"uid": uid}}, Deadline.of(60)) == PREPARED
         with pytest.raises(RetryableError, match="being reclaimed"):
@@ -636,13 +681,13 @@ def test_who_has_to_be_asked_before_the_taint_is_but_does_not_hold_it_up(world: 
         order.append("gone")
 
     async def story() -> None:
-        world.sequence._ahead = lambda state: first()
         await world.notice()
         order.append("published")
         published.set()
         await eventually_async(lambda: world.effects() == {"NoExecute"})
         await eventually_async(lambda: "gone" in order)
 
+    world.pods = Evictions(early=first)
     world.run(story)
     assert order == (["asked", "published", "gone"] if slow else ["asked", "gone", "published"])
 
@@ -669,7 +714,7 @@ def test_what_was_released_before_a_restart_is_told_after_it(world: World) -> No
         await eventually_async(lambda: world.sequence.progress.tainted_after is not None)
         # Not since when this run has found them tainted.
         assert world.sequence.progress.tainted_after == before["tainted"]
-        (entry,) = world.ledger
+        (entry,) = world.ledger.held
         world.unprepare(entry)
         world.deallocate(entry)
         await eventually_async(lambda: world.sequence.progress.complete and "released" in world.whats())

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from dra_agent.claim import ClaimRef
-from dra_agent.errors import AgentError
-from dra_agent.kube_client import ForbiddenError, NotFoundError, ThrottledError, UnavailableError
+from dra_agent.kube_client import ForbiddenError, ThrottledError, UnavailableError
+from dra_agent.prepare.ledger import LedgerEntry
 from dra_agent.reclaim.claim_pods import ClaimPod, ClaimPodIndex
 from dra_agent.reclaim.eviction_policy import Mode
 from dra_agent.reclaim.evictor import PodActions
@@ -22,30 +20,10 @@ from dra_agent.reclaim.signal import Signal
 from dra_agent.reclaim.state import ReclaimState, apply
 from eventually import eventually_async
 from logged import logged_by
-from reclaim.test_evict import DRIVER, Pods, claim, controlled_by, pod, tolerates
+from reclaim.doubles import ClaimsApi, MemoryLedger, Pods, entry
+from reclaim.test_evict import DRIVER, claim, controlled_by, pod, tolerates
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
-
-
-class Entry(ClaimRef, frozen=True):
-    uid: str
-    namespace: str = "ns"
-    name: str = "c"
-
-
-@dataclass
-class Claims:
-    claims: dict[str, dict[str, Any]] = field(default_factory=dict)
-    errors: list[AgentError] = field(default_factory=list)
-    asked: int = 0
-
-    async def claim(self, namespace: str, name: str, timeout: float) -> dict[str, Any]:
-        self.asked += 1
-        if self.errors:
-            raise self.errors.pop(0)
-        if name not in self.claims:
-            raise NotFoundError("gone")
-        return self.claims[name]
 
 
 def allocated(uid: str = "c") -> dict[str, Any]:
@@ -53,11 +31,11 @@ def allocated(uid: str = "c") -> dict[str, Any]:
 
 
 def learned(
-    claims: Claims, pods: Pods, story: Callable[[ClaimPodIndex, list[Entry]], Awaitable[None]], *held: Entry
+    claims: ClaimsApi, pods: Pods, story: Callable[[ClaimPodIndex, MemoryLedger], Awaitable[None]], *held: LedgerEntry
 ) -> None:
     async def play() -> None:
-        entries = list(held)
-        consumers = ClaimPodIndex(lambda: entries, claims, pods)
+        entries = MemoryLedger(held)
+        consumers = ClaimPodIndex(entries, claims, pods)
         consumers.start()
         try:
             async with asyncio.timeout(60):
@@ -69,9 +47,9 @@ def learned(
 
 
 def test_who_uses_claims_is_known_from_the_start_and_from_each_prepare() -> None:
-    pods, claims = Pods({"p": pod(600)}), Claims({"c": allocated()})
+    pods, claims = Pods({"p": pod(600)}), ClaimsApi({"c": allocated()})
 
-    async def story(consumers: ClaimPodIndex, entries: list[Entry]) -> None:
+    async def story(consumers: ClaimPodIndex, entries: MemoryLedger) -> None:
         await eventually_async(lambda: [one.name for one in consumers] == ["p"])
         # A second claim is prepared; the first is given back.
         second = allocated("d")
@@ -79,47 +57,47 @@ def test_who_uses_claims_is_known_from_the_start_and_from_each_prepare() -> None
         second["status"]["reservedFor"] = [{"resource": "pods", "name": "q", "uid": "q"}]
         claims.claims["d"] = second
         pods.pods["q"] = pod(5) | {"metadata": {"name": "q", "uid": "q"}}
-        entries.append(Entry("d", name="d"))
+        entries.add(entry("d", "d"))
         consumers.prepared("d", "ns", "d")
         await eventually_async(lambda: [one.name for one in consumers] == ["p", "q"])
-        entries.pop(0)
+        entries.remove(entry("c"))
         assert [one.name for one in consumers] == ["q"]
 
-    learned(claims, pods, story, Entry("c"))
+    learned(claims, pods, story, entry("c"))
 
 
 def test_what_cannot_be_read_at_first_is_read_later_and_what_is_gone_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    pods, claims = Pods({"p": pod(600)}), Claims({"c": allocated()}, [UnavailableError("away")])
+    pods, claims = Pods({"p": pod(600)}), ClaimsApi({"c": allocated()}, [UnavailableError("away")])
 
-    async def story(consumers: ClaimPodIndex, entries: list[Entry]) -> None:
+    async def story(consumers: ClaimPodIndex, entries: MemoryLedger) -> None:
         await eventually_async(lambda: list(consumers))
         claims.claims.clear()
         consumers.refresh()
-        await eventually_async(lambda: claims.asked == 3)
+        await eventually_async(lambda: claims.reads == 3)
         assert [one.name for one in consumers] == ["p"], "what was known stays"
 
-    learned(claims, pods, story, Entry("c"))
+    learned(claims, pods, story, entry("c"))
 
 
 def test_a_claim_that_is_gone_keeps_nobody_else_from_being_known() -> None:
-    pods, claims = Pods({"p": pod(600)}), Claims({"c": allocated()})
+    pods, claims = Pods({"p": pod(600)}), ClaimsApi({"c": allocated()})
 
-    async def story(consumers: ClaimPodIndex, entries: list[Entry]) -> None:
+    async def story(consumers: ClaimPodIndex, entries: MemoryLedger) -> None:
         await eventually_async(lambda: [one.name for one in consumers] == ["p"])
 
-    learned(claims, pods, story, Entry("gone", name="gone"), Entry("c"))
+    learned(claims, pods, story, entry("gone", "gone"), entry("c"))
 
 
 def test_another_claim_or_pod_of_that_name_is_nobody() -> None:
     pods = Pods({"p": pod() | {"metadata": {"name": "p", "uid": "another"}}})
-    claims = Claims({"c": allocated(), "d": allocated("another")})
+    claims = ClaimsApi({"c": allocated(), "d": allocated("another")})
 
-    async def story(consumers: ClaimPodIndex, entries: list[Entry]) -> None:
-        await eventually_async(lambda: claims.asked == 2)
+    async def story(consumers: ClaimPodIndex, entries: MemoryLedger) -> None:
+        await eventually_async(lambda: claims.reads == 2)
         await asyncio.sleep(0.05)
         assert list(consumers) == []
 
-    learned(claims, pods, story, Entry("c"), Entry("d", name="d"))
+    learned(claims, pods, story, entry("c"), entry("d", "d"))
 
 
 def test_without_the_right_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -127,14 +105,14 @@ def test_without_the_right_it_is_said_once(caplog: pytest.LogCaptureFixture) -> 
         async def get(self, namespace: str, name: str) -> dict[str, Any]:
             raise ForbiddenError("no")
 
-    claims = Claims({"c": allocated()})
+    claims = ClaimsApi({"c": allocated()})
 
-    async def story(consumers: ClaimPodIndex, entries: list[Entry]) -> None:
+    async def story(consumers: ClaimPodIndex, entries: MemoryLedger) -> None:
         for _ in range(3):
             consumers.refresh()
         await asyncio.sleep(0.1)
 
-    learned(claims, Closed(), story, Entry("c"))
+    learned(claims, Closed(), story, entry("c"))
     assert [one.message for one in logged_by(caplog, "dra_agent.reclaim")] == ["grace periods of pods are not known"]
 
 
@@ -148,7 +126,9 @@ def asked(*consumers: ClaimPod, seconds: float | None = 30, mode: Mode = "auto",
 
     async def play() -> None:
         mover = PodActions(pods, Counter())
-        first = EarlyEvictor(consumers, mover, mode=mode, node="n", driver=DRIVER, now=lambda: NOW).of(notice(seconds))
+        first = EarlyEvictor(consumers, mover, mode=mode, node="n", driver=DRIVER, now=lambda: NOW).evictions(
+            notice(seconds)
+        )
         if first is not None:
             await first
 
@@ -198,4 +178,4 @@ def test_a_budget_does_not_give_a_pod_more_time_than_its_host_has() -> None:
 def test_one_that_cannot_be_moved_does_not_keep_the_others(caplog: pytest.LogCaptureFixture) -> None:
     pods = asked(user(600, "a"), user(600, "b"), mode="evict", pods=Pods(errors=[UnavailableError("away")]))
     assert [name for _, name, _ in pods.done] == ["pod-b"]
-    assert sum("cannot be moved" in record.message for record in caplog.records) == 1
+    assert sum("failed to evict a pod" in record.message for record in caplog.records) == 1

@@ -33,6 +33,7 @@ from dra_agent.reclaim.state import ReclaimState, apply
 from dra_agent.reclaim.status import ClaimReleaseStatus
 from eventually import eventually_async
 from fake_apiserver.fake import FakeApi
+from reclaim.doubles import ClaimsApi, MemoryLedger, Pods
 
 T0 = datetime(2026, 1, 31, 12, tzinfo=UTC)
 DRIVER = "dra-agent.internal"
@@ -220,35 +221,6 @@ def test_no_grace_is_ever_zero_or_longer_than_what_is_left(
             assert decision.grace <= max(1, when.left.total_seconds())
 
 
-@dataclass
-class Pods:
-    """The pods of an API server."""
-
-    pods: dict[str, dict[str, Any]] = field(default_factory=dict)
-    errors: list[AgentError] = field(default_factory=list)
-    done: list[tuple[str, str, int | None]] = field(default_factory=list)
-
-    async def get(self, namespace: str, name: str) -> dict[str, Any]:
-        if name not in self.pods:
-            raise NotFoundError(f"no pod {name}")
-        return self.pods[name]
-
-    async def evict(self, namespace: str, name: str, uid: str, grace: int | None = None) -> None:
-        if self.errors:
-            raise self.errors.pop(0)
-        self.done.append(("evict", name, grace))
-
-    async def delete(self, namespace: str, name: str, uid: str, grace: int) -> None:
-        if self.errors:
-            raise self.errors.pop(0)
-        self.done.append(("delete", name, grace))
-
-
-class Claims:
-    async def claim(self, namespace: str, name: str, timeout: float) -> dict[str, Any]:
-        raise NotFoundError("not asked for here")
-
-
 def work(
     pods: Pods, story: Callable[[ReleaseTracker], Awaitable[None]], mode: Mode = "auto", deadline: float = 60
 ) -> Counter[tuple[str, str]]:
@@ -259,7 +231,7 @@ def work(
     counted: Counter[tuple[str, str]] = Counter()
 
     async def play() -> None:
-        release = ReleaseTracker(list, Claims(), node="n", driver=DRIVER)
+        release = ReleaseTracker(MemoryLedger(), ClaimsApi(), node="n", driver=DRIVER)
         release.records["c"] = ClaimReleaseStatus("c", "ns", "claim", now)
         release.claims["c"] = claim()
         mover = PodActions(pods, counted)
@@ -385,7 +357,7 @@ def test_a_missing_right_is_said_once_and_ends_it(caplog: pytest.LogCaptureFixtu
 
     work(pods, story)
     assert len(pods.done) == 1
-    assert sum("stay where they are" in record.message for record in caplog.records) == 1
+    assert sum("are not evicted" in record.message for record in caplog.records) == 1
 
 
 @dataclass
@@ -426,7 +398,7 @@ def test_one_pod_that_may_not_be_moved_does_not_keep_the_others(caplog: pytest.L
     pauses = [later - earlier for earlier, later in itertools.pairwise(pods.refused_at)]
     assert min(pauses) >= 0.2, "it is asked again, as rarely as others are"
     assert counted["evict", "error"] == asked
-    assert sum("may not be moved" in record.message for record in caplog.records) == 1
+    assert sum("eviction of a pod is forbidden" in record.message for record in caplog.records) == 1
 
 
 def test_an_answer_that_does_not_come_keeps_no_other_pod_waiting() -> None:
@@ -478,14 +450,14 @@ def test_an_error_of_one_pod_is_tried_again() -> None:
 
 
 def test_what_the_api_server_is_sent(fake_api: FakeApi, tmp_path: Path) -> None:
-    from dra_agent.reclaim.pod_eviction import PodApi
+    from dra_agent.reclaim.claim_pods import PodClient
 
     made = fake_api.put("pods", {"metadata": {"name": "p", "namespace": "ns"}, "spec": {"nodeName": "n"}})
     uid = made["metadata"]["uid"]
 
     async def story() -> None:
         async with connect(fake_api.kubeconfig(tmp_path / "kubeconfig")) as api:
-            pods = PodApi(api)
+            pods = PodClient(api)
             assert (await pods.get("ns", "p"))["metadata"]["uid"] == uid
             with pytest.raises(AgentError):
                 await pods.delete("ns", "p", "another", 3)
@@ -506,11 +478,11 @@ def test_an_agent_that_is_replaced_moves_nobody() -> None:
 
     async def play() -> None:
         nonlocal active
-        release = ReleaseTracker(list, Claims(), node="n", driver=DRIVER)
+        release = ReleaseTracker(MemoryLedger(), ClaimsApi(), node="n", driver=DRIVER)
         release.records["c"] = ClaimReleaseStatus("c", "ns", "claim", now)
         release.claims["c"] = claim()
         mover = PodActions(pods, Counter())
-        evictor = Evictor(mover, release, lambda: state, mode="auto", node="n", driver=DRIVER, active=lambda: active)
+        evictor = Evictor(mover, release, lambda: state, mode="auto", node="n", driver=DRIVER, is_leader=lambda: active)
         task = asyncio.create_task(evictor.run())
         await asyncio.sleep(0.2)
         assert pods.done == []

@@ -54,5 +54,5 @@ def test_what_is_kept_is_on_disk_before_the_call_returns(tmp_path: Path, monkeyp
 
 
 def test_an_agent_that_was_replaced_writes_nothing(tmp_path: Path) -> None:
-    ProgressFile(tmp_path, "boot", newest=lambda: False).save(SavedProgress("boot", NOTICED))
+    ProgressFile(tmp_path, "boot", is_leader=lambda: False).save(SavedProgress("boot", NOTICED))
     assert not (tmp_path / FILE).exists()

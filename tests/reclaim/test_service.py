@@ -81,7 +81,7 @@ def in_phase(reclaim: ReclaimService, phase: str) -> bool:
 
 
 def holds(reclaim: ReclaimService, count: int) -> bool:
-    return len(reclaim.state.held) == count
+    return len(reclaim.state.active) == count
 
 
 def watched(puppets: Sequence[Puppet]) -> bool:
@@ -150,12 +150,12 @@ def test_a_source_that_is_no_longer_there_is_believed_no_longer(tmp_path: Path) 
         await eventually_async(lambda: puppet.watch)
         puppet.say(puppet.notice())
         await reclaim.begin("notice", deadline=None, what="mine")
-        await eventually_async(lambda: len(reclaim.state.held) == 2)
+        await eventually_async(lambda: len(reclaim.state.active) == 2)
         await reclaim.stop()
         left = ReclaimService(tmp_path, "b", [])
         await left.start()
         await left.stop()
-        assert [held.reading.source for held in left.state.held] == ["operator"]
+        assert [held.signal.source for held in left.state.active] == ["operator"]
 
     play(story)
 
@@ -313,7 +313,7 @@ def test_a_step_of_the_wall_clock_neither_prolongs_a_notice_nor_ends_it_early(
         puppet.say(lasting)
         await eventually_async(lambda: reclaim.state.phase == "notice")
         puppet.say()  # silent from now on: it ends 60 s after its deadline
-        await eventually_async(lambda: reclaim.state.held[0].silent)
+        await eventually_async(lambda: reclaim.state.active[0].silent_since)
         time.step_wall(step)
         if restarted:
             await reclaim.stop()
@@ -325,7 +325,7 @@ def test_a_step_of_the_wall_clock_neither_prolongs_a_notice_nor_ends_it_early(
         assert (reclaim.state.deadline - clock.now()).total_seconds() == pytest.approx(120, abs=1)
         time.pass_(175.0)
         puppet.say(Signal("puppet", "hint", "woken", "w"))
-        await eventually_async(lambda: len(reclaim.state.held) == 2)
+        await eventually_async(lambda: len(reclaim.state.active) == 2)
         assert reclaim.state.phase == "notice"
         time.pass_(10.0)
         puppet.say(Signal("puppet", "hint", "again", "w"))
@@ -352,7 +352,7 @@ def test_sources_that_disagree_are_logged_once_and_the_earliest_counts(
         ]
         reclaim = ReclaimService(tmp_path, "b", sources)
         await reclaim.start()
-        await eventually_async(lambda: len(reclaim.state.held) == 2)
+        await eventually_async(lambda: len(reclaim.state.active) == 2)
         await eventually_async(lambda: any("disagree" in record.message for record in caplog.records))
         await asyncio.sleep(0.2)
         await reclaim.stop()
@@ -381,7 +381,7 @@ def test_a_deadline_of_another_source_that_is_seconds_away_is_a_disagreement(
         # A hint has no say in it.
         hint = Signal("two", "hint", "other", "w", datetime.now(UTC) + timedelta(hours=1))
         puppets[1].say(said[1], hint)
-        await eventually_async(lambda: len(reclaim.state.held) == 3)
+        await eventually_async(lambda: len(reclaim.state.active) == 3)
         await reclaim.stop()
 
     play(story)
@@ -433,12 +433,12 @@ def test_what_was_acted_on_before_a_reboot_of_the_host_is_not_acted_on_again(tmp
 
     async def first(reclaim: ReclaimService, puppet: Puppet) -> None:
         puppet.say(word(), named())
-        await eventually_async(lambda: len(reclaim.state.held) == 2)
+        await eventually_async(lambda: len(reclaim.state.active) == 2)
 
     async def second(reclaim: ReclaimService, puppet: Puppet) -> None:
         puppet.say(word(), named())
         puppet.say(word(), named(), Signal("puppet", "hint", "other", "w"))
-        await eventually_async(lambda: reclaim.state.held)
+        await eventually_async(lambda: reclaim.state.active)
         assert reclaim.state.phase == "hint" and reclaim.notices == 0
 
     async def third(reclaim: ReclaimService, puppet: Puppet) -> None:
@@ -446,7 +446,7 @@ def test_what_was_acted_on_before_a_reboot_of_the_host_is_not_acted_on_again(tmp
         await eventually_async(lambda: all(past.once == "id" for past in reclaim.state.past))
         puppet.say(word(), named())
         await eventually_async(lambda: reclaim.state.phase == "notice")
-        assert [held.reading.event for held in reclaim.state.held] == ["TRUE"]
+        assert [held.signal.event for held in reclaim.state.active] == ["TRUE"]
 
     async def story() -> None:
         await boot("boot-1", first)

@@ -67,7 +67,7 @@ def test_a_reading_that_is_repeated_changes_nothing(steps: list[tuple[Signal, in
 @given(steps)
 def test_the_phase_is_that_of_the_worst_that_holds(steps: list[tuple[Signal, int]]) -> None:
     for state, _ in play(steps):
-        kinds = [held.reading.kind for held in state.held]
+        kinds = [held.signal.kind for held in state.active]
         assert (state.phase == "notice") == ("notice" in kinds) == (state.noticed is not None)
         assert (state.phase == "hint") == ("hint" in kinds and "notice" not in kinds)
         assert "clear" not in kinds
@@ -80,7 +80,7 @@ def test_the_deadline_is_the_earliest_that_was_told_for_what_holds(steps: list[t
     for reading, seconds in steps:
         now += timedelta(seconds=seconds)
         state = expire(apply(state, reading, now), now)
-        holds = {(h.reading.source, h.reading.event) for h in state.held if h.reading.kind == "notice"}
+        holds = {(h.signal.source, h.signal.event) for h in state.active if h.signal.kind == "notice"}
         key = (reading.source, reading.event)
         if reading.kind == "notice" and reading.deadline is not None:
             told.setdefault(key, []).append(reading.deadline)
@@ -102,14 +102,14 @@ def test_a_notice_keeps_the_moment_at_which_it_began(steps: list[tuple[Signal, i
 def test_clearing_everything_ends_it(steps: list[tuple[Signal, int]]) -> None:
     state, now = play(steps)[-1]
     began = state.phase
-    for held in state.held:
-        state = apply(state, clear(held.reading), now)
-    assert all(held.silent is not None for held in state.held)  # only what cannot be taken back is left
+    for held in state.active:
+        state = apply(state, clear(held.signal), now)
+    assert all(held.silent_since is not None for held in state.active)  # only what cannot be taken back is left
     far = now + timedelta(days=1)
     while (expiry := next_expiry(state)) is not None:
         assert expiry <= far
         state = expire(state, expiry)
-    assert state.held == () and state.phase == ("none" if began == "none" else "cancelled")
+    assert state.active == () and state.phase == ("none" if began == "none" else "cancelled")
 
 
 @given(st.permutations([notice("a"), notice("b", seconds=60), hint("c"), notice("d", seconds=None)]))
@@ -165,5 +165,5 @@ def test_what_an_operator_declared_void_counts_no_more_until_it_is_something_new
 
 def test_a_source_that_is_gone_is_believed_no_longer() -> None:
     state = apply(apply(FRESH, notice("aws.spot"), T0), notice("file"), T0)
-    assert [h.reading.source for h in keep_sources(state, frozenset({"file"}), T0).held] == ["file"]
+    assert [h.signal.source for h in keep_sources(state, frozenset({"file"}), T0).active] == ["file"]
     assert keep_sources(state, frozenset(), T0).phase == "cancelled"

@@ -49,7 +49,7 @@ def test_an_event_that_was_acted_on_is_not_acted_on_again_after_the_reboot(tmp_p
     now = datetime.now(UTC)
     acted = apply(ReclaimState("boot-1"), reading("id"), now)
     fresh = rebooted(tmp_path, acted)
-    assert fresh.phase == "none" and not fresh.held
+    assert fresh.phase == "none" and not fresh.active
     assert apply(fresh, reading("id"), now).phase == "none"
     assert apply(fresh, reading("id", deadline=None), now).phase == "none", "Azure's Started has no time"
     assert apply(fresh, reading("id", "another"), now).phase == "notice"

@@ -23,8 +23,8 @@ def test_each_phase_has_its_taint() -> None:
     assert taint_of(HINT, "d") == Taint("d/reclaim", "NoSchedule", "hint", "2026-01-31T12:00:00Z")
     assert taint_of(NOTICE, "d") == Taint("d/reclaim", "NoExecute", "notice", "2026-01-31T12:00:05Z")
     over = NOTICE
-    for held in NOTICE.held:
-        over = apply(over, msgspec.structs.replace(held.reading, kind="clear"), T0)
+    for held in NOTICE.active:
+        over = apply(over, msgspec.structs.replace(held.signal, kind="clear"), T0)
     assert over.phase == "cancelled" and taint_of(over, "d") is None
 
 

@@ -147,7 +147,7 @@ class KubernetesMode:
         self._plugin.serve(stacked, hardware.board)
         gone.start(stacked.unprepare)
         await self._listen_to_operators(gone)
-        await leaving.start(self._publisher, _Claims(self._api))
+        await leaving.start(self._publisher)
 
     def _stack_preparers(
         self,
@@ -160,7 +160,7 @@ class KubernetesMode:
     ) -> ClaimPreparer:
         """Return `preparer` with all decorators of this mode, from the inside out."""
         measured = InstrumentedPreparer(preparer, self._liveness, self._metrics)
-        gated = GatedPreparer(measured, lambda: reclaim.state, ledger.current, drain.prepared, drain.refused)
+        gated = GatedPreparer(measured, reclaim, ledger, drain)
         checked = HolderCheckingPreparer(gated, gone)
         return ReportingPreparer(checked, reporter.status, reporter.events)
 

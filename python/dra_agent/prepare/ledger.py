@@ -123,6 +123,7 @@ class JournalLedger:
             RetryableError: The ledger cannot be read or created.
             PermanentError: Another process has it open and does not share it.
         """
+        self._watchers: list[Callable[[], None]] = []
         folder = str(state_dir)
         if shared_as is None:
             self._native = _translate_errors(lambda: _native.Ledger.open(folder, boot_id))
@@ -131,7 +132,7 @@ class JournalLedger:
             self._native = _translate_errors(
                 lambda: _native.Ledger.open_shared(folder, boot_id, shared_as, ACQUIRE_TIMEOUT_S)
             )
-            self._lease = LedgerLease(_NativeLock(self._native))
+            self._lease = LedgerLease(_NativeLock(self._native, self._notify))
 
     def __enter__(self) -> JournalLedger:
         return self
@@ -144,6 +145,13 @@ class JournalLedger:
     def close(self) -> None:
         """Close the files, so that another process can open them. Entries stay."""
         self._native.close()
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` after every change of the entries: by this process, or found when a lease begins.
+
+        `changed` is called on the thread that made or found the change, and must not block.
+        """
+        self._watchers.append(changed)
 
     def lease(self, deadline: Deadline | None = None) -> AbstractContextManager[None]:
         """Hold the lease of a shared ledger: no other process reads or changes it. Does nothing if it is not shared.
@@ -162,14 +170,18 @@ class JournalLedger:
             RetryableError: The disk cannot be written. As with every method, nothing has changed then.
         """
         _translate_errors(lambda: self._native.start(msgspec.json.encode(entry), durable))
+        self._notify()
 
     def complete(self, uid: str, payload: Any) -> None:
         """Record that a started claim is prepared. Durable on return."""
         _translate_errors(lambda: self._native.complete(uid, msgspec.json.encode(payload)))
+        self._notify()
 
     def release(self, uid: str) -> bool:
         """Remove a claim. Durable on return. False if there was none."""
-        return _translate_errors(lambda: self._native.release(uid))
+        removed = _translate_errors(lambda: self._native.release(uid))
+        self._notify()
+        return removed
 
     def get(self, uid: str) -> LedgerEntry | None:
         """Return the entry of a claim."""
@@ -199,13 +211,21 @@ class JournalLedger:
             if _translate_errors(lambda: self._native.compaction_due):
                 _translate_errors(self._native.compact)
 
+    def _notify(self) -> None:
+        for changed in self._watchers:
+            changed()
+
 
 class _NativeLock:
-    def __init__(self, native: _native.Ledger) -> None:
+    def __init__(self, native: _native.Ledger, changed: Callable[[], None]) -> None:
         self._native = native
+        self._changed = changed
 
     def acquire(self, wait: float) -> LeaseHistory:
-        return _translate_errors(lambda: self._native.take_turn(wait))
+        history = _translate_errors(lambda: self._native.take_turn(wait))
+        if history != "nothing":
+            self._changed()
+        return history
 
     def release(self) -> None:
         _translate_errors(self._native.give_turn)

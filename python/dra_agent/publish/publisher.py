@@ -48,7 +48,8 @@ class Publisher:
         """
         self._node = node
         self._inventory = inventory
-        self._published = SliceStore()
+        self._watchers: list[Callable[[], None]] = []
+        self._published = SliceStore(self._notify)
         self._ownership = NodeOwnerReference(api, node)
         self._tally = PublisherCounters(failed)
         self._following = SliceReflector(
@@ -112,6 +113,11 @@ class Publisher:
             pool.enqueue()
         if self._urgent():
             self._following.hurry()
+        self._notify()
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` after every change of the published slices, and of the devices. It must not block."""
+        self._watchers.append(changed)
 
     def kubelet_registered(self) -> None:
         """The kubelet has registered the driver. After a restart it deletes the node's slices.
@@ -124,6 +130,10 @@ class Publisher:
     def slices(self) -> list[Slice]:
         """Return the published slices, as last reported by the API server."""
         return [found for pool in self._published.pools() for found in self._published.slices(pool)]
+
+    def device_names(self) -> set[str]:
+        """Return the names of the devices that the slices should have."""
+        return {device.name for device in self._inventory().devices}
 
     @property
     def refused(self) -> AgentError | None:
@@ -155,6 +165,10 @@ class Publisher:
             left_out=sum(len(pool.problems) for pool in pools),
             problems=tuple(dict.fromkeys(problems)),
         )
+
+    def _notify(self) -> None:
+        for changed in self._watchers:
+            changed()
 
     def _caught_up(self) -> None:
         """The first list, or one after a failure: the server may be a newer one, which takes more."""

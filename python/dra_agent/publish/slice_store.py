@@ -8,7 +8,7 @@ Slices are kept as JSON: Python values take eight times the memory, and the plan
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -61,7 +61,9 @@ class CachedSlice(msgspec.Struct, frozen=True):
 class SliceStore:
     """The driver's slices of this node."""
 
-    def __init__(self) -> None:
+    def __init__(self, stored: Callable[[], None] = lambda: None) -> None:
+        """`stored` is called after every change of the slices."""
+        self._stored = stored
         self._slices: dict[str, CachedSlice] = {}
         self._deleted: dict[str, None] = {}
         """Uids of deleted slices for which an older event may still arrive: from the watch if the agent
@@ -103,6 +105,7 @@ class SliceStore:
             if name not in listed and not _newer(known, at):
                 touched.add(ChangedSlice(known.pool, known.name))
                 del self._slices[name]
+                self._stored()
         self.complete = True
         return touched
 
@@ -145,6 +148,7 @@ class SliceStore:
         known = self._slices.get(metadata["name"])
         if known is not None and known.metadata["uid"] == metadata["uid"]:
             del self._slices[metadata["name"]]
+            self._stored()
         self._deleted[metadata["uid"]] = None
         if len(self._deleted) > _REMEMBERED:
             del self._deleted[next(iter(self._deleted))]
@@ -160,6 +164,7 @@ class SliceStore:
             if _newer(known, _version(metadata["resourceVersion"])):
                 return set()
         taken = self._slices[metadata["name"]] = CachedSlice.of(entry)
+        self._stored()
         return {ChangedSlice(slice_.pool, slice_.name) for slice_ in (known, taken) if slice_ is not None}
 
 

@@ -1,7 +1,7 @@
-"""The pods that use the node's claims, read before any notice: at a notice there is no time to.
+"""The pods that use the claims of the node. They are read before any notice: after one there is not enough time.
 
-A claim's pods are read once, when it has been prepared: their grace periods never change. Pods that join a shared claim
-later cause no call of the kubelet; they are found at the next hint, or when the agent reads the claims of a
+The pods of a claim are read once, when it has been prepared: their grace periods never change. Pods that join a shared
+claim later cause no call of the kubelet; they are found at the next hint, or when the agent reads the claims of a
 notice.
 """
 
@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from dra_agent.claim import ClaimRef
 from dra_agent.errors import AgentError
+from dra_agent.kube_client.client import ApiClient
 from dra_agent.kube_client.errors import ForbiddenError, NotFoundError
-from dra_agent.reclaim.evictor import PodClient
-from dra_agent.reclaim.release_tracker import ClaimSource
+from dra_agent.kube_client.kinds import PODS, RESOURCE_CLAIMS
+from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.retry import Backoff
 
 log = logging.getLogger(__name__)
 
-TIMEOUT_S = 10.0
-"""Seconds for reading a claim."""
-MAX_TRIES = 5
+CLAIM_TIMEOUT_S = 10.0
+POD_TIMEOUT_S = 5.0
+MAX_ATTEMPTS = 5
 
 
 class ClaimPod(msgspec.Struct, frozen=True):
@@ -38,20 +38,53 @@ class ClaimPod(msgspec.Struct, frozen=True):
     claim: Mapping[str, Any]
 
 
-class ClaimPodIndex:
-    """From `start` to `stop`. Lives on the event loop."""
+class PodClient:
+    """The pods of the API server. Raises the errors of dra_agent.kube_client."""
 
-    def __init__(self, held: Callable[[], Sequence[ClaimRef]], claims: ClaimSource, pods: PodClient) -> None:
-        """`held` gives the claims of the ledger."""
-        self._held = held
-        self._claims = claims
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
+
+    async def get(self, namespace: str, name: str) -> dict[str, Any]:
+        """Read a pod."""
+        return await self._api.get(PODS, name, namespace, timeout=POD_TIMEOUT_S)
+
+    async def evict(self, namespace: str, name: str, uid: str, grace: int | None = None) -> None:
+        """Create an Eviction of the pod with this UID.
+
+        `grace` is the grace period in seconds; None: that of the pod.
+
+        Raises:
+            ThrottledError: a PodDisruptionBudget does not allow it.
+        """
+        options: dict[str, Any] = {"preconditions": {"uid": uid}}
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": options,
+        }
+        await self._api.create(PODS, eviction, namespace, subresource="eviction")
+
+    async def delete(self, namespace: str, name: str, uid: str, grace: int) -> None:
+        """Delete the pod with this UID, with a grace period in seconds."""
+        await self._api.delete(PODS, name, namespace, uid=uid, grace=grace)
+
+
+class ClaimPodIndex:
+    """Pods of the claims that are in the ledger, read from `start` to `stop`. Lives on the event loop."""
+
+    def __init__(self, ledger: JournalLedger, api: ApiClient, pods: PodClient) -> None:
+        self._ledger = ledger
+        self._api = api
         self._pods = pods
         self._known: dict[str, list[ClaimPod]] = {}
         self._queue: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Read every prepared claim."""
+        """Read the pods of every prepared claim."""
         self._task = asyncio.create_task(self._run(), name="reclaim consumers")
         self.refresh()
 
@@ -63,17 +96,17 @@ class ClaimPodIndex:
             await asyncio.gather(task, return_exceptions=True)
 
     def refresh(self) -> None:
-        """Read every claim that is held once more: the node may be taken soon."""
-        for claim in self._held():
+        """Read the pods of every claim of the ledger again."""
+        for claim in self._ledger.entries():
             self.prepared(claim.uid, claim.namespace, claim.name)
 
     def prepared(self, uid: str, namespace: str, name: str) -> None:
-        """Read the pods of a claim that was prepared."""
+        """Read the pods of a claim that was prepared; returns at once."""
         self._queue.put_nowait((uid, namespace, name))
 
     def __iter__(self) -> Iterator[ClaimPod]:
-        """Give the pods of the claims that are held now, as far as they are known."""
-        held = {claim.uid for claim in self._held()}
+        """Yield the known pods of the claims that are in the ledger now."""
+        held = {claim.uid for claim in self._ledger.entries()}
         self._known = {uid: found for uid, found in self._known.items() if uid in held}
         for found in self._known.values():
             yield from found
@@ -82,17 +115,17 @@ class ClaimPodIndex:
         while True:
             uid, namespace, name = await self._queue.get()
             try:
-                await self._learn_patiently(uid, namespace, name)
+                await self._read_with_retries(uid, namespace, name)
             except ForbiddenError as error:
                 hint = "grant it: podEviction of the chart"
                 log.warning("grace periods of pods are not known", extra={"reason": str(error), "todo": hint})
                 return
 
-    async def _learn_patiently(self, uid: str, namespace: str, name: str) -> None:
+    async def _read_with_retries(self, uid: str, namespace: str, name: str) -> None:
         backoff = Backoff(first=0.5, longest=10.0)
-        for _ in range(MAX_TRIES):
+        for _ in range(MAX_ATTEMPTS):
             try:
-                self._known[uid] = [found async for found in self._learn(uid, namespace, name)]
+                self._known[uid] = [found async for found in self._read(uid, namespace, name)]
             except (ForbiddenError, NotFoundError) as error:
                 if isinstance(error, ForbiddenError):
                     raise
@@ -101,17 +134,17 @@ class ClaimPodIndex:
                 continue
             return
 
-    async def _learn(self, uid: str, namespace: str, name: str) -> Any:
-        claim = await self._claims.claim(namespace, name, TIMEOUT_S)
+    async def _read(self, uid: str, namespace: str, name: str) -> AsyncIterator[ClaimPod]:
+        claim = await self._api.get(RESOURCE_CLAIMS, name, namespace, timeout=CLAIM_TIMEOUT_S)
         if claim.get("metadata", {}).get("uid") != uid:
             return
-        for consumer in _pods_of(claim):
+        for consumer in _reserving_pods(claim):
             pod = await self._pods.get(namespace, consumer["name"])
             if pod.get("metadata", {}).get("uid") == consumer["uid"]:
                 yield ClaimPod(namespace, consumer["name"], consumer["uid"], pod, claim)
 
 
-def _pods_of(claim: Mapping[str, Any]) -> Iterable[dict[str, str]]:
+def _reserving_pods(claim: Mapping[str, Any]) -> Iterable[dict[str, str]]:
     for one in (claim.get("status") or {}).get("reservedFor") or []:
         if one.get("resource") == "pods" and not one.get("apiGroup"):
             yield {"name": str(one.get("name", "")), "uid": str(one.get("uid", ""))}

@@ -1,10 +1,10 @@
 """Drain of a Kubernetes node that is being reclaimed: taints first, everything else concurrently.
 
-    hint       every device gets the taint NoSchedule: no new claim comes here
-    notice     every device gets NoExecute: kube-controller-manager deletes the pods, their claims are released
-    cancelled  the taints go away
+    hint       every device gets the taint NoSchedule: no new claims are allocated here
+    notice     every device gets NoExecute: kube-controller-manager deletes the pods, and their claims are released
+    cancelled  the taints are removed
 
-The state is on disk before any of it, so after a restart the same taints, with the same timeAdded, are what should be.
+The state is on disk before any of it, so after a restart the same taints, with the same timeAdded, are desired.
 """
 
 from __future__ import annotations
@@ -12,40 +12,115 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from dra_agent.clock import STEADY
-from dra_agent.reclaim.announcements import announced, has_taint, summary, taint_of, taken_back
-from dra_agent.reclaim.release_tracker import POLL_INTERVAL_S, ReleaseTracker
+from dra_agent.reclaim.announcements import announced, summary, withdrawn
+from dra_agent.reclaim.release_tracker import ReleaseTracker
+from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.state import ReclaimState
-from dra_agent.reclaim.state_file import ProgressFile, SavedProgress, kept_claims
+from dra_agent.reclaim.state_file import ProgressFile, SavedProgress, saved_claims
 from dra_agent.reclaim.status import Progress
+from dra_agent.reclaim.taint_rollout import TaintRollout
+from dra_agent.status import EventRecorder, ObjectReference
+from dra_agent.status.events import (
+    CLAIMS_NOT_RELEASED,
+    CLAIMS_RELEASED,
+    RECLAIM_CANCELLED,
+    RECLAIM_HINT,
+    RECLAIM_NOTICE,
+    Reason,
+)
+
+if TYPE_CHECKING:
+    from dra_agent.reclaim.pod_eviction import PodEviction
+
+EARLY_EVICTION_TIMEOUT_S = 0.08
+"""Maximum seconds for which early evictions delay the taint. They continue afterwards."""
+EVENT_DELAY_S = 0.5
+"""Maximum seconds for which the Event of a notice waits for the taints."""
+READ_DELAY_S = 0.3
+"""Maximum seconds for which reading claims waits for the taints."""
+NOTIFY_INTERVAL_S = 0.25
+"""Seconds between two notifications of the sources that every claim is released. Repeated, because a source may start
+to wait for it later, as an orderly shutdown after a spot notice does."""
+SAVE_INTERVAL_S = 0.25
+"""Minimum seconds between two writes of the progress file."""
+RESUME_CHECK_S = 1.0
+"""Maximum seconds of a timer for the deadline: timers of the loop stop while the host is suspended."""
 
 log = logging.getLogger(__name__)
 
-AHEAD = 0.08
-"""Seconds for which early evictions may delay the taint at most. They continue afterwards."""
-TAINT_POLL_INTERVAL_S = 0.01
-"""Seconds between two checks that every slice is tainted; ten times that after the first second."""
-PRESS = 1.0
-"""Seconds, and a jitter of as much as half of it less, after which a slice that is not tainted yet is tried again: the
-publisher by itself waits longer after each failure, up to a minute."""
-READ_AFTER = 0.3
-"""Seconds for which reading claims waits for the taints, at most."""
-REPORT_AGAIN_AFTER_S = 0.25
-"""Seconds between two notifications of sources that every claim is released: a source may start to wait for
-that later, as an orderly shutdown after a spot notice does."""
-COMPLAIN = 5.0
-"""Seconds after which devices that are not tainted are a problem."""
+Milestone = Literal["hint", "notice", "cancelled", "released", "kept"]
+_REASONS: dict[Milestone, Reason] = {
+    "hint": RECLAIM_HINT,
+    "notice": RECLAIM_NOTICE,
+    "cancelled": RECLAIM_CANCELLED,
+    "released": CLAIMS_RELEASED,
+    "kept": CLAIMS_NOT_RELEASED,
+}
 
-What = Literal["hint", "notice", "cancelled", "released", "kept"]
-Tell = Callable[[What, str], None]
-"""Reports an event in one sentence."""
+
+class DrainReporter:
+    """Reports the drain of a node: in the log, in Events of the Node, and to the sources of the signals."""
+
+    def __init__(
+        self,
+        taints: TaintRollout,
+        reclaim: ReclaimService,
+        events: EventRecorder,
+        *,
+        node: str,
+        is_leader: Callable[[], bool],
+    ) -> None:
+        """`is_leader`: whether this agent writes Events, of several in a rolling update."""
+        self._taints = taints
+        self._reclaim = reclaim
+        self._events = events
+        self._node = ObjectReference.node(node)
+        self._is_leader = is_leader
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._pending: list[str] = []
+        """Messages of notices whose Event waits for the taints."""
+
+    def report(self, milestone: Milestone, message: str) -> None:
+        """Report a milestone. The Event of a notice follows the taints, or `EVENT_DELAY_S` seconds."""
+        level = logging.WARNING if milestone in ("notice", "kept") else logging.INFO
+        log.log(level, "reclaim of the node", extra={"what": milestone, "note": message})
+        if milestone == "notice":
+            self._pending.append(message)
+            task = asyncio.create_task(self._record_after_taints(), name="reclaim event")
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
+        else:
+            self._record_pending()
+            self._record(milestone, message)
+
+    async def notify_sources(self) -> None:
+        """Notify the sources of the signals that every claim is released."""
+        await self._reclaim.released()
+
+    def stop(self) -> None:
+        """Drop the Events that wait for the taints."""
+        for task in self._waiting:
+            task.cancel()
+
+    async def _record_after_taints(self) -> None:
+        await self._taints.wait(EVENT_DELAY_S)
+        self._record_pending()
+
+    def _record_pending(self) -> None:
+        messages, self._pending = self._pending, []
+        for message in messages:
+            self._record("notice", message)
+
+    def _record(self, milestone: Milestone, message: str) -> None:
+        if self._is_leader():
+            self._events.record(_REASONS[milestone], self._node, message)
 
 
 class DrainController:
@@ -53,236 +128,205 @@ class DrainController:
 
     def __init__(
         self,
+        taints: TaintRollout,
+        claims: ReleaseTracker,
+        reporter: DrainReporter,
         *,
-        driver: str,
-        publish: Callable[[], None],
-        published: Callable[[], Iterable[dict[str, Any]]],
-        wanted: Callable[[], Iterable[str]],
-        release: Callable[[], ReleaseTracker],
-        released: Callable[[], Awaitable[None]],
-        tell: Tell,
-        evict: Callable[[ReleaseTracker], Coroutine[Any, Any, None]] | None = None,
-        evictions: Callable[[], dict[tuple[str, str], int]] = dict,
-        ahead: Callable[[ReclaimState], Coroutine[Any, Any, None] | None] = lambda state: None,
+        pods: PodEviction | None = None,
         file: ProgressFile | None = None,
         now: Callable[[], datetime] = STEADY.now,
     ) -> None:
-        """Set the collaborators.
-
-        `publish` publishes the devices again, with the state's taint; `published` returns the published slices, and
-        `wanted` the names of the devices that should be in them. `release` creates the tracker of one notice;
-        `released` is called repeatedly while the kubelet has released every claim. `evict` evicts pods that the taint
-        does not evict, and `evictions` counts them. `ahead` returns the evictions that must precede the taints of a
-        notice, if anything. `file` keeps what became of the claims over a restart.
-        """
-        self._driver = driver
-        self._publish = publish
-        self._published = published
-        self._wanted = wanted
-        self._make_release = release
-        self._released = released
-        self._tell = tell
-        self._evict = evict
-        self._evictions = evictions
-        self._ahead = ahead
+        """`pods` evicts pods that the taint does not evict. `file` keeps the progress over a restart of the agent."""
+        self._taints = taints
+        self._claims = claims
+        self._reporter = reporter
+        self._pods = pods
         self._file = file
-        self._tainted_at: datetime | None = None
-        self._told: dict[str, str] = {}
         self._now = now
         self._state: ReclaimState | None = None
-        self._release: ReleaseTracker | None = None
-        self._tainted_after: float | None = None
-        self._withdrawn = False
+        self._state_changed = asyncio.Event()
+        self._active = False
+        """Whether a notice is being acted on."""
+        self._reported: dict[str, str] = {}
+        """The last message of each milestone of this notice."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._first: asyncio.Task[None] | None = None
-        self._all_tainted = asyncio.Event()
+        self._early_eviction: asyncio.Task[None] | None = None
 
     @property
     def progress(self) -> Progress:
-        """How far it is."""
-        records = () if self._release is None else tuple(self._release.records.values())
-        closed = self._tainted_after is not None or self._withdrawn
-        complete = closed and self._release is not None and self._release.complete
-        claims = tuple(msgspec.structs.replace(one) for one in records)
-        return Progress(self._tainted_after, claims, self._evictions(), complete)
+        """Progress of the release of claims."""
+        closed = self._taints.seconds is not None or self._taints.withdrawn
+        return Progress(
+            tainted_after=self._taints.seconds,
+            claims=tuple(msgspec.structs.replace(record) for record in self._claims.records.values()),
+            evictions={} if self._pods is None else self._pods.counts(),
+            complete=self._active and closed and self._claims.complete,
+        )
 
-    async def resume(self, state: ReclaimState, *, news: bool = False) -> None:
+    async def resume(self, state: ReclaimState, *, received_now: bool = False) -> None:
         """Continue an earlier run: what it reported is not reported again.
 
-        `news`: this run received the notice, while it started.
+        `received_now`: this run received the notice, while it started.
         """
         self._state = state
         if state.phase == "notice":
-            kept = None
+            saved = None
             if self._file is not None and state.noticed is not None:
-                kept = await asyncio.get_running_loop().run_in_executor(None, self._file.load, state.noticed)
+                saved = await asyncio.get_running_loop().run_in_executor(None, self._file.load, state.noticed)
             # The notice may have been withdrawn, or replaced, while the file was read.
-            if self._release is None and self._state.noticed == state.noticed:
-                self._begin(self._state, kept)
-                if news:
-                    self._tell("notice", announced(self._state))
+            if not self._active and self._state.noticed == state.noticed:
+                self._begin(self._state, saved)
+                if received_now:
+                    self._reporter.report("notice", announced(self._state))
 
     def refused(self, uid: str, namespace: str, name: str) -> None:
-        """A claim of this node was not prepared, for the notice."""
-        if self._release is not None:
-            self._release.refused(uid, namespace, name)
+        """Track a claim of this node that was not prepared because of the notice."""
+        if self._active:
+            self._claims.refused(uid, namespace, name)
 
     async def changed(self, before: ReclaimState, after: ReclaimState) -> None:
         """Act on a change; returns at once."""
         self._state = after
-        if taint_of(before, self._driver) != taint_of(after, self._driver):
+        self._state_changed.set()
+        if self._taints.differs(before, after):
             await self._publish_taints(before, after)
         if after.phase == before.phase:
             return
         refused = 0
         if before.phase == "notice":
             await self.stop()
-            records = [] if self._release is None else self._release.records.values()
-            refused = sum(record.state == "refused" for record in records)
-            self._release = None
+            refused = sum(record.state == "refused" for record in self._claims.records.values())
+            self._active = False
+            self._claims.reset()
         if after.phase == "notice":
             self._begin(after)
-            self._tell("notice", announced(after))
+            self._reporter.report("notice", announced(after))
         elif after.phase == "hint":
-            self._tell("hint", announced(after))
+            self._reporter.report("hint", announced(after))
         else:
-            self._tell("cancelled", taken_back(refused))
-
-    async def _publish_taints(self, before: ReclaimState, after: ReclaimState) -> None:
-        first = self._ahead(after) if after.phase == "notice" != before.phase else None
-        if first is not None:
-            task = asyncio.create_task(first, name="reclaim ahead")
-            self._first = task
-            await asyncio.wait([task], timeout=AHEAD)
-        self._publish()
-
-    async def tainted(self, at_most: float) -> None:
-        """Wait until every device is tainted, or so many seconds: for what must not get in the way of that."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(at_most):
-                await self._all_tainted.wait()
+            self._reporter.report("cancelled", withdrawn(refused))
 
     async def stop(self) -> None:
-        """Stop watching; taints stay as they are."""
+        """Stop all tasks; taints stay as they are."""
         tasks, self._tasks = self._tasks, []
-        if self._first is not None:
-            tasks.append(self._first)
+        if self._early_eviction is not None:
+            tasks.append(self._early_eviction)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self, state: ReclaimState, kept: SavedProgress | None = None) -> None:
-        self._tainted_after, self._withdrawn = None, False
-        self._tainted_at, self._told = (None, {}) if kept is None else (kept.tainted, dict(kept.told))
-        self._all_tainted.clear()
-        self._release = self._make_release()
-        if kept is not None:
-            self._release.records.update({claim.uid: claim.record() for claim in kept.claims})
-        self._release.look()
+    async def _publish_taints(self, before: ReclaimState, after: ReclaimState) -> None:
+        starts = after.phase == "notice" != before.phase
+        eviction = self._pods.early_evictions(after) if starts and self._pods is not None else None
+        if eviction is not None:
+            self._early_eviction = asyncio.create_task(eviction, name="reclaim ahead")
+            await asyncio.wait([self._early_eviction], timeout=EARLY_EVICTION_TIMEOUT_S)
+        self._taints.publish()
+
+    def _begin(self, state: ReclaimState, saved: SavedProgress | None = None) -> None:
+        self._active = True
+        self._reported = {} if saved is None else dict(saved.told)
+        self._taints.reset(None if saved is None else saved.tainted)
+        self._claims.reset()
+        if saved is not None:
+            self._claims.records.update({claim.uid: claim.record() for claim in saved.claims})
+        self._claims.compare_ledger()
         self._tasks = [
-            asyncio.create_task(self._watch_taints(state), name="reclaim taints"),
-            asyncio.create_task(self._watch_release(self._release), name="reclaim release"),
-            asyncio.create_task(self._notify_sources(self._release), name="reclaim let go"),
+            asyncio.create_task(self._roll_out_taints(state), name="reclaim taints"),
+            asyncio.create_task(self._report_release(), name="reclaim release"),
+            asyncio.create_task(self._notify_sources(), name="reclaim let go"),
         ]
         if self._file is not None and state.noticed is not None:
-            keep = self._keep(self._file, SavedProgress(self._file.boot, state.noticed), self._release)
-            self._tasks.append(asyncio.create_task(keep, name="reclaim keep"))
-        if self._evict is not None:
-            self._tasks.append(asyncio.create_task(self._evict(self._release), name="reclaim evict"))
+            save = self._save(self._file, SavedProgress(self._file.boot, state.noticed))
+            self._tasks.append(asyncio.create_task(save, name="reclaim keep"))
+        if self._pods is not None:
+            self._tasks.append(asyncio.create_task(self._pods.evict(self._claims), name="reclaim evict"))
 
-    async def _watch_taints(self, state: ReclaimState) -> None:
-        assert state.noticed is not None
-        taint = taint_of(state, self._driver)
-        began, complained = asyncio.get_running_loop().time(), False
-        press_after = _jittered(PRESS)
-        while True:
-            devices = [device for one in self._published() for device in one["spec"].get("devices") or ()]
-            tainted = {device["name"] for device in devices if has_taint(device, taint, self._driver)}
-            # A device that is no longer published evicts no pod.
-            offered = {device["name"] for device in devices}
-            bare = {*self._wanted(), *offered} - tainted
-            took = asyncio.get_running_loop().time() - began
-            if not bare:
-                # After a restart they are tainted already; the time is in the progress file.
-                self._tainted_at = self._tainted_at or self._now()
-                self._tainted_after = max(0.0, (self._tainted_at - state.noticed).total_seconds())
-                self._all_tainted.set()
-                log.info("every device is tainted", extra={"devices": len(tainted), "seconds": round(took, 3)})
-                return
-            if took > press_after and offered - tainted:
-                press_after = took + _jittered(PRESS)
-                self._publish()
-            # If the feature gate is off, the publisher withdraws devices that it cannot taint: no new claim follows
-            # either.
-            self._withdrawn = took > COMPLAIN and tainted >= offered
-            if took > COMPLAIN and not complained:
-                complained = True
-                log.error("devices are not tainted: nothing moves their pods away", extra={"devices": len(bare)})
-            await asyncio.sleep(TAINT_POLL_INTERVAL_S if took < 1.0 else 10 * TAINT_POLL_INTERVAL_S)
+    async def _roll_out_taints(self, state: ReclaimState) -> None:
+        await self._taints.run(state)
+        self._claims.changed.set()
 
-    async def _keep(self, file: ProgressFile, kept: SavedProgress, release: ReleaseTracker) -> None:
-        """Have the records on disk soon after each change of them, and never before the taints."""
+    async def _save(self, file: ProgressFile, progress: SavedProgress) -> None:
+        """Write the progress file soon after each change, and never before the taints."""
         loop, saved = asyncio.get_running_loop(), None
-        await self.tainted(READ_AFTER)
+        await self._taints.wait(READ_DELAY_S)
         while True:
-            self._stamp(release)
-            now = msgspec.structs.replace(
-                kept, tainted=self._tainted_at, told=dict(self._told), claims=kept_claims(release.records.values())
+            self._claims.changed.clear()
+            self._stamp_tainted()
+            current = msgspec.structs.replace(
+                progress,
+                tainted=self._taints.completed_at,
+                told=dict(self._reported),
+                claims=saved_claims(self._claims.records.values()),
             )
-            if now != saved:
-                await loop.run_in_executor(None, file.save, now)
-                saved = now
-            await asyncio.sleep(POLL_INTERVAL_S)
+            if current != saved:
+                await loop.run_in_executor(None, file.save, current)
+                saved = current
+            await self._claims.changed.wait()
+            await asyncio.sleep(SAVE_INTERVAL_S)
 
-    def _stamp(self, release: ReleaseTracker) -> None:
-        for record in release.records.values():
-            if record.tainted is None and self._tainted_at is not None and self._all_tainted.is_set():
-                record.tainted = max(self._tainted_at, record.seen)
+    def _stamp_tainted(self) -> None:
+        tainted = self._taints.completed_at
+        for record in self._claims.records.values():
+            if record.tainted is None and tainted is not None and self._taints.complete:
+                record.tainted = max(tainted, record.seen)
 
-    async def _watch_release(self, release: ReleaseTracker) -> None:
-        kept = "kept" in self._told
-        # Reading claims is many requests; the slices' own are before them.
-        await self.tainted(READ_AFTER)
+    async def _report_release(self) -> None:
+        overdue_reported = "kept" in self._reported
+        # Reading claims is many requests; those for the slices come first.
+        await self._taints.wait(READ_DELAY_S)
         while True:
-            watch = asyncio.create_task(release.watch())
-            try:
-                while not watch.done():
-                    await asyncio.wait([watch], timeout=0.1)
-                    if self._passed() and not kept and not watch.done():
-                        kept = True
-                        for record in release.records.values():
-                            record.overdue = None if record.released else record.overdue or self._now()
-                        self._tell_once("kept", self._summary(release))
-                watch.result()
-            finally:
-                watch.cancel()
-                await asyncio.gather(watch, return_exceptions=True)
-            self._tell_once("released", self._summary(release))
-            # What was being prepared when the notice came is in the ledger only now.
-            while release.complete:
-                await asyncio.sleep(POLL_INTERVAL_S)
-                release.look()
+            async with _background(self._claims.wait_complete()) as released:
+                if not overdue_reported:
+                    async with _background(self._wait_deadline()) as deadline:
+                        await asyncio.wait((released, deadline), return_when=asyncio.FIRST_COMPLETED)
+                    if not released.done():
+                        overdue_reported = True
+                        self._report_overdue()
+                await released
+            self._report_once("released", self._summary())
+            # A claim whose prepare ran when the notice came is in the ledger only now.
+            await self._claims.wait_incomplete()
 
-    async def _notify_sources(self, release: ReleaseTracker) -> None:
-        await self.tainted(READ_AFTER)
+    async def _wait_deadline(self) -> None:
         while True:
-            if release.unprepared:
-                await self._released()
-            await asyncio.sleep(REPORT_AGAIN_AFTER_S)
+            self._state_changed.clear()
+            deadline = None if self._state is None else self._state.deadline
+            left = None if deadline is None else (deadline - self._now()).total_seconds()
+            if left is not None and left <= 0:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if left is None else min(left, RESUME_CHECK_S)):
+                    await self._state_changed.wait()
 
-    def _tell_once(self, what: What, note: str) -> None:
-        """Report, unless an earlier run reported the same sentence."""
-        if self._told.get(what) != note:
-            self._told[what] = note
-            self._tell(what, note)
+    def _report_overdue(self) -> None:
+        for record in self._claims.records.values():
+            record.overdue = None if record.released else record.overdue or self._now()
+        self._report_once("kept", self._summary())
 
-    def _summary(self, release: ReleaseTracker) -> str:
-        return summary(release.records.values(), None if self._state is None else self._state.noticed)
+    async def _notify_sources(self) -> None:
+        await self._taints.wait(READ_DELAY_S)
+        while True:
+            if self._claims.unprepared:
+                await self._reporter.notify_sources()
+            await asyncio.sleep(NOTIFY_INTERVAL_S)
 
-    def _passed(self) -> bool:
-        deadline = None if self._state is None else self._state.deadline
-        return deadline is not None and self._now() >= deadline
+    def _report_once(self, milestone: Milestone, message: str) -> None:
+        """Report, unless an earlier run reported the same message."""
+        if self._reported.get(milestone) != message:
+            self._reported[milestone] = message
+            self._claims.changed.set()
+            self._reporter.report(milestone, message)
+
+    def _summary(self) -> str:
+        return summary(self._claims.records.values(), None if self._state is None else self._state.noticed)
 
 
-def _jittered(seconds: float) -> float:
-    return seconds * random.uniform(0.5, 1.0)  # noqa: S311  # spreads load, guards nothing
+@contextlib.asynccontextmanager
+async def _background(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -2,53 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from dra_agent.claim import ClaimDevice
 from dra_agent.deadline import Deadline
 from dra_agent.errors import RetryableError
 from dra_agent.prepare import ClaimPreparer
-from dra_agent.reclaim.state import ReclaimState
+from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.reclaim.service import ReclaimService
+
+if TYPE_CHECKING:
+    from dra_agent.reclaim.kubernetes import NodeDrain
 
 
 class GatedPreparer:
-    """Prepares as another does, but nothing new while a notice holds. Called on several threads."""
+    """Wraps a preparer; refuses new claims while a notice is active. Thread-safe."""
 
     def __init__(
-        self,
-        preparer: ClaimPreparer,
-        state: Callable[[], ReclaimState],
-        known: Callable[[str, Deadline], object | None],
-        prepared: Callable[[dict[str, Any]], None] = lambda claim: None,
-        refused: Callable[[dict[str, Any]], None] = lambda claim: None,
+        self, preparer: ClaimPreparer, reclaim: ReclaimService, ledger: JournalLedger, drain: NodeDrain | None = None
     ) -> None:
-        """`known` returns the ledger entry of a claim's uid: a repeat of a prepared claim is accepted.
-
-        For a ledger that agents of a rolling update share it returns the current state. `prepared` is called for each
-        claim that was prepared, `refused` of each that was not; they must not wait.
-        """
+        """`ledger` has the claims that are prepared: these are prepared again. `drain` is informed of each claim."""
         self._preparer = preparer
-        self._state = state
-        self._known = known
-        self._prepared = prepared
-        self._refused = refused
+        self._reclaim = reclaim
+        self._ledger = ledger
+        self._drain = drain
 
     def prepare(self, claim: dict[str, Any], deadline: Deadline) -> Sequence[ClaimDevice]:
-        """Prepare a claim; raises RetryableError for a new one while the node is being reclaimed."""
-        state = self._state()
-        if state.phase == "notice" and self._known(str(claim["metadata"].get("uid", "")), deadline) is None:
+        """Prepare a claim.
+
+        Raises:
+            RetryableError: for a new claim while the node is being reclaimed, and as the wrapped preparer does.
+        """
+        state = self._reclaim.state
+        # Another agent of a rolling update may have prepared the claim, so the entry is read within a lease.
+        if state.phase == "notice" and self._ledger.current(str(claim["metadata"].get("uid", "")), deadline) is None:
             cause = state.cause
             assert cause is not None
-            self._refused(claim)
+            if self._drain is not None:
+                self._drain.refused(claim)
             raise RetryableError(
                 f"this node is being reclaimed ({cause.source}: {cause.what}), so no new claim is prepared on it",
                 hint="delete the pod: its successor is scheduled elsewhere",
             )
-        done = self._preparer.prepare(claim, deadline)
-        self._prepared(claim)
-        return done
+        devices = self._preparer.prepare(claim, deadline)
+        if self._drain is not None:
+            self._drain.prepared(claim)
+        return devices
 
     def unprepare(self, uid: str, deadline: Deadline) -> object:
-        """Release a claim, whatever is announced."""
+        """Release a claim, in every state of the reclaim."""
         return self._preparer.unprepare(uid, deadline)

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
 from dra_agent.clock import STEADY
@@ -17,92 +16,94 @@ from dra_agent.errors import AgentError
 from dra_agent.kube_client.client import ApiClient
 from dra_agent.kube_client.errors import ForbiddenError
 from dra_agent.kube_client.kinds import NODES
-from dra_agent.reclaim.announcements import condition_of, says_notice
+from dra_agent.reclaim.announcements import condition_of, has_notice_condition
 from dra_agent.reclaim.state import ReclaimState
 from dra_agent.retry import Backoff
 
 log = logging.getLogger(__name__)
 
-_Word = TypeVar("_Word")
+LEADER_CHECK_INTERVAL_S = 1.0
+"""Seconds between two checks whether this agent has become the leader."""
+_Value = TypeVar("_Value")
 
 
-class NodeFieldWriter(Generic[_Word]):
-    """Writes the desired value in the background, from the first `set_desired` to `stop`."""
+class NodeFieldWriter(Generic[_Value]):
+    """Writes one field of the Node in the background, with retries, from the first `set_desired` to `stop`."""
 
     def __init__(
         self,
-        apply: Callable[[_Word], Awaitable[None]],
+        apply: Callable[[_Value], Awaitable[None]],
         *,
         what: str,
         grant: str,
-        active: Callable[[], bool] = lambda: True,
+        is_leader: Callable[[], bool] = lambda: True,
     ) -> None:
         """`apply` writes a value and leaves fields of others; it may raise the errors of dra_agent.kube_client.
 
-        `what` names it in the log, `grant` the permission that it needs. `active`: whether this is the agent that
-        writes, of several in a rolling update.
+        `what` is the name of the field in the log, `grant` the hint for a missing permission. `is_leader`: whether this
+        agent writes, of several in a rolling update.
         """
         self._apply = apply
         self._what = what
         self._grant = grant
-        self._active = active
-        self._refused = False
-        self.wanted: _Word | None = None
+        self._is_leader = is_leader
+        self._forbidden = False
+        self.desired: _Value | None = None
         """The latest value; None before the first."""
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def set_desired(self, word: _Word) -> None:
-        """Have it written; returns at once."""
-        if word == self.wanted:
+    def set_desired(self, value: _Value) -> None:
+        """Have a value written; returns at once."""
+        if value == self.desired:
             return
-        self.wanted = word
+        self.desired = value
         self._changed.set()
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"reclaim {self._what}")
 
     async def stop(self) -> None:
-        """Write no more; the Node stays as it is."""
+        """Stop writing; the Node stays as it is."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     async def _run(self) -> None:
-        # A request is never given up for the next one, which it could arrive after.
+        # A running request is never cancelled for the next one: it could arrive after that.
         backoff = Backoff(first=0.25, longest=2.0)
         while True:
             self._changed.clear()
-            wait: float | None = None
-            if not self._active():
-                wait = 1.0
-            elif self.wanted is not None:
-                wait = await self._write(self.wanted, backoff)
-            if wait is None:
+            wait_s: float | None = None
+            if not self._is_leader():
+                wait_s = LEADER_CHECK_INTERVAL_S
+            elif self.desired is not None:
+                wait_s = await self._write(self.desired, backoff)
+            if wait_s is None:
                 backoff.reset()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait):
+                async with asyncio.timeout(wait_s):
                     await self._changed.wait()
 
-    async def _write(self, word: _Word, backoff: Backoff) -> float | None:
-        """Write it; the seconds after which to try again, None where it is done or cannot be."""
+    async def _write(self, value: _Value, backoff: Backoff) -> float | None:
+        """Write a value; return the seconds to the next attempt, None if it is written or forbidden."""
         try:
-            await self._apply(word)
+            await self._apply(value)
         except ForbiddenError as error:
-            if not self._refused:
+            if not self._forbidden:
                 log.error(f"{self._what} is not written", extra={"reason": str(error), "todo": self._grant})
-            self._refused = True
+            self._forbidden = True
         except AgentError as error:
             log.warning(f"{self._what} is not written yet", extra={"reason": str(error)})
             return backoff.delay(error)
         else:
-            self._refused = False
+            self._forbidden = False
             log.info(f"{self._what} is written")
         return None
 
 
 class NodeStatusWriter:
-    """From `start` to `stop`. Lives on the event loop."""
+    """Writes the condition and the cordon, from `start` to `stop`. Lives on the event loop."""
 
     def __init__(
         self,
@@ -111,35 +112,41 @@ class NodeStatusWriter:
         node: str,
         driver: str,
         cordon: Literal["auto"] | bool,
-        active: Callable[[], bool],
-        first: Callable[[], Awaitable[None]],
+        is_leader: Callable[[], bool],
+        before_condition: Callable[[], Awaitable[None]],
     ) -> None:
-        """`first` is what the condition waits for at a notice; `active` whether this agent writes, of several."""
+        """`before_condition` is awaited before the condition of a notice is written.
+
+        `is_leader`: whether this agent writes, of several in a rolling update.
+        """
         self._node = node
         self._driver = driver
         self._mode = cordon
         self._manager = f"{driver}-reclaim"
         self._api = api
-        self._first = first
+        self._before_condition = before_condition
         self._state: ReclaimState | None = None
-        self._tidying: asyncio.Task[None] | None = None
+        self._cleanup: asyncio.Task[None] | None = None
         self._cordon = NodeFieldWriter(
-            self._apply_cordon, what="the cordon of the node", grant="grant it: cordon of the chart", active=active
+            self._apply_cordon,
+            what="the cordon of the node",
+            grant="grant it: cordon of the chart",
+            is_leader=is_leader,
         )
         self._condition = NodeFieldWriter(
             self._apply_condition,
             what="the condition of the node",
             grant="grant it: nodeCondition of the chart",
-            active=active,
+            is_leader=is_leader,
         )
 
     def start(self, state: ReclaimState) -> None:
-        """Write the current state; or withdraw what an earlier run, perhaps before a reboot, has left."""
+        """Write the current state, or remove what an earlier run, perhaps before a reboot, has left."""
         self._state = state
         if state.phase == "notice":
             self._begin(state)
         else:
-            self._tidy()
+            self._start_cleanup()
 
     async def changed(self, before: ReclaimState, after: ReclaimState) -> None:
         """Act on a change; returns at once."""
@@ -147,52 +154,55 @@ class NodeStatusWriter:
         if after.phase == "notice":
             self._begin(after)
         elif before.phase == "notice":
-            self._condition.set_desired(condition_of(after, self._driver, _now()))
-            if self._cordon.wanted is not None:
+            self._condition.set_desired(condition_of(after, self._driver, STEADY.now()))
+            if self._cordon.desired is not None:
                 self._cordon.set_desired(False)
             else:
-                self._tidy()  # a run before this one may have closed the node
+                self._start_cleanup()  # an earlier run may have cordoned the node
 
     def named_claim(self) -> None:
-        """Cordon for a named claim of the notice, which new pods could reserve again."""
+        """Cordon for a claim of the notice that is not created for one pod: new pods could reserve it again."""
         if self._mode == "auto" and self._state is not None and self._state.phase == "notice":
             self._cordon.set_desired(True)
 
     async def stop(self) -> None:
-        """Write no more; the Node stays as it is."""
-        if self._tidying is not None:
-            self._tidying.cancel()
-            await asyncio.gather(self._tidying, return_exceptions=True)
+        """Stop writing; the Node stays as it is."""
+        if self._cleanup is not None:
+            self._cleanup.cancel()
+            await asyncio.gather(self._cleanup, return_exceptions=True)
         await self._cordon.stop()
         await self._condition.stop()
 
     def _begin(self, state: ReclaimState) -> None:
-        self._condition.set_desired(condition_of(state, self._driver, _now()))
+        self._condition.set_desired(condition_of(state, self._driver, STEADY.now()))
         if self._mode is True:
             self._cordon.set_desired(True)
 
-    def _tidy(self) -> None:
-        if self._tidying is None or self._tidying.done():
-            self._tidying = asyncio.create_task(self._take_back(), name="reclaim node")
+    def _start_cleanup(self) -> None:
+        if self._cleanup is None or self._cleanup.done():
+            self._cleanup = asyncio.create_task(self._clean_up(), name="reclaim node")
 
-    async def _take_back(self) -> None:
-        """Read the Node once, and write only where something of ours is left: an ordinary start writes nothing."""
+    async def _clean_up(self) -> None:
+        """Read the Node once, and write only if fields of this agent are left: an ordinary start writes nothing."""
         backoff = Backoff(first=0.5, longest=30.0)
         while True:
             try:
                 node = await self._api.get(NODES, self._node)
                 break
             except ForbiddenError as error:
-                log.warning("what is left on the node is not known", extra={"reason": str(error)})
+                log.warning(
+                    "a condition or cordon of an earlier notice is not removed from the node",
+                    extra={"reason": str(error)},
+                )
                 return
             except AgentError as error:
                 await asyncio.sleep(backoff.delay(error))
         state = self._state
         if state is None or state.phase == "notice":
             return
-        if says_notice(node, self._driver):
-            self._condition.set_desired(condition_of(state, self._driver, _now()))
-        if closed_by(node, self._manager):
+        if has_notice_condition(node, self._driver):
+            self._condition.set_desired(condition_of(state, self._driver, STEADY.now()))
+        if cordoned_by(node, self._manager):
             self._cordon.set_desired(False)
 
     async def _apply_cordon(self, cordoned: bool) -> None:
@@ -204,13 +214,13 @@ class NodeStatusWriter:
 
     async def _apply_condition(self, condition: dict[str, Any]) -> None:
         if condition["status"] == "True":
-            await self._first()
+            await self._before_condition()
         body = {"metadata": {"name": self._node}, "status": {"conditions": [condition]}}
         await self._api.apply(NODES, self._node, body, field_manager=self._manager, subresource="status")
 
 
-def closed_by(node: Mapping[str, Any], manager: str) -> bool:
-    """Whether a node is cordoned, and by that field manager according to managedFields."""
+def cordoned_by(node: Mapping[str, Any], manager: str) -> bool:
+    """Return whether a node is cordoned, and by that field manager according to managedFields."""
     if not (node.get("spec") or {}).get("unschedulable"):
         return False
     fields = (node.get("metadata") or {}).get("managedFields")
@@ -220,7 +230,3 @@ def closed_by(node: Mapping[str, Any], manager: str) -> bool:
         one.get("manager") == manager and "f:unschedulable" in ((one.get("fieldsV1") or {}).get("f:spec") or {})
         for one in fields
     )
-
-
-def _now() -> datetime:
-    return STEADY.now()

@@ -9,186 +9,149 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime
 from typing import Any
 
-from dra_agent.claim import ClaimRef
 from dra_agent.clock import STEADY
 from dra_agent.errors import AgentError
 from dra_agent.kube_client.client import ApiClient
 from dra_agent.kube_client.errors import NotFoundError
-from dra_agent.kube_client.kinds import PODS
-from dra_agent.reclaim.claim_pods import ClaimPod, ClaimPodIndex
+from dra_agent.prepare.ledger import JournalLedger
+from dra_agent.reclaim.claim_pods import ClaimPod, ClaimPodIndex, PodClient
 from dra_agent.reclaim.eviction_policy import Decision, EvictionContext, Mode, decide
 from dra_agent.reclaim.evictor import Evictor, PodActions
-from dra_agent.reclaim.release_tracker import ClaimSource, ReleaseTracker
+from dra_agent.reclaim.release_tracker import ReleaseTracker
 from dra_agent.reclaim.service import ReclaimService
 from dra_agent.reclaim.state import ReclaimState
 
 log = logging.getLogger(__name__)
 
 MAX_CONCURRENCY = 8
+"""Maximum concurrent requests for pods."""
 
 
 class EarlyEvictor:
-    """Evicts pods at the start of a notice."""
+    """Evicts pods at the start of a notice if their grace period is longer than the remaining time."""
 
     def __init__(
         self,
-        consumers: Iterable[ClaimPod],
-        mover: PodActions,
+        pods: Iterable[ClaimPod],
+        actions: PodActions,
         *,
         mode: Mode,
         node: str,
         driver: str,
-        active: Callable[[], bool] = lambda: True,
+        is_leader: Callable[[], bool] = lambda: True,
         now: Callable[[], datetime] = STEADY.now,
     ) -> None:
-        """`consumers` gives the pods that are known; nothing is done where it is not `active`."""
-        self._consumers = consumers
-        self._mover = mover
+        """`pods` yields the known pods of the claims. Without `is_leader` nothing is done."""
+        self._pods = pods
+        self._actions = actions
         self._mode = mode
         self._node = node
         self._driver = driver
-        self._active = active
+        self._is_leader = is_leader
         self._now = now
 
-    def of(self, state: ReclaimState) -> Coroutine[Any, Any, None] | None:
-        """Give what is to be done before anything is tainted; None where that is nothing, which is the usual case."""
-        if state.noticed is None or state.deadline is None or not self._active():
+    def evictions(self, state: ReclaimState) -> Coroutine[Any, Any, None] | None:
+        """Return the evictions that must precede the taint; None if there are none, which is the usual case."""
+        if state.noticed is None or state.deadline is None or not self._is_leader():
             return None
-        moment = EvictionContext(self._now(), state.noticed, state.deadline, self._node, self._driver, self._mode)
+        context = EvictionContext(self._now(), state.noticed, state.deadline, self._node, self._driver, self._mode)
         urgent: dict[str, tuple[ClaimPod, Decision]] = {}
-        for consumer in self._consumers:
-            decision = decide(consumer.pod, consumer.claim, moment)
+        for pod in self._pods:
+            decision = decide(pod.pod, pod.claim, context)
             # At the start of a notice this applies only to pods that the taint does not evict in time.
             if decision.act in ("evict", "delete") and decision.grace is not None:
-                urgent[consumer.uid] = (consumer, decision)
-        return self._move(list(urgent.values())) if urgent else None
+                urgent[pod.uid] = (pod, decision)
+        return self._evict(list(urgent.values())) if urgent else None
 
-    async def _move(self, urgent: list[tuple[ClaimPod, Decision]]) -> None:
+    async def _evict(self, urgent: list[tuple[ClaimPod, Decision]]) -> None:
         slots = asyncio.Semaphore(MAX_CONCURRENCY)
 
-        async def move(consumer: ClaimPod, decision: Decision) -> None:
+        async def evict(pod: ClaimPod, decision: Decision) -> None:
             try:
                 async with slots:
-                    await self._mover.move(consumer.namespace, consumer.name, consumer.uid, decision)
+                    await self._actions.apply(pod.namespace, pod.name, pod.uid, decision)
             except NotFoundError:
                 pass
             except AgentError as error:
                 # The evictor of the notice retries.
-                extra = {"pod": f"{consumer.namespace}/{consumer.name}", "reason": str(error)}
-                log.warning("the pod has a longer grace period than its host, and cannot be moved", extra=extra)
+                extra = {"pod": f"{pod.namespace}/{pod.name}", "reason": str(error)}
+                log.warning(
+                    "failed to evict a pod with a grace period longer than the remaining time of the node", extra=extra
+                )
 
-        await asyncio.gather(*(move(consumer, decision) for consumer, decision in urgent))
-
-
-CALL_TIMEOUT_S = 5.0
-"""Seconds for reading a pod."""
+        await asyncio.gather(*(evict(pod, decision) for pod, decision in urgent))
 
 
 class PodEviction:
-    """From `start` to `stop`; only where `reclaim.evict` is not `taint`."""
+    """Pod eviction of one node, from `start` to `stop`; only if `reclaim.evict` is not `taint`."""
 
     def __init__(
         self,
         api: ApiClient,
         reclaim: ReclaimService,
-        held: Callable[[], Sequence[ClaimRef]],
-        claims: ClaimSource,
+        ledger: JournalLedger,
         *,
         mode: Mode,
         node: str,
         driver: str,
-        active: Callable[[], bool],
+        is_leader: Callable[[], bool],
     ) -> None:
-        """`active`: whether this is the agent that acts, of several in a rolling update."""
+        """`is_leader`: whether this agent acts, of several in a rolling update."""
+        self._reclaim = reclaim
         self._mode: Mode = mode
         self._node = node
         self._driver = driver
-        self._reclaim = reclaim
-        self._active = active
+        self._is_leader = is_leader
         self._loop = asyncio.get_running_loop()
-        self._counted: Counter[tuple[str, str]] = Counter()
-        self._mover = PodActions(PodApi(api), self._counted)
-        self._consumers = ClaimPodIndex(held, claims, self._mover.pods)
-        self._ahead = EarlyEvictor(
-            self._consumers,
-            self._mover,
-            mode=mode,
-            node=node,
-            driver=driver,
-            active=active,
-        )
+        self._counts: Counter[tuple[str, str]] = Counter()
+        pods = PodClient(api)
+        self._actions = PodActions(pods, self._counts)
+        self._pods = ClaimPodIndex(ledger, api, pods)
+        self._early = EarlyEvictor(self._pods, self._actions, mode=mode, node=node, driver=driver, is_leader=is_leader)
 
     def start(self) -> None:
         """Start to read the pods of the claims."""
-        self._consumers.start()
+        self._pods.start()
         self._reclaim.on_change(self._changed)
 
     async def stop(self) -> None:
         """Stop reading."""
-        await self._consumers.stop()
+        await self._pods.stop()
 
     def prepared(self, claim: dict[str, Any]) -> None:
-        """A claim was prepared; on any thread."""
+        """Read the pods of a claim that was prepared. Safe on any thread; returns at once."""
         metadata = claim["metadata"]
-        name = (str(metadata.get("uid", "")), str(metadata.get("namespace", "")), str(metadata.get("name", "")))
-        self._loop.call_soon_threadsafe(self._consumers.prepared, *name)
+        names = (str(metadata.get("uid", "")), str(metadata.get("namespace", "")), str(metadata.get("name", "")))
+        self._loop.call_soon_threadsafe(self._pods.prepared, *names)
 
     def counts(self) -> dict[tuple[str, str], int]:
-        """What was done, by action and result."""
-        return dict(self._counted)
+        """Return the number of evictions and deletions by action and result."""
+        return dict(self._counts)
 
-    def ahead(self, state: ReclaimState) -> Coroutine[Any, Any, None] | None:
-        """See dra_agent.reclaim.pod_eviction."""
-        return self._ahead.of(state)
+    def early_evictions(self, state: ReclaimState) -> Coroutine[Any, Any, None] | None:
+        """Return the evictions that must precede the taint; None if there are none."""
+        return self._early.evictions(state)
 
-    async def evict(self, release: ReleaseTracker) -> None:
-        """Move what the taint does not move, for one notice; ends only by being cancelled, or without the right."""
+    async def evict(self, claims: ReleaseTracker) -> None:
+        """Evict what the taint does not evict, for one notice. Ends if it is cancelled, or a permission is missing."""
         evictor = Evictor(
-            self._mover,
-            release,
+            self._actions,
+            claims,
             lambda: self._reclaim.state,
             mode=self._mode,
             node=self._node,
             driver=self._driver,
-            active=self._active,
+            is_leader=self._is_leader,
         )
         try:
             await evictor.run()
-        except Exception:  # whatever goes wrong with a pod must not end the agent's other work unseen
-            log.exception("pods that the taint does not move are not moved")
+        except Exception:  # a defect must be logged, and the drain must continue
+            log.exception("eviction of pods that the taint does not evict failed")
 
     async def _changed(self, before: ReclaimState, after: ReclaimState) -> None:
         if after.phase == "hint" != before.phase:
-            self._consumers.refresh()
-
-
-class PodApi:
-    """See dra_agent.reclaim.evictor.PodClient."""
-
-    def __init__(self, api: ApiClient) -> None:
-        self._api = api
-
-    async def get(self, namespace: str, name: str) -> dict[str, Any]:
-        """Read a pod."""
-        return await self._api.get(PODS, name, namespace, timeout=CALL_TIMEOUT_S)
-
-    async def evict(self, namespace: str, name: str, uid: str, grace: int | None = None) -> None:
-        """Post an Eviction; its uid is a precondition."""
-        options: dict[str, Any] = {"preconditions": {"uid": uid}}
-        if grace is not None:
-            options["gracePeriodSeconds"] = grace
-        eviction = {
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"name": name, "namespace": namespace},
-            "deleteOptions": options,
-        }
-        await self._api.create(PODS, eviction, namespace, subresource="eviction")
-
-    async def delete(self, namespace: str, name: str, uid: str, grace: int) -> None:
-        """Delete it, with its uid as a precondition."""
-        await self._api.delete(PODS, name, namespace, uid=uid, grace=grace)
+            self._pods.refresh()

@@ -7,90 +7,115 @@ its allocation on this node was removed, so that the scheduler can allocate it, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
-from dra_agent.claim import ClaimRef
 from dra_agent.clock import STEADY
 from dra_agent.errors import AgentError
+from dra_agent.kube_client.client import ApiClient
 from dra_agent.kube_client.errors import NotFoundError
+from dra_agent.kube_client.kinds import RESOURCE_CLAIMS
+from dra_agent.prepare.ledger import JournalLedger
 from dra_agent.reclaim.status import ClaimReleaseStatus
 
 POLL_INTERVAL_S = 0.25
-"""Seconds between two checks of the ledger."""
+"""Seconds between two reads of a claim that was unprepared a moment ago."""
 RECHECK_INTERVAL_S = 2.0
-"""Seconds between two checks of a claim that the kubelet has not released: its pods may have changed."""
+"""Seconds between two reads of a claim that the kubelet has not released: its pods may have changed."""
 SOON_S = 10.0
-"""Seconds after which an unprepared claim is checked at that interval too: its controller does not act."""
-TIMEOUT_S = 5.0
+"""Seconds after which an unprepared claim is read at that interval too: its controller does not act."""
+READ_TIMEOUT_S = 5.0
 MAX_CONCURRENCY = 4
 """Claims that are read at once: as many connections as the API client keeps."""
 
 
-class ClaimSource(Protocol):
-    """Reads claims; see dra_agent.kube_client."""
-
-    async def claim(self, namespace: str, name: str, timeout: float) -> dict[str, Any]:
-        """Get a ResourceClaim; raises NotFoundError."""
-
-
 class ReleaseTracker:
-    """The claims that were prepared when the notice came, or are found since. Lives on the event loop."""
+    """The claims that were prepared when a notice came, or are found since. Lives on the event loop."""
 
     def __init__(
         self,
-        held: Callable[[], Sequence[ClaimRef]],
-        claims: ClaimSource,
+        ledger: JournalLedger,
+        api: ApiClient,
         *,
         node: str,
         driver: str,
-        named: Callable[[], None] = lambda: None,
+        on_named_claim: Callable[[], None] = lambda: None,
         now: Callable[[], datetime] = STEADY.now,
     ) -> None:
-        """`held` gives the claims of the ledger; `node` names the pools of `driver` that are this node's ("node/gpu").
+        """`node` is the prefix of this node's pools of `driver` ("node/gpu").
 
-        `named` is called for each claim that was not made for one pod, once it was read.
+        `on_named_claim` is called for each read claim that was not created for one pod.
         """
-        self._held = held
-        self._claims = claims
+        self._ledger = ledger
+        self._api = api
         self._node = node
         self._driver = driver
-        self._named = named
+        self._on_named_claim = on_named_claim
         self._now = now
         self._slots = asyncio.Semaphore(MAX_CONCURRENCY)
+        self._wake = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def ledger_changed() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._wake.set)
+
+        ledger.watch(ledger_changed)
+        self.changed = asyncio.Event()
+        """Set on every change of a record."""
         self.records: dict[str, ClaimReleaseStatus] = {}
         self.claims: dict[str, Mapping[str, Any]] = {}
-        """Each claim as last read, by uid, without deleted or replaced claims."""
+        """Each claim as last read, by UID, without deleted or replaced claims."""
+
+    def reset(self) -> None:
+        """Forget all claims: another notice starts."""
+        self.records, self.claims = {}, {}
 
     @property
     def unprepared(self) -> bool:
-        """Whether the kubelet has given every claim back."""
+        """Whether the kubelet has released every claim."""
         return all(record.given_back for record in self.records.values())
 
     @property
     def complete(self) -> bool:
-        """Whether every claim is free for another node."""
+        """Whether every claim can be allocated on another node."""
         return all(record.released is not None for record in self.records.values())
 
     def refused(self, uid: str, namespace: str, name: str) -> None:
-        """Follow a claim that is allocated here, and was not prepared: its pod waits on this host."""
+        """Track a claim that is allocated here and was not prepared: its pod waits on this node."""
         now = self._now()
         self.records.setdefault(uid, ClaimReleaseStatus(uid, namespace, name, now, refused=now))
+        self._wake.set()
+        self.changed.set()
 
-    async def watch(self) -> None:
-        """Look until every claim is released."""
+    async def wait_complete(self) -> None:
+        """Return once every claim is released."""
         while True:
-            self.look()
-            await self._ask()
+            self._wake.clear()
+            self.compare_ledger()
+            await self._read_due()
             if self.complete:
                 return
-            await asyncio.sleep(POLL_INTERVAL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(POLL_INTERVAL_S, self._next_due_s())):
+                    await self._wake.wait()
 
-    def look(self) -> None:
-        """Compare with the ledger: what is new in it, and what is there no more."""
+    async def wait_incomplete(self) -> None:
+        """Return once a claim is not released: a prepare that ran when the notice came has ended."""
+        while self.complete:
+            # Another agent of a rolling update changes a shared ledger without waking this one.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RECHECK_INTERVAL_S):
+                    await self._wake.wait()
+            self._wake.clear()
+            self.compare_ledger()
+
+    def compare_ledger(self) -> None:
+        """Record which claims are new in the ledger, and which are not in it any more."""
         now = self._now()
-        held = {claim.uid: claim for claim in self._held()}
+        held = {claim.uid: claim for claim in self._ledger.entries()}
         for uid, claim in held.items():
             record = self.records.setdefault(uid, ClaimReleaseStatus(uid, claim.namespace, claim.name, now))
             record.unprepared = record.refused = record.released = None
@@ -98,23 +123,31 @@ class ReleaseTracker:
             if uid not in held and not record.given_back:
                 record.unprepared = now
                 record.looked = float("-inf")
+        self.changed.set()
 
-    async def _ask(self) -> None:
-        now, today = asyncio.get_running_loop().time(), self._now()
-        due = []
-        for record in self.records.values():
-            back = record.unprepared
-            soon = back is not None and (today - back).total_seconds() < SOON_S and not record.unknown
-            pause = POLL_INTERVAL_S if soon else RECHECK_INTERVAL_S
-            if record.released is None and now - record.looked >= pause:
-                record.looked = now
-                due.append(record)
-        await asyncio.gather(*(self._ask_about(record) for record in due))
+    async def _read_due(self) -> None:
+        now = asyncio.get_running_loop().time()
+        due = [record for record in self.records.values() if record.released is None and self._due_at(record) <= now]
+        for record in due:
+            record.looked = now
+        await asyncio.gather(*(self._read(record) for record in due))
 
-    async def _ask_about(self, record: ClaimReleaseStatus) -> None:
+    def _next_due_s(self) -> float:
+        now = asyncio.get_running_loop().time()
+        due = (self._due_at(record) - now for record in self.records.values() if record.released is None)
+        return min(due, default=RECHECK_INTERVAL_S)
+
+    def _due_at(self, record: ClaimReleaseStatus) -> float:
+        since = record.unprepared
+        soon = since is not None and (self._now() - since).total_seconds() < SOON_S and not record.unknown
+        return record.looked + (POLL_INTERVAL_S if soon else RECHECK_INTERVAL_S)
+
+    async def _read(self, record: ClaimReleaseStatus) -> None:
         try:
             async with self._slots:
-                claim: Mapping[str, Any] | None = await self._claims.claim(record.namespace, record.name, TIMEOUT_S)
+                claim: Mapping[str, Any] | None = await self._api.get(
+                    RESOURCE_CLAIMS, record.name, record.namespace, timeout=READ_TIMEOUT_S
+                )
         except NotFoundError:
             claim = None
         except AgentError as error:
@@ -124,19 +157,20 @@ class ReleaseTracker:
         self.claims.pop(record.uid, None)
         if claim is not None and claim.get("metadata", {}).get("uid") == record.uid:
             self.claims[record.uid] = claim
-            if not made_for_a_pod(claim):
-                self._named()
+            if not is_created_for_pod(claim):
+                self._on_named_claim()
         record.pods = _pods(claim)
         record.pods_gone = None if record.pods else record.pods_gone or self._now()
-        if record.given_back and _elsewhere(claim, record.uid, self._driver, self._node):
+        if record.given_back and not _allocated_here(claim, record.uid, self._driver, self._node):
             record.released = self._now()
             record.pods = ()
+        self.changed.set()
 
 
-def made_for_a_pod(claim: Mapping[str, Any]) -> bool:
-    """Whether a claim was made from a template, or for an extended resource: it goes with its pod.
+def is_created_for_pod(claim: Mapping[str, Any]) -> bool:
+    """Return whether a claim was created from a template, or for an extended resource: it is deleted with its pod.
 
-    Any other one is there for the next pod that names it, or for the other pods of a group.
+    Any other claim can be reserved by the next pod that names it, or by the other pods of a group.
     """
     owners = claim.get("metadata", {}).get("ownerReferences") or []
     return any(owner.get("kind") == "Pod" and owner.get("controller") for owner in owners)
@@ -147,13 +181,11 @@ def _pods(claim: Mapping[str, Any] | None) -> tuple[str, ...]:
     return tuple(str(one.get("name", "")) for one in reserved if one.get("resource", "pods") == "pods")
 
 
-def _elsewhere(claim: Mapping[str, Any] | None, uid: str, driver: str, node: str) -> bool:
+def _allocated_here(claim: Mapping[str, Any] | None, uid: str, driver: str, node: str) -> bool:
     if claim is None or claim.get("metadata", {}).get("uid") != uid:
-        return True
-    allocation = (claim.get("status") or {}).get("allocation")
-    if not allocation:
-        return True
+        return False
+    allocation = (claim.get("status") or {}).get("allocation") or {}
     results = (allocation.get("devices") or {}).get("results") or []
-    return not any(
+    return any(
         result.get("driver") == driver and str(result.get("pool", "")).startswith(f"{node}/") for result in results
     )

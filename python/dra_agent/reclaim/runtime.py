@@ -100,4 +100,4 @@ class ReclaimRuntime:
 
 
 def _of_operator(state: ReclaimState) -> Signal | None:
-    return next((held.reading for held in state.held if held.reading.source == OPERATOR), None)
+    return next((active.signal for active in state.active if active.signal.source == OPERATOR), None)

@@ -77,7 +77,7 @@ class ReclaimService:
         self.cancelled = 0
         """Notices that ended."""
         self.state = self._file.load(boot)
-        known = [held.reading for held in self.state.held if held.reading.source != OPERATOR]
+        known = [active.signal for active in self.state.active if active.signal.source != OPERATOR]
         for source in sources:
             if isinstance(source, RecallingSource):
                 source.recall([reading for reading in known if reading.source in source.names])
@@ -108,7 +108,7 @@ class ReclaimService:
         """Start the sources."""
         names = frozenset({OPERATOR, *(name for source in self._sources for name in source.names)})
         await self._change(lambda state, now: keep_sources(state, names, now))
-        if self.state.held:
+        if self.state.active:
             cause = self.state.cause
             log.warning(
                 "a reclaim goes on from before the agent was restarted",
@@ -261,15 +261,17 @@ class ReclaimService:
 
 
 def _disagree(state: ReclaimState) -> bool:
-    times = [held.reading.deadline for held in state.held if held.reading.kind == "notice" and held.reading.deadline]
+    times = [
+        active.signal.deadline for active in state.active if active.signal.kind == "notice" and active.signal.deadline
+    ]
     return len(times) > 1 and (max(times) - min(times)).total_seconds() > 5
 
 
 def _deadlines(state: ReclaimState) -> list[str]:
     return [
-        f"{held.reading.source}={held.reading.deadline.isoformat()}"
-        for held in state.held
-        if held.reading.kind == "notice" and held.reading.deadline is not None
+        f"{active.signal.source}={active.signal.deadline.isoformat()}"
+        for active in state.active
+        if active.signal.kind == "notice" and active.signal.deadline is not None
     ]
 
 

@@ -81,7 +81,11 @@ async def _run(
             await process.wait()
 
 
-POLL_INTERVAL_S = 0.5
+NOTIFY_INTERVAL_S = 0.5
+"""Seconds between two notifications of the sources that every claim is released. Repeated, because a source may start
+to wait for it later, as an orderly shutdown after a spot notice does."""
+RECHECK_INTERVAL_S = 2.0
+"""Maximum seconds between two checks of the claims, if the standalone service takes no step."""
 
 
 class StandaloneDrain:
@@ -152,16 +156,23 @@ class StandaloneDrain:
         for uid, failure in failures.items():
             self._records[uid].unknown = failure
         await self._service.suspend(_why(self._reclaim.state), give_up=True)
-        while not await self._look():
-            await asyncio.sleep(POLL_INTERVAL_S)
+        await self._wait_released()
         self._complete = True
         log.info("every claim is released and waits for the next host", extra={"claims": len(self._records)})
-        # Repeatedly: a shutdown after another source's notice would otherwise wait for nothing.
         while True:
             await self._reclaim.released()
-            await asyncio.sleep(POLL_INTERVAL_S)
+            await asyncio.sleep(NOTIFY_INTERVAL_S)
 
-    async def _look(self) -> bool:
+    async def _wait_released(self) -> None:
+        steps = self._service.steps
+        while not await self._compare_claims():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RECHECK_INTERVAL_S):
+                    await self._service.wait_for_step(steps)
+            steps = self._service.steps
+
+    async def _compare_claims(self) -> bool:
+        """Record which claims are released; return whether all are."""
         allocated = {view.uid for view in await self._service.held()}
         now = STEADY.now()
         for uid, record in self._records.items():

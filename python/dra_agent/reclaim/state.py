@@ -27,10 +27,10 @@ RESCHEDULED = timedelta(minutes=10)
 class ActiveSignal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A reading that holds."""
 
-    reading: Signal
+    signal: Signal = msgspec.field(name="reading")
     since: datetime
-    silent: datetime | None = None
-    """Since when its source, which cannot take it back, does not name it any more."""
+    silent_since: datetime | None = msgspec.field(default=None, name="silent")
+    """Since when its source, which cannot withdraw it, does not report it any more."""
 
 
 class PastEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -52,7 +52,8 @@ class ReclaimState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What holds in one boot of the host."""
 
     boot: str
-    held: tuple[ActiveSignal, ...] = ()
+    active: tuple[ActiveSignal, ...] = msgspec.field(default=(), name="held")
+    """In the order of their first report."""
     noticed: datetime | None = None
     """Start of the current notice: constant until it ends, also over a restart of the agent."""
     ended: datetime | None = None
@@ -65,7 +66,7 @@ class ReclaimState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def phase(self) -> Phase:
         """The one word."""
-        kinds = {held.reading.kind for held in self.held}
+        kinds = {active.signal.kind for active in self.active}
         if "notice" in kinds:
             return "notice"
         if "hint" in kinds:
@@ -75,7 +76,7 @@ class ReclaimState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def cause(self) -> Signal | None:
         """The reading that counts: of notices, else of hints, the one with the earliest deadline."""
-        return min((held.reading for held in self.held), key=_urgency, default=None)
+        return min((active.signal for active in self.active), key=_urgency, default=None)
 
     @property
     def deadline(self) -> datetime | None:
@@ -93,13 +94,13 @@ def apply(state: ReclaimState, reading: Signal, now: datetime) -> ReclaimState:
         return state
     if reading.kind == "notice":
         state = _remember(state, reading, now)
-    known = next((held for held in state.held if _key(held) == key), None)
+    known = next((active for active in state.active if _key(active) == key), None)
     if known is None:
-        return _with(state, (*state.held, ActiveSignal(reading, now)), now)
-    merged = ActiveSignal(_safest(known.reading, reading), known.since)
+        return _with(state, (*state.active, ActiveSignal(reading, now)), now)
+    merged = ActiveSignal(_safest(known.signal, reading), known.since)
     if merged == known:
         return state
-    return _with(state, tuple(merged if held is known else held for held in state.held), now)
+    return _with(state, tuple(merged if active is known else active for active in state.active), now)
 
 
 def is_past(state: ReclaimState, reading: Signal) -> bool:
@@ -118,8 +119,8 @@ def is_past(state: ReclaimState, reading: Signal) -> bool:
 
 def next_boot(state: ReclaimState, boot: str, booted: datetime, unix_now: float) -> ReclaimState:
     """Return the initial state after a reboot: only events that are over are kept."""
-    for held in state.held:
-        reading = held.reading
+    for active in state.active:
+        reading = active.signal
         # The time of the hint passed with the boot: the service may still list it as started.
         if reading.kind == "hint" and reading.deadline is not None and reading.deadline <= booted:
             state = _remember(state, reading, booted)
@@ -129,25 +130,25 @@ def next_boot(state: ReclaimState, boot: str, booted: datetime, unix_now: float)
 
 def expire(state: ReclaimState, now: datetime) -> ReclaimState:
     """Remove sticky notices with an unreachable source and a deadline that is long past."""
-    return _with(state, tuple(held for held in state.held if not _over(held, now)), now)
+    return _with(state, tuple(active for active in state.active if not _over(active, now)), now)
 
 
 def next_expiry(state: ReclaimState) -> datetime | None:
     """When `expire` will next change something."""
-    return min((_end(held) for held in state.held if held.silent is not None), default=None)
+    return min((_end(active) for active in state.active if active.silent_since is not None), default=None)
 
 
 def dismiss(state: ReclaimState, now: datetime) -> ReclaimState:
     """Declare everything that holds void, by an operator's word: the same events of the same sources count no more."""
-    for held in state.held:
-        state = _remember(state, held.reading, now)
-    dismissed = (*state.dismissed, *(_key(held) for held in state.held))[-MAX_DISMISSED:]
+    for active in state.active:
+        state = _remember(state, active.signal, now)
+    dismissed = (*state.dismissed, *(_key(active) for active in state.active))[-MAX_DISMISSED:]
     return _with(msgspec.structs.replace(state, dismissed=dismissed), (), now)
 
 
 def keep_sources(state: ReclaimState, names: frozenset[str], now: datetime) -> ReclaimState:
     """Remove signals of sources that are no longer configured."""
-    return _with(state, tuple(held for held in state.held if held.reading.source in names), now)
+    return _with(state, tuple(active for active in state.active if active.signal.source in names), now)
 
 
 def _clear(state: ReclaimState, key: tuple[str, str], now: datetime) -> ReclaimState:
@@ -159,22 +160,22 @@ def _clear(state: ReclaimState, key: tuple[str, str], now: datetime) -> ReclaimS
         past = tuple(one for one in state.past if (one.source, one.event) != key)
         state = msgspec.structs.replace(state, past=past)
     kept = []
-    for held in state.held:
-        if _key(held) != key:
-            kept.append(held)
-        elif held.reading.sticky and held.reading.kind == "notice":
-            silent = held if held.silent is not None else msgspec.structs.replace(held, silent=now)
+    for active in state.active:
+        if _key(active) != key:
+            kept.append(active)
+        elif active.signal.sticky and active.signal.kind == "notice":
+            silent = active if active.silent_since is not None else msgspec.structs.replace(active, silent_since=now)
             if not _over(silent, now):
                 kept.append(silent)
     return _with(state, tuple(kept), now)
 
 
-def _with(state: ReclaimState, held: tuple[ActiveSignal, ...], now: datetime) -> ReclaimState:
-    if held == state.held:
+def _with(state: ReclaimState, active: tuple[ActiveSignal, ...], now: datetime) -> ReclaimState:
+    if active == state.active:
         return state
-    noticed = (state.noticed or now) if any(one.reading.kind == "notice" for one in held) else None
-    ended = None if held else (now if state.held else state.ended)
-    return msgspec.structs.replace(state, held=held, noticed=noticed, ended=ended)
+    noticed = (state.noticed or now) if any(one.signal.kind == "notice" for one in active) else None
+    ended = None if active else (now if state.active else state.ended)
+    return msgspec.structs.replace(state, active=active, noticed=noticed, ended=ended)
 
 
 def _remember(state: ReclaimState, reading: Signal, now: datetime) -> ReclaimState:
@@ -201,18 +202,18 @@ def _safest(known: Signal, said: Signal) -> Signal:
     )
 
 
-def _key(held: ActiveSignal) -> tuple[str, str]:
-    return held.reading.source, held.reading.event
+def _key(active: ActiveSignal) -> tuple[str, str]:
+    return active.signal.source, active.signal.event
 
 
-def _end(held: ActiveSignal) -> datetime:
+def _end(active: ActiveSignal) -> datetime:
     # A lasting notice without a deadline counts from the moment at which its source fell silent.
-    start = held.reading.deadline or held.silent or held.since
-    return max(start, held.silent or start) + GRACE_S
+    start = active.signal.deadline or active.silent_since or active.since
+    return max(start, active.silent_since or start) + GRACE_S
 
 
-def _over(held: ActiveSignal, now: datetime) -> bool:
-    return held.silent is not None and now >= _end(held)
+def _over(active: ActiveSignal, now: datetime) -> bool:
+    return active.silent_since is not None and now >= _end(active)
 
 
 def _deadline(reading: Signal) -> datetime:

@@ -97,7 +97,7 @@ class StateFile:
             self._set_aside(f"version {kept.version} is not known")
             return fresh
         if kept.state.boot != boot:
-            if kept.state.held:
+            if kept.state.active:
                 log.info("the host was restarted: what was announced for it before is over")
             return next_boot(kept.state, boot, self._clock.booted, self._clock.to_wall(self._clock.now()).timestamp())
         state: ReclaimState = by_clock_of(kept.state, kept.booted, self._clock.booted)
@@ -167,11 +167,11 @@ class ProgressFile:
     """The file of one state directory, in one boot of the host. Both calls wait for the disk."""
 
     def __init__(
-        self, directory: Path, boot: str, *, newest: Callable[[], bool] = lambda: True, clock: SteadyClock = STEADY
+        self, directory: Path, boot: str, *, is_leader: Callable[[], bool] = lambda: True, clock: SteadyClock = STEADY
     ) -> None:
-        """`newest`: whether this is the agent that writes, of several that share the directory for a while."""
+        """`is_leader`: whether this agent writes, of several in a rolling update."""
         self._path = directory / PROGRESS_FILE
-        self._newest = newest
+        self._is_leader = is_leader
         self._clock = clock
         self.boot = boot
         self._complained = False
@@ -201,7 +201,7 @@ class ProgressFile:
 
     def save(self, kept: SavedProgress) -> None:
         """Put it on disk; a disk that refuses is complained about once."""
-        if not self._newest():
+        if not self._is_leader():
             return
         try:
             atomic_file.write(
@@ -216,7 +216,7 @@ class ProgressFile:
             self._complained = True
 
 
-def kept_claims(records: Iterable[ClaimReleaseStatus]) -> tuple[SavedClaim, ...]:
+def saved_claims(records: Iterable[ClaimReleaseStatus]) -> tuple[SavedClaim, ...]:
     """Take from records what outlives the agent."""
     names = SavedClaim.__struct_fields__
     return tuple(SavedClaim(**{name: getattr(record, name) for name in names}) for record in records)

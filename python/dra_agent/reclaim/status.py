@@ -138,16 +138,16 @@ def status_of(state: ReclaimState, hearing: list[SourceHealth], progress: Progre
         claims=tuple(_claim(record, state.noticed) for record in progress.claims),
         events=tuple(
             EventStatus(
-                source=held.reading.source,
-                kind=held.reading.kind,
-                event=held.reading.event,
-                what=held.reading.what,
-                deadline=_wall(held.reading.deadline),
-                since=STEADY.to_wall(held.since),
-                doubt=held.reading.deadline_note,
-                silent_since=_wall(held.silent),
+                source=active.signal.source,
+                kind=active.signal.kind,
+                event=active.signal.event,
+                what=active.signal.what,
+                deadline=_wall(active.signal.deadline),
+                since=STEADY.to_wall(active.since),
+                doubt=active.signal.deadline_note,
+                silent_since=_wall(active.silent_since),
             )
-            for held in state.held
+            for active in state.active
         ),
         sources=tuple(
             SourceStatus(

@@ -176,6 +176,16 @@ class StandaloneService:
         """Show the claims that hold devices, oldest first."""
         return await self._work(self.queue.held_views)
 
+    @property
+    def steps(self) -> int:
+        """Number of steps so far. A step follows each release of a claim."""
+        return self._steps
+
+    async def wait_for_step(self, seen: int) -> None:
+        """Wait until there are more than `seen` steps."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: self._steps != seen)
+
     async def resume(self) -> None:
         """Allocate and prepare again, in the old order."""
         await self._work(self.queue.resume)
@@ -196,11 +206,12 @@ class StandaloneService:
 
     async def _step(self) -> float | None:
         step = partial(self.queue.reconcile, budget_s=STEP_BUDGET_S)
-        retry = await asyncio.get_running_loop().run_in_executor(self._stepper, step)
-        async with self._moved:
-            self._steps += 1
-            self._moved.notify_all()
-        return retry
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._stepper, step)
+        finally:
+            async with self._moved:
+                self._steps += 1
+                self._moved.notify_all()
 
     async def _settle(self, uids: Collection[str]) -> None:
         """Wait until these claims were brought along, for a bounded time; others' devices keep no request waiting."""

@@ -81,7 +81,7 @@ class Agent:
         self.reclaim = ReclaimService(
             state, settings.boot, [], newest=instances.is_newest if instances else lambda: True
         )
-        self.preparer = GatedPreparer(self.world.preparer, lambda: self.reclaim.state, self.ledger.current)
+        self.preparer = GatedPreparer(self.world.preparer, self.reclaim, self.ledger)
         self.problems = ownership.reconcile(self.ledger, self.world.lookup)
         self.turns = ClaimExecutor(THREADS)
         self.executor = DaemonExecutor(THREADS, "repair")

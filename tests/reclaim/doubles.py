@@ -1,0 +1,80 @@
+"""Collaborators of a drain in memory: a ledger, and an API server that has claims and pods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dra_agent.errors import AgentError
+from dra_agent.kube_client import NotFoundError
+from dra_agent.kube_client.client import ApiClient
+from dra_agent.kube_client.kinds import Kind
+from dra_agent.prepare.ledger import JournalLedger, LedgerEntry
+from dra_agent.reclaim.claim_pods import PodClient
+
+
+class MemoryLedger(JournalLedger):
+    """A ledger without files."""
+
+    def __init__(self, held: Iterable[LedgerEntry] = ()) -> None:
+        self.held = list(held)
+        self._watchers: list[Callable[[], None]] = []
+
+    def entries(self) -> list[LedgerEntry]:
+        return list(self.held)
+
+    def add(self, entry: LedgerEntry) -> None:
+        self.held.append(entry)
+        self._notify()
+
+    def remove(self, *entries: LedgerEntry) -> None:
+        self.held = [entry for entry in self.held if entry not in entries]
+        self._notify()
+
+
+def entry(uid: str, name: str = "c") -> LedgerEntry:
+    return LedgerEntry(uid, "ns", name, ())
+
+
+class ClaimsApi(ApiClient):
+    """Reads claims by name; `errors` come first. `reads` counts them."""
+
+    def __init__(self, claims: dict[str, dict[str, Any]] | None = None, errors: Sequence[AgentError] = ()) -> None:
+        self.claims = claims or {}
+        self.errors = list(errors)
+        self.reads = 0
+
+    async def get(
+        self, kind: Kind, name: str, namespace: str | None = None, *, timeout: float | None = None
+    ) -> dict[str, Any]:
+        self.reads += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        if name not in self.claims:
+            raise NotFoundError("gone")
+        return self.claims[name]
+
+
+@dataclass
+class Pods(PodClient):
+    """The pods of an API server."""
+
+    pods: dict[str, dict[str, Any]] = field(default_factory=dict)
+    errors: list[AgentError] = field(default_factory=list)
+    done: list[tuple[str, str, int | None]] = field(default_factory=list)
+
+    async def get(self, namespace: str, name: str) -> dict[str, Any]:
+        if name not in self.pods:
+            raise NotFoundError(f"no pod {name}")
+        return self.pods[name]
+
+    async def evict(self, namespace: str, name: str, uid: str, grace: int | None = None) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.done.append(("evict", name, grace))
+
+    async def delete(self, namespace: str, name: str, uid: str, grace: int) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.done.append(("delete", name, grace))
