@@ -37,7 +37,7 @@ def host(tmp_path: Path) -> Host:
 
 
 @pytest.fixture
-def well(tmp_path: Path) -> CheckContext:
+def healthy_host(tmp_path: Path) -> CheckContext:
     """Nothing but directories, and runtimes that work: no finding is worse than ok."""
     for name in ("sys/bus/pci/devices", "sys/devices", "dev", "proc", "etc-cdi", "cdi", "state"):
         (tmp_path / name).mkdir(parents=True)
@@ -55,12 +55,12 @@ def well(tmp_path: Path) -> CheckContext:
     )
 
 
-Ailments = Callable[[CheckContext], list[Finding]]
+Findings = Callable[[CheckContext], list[Finding]]
 Scanned = Callable[[], CheckContext]
 
 
 @pytest.fixture
-def ailments() -> Ailments:
+def findings() -> Findings:
     """All findings that are not ok."""
 
     def find(examination: CheckContext) -> list[Finding]:
@@ -70,13 +70,13 @@ def ailments() -> Ailments:
 
 
 @pytest.fixture
-def scanned(well: CheckContext, host: Host) -> Scanned:
+def scanned(healthy_host: CheckContext, host: Host) -> Scanned:
     """Look at the simulated host as it is now."""
 
     def look() -> CheckContext:
-        well.host = host
-        well.topology = scan(host)
-        well.inventory = collect(host, well.topology)
-        return well
+        healthy_host.host = host
+        healthy_host.topology = scan(host)
+        healthy_host.inventory = collect(host, healthy_host.topology)
+        return healthy_host
 
     return look

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from doctor.conftest import Ailments, Programs
+from doctor.conftest import Findings, Programs
 from dra_agent.doctor import CheckContext, CommandResult, Severity, SystemCommandRunner, run_checks
 from dra_agent.prepare.ledger import HeldDevice, JournalLedger, LedgerEntry
 from eventually import DEADLINE_S
@@ -42,140 +42,148 @@ def hold(state_dir: Path, uid: str = "11111111-2222-3333-4444-555555555555", dev
     ],
 )
 def test_a_bad_spec_is_named_with_the_reason(
-    well: CheckContext, ailments: Ailments, name: str, content: str, reason: str
+    healthy_host: CheckContext, findings: Findings, name: str, content: str, reason: str
 ) -> None:
-    (well.cdi_dir / name).write_text(content)
-    found = ailments(well)
-    assert found and {finding.where for finding in found} == {str(well.cdi_dir / name)}
+    (healthy_host.cdi_dir / name).write_text(content)
+    found = findings(healthy_host)
+    assert found and {finding.where for finding in found} == {str(healthy_host.cdi_dir / name)}
     assert all(reason in finding.what and finding.severity is Severity.PROBLEM for finding in found)
 
 
-def test_a_device_defined_twice_names_both_files(well: CheckContext, ailments: Ailments) -> None:
+def test_a_device_defined_twice_names_both_files(healthy_host: CheckContext, findings: Findings) -> None:
     for name in ("a.json", "b.json"):
-        (well.cdi_dir / name).write_text(spec())
-    (finding,) = ailments(well)
+        (healthy_host.cdi_dir / name).write_text(spec())
+    (finding,) = findings(healthy_host)
     assert "vendor.com/gpu=0" in finding.what
     assert "a.json" in finding.where and "b.json" in finding.where
 
 
-def test_a_later_directory_may_define_a_device_anew(well: CheckContext, ailments: Ailments) -> None:
-    for directory in well.runtime_dirs:
+def test_a_later_directory_may_define_a_device_anew(healthy_host: CheckContext, findings: Findings) -> None:
+    for directory in healthy_host.runtime_dirs:
         (directory / "a.json").write_text(spec())
-    assert ailments(well) == []
+    assert findings(healthy_host) == []
 
 
-def test_the_cdi_directory_must_be_readable_by_all_and_writable_by_few(well: CheckContext, ailments: Ailments) -> None:
-    well.cdi_dir.chmod(0o700)
-    assert ["rootless" in finding.what for finding in ailments(well)] == [True]
-    well.cdi_dir.chmod(0o777)
-    (finding,) = ailments(well)
-    assert finding.severity is Severity.PROBLEM and finding.hint == f"chmod 755 {well.cdi_dir}"
+def test_the_cdi_directory_must_be_readable_by_all_and_writable_by_few(
+    healthy_host: CheckContext, findings: Findings
+) -> None:
+    healthy_host.cdi_dir.chmod(0o700)
+    assert ["rootless" in finding.what for finding in findings(healthy_host)] == [True]
+    healthy_host.cdi_dir.chmod(0o777)
+    (finding,) = findings(healthy_host)
+    assert finding.severity is Severity.PROBLEM and finding.hint == f"chmod 755 {healthy_host.cdi_dir}"
 
 
-def test_a_file_in_place_of_the_cdi_directory_is_a_problem(well: CheckContext, ailments: Ailments) -> None:
-    well.cdi_dir.rmdir()
-    well.cdi_dir.write_text("")
-    assert any(f.where == str(well.cdi_dir) and f.severity is Severity.PROBLEM for f in ailments(well))
+def test_a_file_in_place_of_the_cdi_directory_is_a_problem(healthy_host: CheckContext, findings: Findings) -> None:
+    healthy_host.cdi_dir.rmdir()
+    healthy_host.cdi_dir.write_text("")
+    assert any(f.where == str(healthy_host.cdi_dir) and f.severity is Severity.PROBLEM for f in findings(healthy_host))
 
 
-def test_a_missing_cdi_directory_is_made_by_the_agent(well: CheckContext, ailments: Ailments) -> None:
-    well.cdi_dir.rmdir()
-    assert ailments(well) == []
+def test_a_missing_cdi_directory_is_made_by_the_agent(healthy_host: CheckContext, findings: Findings) -> None:
+    healthy_host.cdi_dir.rmdir()
+    assert findings(healthy_host) == []
 
 
 def test_a_directory_that_runtimes_do_not_read_is_a_warning(
-    well: CheckContext, tmp_path: Path, ailments: Ailments
+    healthy_host: CheckContext, tmp_path: Path, findings: Findings
 ) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o755)
-    well.cdi_dir = tmp_path / "elsewhere"
-    assert [finding.where for finding in ailments(well)] == [str(tmp_path / "elsewhere")]
+    healthy_host.cdi_dir = tmp_path / "elsewhere"
+    assert [finding.where for finding in findings(healthy_host)] == [str(tmp_path / "elsewhere")]
 
 
-def test_a_spec_of_a_claim_that_holds_nothing_is_stale(well: CheckContext, ailments: Ailments) -> None:
-    stale = well.cdi_dir / f"{well.driver}-claim_11111111-aaaa.json"
-    stale.write_text(spec(f"{well.driver}/claim", "11111111-aaaa-gpu-0"))
-    (finding,) = ailments(well)
+def test_a_spec_of_a_claim_that_holds_nothing_is_stale(healthy_host: CheckContext, findings: Findings) -> None:
+    stale = healthy_host.cdi_dir / f"{healthy_host.driver}-claim_11111111-aaaa.json"
+    stale.write_text(spec(f"{healthy_host.driver}/claim", "11111111-aaaa-gpu-0"))
+    (finding,) = findings(healthy_host)
     assert (finding.severity, finding.where) == (Severity.WARNING, str(stale))
 
 
-def test_a_held_claim_without_a_spec_is_a_problem(well: CheckContext, ailments: Ailments) -> None:
-    uid = hold(well.state_dir)
-    (finding,) = ailments(well)
+def test_a_held_claim_without_a_spec_is_a_problem(healthy_host: CheckContext, findings: Findings) -> None:
+    uid = hold(healthy_host.state_dir)
+    (finding,) = findings(healthy_host)
     assert (finding.severity, finding.where) == (Severity.PROBLEM, f"claim {uid}")
-    (well.cdi_dir / f"{well.driver}-claim_{uid}.json").write_text(spec(f"{well.driver}/claim", f"{uid}-gpu-0"))
-    assert ailments(well) == []
+    (healthy_host.cdi_dir / f"{healthy_host.driver}-claim_{uid}.json").write_text(
+        spec(f"{healthy_host.driver}/claim", f"{uid}-gpu-0")
+    )
+    assert findings(healthy_host) == []
 
 
 # --- state
 
 
 def test_the_ledger_of_a_running_agent_can_be_looked_at_and_stays_as_it_is(
-    well: CheckContext, ailments: Ailments
+    healthy_host: CheckContext, findings: Findings
 ) -> None:
-    uid = hold(well.state_dir)
-    (well.cdi_dir / f"{well.driver}-claim_{uid}.json").write_text(spec(f"{well.driver}/claim", f"{uid}-gpu-0"))
-    with JournalLedger(well.state_dir, "boot"):
-        before = {path.name: path.read_bytes() for path in (well.state_dir / "ledger").iterdir()}
-        assert ailments(well) == []
-        assert {path.name: path.read_bytes() for path in (well.state_dir / "ledger").iterdir()} == before
+    uid = hold(healthy_host.state_dir)
+    (healthy_host.cdi_dir / f"{healthy_host.driver}-claim_{uid}.json").write_text(
+        spec(f"{healthy_host.driver}/claim", f"{uid}-gpu-0")
+    )
+    with JournalLedger(healthy_host.state_dir, "boot"):
+        before = {path.name: path.read_bytes() for path in (healthy_host.state_dir / "ledger").iterdir()}
+        assert findings(healthy_host) == []
+        assert {path.name: path.read_bytes() for path in (healthy_host.state_dir / "ledger").iterdir()} == before
 
 
-def test_a_damaged_ledger_is_a_problem_and_stays_as_it_is(well: CheckContext, ailments: Ailments) -> None:
+def test_a_damaged_ledger_is_a_problem_and_stays_as_it_is(healthy_host: CheckContext, findings: Findings) -> None:
     for number in range(4):
-        hold(well.state_dir, f"claim-{number}", f"gpu-{number}")
-    files = (well.state_dir / "ledger").iterdir()
+        hold(healthy_host.state_dir, f"claim-{number}", f"gpu-{number}")
+    files = (healthy_host.state_dir / "ledger").iterdir()
     journal = next(path for path in files if path.is_file() and b"claim-1" in path.read_bytes())
     data = bytearray(journal.read_bytes())
     data[data.index(b"claim-1") + 3] ^= 0xFF
     journal.write_bytes(data)
-    found = [finding for finding in ailments(well) if finding.check == "state"]
+    found = [finding for finding in findings(healthy_host) if finding.check == "state"]
     assert found and found[0].severity is Severity.PROBLEM
     assert journal.read_bytes() == bytes(data)
 
 
-def test_a_state_directory_that_others_can_write_is_a_problem(well: CheckContext, ailments: Ailments) -> None:
-    well.state_dir.chmod(0o777)
-    (finding,) = ailments(well)
-    assert finding.hint == f"chmod 700 {well.state_dir}"
+def test_a_state_directory_that_others_can_write_is_a_problem(healthy_host: CheckContext, findings: Findings) -> None:
+    healthy_host.state_dir.chmod(0o777)
+    (finding,) = findings(healthy_host)
+    assert finding.hint == f"chmod 700 {healthy_host.state_dir}"
 
 
-def test_a_state_directory_that_is_a_file_is_a_problem(well: CheckContext, ailments: Ailments) -> None:
-    well.state_dir.rmdir()
-    well.state_dir.write_text("")
-    assert any(f.where == str(well.state_dir) and f.severity is Severity.PROBLEM for f in ailments(well))
+def test_a_state_directory_that_is_a_file_is_a_problem(healthy_host: CheckContext, findings: Findings) -> None:
+    healthy_host.state_dir.rmdir()
+    healthy_host.state_dir.write_text("")
+    assert any(
+        f.where == str(healthy_host.state_dir) and f.severity is Severity.PROBLEM for f in findings(healthy_host)
+    )
 
 
 @needs_other_user
-def test_a_state_directory_that_cannot_be_written_is_a_problem(well: CheckContext, ailments: Ailments) -> None:
-    well.state_dir.chmod(0o500)
-    assert any("cannot be written" in finding.what for finding in ailments(well))
+def test_a_state_directory_that_cannot_be_written_is_a_problem(healthy_host: CheckContext, findings: Findings) -> None:
+    healthy_host.state_dir.chmod(0o500)
+    assert any("cannot be written" in finding.what for finding in findings(healthy_host))
 
 
 # --- permissions
 
 
-def test_another_user_than_root_is_a_warning(well: CheckContext, ailments: Ailments) -> None:
-    well.user = 1000
-    assert [finding.check for finding in ailments(well)] == ["permissions"]
+def test_another_user_than_root_is_a_warning(healthy_host: CheckContext, findings: Findings) -> None:
+    healthy_host.user = 1000
+    assert [finding.check for finding in findings(healthy_host)] == ["permissions"]
 
 
-def test_a_socket_that_nobody_listens_on_is_a_warning(well: CheckContext, ailments: Ailments) -> None:
+def test_a_socket_that_nobody_listens_on_is_a_warning(healthy_host: CheckContext, findings: Findings) -> None:
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(well.state_dir / "agent.sock"))
-    (well.state_dir / "agent.sock").chmod(0o600)
-    (finding,) = ailments(well)
+        server.bind(str(healthy_host.state_dir / "agent.sock"))
+    (healthy_host.state_dir / "agent.sock").chmod(0o600)
+    (finding,) = findings(healthy_host)
     assert "no agent listens" in finding.what
 
 
-def test_a_socket_that_others_can_reach_is_a_problem(well: CheckContext, ailments: Ailments) -> None:
+def test_a_socket_that_others_can_reach_is_a_problem(healthy_host: CheckContext, findings: Findings) -> None:
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(well.state_dir / "agent.sock"))
+        server.bind(str(healthy_host.state_dir / "agent.sock"))
         server.listen()
-        (well.state_dir / "agent.sock").chmod(0o666)
-        (finding,) = ailments(well)
+        (healthy_host.state_dir / "agent.sock").chmod(0o666)
+        (finding,) = findings(healthy_host)
         assert "mode 666" in finding.what
-        (well.state_dir / "agent.sock").chmod(0o600)
-        assert ailments(well) == []
+        (healthy_host.state_dir / "agent.sock").chmod(0o600)
+        assert findings(healthy_host) == []
 
 
 # --- runtimes
@@ -200,10 +208,10 @@ def test_a_socket_that_others_can_reach_is_a_problem(well: CheckContext, ailment
     ],
 )
 def test_runtimes_that_do_not_serve_are_named(
-    well: CheckContext, ailments: Ailments, programs: dict[str, str | CommandResult], expected: str
+    healthy_host: CheckContext, findings: Findings, programs: dict[str, str | CommandResult], expected: str
 ) -> None:
-    well.commands = Programs(**programs)
-    assert any(expected in finding.what for finding in ailments(well)), ailments(well)
+    healthy_host.commands = Programs(**programs)
+    assert any(expected in finding.what for finding in findings(healthy_host)), findings(healthy_host)
 
 
 @pytest.mark.parametrize(
@@ -221,12 +229,16 @@ def test_runtimes_that_do_not_serve_are_named(
     ],
 )
 def test_runtimes_that_are_told_to_use_cdi_are_well(
-    well: CheckContext, ailments: Ailments, programs: dict[str, str | CommandResult], containerd: str, docker: str
+    healthy_host: CheckContext,
+    findings: Findings,
+    programs: dict[str, str | CommandResult],
+    containerd: str,
+    docker: str,
 ) -> None:
-    well.containerd_config.write_text(containerd)
-    well.docker_config.write_text(docker)
-    well.commands = Programs(runc="runc version 1.1.0", **programs)
-    assert ailments(well) == []
+    healthy_host.containerd_config.write_text(containerd)
+    healthy_host.docker_config.write_text(docker)
+    healthy_host.commands = Programs(runc="runc version 1.1.0", **programs)
+    assert findings(healthy_host) == []
 
 
 def test_programs_have_a_deadline_and_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,5 +251,5 @@ def test_programs_have_a_deadline_and_no_shell(monkeypatch: pytest.MonkeyPatch) 
     assert SystemCommandRunner().run(["echo", "$HOME; false"]).output == "$HOME; false"
 
 
-def test_findings_say_which_check_found_them(well: CheckContext) -> None:
-    assert all(finding.check for finding in run_checks(well))
+def test_findings_say_which_check_found_them(healthy_host: CheckContext) -> None:
+    assert all(finding.check for finding in run_checks(healthy_host))

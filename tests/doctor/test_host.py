@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from doctor.conftest import Ailments, Scanned
+from doctor.conftest import Findings, Scanned
 from dra_agent.doctor import CheckContext, Severity, is_healthy, run_checks
 from dra_agent.doctor.finding import Finding, ok
 from dra_agent.host import Host
@@ -55,25 +55,25 @@ def nic(examination: CheckContext) -> PciFunction:
     return next(device for device in functions(examination) if device.kind.value == "nic")
 
 
-def test_a_well_host_has_nothing_to_mend(well: CheckContext, ailments: Ailments) -> None:
-    assert ailments(well) == []
-    assert is_healthy(run_checks(well))
+def test_a_well_host_has_nothing_to_mend(healthy_host: CheckContext, findings: Findings) -> None:
+    assert findings(healthy_host) == []
+    assert is_healthy(run_checks(healthy_host))
 
 
-def test_a_simulated_host_is_well(scanned: Scanned, ailments: Ailments) -> None:
-    assert [str(finding) for finding in ailments(scanned()) if finding.severity is Severity.PROBLEM] == []
+def test_a_simulated_host_is_well(scanned: Scanned, findings: Findings) -> None:
+    assert [str(finding) for finding in findings(scanned()) if finding.severity is Severity.PROBLEM] == []
 
 
-def test_a_missing_device_node_is_named_with_its_device(scanned: Scanned, host: Host, ailments: Ailments) -> None:
+def test_a_missing_device_node_is_named_with_its_device(scanned: Scanned, host: Host, findings: Findings) -> None:
     examination = scanned()
     node = next(node for device in inventory(examination).devices for node in device.nodes if node.role == "gpu")
     (host.dev / node.path.removeprefix("/dev/")).unlink()
-    found = [finding for finding in ailments(scanned()) if finding.check == "device nodes"]
+    found = [finding for finding in findings(scanned()) if finding.check == "device nodes"]
     assert [finding.where for finding in found] == [str(host.dev / node.path.removeprefix("/dev/"))]
     assert "gpu-" in found[0].what and "nvidia" in found[0].hint
 
 
-def test_a_plain_file_is_no_device_node_on_a_real_host(scanned: Scanned, ailments: Ailments) -> None:
+def test_a_plain_file_is_no_device_node_on_a_real_host(scanned: Scanned, findings: Findings) -> None:
     examination = scanned()
     node = next(node for device in inventory(examination).devices for node in device.nodes)
     plain = examination.host.dev / "plain"
@@ -83,42 +83,42 @@ def test_a_plain_file_is_no_device_node_on_a_real_host(scanned: Scanned, ailment
     )
     examination.inventory = msgspec.structs.replace(inventory(examination), devices=(device,))
     examination.simulated = False
-    assert any("not a character device" in finding.what for finding in ailments(examination))
+    assert any("not a character device" in finding.what for finding in findings(examination))
 
 
-def test_a_missing_vendor_library_is_a_finding(scanned: Scanned, host: Host, ailments: Ailments) -> None:
+def test_a_missing_vendor_library_is_a_finding(scanned: Scanned, host: Host, findings: Findings) -> None:
     nvml_library(host).unlink()
-    found = [finding for finding in ailments(scanned()) if finding.check == "hardware"]
+    found = [finding for finding in findings(scanned()) if finding.check == "hardware"]
     assert any("NVML" in finding.where or "NVML" in finding.what for finding in found), found
 
 
-def test_persistence_mode_that_is_off_is_a_warning(scanned: Scanned, host: Host, ailments: Ailments) -> None:
+def test_persistence_mode_that_is_off_is_a_warning(scanned: Scanned, host: Host, findings: Findings) -> None:
     path = nvml_library(host).parent / "nvml.json"
     state = json.loads(path.read_text())
     condition = msgspec.to_builtins(Condition(persistence_mode=False))
     state["conditions"] = {state["devices"][0]["uuid"]: condition}
     path.write_text(json.dumps(state))
-    found = [finding for finding in ailments(scanned()) if "persistence" in finding.what]
+    found = [finding for finding in findings(scanned()) if "persistence" in finding.what]
     assert found and all(finding.severity is Severity.WARNING and "nvidia-smi" in finding.hint for finding in found)
 
 
-def test_an_unplugged_gpu_leaves_the_others_well(scanned: Scanned, host: Host, ailments: Ailments) -> None:
+def test_an_unplugged_gpu_leaves_the_others_well(scanned: Scanned, host: Host, findings: Findings) -> None:
     unplug(host.sysfs.parent, gpu(scanned()).pci_address)
-    assert is_healthy(run_checks(scanned())), ailments(scanned())
+    assert is_healthy(run_checks(scanned())), findings(scanned())
 
 
-def test_nouveau_is_a_problem(scanned: Scanned, ailments: Ailments) -> None:
+def test_nouveau_is_a_problem(scanned: Scanned, findings: Findings) -> None:
     examination = scanned()
-    found = ailments(changed(examination, gpu(examination).pci_address, driver="nouveau"))
+    found = findings(changed(examination, gpu(examination).pci_address, driver="nouveau"))
     assert [finding.hint for finding in found if "nouveau" in finding.what] == [
         "blacklist nouveau and install NVIDIA's driver"
     ]
 
 
-def test_a_gpu_without_a_driver_is_a_warning(scanned: Scanned, ailments: Ailments) -> None:
+def test_a_gpu_without_a_driver_is_a_warning(scanned: Scanned, findings: Findings) -> None:
     examination = scanned()
     address = gpu(examination).pci_address
-    found = ailments(changed(examination, address, driver=None, drm=None, kfd=None))
+    found = findings(changed(examination, address, driver=None, drm=None, kfd=None))
     assert ("no driver is bound to it", address) in [(finding.what, finding.where) for finding in found]
 
 
@@ -129,76 +129,76 @@ def test_a_gpu_without_a_driver_is_a_warning(scanned: Scanned, ailments: Ailment
         (Link(generation=3, width=16, max_generation=5, max_width=16), "its link runs at generation 3 of 5"),
     ],
 )
-def test_a_slow_link_of_a_nic_is_a_warning(scanned: Scanned, ailments: Ailments, link: Link, what: str) -> None:
+def test_a_slow_link_of_a_nic_is_a_warning(scanned: Scanned, findings: Findings, link: Link, what: str) -> None:
     examination = scanned()
     address = nic(examination).pci_address
-    found = ailments(changed(examination, address, link=link))
+    found = findings(changed(examination, address, link=link))
     assert (what, address) in [(finding.what, finding.where) for finding in found]
 
 
-def test_an_idle_gpu_may_lower_its_link(scanned: Scanned, ailments: Ailments) -> None:
+def test_an_idle_gpu_may_lower_its_link(scanned: Scanned, findings: Findings) -> None:
     examination = scanned()
     address = gpu(examination).pci_address
     link = Link(generation=1, width=16, max_generation=5, max_width=16)
-    assert [finding for finding in ailments(changed(examination, address, link=link)) if finding.where == address] == []
+    assert [finding for finding in findings(changed(examination, address, link=link)) if finding.where == address] == []
 
 
-def test_unknown_numa_nodes_are_a_warning(scanned: Scanned, ailments: Ailments) -> None:
+def test_unknown_numa_nodes_are_a_warning(scanned: Scanned, findings: Findings) -> None:
     examination = scanned()
     assert examination.topology is not None and len(examination.topology.numa_nodes) > 1
     address = nic(examination).pci_address
-    found = ailments(changed(examination, address, numa_node=None, numa_source=None))
+    found = findings(changed(examination, address, numa_node=None, numa_source=None))
     assert any("NUMA" in finding.what and finding.where == address for finding in found)
 
 
-def test_virtual_functions_that_do_not_fit_are_warnings(scanned: Scanned, ailments: Ailments) -> None:
+def test_virtual_functions_that_do_not_fit_are_warnings(scanned: Scanned, findings: Findings) -> None:
     examination = scanned()
     address = nic(examination).pci_address
     attribute = examination.host.sysfs / "bus/pci/devices" / address / "sriov_numvfs"
     attribute.write_text("4\n")
     capable = changed(examination, address, sriov=Sriov(total_vfs=8, num_vfs=0), virtfns=())
-    assert any("4 virtual functions, 0 exist" in finding.what for finding in ailments(capable))
+    assert any("4 virtual functions, 0 exist" in finding.what for finding in findings(capable))
     orphan = changed(examination, address, physfn="0000:ff:00.0")
-    assert any("0000:ff:00.0, which does not exist" in finding.what for finding in ailments(orphan))
+    assert any("0000:ff:00.0, which does not exist" in finding.what for finding in findings(orphan))
 
 
-def test_passing_through_needs_the_iommu(scanned: Scanned, ailments: Ailments) -> None:
+def test_passing_through_needs_the_iommu(scanned: Scanned, findings: Findings) -> None:
     examination = scanned()
     shutil.rmtree(examination.host.sysfs / "class/iommu", ignore_errors=True)
     for device in functions(examination):
         examination = changed(examination, device.pci_address, iommu_group=None)
     address = gpu(examination).pci_address
-    found = ailments(changed(examination, address, driver="vfio-pci", vfio="vfio0"))
+    found = findings(changed(examination, address, driver="vfio-pci", vfio="vfio0"))
     assert any(finding.check == "IOMMU" and finding.where == address and "off" in finding.what for finding in found)
 
 
-def test_a_shared_iommu_group_is_a_warning(scanned: Scanned, ailments: Ailments) -> None:
+def test_a_shared_iommu_group_is_a_warning(scanned: Scanned, findings: Findings) -> None:
     examination = scanned()
     one, other = gpu(examination).pci_address, nic(examination).pci_address
     examination = changed(examination, one, driver="vfio-pci", iommu_group=900)
-    found = ailments(changed(examination, other, iommu_group=900))
+    found = findings(changed(examination, other, iommu_group=900))
     assert any(finding.check == "IOMMU" and finding.where == one and other in finding.what for finding in found)
 
 
-def test_what_the_scan_passed_over_is_told(scanned: Scanned, host: Host, ailments: Ailments) -> None:
+def test_what_the_scan_passed_over_is_told(scanned: Scanned, host: Host, findings: Findings) -> None:
     found_functions = sorted((host.sysfs / "bus/pci/devices").iterdir())
     damaged = next(path for path in found_functions if path.name == gpu(scanned()).pci_address)
     (damaged.resolve() / "class").write_text("garbage")
-    found = ailments(scanned())
+    found = findings(scanned())
     assert any(finding.check == "hardware" and damaged.name in finding.where for finding in found)
 
 
-def test_a_host_that_cannot_be_scanned_is_a_problem(well: CheckContext, ailments: Ailments) -> None:
-    well.failure = "/nowhere: no such directory"
-    assert [finding.what for finding in ailments(well)] == ["/nowhere: no such directory"]
+def test_a_host_that_cannot_be_scanned_is_a_problem(healthy_host: CheckContext, findings: Findings) -> None:
+    healthy_host.failure = "/nowhere: no such directory"
+    assert [finding.what for finding in findings(healthy_host)] == ["/nowhere: no such directory"]
 
 
-def test_a_check_that_fails_is_a_finding_and_hides_no_other(well: CheckContext) -> None:
+def test_a_check_that_fails_is_a_finding_and_hides_no_other(healthy_host: CheckContext) -> None:
     def broken(examination: CheckContext) -> Iterator[Finding]:
         yield ok("before")
         raise KeyError("surprise")
 
-    findings = run_checks(well, {"broken": broken, "good": lambda _: [ok("after")]})
+    findings = run_checks(healthy_host, {"broken": broken, "good": lambda _: [ok("after")]})
     assert [(finding.check, finding.severity.value) for finding in findings] == [
         ("broken", "ok"),
         ("broken", "problem"),
@@ -206,8 +206,8 @@ def test_a_check_that_fails_is_a_finding_and_hides_no_other(well: CheckContext) 
     ]
 
 
-def test_cgroup_version_1_is_a_warning(well: CheckContext, ailments: Ailments) -> None:
-    (well.host.sysfs / "fs/cgroup/memory").mkdir(parents=True)
-    assert [finding.check for finding in ailments(well)] == ["kernel"]
-    (well.host.sysfs / "fs/cgroup/cgroup.controllers").write_text("cpu memory dmem\n")
-    assert ailments(well) == []
+def test_cgroup_version_1_is_a_warning(healthy_host: CheckContext, findings: Findings) -> None:
+    (healthy_host.host.sysfs / "fs/cgroup/memory").mkdir(parents=True)
+    assert [finding.check for finding in findings(healthy_host)] == ["kernel"]
+    (healthy_host.host.sysfs / "fs/cgroup/cgroup.controllers").write_text("cpu memory dmem\n")
+    assert findings(healthy_host) == []

@@ -10,53 +10,57 @@ from pathlib import Path
 
 import pytest
 
-from doctor.conftest import VERSIONS, Ailments, Programs, Scanned
+from doctor.conftest import VERSIONS, Findings, Programs, Scanned
 from dra_agent.conflicts import DeviceConflicts, SavedConflicts, save_conflicts
 from dra_agent.doctor import CheckContext, OtherAgent, Severity, run_checks
 
 
-def test_a_damaged_store_is_a_problem_and_stays_as_it_is(well: CheckContext, ailments: Ailments) -> None:
-    store = well.state_dir / "objects.db"
+def test_a_damaged_store_is_a_problem_and_stays_as_it_is(healthy_host: CheckContext, findings: Findings) -> None:
+    store = healthy_host.state_dir / "objects.db"
     store.write_bytes(b"this was a database" * 100)
-    (finding,) = ailments(well)
+    (finding,) = findings(healthy_host)
     assert finding.severity is Severity.PROBLEM and finding.where == str(store)
     assert "file is not a database" in finding.what and "apply missing claims again" in finding.hint
-    assert [path.name for path in well.state_dir.iterdir()] == ["objects.db"]
+    assert [path.name for path in healthy_host.state_dir.iterdir()] == ["objects.db"]
 
 
-def test_a_whole_store_is_fine_and_no_file_appears_beside_it(well: CheckContext, ailments: Ailments) -> None:
-    with sqlite3.connect(well.state_dir / "objects.db") as connection:
+def test_a_whole_store_is_fine_and_no_file_appears_beside_it(healthy_host: CheckContext, findings: Findings) -> None:
+    with sqlite3.connect(healthy_host.state_dir / "objects.db") as connection:
         connection.execute("CREATE TABLE objects (name TEXT)")
     connection.close()
-    before = sorted(well.state_dir.iterdir())
-    assert ailments(well) == []
-    assert sorted(well.state_dir.iterdir()) == before
-    assert any(finding.what == "the stored claims are whole" for finding in run_checks(well))
+    before = sorted(healthy_host.state_dir.iterdir())
+    assert findings(healthy_host) == []
+    assert sorted(healthy_host.state_dir.iterdir()) == before
+    assert any(finding.what == "the stored claims are whole" for finding in run_checks(healthy_host))
 
 
-def test_a_file_that_the_store_set_aside_is_told(well: CheckContext, ailments: Ailments) -> None:
-    (well.state_dir / "objects.db.corrupt-1").write_bytes(b"x")
-    (finding,) = ailments(well)
+def test_a_file_that_the_store_set_aside_is_told(healthy_host: CheckContext, findings: Findings) -> None:
+    (healthy_host.state_dir / "objects.db.corrupt-1").write_bytes(b"x")
+    (finding,) = findings(healthy_host)
     assert finding.severity is Severity.WARNING and finding.where.endswith("objects.db.corrupt-1")
     assert "dra-agent claims" in finding.hint
 
 
-def test_an_agent_that_holds_the_lock_and_does_not_listen_is_a_problem(well: CheckContext, ailments: Ailments) -> None:
-    lock = well.state_dir / "agent.lock"
+def test_an_agent_that_holds_the_lock_and_does_not_listen_is_a_problem(
+    healthy_host: CheckContext, findings: Findings
+) -> None:
+    lock = healthy_host.state_dir / "agent.lock"
     lock.write_text(f"{os.getpid()}\n")
-    (ended,) = ailments(well)
+    (ended,) = findings(healthy_host)
     assert ended.severity is Severity.PROBLEM and "no agent runs here, and one did" in ended.what
     with lock.open("r+") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        well.locks = well.state_dir.parent / "locks"
-        well.locks.write_text(f"1: FLOCK  ADVISORY  WRITE {os.getpid()} 00:1f:{lock.stat().st_ino} 0 EOF\nshort\n")
-        (finding,) = ailments(well)
+        healthy_host.locks = healthy_host.state_dir.parent / "locks"
+        healthy_host.locks.write_text(
+            f"1: FLOCK  ADVISORY  WRITE {os.getpid()} 00:1f:{lock.stat().st_ino} 0 EOF\nshort\n"
+        )
+        (finding,) = findings(healthy_host)
     assert finding.severity is Severity.PROBLEM and f"pid {os.getpid()}" in finding.what
     assert "read its log" in finding.hint
 
 
 def test_others_who_give_out_the_same_devices_are_named(
-    scanned: Scanned, ailments: Ailments, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scanned: Scanned, findings: Findings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     examination = scanned()
     examination.kubelet_dir = tmp_path / "kubelet"
@@ -67,32 +71,32 @@ def test_others_who_give_out_the_same_devices_are_named(
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(name)
     (plugins / "nvidia-checkpoint").write_text("no socket")
-    (finding,) = ailments(examination)
+    (finding,) = findings(examination)
     assert finding.severity is Severity.WARNING and finding.where == str(plugins / "nvidia-gpu.sock")
     assert "nvidia devices too" in finding.what and "inventory.exclude" in finding.hint
 
 
-def test_what_the_agent_found_of_others_is_told(scanned: Scanned, ailments: Ailments) -> None:
+def test_what_the_agent_found_of_others_is_told(scanned: Scanned, findings: Findings) -> None:
     examination = scanned()
     verdict = DeviceConflicts(dict.fromkeys(("gpu-0", "gpu-1"), "device plugin nvidia.com/gpu"))
     save_conflicts(examination.state_dir, SavedConflicts(verdict))
-    (finding,) = ailments(examination)
+    (finding,) = findings(examination)
     assert (finding.severity, finding.where) == (Severity.WARNING, "device plugin nvidia.com/gpu")
     assert "2 devices of this node too" in finding.what and "gpu-0, gpu-1" in finding.what
     save_conflicts(examination.state_dir, SavedConflicts(verdict, published=True))
-    (finding,) = ailments(examination)
+    (finding,) = findings(examination)
     assert finding.severity is Severity.PROBLEM and "two pods" in finding.what
     examination.inventory = None
     assert any(found.where == "device plugin nvidia.com/gpu" for found in run_checks(examination))
 
 
-def test_two_agents_for_the_same_devices_are_both_named(scanned: Scanned, ailments: Ailments, tmp_path: Path) -> None:
+def test_two_agents_for_the_same_devices_are_both_named(scanned: Scanned, findings: Findings, tmp_path: Path) -> None:
     examination = scanned()
     (tmp_path / "theirs").mkdir()
     gpu, nic = "gpu-0000-1b-00-0", "nic-0000-18-00-0"
     theirs = OtherAgent("nvidia.example.com", tmp_path / "theirs", 4711, (gpu, nic))
     examination.other_agents = (theirs,)
-    (finding,) = ailments(examination)
+    (finding,) = findings(examination)
     assert finding.severity is Severity.PROBLEM and f"{gpu}, {nic}" in finding.what
     assert finding.where == (
         f"driver dra-agent.internal (state directory {examination.state_dir}) and "
@@ -101,23 +105,23 @@ def test_two_agents_for_the_same_devices_are_both_named(scanned: Scanned, ailmen
     assert "inventory.exclude" in finding.hint
     # One of them does not publish what the other one does: no claim can get it twice.
     save_conflicts(theirs.state_dir, SavedConflicts(DeviceConflicts({gpu: "driver dra-agent.internal"})))
-    (finding,) = ailments(examination)
+    (finding,) = findings(examination)
     assert finding.severity is Severity.PROBLEM and f"both publish {nic}" in finding.what
     save_conflicts(
         theirs.state_dir, SavedConflicts(DeviceConflicts(dict.fromkeys((gpu, nic), "driver dra-agent.internal")))
     )
-    (finding,) = ailments(examination)
+    (finding,) = findings(examination)
     assert finding.severity is Severity.WARNING and gpu in finding.what
     save_conflicts(theirs.state_dir, SavedConflicts(DeviceConflicts({gpu: "x", nic: "x"}), published=True))
-    assert ailments(examination)[0].severity is Severity.PROBLEM
+    assert findings(examination)[0].severity is Severity.PROBLEM
 
 
-def test_agents_with_devices_of_their_own_are_no_finding(scanned: Scanned, ailments: Ailments, tmp_path: Path) -> None:
+def test_agents_with_devices_of_their_own_are_no_finding(scanned: Scanned, findings: Findings, tmp_path: Path) -> None:
     examination = scanned()
     examination.other_agents = (OtherAgent("nics.example.com", tmp_path, 4711, ()),)
-    assert ailments(examination) == []
+    assert findings(examination) == []
     examination.other_agents = (OtherAgent("nics.example.com", tmp_path, 4711, None),)
-    (finding,) = ailments(examination)
+    (finding,) = findings(examination)
     assert finding.severity is Severity.WARNING and "not known" in finding.what and "root" in finding.hint
 
 
