@@ -71,7 +71,7 @@ def test_a_search_that_takes_too_long_ends_with_an_error() -> None:
     answer = allocate(**asked, deadline=0.2)
     assert time.monotonic() - start < 50
     assert answer["error"] is not None
-    assert "no answer within 200 ms" in answer["error"]
+    assert "no result within 200 ms" in answer["error"]
 
 
 @pytest.mark.parametrize("mode", ["ExactCount", "All"])
@@ -84,7 +84,7 @@ def test_the_deadline_bounds_the_selectors(mode: str) -> None:
         del request["exactly"]["count"]
     devices = [device(f"d{i}") for i in range(60)]
     answer = allocate(**question([slice_of(*devices)], [claim(request)]), deadline=0.2)
-    assert "no answer within 200 ms" in str(answer["error"])
+    assert "no result within 200 ms" in str(answer["error"])
 
 
 def test_a_very_long_list_of_claims_is_answered() -> None:

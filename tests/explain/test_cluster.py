@@ -146,7 +146,7 @@ def test_a_constraint_that_cannot_hold(cluster: FakeApi, explain: Explain) -> No
     cluster.put("resourceclaims", claim(ask(count=2), constraints=[{"matchAttribute": f"{DRIVER}/numa"}]))
     cluster.put("pods", pod())
     code, answer = explain("claim", "claim")
-    assert code == 1 and f"there is no value of {DRIVER}/numa that enough available devices share" in answer["summary"]
+    assert code == 1 and f"no value of {DRIVER}/numa is shared by enough available devices" in answer["summary"]
 
 
 def test_a_class_that_is_not_there(cluster: FakeApi, explain: Explain) -> None:

@@ -45,7 +45,7 @@ def test_a_false_selector_is_named_with_its_text() -> None:
     assert (rejection["owner"], rejection["index"], rejection["error"]) == ("request", 0, None)
     assert rejection["expression"] == model("B")
     assert first_request(asked)["summary"].startswith(
-        "none of 1 device matches: it is refused by selector 0 of request"
+        "none of 1 device matches: it is rejected by selector 0 of request"
     )
 
 
@@ -154,7 +154,7 @@ def test_requests_that_do_not_fit_together_are_told_apart() -> None:
     asked = question([slice_of(device("a"))], [claim(ask("one"), ask("two"))])
     explanation = explain(**asked)
     assert not explanation["fits"]
-    assert "request two does not fit beside the requests before it" in explanation["claims"][0]["summary"]
+    assert "request two does not fit together with the earlier requests" in explanation["claims"][0]["summary"]
 
 
 def test_an_unreadable_object_is_refused() -> None:

@@ -1,6 +1,6 @@
-//! Consumable capacity: how much of a device a request consumes, and whether that much is left.
+//! Consumable capacity: the consumption of a request, and whether the device has enough left.
 //!
-//! The arithmetic is int64's, wrapping where Kubernetes' wraps, so that both come to the same amount.
+//! The arithmetic is int64 and wraps where Kubernetes' wraps, so that both compute the same amount.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -12,14 +12,14 @@ use dra_api::{
 
 use crate::in_use::Capacities;
 
-/// Why a device's capacity cannot serve a request.
+/// The reason why the capacity of a device does not suffice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Shortfall {
     /// The device has no capacity of this name.
     Missing { name: String },
-    /// The amount that would be consumed is not one that the device offers.
+    /// The device's policy does not allow the amount.
     Policy { name: String, amount: Quantity },
-    /// Not so much is left.
+    /// The remaining amount is too small.
     Exceeded {
         name: String,
         needed: Quantity,
@@ -27,7 +27,7 @@ pub(crate) enum Shortfall {
     },
 }
 
-/// What a request would consume of a device, by capacity. An error ends the whole allocation.
+/// The consumption of a request, by capacity name. An error ends the allocation.
 pub(crate) fn consumed(
     request: Option<&CapacityRequirements>,
     device: &Device,
@@ -36,14 +36,14 @@ pub(crate) fn consumed(
     for (name, capacity) in &device.capacity {
         let requested = request.and_then(|request| request.requests.get(name));
         let amount =
-            amount(requested, capacity).map_err(|what| format!("capacity {name}: {what}"))?;
+            amount(requested, capacity).map_err(|message| format!("capacity {name}: {message}"))?;
         consumed.insert(name.clone(), amount);
     }
     Ok(consumed)
 }
 
-/// Compares what would be consumed with what is left after `used`, the shares of others, and `taken`, those of this
-/// allocation.
+/// Compares the consumption with the remaining capacity. `used` is the consumption of existing allocations, `taken` that
+/// of this allocation.
 pub(crate) fn shortfall(
     request: Option<&CapacityRequirements>,
     device: &Device,
@@ -59,7 +59,7 @@ pub(crate) fn shortfall(
     if let Some(name) = missing {
         return Ok(Some(Shortfall::Missing { name: name.clone() }));
     }
-    // All amounts first: an amount that cannot be computed is an error even where another capacity does not suffice.
+    // All amounts first: an invalid amount is an error even if another capacity does not suffice.
     let consumed = consumed(request, device)?;
     if let Some((name, amount)) = consumed
         .iter()
@@ -72,7 +72,7 @@ pub(crate) fn shortfall(
             continue;
         };
         if violates(&needed, capacity.request_policy.as_ref())
-            .map_err(|what| format!("capacity {name}: {what}"))?
+            .map_err(|message| format!("capacity {name}: {message}"))?
         {
             return Ok(Some(Shortfall::Policy {
                 name,
@@ -95,7 +95,7 @@ pub(crate) fn shortfall(
     Ok(None)
 }
 
-/// The requested amount rounded up to one that the device offers. What is not requested is the default, else everything.
+/// The requested amount, rounded up by the policy. Without a request, the default of the policy or the full capacity.
 fn amount(requested: Option<&Quantity>, capacity: &DeviceCapacity) -> Result<Quantity, String> {
     let policy = capacity.request_policy.as_ref();
     let Some(requested) = requested else {
@@ -114,7 +114,7 @@ fn amount(requested: Option<&Quantity>, capacity: &DeviceCapacity) -> Result<Qua
     Ok(offered.unwrap_or(requested).clone())
 }
 
-/// The least `min + n × step` that is not below `requested`.
+/// The smallest `min + n × step` that is at least `requested`.
 fn round_up(
     requested: &Quantity,
     min: &Quantity,
@@ -126,17 +126,17 @@ fn round_up(
     let Some(step) = &range.step else {
         return Ok(requested.clone());
     };
-    let too_large = || format!("the requested amount {requested} is too large to be computed with");
+    let too_large = || format!("the requested amount {requested} is too large");
     if in_thousandths(range) {
-        let wanted = exact_milli(requested).ok_or_else(|| {
+        let expected = exact_milli(requested).ok_or_else(|| {
             format!("the requested amount {requested} is not a whole number of thousandths")
         })?;
-        let (least, pace) = (min.milli_value(), step.milli_value());
-        let steps = steps_up(wanted, least, pace)?;
-        if steps > i64::MAX.wrapping_sub(least).wrapping_div(pace) {
+        let (minimum, increment) = (min.milli_value(), step.milli_value());
+        let steps = steps_up(expected, minimum, increment)?;
+        if steps > i64::MAX.wrapping_sub(minimum).wrapping_div(increment) {
             return Err(too_large());
         }
-        let rounded = least.wrapping_add(pace.wrapping_mul(steps));
+        let rounded = minimum.wrapping_add(increment.wrapping_mul(steps));
         return Ok(if rounded % 1000 == 0 {
             Quantity::new(rounded / 1000, step.format())
         } else {
@@ -146,32 +146,32 @@ fn round_up(
     if *requested > Quantity::new(i64::MAX, requested.format()) {
         return Err(too_large());
     }
-    let (least, pace) = (min.value(), step.value());
-    let steps = steps_up(requested.value(), least, pace)?;
-    if least >= 0 && steps > (i64::MAX - least).wrapping_div(pace) {
+    let (minimum, increment) = (min.value(), step.value());
+    let steps = steps_up(requested.value(), minimum, increment)?;
+    if minimum >= 0 && steps > (i64::MAX - minimum).wrapping_div(increment) {
         return Err(too_large());
     }
     Ok(Quantity::new(
-        least.wrapping_add(pace.wrapping_mul(steps)),
+        minimum.wrapping_add(increment.wrapping_mul(steps)),
         step.format(),
     ))
 }
 
-/// How many steps of `pace` lead from `least` to `wanted` or beyond.
-fn steps_up(wanted: i64, least: i64, pace: i64) -> Result<i64, String> {
-    if pace == 0 {
+/// The number of steps of `increment` from `minimum` to at least `expected`.
+fn steps_up(expected: i64, minimum: i64, increment: i64) -> Result<i64, String> {
+    if increment == 0 {
         return Err("the device's policy has a step of 0".to_owned());
     }
-    let distance = wanted.wrapping_sub(least);
-    let steps = distance.wrapping_div(pace);
-    Ok(if distance.wrapping_rem(pace) == 0 {
+    let distance = expected.wrapping_sub(minimum);
+    let steps = distance.wrapping_div(increment);
+    Ok(if distance.wrapping_rem(increment) == 0 {
         steps
     } else {
         steps.wrapping_add(1)
     })
 }
 
-/// Whether the device does not offer exactly this amount.
+/// Whether the policy does not allow this amount.
 fn violates(amount: &Quantity, policy: Option<&CapacityRequestPolicy>) -> Result<bool, String> {
     let Some(policy) = policy else {
         return Ok(false);
@@ -208,18 +208,18 @@ fn violates_range(amount: &Quantity, range: &CapacityRequestPolicyRange) -> Resu
     let Some(min) = &range.min else {
         return Err("the device's policy has a step but no min".to_owned());
     };
-    let (least, pace) = if in_thousandths {
+    let (minimum, increment) = if in_thousandths {
         (min.milli_value(), step.milli_value())
     } else {
         (min.value(), step.value())
     };
-    if pace == 0 {
+    if increment == 0 {
         return Err("the device's policy has a step of 0".to_owned());
     }
-    Ok(value.wrapping_sub(least).wrapping_rem(pace) != 0)
+    Ok(value.wrapping_sub(minimum).wrapping_rem(increment) != 0)
 }
 
-/// Thousandths are computed with where all of the range can be written so and the step is at least one of them.
+/// Whether to compute in thousandths: the whole range is exact in thousandths, and the step is at least one.
 fn in_thousandths(range: &CapacityRequestPolicyRange) -> bool {
     let writable = |quantity: &Option<Quantity>| {
         quantity
@@ -239,27 +239,27 @@ fn exact_milli(quantity: &Quantity) -> Option<i64> {
     (Quantity::from_milli(milli, quantity.format()) == *quantity).then_some(milli)
 }
 
-/// What this allocation takes of shared devices. A device is here as long as one of its shares is, even one that consumes
-/// nothing: that is how a further share knows that the device's counters are paid for.
+/// The capacity of shared devices that this allocation consumes. A device has an entry while it has a share, even one
+/// without consumption, because only the first share of a device consumes counters.
 #[derive(Debug, Default)]
-pub(crate) struct Taken {
+pub(crate) struct Allocated {
     by_candidate: BTreeMap<usize, Capacities>,
 }
 
-impl Taken {
+impl Allocated {
     pub(crate) fn of(&self, candidate: usize) -> Option<&Capacities> {
         self.by_candidate.get(&candidate)
     }
 
-    /// Adds a share; true where the device had one already.
+    /// Adds a share. Returns whether the device already had one.
     pub(crate) fn add(&mut self, candidate: usize, consumed: &Capacities) -> bool {
-        let had = self.by_candidate.contains_key(&candidate);
+        let had_share = self.by_candidate.contains_key(&candidate);
         crate::in_use::add_capacities(self.by_candidate.entry(candidate).or_default(), consumed);
-        had
+        had_share
     }
 
-    /// Takes a share out again; `had` is what `add` answered.
-    pub(crate) fn remove(&mut self, candidate: usize, consumed: &Capacities, had: bool) {
+    /// Removes a share. `had_share` is the result of `add`.
+    pub(crate) fn remove(&mut self, candidate: usize, consumed: &Capacities, had_share: bool) {
         let Some(total) = self.by_candidate.get_mut(&candidate) else {
             return;
         };
@@ -268,7 +268,7 @@ impl Taken {
                 sum.sub(amount);
             }
         }
-        if !had {
+        if !had_share {
             self.by_candidate.remove(&candidate);
         }
     }

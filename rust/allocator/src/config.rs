@@ -1,4 +1,4 @@
-//! The configuration that goes with an allocation: that of the classes first, then the claim's own, each in its order.
+//! The configuration of an allocation: first that of the classes, then that of the claim, each in its order.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use dra_api::DeviceAllocationConfiguration;
 
 use crate::plan::{PlannedClaim, Task};
 
-/// `chosen` are the tasks that were allocated, one for each request of the claim.
+/// The configuration of a claim. `chosen` has the allocated task of each request.
 pub(crate) fn collect(
     planned: &PlannedClaim<'_>,
     chosen: &[&Task<'_>],
@@ -38,7 +38,7 @@ pub(crate) fn collect(
     config
 }
 
-/// The configuration of a class is there once, with the names of all requests of that class.
+/// The configuration of the classes. Each appears once, with the names of all requests of the class.
 fn of_classes(chosen: &[&Task<'_>]) -> Vec<DeviceAllocationConfiguration> {
     let mut config: Vec<DeviceAllocationConfiguration> = Vec::new();
     let mut by_class: HashMap<&str, Range<usize>> = HashMap::new();

@@ -6,7 +6,7 @@ use crate::in_use::DeviceId;
 use crate::pools::Candidate;
 use crate::request::Request;
 
-/// A constraint, and the devices it has accepted so far.
+/// A constraint, and the devices accepted so far.
 #[derive(Debug)]
 pub(crate) struct Constraint<'a> {
     pub(crate) spec: &'a DeviceConstraint,
@@ -16,7 +16,7 @@ pub(crate) struct Constraint<'a> {
 }
 
 impl<'a> Constraint<'a> {
-    /// None for a kind of constraint that is not known.
+    /// `None` for an unknown kind of constraint.
     pub(crate) fn new(spec: &'a DeviceConstraint) -> Option<Self> {
         let (attribute, distinct) = match (&spec.match_attribute, &spec.distinct_attribute) {
             (Some(attribute), _) => (attribute, false),
@@ -31,12 +31,12 @@ impl<'a> Constraint<'a> {
         })
     }
 
-    /// A constraint that names no request is about all of them.
+    /// Whether the constraint applies to the request. Without names it applies to all requests.
     pub(crate) fn applies_to(&self, request: &Request<'_>) -> bool {
         self.spec.requests.is_empty() || request.is_named_in(&self.spec.requests)
     }
 
-    /// Takes the device in where it goes with those taken in before.
+    /// Accepts the device if it is compatible with the accepted devices.
     pub(crate) fn add(
         &mut self,
         request: &Request<'_>,
@@ -53,12 +53,12 @@ impl<'a> Constraint<'a> {
         true
     }
 
-    /// Whether the device would be taken in next.
+    /// Whether `add` would accept the device.
     pub(crate) fn would_add(&self, request: &Request<'_>, candidate: Candidate<'a>) -> bool {
         !self.applies_to(request) || self.fitting(candidate.device, candidate.id()).is_some()
     }
 
-    /// The device's value, where it goes with those taken in before.
+    /// The device's value, if it is compatible with the accepted devices.
     fn fitting(&self, device: &'a Device, id: DeviceId<'_>) -> Option<&'a DeviceAttribute> {
         let value = look_up(device, id, self.attribute)?;
         let fits = if self.distinct {
@@ -69,7 +69,7 @@ impl<'a> Constraint<'a> {
         fits.then_some(value)
     }
 
-    /// Takes the newest device out again.
+    /// Removes the last accepted device.
     pub(crate) fn remove(&mut self, request: &Request<'_>) {
         if self.applies_to(request) {
             self.accepted.pop();
@@ -77,7 +77,7 @@ impl<'a> Constraint<'a> {
     }
 }
 
-/// The attribute by its full name, or without the domain where that is the driver's.
+/// The attribute by its qualified name, or without the domain if that is the driver's.
 pub(crate) fn look_up<'a>(
     device: &'a Device,
     id: DeviceId<'_>,
@@ -93,7 +93,7 @@ pub(crate) fn look_up<'a>(
     })
 }
 
-/// Lists and values of no known type equal nothing, not even themselves.
+/// Whether two values are equal. Lists and values of unknown type are never equal, not even to themselves.
 pub(crate) fn same(value: &DeviceAttribute, other: &DeviceAttribute) -> bool {
     if value.string.is_some() {
         value.string == other.string
@@ -106,7 +106,7 @@ pub(crate) fn same(value: &DeviceAttribute, other: &DeviceAttribute) -> bool {
     }
 }
 
-/// Values of different types differ; lists and values of no known type differ from nothing.
+/// Whether two values differ. Values of different types differ; lists and values of unknown type never differ.
 fn differ(value: &DeviceAttribute, other: &DeviceAttribute) -> bool {
     let known = value.string.is_some()
         || value.int.is_some()

@@ -1,4 +1,4 @@
-//! Shared counters: what the allocated devices leave of them, and what this allocation takes.
+//! Shared counters: the remaining amounts, and the consumption of this allocation.
 
 use std::collections::BTreeMap;
 
@@ -13,9 +13,9 @@ type Key<'a> = (&'a str, &'a str);
 /// One counter of a pool.
 #[derive(Debug)]
 struct Counter {
-    /// What the allocated devices leave; below zero where too much was allocated.
+    /// The remaining amount after existing allocations. Negative if these exceed the counter.
     available: Quantity,
-    /// What this allocation takes so far.
+    /// The consumption of this allocation so far.
     taken: Quantity,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Counters<'a> {
 }
 
 impl<'a> Counters<'a> {
-    /// Every allocated device of the pool consumes, also those on other nodes.
+    /// The counters of a pool. All allocated devices of the pool consume them, including devices of other nodes.
     pub(crate) fn new(pool: &Pool<'a>, in_use: &InUse<'a>) -> Self {
         let mut counters = BTreeMap::new();
         for (set, content) in &pool.counter_sets {
@@ -48,7 +48,7 @@ impl<'a> Counters<'a> {
             }
         }
         let mut pool_counters = Self { counters };
-        for slice in pool.slices.iter().chain(&pool.elsewhere) {
+        for slice in pool.slices.iter().chain(&pool.other_node_slices) {
             for device in &slice.spec.devices {
                 if in_use
                     .of(id_of(slice, device))
@@ -61,24 +61,24 @@ impl<'a> Counters<'a> {
         pool_counters
     }
 
-    /// Takes what the device consumes, where all of the pool's counters suffice.
-    pub(crate) fn take(&mut self, device: &'a Device) -> bool {
+    /// Consumes the counters of the device. Returns false without change if any counter of the pool does not suffice.
+    pub(crate) fn consume(&mut self, device: &'a Device) -> bool {
         self.each(device, |counter, value| counter.taken.add(value));
         let enough = self
             .counters
             .values()
             .all(|counter| counter.available >= counter.taken);
         if !enough {
-            self.give_back(device);
+            self.release(device);
         }
         enough
     }
 
-    pub(crate) fn give_back(&mut self, device: &'a Device) {
+    pub(crate) fn release(&mut self, device: &'a Device) {
         self.each(device, |counter, value| counter.taken.sub(value));
     }
 
-    /// What is left of each counter, by its name.
+    /// The remaining amount of each counter, with its name.
     pub(crate) fn free(&self) -> impl Iterator<Item = (&'a str, Quantity)> {
         self.counters.iter().map(|((_, name), counter)| {
             let mut free = counter.available.clone();
@@ -87,8 +87,8 @@ impl<'a> Counters<'a> {
         })
     }
 
-    /// Every counter that would not suffice if the device were taken next. A counter that is overdrawn already keeps
-    /// every device of the pool that consumes any.
+    /// The counters that do not suffice for the device. An overdrawn counter affects every device of the pool that consumes
+    /// any counter.
     pub(crate) fn shortages(&self, device: &Device) -> Vec<Shortage> {
         let mut shortages = Vec::new();
         for ((set, name), counter) in &self.counters {

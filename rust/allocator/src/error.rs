@@ -1,6 +1,6 @@
-//! Why a question has no answer: what kube-scheduler reports as an error, rather than as "does not fit".
+//! The errors of an allocation, which kube-scheduler reports as errors, not as "does not fit".
 
-/// What is wrong with the claims, classes or slices. Nothing is allocated.
+/// An error in the claims, classes or slices, or an exceeded limit. No claim is allocated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     #[error("claim {claim}, request {request}: the device class {class:?} does not exist")]
@@ -9,53 +9,51 @@ pub enum Error {
         request: String,
         class: String,
     },
-    #[error("claim {claim}, request {request}: {what}")]
+    #[error("claim {claim}, request {request}: {message}")]
     Request {
         claim: String,
         request: String,
-        what: String,
+        message: String,
     },
     #[error(
-        "claim {claim}, constraint {index}: neither matchAttribute nor distinctAttribute is set, and no other kind is known"
+        "claim {claim}, constraint {index}: neither matchAttribute nor distinctAttribute is set; no other constraint is supported"
     )]
     Constraint { claim: String, index: usize },
     #[error("claim {claim}: more than 32 devices would have to be allocated")]
     TooManyDevices { claim: String },
-    #[error("{owner}: selector {index} does not compile: {what}")]
+    #[error("{owner}: selector {index} does not compile: {message}")]
     Compile {
         owner: String,
         index: usize,
-        what: String,
+        message: String,
     },
-    #[error("{owner}: selector {index} fails on device {device}: {what}")]
+    #[error("{owner}: selector {index} fails on device {device}: {message}")]
     Evaluate {
         owner: String,
         index: usize,
         device: String,
-        what: String,
+        message: String,
     },
-    #[error("{place}: the node selector is not valid: {what}")]
-    NodeSelector { place: String, what: String },
-    #[error("pool {pool} is not valid ({reason}), and without its devices the claims do not fit")]
+    #[error("{place}: the node selector is invalid: {message}")]
+    NodeSelector { place: String, message: String },
+    #[error("pool {pool} is invalid ({reason}), and without its devices the claims do not fit")]
     InvalidPool { pool: String, reason: String },
-    #[error("too many devices are asked for at once, {depth} steps deep: {what}")]
-    Depth { depth: usize, what: String },
+    #[error("too many devices are requested at once, {depth} steps deep: {message}")]
+    Depth { depth: usize, message: String },
     #[error(
-        "no answer within {milliseconds} ms: too many combinations of devices would have to be tried, or the selectors take too long"
+        "no result within {milliseconds} ms: there are too many combinations of devices, or the selectors take too long"
     )]
     Deadline { milliseconds: u64 },
-    #[error(
-        "no answer within {steps} steps: too many combinations of devices would have to be tried"
-    )]
+    #[error("no result within {steps} steps: there are too many combinations of devices")]
     Steps { steps: u64 },
 }
 
 impl Error {
-    pub(crate) fn request(claim: &str, request: &str, what: impl Into<String>) -> Self {
+    pub(crate) fn request(claim: &str, request: &str, message: impl Into<String>) -> Self {
         Self::Request {
             claim: claim.to_owned(),
             request: request.to_owned(),
-            what: what.into(),
+            message: message.into(),
         }
     }
 }

@@ -1,14 +1,14 @@
-//! Why claims get the devices that they get, or none: for each request, what speaks against each device of the node.
+//! Explains an allocation: for each request, the reasons against each device of the node.
 //!
-//! Every device is judged by the checks that the search uses, one at a time and with nothing of the question allocated yet;
-//! whether the requests fit together is answered by the search itself. Nothing is changed.
+//! Every device is checked individually with the checks of the search, before any claim of the query is allocated. The
+//! search itself determines whether the requests fit in combination.
 
 mod groups;
 mod hint;
+mod joint_conflicts;
+mod rejections;
 mod report;
 mod summary;
-mod together;
-mod verdict;
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::in_use::InUse;
 use crate::plan::{Classes, Match, Task, new_task};
 use crate::pools::{self, PoolState};
-use crate::question::{Question, allocation_of, classes_by_name, try_allocate};
+use crate::query::{Query, allocation_of, classes_by_name, try_allocate};
 use crate::request::{Request, claim_name};
 
 pub use report::{
@@ -28,40 +28,40 @@ pub use report::{
     RequestReport, ValueReport,
 };
 
-/// Explains the answer to a question.
-pub fn explain(question: &Question) -> Explanation {
-    let answer = try_allocate(question);
+/// Explains the result of a query. Errors are in [`Explanation::error`].
+pub fn explain(query: &Query) -> Explanation {
+    let result = try_allocate(query);
     let mut explanation = Explanation {
-        node: question.node.0.metadata.name.clone(),
-        fits: matches!(answer, Ok(Some(_))),
+        node: query.node.0.metadata.name.clone(),
+        fits: matches!(result, Ok(Some(_))),
         ..Explanation::default()
     };
-    match judge(question, &mut explanation) {
+    match evaluate_claims(query, &mut explanation) {
         Ok(()) => {}
         Err(error) => explanation.error = Some(error.to_string()),
     }
-    match answer {
+    match result {
         Ok(Some(results)) => {
-            mark_allocated(&mut explanation, question, &results);
+            mark_allocated(&mut explanation, query, &results);
             explanation.results = results;
         }
-        Ok(None) => together::find_culprit(question, &mut explanation),
+        Ok(None) => joint_conflicts::find(query, &mut explanation),
         Err(error) => explanation.error = Some(error.to_string()),
     }
     summary::write(&mut explanation);
     explanation
 }
 
-/// Judges every device for every request.
-fn judge(question: &Question, explanation: &mut Explanation) -> Result<(), Error> {
-    let node = &question.node.0;
-    let in_use = InUse::gather(question.allocated.iter().chain(&question.claims));
-    let classes = classes_by_name(&question.classes);
-    // As long again as the answer had: what is known by then is worth more than nothing.
-    let deadline = question.limits.deadline(Instant::now());
-    let mut matching = Match::new(node, pools::gather(&question.slices, node)?, deadline);
+/// Evaluates every device for every request.
+fn evaluate_claims(query: &Query, explanation: &mut Explanation) -> Result<(), Error> {
+    let node = &query.node.0;
+    let in_use = InUse::gather(query.allocated.iter().chain(&query.claims));
+    let classes = classes_by_name(&query.classes);
+    // The explanation has its own deadline of the same length, so that it exists even if the search timed out.
+    let deadline = query.limits.deadline(Instant::now());
+    let mut matching = Match::new(node, pools::gather(&query.slices, node)?, deadline);
     explanation.pools = matching.pools.iter().map(pool_report).collect();
-    for claim in &question.claims {
+    for claim in &query.claims {
         let mut report = ClaimReport {
             claim: claim_name(claim),
             uid: claim.metadata.uid.clone(),
@@ -71,24 +71,24 @@ fn judge(question: &Question, explanation: &mut Explanation) -> Result<(), Error
         if !report.already_allocated {
             for request in &claim.spec.devices.requests {
                 for (part, alternative) in parts(request) {
-                    let judged = judge_request(claim, part, &classes, &mut matching, &in_use);
+                    let evaluated = evaluate_request(claim, part, &classes, &mut matching, &in_use);
                     report.requests.push(RequestReport {
                         alternative,
-                        ..judged
+                        ..evaluated
                     });
                 }
             }
             let specs = &claim.spec.devices.constraints;
             let constraints: Vec<Constraint<'_>> =
                 specs.iter().filter_map(Constraint::new).collect();
-            groups::judge(&mut report, &constraints, &matching);
+            groups::check(&mut report, &constraints, &matching);
         }
         explanation.claims.push(report);
     }
     Ok(())
 }
 
-/// The request itself, or its alternatives; and whether it is one.
+/// The request or its alternatives, each with whether it is an alternative.
 fn parts(request: &DeviceRequest) -> Vec<(Request<'_>, bool)> {
     if request.first_available.is_empty() {
         return request
@@ -104,7 +104,7 @@ fn parts(request: &DeviceRequest) -> Vec<(Request<'_>, bool)> {
         .collect()
 }
 
-fn judge_request<'a>(
+fn evaluate_request<'a>(
     claim: &'a ResourceClaim,
     request: Request<'a>,
     classes: &Classes<'a>,
@@ -120,13 +120,13 @@ fn judge_request<'a>(
         ..RequestReport::default()
     };
     match new_task(claim, request, classes, matching) {
-        Ok(task) => judge_devices(&mut report, claim, &task, matching, in_use),
+        Ok(task) => evaluate_devices(&mut report, claim, &task, matching, in_use),
         Err(error) => report.error = Some(error.to_string()),
     }
     report
 }
 
-fn judge_devices<'a>(
+fn evaluate_devices<'a>(
     report: &mut RequestReport,
     claim: &'a ResourceClaim,
     task: &Task<'a>,
@@ -142,14 +142,14 @@ fn judge_devices<'a>(
         .filter(|constraint| constraint.applies_to(&task.request))
         .collect();
     for index in 0..matching.candidates.len() {
-        let device = verdict::judge(task, index, &constraints, matching, in_use);
+        let device = rejections::evaluate_device(task, index, &constraints, matching, in_use);
         if report.error.is_none() {
             report.error = device.failure();
         }
         report.devices.push(device);
     }
     for pool in &matching.pools {
-        report.devices.extend(verdict::of_unusable(pool));
+        report.devices.extend(rejections::unusable_devices(pool));
     }
     report.count();
     if report.all {
@@ -170,27 +170,23 @@ fn pool_report(pool: &pools::Pool<'_>) -> PoolReport {
     }
 }
 
-/// What keeps a pool from being allocated from.
+/// The reason why a pool is not usable.
 fn problem(state: &PoolState) -> Option<String> {
     match state {
         PoolState::Usable => None,
-        PoolState::Incomplete { found, wanted } => Some(format!(
-            "the pool is incomplete: {found} of {wanted} slices are published"
+        PoolState::Incomplete { found, expected } => Some(format!(
+            "the pool is incomplete: {found} of {expected} slices are published"
         )),
-        PoolState::Invalid(reason) => Some(format!("the pool is not valid: {reason}")),
+        PoolState::Invalid(reason) => Some(format!("the pool is invalid: {reason}")),
     }
 }
 
-/// Marks the devices that would be allocated.
-fn mark_allocated(
-    explanation: &mut Explanation,
-    question: &Question,
-    results: &[AllocationResult],
-) {
+/// Marks the devices of the allocation.
+fn mark_allocated(explanation: &mut Explanation, query: &Query, results: &[AllocationResult]) {
     for ((report, claim), result) in explanation
         .claims
         .iter_mut()
-        .zip(&question.claims)
+        .zip(&query.claims)
         .zip(results)
     {
         debug_assert_eq!(report.claim, claim_name(claim));

@@ -1,4 +1,4 @@
-//! What the allocated claims hold: devices of their own, shares of devices, and capacity.
+//! The devices, shares and capacity that existing allocations use.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -33,41 +33,41 @@ pub struct Holder {
     pub request: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share_id: Option<String>,
-    /// It watches the device, and keeps nobody away.
+    /// Admin access does not exclude other claims.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub admin_access: bool,
-    /// What the share consumes, by capacity.
+    /// The consumption of the share, by capacity name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub consumed: BTreeMap<String, Quantity>,
 }
 
-/// What is held of one device.
+/// The use of one device by existing allocations.
 #[derive(Debug, Default)]
 pub(crate) struct Use {
-    /// By one claim alone.
+    /// One claim uses the device exclusively.
     pub(crate) whole: bool,
-    /// Whether there are shares. They may consume nothing.
+    /// Claims use shares of the device, which may have no consumption.
     pub(crate) shared: bool,
-    /// What all shares consume; none where no share says what it consumes.
+    /// The consumption of all shares; `None` if no share has a consumption.
     pub(crate) capacity: Option<Capacities>,
     pub(crate) holders: Vec<Holder>,
 }
 
 impl Use {
-    /// Whether the device's counters are consumed already.
+    /// Whether the device consumes its counters.
     pub(crate) fn any(&self) -> bool {
         self.whole || self.shared
     }
 }
 
-/// What is held of every device.
+/// The use of all devices.
 #[derive(Debug, Default)]
 pub(crate) struct InUse<'a> {
     devices: HashMap<DeviceId<'a>, Use>,
 }
 
 impl<'a> InUse<'a> {
-    /// Reads the allocations of `claims`. A claim that is there twice counts once.
+    /// Collects the allocations of `claims`. A duplicate claim counts once.
     pub(crate) fn gather(claims: impl Iterator<Item = &'a ResourceClaim>) -> Self {
         let mut in_use = Self::default();
         let mut seen = HashSet::new();
@@ -136,7 +136,7 @@ pub(crate) fn add_capacities(total: &mut Capacities, more: &Capacities) {
     }
 }
 
-/// What tells one claim from another; none where the claim has no name at all.
+/// The identity of a claim; `None` for a claim without a name.
 fn identity(claim: &ResourceClaim) -> Option<(&str, &str)> {
     let meta = &claim.metadata;
     if !meta.uid.is_empty() {

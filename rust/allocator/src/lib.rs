@@ -1,7 +1,7 @@
-//! Kubernetes' structured allocator: which devices of a node a set of ResourceClaims gets, and why not.
+//! Kubernetes' structured allocator: allocates devices of a node to ResourceClaims, and explains why a claim does not fit.
 //!
-//! The answers are those of kube-scheduler v1.37 with its default feature gates, device for device; how far that is tested
-//! stands in docs/allocator.md. The crate decides, it changes nothing: who holds what is an input, the allocation an output.
+//! The results equal those of kube-scheduler v1.37 with its default feature gates, device for device. docs/allocator.md
+//! describes the tests. The crate has no state: existing allocations are an input, new allocations are the output.
 
 mod capacity;
 mod config;
@@ -14,7 +14,7 @@ mod node;
 mod node_selector;
 mod plan;
 mod pools;
-mod question;
+mod query;
 mod request;
 mod result;
 mod search;
@@ -28,4 +28,4 @@ pub use explain::{
     RequestReport, ValueReport, explain,
 };
 pub use in_use::Holder;
-pub use question::{Answer, Limits, NodeInput, Question, allocate};
+pub use query::{Limits, NodeInput, Query, Response, allocate};

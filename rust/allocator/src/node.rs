@@ -5,8 +5,8 @@ use dra_api::{Device, Node, NodeSelector, ResourceSlice};
 use crate::error::Error;
 use crate::node_selector;
 
-/// Whether the node is the named one, any one, or a selected one, looked at in this order.
-fn reaches(
+/// Whether the node has the name, all nodes are allowed, or the selector matches, in this order.
+fn is_selected(
     node: &Node,
     name: Option<&str>,
     all: Option<bool>,
@@ -20,26 +20,26 @@ fn reaches(
     }
 }
 
-/// Whether the device can be used on the node, in a slice that leaves this to its devices.
-pub(crate) fn device_reaches(
+/// Whether the device can be used on the node, for a slice with per-device node selection.
+pub(crate) fn device_is_usable_on(
     slice: &ResourceSlice,
     device: &Device,
     node: &Node,
 ) -> Result<bool, Error> {
-    reaches(
+    is_selected(
         node,
         device.node_name.as_deref(),
         device.all_nodes,
         device.node_selector.as_ref(),
     )
-    .map_err(|what| Error::NodeSelector {
+    .map_err(|message| Error::NodeSelector {
         place: format!("slice {}, device {}", slice.metadata.name, device.name),
-        what,
+        message,
     })
 }
 
 /// Whether any device of the slice can be used on the node.
-pub(crate) fn slice_reaches(slice: &ResourceSlice, node: &Node) -> Result<bool, Error> {
+pub(crate) fn slice_is_usable_on(slice: &ResourceSlice, node: &Node) -> Result<bool, Error> {
     let spec = &slice.spec;
     let names_nodes = spec
         .node_name
@@ -48,20 +48,20 @@ pub(crate) fn slice_reaches(slice: &ResourceSlice, node: &Node) -> Result<bool, 
         || spec.all_nodes == Some(true)
         || spec.node_selector.is_some();
     if names_nodes {
-        return reaches(
+        return is_selected(
             node,
             spec.node_name.as_deref(),
             spec.all_nodes,
             spec.node_selector.as_ref(),
         )
-        .map_err(|what| Error::NodeSelector {
+        .map_err(|message| Error::NodeSelector {
             place: format!("slice {}", slice.metadata.name),
-            what,
+            message,
         });
     }
-    if leaves_nodes_to_devices(slice) {
+    if has_per_device_node_selection(slice) {
         for device in &spec.devices {
-            if device_reaches(slice, device, node)? {
+            if device_is_usable_on(slice, device, node)? {
                 return Ok(true);
             }
         }
@@ -69,6 +69,6 @@ pub(crate) fn slice_reaches(slice: &ResourceSlice, node: &Node) -> Result<bool, 
     Ok(false)
 }
 
-pub(crate) fn leaves_nodes_to_devices(slice: &ResourceSlice) -> bool {
+pub(crate) fn has_per_device_node_selection(slice: &ResourceSlice) -> bool {
     slice.spec.per_device_node_selection.unwrap_or(false)
 }

@@ -1,15 +1,15 @@
-//! Node selectors: which nodes they select, and what makes one invalid, as Kubernetes' node affinity has it.
+//! Node selectors with the semantics of Kubernetes' node affinity.
 //!
-//! A selector with any mistake in it is an error even where another of its terms matches.
+//! A selector with an invalid term is an error even if another term matches.
 
 use std::collections::BTreeMap;
 
 use dra_api::{Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 
-const LONGEST_PREFIX: usize = 253;
-const LONGEST_NAME: usize = 63;
+const MAX_PREFIX_BYTES: usize = 253;
+const MAX_NAME_BYTES: usize = 63;
 
-/// Whether `node` is selected; terms are alternatives, and an empty term selects nothing.
+/// Whether the selector matches the node. Terms are alternatives; an empty term matches no node.
 pub(crate) fn matches(selector: &NodeSelector, node: &Node) -> Result<bool, String> {
     let terms = || {
         selector
@@ -35,7 +35,7 @@ fn check_label(requirement: &NodeSelectorRequirement) -> Result<(), String> {
         values,
     } = requirement;
     if !is_label_key(key) {
-        return Err(format!("{key:?} is not a label's key"));
+        return Err(format!("{key:?} is not a label key"));
     }
     match operator.as_str() {
         "In" | "NotIn" if values.is_empty() => {
@@ -48,10 +48,10 @@ fn check_label(requirement: &NodeSelectorRequirement) -> Result<(), String> {
             return Err(format!("{key}: operator {operator} needs one whole number"));
         }
         "In" | "NotIn" | "Exists" | "DoesNotExist" | "Gt" | "Lt" => {}
-        _ => return Err(format!("{key}: there is no operator {operator:?}")),
+        _ => return Err(format!("{key}: unknown operator {operator:?}")),
     }
     match values.iter().find(|value| !is_label_value(value)) {
-        Some(value) => Err(format!("{key}: {value:?} is not a label's value")),
+        Some(value) => Err(format!("{key}: {value:?} is not a label value")),
         None => Ok(()),
     }
 }
@@ -62,7 +62,7 @@ fn check_field(requirement: &NodeSelectorRequirement) -> Result<(), String> {
         "In" | "NotIn" if requirement.values.len() == 1 => Ok(()),
         "In" | "NotIn" => Err(format!("field {key}: there must be exactly one value")),
         operator => Err(format!(
-            "field {key}: there is no operator {operator:?} for fields"
+            "field {key}: operator {operator:?} is not supported for fields"
         )),
     }
 }
@@ -72,7 +72,7 @@ fn selects(term: &NodeSelectorTerm, node: &Node) -> bool {
         .match_expressions
         .iter()
         .all(|requirement| label_holds(requirement, &node.metadata.labels));
-    // A node without a name has no fields at all, and then they are not looked at.
+    // A node without a name has no fields; Kubernetes then ignores field requirements.
     labels
         && (node.metadata.name.is_empty()
             || term
@@ -98,14 +98,14 @@ fn label_holds(requirement: &NodeSelectorRequirement, labels: &BTreeMap<String, 
     }
 }
 
-/// A field that does not exist reads as empty.
+/// Whether a field requirement matches. An unknown field is empty.
 fn field_holds(requirement: &NodeSelectorRequirement, node_name: &str) -> bool {
     let value = if requirement.key == "metadata.name" {
         node_name
     } else {
         ""
     };
-    let equal = requirement.values.iter().any(|wanted| wanted == value);
+    let equal = requirement.values.iter().any(|expected| expected == value);
     equal == (requirement.operator == "In")
 }
 
@@ -113,7 +113,7 @@ fn is_label_key(key: &str) -> bool {
     match key.split_once('/') {
         Some((prefix, name)) => {
             !prefix.is_empty()
-                && prefix.len() <= LONGEST_PREFIX
+                && prefix.len() <= MAX_PREFIX_BYTES
                 && prefix.split('.').all(is_dns_label)
                 && is_label_name(name)
         }
@@ -135,7 +135,7 @@ fn is_label_name(name: &str) -> bool {
 
 fn is_label_value(value: &str) -> bool {
     let bytes = value.as_bytes();
-    value.len() <= LONGEST_NAME
+    value.len() <= MAX_NAME_BYTES
         && bytes.first().is_none_or(u8::is_ascii_alphanumeric)
         && bytes.last().is_none_or(u8::is_ascii_alphanumeric)
         && bytes

@@ -1,20 +1,20 @@
-//! What has to be allocated: every request checked, its class found, and "all devices" counted, before the search begins.
+//! The plan of a search: checks every request, resolves its class, and counts "all devices".
 
 use dra_api::{DeviceClass, DeviceRequest, Node, ResourceClaim};
 
 use crate::capacity;
 use crate::constraints::Constraint;
 use crate::error::Error;
-use crate::node::{device_reaches, leaves_nodes_to_devices};
+use crate::node::{device_is_usable_on, has_per_device_node_selection};
 use crate::pools::{Candidate, Pool, PoolState, candidates};
-use crate::question::Deadline;
+use crate::query::Deadline;
 use crate::request::{Request, claim_name};
-use crate::selectors::{Selectors, Verdict};
+use crate::selectors::{SelectorResult, Selectors};
 
-/// The API allows no more devices in the allocation of a claim.
+/// The API's limit of devices in the allocation of a claim.
 pub(crate) const MAX_DEVICES: i64 = 32;
 
-/// Classes by name, as the search asks for them.
+/// Classes by name.
 pub(crate) type Classes<'a> = std::collections::HashMap<&'a str, &'a DeviceClass>;
 
 /// A request or a subrequest that can be allocated.
@@ -22,15 +22,15 @@ pub(crate) type Classes<'a> = std::collections::HashMap<&'a str, &'a DeviceClass
 pub(crate) struct Task<'a> {
     pub(crate) request: Request<'a>,
     pub(crate) class: &'a DeviceClass,
-    /// How many devices; 0 and below ask for none.
+    /// The number of devices; 0 and negative numbers request none.
     pub(crate) count: i64,
-    /// The devices that make up "all".
+    /// The devices of the mode "All", as candidate indexes.
     pub(crate) all: Option<Vec<usize>>,
-    /// The number of this task, for what is remembered of it.
+    /// The index of this task in caches.
     pub(crate) key: usize,
 }
 
-/// A request: one task, or alternatives of which the first that fits is taken.
+/// A request: one task, or alternatives. The first alternative that fits is allocated.
 #[derive(Debug)]
 pub(crate) enum Choice<'a> {
     One(Box<Task<'a>>),
@@ -54,14 +54,14 @@ impl<'a> Choice<'a> {
     }
 }
 
-/// A claim that has to be allocated.
+/// A claim to allocate.
 #[derive(Debug)]
 pub(crate) struct PlannedClaim<'a> {
     pub(crate) claim: &'a ResourceClaim,
     pub(crate) choices: Vec<Choice<'a>>,
 }
 
-/// What of a device and a task does not change during a search.
+/// The candidates of a search, and the cached results of selectors.
 #[derive(Debug)]
 pub(crate) struct Match<'a> {
     pub(crate) node: &'a Node,
@@ -82,7 +82,7 @@ impl<'a> Match<'a> {
         }
     }
 
-    /// Whether the selectors of class and request hold, and the device can be used on the node; in this order, because a
+    /// Whether the selectors of class and request match, and the device can be used on the node. The order matters: a
     /// selector that fails on a device of another node is an error too.
     pub(crate) fn selects(
         &mut self,
@@ -93,48 +93,48 @@ impl<'a> Match<'a> {
         if let Some(known) = self.known[task.key][index] {
             return Ok(known);
         }
-        let answer = self.judge(claim, task, index)?;
-        self.known[task.key][index] = Some(answer);
-        Ok(answer)
+        let matches = self.evaluate(claim, task, index)?;
+        self.known[task.key][index] = Some(matches);
+        Ok(matches)
     }
 
-    fn judge(
+    fn evaluate(
         &mut self,
         claim: &ResourceClaim,
         task: &Task<'a>,
         index: usize,
     ) -> Result<bool, Error> {
         let candidate = self.candidates[index];
-        let verdict = self
+        let result = self
             .selectors
-            .ask(&task.class.spec.selectors, index, &candidate)
+            .evaluate_all(&task.class.spec.selectors, index, &candidate)
             .map_err(|failure| {
-                failure.of(format!("class {}", task.class.metadata.name), &candidate)
+                failure.into_error(format!("class {}", task.class.metadata.name), &candidate)
             })?;
-        if verdict != Verdict::Matches {
+        if result != SelectorResult::Matches {
             return Ok(false);
         }
-        let verdict = self
+        let result = self
             .selectors
-            .ask(task.request.selectors, index, &candidate)
+            .evaluate_all(task.request.selectors, index, &candidate)
             .map_err(|failure| {
                 let owner = format!(
                     "claim {}, request {}",
                     claim_name(claim),
                     task.request.name()
                 );
-                failure.of(owner, &candidate)
+                failure.into_error(owner, &candidate)
             })?;
-        if verdict != Verdict::Matches {
+        if result != SelectorResult::Matches {
             return Ok(false);
         }
-        if leaves_nodes_to_devices(candidate.slice) {
-            return device_reaches(candidate.slice, candidate.device, self.node);
+        if has_per_device_node_selection(candidate.slice) {
+            return device_is_usable_on(candidate.slice, candidate.device, self.node);
         }
         Ok(true)
     }
 
-    /// How many tasks there are: their keys are below it.
+    /// The number of tasks. Keys are less than it.
     pub(crate) fn tasks(&self) -> usize {
         self.known.len()
     }
@@ -145,37 +145,37 @@ impl<'a> Match<'a> {
     }
 }
 
-/// Checks the claim and its requests in their order.
+/// Checks a claim and its requests in their order.
 pub(crate) fn plan_claim<'a>(
     claim: &'a ResourceClaim,
     classes: &Classes<'a>,
     matching: &mut Match<'a>,
 ) -> Result<PlannedClaim<'a>, Error> {
     let mut choices = Vec::new();
-    let mut least = 0_i64;
+    let mut minimum = 0_i64;
     for request in &claim.spec.devices.requests {
         let choice = plan_request(claim, request, classes, matching)?;
-        let wanted = match &choice {
+        let expected = match &choice {
             Choice::One(task) => task.count,
             Choice::First(tasks) => tasks.iter().map(|task| task.count).min().unwrap_or(0),
         };
-        if wanted > MAX_DEVICES.wrapping_sub(least) {
+        if expected > MAX_DEVICES.wrapping_sub(minimum) {
             return Err(Error::request(
                 &claim_name(claim),
                 &request.name,
                 format!(
-                    "{wanted} devices and the {least} of the requests before it are more than the {MAX_DEVICES} that one claim may have"
+                    "{expected} devices and at least {minimum} of the earlier requests exceed the limit of {MAX_DEVICES} devices for one claim"
                 ),
             ));
         }
-        least = least.wrapping_add(wanted);
+        minimum = minimum.wrapping_add(expected);
         choices.push(choice);
     }
-    if least < 0 {
+    if minimum < 0 {
         return Err(Error::request(
             &claim_name(claim),
             "(all)",
-            "a negative number of devices is asked for",
+            "the number of requested devices is negative",
         ));
     }
     for (index, spec) in claim.spec.devices.constraints.iter().enumerate() {
@@ -189,7 +189,7 @@ pub(crate) fn plan_claim<'a>(
     Ok(PlannedClaim { claim, choices })
 }
 
-/// One request; alternatives are looked at where there are any.
+/// Plans one request, or its alternatives.
 pub(crate) fn plan_request<'a>(
     claim: &'a ResourceClaim,
     request: &'a DeviceRequest,
@@ -215,14 +215,14 @@ pub(crate) fn plan_request<'a>(
         .map(|task| Choice::One(Box::new(task)))
 }
 
-/// Finds the class and reads what is asked for; leaves "all" to `fill_all`.
+/// Resolves the class and checks the request. `plan_task` adds the devices of the mode "All".
 pub(crate) fn new_task<'a>(
     claim: &ResourceClaim,
     request: Request<'a>,
     classes: &Classes<'a>,
     matching: &mut Match<'a>,
 ) -> Result<Task<'a>, Error> {
-    let fail = |what: String| Error::request(&claim_name(claim), &request.name(), what);
+    let fail = |message: String| Error::request(&claim_name(claim), &request.name(), message);
     if request.derived_attributes {
         return Err(fail(
             "derivedAttributes need the feature gate DRADerivedAttributes, which is off".to_owned(),
@@ -234,7 +234,7 @@ pub(crate) fn new_task<'a>(
         .position(|selector| selector.cel.is_none())
     {
         return Err(fail(format!(
-            "selector {index} has no CEL expression, and no other kind is known"
+            "selector {index} has no CEL expression; no other selector is supported"
         )));
     }
     if request.class.is_empty() {
@@ -247,11 +247,11 @@ pub(crate) fn new_task<'a>(
             class: request.class.to_owned(),
         });
     };
-    // The API server replaces an empty mode, and a count of 0, before anyone sees them.
+    // Defaults of the API server for an empty mode and a count of 0.
     let (count, all) = match request.mode {
         "" | dra_api::EXACT_COUNT => (if request.count == 0 { 1 } else { request.count }, None),
         dra_api::ALL => (0, Some(Vec::new())),
-        mode => return Err(fail(format!("there is no allocationMode {mode:?}"))),
+        mode => return Err(fail(format!("unknown allocationMode {mode:?}"))),
     };
     Ok(Task {
         request,
@@ -277,27 +277,27 @@ fn plan_task<'a>(
     Ok(task)
 }
 
-/// Every device that matches, whether it is free or not. It is an error if that cannot be known.
+/// All matching devices, in use or not. An incomplete or invalid pool is an error.
 fn all_devices<'a>(
     claim: &ResourceClaim,
     task: &Task<'a>,
     matching: &mut Match<'a>,
 ) -> Result<Vec<usize>, Error> {
-    let fail = |what: String| Error::request(&claim_name(claim), &task.request.name(), what);
+    let fail = |message: String| Error::request(&claim_name(claim), &task.request.name(), message);
     let mut all = Vec::new();
     let mut next = 0;
     for pool in 0..matching.pools.len() {
         let label = matching.pools[pool].label();
         match &matching.pools[pool].state {
             PoolState::Usable => {}
-            PoolState::Incomplete { found, wanted } => {
+            PoolState::Incomplete { found, expected } => {
                 return Err(fail(format!(
-                    "all devices are asked for, but pool {label} is incomplete: {found} of {wanted} slices are published"
+                    "all devices are requested, but pool {label} is incomplete: {found} of {expected} slices are published"
                 )));
             }
             PoolState::Invalid(reason) => {
                 return Err(fail(format!(
-                    "all devices are asked for, but pool {label} is not valid: {reason}"
+                    "all devices are requested, but pool {label} is invalid: {reason}"
                 )));
             }
         }
@@ -310,7 +310,7 @@ fn all_devices<'a>(
             let candidate = matching.candidates[index];
             let shortfall =
                 capacity::shortfall(task.request.capacity, candidate.device, None, None)
-                    .map_err(|what| fail(format!("device {}: {what}", candidate.id())))?;
+                    .map_err(|message| fail(format!("device {}: {message}", candidate.id())))?;
             if shortfall.is_none() {
                 all.push(index);
             }

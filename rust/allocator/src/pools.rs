@@ -1,7 +1,7 @@
-//! The pools that a node can use: newest generation only, complete and consistent, in the order in which they are searched.
+//! The pools of a node: newest generation, completeness, consistency and search order.
 //!
-//! Pools go by driver and name, those with binding conditions last; slices by name; devices as published. What a device
-//! must fulfil is not judged here.
+//! Pools are ordered by driver and name, those with binding conditions last; slices by name; devices as published. Requests
+//! and selectors are not evaluated here.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -9,9 +9,9 @@ use dra_api::{CounterSet, Device, Node, ResourceSlice};
 
 use crate::error::Error;
 use crate::in_use::DeviceId;
-use crate::node::slice_reaches;
+use crate::node::slice_is_usable_on;
 
-/// A device of a pool that can be allocated from.
+/// A device of a usable pool.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Candidate<'a> {
     pub(crate) pool: usize,
@@ -37,10 +37,10 @@ impl<'a> Candidate<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PoolState {
     Usable,
-    /// Fewer slices are published than the pool is said to have.
+    /// Fewer slices are published than `resourceSliceCount`.
     Incomplete {
         found: usize,
-        wanted: i64,
+        expected: i64,
     },
     Invalid(String),
 }
@@ -50,12 +50,12 @@ pub(crate) struct Pool<'a> {
     pub(crate) driver: &'a str,
     pub(crate) name: &'a str,
     pub(crate) state: PoolState,
-    /// Slices with devices for the node, by name. Empty where the pool is not usable.
+    /// Slices with devices for the node, by name. Empty if the pool is not usable.
     pub(crate) slices: Vec<&'a ResourceSlice>,
-    /// Slices with devices for other nodes: what is allocated of them consumes this pool's counters too.
-    pub(crate) elsewhere: Vec<&'a ResourceSlice>,
+    /// Slices with devices for other nodes. Their allocated devices consume counters of this pool too.
+    pub(crate) other_node_slices: Vec<&'a ResourceSlice>,
     pub(crate) counter_sets: BTreeMap<&'a str, &'a CounterSet>,
-    /// Every slice that was found, for those who explain.
+    /// All slices of the pool, for explanations.
     pub(crate) found: Vec<&'a ResourceSlice>,
 }
 
@@ -74,11 +74,11 @@ impl Pool<'_> {
 
 type PoolKey<'a> = (&'a str, &'a str);
 
-/// Every pool with a slice for the node.
+/// All pools with a slice for the node.
 pub(crate) fn gather<'a>(slices: &'a [ResourceSlice], node: &Node) -> Result<Vec<Pool<'a>>, Error> {
     let mut by_pool: HashMap<PoolKey<'a>, Vec<&'a ResourceSlice>> = HashMap::new();
     for slice in for_node(slices, node) {
-        if !uses_compatibility_groups(slice) && slice_reaches(slice, node)? {
+        if !uses_compatibility_groups(slice) && slice_is_usable_on(slice, node)? {
             add_newest(by_pool.entry(key(slice)).or_default(), slice);
         }
     }
@@ -90,7 +90,7 @@ pub(crate) fn gather<'a>(slices: &'a [ResourceSlice], node: &Node) -> Result<Vec
     Ok(pools)
 }
 
-/// The devices of the usable pools, in the order of the search.
+/// The devices of the usable pools, in search order.
 pub(crate) fn candidates<'a>(pools: &[Pool<'a>]) -> Vec<Candidate<'a>> {
     let mut candidates = Vec::new();
     for (pool, entry) in pools.iter().enumerate() {
@@ -105,17 +105,17 @@ pub(crate) fn candidates<'a>(pools: &[Pool<'a>]) -> Vec<Candidate<'a>> {
     candidates
 }
 
-/// Slices of this node first, then those that name no node. The order decides only between slices of one pool that
-/// disagree about the number of its slices.
+/// The slices for the node: first those with the node name, then those without. The order matters only for slices of one
+/// pool with different numbers of slices.
 fn for_node<'a>(
     slices: &'a [ResourceSlice],
     node: &Node,
 ) -> impl Iterator<Item = &'a ResourceSlice> {
     let name = |slice: &'a ResourceSlice| slice.spec.node_name.as_deref().unwrap_or_default();
-    let wanted = node.metadata.name.clone();
+    let expected = node.metadata.name.clone();
     let own = slices
         .iter()
-        .filter(move |slice| !name(slice).is_empty() && name(slice) == wanted);
+        .filter(move |slice| !name(slice).is_empty() && name(slice) == expected);
     own.chain(slices.iter().filter(move |slice| name(slice).is_empty()))
 }
 
@@ -123,7 +123,7 @@ fn key(slice: &ResourceSlice) -> PoolKey<'_> {
     (&slice.spec.driver, &slice.spec.pool.name)
 }
 
-/// The gate DRADeviceCompatibilityGroups is off: whoever cannot judge such groups must leave their slices alone.
+/// Whether the slice uses compatibility groups. The gate DRADeviceCompatibilityGroups is off, so such slices are ignored.
 fn uses_compatibility_groups(slice: &ResourceSlice) -> bool {
     slice
         .spec
@@ -142,21 +142,21 @@ fn add_newest<'a>(found: &mut Vec<&'a ResourceSlice>, slice: &'a ResourceSlice) 
     }
 }
 
-/// The pool, or none where a newer generation is on its way that has nothing for this node.
+/// The pool, or `None` if a newer generation has no slice for this node yet.
 fn assemble<'a>(
     (driver, name): PoolKey<'a>,
     found: Vec<&'a ResourceSlice>,
     slices: &'a [ResourceSlice],
 ) -> Option<Pool<'a>> {
     let first = &found.first()?.spec.pool;
-    let (generation, wanted) = (first.generation, first.resource_slice_count);
-    let complete = |count: usize| i64::try_from(count) == Ok(wanted);
+    let (generation, expected) = (first.generation, first.resource_slice_count);
+    let complete = |count: usize| i64::try_from(count) == Ok(expected);
     let pool = Pool {
         driver,
         name,
         state: PoolState::Usable,
         slices: Vec::new(),
-        elsewhere: Vec::new(),
+        other_node_slices: Vec::new(),
         counter_sets: BTreeMap::new(),
         found: found.clone(),
     };
@@ -176,7 +176,7 @@ fn assemble<'a>(
         return Some(Pool {
             state: PoolState::Incomplete {
                 found: all.len(),
-                wanted,
+                expected,
             },
             ..pool
         });
@@ -184,7 +184,7 @@ fn assemble<'a>(
     Some(build(pool, found, &all))
 }
 
-/// Sorts the slices by what they are for, and checks that they fit each other.
+/// Groups the slices by purpose, and checks their consistency.
 fn build<'a>(
     mut pool: Pool<'a>,
     mut here: Vec<&'a ResourceSlice>,
@@ -193,7 +193,7 @@ fn build<'a>(
     let has_counters = |slice: &&ResourceSlice| !slice.spec.shared_counters.is_empty();
     here.sort_by_key(|slice| slice.metadata.name.as_str());
     let (mut counters, slices): (Vec<_>, Vec<_>) = here.iter().partition(|s| has_counters(s));
-    let mut elsewhere = Vec::new();
+    let mut other_node_slices = Vec::new();
     if here.len() < all.len() {
         let names: HashSet<&str> = here
             .iter()
@@ -206,14 +206,14 @@ fn build<'a>(
             if has_counters(slice) {
                 counters.push(*slice);
             } else {
-                elsewhere.push(*slice);
+                other_node_slices.push(*slice);
             }
         }
     }
-    match check(&slices, &elsewhere, &counters) {
+    match check(&slices, &other_node_slices, &counters) {
         Ok(counter_sets) => {
             pool.slices = slices;
-            pool.elsewhere = elsewhere;
+            pool.other_node_slices = other_node_slices;
             pool.counter_sets = counter_sets;
         }
         Err(reason) => pool.state = PoolState::Invalid(reason),
@@ -223,7 +223,7 @@ fn build<'a>(
 
 fn check<'a>(
     slices: &[&'a ResourceSlice],
-    elsewhere: &[&'a ResourceSlice],
+    other_node_slices: &[&'a ResourceSlice],
     counters: &[&'a ResourceSlice],
 ) -> Result<BTreeMap<&'a str, &'a CounterSet>, String> {
     let mut names = HashSet::new();
@@ -243,7 +243,7 @@ fn check<'a>(
     }
     for device in slices
         .iter()
-        .chain(elsewhere)
+        .chain(other_node_slices)
         .flat_map(|slice| &slice.spec.devices)
     {
         for consumption in &device.consumes_counters {

@@ -1,4 +1,4 @@
-//! One thing to allocate: an exact request or one alternative of `firstAvailable`, seen alike.
+//! A common form of exact requests and alternatives of `firstAvailable`.
 
 use dra_api::{
     CapacityRequirements, DeviceRequest, DeviceSelector, DeviceSubRequest, DeviceToleration,
@@ -16,7 +16,7 @@ pub(crate) struct Request<'a> {
     pub(crate) selectors: &'a [DeviceSelector],
     pub(crate) mode: &'a str,
     pub(crate) count: i64,
-    /// A subrequest cannot ask for it.
+    /// Not available for subrequests.
     pub(crate) admin_access: bool,
     pub(crate) tolerations: &'a [DeviceToleration],
     pub(crate) capacity: Option<&'a CapacityRequirements>,
@@ -62,7 +62,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Whether a list of request names includes this one. An alternative is included by its request's name too.
+    /// Whether a list of request names includes this one. The name of a request includes its alternatives.
     pub(crate) fn is_named_in(&self, names: &[String]) -> bool {
         names.iter().any(|name| {
             name == self.main

@@ -1,4 +1,4 @@
-//! What was found, as the API writes it: AllocationResults with devices, configuration and node selector.
+//! Converts an allocation to the API's AllocationResult with devices, configuration and node selector.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,12 +9,12 @@ use dra_api::{
 
 use crate::config;
 use crate::error::Error;
-use crate::node::leaves_nodes_to_devices;
+use crate::node::has_per_device_node_selection;
 use crate::plan::{Match, PlannedClaim, Task};
 use crate::request::{Request, claim_name};
 use crate::search::Chosen;
 
-/// The allocation of one claim. `alternatives` tells for each request which of its tasks was taken.
+/// The allocation of one claim. `alternatives` has the index of the allocated task of each request.
 pub(crate) fn allocation(
     planned: &PlannedClaim<'_>,
     devices: &[Chosen],
@@ -79,7 +79,7 @@ fn result(
     })
 }
 
-/// kube-scheduler takes an alternative for one of `firstAvailable` only where the request around it has a name.
+/// The name of the request in results. kube-scheduler names an alternative only if its request has a name.
 fn name_in_results(request: &Request<'_>) -> String {
     match request.sub {
         Some(sub) if request.main.is_empty() => sub.to_owned(),
@@ -87,8 +87,8 @@ fn name_in_results(request: &Request<'_>) -> String {
     }
 }
 
-/// kube-scheduler looks tolerations up by name, so that those of the first request of a name are reported for all of
-/// that name; where the first has none of the kind, it fails.
+/// The tolerations in results. kube-scheduler looks up requests by name, so all requests of a name get the tolerations of
+/// the first one. It fails if that one is of another kind.
 fn tolerations_in_results<'a>(
     claim: &'a ResourceClaim,
     request: &Request<'_>,
@@ -116,7 +116,7 @@ fn tolerations_in_results<'a>(
     })
 }
 
-/// The API server fills in the operator that was left out.
+/// The toleration with the API server's default operator.
 fn with_operator(toleration: &DeviceToleration) -> DeviceToleration {
     let mut toleration = toleration.clone();
     if toleration.operator.is_empty() {
@@ -125,13 +125,13 @@ fn with_operator(toleration: &DeviceToleration) -> DeviceToleration {
     toleration
 }
 
-/// The amount as Kubernetes writes it, not as someone once gave it.
+/// The amount in canonical form.
 fn canonical(amount: &Quantity) -> Quantity {
     Quantity::parse(&amount.to_string()).unwrap_or_else(|_| amount.clone())
 }
 
-/// Where the allocated devices can be used. One local device ties the claim to the node; otherwise every requirement of
-/// the devices' selectors must hold.
+/// The node selector of the allocation. A node-local device restricts it to the node; otherwise all requirements of the
+/// devices' selectors must match.
 fn node_selector(
     planned: &PlannedClaim<'_>,
     devices: &[Chosen],
@@ -141,7 +141,7 @@ fn node_selector(
     for chosen in devices {
         let candidate = matching.candidates[chosen.candidate];
         let (slice, device) = (candidate.slice, candidate.device);
-        let (name, selector) = if leaves_nodes_to_devices(slice) {
+        let (name, selector) = if has_per_device_node_selection(slice) {
             (&device.node_name, &device.node_selector)
         } else {
             (&slice.spec.node_name, &slice.spec.node_selector)
@@ -165,7 +165,7 @@ fn node_selector(
                         claim_name(planned.claim),
                         candidate.id()
                     ),
-                    what: format!("it has {} terms, one is allowed", terms.len()),
+                    message: format!("it has {} terms, the limit is one", terms.len()),
                 });
             }
         }
@@ -184,7 +184,7 @@ fn add_new(known: &mut Vec<NodeSelectorRequirement>, more: &[NodeSelectorRequire
     }
 }
 
-/// Values are a set: their order and repetitions mean nothing.
+/// Whether two requirements are equal. Values are a set: order and repetitions are ignored.
 fn same(one: &NodeSelectorRequirement, other: &NodeSelectorRequirement) -> bool {
     let values = |requirement: &NodeSelectorRequirement| -> BTreeSet<String> {
         requirement.values.iter().cloned().collect()

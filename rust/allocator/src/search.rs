@@ -1,31 +1,31 @@
 //! The search: first fit in the order of pools, slices and devices, with backtracking over every combination.
 //!
-//! A search that fails often begins again and prunes: it passes over devices that are interchangeable with one that was
-//! tried, states that failed before, and whatever cannot fit when it is only counted. Its answer is the same.
+//! After many failed attempts the search restarts with pruning: it skips devices that are interchangeable with a tried one,
+//! states that failed before, and branches without enough devices. The result is the same.
 //!
-//! Devices of one request are only ever tried in ascending order, so that no set of them is tried twice. The order of the
-//! checks is Kubernetes', because an error ends the search where it is met.
+//! Devices of one request are tried only in ascending order, so that no set of devices is tried twice. The checks have the
+//! same order as in Kubernetes, because the first error ends the search.
 
+mod assign;
 mod bound;
 mod facts;
-mod failed;
-mod take;
+mod failed_states;
 
 use std::collections::HashMap;
 
-use crate::capacity::Taken;
+use crate::capacity::Allocated;
 use crate::constraints::Constraint;
 use crate::counters::Counters;
 use crate::error::Error;
 use crate::in_use::{Capacities, InUse};
 use crate::plan::{MAX_DEVICES, Match, PlannedClaim, Task};
-use crate::question::{Deadline, Limits};
+use crate::query::{Deadline, Limits};
 use crate::request::claim_name;
 use crate::share_id::ShareIds;
 use facts::Facts;
-use failed::{Failed, Failure};
+use failed_states::{FailedStates, Failure};
 
-/// A device that was chosen for a request.
+/// A device that is allocated to a request.
 #[derive(Debug, Clone)]
 pub(crate) struct Chosen {
     pub(crate) choice: usize,
@@ -35,32 +35,32 @@ pub(crate) struct Chosen {
     pub(crate) consumed: Capacities,
 }
 
-/// A complete allocation: the devices of each claim, and the alternative that each request took.
+/// A complete allocation: the devices of each claim, and the alternative of each request.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     pub(crate) devices: Vec<Vec<Chosen>>,
     pub(crate) alternatives: Vec<Vec<usize>>,
 }
 
-/// Where the search stands.
+/// The position of the search.
 #[derive(Debug, Clone, Copy, Default)]
-struct Place {
+struct Position {
     claim: usize,
     choice: usize,
     alternative: usize,
-    /// How many devices the task has so far.
+    /// The number of devices of the task so far.
     device: i64,
 }
 
-/// Why a branch of the search ends at once.
+/// The reason to end a branch of the search.
 #[derive(Debug)]
 enum Halt {
-    /// The claim would get more devices than one may have: nothing below the requests before it can help.
+    /// The claim exceeds the limit of devices. Only other choices for earlier requests can help.
     TooManyDevices {
         claim: usize,
     },
-    /// So much was tried in vain that it is worth finding out what need not be tried.
-    TriedInVain,
+    /// Many attempts failed. The search restarts with pruning.
+    PruningNeeded,
     Fatal(Error),
 }
 
@@ -70,20 +70,20 @@ impl From<Error> for Halt {
     }
 }
 
-/// What a search that prunes knows.
+/// The data for pruning.
 #[derive(Debug)]
 struct Pruning {
     facts: Facts,
-    failed: Failed,
+    failed: FailedStates,
 }
 
-/// Steps that surely fit on any thread's stack.
-const SHALLOW: usize = 500;
-const DEEPEST: usize = 200_000;
-/// Bytes; measured at below 2 KiB without optimisation.
-const STACK_PER_STEP: usize = 8 * 1024;
+/// Maximum depth of a search on the caller's stack.
+const MAX_INLINE_DEPTH: usize = 500;
+const MAX_DEPTH: usize = 200_000;
+/// Stack for one step, in bytes. A debug build takes less than 2 KiB.
+const STACK_BYTES_PER_STEP: usize = 8 * 1024;
 
-/// How deep the search goes at most: one step for each device, request and claim.
+/// The maximum depth of the search: one step for each device, request and claim.
 fn depth(claims: &[PlannedClaim<'_>]) -> usize {
     let devices = usize::try_from(MAX_DEVICES).unwrap_or_default();
     claims
@@ -98,25 +98,26 @@ pub(crate) struct Search<'s, 'a> {
     claims: &'s [PlannedClaim<'a>],
     in_use: &'s InUse<'a>,
     constraints: Vec<Vec<Constraint<'a>>>,
-    /// By pool; filled when first needed.
+    /// By pool; created at the first use.
     counters: Vec<Option<Counters<'a>>>,
-    /// By candidate: the claims of this search that have it.
+    /// By candidate: the claims of this search with the device.
     allocating: Vec<Vec<usize>>,
-    taken: Taken,
+    allocated: Allocated,
     found: Found,
     share_ids: ShareIds,
     limits: Limits,
     deadline: Deadline,
     steps: u64,
-    /// Attempts that failed.
-    in_vain: u64,
+    /// The number of failed attempts.
+    failed_attempts: u64,
     pruning: Option<Box<Pruning>>,
-    /// Numbers of what can have been done to a device.
-    standings: HashMap<Standing, u32>,
+    /// Numbers of device states.
+    device_states: HashMap<DeviceState, u32>,
 }
 
-/// How many claims have the device alone, whether the one that is asked for does, whether it has shares, their amounts.
-type Standing = (usize, bool, bool, String);
+/// The number of claims that use the device exclusively, whether the current claim does, whether it has shares, and their
+/// amounts.
+type DeviceState = (usize, bool, bool, String);
 
 impl<'s, 'a> Search<'s, 'a> {
     pub(crate) fn new(
@@ -137,7 +138,7 @@ impl<'s, 'a> Search<'s, 'a> {
             constraints,
             counters: matching.pools.iter().map(|_| None).collect(),
             allocating: vec![Vec::new(); matching.candidates.len()],
-            taken: Taken::default(),
+            allocated: Allocated::default(),
             found: Found {
                 devices: vec![Vec::new(); claims.len()],
                 alternatives: claims
@@ -152,49 +153,49 @@ impl<'s, 'a> Search<'s, 'a> {
             limits,
             deadline,
             steps: 0,
-            in_vain: 0,
+            failed_attempts: 0,
             pruning: None,
-            standings: HashMap::new(),
+            device_states: HashMap::new(),
         }
     }
 
     /// The first allocation that fits, if any.
     pub(crate) fn run(self) -> Result<Option<Found>, Error> {
         let depth = depth(self.claims);
-        if depth <= SHALLOW {
+        if depth <= MAX_INLINE_DEPTH {
             return self.run_here();
         }
-        // The search goes one call deeper for each device, and the caller's stack may be small.
-        let failed = |what: String| Error::Depth { depth, what };
-        if depth > DEEPEST {
-            return Err(failed(format!("{DEEPEST} are allowed")));
+        // The recursion has one level for each device, and the caller's stack may be small.
+        let failed = |message: String| Error::Depth { depth, message };
+        if depth > MAX_DEPTH {
+            return Err(failed(format!("the limit is {MAX_DEPTH}")));
         }
         std::thread::scope(|scope| {
             std::thread::Builder::new()
-                .stack_size(depth * STACK_PER_STEP)
+                .stack_size(depth * STACK_BYTES_PER_STEP)
                 .spawn_scoped(scope, || self.run_here())
                 .map_err(|error| failed(error.to_string()))?
                 .join()
-                .map_err(|_| failed("the search broke off".to_owned()))?
+                .map_err(|_| failed("the search panicked".to_owned()))?
         })
     }
 
     fn run_here(mut self) -> Result<Option<Found>, Error> {
         let mut result = if self.limits.attempts_before_pruning == 0 {
-            Err(Halt::TriedInVain)
+            Err(Halt::PruningNeeded)
         } else {
-            self.allocate(Place::default(), false, 0)
+            self.allocate(Position::default(), false, 0)
         };
-        if matches!(result, Err(Halt::TriedInVain)) {
+        if matches!(result, Err(Halt::PruningNeeded)) {
             let facts = Facts::gather(&mut self)?;
-            let failed = Failed::default();
+            let failed = FailedStates::default();
             self.pruning = Some(Box::new(Pruning { facts, failed }));
             self.share_ids = ShareIds::new(self.limits.share_id_seed);
-            result = self.allocate(Place::default(), false, 0);
+            result = self.allocate(Position::default(), false, 0);
         }
         match result {
             Ok(true) => Ok(Some(self.found)),
-            Ok(false) | Err(Halt::TriedInVain) => Ok(None),
+            Ok(false) | Err(Halt::PruningNeeded) => Ok(None),
             Err(Halt::Fatal(error)) => Err(error),
             Err(Halt::TooManyDevices { claim }) => Err(Error::TooManyDevices {
                 claim: claim_name(self.claims[claim].claim),
@@ -202,23 +203,24 @@ impl<'s, 'a> Search<'s, 'a> {
         }
     }
 
-    /// Allocates all that is still missing from `place` on. `committed` tells that the alternative is chosen; `from` is the
-    /// first candidate that may be taken.
-    fn allocate(&mut self, place: Place, committed: bool, from: usize) -> Result<bool, Halt> {
+    /// Allocates all requests from `position` on. `committed` means that the alternative is selected; `from` is the first
+    /// candidate to try.
+    fn allocate(&mut self, position: Position, committed: bool, from: usize) -> Result<bool, Halt> {
         self.check_deadline()?;
         let Some(mut pruning) = self.pruning.take() else {
-            let result = self.allocate_next(place, committed, from);
+            let result = self.allocate_next(position, committed, from);
             if matches!(result, Ok(false)) {
-                self.in_vain += 1;
-                if self.in_vain > self.limits.attempts_before_pruning {
-                    return Err(Halt::TriedInVain);
+                self.failed_attempts += 1;
+                if self.failed_attempts > self.limits.attempts_before_pruning {
+                    return Err(Halt::PruningNeeded);
                 }
             }
             return result;
         };
-        let state = self.state(&pruning.facts, place, committed, from);
+        let state = self.state(&pruning.facts, position, committed, from);
         let known = pruning.failed.get(&state);
-        let hopeless = known.is_none() && self.is_hopeless(&pruning.facts, place, committed, from);
+        let hopeless =
+            known.is_none() && self.is_infeasible(&pruning.facts, position, committed, from);
         if hopeless {
             pruning.failed.add(state.clone(), Failure::DoesNotFit);
         }
@@ -226,12 +228,14 @@ impl<'s, 'a> Search<'s, 'a> {
         match known {
             Some(Failure::DoesNotFit) => return Ok(false),
             Some(Failure::TooManyDevices) => {
-                return Err(Halt::TooManyDevices { claim: place.claim });
+                return Err(Halt::TooManyDevices {
+                    claim: position.claim,
+                });
             }
             None if hopeless => return Ok(false),
             None => {}
         }
-        let result = self.allocate_next(place, committed, from);
+        let result = self.allocate_next(position, committed, from);
         let failure = match &result {
             Ok(false) => Failure::DoesNotFit,
             Err(Halt::TooManyDevices { .. }) => Failure::TooManyDevices,
@@ -243,146 +247,155 @@ impl<'s, 'a> Search<'s, 'a> {
         result
     }
 
-    fn allocate_next(&mut self, place: Place, committed: bool, from: usize) -> Result<bool, Halt> {
+    fn allocate_next(
+        &mut self,
+        position: Position,
+        committed: bool,
+        from: usize,
+    ) -> Result<bool, Halt> {
         let claims = self.claims;
-        let Some(planned) = claims.get(place.claim) else {
+        let Some(planned) = claims.get(position.claim) else {
             return Ok(true);
         };
-        let Some(choice) = planned.choices.get(place.choice) else {
-            let next = Place {
-                claim: place.claim + 1,
-                ..Place::default()
+        let Some(choice) = planned.choices.get(position.choice) else {
+            let next = Position {
+                claim: position.claim + 1,
+                ..Position::default()
             };
-            // A claim before this one may choose an alternative that leaves it to do with fewer devices.
+            // With another alternative of an earlier claim, this claim may need fewer devices.
             return match self.allocate(next, false, 0) {
                 Err(Halt::TooManyDevices { .. }) => Ok(false),
                 result => result,
             };
         };
         if !committed && let crate::plan::Choice::First(tasks) = choice {
-            return self.first_available(place, tasks.len());
+            return self.first_available(position, tasks.len());
         }
-        let Some(task) = choice.task(place.alternative) else {
+        let Some(task) = choice.task(position.alternative) else {
             return Ok(false);
         };
         if task.all.as_ref().is_some_and(Vec::is_empty) {
             return Ok(false);
         }
-        if place.device >= task.count {
-            let next = Place {
-                claim: place.claim,
-                choice: place.choice + 1,
-                ..Place::default()
+        if position.device >= task.count {
+            let next = Position {
+                claim: position.claim,
+                choice: position.choice + 1,
+                ..Position::default()
             };
             return self.allocate(next, false, 0);
         }
-        let had = i64::try_from(self.found.devices[place.claim].len()).unwrap_or(i64::MAX);
-        if task.count - place.device > MAX_DEVICES - had {
-            return Err(Halt::TooManyDevices { claim: place.claim });
+        let had_share = i64::try_from(self.found.devices[position.claim].len()).unwrap_or(i64::MAX);
+        if task.count - position.device > MAX_DEVICES - had_share {
+            return Err(Halt::TooManyDevices {
+                claim: position.claim,
+            });
         }
         match &task.all {
-            Some(all) => self.take_next_of_all(place, committed, task, all),
-            None => self.take_first_that_fits(place, committed, task, from),
+            Some(all) => self.assign_next_of_all(position, committed, task, all),
+            None => self.assign_first_fit(position, committed, task, from),
         }
     }
 
-    fn first_available(&mut self, place: Place, alternatives: usize) -> Result<bool, Halt> {
+    fn first_available(&mut self, position: Position, alternatives: usize) -> Result<bool, Halt> {
         let mut always_too_many = true;
         for alternative in 0..alternatives {
-            let place = Place {
+            let position = Position {
                 alternative,
-                ..place
+                ..position
             };
-            match self.allocate(place, true, 0) {
+            match self.allocate(position, true, 0) {
                 Err(Halt::TooManyDevices { .. }) => continue,
                 Err(halt) => return Err(halt),
                 Ok(true) => {
-                    self.found.alternatives[place.claim][place.choice] = alternative;
+                    self.found.alternatives[position.claim][position.choice] = alternative;
                     return Ok(true);
                 }
                 Ok(false) => always_too_many = false,
             }
         }
         if always_too_many {
-            Err(Halt::TooManyDevices { claim: place.claim })
+            Err(Halt::TooManyDevices {
+                claim: position.claim,
+            })
         } else {
             Ok(false)
         }
     }
 
-    fn take_next_of_all(
+    fn assign_next_of_all(
         &mut self,
-        place: Place,
+        position: Position,
         committed: bool,
         task: &Task<'a>,
         all: &[usize],
     ) -> Result<bool, Halt> {
-        let Some(candidate) = usize::try_from(place.device)
+        let Some(candidate) = usize::try_from(position.device)
             .ok()
             .and_then(|next| all.get(next).copied())
         else {
             return Ok(false);
         };
-        let Some(undo) = self.take(place, task, candidate)? else {
+        let Some(undo) = self.assign(position, task, candidate)? else {
             return Ok(false);
         };
-        let next = Place {
-            device: place.device + 1,
-            ..place
+        let next = Position {
+            device: position.device + 1,
+            ..position
         };
         let result = self.allocate(next, committed, 0);
         if !matches!(result, Ok(true)) {
-            self.give_back(place, task, candidate, undo);
+            self.unassign(position, task, candidate, undo);
         }
         result
     }
 
-    fn take_first_that_fits(
+    fn assign_first_fit(
         &mut self,
-        place: Place,
+        position: Position,
         committed: bool,
         task: &Task<'a>,
         from: usize,
     ) -> Result<bool, Halt> {
         for candidate in from..self.matching.candidates.len() {
             self.check_deadline()?;
-            if self.is_busy(place, task, candidate) || self.is_repetition(place, candidate) {
+            if self.is_busy(position, task, candidate) || self.is_repetition(position, candidate) {
                 continue;
             }
-            let claim = self.claims[place.claim].claim;
+            let claim = self.claims[position.claim].claim;
             if !self.matching.selects(claim, task, candidate)? {
                 continue;
             }
-            if !self.has_capacity(place, task, candidate)? {
+            if !self.has_capacity(position, task, candidate)? {
                 continue;
             }
-            let Some(undo) = self.take(place, task, candidate)? else {
+            let Some(undo) = self.assign(position, task, candidate)? else {
                 continue;
             };
-            let next = Place {
-                device: place.device + 1,
-                ..place
+            let next = Position {
+                device: position.device + 1,
+                ..position
             };
             let result = self.allocate(next, committed, candidate + 1);
             if matches!(result, Ok(true)) {
                 return result;
             }
-            self.give_back(place, task, candidate, undo);
+            self.unassign(position, task, candidate, undo);
             result?;
         }
         Ok(false)
     }
 
-    fn is_repetition(&mut self, place: Place, candidate: usize) -> bool {
+    fn is_repetition(&mut self, position: Position, candidate: usize) -> bool {
         let Some(pruning) = self.pruning.take() else {
             return false;
         };
-        let repeated = self.is_repeated(&pruning.facts, place, candidate);
+        let repeated = self.is_repeated(&pruning.facts, position, candidate);
         self.pruning = Some(pruning);
         repeated
     }
 
-    /// The clock is read once in many steps: a step takes much less than a millisecond.
+    /// Checks the deadline. Reads the clock once in many steps, because a step takes much less than a millisecond.
     fn check_deadline(&mut self) -> Result<(), Error> {
         const STEPS_BETWEEN: u64 = 256;
         self.steps += 1;

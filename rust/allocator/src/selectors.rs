@@ -1,6 +1,6 @@
 //! Selectors: CEL expressions of classes and requests, compiled once and evaluated at most once on each device.
 //!
-//! An expression that does not compile, or fails on a device, ends the allocation; but only once a device is asked.
+//! An expression that does not compile or fails ends the allocation, but only when it is needed for a device.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -10,11 +10,11 @@ use dra_cel::{DeviceInput, EvalError, Program};
 
 use crate::error::Error;
 use crate::pools::Candidate;
-use crate::question::Deadline;
+use crate::query::Deadline;
 
-/// What the selectors say of one device.
+/// The result of selectors on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum SelectorResult {
     Matches,
     /// The index of the first selector that is false.
     False(usize),
@@ -25,26 +25,30 @@ pub(crate) enum Verdict {
 pub(crate) enum Failure {
     Compile {
         index: usize,
-        what: String,
+        message: String,
     },
     Evaluate {
         index: usize,
-        what: String,
+        message: String,
     },
-    /// The answer's deadline has passed.
+    /// The deadline of the search passed.
     Deadline(Deadline),
 }
 
 impl Failure {
-    /// As the error of an allocation. `owner` is the class or the claim that the selectors belong to.
-    pub(crate) fn of(self, owner: String, candidate: &Candidate<'_>) -> Error {
+    /// The error of an allocation. `owner` is the class or the claim of the selectors.
+    pub(crate) fn into_error(self, owner: String, candidate: &Candidate<'_>) -> Error {
         match self {
-            Self::Compile { index, what } => Error::Compile { owner, index, what },
-            Self::Evaluate { index, what } => Error::Evaluate {
+            Self::Compile { index, message } => Error::Compile {
+                owner,
+                index,
+                message,
+            },
+            Self::Evaluate { index, message } => Error::Evaluate {
                 owner,
                 index,
                 device: candidate.id().to_string(),
-                what,
+                message,
             },
             Self::Deadline(deadline) => deadline.error(),
         }
@@ -54,21 +58,21 @@ impl Failure {
 #[derive(Debug)]
 struct Compiled {
     program: Result<Program, String>,
-    /// The answer for each candidate that was asked for.
-    answers: HashMap<usize, Result<bool, String>>,
+    /// The results by candidate.
+    results: HashMap<usize, Result<bool, String>>,
 }
 
-/// Programs by their text, and devices ready to be asked.
+/// Caches compiled expressions by text, converted devices, and results.
 #[derive(Debug)]
 pub(crate) struct Selectors<'a> {
     deadline: Deadline,
-    /// Of the compiled regular expressions.
+    /// Memory of the compiled regular expressions, in bytes.
     pattern_bytes: usize,
     compiled: HashMap<&'a str, Compiled>,
     devices: HashMap<usize, Result<DeviceInput, String>>,
 }
 
-/// Bytes of the compiled regular expressions of one question.
+/// Limit for the compiled regular expressions of one query, in bytes.
 const MAX_PATTERN_BYTES: usize = 64 << 20;
 
 impl<'a> Selectors<'a> {
@@ -81,13 +85,13 @@ impl<'a> Selectors<'a> {
         }
     }
 
-    /// Asks the selectors in their order about a candidate, until one says no.
-    pub(crate) fn ask(
+    /// Evaluates the selectors on a candidate in their order, up to the first that is false.
+    pub(crate) fn evaluate_all(
         &mut self,
         selectors: &'a [DeviceSelector],
         index: usize,
         candidate: &Candidate<'a>,
-    ) -> Result<Verdict, Failure> {
+    ) -> Result<SelectorResult, Failure> {
         for (position, selector) in selectors.iter().enumerate() {
             let expression = selector
                 .cel
@@ -96,23 +100,23 @@ impl<'a> Selectors<'a> {
                 .unwrap_or_default();
             match self.evaluate(expression, index, candidate) {
                 Ok(true) => {}
-                Ok(false) => return Ok(Verdict::False(position)),
-                Err(Failure::Compile { what, .. }) => {
+                Ok(false) => return Ok(SelectorResult::False(position)),
+                Err(Failure::Compile { message, .. }) => {
                     return Err(Failure::Compile {
                         index: position,
-                        what,
+                        message,
                     });
                 }
-                Err(Failure::Evaluate { what, .. }) => {
+                Err(Failure::Evaluate { message, .. }) => {
                     return Err(Failure::Evaluate {
                         index: position,
-                        what,
+                        message,
                     });
                 }
                 Err(late @ Failure::Deadline(_)) => return Err(late),
             }
         }
-        Ok(Verdict::Matches)
+        Ok(SelectorResult::Matches)
     }
 
     fn evaluate(
@@ -129,20 +133,20 @@ impl<'a> Selectors<'a> {
                 deadline.check().map_err(|_| late())?;
                 place.insert(Compiled {
                     program: compile(expression, &mut self.pattern_bytes),
-                    answers: HashMap::new(),
+                    results: HashMap::new(),
                 })
             }
         };
         let program = match &compiled.program {
             Ok(program) => program,
-            Err(what) => {
+            Err(message) => {
                 return Err(Failure::Compile {
                     index: 0,
-                    what: what.clone(),
+                    message: message.clone(),
                 });
             }
         };
-        let answer = match compiled.answers.entry(index) {
+        let result = match compiled.results.entry(index) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(place) => {
                 deadline.check().map_err(|_| late())?;
@@ -153,15 +157,15 @@ impl<'a> Selectors<'a> {
                 place.insert(match device {
                     Ok(device) => match program.matches_until(device, deadline.at) {
                         Err(EvalError::Deadline) => return Err(late()),
-                        answer => answer.map_err(|error| error.to_string()),
+                        result => result.map_err(|error| error.to_string()),
                     },
-                    Err(what) => Err(what.clone()),
+                    Err(message) => Err(message.clone()),
                 })
             }
         };
-        answer
+        result
             .clone()
-            .map_err(|what| Failure::Evaluate { index: 0, what })
+            .map_err(|message| Failure::Evaluate { index: 0, message })
     }
 }
 

@@ -1,6 +1,6 @@
-//! Names for shares of a device: version 4 UUIDs, drawn from a seed so that an answer can be repeated.
+//! Share IDs: version 4 UUIDs from a seeded generator, so that a result can be reproduced.
 
-/// A source of UUIDs. Different seeds give different ones.
+/// A generator of UUIDs. Different seeds give different UUIDs.
 #[derive(Debug, Clone)]
 pub(crate) struct ShareIds {
     state: u64,
@@ -11,8 +11,8 @@ impl ShareIds {
         Self { state: seed }
     }
 
-    /// A lower-case UUID (RFC 9562, version 4).
-    pub(crate) fn draw(&mut self) -> String {
+    /// Generates a lower-case UUID (RFC 9562, version 4).
+    pub(crate) fn generate(&mut self) -> String {
         const VERSION: u64 = 0x4000;
         const VARIANT: u64 = 0x8000_0000_0000_0000;
         let high = (self.next() & !0xf000) | VERSION;
@@ -44,21 +44,21 @@ mod tests {
     #[test]
     fn a_share_id_is_a_version_4_uuid_and_repeats_with_its_seed() {
         let mut ids = ShareIds::new(7);
-        let id = ids.draw();
+        let id = ids.generate();
         assert_eq!(id.len(), 36);
         assert_eq!(&id[14..15], "4");
         assert!("89ab".contains(&id[19..20]));
         assert!(id.chars().all(|letter| letter == '-'
             || letter.is_ascii_digit()
             || ('a'..='f').contains(&letter)));
-        assert_ne!(ids.draw(), id);
-        assert_eq!(ShareIds::new(7).draw(), id);
+        assert_ne!(ids.generate(), id);
+        assert_eq!(ShareIds::new(7).generate(), id);
     }
 
     /// The first two numbers that the published algorithm gives for seed 0 are e220a8397b1dcdaf and 6e789e6aa1b965f4.
     #[test]
     fn an_id_is_made_of_the_numbers_of_splitmix64() {
-        let id = ShareIds::new(0).draw();
+        let id = ShareIds::new(0).generate();
         assert_eq!(id, "e220a839-7b1d-4daf-9b9e-279aa86e597d");
     }
 }

@@ -1,8 +1,8 @@
-//! Which taint keeps a device from being allocated to a request.
+//! Taints and tolerations of devices.
 
 use dra_api::{Device, DeviceTaint, DeviceToleration};
 
-/// The first taint that the tolerations do not cover. `None` and unknown effects keep nobody away.
+/// The first taint that is not tolerated. The effect `None` and unknown effects do not prevent allocation.
 pub(crate) fn not_tolerated<'a>(
     device: &'a Device,
     tolerations: &[DeviceToleration],
@@ -16,7 +16,7 @@ pub(crate) fn not_tolerated<'a>(
 }
 
 fn tolerates(toleration: &DeviceToleration, taint: &DeviceTaint) -> bool {
-    let matches = |wanted: &str, value: &str| wanted.is_empty() || wanted == value;
+    let matches = |expected: &str, value: &str| expected.is_empty() || expected == value;
     matches(&toleration.effect, &taint.effect)
         && matches(&toleration.key, &taint.key)
         && match toleration.operator.as_str() {
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taint_of_effect_none_keeps_nobody_away_and_hides_no_other() {
+    fn a_taint_of_effect_none_prevents_nothing_and_hides_no_other() {
         let told = device(&[("d/unmonitored", "None")]);
         assert_eq!(not_tolerated(&told, &[]), None);
         for effect in ["NoSchedule", "NoExecute"] {
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_tolerates_what_is_only_told_tolerates_nothing_else_by_it() {
+    fn a_toleration_of_effect_none_tolerates_no_other_effect() {
         let toleration = DeviceToleration {
             key: "d/unmonitored".to_owned(),
             operator: "Exists".to_owned(),

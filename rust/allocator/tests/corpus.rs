@@ -4,18 +4,18 @@
 
 use std::path::Path;
 
-use dra_allocator::{Question, allocate, explain};
+use dra_allocator::{Query, allocate, explain};
 use serde_json::Value;
 
-fn corpus() -> Vec<(String, Question, Value)> {
+fn corpus() -> Vec<(String, Query, Value)> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/allocator/corpus.jsonl");
     let text = std::fs::read_to_string(path).unwrap();
     let mut lines = Vec::new();
     for line in text.lines() {
         let mut line: Value = serde_json::from_str(line).unwrap();
-        let question = serde_json::from_value(line["question"].take()).unwrap();
+        let query = serde_json::from_value(line["question"].take()).unwrap();
         let name = line["name"].as_str().unwrap().to_owned();
-        lines.push((name, question, line["answer"].take()));
+        lines.push((name, query, line["answer"].take()));
     }
     lines
 }
@@ -61,15 +61,15 @@ fn every_recorded_question_gets_the_recorded_answer() {
 
 #[test]
 fn a_search_that_prunes_from_the_start_gives_the_recorded_answers() {
-    check_answers(|question| question.limits.attempts_before_pruning = 0);
+    check_answers(|query| query.limits.attempts_before_pruning = 0);
 }
 
-fn check_answers(change: impl Fn(&mut Question)) {
+fn check_answers(change: impl Fn(&mut Query)) {
     let corpus = corpus();
     assert!(corpus.len() >= 300);
-    for (name, mut question, wanted) in corpus {
-        change(&mut question);
-        let answer = allocate(&question);
+    for (name, mut query, wanted) in corpus {
+        change(&mut query);
+        let answer = allocate(&query);
         assert_eq!(answer.allocated, wanted["allocated"], "{name}");
         assert_eq!(answer.error.is_some(), wanted["error"], "{name}");
         let results = serde_json::to_value(&answer.results).unwrap();
@@ -79,8 +79,8 @@ fn check_answers(change: impl Fn(&mut Question)) {
 
 #[test]
 fn every_recorded_question_is_explained() {
-    for (name, question, wanted) in corpus() {
-        let explanation = explain(&question);
+    for (name, query, wanted) in corpus() {
+        let explanation = explain(&query);
         assert_eq!(explanation.fits, wanted["allocated"], "{name}");
         assert_eq!(explanation.error.is_some(), wanted["error"], "{name}");
         assert!(!explanation.summary.is_empty(), "{name}");

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use dra_allocator::{Explanation, Question, Rejection, explain};
+use dra_allocator::{Explanation, Query, Rejection, explain};
 use serde_json::{Value, json};
 
 const DRIVER: &str = "gpu.example.com";
@@ -90,11 +90,11 @@ fn held(name: &str, results: Value) -> Value {
 }
 
 fn explained(slices: Value, claims: Value, allocated: Value) -> Explanation {
-    let question: Question = serde_json::from_value(json!({"node": "n1", "slices": slices, "claims": claims,
+    let query: Query = serde_json::from_value(json!({"node": "n1", "slices": slices, "claims": claims,
         "allocated": allocated, "classes": [{"metadata": {"name": "any"}, "spec": {}},
             {"metadata": {"name": "picky"}, "spec": {"selectors": [{"cel": {"expression": "false"}}]}}]}))
     .unwrap();
-    explain(&question)
+    explain(&query)
 }
 
 /// The summary of the first request of one claim.
@@ -194,7 +194,7 @@ fn the_most_frequent_reason_comes_first() {
     devices[1] = device("d1", json!({"model": {"string": "C"}}));
     assert_eq!(
         summary(devices.clone(), ask("main", 1, wants(&model))),
-        format!("none of 3 devices matches: all are refused by selector 0 of request ({model})")
+        format!("none of 3 devices matches: all are rejected by selector 0 of request ({model})")
     );
     let mut slices = of(devices);
     slices[0]["spec"]["perDeviceNodeSelection"] = json!(true);
@@ -216,7 +216,7 @@ fn the_most_frequent_reason_comes_first() {
     assert_eq!(
         explanation.claims[0].requests[0].summary,
         format!(
-            "none of 3 devices matches: 2 are refused by selector 0 of request ({model}), 1 is for other nodes"
+            "none of 3 devices matches: 2 are rejected by selector 0 of request ({model}), 1 is for other nodes"
         )
     );
     assert_eq!(
@@ -233,7 +233,7 @@ fn a_selector_is_named_by_its_owner_and_shortened() {
     let of_class = ask("main", 1, json!({"deviceClassName": "picky"}));
     assert_eq!(
         summary(plain(1), of_class),
-        "none of 1 device matches: it is refused by selector 0 of class picky (false)"
+        "none of 1 device matches: it is rejected by selector 0 of class picky (false)"
     );
     let padded = |length: usize| {
         let expression = format!("\"{}\" == \"\"", "x".repeat(length - 8));
@@ -254,7 +254,7 @@ fn a_selector_is_named_by_its_owner_and_shortened() {
     assert_eq!(shown, format!("{}...", &expression[..77]));
     assert_eq!(
         summary(plain(1), ask("main", 1, wants("  1\n  ==   2 "))),
-        "none of 1 device matches: it is refused by selector 0 of request (1 == 2)"
+        "none of 1 device matches: it is rejected by selector 0 of request (1 == 2)"
     );
 }
 
@@ -275,9 +275,7 @@ fn a_selector_that_fails_ends_everything_and_says_what_to_write() {
         "{error}"
     );
     assert!(
-        error.contains(
-            "(write .?model.orValue(...) or has(...) for what a device may lack): device."
-        ),
+        error.contains("(write .?model.orValue(...) or has(...) for optional attributes): device."),
         "{error}"
     );
     assert_eq!(
@@ -446,7 +444,7 @@ fn capacity_is_named_with_what_is_left_and_who_has_it() {
         (
             asked("memory", "3Gi", range, json!([])),
             "its policy does not offer 3Gi of capacity memory",
-            "1 of 1 device matches; it is not offering so much of capacity memory",
+            "1 of 1 device matches; it is not offering the requested amount of capacity memory",
         ),
         (
             asked("cores", "3", json!(null), json!([])),
@@ -492,7 +490,7 @@ fn pools_that_cannot_be_used_are_named_with_their_devices() {
     let claims = json!([claim("c", json!([ask("main", 1, json!({}))]), json!([]))]);
     let explanation = explained(slices, claims, json!([]));
     let incomplete = "the pool is incomplete: 1 of 2 slices are published";
-    let invalid = "the pool is not valid: two devices are named x";
+    let invalid = "the pool is invalid: two devices are named x";
     let pools: Vec<(&str, usize, Option<&str>)> = explanation
         .pools
         .iter()
@@ -565,7 +563,7 @@ fn a_claim_that_is_allocated_has_nothing_to_explain() {
     ]);
     let explanation = explained(of(plain(2)), claims, json!([]));
     assert!(explanation.claims[0].already_allocated && !explanation.claims[1].already_allocated);
-    assert_eq!(explanation.claims[0].summary, "is allocated already");
+    assert_eq!(explanation.claims[0].summary, "is already allocated");
     let allocated: Vec<bool> = explanation.claims[1].requests[0]
         .devices
         .iter()
@@ -615,11 +613,11 @@ fn devices_among_too_few_with_the_same_value_are_rejected() {
     );
     assert_eq!(
         explanation.claims[0].summary,
-        "there is no value of gpu.example.com/numa that enough available devices share"
+        "no value of gpu.example.com/numa is shared by enough available devices"
     );
     assert_eq!(
         explanation.claims[0].requests[0].summary,
-        "3 of 3 devices match; all are among too few with the same gpu.example.com/numa"
+        "3 of 3 devices match; all are in too small a group with the same gpu.example.com/numa"
     );
     let report = &explanation.claims[0].constraints[0];
     assert_eq!(
@@ -672,7 +670,7 @@ fn a_constraint_is_about_the_requests_that_it_names() {
     assert_eq!(messages(&explanation, 2, 3), [""; 0]);
     assert_eq!(
         explanation.claims[0].requests[1].summary,
-        "4 of 4 devices match; 3 are among too few with the same gpu.example.com/numa, 1 is without attribute gpu.example.com/numa"
+        "4 of 4 devices match; 3 are in too small a group with the same gpu.example.com/numa, 1 is without attribute gpu.example.com/numa"
     );
 }
 
@@ -689,7 +687,7 @@ fn values_that_must_differ_are_counted() {
     let explanation = asked(3, &[0, 0, 1, 1]);
     assert_eq!(
         explanation.claims[0].summary,
-        "3 devices must differ in gpu.example.com/numa, but the available ones have only 2 different values"
+        "3 devices must differ in gpu.example.com/numa, but the available devices have only 2 different values"
     );
     assert!(explanation.claims[0].constraints[0].distinct);
     let explanation = asked(2, &[0, 0, 1, 1]);
@@ -779,7 +777,7 @@ fn together(slices: Value, claims: Vec<Value>) -> Vec<String> {
 fn what_does_not_fit_together_is_told_apart() {
     let one = || ask("one", 1, json!({}));
     let two = || ask("two", 1, json!({}));
-    let alone = "each has enough devices alone, but not all together";
+    let alone = "each has enough devices individually, but not in combination";
     let enough = "has enough devices for each request";
     assert_eq!(
         together(
@@ -787,7 +785,7 @@ fn what_does_not_fit_together_is_told_apart() {
             vec![claim("a", json!([one(), two()]), json!([]))]
         ),
         [format!(
-            "request two does not fit beside the requests before it: {alone}"
+            "request two does not fit together with the earlier requests: {alone}"
         )]
     );
     assert_eq!(
@@ -800,7 +798,7 @@ fn what_does_not_fit_together_is_told_apart() {
         ),
         [
             enough.to_owned(),
-            format!("request two does not fit beside the claims before it: {alone}")
+            format!("request two does not fit together with the earlier claims: {alone}")
         ]
     );
     assert_eq!(
@@ -814,7 +812,9 @@ fn what_does_not_fit_together_is_told_apart() {
         ),
         [
             enough.to_owned(),
-            format!("request two does not fit beside the claims and requests before it: {alone}"),
+            format!(
+                "request two does not fit together with the earlier claims and requests: {alone}"
+            ),
             enough.to_owned()
         ]
     );
@@ -826,7 +826,7 @@ fn what_does_not_fit_together_is_told_apart() {
             vec![claim("a", json!([ask("main", 3, json!({}))]), json!([]))]
         ),
         [
-            "request main has enough devices one by one, but not together: they share counters, capacity or a constraint"
+            "request main has enough devices individually, but not in combination: they share counters, capacity or a constraint"
         ]
     );
 }
@@ -836,7 +836,7 @@ fn the_first_request_of_several_that_cannot_be_had_is_named() {
     let mut halves = card();
     halves[0]["spec"]["devices"].as_array_mut().unwrap().pop();
     let requests = json!([ask("many", 3, json!({})), ask("one", 1, json!({}))]);
-    let alone = "each has enough devices alone, but not all together";
+    let alone = "each has enough devices individually, but not in combination";
     assert_eq!(
         together(halves, vec![claim("a", requests, json!([]))]),
         [format!("request many does not fit: {alone}")]
@@ -847,11 +847,11 @@ fn the_first_request_of_several_that_cannot_be_had_is_named() {
 fn constraints_of_requests_that_come_later_do_not_blame_an_earlier_one() {
     let requests = json!([ask("a", 1, json!({})), ask("b", 1, json!({}))]);
     let constraints = json!([same("numa", &["a", "b"]), distinct("numa", &["b", "a"])]);
-    let alone = "each has enough devices alone, but not all together";
+    let alone = "each has enough devices individually, but not in combination";
     assert_eq!(
         together(of(numa(&[0, 1])), vec![claim("c", requests, constraints)]),
         [format!(
-            "request b does not fit beside the requests before it: {alone}"
+            "request b does not fit together with the earlier requests: {alone}"
         )]
     );
 }

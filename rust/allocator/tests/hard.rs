@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use dra_allocator::{Question, allocate};
+use dra_allocator::{Query, allocate};
 use serde_json::Value;
 
 const MAX_STEPS: u64 = 50_000;
@@ -17,11 +17,11 @@ fn questions_with_many_equal_combinations_are_answered_in_few_steps() {
     let mut wrong = Vec::new();
     for line in text.lines() {
         let mut line: Value = serde_json::from_str(line).unwrap();
-        let mut question: Question = serde_json::from_value(line["question"].take()).unwrap();
-        question.limits.max_steps = MAX_STEPS;
-        let answer = allocate(&question);
+        let mut query: Query = serde_json::from_value(line["question"].take()).unwrap();
+        query.limits.max_steps = MAX_STEPS;
+        let answer = allocate(&query);
         let error = answer.error.unwrap_or_default();
-        let given_up = error.contains("no answer within");
+        let given_up = error.contains("no result within");
         if given_up || line["error"] == error.is_empty() || line["allocated"] != answer.allocated {
             wrong.push(format!(
                 "{}: allocated is {}, error {error:?}",

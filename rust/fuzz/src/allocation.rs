@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use dra_allocator::{Answer, Limits, Question, allocate, explain};
+use dra_allocator::{Limits, Query, Response, allocate, explain};
 use dra_api::{
     ALL, AllocationResult, CapacityRequirements, Device, DeviceAttribute, DeviceClass,
     DeviceRequestAllocationResult, DeviceSelector, DeviceToleration, Quantity, ResourceClaim,
@@ -19,7 +19,7 @@ pub const TARGET: Target = Target {
     name: "allocation",
     check,
     heap_bytes: 256 << 20,
-    // Four answers, each within the deadline, and the selectors once more.
+    // Four response, each within the deadline, and the selectors once more.
     cpu: Duration::from_secs(20),
 };
 
@@ -30,66 +30,66 @@ const MAX_CLAIM_DEVICES: usize = 32;
 type DeviceName<'a> = (&'a str, &'a str, &'a str);
 
 fn check(data: &[u8]) {
-    let Some(mut question) = read::<Question>(data) else {
+    let Some(mut query) = read::<Query>(data) else {
         return;
     };
-    question.limits = Limits {
+    query.limits = Limits {
         deadline_ms: DEADLINE_MS,
         max_steps: MAX_STEPS,
-        share_id_seed: question.limits.share_id_seed,
+        share_id_seed: query.limits.share_id_seed,
         ..Limits::default()
     };
-    let answer = allocate(&question);
-    if gave_up(&answer) {
+    let response = allocate(&query);
+    if exceeded_limit(&response) {
         return;
     }
     assert!(
-        answer.allocated || answer.results.is_empty(),
+        response.allocated || response.results.is_empty(),
         "results of claims that do not fit"
     );
     assert!(
-        !(answer.allocated && answer.error.is_some()),
+        !(response.allocated && response.error.is_some()),
         "allocated, and {:?}",
-        answer.error
+        response.error
     );
-    let explanation = explain(&question);
+    let explanation = explain(&query);
     assert!(!explanation.summary.is_empty(), "no summary");
     if !explanation.error.as_deref().is_some_and(is_limit) {
-        assert_eq!(explanation.fits, answer.allocated, "explain and allocate");
+        assert_eq!(explanation.fits, response.allocated, "explain and allocate");
     }
     for attempts in [0, u64::MAX] {
-        question.limits.attempts_before_pruning = attempts;
-        let other = allocate(&question);
-        if !gave_up(&other) {
+        query.limits.attempts_before_pruning = attempts;
+        let other = allocate(&query);
+        if !exceeded_limit(&other) {
             assert_eq!(
                 (other.allocated, &other.results, &other.error),
-                (answer.allocated, &answer.results, &answer.error),
-                "an answer depends on when the search is pruned"
+                (response.allocated, &response.results, &response.error),
+                "an response depends on when the search is pruned"
             );
         }
     }
-    if answer.allocated {
-        check_answer(&question, &answer.results);
+    if response.allocated {
+        check_results(&query, &response.results);
     }
 }
 
-fn gave_up(answer: &Answer) -> bool {
-    answer.error.as_deref().is_some_and(is_limit)
+fn exceeded_limit(response: &Response) -> bool {
+    response.error.as_deref().is_some_and(is_limit)
 }
 
 fn is_limit(error: &str) -> bool {
-    error.starts_with("no answer within")
+    error.starts_with("no result within")
 }
 
-fn check_answer(question: &Question, results: &[AllocationResult]) {
+fn check_results(query: &Query, results: &[AllocationResult]) {
     assert_eq!(
         results.len(),
-        question.claims.len(),
+        query.claims.len(),
         "one result for each claim"
     );
     let mut held = Held::default();
     let mut seen = BTreeSet::new();
-    for claim in question.allocated.iter().chain(&question.claims) {
+    for claim in query.allocated.iter().chain(&query.claims) {
         if let Some(allocation) = allocation_of(claim) {
             let meta = &claim.metadata;
             let named = !(meta.uid.is_empty() && meta.name.is_empty());
@@ -106,7 +106,7 @@ fn check_answer(question: &Question, results: &[AllocationResult]) {
         }
     }
     let before = held.clone();
-    for (claim, allocation) in question.claims.iter().zip(results) {
+    for (claim, allocation) in query.claims.iter().zip(results) {
         if let Some(given) = allocation_of(claim) {
             assert_eq!(
                 allocation, given,
@@ -115,14 +115,14 @@ fn check_answer(question: &Question, results: &[AllocationResult]) {
             continue;
         }
         check_claim(
-            question,
+            query,
             claim,
             &allocation.devices.results,
             &before,
             &mut held,
         );
     }
-    let new: BTreeSet<DeviceName<'_>> = question
+    let new: BTreeSet<DeviceName<'_>> = query
         .claims
         .iter()
         .zip(results)
@@ -133,13 +133,13 @@ fn check_answer(question: &Question, results: &[AllocationResult]) {
         .collect();
     for name in &new {
         if let Some(shares) = held.shares.get(name) {
-            check_capacity(question, *name, shares);
+            check_capacity(query, *name, shares);
         }
     }
-    check_counters(question, &new);
+    check_counters(query, &new);
 }
 
-/// What claims hold, those of the question included.
+/// What claims hold, those of the query included.
 #[derive(Clone, Default)]
 struct Held<'a> {
     whole: BTreeSet<DeviceName<'a>>,
@@ -161,7 +161,7 @@ impl<'a> Held<'a> {
 }
 
 fn check_claim<'a>(
-    question: &Question,
+    query: &Query,
     claim: &ResourceClaim,
     results: &'a [DeviceRequestAllocationResult],
     before: &Held<'_>,
@@ -180,16 +180,16 @@ fn check_claim<'a>(
             .collect();
         assert!(!wanted.is_empty(), "nobody asked for {result:?}");
         let name = name_of(result);
-        let devices = devices_of(question, name);
+        let devices = devices_of(query, name);
         assert!(!devices.is_empty(), "no such device on the node: {name:?}");
         // Names that are not unique leave open which request and which device are meant: one of them must fit.
         let fits = devices.iter().any(|(_, device)| {
             wanted
                 .iter()
-                .any(|asked| suits(question, asked, device, result).is_ok())
+                .any(|asked| suits(query, asked, device, result).is_ok())
         });
         if !fits {
-            let why = suits(question, wanted[0], devices[0].1, result);
+            let why = suits(query, wanted[0], devices[0].1, result);
             panic!("{result:?} does not suit its request: {why:?}");
         }
         if result.admin_access == Some(true) {
@@ -222,7 +222,7 @@ fn check_claim<'a>(
                     .match_attribute
                     .as_ref()
                     .or(constraint.distinct_attribute.as_ref());
-                attribute(question, name_of(result), name?)
+                attribute(query, name_of(result), name?)
             })
             .collect();
         assert!(
@@ -342,12 +342,12 @@ fn check_counts(asked: &[Asked<'_>], results: &[DeviceRequestAllocationResult]) 
 
 /// Whether selectors, taints and capacity allow the device for the request.
 fn suits(
-    question: &Question,
+    query: &Query,
     asked: &Asked<'_>,
     device: &Device,
     result: &DeviceRequestAllocationResult,
 ) -> Result<(), String> {
-    let class: &DeviceClass = question
+    let class: &DeviceClass = query
         .classes
         .iter()
         .rfind(|class| class.metadata.name == asked.class)
@@ -402,12 +402,8 @@ fn suits(
 }
 
 /// The shares of a device together are no more than it has.
-fn check_capacity(
-    question: &Question,
-    name: DeviceName<'_>,
-    shares: &[&BTreeMap<String, Quantity>],
-) {
-    let fits = devices_of(question, name).iter().any(|(_, device)| {
+fn check_capacity(query: &Query, name: DeviceName<'_>, shares: &[&BTreeMap<String, Quantity>]) {
+    let fits = devices_of(query, name).iter().any(|(_, device)| {
         device.capacity.iter().all(|(capacity, has)| {
             let mut sum = Quantity::default();
             for share in shares {
@@ -425,10 +421,10 @@ fn check_capacity(
 }
 
 /// What the new devices of a pool consume is no more than its counters have.
-fn check_counters(question: &Question, names: &BTreeSet<DeviceName<'_>>) {
+fn check_counters(query: &Query, names: &BTreeSet<DeviceName<'_>>) {
     let mut consumed: BTreeMap<(&str, &str, &str, &str), Quantity> = BTreeMap::new();
     for name in names {
-        let [(_, device)] = devices_of(question, *name)[..] else {
+        let [(_, device)] = devices_of(query, *name)[..] else {
             return;
         };
         for consumption in &device.consumes_counters {
@@ -444,7 +440,7 @@ fn check_counters(question: &Question, names: &BTreeSet<DeviceName<'_>>) {
         }
     }
     for ((driver, pool, set, counter), sum) in consumed {
-        let enough = question
+        let enough = query
             .slices
             .iter()
             .filter(|slice| slice.spec.driver == driver && slice.spec.pool.name == pool)
@@ -461,14 +457,14 @@ fn check_counters(question: &Question, names: &BTreeSet<DeviceName<'_>>) {
 
 /// The attribute of the device, by its full name or without the driver's domain.
 fn attribute<'a>(
-    question: &'a Question,
+    query: &'a Query,
     device: DeviceName<'_>,
     name: &str,
 ) -> Option<&'a DeviceAttribute> {
     let short = name
         .strip_prefix(device.0)
         .and_then(|rest| rest.strip_prefix('/'));
-    devices_of(question, device).iter().find_map(|(_, device)| {
+    devices_of(query, device).iter().find_map(|(_, device)| {
         device
             .attributes
             .get(name)
@@ -478,10 +474,10 @@ fn attribute<'a>(
 
 /// Devices of this name in slices that may be for the node, of no generation that is older than one for the node.
 fn devices_of<'a>(
-    question: &'a Question,
+    query: &'a Query,
     (driver, pool, device): DeviceName<'_>,
 ) -> Vec<(&'a ResourceSlice, &'a Device)> {
-    let node = question.node.0.metadata.name.as_str();
+    let node = query.node.0.metadata.name.as_str();
     let here = |name: &Option<String>, everywhere: Option<bool>| {
         let name = name.as_deref().unwrap_or_default();
         (!name.is_empty() && name == node) || (name.is_empty() && everywhere == Some(true))
@@ -496,7 +492,7 @@ fn devices_of<'a>(
                 .flat_map(|device| &device.consumes_counters)
                 .any(|consumption| !consumption.compatibility_groups.is_empty())
     };
-    let newest = question
+    let newest = query
         .slices
         .iter()
         .filter(of_pool)
@@ -505,7 +501,7 @@ fn devices_of<'a>(
         .max()
         .unwrap_or(i64::MIN);
     let mut found = Vec::new();
-    for slice in question.slices.iter().filter(of_pool) {
+    for slice in query.slices.iter().filter(of_pool) {
         let spec = &slice.spec;
         if spec.pool.generation < newest {
             continue;

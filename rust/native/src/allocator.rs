@@ -1,6 +1,6 @@
-//! `allocate` and `explain` on JSON; the answer is computed without the interpreter's lock.
+//! `allocate` and `explain` on JSON; the run is computed without the interpreter's lock.
 
-use dra_allocator::Question;
+use dra_allocator::Query;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -10,23 +10,23 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 #[pyfunction]
-fn allocate(py: Python<'_>, question: &[u8]) -> PyResult<Vec<u8>> {
-    answer(py, question, dra_allocator::allocate)
+fn allocate(py: Python<'_>, query: &[u8]) -> PyResult<Vec<u8>> {
+    run(py, query, dra_allocator::allocate)
 }
 
 #[pyfunction]
-fn explain(py: Python<'_>, question: &[u8]) -> PyResult<Vec<u8>> {
-    answer(py, question, dra_allocator::explain)
+fn explain(py: Python<'_>, query: &[u8]) -> PyResult<Vec<u8>> {
+    run(py, query, dra_allocator::explain)
 }
 
-fn answer<A: serde::Serialize>(
+fn run<A: serde::Serialize>(
     py: Python<'_>,
-    question: &[u8],
-    ask: impl Fn(&Question) -> A + Send + Sync,
+    query: &[u8],
+    compute: impl Fn(&Query) -> A + Send + Sync,
 ) -> PyResult<Vec<u8>> {
     py.detach(|| {
-        let question: Question = dra_api::from_slice(question).map_err(unreadable)?;
-        serde_json::to_vec(&ask(&question)).map_err(unreadable)
+        let query: Query = dra_api::from_slice(query).map_err(unreadable)?;
+        serde_json::to_vec(&compute(&query)).map_err(unreadable)
     })
 }
 

@@ -1,37 +1,37 @@
-//! Whether a constraint can hold at all: how many available devices share a value, or differ in it.
+//! Checks whether a constraint can be satisfied: how many available devices share a value, or have different values.
 //!
-//! Only what is certain is said: a group of devices that is too small for one of the requests. That groups which are large
-//! enough are taken by other requests is found by the search, not here.
+//! Only certain conflicts are reported: groups of devices that are too small for a request. The search detects conflicts
+//! between requests for the same group.
 
 use std::collections::BTreeMap;
 
+use super::rejections::value_text;
 use super::report::{
     ClaimReport, ConstraintReport, DeviceReport, Rejection, RequestReport, ValueReport,
 };
-use super::verdict::value_text;
 use crate::constraints::{Constraint, look_up};
 use crate::plan::Match;
 
 /// Devices by value.
 type Values = BTreeMap<String, Vec<String>>;
 
-pub(super) fn judge(
+pub(super) fn check(
     report: &mut ClaimReport,
     constraints: &[Constraint<'_>],
     matching: &Match<'_>,
 ) {
-    // What each constraint has to choose from is seen before any of them rejects.
+    // The values of all constraints are collected before any constraint rejects devices.
     let values: Vec<Values> = constraints
         .iter()
         .map(|constraint| values(report, constraint, matching))
         .collect();
     for (constraint, values) in constraints.iter().zip(values) {
-        let judged = if constraint.distinct {
-            judge_distinct(report, constraint, values)
+        let evaluated = if constraint.distinct {
+            check_distinct(report, constraint, values)
         } else {
-            judge_match(report, constraint, values, matching)
+            check_match(report, constraint, values, matching)
         };
-        report.constraints.push(judged);
+        report.constraints.push(evaluated);
     }
     for request in &mut report.requests {
         request.count();
@@ -48,7 +48,7 @@ fn named(constraint: &Constraint<'_>, request: &str) -> bool {
             .any(|name| name == request || name == main)
 }
 
-/// Whether some request cannot do without the constraint: no alternative of it escapes.
+/// Whether the constraint applies to a request, including all of its alternatives.
 fn is_bound(report: &ClaimReport, constraint: &Constraint<'_>) -> bool {
     let main = |request: &str| request.split('/').next().unwrap_or_default().to_owned();
     report.requests.iter().any(|request| {
@@ -69,7 +69,7 @@ fn value_of(
     look_up(candidate.device, candidate.id(), constraint.attribute).map(value_text)
 }
 
-/// The values of the available devices of the requests that the constraint is about.
+/// The values of the available devices of the constraint's requests.
 fn values(report: &ClaimReport, constraint: &Constraint<'_>, matching: &Match<'_>) -> Values {
     let mut values = Values::new();
     for request in &report.requests {
@@ -89,7 +89,7 @@ fn values(report: &ClaimReport, constraint: &Constraint<'_>, matching: &Match<'_
     values
 }
 
-/// The device's name; with driver and pool where another pool of the node has a device of that name.
+/// The device's name, with driver and pool if another pool of the node has a device of the same name.
 fn shortest_name(device: &DeviceReport, request: &RequestReport) -> String {
     let same = |other: &&DeviceReport| other.device == device.device;
     if request.devices.iter().filter(same).count() > 1 {
@@ -121,15 +121,15 @@ fn new_report(
     }
 }
 
-fn judge_match(
+fn check_match(
     report: &mut ClaimReport,
     constraint: &Constraint<'_>,
     values: Values,
     matching: &Match<'_>,
 ) -> ConstraintReport {
-    let mut judged = new_report(report, constraint, values);
+    let mut evaluated = new_report(report, constraint, values);
     let mut possible = false;
-    for group in &judged.values {
+    for group in &evaluated.values {
         let Some(reason) = too_small(report, constraint, matching, &group.value) else {
             possible = true;
             continue;
@@ -154,15 +154,15 @@ fn judge_match(
         }
     }
     if !possible && is_bound(report, constraint) {
-        judged.problem = Some(format!(
-            "there is no value of {} that enough available devices share",
+        evaluated.problem = Some(format!(
+            "no value of {} is shared by enough available devices",
             constraint.attribute
         ));
     }
-    judged
+    evaluated
 }
 
-/// Why the devices with this value cannot serve all of the constraint's requests.
+/// The reason why the devices with this value do not suffice for all of the constraint's requests.
 fn too_small(
     report: &ClaimReport,
     constraint: &Constraint<'_>,
@@ -180,7 +180,7 @@ fn too_small(
             .filter(|device| value_of(device, constraint, matching).as_deref() == Some(value))
             .count();
         let enough = i64::try_from(with_value).unwrap_or(i64::MAX) >= request.needed;
-        // One alternative that can be served is enough, and so is one that the constraint is not about.
+        // One alternative with enough devices suffices, and so does one to which the constraint does not apply.
         if enough || !named(constraint, &request.request) {
             served.push(main);
         } else {
@@ -213,13 +213,13 @@ fn too_small(
     reason.map(|(_, text)| text)
 }
 
-fn judge_distinct(
+fn check_distinct(
     report: &ClaimReport,
     constraint: &Constraint<'_>,
     values: Values,
 ) -> ConstraintReport {
     let different = values.len();
-    let mut judged = new_report(report, constraint, values);
+    let mut evaluated = new_report(report, constraint, values);
     let needed: i64 = report
         .requests
         .iter()
@@ -227,10 +227,10 @@ fn judge_distinct(
         .map(|request| request.needed)
         .fold(0, i64::saturating_add);
     if i64::try_from(different).unwrap_or(i64::MAX) < needed {
-        judged.problem = Some(format!(
-            "{needed} devices must differ in {}, but the available ones have only {different} different values",
+        evaluated.problem = Some(format!(
+            "{needed} devices must differ in {}, but the available devices have only {different} different values",
             constraint.attribute
         ));
     }
-    judged
+    evaluated
 }

@@ -1,10 +1,10 @@
-//! What to do about a selector that fails on a device, where that can be told.
+//! Hints for selectors that fail on a device.
 
 use dra_api::Device;
 
-/// For a key that the device lacks: where it has one of that name, or how to guard the expression.
-pub(super) fn for_failure(what: &str, driver: &str, device: &Device) -> Option<String> {
-    let (_, rest) = what.split_once("no such key \"")?;
+/// The hint for a missing key: the domain with a key of that name, or how to guard the expression.
+pub(super) fn for_failure(message: &str, driver: &str, device: &Device) -> Option<String> {
+    let (_, rest) = message.split_once("no such key \"")?;
     let (key, _) = rest.split_once('"')?;
     let published = device
         .attributes
@@ -17,7 +17,7 @@ pub(super) fn for_failure(what: &str, driver: &str, device: &Device) -> Option<S
         });
     Some(match published {
         Some(domain) => format!("the device has {key} in domain {domain:?}"),
-        None => format!("write .?{key}.orValue(...) or has(...) for what a device may lack"),
+        None => format!("write .?{key}.orValue(...) or has(...) for optional attributes"),
     })
 }
 
@@ -47,7 +47,7 @@ mod tests {
         );
         assert_eq!(
             hint("model").as_deref(),
-            Some("write .?model.orValue(...) or has(...) for what a device may lack")
+            Some("write .?model.orValue(...) or has(...) for optional attributes")
         );
         assert_eq!(
             for_failure("no such overload", "a.example.com", &device),

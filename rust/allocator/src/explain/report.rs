@@ -1,23 +1,23 @@
-//! The shape of an explanation: what people and programs read.
+//! The output format of an explanation.
 
 use dra_api::AllocationResult;
 use serde::Serialize;
 
 use crate::in_use::Holder;
 
-/// Why the claims of a question get the devices that they get.
+/// The explanation of a query.
 #[derive(Debug, Default, Serialize)]
 pub struct Explanation {
     pub node: String,
-    /// Whether all claims can be allocated together.
+    /// Whether all claims can be allocated.
     pub fits: bool,
-    /// Why there is no answer at all: what kube-scheduler would report as an error.
+    /// The error of the allocation, which kube-scheduler reports as an error.
     pub error: Option<String>,
     pub summary: String,
     pub claims: Vec<ClaimReport>,
-    /// The pools with something for the node, in the order in which they are searched.
+    /// The pools with slices for the node, in search order.
     pub pools: Vec<PoolReport>,
-    /// What would be allocated, one entry for each claim; empty where they do not fit.
+    /// The allocations, one for each claim; empty if the claims do not fit.
     pub results: Vec<AllocationResult>,
 }
 
@@ -25,9 +25,9 @@ pub struct Explanation {
 pub struct PoolReport {
     pub driver: String,
     pub pool: String,
-    /// In the slices of this node.
+    /// Number of devices in the slices of this node.
     pub devices: usize,
-    /// Why nothing of it can be allocated.
+    /// The reason why the pool is not usable.
     pub problem: Option<String>,
 }
 
@@ -36,10 +36,10 @@ pub struct ClaimReport {
     /// `namespace/name`.
     pub claim: String,
     pub uid: String,
-    /// Such a claim keeps what it has; there is nothing to explain.
+    /// Such a claim keeps its allocation and has no further explanation.
     pub already_allocated: bool,
     pub summary: String,
-    /// Alternatives of `firstAvailable` are entries of their own.
+    /// Alternatives of `firstAvailable` have their own entries.
     pub requests: Vec<RequestReport>,
     pub constraints: Vec<ConstraintReport>,
 }
@@ -48,20 +48,20 @@ pub struct ClaimReport {
 pub struct RequestReport {
     /// `main`, or `main/sub` for an alternative.
     pub request: String,
-    /// One of several; the first that fits is taken.
+    /// One of several alternatives. The first that fits is allocated.
     pub alternative: bool,
     pub class: String,
-    /// Every matching device is asked for.
+    /// All matching devices are requested.
     pub all: bool,
-    /// How many devices it takes.
+    /// Number of devices.
     pub needed: i64,
     pub admin_access: bool,
     pub summary: String,
-    /// Why the whole allocation ends with an error at this request.
+    /// The error of this request, which ends the allocation.
     pub error: Option<String>,
-    /// Devices for which the selectors hold, on this node.
+    /// Number of devices on this node that match the selectors.
     pub matching: usize,
-    /// Those of them that nothing speaks against.
+    /// Number of matching devices without a rejection.
     pub available: usize,
     pub devices: Vec<DeviceReport>,
 }
@@ -78,22 +78,22 @@ pub struct DeviceReport {
     pub driver: String,
     pub pool: String,
     pub device: String,
-    /// The selectors hold and the node is right.
+    /// The selectors match, and the device can be used on the node.
     pub matches: bool,
-    /// Nothing speaks against the device, taken alone.
+    /// The device individually has no rejection.
     pub accepted: bool,
-    /// This is what the request would get.
+    /// The allocation gives the device to the request.
     pub allocated: bool,
-    /// Everything that speaks against it.
+    /// All reasons against the device.
     pub rejections: Vec<Rejection>,
-    /// The claims that have it or a share of it.
+    /// The claims with the device or a share of it.
     pub holders: Vec<Holder>,
     #[serde(skip)]
     pub(super) candidate: Option<usize>,
 }
 
 impl DeviceReport {
-    /// The selector that fails on this device, if one does: that is an error of the whole allocation.
+    /// The error of a selector on this device, which ends the allocation.
     pub(super) fn failure(&self) -> Option<String> {
         self.rejections
             .iter()
@@ -108,11 +108,11 @@ impl DeviceReport {
     }
 }
 
-/// One reason against one device. `message` says it in words, the rest is for programs.
+/// One reason against one device. `message` is for users, the other fields are for programs.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Rejection {
-    /// The pool cannot be allocated from.
+    /// The pool is not usable.
     Pool { message: String },
     /// The device cannot be used on this node.
     Node { message: String },
@@ -121,7 +121,7 @@ pub enum Rejection {
         owner: String,
         index: usize,
         expression: String,
-        /// Why it has no value; null where it is false.
+        /// The error of the evaluation; null if the selector is false.
         error: Option<String>,
         message: String,
     },
@@ -140,7 +140,7 @@ pub enum Rejection {
         counter: String,
         needed: String,
         free: String,
-        /// `device` and `claim` of those who consume of the counter.
+        /// The devices that consume the counter, with their claims.
         consumers: Vec<Consumer>,
         message: String,
     },
@@ -154,7 +154,7 @@ pub enum Rejection {
     },
     Constraint {
         attribute: String,
-        /// The device's value; null where it has none.
+        /// The device's value; null if it has none.
         value: Option<String>,
         message: String,
     },
@@ -166,22 +166,22 @@ pub struct Consumer {
     pub claim: String,
 }
 
-/// What a constraint has to choose from.
+/// A constraint, and the values of the available devices.
 #[derive(Debug, Default, Serialize)]
 pub struct ConstraintReport {
     pub attribute: String,
-    /// All values must differ; otherwise all must be the same.
+    /// All values must differ; otherwise all must be equal.
     pub distinct: bool,
-    /// The requests that it is about.
+    /// The requests to which it applies.
     pub requests: Vec<String>,
     pub values: Vec<ValueReport>,
-    /// Why it cannot hold; null where nothing speaks against it.
+    /// The reason why the constraint cannot be satisfied; null if none is known.
     pub problem: Option<String>,
 }
 
 #[derive(Debug, Default, Serialize)]
 pub struct ValueReport {
     pub value: String,
-    /// Available devices that have this value.
+    /// The available devices with this value.
     pub devices: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! One line for each request, claim and question: what a person on call wants to read first.
+//! The summaries: one line for each request, each claim and the query.
 
 use std::collections::BTreeMap;
 
@@ -26,16 +26,16 @@ pub(super) fn write(explanation: &mut Explanation) {
 
 fn of_claim(claim: &ClaimReport, fits: bool) -> String {
     if claim.already_allocated {
-        return "is allocated already".to_owned();
+        return "is already allocated".to_owned();
     }
     if fits {
         return "fits".to_owned();
     }
-    obstacle(claim).unwrap_or_else(|| "has enough devices for each request".to_owned())
+    blocker(claim).unwrap_or_else(|| "has enough devices for each request".to_owned())
 }
 
-/// What keeps the claim from being allocated whatever the other claims get; none where that is not known.
-pub(super) fn obstacle(claim: &ClaimReport) -> Option<String> {
+/// The reason why the claim does not fit independently of other claims; `None` if unknown.
+pub(super) fn blocker(claim: &ClaimReport) -> Option<String> {
     if let Some(request) = claim
         .requests
         .iter()
@@ -53,7 +53,7 @@ pub(super) fn obstacle(claim: &ClaimReport) -> Option<String> {
     let short = claim
         .requests
         .iter()
-        .find(|request| !request.alternative && lacks(request));
+        .find(|request| !request.alternative && is_short(request));
     match (constraint, short) {
         (Some(problem), _) => Some(problem),
         (None, Some(request)) => Some(format!(
@@ -61,20 +61,20 @@ pub(super) fn obstacle(claim: &ClaimReport) -> Option<String> {
             request.request,
             of_request(request)
         )),
-        (None, None) => alternatives_lack(claim).then(|| "no alternative fits".to_owned()),
+        (None, None) => alternatives_are_short(claim).then(|| "no alternative fits".to_owned()),
     }
 }
 
-fn alternatives_lack(claim: &ClaimReport) -> bool {
+fn alternatives_are_short(claim: &ClaimReport) -> bool {
     let alternatives: Vec<&RequestReport> = claim
         .requests
         .iter()
         .filter(|request| request.alternative)
         .collect();
-    !alternatives.is_empty() && alternatives.iter().all(|request| lacks(request))
+    !alternatives.is_empty() && alternatives.iter().all(|request| is_short(request))
 }
 
-fn lacks(request: &RequestReport) -> bool {
+fn is_short(request: &RequestReport) -> bool {
     let none_of_all = request.all && request.matching == 0;
     none_of_all || i64::try_from(request.available).unwrap_or(i64::MAX) < request.needed
 }
@@ -115,7 +115,7 @@ fn of_request(request: &RequestReport) -> String {
         )
     };
     if rejected == 0 {
-        return if lacks(request) {
+        return if is_short(request) {
             format!("{matching}, {needed}")
         } else {
             format!(
@@ -139,7 +139,7 @@ fn of_request(request: &RequestReport) -> String {
     }
 }
 
-/// The reasons against the devices, the most frequent first. A device counts for the first reason against it.
+/// The reasons against the devices, the most frequent first. A device counts for its first reason.
 fn reasons(
     request: &RequestReport,
     of: impl Fn(&super::DeviceReport) -> bool,
@@ -148,7 +148,7 @@ fn reasons(
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for device in request.devices.iter().filter(|device| of(device)) {
         if let Some(rejection) = device.rejections.first() {
-            *counts.entry(brief(rejection)).or_default() += 1;
+            *counts.entry(short_reason(rejection)).or_default() += 1;
         }
     }
     let mut counts: Vec<(String, usize)> = counts.into_iter().collect();
@@ -166,8 +166,8 @@ fn reasons(
         .join(", ")
 }
 
-/// A reason without what differs between devices. `{is}` stands for is or are.
-fn brief(rejection: &Rejection) -> String {
+/// A reason without device-specific details. `{is}` is a placeholder for "is" or "are".
+fn short_reason(rejection: &Rejection) -> String {
     match rejection {
         Rejection::Pool { message } => format!("{{is}} not usable ({message})"),
         Rejection::Node { .. } => "{is} for other nodes".to_owned(),
@@ -179,9 +179,9 @@ fn brief(rejection: &Rejection) -> String {
             ..
         } => {
             let outcome = if error.is_some() {
-                "failed by"
+                "not evaluated by"
             } else {
-                "refused by"
+                "rejected by"
             };
             format!(
                 "{{is}} {outcome} selector {index} of {owner} ({})",
@@ -198,26 +198,26 @@ fn brief(rejection: &Rejection) -> String {
         }
         Rejection::Capacity { name, problem, .. } => match problem.as_str() {
             "missing" => format!("{{is}} without capacity {name}"),
-            "policy" => format!("{{is}} not offering so much of capacity {name}"),
+            "policy" => format!("{{is}} not offering the requested amount of capacity {name}"),
             _ => format!("{{is}} short of capacity {name}"),
         },
         Rejection::Constraint {
             attribute, value, ..
         } => match value {
-            Some(_) => format!("{{is}} among too few with the same {attribute}"),
+            Some(_) => format!("{{is}} in too small a group with the same {attribute}"),
             None => format!("{{is}} without attribute {attribute}"),
         },
     }
 }
 
-/// Expressions are shown in full for each device; a summary has one line.
+/// Shortens an expression to one line. The device reports contain the full expression.
 fn shorten(expression: &str) -> String {
-    const LONGEST: usize = 80;
+    const MAX_CHARS: usize = 80;
     let line = expression.split_whitespace().collect::<Vec<_>>().join(" ");
-    if line.chars().count() <= LONGEST {
+    if line.chars().count() <= MAX_CHARS {
         return line;
     }
-    let short: String = line.chars().take(LONGEST - 3).collect();
+    let short: String = line.chars().take(MAX_CHARS - 3).collect();
     format!("{short}...")
 }
 

@@ -1,48 +1,48 @@
-//! Bounds: whether what is still to be allocated can fit at all, when each device is counted and not chosen.
+//! Bounds: whether the remaining requests can fit, by counts of devices and without a selection of devices.
 //!
-//! A bound only ever says no where the search would find nothing, and it says nothing where the search could end with an
-//! error instead, so that the answer stays the same.
+//! A bound rejects a branch only if the search would find nothing in it, and never if the search could end with an error,
+//! so that the result stays the same.
 
 use std::collections::HashMap;
 
 use super::facts::{Facts, Fit};
-use super::{Place, Search};
+use super::{Position, Search};
 use crate::constraints::Constraint;
 use crate::counters::Counters;
 use crate::plan::{Choice, MAX_DEVICES, Task};
 
-/// Devices that one request still needs.
+/// The devices that a request still needs.
 struct Demand<'p, 'a> {
     claim: usize,
     count: usize,
-    /// The task, or those of which one will do.
+    /// The task, or the alternatives.
     tasks: Vec<&'p Task<'a>>,
-    /// The first candidates that the request may take, and of "all" those that it still has to take.
+    /// The first candidates to try; for "All", the remaining candidates.
     from: usize,
     rest: Option<&'p [usize]>,
 }
 
-/// Demands that the same devices serve, together.
+/// Demands with the same possible devices.
 struct Group {
     count: usize,
-    /// How many of the demands one shared device can serve.
+    /// The number of demands that one shared device can serve.
     members: usize,
     devices: Vec<usize>,
 }
 
 impl<'s, 'a> Search<'s, 'a> {
-    /// Whether nothing can be found from here on, for a reason that can be counted.
-    pub(super) fn is_hopeless(
+    /// Whether a bound proves that the branch has no allocation.
+    pub(super) fn is_infeasible(
         &mut self,
         facts: &Facts,
-        place: Place,
+        position: Position,
         committed: bool,
         from: usize,
     ) -> bool {
-        if facts.negative || self.may_end_otherwise(facts, place, committed) {
+        if facts.negative || self.may_end_with_error(facts, position, committed) {
             return false;
         }
-        let Some(demands) = self.demands(place, committed, from) else {
+        let Some(demands) = self.demands(position, committed, from) else {
             return true;
         };
         let free: Vec<bool> = (0..facts.class.len())
@@ -51,20 +51,20 @@ impl<'s, 'a> Search<'s, 'a> {
         let mut groups: HashMap<(usize, usize), Group> = HashMap::new();
         let mut alone = 0;
         for demand in &demands {
-            let devices = self.devices(facts, place, demand, &free);
+            let devices = self.devices(facts, position, demand, &free);
             if devices.len() < demand.count {
                 return true;
             }
-            // Administrators take nothing away from others.
+            // Admin access does not use up devices.
             if demand.tasks.iter().any(|task| task.request.admin_access) {
                 continue;
             }
-            let current = demand.claim == place.claim || demand.tasks.len() > 1;
+            let current = demand.claim == position.claim || demand.tasks.len() > 1;
             let key = if current {
                 alone += 1;
                 (usize::MAX, alone)
             } else {
-                (0, facts.alike[demand.tasks[0].key])
+                (0, facts.equivalent_tasks[demand.tasks[0].key])
             };
             let group = groups.entry(key).or_insert(Group {
                 count: 0,
@@ -77,50 +77,58 @@ impl<'s, 'a> Search<'s, 'a> {
         let groups: Vec<Group> = groups.into_values().collect();
         !self.devices_suffice(facts, &groups)
             || !self.sums_suffice(facts, &groups)
-            || !self.values_suffice(facts, place, &demands, &free)
+            || !self.values_suffice(facts, position, &demands, &free)
     }
 
-    /// An error, or a claim that may be refused for the number of its devices. Only the first claim's is an error.
-    fn may_end_otherwise(&self, facts: &Facts, place: Place, committed: bool) -> bool {
-        let Some(planned) = self.claims.get(place.claim) else {
+    /// Whether the branch may end with an error, or with too many devices for a claim. The latter is an error only for the
+    /// first claim.
+    fn may_end_with_error(&self, facts: &Facts, position: Position, committed: bool) -> bool {
+        let Some(planned) = self.claims.get(position.claim) else {
             return true;
         };
         let chosen = planned
             .choices
-            .get(place.choice)
+            .get(position.choice)
             .filter(|_| committed)
-            .and_then(|choice| choice.task(place.alternative));
-        let from = place.choice + usize::from(chosen.is_some());
-        if facts.fails_from[place.claim][from] || chosen.is_some_and(|task| facts.fails[task.key]) {
+            .and_then(|choice| choice.task(position.alternative));
+        let from = position.choice + usize::from(chosen.is_some());
+        if facts.fails_from[position.claim][from]
+            || chosen.is_some_and(|task| facts.fails[task.key])
+        {
             return true;
         }
-        let had = i64::try_from(self.found.devices[place.claim].len()).unwrap_or(i64::MAX);
-        let current = chosen.map_or(0, |task| task.count.saturating_sub(place.device));
+        let had_share = i64::try_from(self.found.devices[position.claim].len()).unwrap_or(i64::MAX);
+        let current = chosen.map_or(0, |task| task.count.saturating_sub(position.device));
         let most = planned.choices[from..]
             .iter()
             .map(|choice| {
                 let counts = choice.tasks().iter().map(|task| task.count.max(0));
                 counts.max().unwrap_or(0)
             })
-            .fold(had.saturating_add(current), i64::saturating_add);
-        place.claim == 0 && most > MAX_DEVICES
+            .fold(had_share.saturating_add(current), i64::saturating_add);
+        position.claim == 0 && most > MAX_DEVICES
     }
 
-    /// What is missing from `place` on. None where a request has nothing that it could take.
-    fn demands(&self, place: Place, committed: bool, from: usize) -> Option<Vec<Demand<'s, 'a>>> {
+    /// The demands from `position` on. `None` if a request has no possible device.
+    fn demands(
+        &self,
+        position: Position,
+        committed: bool,
+        from: usize,
+    ) -> Option<Vec<Demand<'s, 'a>>> {
         let mut demands = Vec::new();
-        for (claim, planned) in self.claims.iter().enumerate().skip(place.claim) {
-            let first = if claim == place.claim {
-                place.choice
+        for (claim, planned) in self.claims.iter().enumerate().skip(position.claim) {
+            let first = if claim == position.claim {
+                position.choice
             } else {
                 0
             };
-            for (position, choice) in planned.choices.iter().enumerate().skip(first) {
-                let here = claim == place.claim && position == place.choice;
+            for (choice_index, choice) in planned.choices.iter().enumerate().skip(first) {
+                let here = claim == position.claim && choice_index == position.choice;
                 let one = matches!(choice, Choice::One(_));
                 if here && (committed || one) {
-                    let task = choice.task(place.alternative)?;
-                    let done = usize::try_from(place.device).ok()?;
+                    let task = choice.task(position.alternative)?;
+                    let done = usize::try_from(position.device).ok()?;
                     demands.push(Demand {
                         claim,
                         count: usize::try_from(task.count)
@@ -140,10 +148,10 @@ impl<'s, 'a> Search<'s, 'a> {
                     .iter()
                     .filter(|task| task.all.as_ref().is_none_or(|all| !all.is_empty()))
                     .collect();
-                let least = tasks.iter().map(|task| task.count.max(0)).min()?;
+                let minimum = tasks.iter().map(|task| task.count.max(0)).min()?;
                 demands.push(Demand {
                     claim,
-                    count: usize::try_from(least).unwrap_or(usize::MAX),
+                    count: usize::try_from(minimum).unwrap_or(usize::MAX),
                     tasks,
                     from: 0,
                     rest: None,
@@ -154,27 +162,27 @@ impl<'s, 'a> Search<'s, 'a> {
         Some(demands)
     }
 
-    /// The devices that could be taken next for one of the demand's tasks.
+    /// The possible devices of one of the demand's tasks.
     fn devices(
         &self,
         facts: &Facts,
-        place: Place,
+        position: Position,
         demand: &Demand<'_, 'a>,
         free: &[bool],
     ) -> Vec<usize> {
-        let place = Place {
+        let position = Position {
             claim: demand.claim,
-            ..place
+            ..position
         };
         let can_take = |task: &Task<'a>, index: usize| {
             facts.fits[task.key][index] == Fit::Yes
                 && free[index]
-                && !self.is_busy(place, task, index)
+                && !self.is_busy(position, task, index)
                 && self.constraints[demand.claim].iter().all(|constraint| {
                     constraint.would_add(&task.request, self.matching.candidates[index])
                 })
                 && (!self.matching.candidates[index].shared()
-                    || self.has_capacity(place, task, index).unwrap_or(true))
+                    || self.has_capacity(position, task, index).unwrap_or(true))
         };
         let all: Vec<usize>;
         let indices = match demand.rest {
@@ -191,7 +199,7 @@ impl<'s, 'a> Search<'s, 'a> {
             .collect()
     }
 
-    /// Whether the counters still have what the device consumes; they never have more later.
+    /// Whether the counters suffice for the device. Their remaining amounts never increase in the branch.
     fn counters_suffice(&mut self, index: usize) -> bool {
         let candidate = self.matching.candidates[index];
         if candidate.device.consumes_counters.is_empty()
@@ -202,14 +210,14 @@ impl<'s, 'a> Search<'s, 'a> {
         let pool = &self.matching.pools[candidate.pool];
         let counters =
             self.counters[candidate.pool].get_or_insert_with(|| Counters::new(pool, self.in_use));
-        let enough = counters.take(candidate.device);
+        let enough = counters.consume(candidate.device);
         if enough {
-            counters.give_back(candidate.device);
+            counters.release(candidate.device);
         }
         enough
     }
 
-    /// Whether every demand can have devices of its own: a flow from demands to devices.
+    /// Whether every demand can have its own devices: a bipartite flow from demands to devices.
     fn devices_suffice(&self, facts: &Facts, groups: &[Group]) -> bool {
         let mut room: Vec<usize> = facts.shares.clone();
         for chosen in self.found.devices.iter().flatten() {
@@ -231,9 +239,9 @@ impl<'s, 'a> Search<'s, 'a> {
         })
     }
 
-    /// Whether all counters of one name together have what the least consuming devices need.
+    /// Whether the sum of all counters of one name suffices for the devices with the least consumption.
     fn sums_suffice(&self, facts: &Facts, groups: &[Group]) -> bool {
-        /// For what adding floating point numbers loses.
+        /// Tolerance for the rounding of sums.
         const MARGIN: f64 = 1e-6;
         let mut left = vec![0.0; facts.counter_names.len()];
         for counters in self.counters.iter().flatten() {
@@ -247,7 +255,7 @@ impl<'s, 'a> Search<'s, 'a> {
             let needed: f64 = groups
                 .iter()
                 .map(|group| {
-                    // A shared device may be paid for already, and serves each demand of the group.
+                    // A shared device may already have consumed its counters, and can serve each demand of the group.
                     let (shared, own): (Vec<usize>, Vec<usize>) = group
                         .devices
                         .iter()
@@ -265,20 +273,20 @@ impl<'s, 'a> Search<'s, 'a> {
         })
     }
 
-    /// Whether one value, or enough different ones, are left for each constraint.
+    /// Whether each constraint has a possible value, or enough different values.
     fn values_suffice(
         &self,
         facts: &Facts,
-        place: Place,
+        position: Position,
         demands: &[Demand<'_, 'a>],
         free: &[bool],
     ) -> bool {
-        for (claim, constraints) in self.constraints.iter().enumerate().skip(place.claim) {
+        for (claim, constraints) in self.constraints.iter().enumerate().skip(position.claim) {
             for (constraint, values) in constraints.iter().zip(&facts.values[claim]) {
                 let bound: Vec<(usize, Vec<usize>)> = demands
                     .iter()
                     .filter(|demand| demand.claim == claim && applies(constraint, demand))
-                    .map(|demand| (demand.count, self.devices(facts, place, demand, free)))
+                    .map(|demand| (demand.count, self.devices(facts, position, demand, free)))
                     .collect();
                 if !values_of(constraint, values, &bound) {
                     return false;
@@ -295,7 +303,7 @@ fn consumed(facts: &Facts, index: usize, name: usize) -> f64 {
     of_name.map(|(_, amount)| amount).sum()
 }
 
-/// Whether the constraint binds whatever serves the demand.
+/// Whether the constraint applies to every task of the demand.
 fn applies(constraint: &Constraint<'_>, demand: &Demand<'_, '_>) -> bool {
     demand
         .tasks
@@ -322,27 +330,27 @@ fn values_of(
     if constraint.distinct {
         let different: std::collections::HashSet<usize> =
             counts.iter().flat_map(HashMap::keys).copied().collect();
-        let wanted = bound
+        let expected = bound
             .iter()
             .map(|(count, _)| *count)
             .fold(0, usize::saturating_add);
-        return different.len() >= wanted;
+        return different.len() >= expected;
     }
     first.keys().any(|value| {
-        let enough = |(counts, (wanted, _)): (&HashMap<usize, usize>, &(usize, _))| {
-            counts.get(value).is_some_and(|count| count >= wanted)
+        let enough = |(counts, (expected, _)): (&HashMap<usize, usize>, &(usize, _))| {
+            counts.get(value).is_some_and(|count| count >= expected)
         };
         counts.iter().zip(bound).all(enough)
     })
 }
 
-/// Devices given to groups of demands, and taken back for others while there is a way round.
+/// A flow from groups of demands to devices, extended by augmenting paths.
 struct Flow<'g> {
     groups: &'g [Group],
     room: Vec<usize>,
-    /// By device: the groups that have it.
+    /// By device: the groups that use it.
     given: Vec<Vec<usize>>,
-    /// By group: whether a way for it was sought already.
+    /// By group: whether the current search for an augmenting path visited it.
     seen: Vec<bool>,
 }
 

@@ -1,8 +1,8 @@
-//! What of tasks and devices stays the same during a search, and which devices are therefore interchangeable.
+//! Facts about tasks and devices that stay constant during a search, and the classes of interchangeable devices.
 //!
-//! Two devices of one class are told apart by nothing that the search reads: neither by a task's checks, nor by counters,
-//! capacity or the attributes that constraints compare. One can stand in the place of the other in every allocation, and an
-//! error that ends the search at one of them would end it at the other.
+//! Two devices of one class are equal in everything that the search reads: checks of tasks, counters, capacity, and
+//! attributes in constraints. One can replace the other in every allocation, and an error on one would also occur on the
+//! other.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::plan::{PlannedClaim, Task};
 use crate::taints;
 
-/// Whether a device can serve a task as long as nothing else is allocated.
+/// Whether a device fits a task if nothing else is allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Fit {
     No,
@@ -30,35 +30,35 @@ pub(super) struct Facts {
     pub(super) fits: Vec<Vec<Fit>>,
     /// By candidate; classes are numbered in the order of their first members.
     pub(super) class: Vec<usize>,
-    /// By candidate: the member of its class before it.
+    /// By candidate: the previous member of its class.
     pub(super) previous: Vec<Option<usize>>,
-    /// By claim, constraint and candidate: the number of the attribute's value.
+    /// By claim, constraint and candidate: the number of the attribute value.
     pub(super) values: Vec<Vec<Vec<Option<usize>>>>,
     /// By the task's key: whether it can end the search with an error.
     pub(super) fails: Vec<bool>,
-    /// By claim and choice, and after the last: whether what comes from there on can end the search with an error.
+    /// By claim and choice, and after the last one: whether the rest of the search can end with an error.
     pub(super) fails_from: Vec<Vec<bool>>,
-    /// By candidate: what it consumes of all counters of one name, about.
+    /// By candidate: its approximate consumption of all counters of one name.
     pub(super) consumption: Vec<Vec<(usize, f64)>>,
-    /// The number of each name of a counter.
+    /// The number of each counter name.
     pub(super) counter_names: BTreeMap<String, usize>,
-    /// By candidate that can be shared: how many shares of the tasks it has room for at most.
+    /// By candidate that can be shared: the maximum number of shares.
     pub(super) shares: Vec<usize>,
-    /// By task key: the first task that has the same fits and is not told apart from it by what a bound counts.
-    pub(super) alike: Vec<usize>,
-    /// Whether a device gives counters back by being allocated: bounds and classes then mean nothing.
+    /// By task key: the first task that is equivalent for bounds.
+    pub(super) equivalent_tasks: Vec<usize>,
+    /// Whether a device has a negative consumption. Bounds and classes are then invalid.
     pub(super) negative: bool,
 }
 
 impl Facts {
-    /// Asks every task about every device. An error of a device is kept for when the search meets it.
+    /// Checks every task on every device. An error becomes part of the facts until the search reaches the device.
     pub(super) fn gather(search: &mut Search<'_, '_>) -> Result<Self, Error> {
         let claims = search.claims;
         let count = search.matching.candidates.len();
         let mut fits = vec![vec![Fit::No; count]; search.matching.tasks()];
         for (claim, planned) in claims.iter().enumerate() {
             for task in planned.choices.iter().flat_map(|choice| choice.tasks()) {
-                // "All" are those that were counted before; the others are not asked.
+                // For "All", only the planned devices are checked.
                 let everyone: Vec<usize> = (0..count).collect();
                 for &index in task.all.as_ref().unwrap_or(&everyone) {
                     fits[task.key][index] = search.fit(claim, task, index)?;
@@ -75,13 +75,13 @@ impl Facts {
             .map(|(index, class)| last.insert(*class, index))
             .collect();
         let shares = (0..count)
-            .map(|index| search.room_for_shares(&fits, index))
+            .map(|index| search.max_shares(&fits, index))
             .collect();
         let fails = fails(claims, &fits);
         Ok(Self {
             fails_from: fails_from(claims, &fails),
             fails,
-            alike: alike(claims, &fits),
+            equivalent_tasks: equivalent_tasks(claims, &fits),
             fits,
             class,
             previous,
@@ -95,7 +95,7 @@ impl Facts {
 }
 
 impl<'a> Search<'_, 'a> {
-    /// Where the checks before an error can refuse the device, they come first here, too.
+    /// Checks one device in the order of the search: an earlier check that fails prevents an error.
     fn fit(&mut self, claim: usize, task: &Task<'a>, index: usize) -> Result<Fit, Error> {
         let candidate = self.matching.candidates[index];
         let used = self.used(index);
@@ -132,8 +132,8 @@ impl<'a> Search<'_, 'a> {
         )
     }
 
-    /// Every share consumes at least what the least demanding task takes.
-    fn room_for_shares(&self, fits: &[Vec<Fit>], index: usize) -> usize {
+    /// The maximum number of shares of a device, from the task with the least consumption.
+    fn max_shares(&self, fits: &[Vec<Fit>], index: usize) -> usize {
         let candidate = self.matching.candidates[index];
         let tasks: Vec<&Task<'a>> = self
             .claims
@@ -147,12 +147,12 @@ impl<'a> Search<'_, 'a> {
         }
         let mut room = tasks.len();
         for (name, capacity) in &candidate.device.capacity {
-            let least = tasks
+            let minimum = tasks
                 .iter()
                 .filter_map(|task| capacity::consumed(task.request.capacity, candidate.device).ok())
                 .filter_map(|mut consumed| consumed.remove(name))
                 .min();
-            let Some(least) = least.filter(|least| !least.is_zero()) else {
+            let Some(minimum) = minimum.filter(|minimum| !minimum.is_zero()) else {
                 continue;
             };
             let used = self.used(index).and_then(|used| used.capacity.as_ref());
@@ -161,7 +161,7 @@ impl<'a> Search<'_, 'a> {
                 .unwrap_or_default();
             let mut fitting = 0;
             while fitting < room {
-                sum.add(&least);
+                sum.add(&minimum);
                 if sum > capacity.value {
                     break;
                 }
@@ -173,8 +173,8 @@ impl<'a> Search<'_, 'a> {
     }
 }
 
-/// Devices of a class share this text. JSON keeps quantities as they were given: their way of writing decides with some
-/// request policies.
+/// The class of each candidate, by a JSON text that all members share. JSON preserves the text of quantities, which
+/// matters for some request policies.
 fn classes(
     search: &Search<'_, '_>,
     fits: &[Vec<Fit>],
@@ -263,7 +263,7 @@ fn consumption(search: &Search<'_, '_>) -> Consumption {
 fn fails(claims: &[PlannedClaim<'_>], fits: &[Vec<Fit>]) -> Vec<bool> {
     let mut fails: Vec<bool> = fits.iter().map(|row| row.contains(&Fit::Fails)).collect();
     for planned in claims {
-        // A constraint that "all" cannot keep is an error.
+        // A constraint that the devices of "All" violate is an error.
         let constrained = !planned.claim.spec.devices.constraints.is_empty();
         for task in planned.choices.iter().flat_map(|choice| choice.tasks()) {
             fails[task.key] |= constrained && task.all.is_some();
@@ -291,20 +291,20 @@ fn fails_from(claims: &[PlannedClaim<'_>], fails: &[bool]) -> Vec<Vec<bool>> {
     by_claim
 }
 
-fn alike(claims: &[PlannedClaim<'_>], fits: &[Vec<Fit>]) -> Vec<usize> {
+fn equivalent_tasks(claims: &[PlannedClaim<'_>], fits: &[Vec<Fit>]) -> Vec<usize> {
     let mut known = HashMap::new();
-    let mut alike = vec![0; fits.len()];
+    let mut equivalent_tasks = vec![0; fits.len()];
     for task in claims
         .iter()
         .flat_map(|planned| &planned.choices)
         .flat_map(|choice| choice.tasks())
     {
-        let what = (
+        let message = (
             &fits[task.key],
             task.request.admin_access,
             json(&task.request.capacity),
         );
-        alike[task.key] = *known.entry(what).or_insert(task.key);
+        equivalent_tasks[task.key] = *known.entry(message).or_insert(task.key);
     }
-    alike
+    equivalent_tasks
 }

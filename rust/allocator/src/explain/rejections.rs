@@ -1,4 +1,4 @@
-//! What speaks against one device for one request.
+//! The reasons against one device for one request.
 
 use dra_api::{DeviceAttribute, DeviceSelector};
 
@@ -8,13 +8,13 @@ use crate::capacity::{self, Shortfall};
 use crate::constraints::{Constraint, look_up};
 use crate::counters::{Counters, Shortage};
 use crate::in_use::{DeviceId, Holder, InUse, Use};
-use crate::node::{device_reaches, leaves_nodes_to_devices};
+use crate::node::{device_is_usable_on, has_per_device_node_selection};
 use crate::plan::{Match, Task};
 use crate::pools::{Candidate, Pool, PoolState};
-use crate::selectors::{Failure, Verdict};
+use crate::selectors::{Failure, SelectorResult};
 
-/// Every reason against the device, taken alone.
-pub(super) fn judge<'a>(
+/// All reasons against the device, individually.
+pub(super) fn evaluate_device<'a>(
     task: &Task<'a>,
     index: usize,
     constraints: &[Constraint<'a>],
@@ -24,7 +24,7 @@ pub(super) fn judge<'a>(
     let candidate = matching.candidates[index];
     let mut rejections = selectors(task, index, &candidate, matching);
     rejections.extend(node(&candidate, matching));
-    // "All devices" are those whose capacity could serve the request, were they free.
+    // "All" includes devices with enough total capacity, in use or not.
     let in_all = task.all.is_none() || capacity(task, &candidate, None).is_none();
     let matches = rejections.is_empty() && in_all;
     let used = in_use.of(candidate.id());
@@ -61,8 +61,8 @@ pub(super) fn judge<'a>(
     }
 }
 
-/// The devices of a pool that cannot be allocated from.
-pub(super) fn of_unusable(pool: &Pool<'_>) -> Vec<DeviceReport> {
+/// The reports of the devices of an unusable pool.
+pub(super) fn unusable_devices(pool: &Pool<'_>) -> Vec<DeviceReport> {
     if pool.state == PoolState::Usable {
         return Vec::new();
     }
@@ -82,7 +82,7 @@ pub(super) fn of_unusable(pool: &Pool<'_>) -> Vec<DeviceReport> {
         .collect()
 }
 
-/// An attribute's value in words.
+/// The text of an attribute value.
 pub(super) fn value_text(value: &DeviceAttribute) -> String {
     if let Some(text) = &value.string {
         text.clone()
@@ -119,21 +119,23 @@ fn selectors<'a>(
                 .map(|cel| cel.expression.clone())
                 .unwrap_or_default();
             let single = std::slice::from_ref(selector);
-            let error = match matching.selectors.ask(single, index, candidate) {
-                Ok(Verdict::Matches) => continue,
-                Ok(Verdict::False(_)) => None,
-                // Kubernetes stops at the first selector that is false, and does not see that a later one fails.
+            let error = match matching.selectors.evaluate_all(single, index, candidate) {
+                Ok(SelectorResult::Matches) => continue,
+                Ok(SelectorResult::False(_)) => None,
+                // Kubernetes stops at the first selector that is false, so the error of a later one has no effect.
                 Err(_) if !rejections.is_empty() => continue,
                 Err(Failure::Deadline(deadline)) => {
                     Some(format!("is not evaluated: {}", deadline.error()))
                 }
-                Err(Failure::Compile { what, .. }) => Some(format!("does not compile: {what}")),
-                Err(Failure::Evaluate { what, .. }) => {
+                Err(Failure::Compile { message, .. }) => {
+                    Some(format!("does not compile: {message}"))
+                }
+                Err(Failure::Evaluate { message, .. }) => {
                     let driver = candidate.id().driver;
-                    let hint = hint::for_failure(&what, driver, candidate.device);
+                    let hint = hint::for_failure(&message, driver, candidate.device);
                     Some(match hint {
-                        Some(hint) => format!("fails: {what} ({hint})"),
-                        None => format!("fails: {what}"),
+                        Some(hint) => format!("fails: {message} ({hint})"),
+                        None => format!("fails: {message}"),
                     })
                 }
             };
@@ -154,10 +156,10 @@ fn selectors<'a>(
 }
 
 fn node(candidate: &Candidate<'_>, matching: &Match<'_>) -> Option<Rejection> {
-    if !leaves_nodes_to_devices(candidate.slice) {
+    if !has_per_device_node_selection(candidate.slice) {
         return None;
     }
-    let message = match device_reaches(candidate.slice, candidate.device, matching.node) {
+    let message = match device_is_usable_on(candidate.slice, candidate.device, matching.node) {
         Ok(true) => return None,
         Ok(false) => format!("it cannot be used on node {}", matching.node.metadata.name),
         Err(error) => error.to_string(),
@@ -204,8 +206,8 @@ fn counters<'a>(
     in_use: &InUse<'a>,
     used: Option<&Use>,
 ) -> Vec<Rejection> {
-    let paid = candidate.shared() && used.is_some_and(|used| used.shared);
-    if paid || candidate.device.consumes_counters.is_empty() {
+    let counters_consumed = candidate.shared() && used.is_some_and(|used| used.shared);
+    if counters_consumed || candidate.device.consumes_counters.is_empty() {
         return Vec::new();
     }
     let pool = &matching.pools[candidate.pool];
@@ -241,10 +243,10 @@ fn counter(shortage: &Shortage, pool: &Pool<'_>, in_use: &InUse<'_>) -> Rejectio
     }
 }
 
-/// The allocated devices that consume of the counter.
+/// The allocated devices that consume the counter.
 fn consumers(shortage: &Shortage, pool: &Pool<'_>, in_use: &InUse<'_>) -> Vec<Consumer> {
     let mut consumers = Vec::new();
-    for slice in pool.slices.iter().chain(&pool.elsewhere) {
+    for slice in pool.slices.iter().chain(&pool.other_node_slices) {
         for device in &slice.spec.devices {
             let consumes = device.consumes_counters.iter().any(|entry| {
                 entry.counter_set == shortage.set && entry.counters.contains_key(&shortage.counter)
@@ -266,7 +268,7 @@ fn consumers(shortage: &Shortage, pool: &Pool<'_>, in_use: &InUse<'_>) -> Vec<Co
     consumers
 }
 
-/// Who has how much of a capacity: `; claim ns/a has 4Gi, claim ns/b has 8Gi`.
+/// The consumption of a capacity by claim: `; claim ns/a has 4Gi, claim ns/b has 8Gi`.
 fn shares(name: &str, used: Option<&Use>) -> String {
     let parts: Vec<String> = used
         .into_iter()
@@ -319,6 +321,6 @@ fn capacity(task: &Task<'_>, candidate: &Candidate<'_>, used: Option<&Use>) -> O
                 shares(&name, used)
             ),
         ),
-        Err(what) => rejection("", "error", None, None, what),
+        Err(message) => rejection("", "error", None, None, message),
     })
 }

@@ -1,4 +1,4 @@
-//! Where claims do not fit together: the first claim, and the first of its requests, for which nothing is left.
+//! Finds the first claim and its first request that do not fit in combination with the earlier ones.
 
 use std::time::{Duration, Instant};
 
@@ -6,22 +6,22 @@ use dra_api::{DeviceConstraint, ResourceClaim};
 
 use super::report::Explanation;
 use super::summary;
-use crate::question::{Question, allocation_of, try_allocate};
+use crate::query::{Query, allocation_of, try_allocate};
 
-/// For each attempt: an explanation that takes long is worth less than a shorter one.
+/// Time limit of one attempt. A quick explanation is better than a complete one.
 const DEADLINE_MS: u64 = 500;
-/// For all attempts of one explanation.
+/// Time limit of all attempts of one explanation.
 const ALL_ATTEMPTS: Duration = Duration::from_secs(5);
 
-/// Writes into the claims which of them still fit with those before, and how far the first that does not gets.
-pub(super) fn find_culprit(question: &Question, explanation: &mut Explanation) {
+/// Sets the summary of the first claim that does not fit in combination with the earlier claims.
+pub(super) fn find(query: &Query, explanation: &mut Explanation) {
     let end = Instant::now() + ALL_ATTEMPTS;
-    for count in 1..=question.claims.len() {
+    for count in 1..=query.claims.len() {
         if Instant::now() >= end {
             return;
         }
-        let claims = &question.claims[..count];
-        if fits(question, claims.to_vec()) != Some(false) {
+        let claims = &query.claims[..count];
+        if fits(query, claims.to_vec()) != Some(false) {
             continue;
         }
         let Some(claim) = claims.last().filter(|claim| allocation_of(claim).is_none()) else {
@@ -30,7 +30,7 @@ pub(super) fn find_culprit(question: &Question, explanation: &mut Explanation) {
         let Some(report) = explanation.claims.get_mut(count - 1) else {
             return;
         };
-        if summary::obstacle(report).is_some() {
+        if summary::blocker(report).is_some() {
             return;
         }
         let requests = claim.spec.devices.requests.len();
@@ -40,9 +40,9 @@ pub(super) fn find_culprit(question: &Question, explanation: &mut Explanation) {
             }
             let mut attempt = claims[..count - 1].to_vec();
             attempt.push(first_requests(claim, shorter));
-            if fits(question, attempt) == Some(false) {
+            if fits(query, attempt) == Some(false) {
                 let name = &claim.spec.devices.requests[shorter - 1].name;
-                report.summary = words(name, shorter, count, requests);
+                report.summary = summary_text(name, shorter, count, requests);
                 return;
             }
         }
@@ -50,32 +50,32 @@ pub(super) fn find_culprit(question: &Question, explanation: &mut Explanation) {
     }
 }
 
-fn words(request: &str, position: usize, claims: usize, requests: usize) -> String {
+fn summary_text(request: &str, position: usize, claims: usize, requests: usize) -> String {
     let before = match (position, claims) {
         (1, 1) => "",
-        (1, _) => " beside the claims before it",
-        (_, 1) => " beside the requests before it",
-        _ => " beside the claims and requests before it",
+        (1, _) => " together with the earlier claims",
+        (_, 1) => " together with the earlier requests",
+        _ => " together with the earlier claims and requests",
     };
     if requests == 1 && claims == 1 {
         format!(
-            "request {request} has enough devices one by one, but not together: they share counters, capacity or a constraint"
+            "request {request} has enough devices individually, but not in combination: they share counters, capacity or a constraint"
         )
     } else {
         format!(
-            "request {request} does not fit{before}: each has enough devices alone, but not all together"
+            "request {request} does not fit{before}: each has enough devices individually, but not in combination"
         )
     }
 }
 
-fn fits(question: &Question, claims: Vec<ResourceClaim>) -> Option<bool> {
-    let mut attempt = question.clone();
+fn fits(query: &Query, claims: Vec<ResourceClaim>) -> Option<bool> {
+    let mut attempt = query.clone();
     attempt.claims = claims;
     attempt.limits.deadline_ms = DEADLINE_MS;
     try_allocate(&attempt).ok().map(|results| results.is_some())
 }
 
-/// The claim with its first requests only; constraints forget the others.
+/// The claim with only its first requests. Constraints drop the other requests.
 fn first_requests(claim: &ResourceClaim, count: usize) -> ResourceClaim {
     let mut shorter = claim.clone();
     let devices = &mut shorter.spec.devices;

@@ -1,4 +1,4 @@
-//! A question and its answer, in the API's own objects.
+//! The query and the response of an allocation, in objects of the API.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -17,44 +17,43 @@ use crate::request::claim_name;
 use crate::result;
 use crate::search::Search;
 
-/// What kube-scheduler allows one allocation (`filterTimeout` of the plugin DynamicResources).
+/// The time limit of kube-scheduler for one allocation (`filterTimeout` of the plugin DynamicResources).
 const DEFAULT_DEADLINE_MS: u64 = 10_000;
 
-/// About a millisecond of searching.
+/// About one millisecond of search.
 const ATTEMPTS_BEFORE_PRUNING: u64 = 500;
 
-/// Which devices the claims would get on the node. Nothing of it is changed.
+/// The input of an allocation on one node.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub struct Question {
+pub struct Query {
     pub node: NodeInput,
     #[serde(deserialize_with = "objects")]
     pub classes: Vec<DeviceClass>,
-    /// Slices of all nodes may be there; those of other nodes are passed over.
+    /// Slices of other nodes are ignored.
     #[serde(deserialize_with = "objects")]
     pub slices: Vec<ResourceSlice>,
-    /// Claims that are allocated already keep their allocation.
+    /// The claims to allocate. Claims with an allocation keep it.
     #[serde(deserialize_with = "objects")]
     pub claims: Vec<ResourceClaim>,
-    /// Other claims; those that are allocated hold their devices.
+    /// Other claims. Their allocated devices are in use.
     #[serde(deserialize_with = "objects")]
     pub allocated: Vec<ResourceClaim>,
     #[serde(flatten)]
     pub limits: Limits,
 }
 
-/// What bounds an answer, and what makes it repeatable.
+/// The limits of a search, and the seed of share IDs.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(default)]
 pub struct Limits {
     pub deadline_ms: u64,
-    /// How many devices the search may try, and how often it may go on to the next one. Unlike the deadline it bounds
-    /// every machine's search alike.
+    /// Maximum number of steps of the search. Unlike the deadline, the limit does not depend on the machine.
     pub max_steps: u64,
-    /// How many attempts may fail before the search finds out what it need not try. Nearly every question is answered
-    /// before, and does not wait for facts about devices that it never needs. The answer does not depend on it.
+    /// Number of failed attempts before the search gathers facts for pruning. Almost all queries end earlier and need no
+    /// facts. The result does not depend on this value.
     pub attempts_before_pruning: u64,
-    /// Where the IDs of shares come from: the same seed gives the same IDs.
+    /// Seed of the share IDs. The same seed gives the same IDs.
     pub share_id_seed: u64,
 }
 
@@ -70,18 +69,18 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// When what began at `started` has to end.
+    /// The deadline of a search that started at `started`.
     pub(crate) fn deadline(&self, started: Instant) -> Deadline {
         let at = started.checked_add(Duration::from_millis(self.deadline_ms));
         Deadline {
-            // A deadline beyond the end of time is none: a day is as good.
+            // An overflow means no deadline; a day has the same effect.
             at: at.unwrap_or(started + Duration::from_secs(86_400)),
             milliseconds: self.deadline_ms,
         }
     }
 }
 
-/// When an answer has to be there.
+/// The deadline of a search.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline {
     pub(crate) at: Instant,
@@ -103,18 +102,18 @@ impl Deadline {
     }
 }
 
-/// A null among the objects stands for none of them.
+/// Decodes a list of objects. A null in the list is an error.
 fn objects<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: Deserialize<'de>,
 {
-    let given = Vec::<Option<T>>::deserialize(deserializer)?;
-    let objects: Option<Vec<T>> = given.into_iter().collect();
+    let objects = Vec::<Option<T>>::deserialize(deserializer)?;
+    let objects: Option<Vec<T>> = objects.into_iter().collect();
     objects.ok_or_else(|| serde::de::Error::custom("null where an object is expected"))
 }
 
-/// A node: its name alone, or the object with its labels.
+/// A node: its name, or the object with its labels.
 #[derive(Debug, Clone, Default)]
 pub struct NodeInput(pub Node);
 
@@ -152,51 +151,51 @@ impl<'de> Visitor<'de> for NodeVisitor {
     }
 }
 
-/// All claims or none: `results` has one entry for each claim where `allocated`, else none.
+/// The result of an allocation: all claims or none. `results` has one entry for each claim, or is empty.
 #[derive(Debug, Clone, Default, Serialize)]
-pub struct Answer {
+pub struct Response {
     pub allocated: bool,
     pub results: Vec<AllocationResult>,
-    /// Why there is no answer. None where the claims simply do not fit.
+    /// The error of the allocation. `None` if the claims do not fit.
     pub error: Option<String>,
 }
 
-/// Answers the question as kube-scheduler would.
-pub fn allocate(question: &Question) -> Answer {
-    match try_allocate(question) {
-        Ok(Some(results)) => Answer {
+/// Allocates devices as kube-scheduler does. Errors are in [`Response::error`].
+pub fn allocate(query: &Query) -> Response {
+    match try_allocate(query) {
+        Ok(Some(results)) => Response {
             allocated: true,
             results,
             error: None,
         },
-        Ok(None) => Answer::default(),
-        Err(error) => Answer {
+        Ok(None) => Response::default(),
+        Err(error) => Response {
             error: Some(error.to_string()),
-            ..Answer::default()
+            ..Response::default()
         },
     }
 }
 
-/// None where the claims do not fit.
-pub(crate) fn try_allocate(question: &Question) -> Result<Option<Vec<AllocationResult>>, Error> {
-    let deadline = question.limits.deadline(Instant::now());
-    let node = &question.node.0;
-    let in_use = InUse::gather(question.allocated.iter().chain(&question.claims));
-    let reachable = allocated_claims_reach(question)?;
-    let pending: Vec<&ResourceClaim> = question
+/// The allocations, or `None` if the claims do not fit.
+pub(crate) fn try_allocate(query: &Query) -> Result<Option<Vec<AllocationResult>>, Error> {
+    let deadline = query.limits.deadline(Instant::now());
+    let node = &query.node.0;
+    let in_use = InUse::gather(query.allocated.iter().chain(&query.claims));
+    let reachable = allocations_are_usable(query)?;
+    let pending: Vec<&ResourceClaim> = query
         .claims
         .iter()
         .filter(|claim| allocation_of(claim).is_none())
         .collect();
     let mut found = Vec::new();
     if !pending.is_empty() {
-        let classes = classes_by_name(&question.classes);
-        let mut matching = Match::new(node, pools::gather(&question.slices, node)?, deadline);
+        let classes = classes_by_name(&query.classes);
+        let mut matching = Match::new(node, pools::gather(&query.slices, node)?, deadline);
         let mut planned = Vec::new();
         for claim in pending {
             planned.push(plan_claim(claim, &classes, &mut matching)?);
         }
-        let search = Search::new(&mut matching, &planned, &in_use, question.limits, deadline);
+        let search = Search::new(&mut matching, &planned, &in_use, query.limits, deadline);
         let Some(solution) = search.run()? else {
             return match invalid_pool(&matching) {
                 Some(error) => Err(error),
@@ -216,7 +215,7 @@ pub(crate) fn try_allocate(question: &Question) -> Result<Option<Vec<AllocationR
         return Ok(None);
     }
     let mut found = found.into_iter();
-    let results = question
+    let results = query
         .claims
         .iter()
         .filter_map(|claim| allocation_of(claim).cloned().or_else(|| found.next()))
@@ -235,7 +234,7 @@ pub(crate) fn classes_by_name(classes: &[DeviceClass]) -> Classes<'_> {
         .collect()
 }
 
-/// A pool that is not valid might have had what is missing, so that "does not fit" would not be the truth.
+/// The error for an invalid pool. Its devices might fit, so "does not fit" would be wrong.
 fn invalid_pool(matching: &Match<'_>) -> Option<Error> {
     matching.pools.iter().find_map(|pool| match &pool.state {
         pools::PoolState::Invalid(reason) => Some(Error::InvalidPool {
@@ -246,16 +245,16 @@ fn invalid_pool(matching: &Match<'_>) -> Option<Error> {
     })
 }
 
-/// Whether the claims that are allocated already can be used on the node.
-fn allocated_claims_reach(question: &Question) -> Result<bool, Error> {
+/// Whether the existing allocations of the claims can be used on the node.
+fn allocations_are_usable(query: &Query) -> Result<bool, Error> {
     let mut reach = true;
-    for claim in &question.claims {
+    for claim in &query.claims {
         let selector = allocation_of(claim).and_then(|found| found.node_selector.as_ref());
         if let Some(selector) = selector {
-            reach &= node_selector::matches(selector, &question.node.0).map_err(|what| {
+            reach &= node_selector::matches(selector, &query.node.0).map_err(|message| {
                 Error::NodeSelector {
                     place: format!("claim {}", claim_name(claim)),
-                    what,
+                    message,
                 }
             })?;
         }

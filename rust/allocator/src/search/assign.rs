@@ -1,6 +1,6 @@
-//! Taking one device for one task, and giving it back exactly as it was.
+//! Assigns one device to one task, and undoes the assignment.
 
-use super::{Chosen, Place, Search};
+use super::{Chosen, Position, Search};
 use crate::capacity;
 use crate::counters::Counters;
 use crate::error::Error;
@@ -9,22 +9,22 @@ use crate::plan::Task;
 use crate::request::claim_name;
 use crate::taints;
 
-/// What has to be undone when a device is given back.
+/// The changes to undo when a device is released.
 #[derive(Debug)]
 pub(super) struct Undo {
     counters: bool,
     constraints: usize,
     marked: bool,
-    /// Whether the device had another share; none where no share was taken.
+    /// Whether the device already had a share; `None` if no share was added.
     share: Option<bool>,
 }
 
 impl<'s, 'a> Search<'s, 'a> {
-    /// Whether someone has the device. Admin access minds only its own claim.
-    pub(super) fn is_busy(&self, place: Place, task: &Task<'_>, candidate: usize) -> bool {
+    /// Whether the device is in use. Admin access conflicts only with its own claim.
+    pub(super) fn is_busy(&self, position: Position, task: &Task<'_>, candidate: usize) -> bool {
         let allocating = &self.allocating[candidate];
         if task.request.admin_access {
-            allocating.contains(&place.claim)
+            allocating.contains(&position.claim)
         } else {
             !allocating.is_empty() || self.used(candidate).is_some_and(|used| used.whole)
         }
@@ -36,7 +36,7 @@ impl<'s, 'a> Search<'s, 'a> {
 
     pub(super) fn has_capacity(
         &self,
-        place: Place,
+        position: Position,
         task: &Task<'_>,
         candidate: usize,
     ) -> Result<bool, Error> {
@@ -46,33 +46,39 @@ impl<'s, 'a> Search<'s, 'a> {
             task.request.capacity,
             device,
             used,
-            self.taken.of(candidate),
+            self.allocated.of(candidate),
         )
         .map(|shortfall| shortfall.is_none())
-        .map_err(|what| self.capacity_error(place, task, candidate, &what))
+        .map_err(|message| self.capacity_error(position, task, candidate, &message))
     }
 
-    fn capacity_error(&self, place: Place, task: &Task<'_>, candidate: usize, what: &str) -> Error {
+    fn capacity_error(
+        &self,
+        position: Position,
+        task: &Task<'_>,
+        candidate: usize,
+        message: &str,
+    ) -> Error {
         Error::request(
-            &claim_name(self.claims[place.claim].claim),
+            &claim_name(self.claims[position.claim].claim),
             &task.request.name(),
             format!(
-                "device {}: {what}",
+                "device {}: {message}",
                 self.matching.candidates[candidate].id()
             ),
         )
     }
 
-    /// Takes the device for the task where counters, taints, constraints and capacity allow it.
-    pub(super) fn take(
+    /// Assigns the device to the task if counters, taints, constraints and capacity allow it.
+    pub(super) fn assign(
         &mut self,
-        place: Place,
+        position: Position,
         task: &Task<'a>,
         index: usize,
     ) -> Result<Option<Undo>, Error> {
         let candidate = self.matching.candidates[index];
         let shared = candidate.shared();
-        if self.is_busy(place, task, index) {
+        if self.is_busy(position, task, index) {
             return Ok(None);
         }
         let mut undo = Undo {
@@ -82,85 +88,91 @@ impl<'s, 'a> Search<'s, 'a> {
             share: None,
         };
         // The counters of a shared device are consumed once, by its first share.
-        let paid = shared && self.has_share(index);
-        if !paid && !candidate.device.consumes_counters.is_empty() {
+        let counters_consumed = shared && self.has_share(index);
+        if !counters_consumed && !candidate.device.consumes_counters.is_empty() {
             let pool = &self.matching.pools[candidate.pool];
             let counters = self.counters[candidate.pool]
                 .get_or_insert_with(|| Counters::new(pool, self.in_use));
-            if !counters.take(candidate.device) {
+            if !counters.consume(candidate.device) {
                 return Ok(None);
             }
             undo.counters = true;
         }
         if taints::not_tolerated(candidate.device, task.request.tolerations).is_some() {
-            self.give_back(place, task, index, undo);
+            self.unassign(position, task, index, undo);
             return Ok(None);
         }
-        for position in 0..self.constraints[place.claim].len() {
-            let constraint = &mut self.constraints[place.claim][position];
+        for constraint_index in 0..self.constraints[position.claim].len() {
+            let constraint = &mut self.constraints[position.claim][constraint_index];
             if constraint.add(&task.request, candidate.device, candidate.id()) {
                 undo.constraints += 1;
                 continue;
             }
             let attribute = constraint.attribute;
-            self.give_back(place, task, index, undo);
+            self.unassign(position, task, index, undo);
             if task.all.is_none() {
                 return Ok(None);
             }
             return Err(Error::request(
-                &claim_name(self.claims[place.claim].claim),
+                &claim_name(self.claims[position.claim].claim),
                 &task.request.name(),
                 format!(
-                    "all devices are asked for, but with device {} the constraint on {attribute} does not hold",
+                    "all devices are requested, but device {} violates the constraint on {attribute}",
                     candidate.id()
                 ),
             ));
         }
-        match self.has_capacity(place, task, index) {
+        match self.has_capacity(position, task, index) {
             Ok(true) => {}
             result => {
-                self.give_back(place, task, index, undo);
+                self.unassign(position, task, index, undo);
                 return result.map(|_| None);
             }
         }
         let mut chosen = Chosen {
-            choice: place.choice,
-            alternative: place.alternative,
+            choice: position.choice,
+            alternative: position.alternative,
             candidate: index,
             share_id: None,
             consumed: Capacities::new(),
         };
         if shared {
             chosen.consumed = capacity::consumed(task.request.capacity, candidate.device)
-                .map_err(|what| self.capacity_error(place, task, index, &what))?;
-            chosen.share_id = Some(self.share_ids.draw());
-            undo.share = Some(self.taken.add(index, &chosen.consumed));
+                .map_err(|message| self.capacity_error(position, task, index, &message))?;
+            chosen.share_id = Some(self.share_ids.generate());
+            undo.share = Some(self.allocated.add(index, &chosen.consumed));
         } else {
-            self.allocating[index].push(place.claim);
+            self.allocating[index].push(position.claim);
             undo.marked = true;
         }
-        self.found.devices[place.claim].push(chosen);
+        self.found.devices[position.claim].push(chosen);
         Ok(Some(undo))
     }
 
     pub(super) fn has_share(&self, candidate: usize) -> bool {
         self.used(candidate)
             .is_some_and(|used| used.shared || used.capacity.is_some())
-            || self.taken.of(candidate).is_some()
+            || self.allocated.of(candidate).is_some()
     }
 
-    pub(super) fn give_back(&mut self, place: Place, task: &Task<'a>, index: usize, undo: Undo) {
+    pub(super) fn unassign(
+        &mut self,
+        position: Position,
+        task: &Task<'a>,
+        index: usize,
+        undo: Undo,
+    ) {
         let candidate = self.matching.candidates[index];
         if undo.marked || undo.share.is_some() {
-            let chosen = self.found.devices[place.claim].pop();
-            if let (Some(chosen), Some(had)) = (chosen, undo.share) {
-                self.taken.remove(index, &chosen.consumed, had);
+            let chosen = self.found.devices[position.claim].pop();
+            if let (Some(chosen), Some(had_share)) = (chosen, undo.share) {
+                self.allocated.remove(index, &chosen.consumed, had_share);
             }
         }
         if undo.marked {
-            self.allocating[index].retain(|claim| *claim != place.claim);
+            self.allocating[index].retain(|claim| *claim != position.claim);
         }
-        for constraint in self.constraints[place.claim][..undo.constraints]
+        for constraint in self.constraints[position.claim][..undo.constraints]
             .iter_mut()
             .rev()
         {
@@ -169,7 +181,7 @@ impl<'s, 'a> Search<'s, 'a> {
         if undo.counters
             && let Some(counters) = &mut self.counters[candidate.pool]
         {
-            counters.give_back(candidate.device);
+            counters.release(candidate.device);
         }
     }
 }

@@ -1,14 +1,14 @@
-//! States of a search from which nothing was found, so that no state is searched twice.
+//! Failed states of a search, so that no state is searched twice.
 
 use std::collections::HashMap;
 
 use super::facts::{Facts, Fit};
-use super::{Place, Search};
+use super::{Position, Search};
 
-/// Bytes of all states that are remembered.
+/// Limit for all recorded states, in bytes.
 const MAX_BYTES: usize = 64 << 20;
 
-/// How a state failed.
+/// The reason why a state failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Failure {
     DoesNotFit,
@@ -16,12 +16,12 @@ pub(super) enum Failure {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Failed {
+pub(super) struct FailedStates {
     states: HashMap<Box<[u32]>, Failure>,
     bytes: usize,
 }
 
-impl Failed {
+impl FailedStates {
     pub(super) fn get(&self, state: &[u32]) -> Option<Failure> {
         self.states.get(state).copied()
     }
@@ -35,28 +35,28 @@ impl Failed {
 }
 
 impl Search<'_, '_> {
-    /// Everything that what can still be found depends on. Devices of one class are counted, not named, and of those
-    /// that were not touched nothing needs to be said.
+    /// The state that determines the result of the rest of the search. It contains the class of each used device, not the
+    /// device, and nothing about unused devices.
     pub(super) fn state(
         &mut self,
         facts: &Facts,
-        place: Place,
+        position: Position,
         committed: bool,
         from: usize,
     ) -> Vec<u32> {
-        let had = self.found.devices.get(place.claim).map_or(0, Vec::len);
-        let from = self.next_that_fits(facts, place, committed, from);
+        let had_share = self.found.devices.get(position.claim).map_or(0, Vec::len);
+        let from = self.next_that_fits(facts, position, committed, from);
         let mut state = vec![
-            number(place.claim),
-            number(place.choice),
-            number(place.alternative),
-            u32::try_from(place.device).unwrap_or(u32::MAX),
+            number(position.claim),
+            number(position.choice),
+            number(position.alternative),
+            u32::try_from(position.device).unwrap_or(u32::MAX),
             u32::from(committed),
             number(from),
-            number(had),
+            number(had_share),
         ];
-        self.add_values(facts, place, &mut state);
-        let chosen = self.found.devices.iter().take(place.claim + 1).flatten();
+        self.add_values(facts, position, &mut state);
+        let chosen = self.found.devices.iter().take(position.claim + 1).flatten();
         let mut touched: Vec<usize> = chosen.map(|chosen| chosen.candidate).collect();
         touched.sort_unstable();
         touched.dedup();
@@ -64,8 +64,8 @@ impl Search<'_, '_> {
             .into_iter()
             .map(|index| {
                 let after = usize::from(index >= from);
-                let standing = self.standing(place, index);
-                [number(2 * facts.class[index] + after), standing]
+                let device_state = self.device_state(position, index);
+                [number(2 * facts.class[index] + after), device_state]
             })
             .collect();
         devices.sort_unstable();
@@ -73,33 +73,39 @@ impl Search<'_, '_> {
         state
     }
 
-    /// A number for what the search has done to a device: how many claims have it alone, whether the claim at `place` is
-    /// one of them, and what its shares consume.
-    pub(super) fn standing(&mut self, place: Place, index: usize) -> u32 {
+    /// The number of the device's state in the search: the number of claims with exclusive use, whether the claim at
+    /// `position` is one of them, and the consumption of its shares.
+    pub(super) fn device_state(&mut self, position: Position, index: usize) -> u32 {
         let holders = &self.allocating[index];
-        let shares = self.taken.of(index);
+        let shares = self.allocated.of(index);
         if holders.is_empty() && shares.is_none() {
             return 0;
         }
-        let own = holders.contains(&place.claim);
+        let own = holders.contains(&position.claim);
         let mut amounts = String::new();
         for (name, amount) in shares.into_iter().flatten() {
             amounts += &format!("{name}={amount};");
         }
-        let next = number(self.standings.len() + 1);
-        let standing = (holders.len(), own, shares.is_some(), amounts);
-        *self.standings.entry(standing).or_insert(next)
+        let next = number(self.device_states.len() + 1);
+        let device_state = (holders.len(), own, shares.is_some(), amounts);
+        *self.device_states.entry(device_state).or_insert(next)
     }
 
-    /// Between two devices that the task can have, it does not matter where it goes on.
-    fn next_that_fits(&self, facts: &Facts, place: Place, committed: bool, from: usize) -> usize {
+    /// The next candidate that fits the task. All start positions before it are equivalent.
+    fn next_that_fits(
+        &self,
+        facts: &Facts,
+        position: Position,
+        committed: bool,
+        from: usize,
+    ) -> usize {
         let choice = self
             .claims
-            .get(place.claim)
-            .and_then(|planned| planned.choices.get(place.choice));
+            .get(position.claim)
+            .and_then(|planned| planned.choices.get(position.choice));
         let task = choice
             .filter(|choice| committed || choice.tasks().len() == 1)
-            .and_then(|choice| choice.task(place.alternative));
+            .and_then(|choice| choice.task(position.alternative));
         let Some(task) = task else {
             return from;
         };
@@ -109,14 +115,13 @@ impl Search<'_, '_> {
             .map_or(facts.class.len(), |next| from + next)
     }
 
-    /// The values that the constraints of the claim have accepted: the first where all must be the same, all where they
-    /// must differ.
-    fn add_values(&self, facts: &Facts, place: Place, state: &mut Vec<u32>) {
-        let Some(constraints) = self.constraints.get(place.claim) else {
+    /// The accepted values of the claim's constraints: the first one if all must be equal, all if they must differ.
+    fn add_values(&self, facts: &Facts, position: Position, state: &mut Vec<u32>) {
+        let Some(constraints) = self.constraints.get(position.claim) else {
             return;
         };
-        for (constraint, values) in constraints.iter().zip(&facts.values[place.claim]) {
-            let accepted = self.accepted(place.claim, constraint, values);
+        for (constraint, values) in constraints.iter().zip(&facts.values[position.claim]) {
+            let accepted = self.accepted(position.claim, constraint, values);
             let mut accepted: Vec<u32> = accepted
                 .map(number)
                 .take(if constraint.distinct { usize::MAX } else { 1 })
@@ -127,7 +132,7 @@ impl Search<'_, '_> {
         }
     }
 
-    /// The numbers of the values that a constraint of the claim has accepted so far.
+    /// The numbers of the accepted values of a constraint.
     pub(super) fn accepted<'v>(
         &'v self,
         claim: usize,
@@ -143,19 +148,18 @@ impl Search<'_, '_> {
         })
     }
 
-    /// Whether a device that is before `index` and not chosen by the request could be taken in its place. All that begins
-    /// with that one was tried, and found nothing.
-    pub(super) fn is_repeated(&mut self, facts: &Facts, place: Place, index: usize) -> bool {
+    /// Whether an equivalent device before `index` is free. The search already tried that device without success.
+    pub(super) fn is_repeated(&mut self, facts: &Facts, position: Position, index: usize) -> bool {
         if facts.previous[index].is_none() {
             return false;
         }
-        let standing = self.standing(place, index);
+        let device_state = self.device_state(position, index);
         let mut previous = facts.previous[index];
         while let Some(other) = previous {
-            let chosen = self.found.devices[place.claim]
+            let chosen = self.found.devices[position.claim]
                 .iter()
-                .any(|chosen| chosen.choice == place.choice && chosen.candidate == other);
-            if !chosen && self.standing(place, other) == standing {
+                .any(|chosen| chosen.choice == position.choice && chosen.candidate == other);
+            if !chosen && self.device_state(position, other) == device_state {
                 return true;
             }
             previous = facts.previous[other];
@@ -164,7 +168,7 @@ impl Search<'_, '_> {
     }
 }
 
-/// There are far fewer devices, claims and states than that.
+/// Saturates; practical numbers of devices, claims and states are far smaller.
 fn number(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }
