@@ -1,4 +1,4 @@
-//! The C side: return codes, structures and strings as nvml.h lays them out.
+//! The C ABI of nvml.h: return codes, structures and strings.
 
 use std::ffi::{CStr, c_char, c_uint};
 
@@ -25,10 +25,10 @@ impl Code {
 
 pub(crate) const SUCCESS: i32 = 0;
 
-/// The whole GPU, where an event or a process belongs to no MIG instance.
+/// The instance id of an event or a process of the whole GPU.
 pub(crate) const NO_INSTANCE: u32 = u32::MAX;
 
-/// What NVML says of a return code.
+/// NVML's message for a return code.
 pub(crate) fn message(code: i32) -> &'static CStr {
     match code {
         0 => c"Success",
@@ -65,24 +65,28 @@ pub(crate) fn message(code: i32) -> &'static CStr {
     }
 }
 
-/// Fails with INVALID_ARGUMENT where the caller gave no place for the answer.
+/// Writes the value to the caller's pointer. INVALID_ARGUMENT if the pointer is null.
 ///
 /// # Safety
 /// `place` is null or valid for one write.
-pub(crate) unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Code> {
+pub(crate) unsafe fn write_value<T>(place: *mut T, value: T) -> Result<(), Code> {
     if place.is_null() {
         return Err(Code::INVALID_ARGUMENT);
     }
-    // SAFETY: not null, and the caller vouches for it.
+    // SAFETY: not null, and the caller guarantees it.
     unsafe { place.write(value) };
     Ok(())
 }
 
-/// Copies a text with its closing NUL; INSUFFICIENT_SIZE where it does not fit.
+/// Copies a text with a terminating NUL. INSUFFICIENT_SIZE if it does not fit.
 ///
 /// # Safety
 /// `buffer` is null or valid for `length` bytes.
-pub(crate) unsafe fn put_text(buffer: *mut c_char, length: c_uint, text: &str) -> Result<(), Code> {
+pub(crate) unsafe fn write_text(
+    buffer: *mut c_char,
+    length: c_uint,
+    text: &str,
+) -> Result<(), Code> {
     if buffer.is_null() {
         return Err(Code::INVALID_ARGUMENT);
     }
@@ -99,12 +103,12 @@ pub(crate) unsafe fn put_text(buffer: *mut c_char, length: c_uint, text: &str) -
     Ok(())
 }
 
-/// The protocol of every NVML list: `count` holds the room, and afterwards how many there are. Without room only the
-/// number is told, with INSUFFICIENT_SIZE unless it is 0.
+/// Writes a list by NVML's protocol: `count` is the capacity, and then the number of elements. If the capacity is too
+/// small, only the number is written. The result is then INSUFFICIENT_SIZE, unless the list is empty.
 ///
 /// # Safety
 /// `count` is null or valid; `list` is null or valid for `*count` elements.
-pub(crate) unsafe fn put_list<T: Copy>(
+pub(crate) unsafe fn write_list<T: Copy>(
     count: *mut c_uint,
     list: *mut T,
     values: &[T],
@@ -112,7 +116,7 @@ pub(crate) unsafe fn put_list<T: Copy>(
     if count.is_null() {
         return Err(Code::INVALID_ARGUMENT);
     }
-    // SAFETY: not null, and the caller vouches for it.
+    // SAFETY: not null, and the caller guarantees it.
     let room = unsafe { count.replace(values.len() as c_uint) } as usize;
     if values.is_empty() {
         return Ok(());
@@ -120,12 +124,12 @@ pub(crate) unsafe fn put_list<T: Copy>(
     if list.is_null() || room < values.len() {
         return Err(Code::INSUFFICIENT_SIZE);
     }
-    // SAFETY: there is room for all.
+    // SAFETY: the capacity is sufficient.
     unsafe { list.copy_from_nonoverlapping(values.as_ptr(), values.len()) };
     Ok(())
 }
 
-/// A caller's text; INVALID_ARGUMENT where it is null or no UTF-8.
+/// A caller's text. INVALID_ARGUMENT if it is null or not UTF-8.
 ///
 /// # Safety
 /// `text` is null or a NUL-terminated string.
@@ -133,13 +137,13 @@ pub(crate) unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, Code> {
     if text.is_null() {
         return Err(Code::INVALID_ARGUMENT);
     }
-    // SAFETY: not null, and the caller vouches for the NUL.
+    // SAFETY: not null, and the caller guarantees the NUL.
     unsafe { CStr::from_ptr(text) }
         .to_str()
         .map_err(|_| Code::INVALID_ARGUMENT)
 }
 
-/// A fixed-size text field, cut to fit and closed with a NUL.
+/// A fixed-size text field, truncated and terminated with a NUL.
 pub(crate) fn field<const N: usize>(text: &str) -> [u8; N] {
     let mut bytes = [0; N];
     let length = text.len().min(N - 1);
@@ -147,7 +151,7 @@ pub(crate) fn field<const N: usize>(text: &str) -> [u8; N] {
     bytes
 }
 
-/// How NVML packs a structure's version: the number in the top byte, the size below.
+/// NVML's version of a structure: the number in the top byte, the size in the lower bytes.
 pub(crate) const fn version<T>(number: u32) -> u32 {
     size_of::<T>() as u32 | number << 24
 }
@@ -180,7 +184,7 @@ pub(crate) struct PciInfoExt {
     pub(crate) bus_id: [u8; 32],
 }
 
-/// nvmlMemory_t and nvmlBAR1Memory_t differ only in the order of the last two; this is the former.
+/// nvmlMemory_t. nvmlBAR1Memory_t has the same fields with the last two swapped.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory {

@@ -1,4 +1,4 @@
-//! The way of every call: initialised or not, the faults, the handle, the GPU, and no panic across the C border.
+//! The common part of all calls: initialization, faults, handle and GPU lookup, and no panic across the C ABI.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -7,7 +7,7 @@ use crate::handles::{self, Handle, Target};
 use crate::state::{self, Gpu, State};
 use crate::{faults, lifecycle};
 
-/// A call about the host.
+/// Runs a call for the host.
 pub(crate) fn system(function: &str, work: impl FnOnce(&State) -> Result<(), Code>) -> i32 {
     guarded(|| {
         lifecycle::check()?;
@@ -17,7 +17,7 @@ pub(crate) fn system(function: &str, work: impl FnOnce(&State) -> Result<(), Cod
     })
 }
 
-/// A call about one GPU; NOT_SUPPORTED for a MIG device, which most calls know nothing of.
+/// Runs a call for one GPU. NOT_SUPPORTED for a MIG device.
 pub(crate) fn device(
     function: &str,
     device: Handle,
@@ -30,7 +30,7 @@ pub(crate) fn device(
     })
 }
 
-/// A call about a GPU or a part of one; GPU_IS_LOST where it is no longer plugged in.
+/// Runs a call for a GPU or an instance of one. GPU_IS_LOST if the GPU is no longer plugged in.
 pub(crate) fn part(
     function: &str,
     handle: Handle,
@@ -40,7 +40,7 @@ pub(crate) fn part(
         lifecycle::check()?;
         let target = handles::target(handle)?;
         faults::before(function, Some(target.gpu()))?;
-        // The state may have changed while a fault made the call wait.
+        // The state may have changed while a fault delayed the call.
         let state = state::current()?;
         let gpu = state
             .gpu(target.gpu())
@@ -51,7 +51,7 @@ pub(crate) fn part(
     })
 }
 
-/// Turns a result into a return code, and a panic into UNKNOWN.
+/// Converts a result to a return code, and a panic to UNKNOWN.
 pub(crate) fn guarded(work: impl FnOnce() -> Result<(), Code>) -> i32 {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => SUCCESS,
@@ -60,27 +60,27 @@ pub(crate) fn guarded(work: impl FnOnce() -> Result<(), Code>) -> i32 {
     }
 }
 
-/// Defines calls of the shape `nvmlReturn_t f(nvmlDevice_t, T *answer)`, each with what it answers for a GPU.
+/// Defines functions `nvmlReturn_t f(nvmlDevice_t, T *result)`, each with the value for a GPU.
 macro_rules! values {
-    ($($name:ident: $type:ty = $answer:expr;)+) => {$(
+    ($($name:ident: $type:ty = $result:expr;)+) => {$(
         /// # Safety
-        /// As NVML's reference demands of `answer`.
+        /// As NVML's reference requires for `result`.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(device: $crate::handles::Handle, answer: *mut $type) -> std::ffi::c_int {
+        pub unsafe extern "C" fn $name(device: $crate::handles::Handle, result: *mut $type) -> std::ffi::c_int {
             $crate::call::device(stringify!($name), device, |state, gpu| {
-                let answers: fn(&$crate::state::State, &$crate::state::Gpu) -> Result<$type, $crate::abi::Code> = $answer;
-                // SAFETY: the caller gives one place of that type.
-                unsafe { $crate::abi::put(answer, answers(state, gpu)?) }
+                let answers: fn(&$crate::state::State, &$crate::state::Gpu) -> Result<$type, $crate::abi::Code> = $result;
+                // SAFETY: the caller provides one place of that type.
+                unsafe { $crate::abi::write_value(result, answers(state, gpu)?) }
             })
         }
     )+};
 }
 
-/// Defines calls of the shape `nvmlReturn_t f(nvmlDevice_t, char *buffer, unsigned length)`.
+/// Defines functions `nvmlReturn_t f(nvmlDevice_t, char *buffer, unsigned length)`.
 macro_rules! texts {
-    ($($name:ident = $answer:expr;)+) => {$(
+    ($($name:ident = $result:expr;)+) => {$(
         /// # Safety
-        /// As NVML's reference demands of `buffer`.
+        /// As NVML's reference requires for `buffer`.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(
             device: $crate::handles::Handle,
@@ -88,9 +88,9 @@ macro_rules! texts {
             length: std::ffi::c_uint,
         ) -> std::ffi::c_int {
             $crate::call::device(stringify!($name), device, |_, gpu| {
-                let answers: fn(&$crate::state::Gpu) -> Result<&str, $crate::abi::Code> = $answer;
-                // SAFETY: the caller gives `length` bytes.
-                unsafe { $crate::abi::put_text(buffer, length, answers(gpu)?) }
+                let answers: fn(&$crate::state::Gpu) -> Result<&str, $crate::abi::Code> = $result;
+                // SAFETY: the caller provides `length` bytes.
+                unsafe { $crate::abi::write_text(buffer, length, answers(gpu)?) }
             })
         }
     )+};

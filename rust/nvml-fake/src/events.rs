@@ -1,4 +1,4 @@
-//! Event sets: what happens to a GPU after a set was registered for it reaches whoever waits on the set.
+//! Event sets: report events that occur on a GPU after its registration.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint};
@@ -6,19 +6,19 @@ use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::abi::{Code, EventData, put};
+use crate::abi::{Code, EventData, write_value};
 use crate::call::{self, guarded, values};
 use crate::files::lock;
 use crate::handles::{self, Handle};
 use crate::state::{self, Gpu, State};
 use crate::{faults, lifecycle};
 
-/// nvmlEventSet_t: a number, as handles of devices are.
+/// nvmlEventSet_t: a number, like device handles.
 pub(crate) type EventSet = usize;
 
 const BASE: EventSet = 0x4E57_0000;
 const STEP: usize = 16;
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 const SINGLE_BIT_ECC: u64 = 0x1;
 const DOUBLE_BIT_ECC: u64 = 0x2;
@@ -26,11 +26,11 @@ const P_STATE: u64 = 0x4;
 const XID: u64 = 0x8;
 const CLOCK: u64 = 0x10;
 
-/// A GPU in a set: which kinds it is watched for, and the last event that it has had.
+/// A GPU in a set: the registered kinds, and the sequence number of the last event.
 #[derive(Debug)]
 struct Registration {
     kinds: u64,
-    seen: u64,
+    last_sequence: u64,
 }
 
 type Registrations = BTreeMap<String, Registration>;
@@ -55,15 +55,15 @@ values! {
 }
 
 /// # Safety
-/// As NVML's reference demands of `set`.
+/// As NVML's reference requires for `set`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlEventSetCreate(set: *mut EventSet) -> c_int {
     call::system("nvmlEventSetCreate", |_| {
         let mut sets = lock(&SETS);
-        let fresh = sets.last_key_value().map_or(BASE, |(last, _)| last + STEP);
-        // SAFETY: the caller gives one handle.
-        unsafe { put(set, fresh) }?;
-        sets.insert(fresh, Arc::default());
+        let new_set = sets.last_key_value().map_or(BASE, |(last, _)| last + STEP);
+        // SAFETY: the caller provides one handle.
+        unsafe { write_value(set, new_set) }?;
+        sets.insert(new_set, Arc::default());
         Ok(())
     })
 }
@@ -86,8 +86,8 @@ pub extern "C" fn nvmlDeviceRegisterEvents(handle: Handle, kinds: u64, set: Even
         if kinds & !supported(gpu) != 0 {
             return Err(Code::NOT_SUPPORTED);
         }
-        // What happened before is not told.
-        let seen = state
+        // Earlier events are not reported.
+        let last_sequence = state
             .events
             .iter()
             .map(|event| event.sequence)
@@ -96,14 +96,17 @@ pub extern "C" fn nvmlDeviceRegisterEvents(handle: Handle, kinds: u64, set: Even
         let mut registrations = lock(&set);
         let registration = registrations
             .entry(gpu.uuid.clone())
-            .or_insert(Registration { kinds: 0, seen });
+            .or_insert(Registration {
+                kinds: 0,
+                last_sequence,
+            });
         registration.kinds |= kinds;
         Ok(())
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `data`.
+/// As NVML's reference requires for `data`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlEventSetWait_v2(
     set: EventSet,
@@ -120,21 +123,21 @@ pub unsafe extern "C" fn nvmlEventSetWait_v2(
         let deadline = Instant::now() + Duration::from_millis(timeout_ms.into());
         loop {
             if let Some(event) = next(&*state::current()?, &mut lock(&set))? {
-                // SAFETY: the caller gives one structure.
-                return unsafe { put(data, event) };
+                // SAFETY: the caller provides one structure.
+                return unsafe { write_value(data, event) };
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(Code::TIMEOUT);
             }
-            sleep(left.min(LOOK_AGAIN));
+            sleep(left.min(POLL_INTERVAL));
             lifecycle::check()?;
         }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `data`.
+/// As NVML's reference requires for `data`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlEventSetWait(
     set: EventSet,
@@ -145,7 +148,7 @@ pub unsafe extern "C" fn nvmlEventSetWait(
     unsafe { nvmlEventSetWait_v2(set, data, timeout_ms) }
 }
 
-/// The oldest event that the set has not had. A watched GPU that is gone is GPU_IS_LOST, once.
+/// The oldest event that the set has not reported. A registered GPU that was removed is GPU_IS_LOST, once.
 fn next(state: &State, registrations: &mut Registrations) -> Result<Option<EventData>, Code> {
     let mut events: Vec<_> = state.events.iter().collect();
     events.sort_by_key(|event| event.sequence);
@@ -153,10 +156,10 @@ fn next(state: &State, registrations: &mut Registrations) -> Result<Option<Event
         let Some(registration) = registrations.get_mut(&event.device) else {
             continue;
         };
-        if event.sequence <= registration.seen {
+        if event.sequence <= registration.last_sequence {
             continue;
         }
-        registration.seen = event.sequence;
+        registration.last_sequence = event.sequence;
         if event.kind & registration.kinds != 0 {
             return Ok(Some(EventData {
                 device: handles::of(&event.device),

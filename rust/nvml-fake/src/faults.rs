@@ -1,35 +1,35 @@
-//! Faults that the state file orders: a call waits, hangs until it is told not to, fails, or ends the whole process.
+//! Injects the faults of the state file: a call is delayed, hangs, fails, or kills the process.
 
 use std::thread::sleep;
 use std::time::Duration;
 
 use crate::abi::Code;
-use crate::state::{self, Fault, When, Whom};
+use crate::state::{self, Fault, KillTarget, When};
 
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Does what the state orders for a call that is about to be made, then lets it go on or fail.
+/// Applies faults before a call has an effect.
 pub(crate) fn before(function: &str, device: Option<&str>) -> Result<(), Code> {
-    pass(function, device, When::Before)
+    apply(function, device, When::Before)
 }
 
-/// Does what the state orders for a call that has been made, and whose caller has not been told.
+/// Applies faults after a call had its effect, before it returns.
 pub(crate) fn after(function: &str, device: Option<&str>) -> Result<(), Code> {
-    pass(function, device, When::After)
+    apply(function, device, When::After)
 }
 
-fn pass(function: &str, device: Option<&str>, when: When) -> Result<(), Code> {
+fn apply(function: &str, device: Option<&str>, when: When) -> Result<(), Code> {
     let state = state::current()?;
     for (index, fault) in state.faults.iter().enumerate() {
-        if fault.when != when || !concerns(fault, function, device) || !take(fault, index)? {
+        if fault.when != when || !applies_to(fault, function, device) || !consume(fault, index)? {
             continue;
         }
         sleep(Duration::from_millis(fault.delay_ms));
         while fault.hang && hangs(function, device, when) {
-            sleep(LOOK_AGAIN);
+            sleep(POLL_INTERVAL);
         }
-        if let Some(whom) = fault.kill {
-            kill(whom);
+        if let Some(target) = fault.kill {
+            kill(target);
         }
         if let Some(code) = fault.code {
             return if code == 0 { Ok(()) } else { Err(Code(code)) };
@@ -38,35 +38,35 @@ fn pass(function: &str, device: Option<&str>, when: When) -> Result<(), Code> {
     Ok(())
 }
 
-/// Counts a fault that happens a number of times only; false where other calls have used it up.
-fn take(fault: &Fault, index: usize) -> Result<bool, Code> {
+/// Decrements the count of a limited fault. Returns false if no occurrence remains.
+fn consume(fault: &Fault, index: usize) -> Result<bool, Code> {
     if fault.times.is_none() {
         return Ok(true);
     }
-    let mut taken = false;
+    let mut consumed = false;
     state::update(|document| {
         let Some(left) = document.pointer_mut(&format!("/faults/{index}/times")) else {
             return false;
         };
         let times = left.as_u64().unwrap_or(0);
-        taken = times > 0;
+        consumed = times > 0;
         *left = times.saturating_sub(1).into();
-        taken
+        consumed
     })?;
-    Ok(taken)
+    Ok(consumed)
 }
 
 fn hangs(function: &str, device: Option<&str>, when: When) -> bool {
-    // Where the file can no longer be read, nothing could ever end the hang.
+    // An unreadable file ends the hang, because nothing else could.
     state::current().is_ok_and(|state| {
         state
             .faults
             .iter()
-            .any(|fault| fault.hang && fault.when == when && concerns(fault, function, device))
+            .any(|fault| fault.hang && fault.when == when && applies_to(fault, function, device))
     })
 }
 
-fn concerns(fault: &Fault, function: &str, device: Option<&str>) -> bool {
+fn applies_to(fault: &Fault, function: &str, device: Option<&str>) -> bool {
     let named = fault
         .function
         .as_deref()
@@ -74,7 +74,7 @@ fn concerns(fault: &Fault, function: &str, device: Option<&str>) -> bool {
     named && (fault.device.is_none() || fault.device.as_deref() == device)
 }
 
-/// `nvmlDeviceGetMemoryInfo_v2` and `nvmlDeviceGetMemoryInfo` are one function to whoever wants it to fail.
+/// The name without version: a fault for `nvmlDeviceGetMemoryInfo` also applies to `nvmlDeviceGetMemoryInfo_v2`.
 fn unversioned(name: &str) -> &str {
     match name.rsplit_once("_v") {
         Some((stem, digits)) if digits.bytes().all(|byte| byte.is_ascii_digit()) => stem,
@@ -82,22 +82,22 @@ fn unversioned(name: &str) -> &str {
     }
 }
 
-/// As `kill -9` does it: nothing is written, closed or answered any more.
-fn kill(whom: Whom) -> ! {
+/// Kills with SIGKILL: nothing is written or closed, and the call does not return.
+fn kill(target: KillTarget) -> ! {
     use std::ffi::c_int;
     unsafe extern "C" {
         fn kill(process: c_int, signal: c_int) -> c_int;
     }
     const SIGKILL: c_int = 9;
-    if matches!(whom, Whom::Agent) {
+    if matches!(target, KillTarget::Agent) {
         let parent = std::os::unix::process::parent_id() as c_int;
         if parent > 1 {
-            // SAFETY: it takes two numbers.
+            // SAFETY: the arguments are two numbers.
             unsafe { kill(parent, SIGKILL) };
         }
     }
     loop {
-        // SAFETY: it takes two numbers, and does not return where it succeeds.
+        // SAFETY: the arguments are two numbers; the call does not return on success.
         unsafe { kill(std::process::id() as c_int, SIGKILL) };
     }
 }

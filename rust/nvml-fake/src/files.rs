@@ -1,5 +1,5 @@
-//! The files that the library keeps its state in: where they are, following their changes, and changing them so that
-//! every process sees whole contents and none loses another's change.
+//! State files of the library: paths, caching, and atomic changes under a lock, so that no process reads a partial file
+//! or overwrites a change of another one.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::fs;
@@ -13,14 +13,14 @@ use serde::de::DeserializeOwned;
 
 use crate::abi::Code;
 
-/// A file's content as it was when it last could be read.
+/// A cached file with the last readable content.
 #[derive(Debug)]
-pub(crate) struct Followed<T> {
+pub(crate) struct CachedFile<T> {
     stamp: Option<(u64, i64, i64, u64)>,
     value: Option<Arc<T>>,
 }
 
-impl<T: DeserializeOwned> Followed<T> {
+impl<T: DeserializeOwned> CachedFile<T> {
     pub(crate) const fn new() -> Self {
         Self {
             stamp: None,
@@ -28,10 +28,12 @@ impl<T: DeserializeOwned> Followed<T> {
         }
     }
 
-    /// Reads the file again where it has changed. A version that cannot be read leaves the last good one in force.
+    /// Reads the file if it changed. If the new version is unreadable, returns the last readable one.
     ///
-    /// DRIVER_NOT_LOADED where there has never been a file, UNKNOWN where it could never be read.
-    pub(crate) fn look(&mut self, path: &Path) -> Result<Arc<T>, Code> {
+    /// # Errors
+    ///
+    /// DRIVER_NOT_LOADED if the file never existed, UNKNOWN if it was never readable.
+    pub(crate) fn load(&mut self, path: &Path) -> Result<Arc<T>, Code> {
         let stamp = fs::metadata(path)
             .ok()
             .map(|data| (data.ino(), data.mtime(), data.mtime_nsec(), data.size()));
@@ -39,9 +41,9 @@ impl<T: DeserializeOwned> Followed<T> {
             self.stamp = stamp;
             match read(path) {
                 Ok(value) => self.value = Some(Arc::new(value)),
-                // Nobody but whoever edits the file by hand can see this; it is told once for each broken version.
+                // Only a manual edit can cause this. Reported once for each unreadable version.
                 Err(reason) => eprintln!(
-                    "simulated NVML: {}: {reason}; the last good state stays",
+                    "simulated NVML: {}: {reason}; the last readable state stays in effect",
                     path.display()
                 ),
             }
@@ -59,20 +61,20 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<T, String> {
     serde_json::from_slice(&text).map_err(|error| error.to_string())
 }
 
-/// Holds a file's lock while it is read, changed and replaced. The simulator's own commands take the same lock.
+/// A locked file, to read, change and replace it. The commands of the simulator use the same lock.
 #[derive(Debug)]
-pub(crate) struct Held<'a> {
+pub(crate) struct LockedFile<'a> {
     path: &'a Path,
     _lock: FileLock,
 }
 
-impl<'a> Held<'a> {
-    pub(crate) fn take(path: &'a Path) -> Result<Self, Code> {
+impl<'a> LockedFile<'a> {
+    pub(crate) fn open(path: &'a Path) -> Result<Self, Code> {
         let _lock = FileLock::take(&path.with_extension("lock"))?;
         Ok(Self { path, _lock })
     }
 
-    /// None where there is no such file.
+    /// The content, or `None` if the file does not exist.
     pub(crate) fn read<T: DeserializeOwned>(&self) -> Result<Option<T>, Code> {
         if !self.path.exists() {
             return Ok(None);
@@ -92,13 +94,13 @@ impl<'a> Held<'a> {
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic while the lock was held left nothing half-changed: every holder replaces whole values.
+    // A panic leaves no partial change, because every holder replaces whole values.
     mutex
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// `DRA_AGENT_NVML_STATE`, else `nvml.json` beside this library.
+/// `DRA_AGENT_NVML_STATE`, or `nvml.json` next to the library.
 pub(crate) fn state_path() -> Option<&'static Path> {
     static PATH: OnceLock<Option<PathBuf>> = OnceLock::new();
     PATH.get_or_init(|| match std::env::var_os("DRA_AGENT_NVML_STATE") {
@@ -108,7 +110,7 @@ pub(crate) fn state_path() -> Option<&'static Path> {
     .as_deref()
 }
 
-/// The simulated host whose `lib` folder this library lies in; None where it lies somewhere else.
+/// The root of the simulated host, if the library is in its `lib` folder.
 pub(crate) fn root() -> Option<&'static Path> {
     static ROOT: OnceLock<Option<PathBuf>> = OnceLock::new();
     ROOT.get_or_init(|| {
@@ -118,7 +120,7 @@ pub(crate) fn root() -> Option<&'static Path> {
     .as_deref()
 }
 
-/// Where the dynamic loader took this library from, so that several simulated hosts can live in one process.
+/// The path from which the dynamic loader loaded the library, so that one process can use several simulated hosts.
 fn library_path() -> Option<PathBuf> {
     static ANCHOR: u8 = 0;
     let mut info = DlInfo {
@@ -127,12 +129,12 @@ fn library_path() -> Option<PathBuf> {
         symbol: std::ptr::null(),
         address: std::ptr::null(),
     };
-    // SAFETY: the address is one of this library's own, and `info` outlives the call.
+    // SAFETY: the address belongs to this library, and `info` outlives the call.
     let found = unsafe { dladdr((&raw const ANCHOR).cast(), &raw mut info) };
     if found == 0 || info.file.is_null() {
         return None;
     }
-    // SAFETY: dladdr gave a NUL-terminated name that lives as long as the library is loaded.
+    // SAFETY: dladdr returns a NUL-terminated name that is valid while the library is loaded.
     let name = unsafe { CStr::from_ptr(info.file) };
     Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
 }
@@ -153,7 +155,7 @@ unsafe extern "C" {
 
 /// An exclusive flock(2), held while the value lives.
 #[derive(Debug)]
-struct FileLock(#[allow(dead_code, reason = "closing the file lets go of the lock")] fs::File);
+struct FileLock(#[allow(dead_code, reason = "closing the file releases the lock")] fs::File);
 
 impl FileLock {
     fn take(path: &Path) -> Result<Self, Code> {

@@ -1,8 +1,8 @@
-//! Handles of GPUs and of what they are divided into: numbers that callers hold as pointers and give back. They are never
-//! followed, so a wrong one is an INVALID_ARGUMENT and nothing worse; one of an unplugged GPU stays known.
+//! Handles of GPUs and MIG instances: numbers that callers hold as pointers. They are never dereferenced, so an invalid
+//! handle only causes INVALID_ARGUMENT. The handle of an unplugged GPU stays valid.
 //!
-//! A handle means an instance by its number, as with a real driver: when the instance is destroyed and another one gets
-//! its number, an old handle means that one.
+//! As with a real driver, a handle refers to an instance by its number. If the instance is destroyed and another one gets
+//! its number, an old handle refers to the new one.
 
 use std::sync::Mutex;
 
@@ -12,18 +12,18 @@ use crate::files::lock;
 /// nvmlDevice_t, nvmlGpuInstance_t and nvmlComputeInstance_t.
 pub(crate) type Handle = usize;
 
-/// What a handle means; GPUs by UUID, instances by number.
+/// The target of a handle; GPUs by UUID, instances by number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
     Gpu(String),
     GpuInstance(String, u32),
     ComputeInstance(String, u32, u32),
-    /// A compute instance as the device that CUDA sees.
+    /// A compute instance as a CUDA device.
     MigDevice(String, u32, u32),
 }
 
 impl Target {
-    /// The GPU that it is, or is a part of.
+    /// The UUID of the GPU, or of the instance's GPU.
     pub(crate) fn gpu(&self) -> &str {
         match self {
             Self::Gpu(uuid)
@@ -36,16 +36,16 @@ impl Target {
 
 static KNOWN: Mutex<Vec<Target>> = Mutex::new(Vec::new());
 
-// Away from 0 and from anything that a caller could count up from it.
+// Not close to 0, so that small numbers are invalid handles.
 const BASE: usize = 0x4E56_0000;
 const STEP: usize = 16;
 
-/// The handle of a GPU: the same at every call.
+/// The handle of a GPU; the same for every call.
 pub(crate) fn of(uuid: &str) -> Handle {
     of_target(Target::Gpu(uuid.to_owned()))
 }
 
-/// The handle of anything: the same at every call.
+/// The handle of a target; the same for every call.
 pub(crate) fn of_target(target: Target) -> Handle {
     let mut known = lock(&KNOWN);
     let index = known
@@ -58,7 +58,7 @@ pub(crate) fn of_target(target: Target) -> Handle {
     BASE + index * STEP
 }
 
-/// What a handle means.
+/// The target of a handle.
 pub(crate) fn target(handle: Handle) -> Result<Target, Code> {
     let offset = handle.checked_sub(BASE).ok_or(Code::INVALID_ARGUMENT)?;
     if !offset.is_multiple_of(STEP) {

@@ -1,8 +1,8 @@
-//! How a GPU is: temperature, power, load, memory errors and repaired rows.
+//! Health and utilization: temperature, power, load, memory errors and remapped rows.
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
-use crate::abi::{Code, Temperature, Utilization, put, version};
+use crate::abi::{Code, Temperature, Utilization, version, write_value};
 use crate::call::{device, values};
 use crate::handles::Handle;
 use crate::state::{Gpu, State};
@@ -25,7 +25,7 @@ values! {
 }
 
 /// # Safety
-/// As NVML's reference demands of `celsius`.
+/// As NVML's reference requires for `celsius`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTemperature(
     handle: Handle,
@@ -36,13 +36,13 @@ pub unsafe extern "C" fn nvmlDeviceGetTemperature(
         if sensor != GPU_SENSOR {
             return Err(Code::INVALID_ARGUMENT);
         }
-        // SAFETY: the caller gives one unsigned int.
-        unsafe { put(celsius, state.condition(gpu).temperature) }
+        // SAFETY: the caller provides one unsigned int.
+        unsafe { write_value(celsius, state.condition(gpu).temperature) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `temperature`, whose version and sensor are set.
+/// As NVML's reference requires for `temperature`. Its version and sensor are set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTemperatureV(
     handle: Handle,
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn nvmlDeviceGetTemperatureV(
 }
 
 /// # Safety
-/// As NVML's reference demands of both pointers.
+/// As NVML's reference requires for both pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetEccMode(
     handle: Handle,
@@ -72,16 +72,16 @@ pub unsafe extern "C" fn nvmlDeviceGetEccMode(
 ) -> c_int {
     device("nvmlDeviceGetEccMode", handle, |_, gpu| {
         with_ecc(gpu)?;
-        // SAFETY: the caller gives two enums.
+        // SAFETY: the caller provides two enums.
         unsafe {
-            put(now, 1)?;
-            put(pending, 1)
+            write_value(now, 1)?;
+            write_value(pending, 1)
         }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `count`.
+/// As NVML's reference requires for `count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
     handle: Handle,
@@ -91,13 +91,13 @@ pub unsafe extern "C" fn nvmlDeviceGetTotalEccErrors(
 ) -> c_int {
     device("nvmlDeviceGetTotalEccErrors", handle, |state, gpu| {
         let errors = ecc_errors(state, gpu, kind, counter)?;
-        // SAFETY: the caller gives one 64-bit number.
-        unsafe { put(count, errors) }
+        // SAFETY: the caller provides one 64-bit number.
+        unsafe { write_value(count, errors) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `count`.
+/// As NVML's reference requires for `count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryErrorCounter(
     handle: Handle,
@@ -111,14 +111,14 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryErrorCounter(
         if location >= LOCATIONS {
             return Err(Code::INVALID_ARGUMENT);
         }
-        // The state knows no other place than device memory.
-        // SAFETY: the caller gives one 64-bit number.
-        unsafe { put(count, if location == DEVICE_MEMORY { errors } else { 0 }) }
+        // The state has errors of device memory only.
+        // SAFETY: the caller provides one 64-bit number.
+        unsafe { write_value(count, if location == DEVICE_MEMORY { errors } else { 0 }) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of all four pointers.
+/// As NVML's reference requires for all four pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetRemappedRows(
     handle: Handle,
@@ -129,17 +129,17 @@ pub unsafe extern "C" fn nvmlDeviceGetRemappedRows(
 ) -> c_int {
     const AMPERE: u32 = 7;
     device("nvmlDeviceGetRemappedRows", handle, |state, gpu| {
-        // Rows are remapped since Ampere; before, whole pages are retired.
+        // GPUs before Ampere retire pages and do not remap rows.
         if gpu.architecture < AMPERE {
             return Err(Code::NOT_SUPPORTED);
         }
         let rows = state.condition(gpu).remapped_rows;
-        // SAFETY: the caller gives four unsigned ints.
+        // SAFETY: the caller provides four unsigned ints.
         unsafe {
-            put(corrected, rows.0)?;
-            put(uncorrected, rows.1)?;
-            put(pending, rows.2)?;
-            put(failed, rows.3)
+            write_value(corrected, rows.0)?;
+            write_value(uncorrected, rows.1)?;
+            write_value(pending, rows.2)?;
+            write_value(failed, rows.3)
         }
     })
 }

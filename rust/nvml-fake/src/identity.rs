@@ -1,8 +1,8 @@
-//! Who a GPU is: names, numbers, versions, PCI identity and link.
+//! The identity of a GPU: names, numbers, versions, PCI identity and link.
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use crate::abi::{Code, PciInfo, PciInfoExt, field, put, put_text, version};
+use crate::abi::{Code, PciInfo, PciInfoExt, field, version, write_text, write_value};
 use crate::call::{device, part, texts, values};
 use crate::handles::{Handle, Target};
 use crate::mig;
@@ -36,7 +36,7 @@ values! {
 }
 
 /// # Safety
-/// As NVML's reference demands of `buffer`.
+/// As NVML's reference requires for `buffer`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetUUID(
     handle: Handle,
@@ -48,13 +48,13 @@ pub unsafe extern "C" fn nvmlDeviceGetUUID(
             Target::Gpu(uuid) => uuid.clone(),
             _ => mig::device::find(gpu, target)?.compute.uuid,
         };
-        // SAFETY: the caller gives `length` bytes.
-        unsafe { put_text(buffer, length, &uuid) }
+        // SAFETY: the caller provides `length` bytes.
+        unsafe { write_text(buffer, length, &uuid) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `buffer`.
+/// As NVML's reference requires for `buffer`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetName(
     handle: Handle,
@@ -66,8 +66,8 @@ pub unsafe extern "C" fn nvmlDeviceGetName(
             Target::Gpu(_) => gpu.name.clone(),
             _ => mig::device::find(gpu, target)?.name(gpu),
         };
-        // SAFETY: the caller gives `length` bytes.
-        unsafe { put_text(buffer, length, &name) }
+        // SAFETY: the caller provides `length` bytes.
+        unsafe { write_text(buffer, length, &name) }
     })
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn pci_info(pci: &Pci) -> Result<PciInfo, Code> {
 }
 
 /// # Safety
-/// As NVML's reference demands of both pointers.
+/// As NVML's reference requires for both pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
     handle: Handle,
@@ -94,16 +94,16 @@ pub unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
     minor: *mut c_int,
 ) -> c_int {
     device("nvmlDeviceGetCudaComputeCapability", handle, |_, gpu| {
-        // SAFETY: the caller gives two ints.
+        // SAFETY: the caller provides two ints.
         unsafe {
-            put(major, gpu.compute_capability.0)?;
-            put(minor, gpu.compute_capability.1)
+            write_value(major, gpu.compute_capability.0)?;
+            write_value(minor, gpu.compute_capability.1)
         }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `info`, whose version is set.
+/// As NVML's reference requires for `info`. Its version is set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetPciInfoExt(handle: Handle, info: *mut PciInfoExt) -> c_int {
     device("nvmlDeviceGetPciInfoExt", handle, |_, gpu| {
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn nvmlDeviceGetPciInfoExt(handle: Handle, info: *mut PciI
             sub_class: 0x02,
             bus_id: short.bus_id,
         };
-        // SAFETY: the caller gives one structure.
-        unsafe { put(info, full) }
+        // SAFETY: the caller provides one structure.
+        unsafe { write_value(info, full) }
     })
 }

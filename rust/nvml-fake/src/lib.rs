@@ -1,8 +1,8 @@
-//! A stand-in for `libnvidia-ml.so.1` that serves the GPUs of a simulated host: it answers from a state file beside
-//! itself, with NVML's own error behaviour, and fails, hangs or loses GPUs where the file says so.
+//! A fake `libnvidia-ml.so.1` for the GPUs of a simulated host. It reads a state file next to the library, returns the
+//! same errors as NVML, and injects failures, hangs and lost GPUs from the file.
 //!
-//! It has no GPU of its own and never talks to a driver. Function names, numbers and structures are those of NVIDIA's
-//! public API reference, as `nvidia-ml-py` calls them.
+//! The library uses no GPU and no driver. Function names, constants and structures come from NVIDIA's public API
+//! reference, as `nvidia-ml-py` calls them.
 
 mod abi;
 mod call;
@@ -13,9 +13,9 @@ mod handles;
 mod health;
 mod identity;
 mod lifecycle;
-mod limits;
-mod location;
+mod locality;
 mod memory;
+mod memory_limits;
 mod mig;
 mod nvlink;
 mod settings;

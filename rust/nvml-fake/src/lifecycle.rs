@@ -1,4 +1,4 @@
-//! Initialising and shutting down, counted as NVML counts them.
+//! Initialization and shutdown, with NVML's reference count.
 
 use std::ffi::c_uint;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use crate::{faults, state};
 
 static USERS: AtomicUsize = AtomicUsize::new(0);
 
-/// UNINITIALIZED unless somebody has initialised the library and not shut it down.
+/// UNINITIALIZED unless the library is initialized.
 pub(crate) fn check() -> Result<(), Code> {
     if USERS.load(Ordering::Acquire) == 0 {
         Err(Code::UNINITIALIZED)

@@ -1,21 +1,21 @@
-//! Memory: how much, how much of it is taken, and by which processes.
+//! Memory: total, used, and by which processes.
 
 use std::ffi::{c_int, c_uint};
 
-use crate::abi::{Code, Memory, MemoryV2, ProcessInfo, put, put_list, version};
+use crate::abi::{Code, Memory, MemoryV2, ProcessInfo, version, write_list, write_value};
 use crate::call::{device, part, values};
 use crate::handles::{Handle, Target};
 use crate::mig;
 use crate::state::{Gpu, Process, State};
 
-/// What of a GPU or of a MIG device is taken, in bytes.
-struct Room {
+/// Memory use of a GPU or a MIG device, in bytes.
+struct MemoryUse {
     total: u64,
     reserved: u64,
     used: u64,
 }
 
-fn room(state: &State, gpu: &Gpu, target: &Target) -> Result<Room, Code> {
+fn memory_use(state: &State, gpu: &Gpu, target: &Target) -> Result<MemoryUse, Code> {
     let (total, reserved, instance) = match target {
         Target::Gpu(_) => (gpu.memory_bytes, gpu.reserved_bytes, None),
         _ => {
@@ -29,7 +29,7 @@ fn room(state: &State, gpu: &Gpu, target: &Target) -> Result<Room, Code> {
         .map(|process| process.memory_bytes)
         .sum::<u64>()
         .min(total - reserved);
-    Ok(Room {
+    Ok(MemoryUse {
         total,
         reserved,
         used,
@@ -38,31 +38,31 @@ fn room(state: &State, gpu: &Gpu, target: &Target) -> Result<Room, Code> {
 
 values! {
     nvmlDeviceGetBAR1MemoryInfo: Memory = |_, gpu| {
-        const TAKEN: u64 = 1 << 20;
-        Ok(Memory { total: gpu.bar1_bytes, free: gpu.bar1_bytes.saturating_sub(TAKEN), used: TAKEN })
+        const USED_BYTES: u64 = 1 << 20;
+        Ok(Memory { total: gpu.bar1_bytes, free: gpu.bar1_bytes.saturating_sub(USED_BYTES), used: USED_BYTES })
     };
 }
 
 /// # Safety
-/// As NVML's reference demands of `memory`.
+/// As NVML's reference requires for `memory`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo(handle: Handle, memory: *mut Memory) -> c_int {
     part("nvmlDeviceGetMemoryInfo", handle, |state, gpu, target| {
-        // Version 1 counts what the driver reserves as used; version 2 tells it apart.
-        let room = room(state, gpu, target)?;
-        let used = room.used + room.reserved;
-        let answer = Memory {
-            total: room.total,
-            free: room.total - used,
+        // Version 1 counts reserved memory as used; version 2 reports it separately.
+        let memory_use = memory_use(state, gpu, target)?;
+        let used = memory_use.used + memory_use.reserved;
+        let result = Memory {
+            total: memory_use.total,
+            free: memory_use.total - used,
             used,
         };
-        // SAFETY: the caller gives one structure.
-        unsafe { put(memory, answer) }
+        // SAFETY: the caller provides one structure.
+        unsafe { write_value(memory, result) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `memory`, whose version is set.
+/// As NVML's reference requires for `memory`. Its version is set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(
     handle: Handle,
@@ -79,22 +79,22 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(
             if given != version::<MemoryV2>(2) {
                 return Err(Code::ARGUMENT_VERSION_MISMATCH);
             }
-            let room = room(state, gpu, target)?;
-            let answer = MemoryV2 {
+            let memory_use = memory_use(state, gpu, target)?;
+            let result = MemoryV2 {
                 version: given,
-                total: room.total,
-                reserved: room.reserved,
-                free: room.total - room.reserved - room.used,
-                used: room.used,
+                total: memory_use.total,
+                reserved: memory_use.reserved,
+                free: memory_use.total - memory_use.reserved - memory_use.used,
+                used: memory_use.used,
             };
-            // SAFETY: the caller gives one structure.
-            unsafe { put(memory, answer) }
+            // SAFETY: the caller provides one structure.
+            unsafe { write_value(memory, result) }
         },
     )
 }
 
 /// # Safety
-/// As NVML's reference demands of both pointers.
+/// As NVML's reference requires for both pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     handle: Handle,
@@ -124,14 +124,14 @@ pub unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
                     compute_instance_id: process.compute_instance,
                 })
                 .collect();
-            // SAFETY: the caller gives a count, and a list with that room or none.
-            unsafe { put_list(count, list, &processes) }
+            // SAFETY: the caller provides a count, and a list with that capacity, or null.
+            unsafe { write_list(count, list, &processes) }
         },
     )
 }
 
 /// # Safety
-/// As NVML's reference demands of both pointers.
+/// As NVML's reference requires for both pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
     handle: Handle,
@@ -142,8 +142,8 @@ pub unsafe extern "C" fn nvmlDeviceGetGraphicsRunningProcesses_v3(
         "nvmlDeviceGetGraphicsRunningProcesses_v3",
         handle,
         |_, _| {
-            // SAFETY: the caller gives a count, and a list with that room or none.
-            unsafe { put_list(count, list, &[]) }
+            // SAFETY: the caller provides a count, and a list with that capacity, or null.
+            unsafe { write_list(count, list, &[]) }
         },
     )
 }

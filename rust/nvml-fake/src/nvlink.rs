@@ -1,8 +1,8 @@
-//! NVLinks, the fabric they form, and what GPUs can do to each other directly.
+//! NVLinks, NVLink fabrics and peer-to-peer access.
 
 use std::ffi::{c_int, c_uint};
 
-use crate::abi::{Code, FabricInfo, FabricInfoV2, FabricInfoV3, PciInfo, put, version};
+use crate::abi::{Code, FabricInfo, FabricInfoV2, FabricInfoV3, PciInfo, version, write_value};
 use crate::call::{device, values};
 use crate::handles::{self, Handle};
 use crate::identity::pci_info;
@@ -12,7 +12,7 @@ const HOPPER: u32 = 9;
 const NOT_IN_A_FABRIC: u32 = 0;
 const COMPLETED: u32 = 3;
 
-/// nvmlGpuP2PCapsIndex_t and nvmlGpuP2PStatus_t, as far as they are told apart.
+/// The used values of nvmlGpuP2PCapsIndex_t and nvmlGpuP2PStatus_t.
 mod p2p {
     pub(super) const NVLINK: u32 = 2;
     pub(super) const CAPABILITIES: u32 = 5;
@@ -25,30 +25,30 @@ values! {
 }
 
 /// # Safety
-/// As NVML's reference demands of `info`, whose version is set; the version tells which structure it is.
+/// As NVML's reference requires for `info`. Its version is set and determines the structure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(handle: Handle, info: *mut u32) -> c_int {
     const BANDWIDTH_FULL: u32 = 2;
     const HEALTHY: u8 = 1;
     device("nvmlDeviceGetGpuFabricInfoV", handle, |_, gpu| {
-        // SAFETY: null, or a structure that begins with its version.
+        // SAFETY: null, or a structure with its version as first field.
         let given = unsafe { info.as_ref() }
             .copied()
             .ok_or(Code::INVALID_ARGUMENT)?;
-        let answer = fabric(gpu)?;
-        let (health_mask, health_summary) = if answer.state == COMPLETED {
+        let result = fabric(gpu)?;
+        let (health_mask, health_summary) = if result.state == COMPLETED {
             (BANDWIDTH_FULL, HEALTHY)
         } else {
             (0, 0)
         };
         if given == version::<FabricInfoV2>(2) {
-            // SAFETY: the version says that the structure is this one.
+            // SAFETY: the version identifies the structure.
             unsafe {
-                put(
+                write_value(
                     info.cast(),
                     FabricInfoV2 {
                         version: given,
-                        info: answer,
+                        info: result,
                         health_mask,
                     },
                 )
@@ -56,12 +56,12 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(handle: Handle, info: *mut 
         } else if given == version::<FabricInfoV3>(3) {
             let full = FabricInfoV3 {
                 version: given,
-                info: answer,
+                info: result,
                 health_mask,
                 health_summary,
             };
-            // SAFETY: the version says that the structure is this one.
-            unsafe { put(info.cast(), full) }
+            // SAFETY: the version identifies the structure.
+            unsafe { write_value(info.cast(), full) }
         } else {
             Err(Code::ARGUMENT_VERSION_MISMATCH)
         }
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(handle: Handle, info: *mut 
 }
 
 /// # Safety
-/// As NVML's reference demands of `active`.
+/// As NVML's reference requires for `active`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetNvLinkState(
     handle: Handle,
@@ -78,13 +78,13 @@ pub unsafe extern "C" fn nvmlDeviceGetNvLinkState(
 ) -> c_int {
     device("nvmlDeviceGetNvLinkState", handle, |_, gpu| {
         let link = slot(gpu, link)?;
-        // SAFETY: the caller gives one enum.
-        unsafe { put(active, u32::from(link.is_some())) }
+        // SAFETY: the caller provides one enum.
+        unsafe { write_value(active, u32::from(link.is_some())) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `pci`.
+/// As NVML's reference requires for `pci`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
     handle: Handle,
@@ -93,13 +93,13 @@ pub unsafe extern "C" fn nvmlDeviceGetNvLinkRemotePciInfo_v2(
 ) -> c_int {
     device("nvmlDeviceGetNvLinkRemotePciInfo_v2", handle, |_, gpu| {
         let link = slot(gpu, link)?.ok_or(Code::NOT_SUPPORTED)?;
-        // SAFETY: the caller gives one structure.
-        unsafe { put(pci, pci_info(&link.remote)?) }
+        // SAFETY: the caller provides one structure.
+        unsafe { write_value(pci, pci_info(&link.remote)?) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `kind`.
+/// As NVML's reference requires for `kind`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetNvLinkRemoteDeviceType(
     handle: Handle,
@@ -108,18 +108,18 @@ pub unsafe extern "C" fn nvmlDeviceGetNvLinkRemoteDeviceType(
 ) -> c_int {
     device("nvmlDeviceGetNvLinkRemoteDeviceType", handle, |_, gpu| {
         let link = slot(gpu, link)?.ok_or(Code::NOT_SUPPORTED)?;
-        // SAFETY: the caller gives one enum.
-        unsafe { put(kind, link.kind) }
+        // SAFETY: the caller provides one enum.
+        unsafe { write_value(kind, link.kind) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `version`.
+/// As NVML's reference requires for `version`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetNvLinkVersion(
     handle: Handle,
     link: c_uint,
-    answer: *mut c_uint,
+    result: *mut c_uint,
 ) -> c_int {
     device("nvmlDeviceGetNvLinkVersion", handle, |_, gpu| {
         slot(gpu, link)?;
@@ -130,13 +130,13 @@ pub unsafe extern "C" fn nvmlDeviceGetNvLinkVersion(
             HOPPER => 4,
             _ => 5,
         };
-        // SAFETY: the caller gives one unsigned int.
-        unsafe { put(answer, generation) }
+        // SAFETY: the caller provides one unsigned int.
+        unsafe { write_value(result, generation) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `status`.
+/// As NVML's reference requires for `status`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetP2PStatus(
     one: Handle,
@@ -153,10 +153,10 @@ pub unsafe extern "C" fn nvmlDeviceGetP2PStatus(
         if index >= p2p::CAPABILITIES {
             return Err(Code::INVALID_ARGUMENT);
         }
-        let possible = index != p2p::NVLINK || joined(gpu, second);
-        // SAFETY: the caller gives one enum.
+        let possible = index != p2p::NVLINK || are_linked(gpu, second);
+        // SAFETY: the caller provides one enum.
         unsafe {
-            put(
+            write_value(
                 status,
                 if possible {
                     p2p::OK
@@ -168,8 +168,8 @@ pub unsafe extern "C" fn nvmlDeviceGetP2PStatus(
     })
 }
 
-/// Linked directly, or through a switch that both reach.
-fn joined(one: &Gpu, other: &Gpu) -> bool {
+/// Whether two GPUs are linked directly, or through a switch.
+fn are_linked(one: &Gpu, other: &Gpu) -> bool {
     one.nvlinks.iter().any(|link| {
         link.remote.address == other.pci.address
             || other

@@ -1,4 +1,4 @@
-//! What can be set on a GPU. Settings go into the state file, as a driver would keep them for every process.
+//! Settings of a GPU. They are in the state file, because a driver shares them between processes.
 
 use std::ffi::{c_int, c_uint};
 
@@ -29,7 +29,7 @@ pub extern "C" fn nvmlDeviceSetPersistenceMode(handle: Handle, mode: c_uint) -> 
 pub extern "C" fn nvmlDeviceSetComputeMode(handle: Handle, mode: c_uint) -> c_int {
     device("nvmlDeviceSetComputeMode", handle, |_, gpu| {
         match mode {
-            // Gone since CUDA 8.
+            // Removed in CUDA 8.
             EXCLUSIVE_THREAD => Err(Code::NOT_SUPPORTED),
             MODES.. => Err(Code::INVALID_ARGUMENT),
             _ => set(&gpu.uuid, "compute_mode", mode.into()),

@@ -1,4 +1,4 @@
-//! The state file: what GPUs there are, how they are, and what has been ordered to go wrong with them.
+//! The state file: GPUs, their condition, and injected faults.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use serde::{Deserialize, Serialize};
 
 use crate::abi::{Code, NO_INSTANCE};
-use crate::files::{self, Followed, Held, lock};
+use crate::files::{self, CachedFile, LockedFile, lock};
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct State {
@@ -26,12 +26,12 @@ pub(crate) struct State {
     pub(crate) memory_limits: BTreeMap<String, BTreeMap<String, MemoryLimit>>,
 }
 
-/// What the processes of a control group may have of a GPU's memory, in bytes.
+/// The memory limit of a control group on a GPU, in bytes.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct MemoryLimit {
     pub(crate) soft: u64,
     pub(crate) hard: u64,
-    /// Whether the group existed as a folder when the limit was set: then it ends with the folder.
+    /// Whether the group existed as a folder when the limit was set. The limit is then valid while the folder exists.
     pub(crate) folder: bool,
 }
 
@@ -110,7 +110,7 @@ pub(crate) struct Gpu {
     pub(crate) mig: Vec<MigProfile>,
 }
 
-/// What a call does instead of its work; no function or device means every one.
+/// A fault of calls. Without a function or device it applies to all.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Fault {
     pub(crate) function: Option<String>,
@@ -120,25 +120,25 @@ pub(crate) struct Fault {
     #[serde(default)]
     pub(crate) hang: bool,
     pub(crate) code: Option<i32>,
-    pub(crate) kill: Option<Whom>,
-    /// How many more calls it happens to; None: to all.
+    pub(crate) kill: Option<KillTarget>,
+    /// The number of remaining occurrences; unlimited if `None`.
     #[serde(default)]
     pub(crate) times: Option<u64>,
     #[serde(default)]
     pub(crate) when: When,
 }
 
-/// Which process ends, as from `kill -9`.
+/// The process to kill with SIGKILL.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Whom {
-    /// The one that called.
+pub(crate) enum KillTarget {
+    /// The calling process.
     Library,
-    /// Its parent as well: an agent keeps the library in a process of its own.
+    /// The calling process and its parent: an agent loads the library in a child process.
     Agent,
 }
 
-/// Whether a fault happens before a call has its effect or after.
+/// Whether a fault occurs before or after the effect of a call.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum When {
@@ -153,14 +153,14 @@ pub(crate) struct Event {
     pub(crate) device: String,
     pub(crate) kind: u64,
     pub(crate) data: u64,
-    /// The MIG instance that it is about; NO_INSTANCE: the whole GPU.
+    /// The MIG instance; NO_INSTANCE for the whole GPU.
     #[serde(default = "no_instance")]
     pub(crate) gpu_instance: u32,
     #[serde(default = "no_instance")]
     pub(crate) compute_instance: u32,
 }
 
-/// What changes about a GPU while it runs.
+/// The changing properties of a GPU.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default)]
 pub(crate) struct Condition {
@@ -195,12 +195,12 @@ pub(crate) struct Process {
     pub(crate) device: String,
     pub(crate) pid: u32,
     pub(crate) memory_bytes: u64,
-    /// Of the MIG instance that it computes on; NO_INSTANCE: on the whole GPU.
+    /// The MIG instance that the process uses; NO_INSTANCE for the whole GPU.
     #[serde(default = "no_instance")]
     pub(crate) gpu_instance: u32,
     #[serde(default = "no_instance")]
     pub(crate) compute_instance: u32,
-    /// Its control group, as limits of memory name it.
+    /// The control group, as in memory limits.
     pub(crate) cgroup: Option<String>,
 }
 
@@ -213,7 +213,7 @@ impl State {
         self.devices.iter().find(|gpu| gpu.uuid == uuid)
     }
 
-    /// GPUs that are plugged in, in NVML's order, which is that of the PCI addresses.
+    /// The GPUs that are plugged in, in NVML's order: by PCI address.
     pub(crate) fn present(&self) -> Vec<&Gpu> {
         let mut gpus: Vec<_> = self.devices.iter().filter(|gpu| gpu.present).collect();
         gpus.sort_by_key(|gpu| address_parts(&gpu.pci.address));
@@ -243,16 +243,16 @@ pub(crate) fn address_parts(address: &str) -> Option<(u32, u32, u32, u32)> {
     Some((domain, bus, device, function.parse().ok()?))
 }
 
-static FOLLOWED: Mutex<Followed<State>> = Mutex::new(Followed::new());
+static CACHE: Mutex<CachedFile<State>> = Mutex::new(CachedFile::new());
 
-/// The state as the file has it now, or had it last when it could be read.
+/// The current state, or the last readable one.
 pub(crate) fn current() -> Result<Arc<State>, Code> {
-    lock(&FOLLOWED).look(files::state_path().ok_or(Code::DRIVER_NOT_LOADED)?)
+    lock(&CACHE).load(files::state_path().ok_or(Code::DRIVER_NOT_LOADED)?)
 }
 
-/// Changes the file: `change` edits its JSON, and nothing is written where it says false.
+/// Changes the file: `change` edits its JSON. The file is written only if it returns true.
 pub(crate) fn update(change: impl FnOnce(&mut serde_json::Value) -> bool) -> Result<(), Code> {
-    let held = Held::take(files::state_path().ok_or(Code::DRIVER_NOT_LOADED)?)?;
+    let held = LockedFile::open(files::state_path().ok_or(Code::DRIVER_NOT_LOADED)?)?;
     let mut document = held.read()?.ok_or(Code::OPERATING_SYSTEM)?;
     if change(&mut document) {
         held.write(&document)?;

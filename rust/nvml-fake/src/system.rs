@@ -1,8 +1,8 @@
-//! What NVML says of the host: versions, and which GPUs there are.
+//! Host information: versions and GPUs.
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use crate::abi::{self, Code, put, put_text};
+use crate::abi::{self, Code, write_text, write_value};
 use crate::call::system;
 use crate::handles::{self, Handle, Target};
 use crate::mig;
@@ -18,37 +18,37 @@ fn driver(state: &State) -> Result<&Driver, Code> {
 }
 
 /// # Safety
-/// As NVML's reference demands of `version`.
+/// As NVML's reference requires for `version`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlSystemGetDriverVersion(version: *mut c_char, length: c_uint) -> c_int {
     system("nvmlSystemGetDriverVersion", |state| {
-        // SAFETY: the caller gives `length` bytes.
-        unsafe { put_text(version, length, &driver(state)?.version) }
+        // SAFETY: the caller provides `length` bytes.
+        unsafe { write_text(version, length, &driver(state)?.version) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `version`.
+/// As NVML's reference requires for `version`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlSystemGetNVMLVersion(version: *mut c_char, length: c_uint) -> c_int {
     system("nvmlSystemGetNVMLVersion", |state| {
-        // SAFETY: the caller gives `length` bytes.
-        unsafe { put_text(version, length, &driver(state)?.nvml_version) }
+        // SAFETY: the caller provides `length` bytes.
+        unsafe { write_text(version, length, &driver(state)?.nvml_version) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `version`.
+/// As NVML's reference requires for `version`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlSystemGetCudaDriverVersion(version: *mut c_int) -> c_int {
     system("nvmlSystemGetCudaDriverVersion", |state| {
-        // SAFETY: the caller gives one int.
-        unsafe { put(version, driver(state)?.cuda) }
+        // SAFETY: the caller provides one int.
+        unsafe { write_value(version, driver(state)?.cuda) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `version`.
+/// As NVML's reference requires for `version`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) -> c_int {
     // SAFETY: the same contract.
@@ -56,17 +56,17 @@ pub unsafe extern "C" fn nvmlSystemGetCudaDriverVersion_v2(version: *mut c_int) 
 }
 
 /// # Safety
-/// As NVML's reference demands of `count`.
+/// As NVML's reference requires for `count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> c_int {
     system("nvmlDeviceGetCount_v2", |state| {
-        // SAFETY: the caller gives one unsigned int.
-        unsafe { put(count, state.present().len() as c_uint) }
+        // SAFETY: the caller provides one unsigned int.
+        unsafe { write_value(count, state.present().len() as c_uint) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `count`.
+/// As NVML's reference requires for `count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCount(count: *mut c_uint) -> c_int {
     // SAFETY: the same contract.
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn nvmlDeviceGetCount(count: *mut c_uint) -> c_int {
 }
 
 /// # Safety
-/// As NVML's reference demands of `device`.
+/// As NVML's reference requires for `device`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(
     index: c_uint,
@@ -83,20 +83,20 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(
     system("nvmlDeviceGetHandleByIndex_v2", |state| {
         let gpus = state.present();
         let gpu = gpus.get(index as usize).ok_or(Code::INVALID_ARGUMENT)?;
-        // SAFETY: the caller gives one handle.
-        unsafe { put(device, handles::of(&gpu.uuid)) }
+        // SAFETY: the caller provides one handle.
+        unsafe { write_value(device, handles::of(&gpu.uuid)) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of both pointers.
+/// As NVML's reference requires for both pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetHandleByUUID(
     uuid: *const c_char,
     device: *mut Handle,
 ) -> c_int {
     system("nvmlDeviceGetHandleByUUID", |state| {
-        // SAFETY: the caller gives a C string.
+        // SAFETY: the caller provides a C string.
         let uuid = unsafe { abi::text(uuid) }?;
         let target = match state.gpu(uuid) {
             Some(gpu) => Target::Gpu(gpu.uuid.clone()),
@@ -105,20 +105,20 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByUUID(
         if state.gpu(target.gpu()).is_none_or(|gpu| !gpu.present) {
             return Err(Code::GPU_IS_LOST);
         }
-        // SAFETY: the caller gives one handle.
-        unsafe { put(device, handles::of_target(target)) }
+        // SAFETY: the caller provides one handle.
+        unsafe { write_value(device, handles::of_target(target)) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of both pointers.
+/// As NVML's reference requires for both pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
     bus_id: *const c_char,
     device: *mut Handle,
 ) -> c_int {
     system("nvmlDeviceGetHandleByPciBusId_v2", |state| {
-        // SAFETY: the caller gives a C string.
+        // SAFETY: the caller provides a C string.
         let wanted = address_parts(unsafe { abi::text(bus_id) }?).ok_or(Code::INVALID_ARGUMENT)?;
         let same = |address: &str| address_parts(address) == Some(wanted);
         let gpu = state
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
         if !gpu.present {
             return Err(Code::GPU_IS_LOST);
         }
-        // SAFETY: the caller gives one handle.
-        unsafe { put(device, handles::of(&gpu.uuid)) }
+        // SAFETY: the caller provides one handle.
+        unsafe { write_value(device, handles::of(&gpu.uuid)) }
     })
 }

@@ -1,26 +1,26 @@
-//! Compute instances: made inside a GPU instance, looked at and destroyed.
+//! Compute instances of a GPU instance: creation, queries, destruction.
 
 use std::ffi::{c_int, c_uint};
 
-use crate::abi::{Code, field, put, version};
+use crate::abi::{Code, field, version, write_value};
 use crate::call::part;
 use crate::handles::{self, Handle, Target};
 use crate::mig::abi::{ComputeInstanceInfo, ComputeProfileInfo, ComputeProfileInfoV2, Placement};
 use crate::mig::geometry::{
     compute_name, compute_slices, compute_starts, is_compute_free, multiprocessors, uuid,
 };
-use crate::mig::gpu_instance::{divided, number, put_all};
+use crate::mig::gpu_instance::{enabled_layout, number, write_all};
 use crate::mig::instances::{self, ComputeInstance, GpuInstance};
 use crate::mig::profiles::with_id;
 use crate::state::{Gpu, MigProfile};
 
 const PROFILES: c_uint = 9;
 const SHARED_ENGINES: c_uint = 0;
-const MOST: u32 = 8;
+const MAX_COMPUTE_INSTANCES: u32 = 8;
 
-/// What a GPU instance offers of a compute instance profile: its own profile, and the slices.
+/// A compute instance profile of a GPU instance: the profile of the GPU instance, and the slices.
 fn offered<'a>(gpu: &'a Gpu, target: &Target, profile: u32) -> Result<Offer<'a>, Code> {
-    let instance = divided(gpu)?.gpu_instance(number(target)?)?.clone();
+    let instance = enabled_layout(gpu)?.gpu_instance(number(target)?)?.clone();
     if profile >= PROFILES {
         return Err(Code::INVALID_ARGUMENT);
     }
@@ -61,7 +61,7 @@ impl Offer<'_> {
 }
 
 /// # Safety
-/// As NVML's reference demands of `info`.
+/// As NVML's reference requires for `info`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
     handle: Handle,
@@ -76,15 +76,15 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfo(
             if engines != SHARED_ENGINES {
                 return Err(Code::INVALID_ARGUMENT);
             }
-            let answer = offered(gpu, target, profile)?.info(gpu, profile);
-            // SAFETY: the caller gives one structure.
-            unsafe { put(info, answer) }
+            let result = offered(gpu, target, profile)?.info(gpu, profile);
+            // SAFETY: the caller provides one structure.
+            unsafe { write_value(info, result) }
         },
     )
 }
 
 /// # Safety
-/// As NVML's reference demands of `info`, whose version is set.
+/// As NVML's reference requires for `info`. Its version is set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(
     handle: Handle,
@@ -107,19 +107,19 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceProfileInfoV(
                 return Err(Code::INVALID_ARGUMENT);
             }
             let offer = offered(gpu, target, profile)?;
-            let answer = ComputeProfileInfoV2 {
+            let result = ComputeProfileInfoV2 {
                 version: given,
                 info: offer.info(gpu, profile),
                 name: field(&compute_name(offer.of, offer.slices)),
             };
-            // SAFETY: the caller gives one structure.
-            unsafe { put(info, answer) }
+            // SAFETY: the caller provides one structure.
+            unsafe { write_value(info, result) }
         },
     )
 }
 
 /// # Safety
-/// As NVML's reference demands of `count`.
+/// As NVML's reference requires for `count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceRemainingCapacity(
     handle: Handle,
@@ -133,20 +133,22 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceRemainingCapacity(
             let mut offer = offered(gpu, target, profile)?;
             let mut more = 0;
             while let Some(start) = offer.free_start() {
-                offer
-                    .instance
-                    .compute_instances
-                    .push(unnamed(more, profile, start, offer.slices));
+                offer.instance.compute_instances.push(new_instance(
+                    more,
+                    profile,
+                    start,
+                    offer.slices,
+                ));
                 more += 1;
             }
-            // SAFETY: the caller gives one unsigned int.
-            unsafe { put(count, more) }
+            // SAFETY: the caller provides one unsigned int.
+            unsafe { write_value(count, more) }
         },
     )
 }
 
 /// # Safety
-/// As NVML's reference demands of `instance`.
+/// As NVML's reference requires for `instance`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlGpuInstanceCreateComputeInstance(
     handle: Handle,
@@ -158,8 +160,8 @@ pub unsafe extern "C" fn nvmlGpuInstanceCreateComputeInstance(
         handle,
         |_, gpu, target| {
             let made = create(gpu, target, profile)?;
-            // SAFETY: the caller gives one handle.
-            unsafe { put(instance, made) }
+            // SAFETY: the caller provides one handle.
+            unsafe { write_value(instance, made) }
         },
     )
 }
@@ -167,23 +169,23 @@ pub unsafe extern "C" fn nvmlGpuInstanceCreateComputeInstance(
 fn create(gpu: &Gpu, target: &Target, profile: u32) -> Result<Handle, Code> {
     offered(gpu, target, profile)?;
     let gpu_instance = number(target)?;
-    let id = instances::change(gpu, |division| {
-        let made = division.made;
-        let instance = division.gpu_instance_mut(gpu_instance)?;
+    let id = instances::change(gpu, |layout| {
+        let made = layout.made;
+        let instance = layout.gpu_instance_mut(gpu_instance)?;
         let of = with_id(gpu, instance.profile)?;
         let slices = compute_slices(of, profile).ok_or(Code::NOT_SUPPORTED)?;
         let start = compute_starts(of, slices)
             .find(|&start| is_compute_free(instance, start, slices))
             .ok_or(Code::INSUFFICIENT_RESOURCES)?;
-        let id = (0..MOST)
+        let id = (0..MAX_COMPUTE_INSTANCES)
             .find(|&id| instance.compute_instance(id).is_err())
             .ok_or(Code::INSUFFICIENT_RESOURCES)?;
         instance.compute_instances.push(ComputeInstance {
             uuid: uuid(&gpu.uuid, gpu_instance, id, made),
-            ..unnamed(id, profile, start, slices)
+            ..new_instance(id, profile, start, slices)
         });
         instance.compute_instances.sort_by_key(|other| other.id);
-        division.made += 1;
+        layout.made += 1;
         Ok(id)
     })?;
     Ok(handles::of_target(Target::ComputeInstance(
@@ -193,7 +195,7 @@ fn create(gpu: &Gpu, target: &Target, profile: u32) -> Result<Handle, Code> {
     )))
 }
 
-fn unnamed(id: u32, profile: u32, start: u32, size: u32) -> ComputeInstance {
+fn new_instance(id: u32, profile: u32, start: u32, size: u32) -> ComputeInstance {
     ComputeInstance {
         id,
         profile,
@@ -211,8 +213,8 @@ pub extern "C" fn nvmlComputeInstanceDestroy(handle: Handle) -> c_int {
         handle,
         |state, gpu, target| {
             let (gpu_instance, id) = numbers(target)?;
-            instances::change(gpu, |division| {
-                let instance = division.gpu_instance_mut(gpu_instance)?;
+            instances::change(gpu, |layout| {
+                let instance = layout.gpu_instance_mut(gpu_instance)?;
                 instance.compute_instance(id)?;
                 let used = state.processes(gpu).any(|process| {
                     (process.gpu_instance, process.compute_instance) == (gpu_instance, id)
@@ -228,7 +230,7 @@ pub extern "C" fn nvmlComputeInstanceDestroy(handle: Handle) -> c_int {
 }
 
 /// # Safety
-/// As NVML's reference demands of both pointers: there is room for as many as the profile can have.
+/// As NVML's reference requires for both pointers: the list has the maximum number of instances of the profile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstances(
     handle: Handle,
@@ -249,14 +251,14 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstances(
                 .map(|compute| {
                     Target::ComputeInstance(gpu.uuid.clone(), offer.instance.id, compute.id)
                 });
-            // SAFETY: the caller gives a list with that room, and one unsigned int.
-            unsafe { put_all(list, count, found) }
+            // SAFETY: the caller provides a list with that capacity, and one unsigned int.
+            unsafe { write_all(list, count, found) }
         },
     )
 }
 
 /// # Safety
-/// As NVML's reference demands of `instance`.
+/// As NVML's reference requires for `instance`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceById(
     handle: Handle,
@@ -268,19 +270,19 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetComputeInstanceById(
         handle,
         |_, gpu, target| {
             let gpu_instance = number(target)?;
-            divided(gpu)?
+            enabled_layout(gpu)?
                 .gpu_instance(gpu_instance)?
                 .compute_instance(id)
                 .map_err(|_| Code::NOT_FOUND)?;
             let found = Target::ComputeInstance(gpu.uuid.clone(), gpu_instance, id);
-            // SAFETY: the caller gives one handle.
-            unsafe { put(instance, handles::of_target(found)) }
+            // SAFETY: the caller provides one handle.
+            unsafe { write_value(instance, handles::of_target(found)) }
         },
     )
 }
 
 /// # Safety
-/// As NVML's reference demands of `info`.
+/// As NVML's reference requires for `info`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlComputeInstanceGetInfo_v2(
     handle: Handle,
@@ -288,10 +290,10 @@ pub unsafe extern "C" fn nvmlComputeInstanceGetInfo_v2(
 ) -> c_int {
     part("nvmlComputeInstanceGetInfo_v2", handle, |_, gpu, target| {
         let (gpu_instance, id) = numbers(target)?;
-        let division = divided(gpu)?;
-        let compute = division.gpu_instance(gpu_instance)?.compute_instance(id)?;
+        let layout = enabled_layout(gpu)?;
+        let compute = layout.gpu_instance(gpu_instance)?.compute_instance(id)?;
         let owner = gpu.uuid.clone();
-        let answer = ComputeInstanceInfo {
+        let result = ComputeInstanceInfo {
             device: handles::of_target(Target::MigDevice(owner.clone(), gpu_instance, id)),
             gpu_instance: handles::of_target(Target::GpuInstance(owner, gpu_instance)),
             id,
@@ -301,12 +303,12 @@ pub unsafe extern "C" fn nvmlComputeInstanceGetInfo_v2(
                 size: compute.size,
             },
         };
-        // SAFETY: the caller gives one structure.
-        unsafe { put(info, answer) }
+        // SAFETY: the caller provides one structure.
+        unsafe { write_value(info, result) }
     })
 }
 
-/// The numbers of the compute instance that a handle means.
+/// The numbers of the compute instance of a handle.
 fn numbers(target: &Target) -> Result<(u32, u32), Code> {
     match target {
         Target::ComputeInstance(_, instance, id) => Ok((*instance, *id)),

@@ -1,8 +1,8 @@
-//! Compute instances as the devices that CUDA sees.
+//! MIG devices: compute instances as CUDA devices.
 
 use std::ffi::{c_int, c_uint};
 
-use crate::abi::{Code, put};
+use crate::abi::{Code, write_value};
 use crate::call::{device, part};
 use crate::handles::{self, Handle, Target};
 use crate::mig::abi::Attributes;
@@ -11,7 +11,7 @@ use crate::mig::instances::{self, ComputeInstance, GpuInstance};
 use crate::mig::profiles::{capable, with_id};
 use crate::state::{Gpu, MigProfile};
 
-/// What a MIG device is.
+/// A MIG device.
 #[derive(Debug)]
 pub(crate) struct MigDevice<'a> {
     pub(crate) profile: &'a MigProfile,
@@ -30,13 +30,13 @@ impl MigDevice<'_> {
     }
 }
 
-/// The MIG device that a handle means; INVALID_ARGUMENT where it has been destroyed, or the handle is of another kind.
+/// The MIG device of a handle. INVALID_ARGUMENT if it was destroyed, or the handle is of another kind.
 pub(crate) fn find<'a>(gpu: &'a Gpu, target: &Target) -> Result<MigDevice<'a>, Code> {
     let Target::MigDevice(_, instance, compute) = target else {
         return Err(Code::INVALID_ARGUMENT);
     };
-    let division = instances::of(gpu)?;
-    let instance = division.gpu_instance(*instance)?;
+    let layout = instances::of(gpu)?;
+    let instance = layout.gpu_instance(*instance)?;
     Ok(MigDevice {
         profile: with_id(gpu, instance.profile)?,
         instance: instance.clone(),
@@ -44,10 +44,10 @@ pub(crate) fn find<'a>(gpu: &'a Gpu, target: &Target) -> Result<MigDevice<'a>, C
     })
 }
 
-/// The MIG device of that UUID.
+/// The MIG device with the UUID.
 pub(crate) fn with_uuid(uuid: &str) -> Result<Option<Target>, Code> {
-    for (gpu, division) in &*instances::all()? {
-        for instance in &division.gpu_instances {
+    for (gpu, layout) in &*instances::all()? {
+        for instance in &layout.gpu_instances {
             for compute in &instance.compute_instances {
                 if compute.uuid == uuid {
                     let target = Target::MigDevice(gpu.clone(), instance.id, compute.id);
@@ -59,20 +59,20 @@ pub(crate) fn with_uuid(uuid: &str) -> Result<Option<Target>, Code> {
     Ok(None)
 }
 
-/// Devices are counted without gaps, so that destroying one gives those behind it another index.
+/// Indexes have no gaps, so the destruction of a device changes the indexes of later devices.
 ///
 /// # Safety
-/// As NVML's reference demands of `answer`.
+/// As NVML's reference requires for `result`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
     handle: Handle,
     index: c_uint,
-    answer: *mut Handle,
+    result: *mut Handle,
 ) -> c_int {
     device("nvmlDeviceGetMigDeviceHandleByIndex", handle, |_, gpu| {
         capable(gpu)?;
-        let division = instances::of(gpu)?;
-        let target = division
+        let layout = instances::of(gpu)?;
+        let target = layout
             .gpu_instances
             .iter()
             .flat_map(|instance| {
@@ -83,76 +83,76 @@ pub unsafe extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
             })
             .nth(index as usize)
             .map(|(instance, compute)| Target::MigDevice(gpu.uuid.clone(), instance, compute));
-        if answer.is_null() {
+        if result.is_null() {
             return Err(Code::INVALID_ARGUMENT);
         }
         let found = handles::of_target(target.ok_or(Code::NOT_FOUND)?);
-        // SAFETY: the caller gives one handle.
-        unsafe { put(answer, found) }
+        // SAFETY: the caller provides one handle.
+        unsafe { write_value(result, found) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `answer`.
+/// As NVML's reference requires for `result`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetDeviceHandleFromMigDeviceHandle(
     handle: Handle,
-    answer: *mut Handle,
+    result: *mut Handle,
 ) -> c_int {
     part(
         "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
         handle,
         |_, gpu, target| {
             find(gpu, target)?;
-            // SAFETY: the caller gives one handle.
-            unsafe { put(answer, handles::of(&gpu.uuid)) }
+            // SAFETY: the caller provides one handle.
+            unsafe { write_value(result, handles::of(&gpu.uuid)) }
         },
     )
 }
 
 /// # Safety
-/// As NVML's reference demands of `answer`.
+/// As NVML's reference requires for `result`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceIsMigDeviceHandle(handle: Handle, answer: *mut c_uint) -> c_int {
+pub unsafe extern "C" fn nvmlDeviceIsMigDeviceHandle(handle: Handle, result: *mut c_uint) -> c_int {
     part("nvmlDeviceIsMigDeviceHandle", handle, |_, _, target| {
         let is_mig = matches!(target, Target::MigDevice(..));
-        // SAFETY: the caller gives one unsigned int.
-        unsafe { put(answer, is_mig.into()) }
+        // SAFETY: the caller provides one unsigned int.
+        unsafe { write_value(result, is_mig.into()) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `id`.
+/// As NVML's reference requires for `id`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceId(handle: Handle, id: *mut c_uint) -> c_int {
     part("nvmlDeviceGetGpuInstanceId", handle, |_, gpu, target| {
-        let answer = existing(gpu, target)?.instance.id;
-        // SAFETY: the caller gives one unsigned int.
-        unsafe { put(id, answer) }
+        let result = existing(gpu, target)?.instance.id;
+        // SAFETY: the caller provides one unsigned int.
+        unsafe { write_value(id, result) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `id`.
+/// As NVML's reference requires for `id`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetComputeInstanceId(handle: Handle, id: *mut c_uint) -> c_int {
     part(
         "nvmlDeviceGetComputeInstanceId",
         handle,
         |_, gpu, target| {
-            let answer = existing(gpu, target)?.compute.id;
-            // SAFETY: the caller gives one unsigned int.
-            unsafe { put(id, answer) }
+            let result = existing(gpu, target)?.compute.id;
+            // SAFETY: the caller provides one unsigned int.
+            unsafe { write_value(id, result) }
         },
     )
 }
 
 /// # Safety
-/// As NVML's reference demands of `answer`.
+/// As NVML's reference requires for `result`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetAttributes_v2(
     handle: Handle,
-    answer: *mut Attributes,
+    result: *mut Attributes,
 ) -> c_int {
     part("nvmlDeviceGetAttributes_v2", handle, |_, gpu, target| {
         let found = existing(gpu, target)?;
@@ -167,12 +167,12 @@ pub unsafe extern "C" fn nvmlDeviceGetAttributes_v2(
             compute_instance_slice_count: found.compute.size,
             memory_size_mb: found.profile.memory_mib,
         };
-        // SAFETY: the caller gives one structure.
-        unsafe { put(answer, attributes) }
+        // SAFETY: the caller provides one structure.
+        unsafe { write_value(result, attributes) }
     })
 }
 
-/// These questions are answered for handles of MIG devices only.
+/// The MIG device of a call that supports only MIG devices.
 fn existing<'a>(gpu: &'a Gpu, target: &Target) -> Result<MigDevice<'a>, Code> {
     if matches!(target, Target::Gpu(_)) {
         return Err(Code::NOT_SUPPORTED);

@@ -1,9 +1,9 @@
-//! Where instances can lie, and which numbers they get.
+//! Placements, numbers and names of instances.
 
-use crate::mig::instances::{Division, GpuInstance};
+use crate::mig::instances::{GpuInstance, PartitionLayout};
 use crate::state::{Gpu, MigProfile};
 
-/// Compute instance profiles that a GPU instance is asked for: NVML's constant, which is also the id, and its slices.
+/// Compute instance profiles: NVML's constant, which is also the id, and the number of slices.
 pub(crate) const COMPUTE_PROFILES: [(u32, u32); 5] = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 7)];
 
 /// The number of the GPU instance at a placement.
@@ -14,17 +14,17 @@ pub(crate) fn gpu_instance_id(start: u32, size: u32) -> u32 {
     8 / size - 1 + start / size
 }
 
-/// Whether memory slices are free.
-pub(crate) fn is_free(division: &Division, start: u32, size: u32) -> bool {
-    division
+/// Whether the memory slices are free.
+pub(crate) fn is_free(layout: &PartitionLayout, start: u32, size: u32) -> bool {
+    layout
         .gpu_instances
         .iter()
         .all(|other| start + size <= other.start || other.start + other.size <= start)
 }
 
-/// How many more instances of a profile fit.
-pub(crate) fn remaining(division: &Division, profile: &MigProfile) -> u32 {
-    let existing = division
+/// The number of further instances of a profile that fit.
+pub(crate) fn remaining(layout: &PartitionLayout, profile: &MigProfile) -> u32 {
+    let existing = layout
         .gpu_instances
         .iter()
         .filter(|instance| instance.profile == profile.id)
@@ -33,17 +33,17 @@ pub(crate) fn remaining(division: &Division, profile: &MigProfile) -> u32 {
     let places = profile
         .placements
         .iter()
-        .filter(|&&(start, size)| is_free(division, start, size))
+        .filter(|&&(start, size)| is_free(layout, start, size))
         .count() as u32;
     places.min(profile.most.saturating_sub(existing))
 }
 
-/// Slices of a compute instance profile that a GPU instance offers.
+/// The slices of a compute instance profile in a GPU instance.
 pub(crate) fn compute_slices(gpu_instance: &MigProfile, profile: u32) -> Option<u32> {
     let (_, slices) = COMPUTE_PROFILES
         .into_iter()
         .find(|(id, _)| *id == profile)?;
-    // Three of four slices are not offered.
+    // There is no profile with three of four slices.
     let offered = slices <= gpu_instance.slices && (slices, gpu_instance.slices) != (3, 4);
     offered.then_some(slices)
 }
@@ -61,12 +61,12 @@ pub(crate) fn multiprocessors(gpu: &Gpu, gpu_instance: &MigProfile, slices: u32)
     one * slices
 }
 
-/// Where compute instances of that many slices can begin in a GPU instance.
+/// The possible start slices of a compute instance with that many slices.
 pub(crate) fn compute_starts(gpu_instance: &MigProfile, slices: u32) -> impl Iterator<Item = u32> {
     0..=gpu_instance.slices - slices
 }
 
-/// Whether compute slices of a GPU instance are free.
+/// Whether the compute slices of a GPU instance are free.
 pub(crate) fn is_compute_free(instance: &GpuInstance, start: u32, size: u32) -> bool {
     instance
         .compute_instances
@@ -83,7 +83,7 @@ pub(crate) fn compute_name(gpu_instance: &MigProfile, slices: u32) -> String {
     format!("MIG {slices}c.{profile}")
 }
 
-/// A UUID that no other creation of an instance gives: version 5, as the driver's are.
+/// A UUID that is unique for each created instance: version 5, as in the driver.
 pub(crate) fn uuid(gpu: &str, instance: u32, compute: u32, made: u64) -> String {
     let text = format!("{gpu}/{instance}/{compute}/{made}");
     let (high, low) = (hash(&text, 0x6D69_6700), hash(&text, 0x7575_6964));
@@ -97,7 +97,7 @@ pub(crate) fn uuid(gpu: &str, instance: u32, compute: u32, made: u64) -> String 
     )
 }
 
-/// FNV-1a, and the finaliser of SplitMix64.
+/// FNV-1a, and the finalizer of SplitMix64.
 fn hash(text: &str, seed: u64) -> u64 {
     let mixed = text
         .bytes()

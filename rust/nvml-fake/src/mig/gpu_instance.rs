@@ -1,18 +1,18 @@
-//! GPU instances: made, looked at and destroyed.
+//! GPU instances: creation, queries, destruction.
 
 use std::ffi::{c_int, c_uint};
 
-use crate::abi::{Code, put};
+use crate::abi::{Code, write_value};
 use crate::call::{device, part};
 use crate::handles::{self, Handle, Target};
 use crate::mig::abi::{GpuInstanceInfo, Placement};
 use crate::mig::geometry::{gpu_instance_id, is_free, remaining};
-use crate::mig::instances::{self, Division, GpuInstance};
+use crate::mig::instances::{self, GpuInstance, PartitionLayout};
 use crate::mig::profiles::with_id;
 use crate::state::{Gpu, MigProfile};
 
 /// # Safety
-/// As NVML's reference demands of `count`.
+/// As NVML's reference requires for `count`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceRemainingCapacity(
     handle: Handle,
@@ -23,15 +23,15 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceRemainingCapacity(
         "nvmlDeviceGetGpuInstanceRemainingCapacity",
         handle,
         |_, gpu| {
-            let division = divided(gpu)?;
-            // SAFETY: the caller gives one unsigned int.
-            unsafe { put(count, remaining(&division, with_id(gpu, profile)?)) }
+            let layout = enabled_layout(gpu)?;
+            // SAFETY: the caller provides one unsigned int.
+            unsafe { write_value(count, remaining(&layout, with_id(gpu, profile)?)) }
         },
     )
 }
 
 /// # Safety
-/// As NVML's reference demands of `instance`.
+/// As NVML's reference requires for `instance`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceCreateGpuInstance(
     handle: Handle,
@@ -39,15 +39,15 @@ pub unsafe extern "C" fn nvmlDeviceCreateGpuInstance(
     instance: *mut Handle,
 ) -> c_int {
     device("nvmlDeviceCreateGpuInstance", handle, |_, gpu| {
-        divided(gpu)?;
+        enabled_layout(gpu)?;
         let made = create(gpu, with_id(gpu, profile)?, None)?;
-        // SAFETY: the caller gives one handle.
-        unsafe { put(instance, made) }
+        // SAFETY: the caller provides one handle.
+        unsafe { write_value(instance, made) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of both pointers.
+/// As NVML's reference requires for both pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceCreateGpuInstanceWithPlacement(
     handle: Handle,
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn nvmlDeviceCreateGpuInstanceWithPlacement(
         "nvmlDeviceCreateGpuInstanceWithPlacement",
         handle,
         |_, gpu| {
-            divided(gpu)?;
+            enabled_layout(gpu)?;
             // SAFETY: null or one structure.
             let place = unsafe { placement.as_ref() }.ok_or(Code::INVALID_ARGUMENT)?;
             let profile = with_id(gpu, profile)?;
@@ -67,35 +67,35 @@ pub unsafe extern "C" fn nvmlDeviceCreateGpuInstanceWithPlacement(
                 return Err(Code::INVALID_ARGUMENT);
             }
             let made = create(gpu, profile, Some((place.start, place.size)))?;
-            // SAFETY: the caller gives one handle.
-            unsafe { put(instance, made) }
+            // SAFETY: the caller provides one handle.
+            unsafe { write_value(instance, made) }
         },
     )
 }
 
-/// Without a place the highest free one is taken. INSUFFICIENT_RESOURCES where there is none, or where it is taken.
+/// Creates an instance at the placement, or else at the highest free one. INSUFFICIENT_RESOURCES if none is free.
 fn create(gpu: &Gpu, profile: &MigProfile, place: Option<(u32, u32)>) -> Result<Handle, Code> {
-    let id = instances::change(gpu, |division| {
-        if !division.mode {
+    let id = instances::change(gpu, |layout| {
+        if !layout.mode {
             return Err(Code::NOT_SUPPORTED);
         }
-        let free = |&(start, size): &(u32, u32)| is_free(division, start, size);
+        let free = |&(start, size): &(u32, u32)| is_free(layout, start, size);
         let place = match place {
             Some(place) => Some(place).filter(free),
             None => profile.placements.iter().copied().rev().find(free),
         };
         let (start, size) = place
-            .filter(|_| remaining(division, profile) > 0)
+            .filter(|_| remaining(layout, profile) > 0)
             .ok_or(Code::INSUFFICIENT_RESOURCES)?;
         let id = gpu_instance_id(start, size);
-        division.gpu_instances.push(GpuInstance {
+        layout.gpu_instances.push(GpuInstance {
             id,
             profile: profile.id,
             start,
             size,
             compute_instances: Vec::new(),
         });
-        division.gpu_instances.sort_by_key(|instance| instance.id);
+        layout.gpu_instances.sort_by_key(|instance| instance.id);
         Ok(id)
     })?;
     Ok(handles::of_target(Target::GpuInstance(
@@ -108,18 +108,18 @@ fn create(gpu: &Gpu, profile: &MigProfile, place: Option<(u32, u32)>) -> Result<
 pub extern "C" fn nvmlGpuInstanceDestroy(handle: Handle) -> c_int {
     part("nvmlGpuInstanceDestroy", handle, |_, gpu, target| {
         let id = number(target)?;
-        instances::change(gpu, |division| {
-            if !division.gpu_instance(id)?.compute_instances.is_empty() {
+        instances::change(gpu, |layout| {
+            if !layout.gpu_instance(id)?.compute_instances.is_empty() {
                 return Err(Code::IN_USE);
             }
-            division.gpu_instances.retain(|other| other.id != id);
+            layout.gpu_instances.retain(|other| other.id != id);
             Ok(())
         })
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of both pointers: there is room for as many as the profile can have.
+/// As NVML's reference requires for both pointers: the list has the maximum number of instances of the profile.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetGpuInstances(
     handle: Handle,
@@ -128,20 +128,20 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstances(
     count: *mut c_uint,
 ) -> c_int {
     device("nvmlDeviceGetGpuInstances", handle, |_, gpu| {
-        let division = divided(gpu)?;
+        let layout = enabled_layout(gpu)?;
         with_id(gpu, profile)?;
-        let found = division
+        let found = layout
             .gpu_instances
             .iter()
             .filter(|instance| instance.profile == profile)
             .map(|instance| Target::GpuInstance(gpu.uuid.clone(), instance.id));
-        // SAFETY: the caller gives a list with that room, and one unsigned int.
-        unsafe { put_all(list, count, found) }
+        // SAFETY: the caller provides a list with that capacity, and one unsigned int.
+        unsafe { write_all(list, count, found) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `instance`.
+/// As NVML's reference requires for `instance`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceById(
     handle: Handle,
@@ -149,26 +149,26 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceById(
     instance: *mut Handle,
 ) -> c_int {
     device("nvmlDeviceGetGpuInstanceById", handle, |_, gpu| {
-        divided(gpu)?
+        enabled_layout(gpu)?
             .gpu_instance(id)
             .map_err(|_| Code::NOT_FOUND)?;
         let found = handles::of_target(Target::GpuInstance(gpu.uuid.clone(), id));
-        // SAFETY: the caller gives one handle.
-        unsafe { put(instance, found) }
+        // SAFETY: the caller provides one handle.
+        unsafe { write_value(instance, found) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `info`.
+/// As NVML's reference requires for `info`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlGpuInstanceGetInfo(
     handle: Handle,
     info: *mut GpuInstanceInfo,
 ) -> c_int {
     part("nvmlGpuInstanceGetInfo", handle, |_, gpu, target| {
-        let division = divided(gpu)?;
-        let instance = division.gpu_instance(number(target)?)?;
-        let answer = GpuInstanceInfo {
+        let layout = enabled_layout(gpu)?;
+        let instance = layout.gpu_instance(number(target)?)?;
+        let result = GpuInstanceInfo {
             device: handles::of(&gpu.uuid),
             id: instance.id,
             profile_id: instance.profile,
@@ -177,22 +177,22 @@ pub unsafe extern "C" fn nvmlGpuInstanceGetInfo(
                 size: instance.size,
             },
         };
-        // SAFETY: the caller gives one structure.
-        unsafe { put(info, answer) }
+        // SAFETY: the caller provides one structure.
+        unsafe { write_value(info, result) }
     })
 }
 
-/// What a GPU is divided into; NOT_SUPPORTED while it cannot be.
-pub(crate) fn divided(gpu: &Gpu) -> Result<Division, Code> {
-    let division = instances::of(gpu)?;
-    if division.mode {
-        Ok(division)
+/// The instances of a GPU. NOT_SUPPORTED unless MIG mode is enabled.
+pub(crate) fn enabled_layout(gpu: &Gpu) -> Result<PartitionLayout, Code> {
+    let layout = instances::of(gpu)?;
+    if layout.mode {
+        Ok(layout)
     } else {
         Err(Code::NOT_SUPPORTED)
     }
 }
 
-/// The number of the GPU instance that a handle means.
+/// The number of the GPU instance of a handle.
 pub(crate) fn number(target: &Target) -> Result<u32, Code> {
     match target {
         Target::GpuInstance(_, id) => Ok(*id),
@@ -200,11 +200,11 @@ pub(crate) fn number(target: &Target) -> Result<u32, Code> {
     }
 }
 
-/// The protocol of lists of instances: the count is only told, never asked for.
+/// Writes a list of instances. In this protocol `count` is only an output.
 ///
 /// # Safety
 /// `list` is null or valid for every one of `found`, `count` is null or valid.
-pub(crate) unsafe fn put_all(
+pub(crate) unsafe fn write_all(
     list: *mut Handle,
     count: *mut c_uint,
     found: impl Iterator<Item = Target>,
@@ -214,10 +214,10 @@ pub(crate) unsafe fn put_all(
     }
     let mut told = 0;
     for target in found {
-        // SAFETY: the caller vouches for the room.
+        // SAFETY: the caller guarantees the capacity.
         unsafe { list.add(told).write(handles::of_target(target)) };
         told += 1;
     }
-    // SAFETY: not null, and the caller vouches for it.
-    unsafe { put(count, told as c_uint) }
+    // SAFETY: not null, and the caller guarantees it.
+    unsafe { write_value(count, told as c_uint) }
 }

@@ -1,4 +1,4 @@
-//! The file of what GPUs are divided into, and changing it together with the driver's folders and device nodes.
+//! The state file of MIG instances, and changes of it together with the driver's folders and device nodes.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,20 +7,20 @@ use std::sync::{Arc, Mutex, OnceLock};
 use serde::{Deserialize, Serialize};
 
 use crate::abi::Code;
-use crate::files::{self, Followed, Held, lock};
+use crate::files::{self, CachedFile, LockedFile, lock};
 use crate::mig::nodes;
 use crate::state::Gpu;
 
-/// By the GPU's UUID; one that is not named has its mode off.
-type Divided = BTreeMap<String, Division>;
+/// By GPU UUID. A GPU without an entry has MIG mode off.
+type Layouts = BTreeMap<String, PartitionLayout>;
 
-/// One GPU.
+/// The MIG mode and the instances of one GPU.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub(crate) struct Division {
+pub(crate) struct PartitionLayout {
     pub(crate) mode: bool,
-    /// What the mode becomes at the next reset.
+    /// The mode after the next reset.
     pub(crate) pending: bool,
-    /// How many compute instances have ever been made: none gets the UUID of an earlier one.
+    /// Number of compute instances ever created, so that UUIDs are unique.
     pub(crate) made: u64,
     pub(crate) gpu_instances: Vec<GpuInstance>,
 }
@@ -45,7 +45,7 @@ pub(crate) struct ComputeInstance {
     pub(crate) uuid: String,
 }
 
-impl Division {
+impl PartitionLayout {
     /// INVALID_ARGUMENT where the instance has been destroyed.
     pub(crate) fn gpu_instance(&self, id: u32) -> Result<&GpuInstance, Code> {
         self.gpu_instances
@@ -72,38 +72,38 @@ impl GpuInstance {
     }
 }
 
-static FOLLOWED: Mutex<Followed<Divided>> = Mutex::new(Followed::new());
+static CACHE: Mutex<CachedFile<Layouts>> = Mutex::new(CachedFile::new());
 
-/// What all GPUs are divided into now.
-pub(crate) fn all() -> Result<Arc<Divided>, Code> {
+/// The current MIG state of all GPUs.
+pub(crate) fn all() -> Result<Arc<Layouts>, Code> {
     let path = path()?;
     if path.exists() {
-        lock(&FOLLOWED).look(path)
+        lock(&CACHE).load(path)
     } else {
         Ok(Arc::default())
     }
 }
 
-/// What one GPU is divided into now.
-pub(crate) fn of(gpu: &Gpu) -> Result<Division, Code> {
+/// The current MIG state of one GPU.
+pub(crate) fn of(gpu: &Gpu) -> Result<PartitionLayout, Code> {
     Ok(all()?.get(&gpu.uuid).cloned().unwrap_or_default())
 }
 
-/// Changes what a GPU is divided into; nothing is changed where `change` fails.
+/// Changes the MIG state of a GPU, unless `change` fails.
 ///
-/// Whoever can see an instance can use it: its nodes are there before it is, and go after it.
+/// Device nodes are created before the instance becomes visible, and removed after it.
 pub(crate) fn change<R>(
     gpu: &Gpu,
-    change: impl FnOnce(&mut Division) -> Result<R, Code>,
+    change: impl FnOnce(&mut PartitionLayout) -> Result<R, Code>,
 ) -> Result<R, Code> {
-    let held = Held::take(path()?)?;
-    let mut divided: Divided = held.read()?.unwrap_or_default();
-    let division = divided.entry(gpu.uuid.clone()).or_default();
-    let result = change(division)?;
-    let division = division.clone();
-    nodes::add(gpu.minor, &division)?;
-    held.write(&divided)?;
-    nodes::remove_others(gpu.minor, &division);
+    let held = LockedFile::open(path()?)?;
+    let mut enabled_layout: Layouts = held.read()?.unwrap_or_default();
+    let layout = enabled_layout.entry(gpu.uuid.clone()).or_default();
+    let result = change(layout)?;
+    let layout = layout.clone();
+    nodes::add(gpu.minor, &layout)?;
+    held.write(&enabled_layout)?;
+    nodes::remove_others(gpu.minor, &layout);
     Ok(result)
 }
 

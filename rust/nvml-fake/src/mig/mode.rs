@@ -1,8 +1,8 @@
-//! Whether a GPU can be divided: the mode, and what stands in the way of changing it.
+//! The MIG mode, and the conditions for a change of it.
 
 use std::ffi::{c_int, c_uint};
 
-use crate::abi::{Code, SUCCESS, put};
+use crate::abi::{Code, SUCCESS, write_value};
 use crate::call::{device, values};
 use crate::handles::Handle;
 use crate::mig::instances;
@@ -12,7 +12,7 @@ use crate::state::{Gpu, State};
 const HOPPER: u32 = 9;
 
 values! {
-    // MIG devices that can exist: none while the mode is off.
+    // The maximum number of MIG devices: 0 while the mode is off.
     nvmlDeviceGetMaxMigDeviceCount: c_uint = |_, gpu| {
         let most = gpu.mig.iter().map(|profile| profile.slices).max().unwrap_or(0);
         Ok(if instances::of(gpu)?.mode { most } else { 0 })
@@ -20,7 +20,7 @@ values! {
 }
 
 /// # Safety
-/// As NVML's reference demands of both pointers.
+/// As NVML's reference requires for both pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMigMode(
     handle: Handle,
@@ -29,19 +29,19 @@ pub unsafe extern "C" fn nvmlDeviceGetMigMode(
 ) -> c_int {
     device("nvmlDeviceGetMigMode", handle, |_, gpu| {
         capable(gpu)?;
-        let division = instances::of(gpu)?;
-        // SAFETY: the caller gives two unsigned ints.
+        let layout = instances::of(gpu)?;
+        // SAFETY: the caller provides two unsigned ints.
         unsafe {
-            put(now, division.mode.into())?;
-            put(pending, division.pending.into())
+            write_value(now, layout.mode.into())?;
+            write_value(pending, layout.pending.into())
         }
     })
 }
 
-/// The mode is always noted; `status` says whether it is in force already.
+/// The pending mode is always set; `status` reports whether it is already active.
 ///
 /// # Safety
-/// As NVML's reference demands of `status`.
+/// As NVML's reference requires for `status`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceSetMigMode(
     handle: Handle,
@@ -54,25 +54,25 @@ pub unsafe extern "C" fn nvmlDeviceSetMigMode(
             return Err(Code::INVALID_ARGUMENT);
         }
         let outcome = set(state, gpu, mode == 1)?;
-        // SAFETY: the caller gives one enum.
-        unsafe { put(status, outcome) }
+        // SAFETY: the caller provides one enum.
+        unsafe { write_value(status, outcome) }
     })
 }
 
-/// A GPU before Hopper takes the mode at its next reset; one since then as soon as nobody uses it.
+/// GPUs before Hopper apply the mode at the next reset, later ones as soon as no process uses the GPU.
 fn set(state: &State, gpu: &Gpu, on: bool) -> Result<c_int, Code> {
-    instances::change(gpu, |division| {
-        division.pending = on;
-        if division.mode == on {
+    instances::change(gpu, |layout| {
+        layout.pending = on;
+        if layout.mode == on {
             return Ok(SUCCESS);
         }
-        if state.processes(gpu).next().is_some() || !division.gpu_instances.is_empty() {
+        if state.processes(gpu).next().is_some() || !layout.gpu_instances.is_empty() {
             return Ok(Code::IN_USE.0);
         }
         if gpu.architecture < HOPPER {
             return Ok(Code::RESET_REQUIRED.0);
         }
-        division.mode = on;
+        layout.mode = on;
         Ok(SUCCESS)
     })
 }

@@ -1,4 +1,4 @@
-//! What a driver shows of instances besides NVML: folders below /proc/driver/nvidia/capabilities, and device nodes.
+//! Folders of instances in /proc/driver/nvidia/capabilities, and their device nodes.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_ulong};
@@ -10,20 +10,20 @@ use std::path::{Path, PathBuf};
 
 use crate::abi::Code;
 use crate::files;
-use crate::mig::instances::Division;
+use crate::mig::instances::PartitionLayout;
 
-/// Numbers as the driver's /proc/driver/nvidia-caps/mig-minors gives them out: `config` is 1, `monitor` is 2.
+/// First minor number, as in the driver's /proc/driver/nvidia-caps/mig-minors: `config` is 1, `monitor` is 2.
 const FIRST: u32 = 3;
 const GPU_INSTANCES: u32 = 15;
 const COMPUTE_INSTANCES: u32 = 8;
 const MODE: u32 = 0o444;
 
-/// Adds what a GPU's instances need and is not there.
-pub(crate) fn add(minor: u32, division: &Division) -> Result<(), Code> {
+/// Creates the missing folders and nodes of a GPU's instances.
+pub(crate) fn add(minor: u32, layout: &PartitionLayout) -> Result<(), Code> {
     let Some(root) = files::root() else {
         return Ok(());
     };
-    for (folder, node) in wanted(root, minor, division) {
+    for (folder, node) in expected(root, minor, layout) {
         if !folder.join("access").exists() {
             make_node(&node_path(root, node), node)
                 .and_then(|()| make_folder(&folder, node))
@@ -33,52 +33,52 @@ pub(crate) fn add(minor: u32, division: &Division) -> Result<(), Code> {
     Ok(())
 }
 
-/// Removes what is there of instances that the GPU does not have.
-pub(crate) fn remove_others(minor: u32, division: &Division) {
+/// Removes the folders and nodes of instances that do not exist.
+pub(crate) fn remove_others(minor: u32, layout: &PartitionLayout) {
     let Some(root) = files::root() else {
         return;
     };
-    let wanted = wanted(root, minor, division);
+    let expected = expected(root, minor, layout);
     for instance in folders(&mig_folder(root, minor)) {
         for compute in folders(&instance) {
-            remove(root, &compute, &wanted);
+            remove(root, &compute, &expected);
         }
-        remove(root, &instance, &wanted);
+        remove(root, &instance, &expected);
     }
 }
 
-fn remove(root: &Path, folder: &Path, wanted: &BTreeMap<PathBuf, u32>) {
-    if wanted.contains_key(folder) {
+fn remove(root: &Path, folder: &Path, expected: &BTreeMap<PathBuf, u32>) {
+    if expected.contains_key(folder) {
         return;
     }
     let text = fs::read_to_string(folder.join("access")).unwrap_or_default();
     let node = text
         .lines()
         .find_map(|line| line.strip_prefix("DeviceFileMinor: ")?.parse().ok());
-    // What cannot be removed now is looked for again at the next change.
+    // The next change retries a failed removal.
     let _ = fs::remove_dir_all(folder);
     if let Some(node) = node {
         let _ = fs::remove_file(node_path(root, node));
     }
 }
 
-/// Every folder that the instances of a GPU have, each with the number of its node.
-fn wanted(root: &Path, minor: u32, division: &Division) -> BTreeMap<PathBuf, u32> {
-    let mut wanted = BTreeMap::new();
-    for instance in &division.gpu_instances {
+/// The folders of a GPU's instances, each with the number of its node.
+fn expected(root: &Path, minor: u32, layout: &PartitionLayout) -> BTreeMap<PathBuf, u32> {
+    let mut expected = BTreeMap::new();
+    for instance in &layout.gpu_instances {
         let number = minor * GPU_INSTANCES + instance.id;
         let node = FIRST + number * (1 + COMPUTE_INSTANCES);
         let folder = mig_folder(root, minor).join(format!("gi{}", instance.id));
         for compute in &instance.compute_instances {
             let below = folder.join(format!("ci{}", compute.id));
-            wanted.insert(below, node + 1 + compute.id);
+            expected.insert(below, node + 1 + compute.id);
         }
-        wanted.insert(folder, node);
+        expected.insert(folder, node);
     }
-    wanted
+    expected
 }
 
-/// The text of the file is there as soon as the file is.
+/// Creates a folder with its file, atomically.
 fn make_folder(folder: &Path, node: u32) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let text = format!("DeviceFileMinor: {node}\nDeviceFileMode: {MODE}\nDeviceFileModify: 1\n");
@@ -105,8 +105,8 @@ fn folders(of: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// A character device with the major number that the host's /proc/devices gives; an empty file where nobody may make
-/// one, as in the rest of a simulated host.
+/// Creates a character device with the major number from the host's /proc/devices. Without the permission to do so,
+/// creates an empty file, as elsewhere in a simulated host.
 fn make_node(path: &Path, minor: u32) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;

@@ -1,8 +1,8 @@
-//! Which profiles a GPU offers and where their instances could lie, whether its mode is on or not.
+//! Profiles of a GPU and their possible placements, independent of the MIG mode.
 
 use std::ffi::{c_int, c_uint};
 
-use crate::abi::{Code, field, put, put_list, version};
+use crate::abi::{Code, field, version, write_list, write_value};
 use crate::call::device;
 use crate::handles::Handle;
 use crate::mig::abi::{Placement, ProfileInfo, ProfileInfoV2};
@@ -11,7 +11,7 @@ use crate::state::{Gpu, MigProfile};
 const PROFILES: c_uint = 0x12;
 
 /// # Safety
-/// As NVML's reference demands of `info`.
+/// As NVML's reference requires for `info`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfo(
     handle: Handle,
@@ -20,7 +20,7 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfo(
 ) -> c_int {
     device("nvmlDeviceGetGpuInstanceProfileInfo", handle, |_, gpu| {
         let profile = profile(gpu, number)?;
-        let answer = ProfileInfo {
+        let result = ProfileInfo {
             id: profile.id,
             is_p2p_supported: 0,
             slice_count: profile.slices,
@@ -33,13 +33,13 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfo(
             ofa_count: profile.ofa,
             memory_size_mb: profile.memory_mib,
         };
-        // SAFETY: the caller gives one structure.
-        unsafe { put(info, answer) }
+        // SAFETY: the caller provides one structure.
+        unsafe { write_value(info, result) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `info`, whose version is set.
+/// As NVML's reference requires for `info`. Its version is set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
     handle: Handle,
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
             return Err(Code::ARGUMENT_VERSION_MISMATCH);
         }
         let profile = profile(gpu, number)?;
-        let answer = ProfileInfoV2 {
+        let result = ProfileInfoV2 {
             version: given,
             id: profile.id,
             is_p2p_supported: 0,
@@ -70,13 +70,13 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstanceProfileInfoV(
             memory_size_mb: profile.memory_mib,
             name: field(&profile.name),
         };
-        // SAFETY: the caller gives one structure.
-        unsafe { put(info, answer) }
+        // SAFETY: the caller provides one structure.
+        unsafe { write_value(info, result) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of both pointers.
+/// As NVML's reference requires for both pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
     handle: Handle,
@@ -96,17 +96,17 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuInstancePossiblePlacements_v2(
                 .map(|&(start, size)| Placement { start, size })
                 .collect();
             if list.is_null() && !count.is_null() {
-                // Without a list this call tells how many there are, and succeeds.
-                // SAFETY: the caller gives one unsigned int.
-                return unsafe { put(count, places.len() as c_uint) };
+                // Without a list, the query of the length succeeds.
+                // SAFETY: the caller provides one unsigned int.
+                return unsafe { write_value(count, places.len() as c_uint) };
             }
-            // SAFETY: the caller gives a count, and a list with that room.
-            unsafe { put_list(count, list, &places) }
+            // SAFETY: the caller provides a count, and a list with that capacity.
+            unsafe { write_list(count, list, &places) }
         },
     )
 }
 
-/// NOT_SUPPORTED where a GPU can never be divided.
+/// NOT_SUPPORTED for a GPU without MIG.
 pub(crate) fn capable(gpu: &Gpu) -> Result<(), Code> {
     if gpu.mig.is_empty() {
         Err(Code::NOT_SUPPORTED)
@@ -125,7 +125,7 @@ fn profile(gpu: &Gpu, number: c_uint) -> Result<&MigProfile, Code> {
         .ok_or(Code::NOT_SUPPORTED)
 }
 
-/// The profile that an instance is made of; INVALID_ARGUMENT where there is no such one.
+/// The profile with the id. INVALID_ARGUMENT if it does not exist.
 pub(crate) fn with_id(gpu: &Gpu, id: u32) -> Result<&MigProfile, Code> {
     gpu.mig
         .iter()

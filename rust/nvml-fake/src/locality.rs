@@ -1,8 +1,8 @@
-//! Where a GPU is: its processors, its memory node, how far from other GPUs.
+//! The locality of a GPU: CPUs, NUMA node, and distance to other GPUs.
 
 use std::ffi::{c_int, c_uint, c_ulong};
 
-use crate::abi::{AddressingMode, Code, put, version};
+use crate::abi::{AddressingMode, Code, version, write_value};
 use crate::call::{device, values};
 use crate::handles::{self, Handle};
 use crate::state::Gpu;
@@ -21,12 +21,12 @@ mod level {
 }
 
 values! {
-    // Only where GPU memory is a NUMA node of the host, as on Grace Hopper.
+    // Only if GPU memory is a NUMA node of the host, as on Grace Hopper.
     nvmlDeviceGetNumaNodeId: c_int = |_, _| Err(Code::NOT_SUPPORTED);
 }
 
 /// # Safety
-/// As NVML's reference demands of `set`.
+/// As NVML's reference requires for `set`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCpuAffinity(
     handle: Handle,
@@ -34,13 +34,13 @@ pub unsafe extern "C" fn nvmlDeviceGetCpuAffinity(
     set: *mut c_ulong,
 ) -> c_int {
     device("nvmlDeviceGetCpuAffinity", handle, |_, gpu| {
-        // SAFETY: the caller gives that many words.
-        unsafe { put_words(set, words, &gpu.cpus) }
+        // SAFETY: the caller provides that many words.
+        unsafe { write_words(set, words, &gpu.cpus) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `set`.
+/// As NVML's reference requires for `set`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetCpuAffinityWithinScope(
     handle: Handle,
@@ -52,13 +52,13 @@ pub unsafe extern "C" fn nvmlDeviceGetCpuAffinityWithinScope(
         if scope >= SCOPES {
             return Err(Code::INVALID_ARGUMENT);
         }
-        // SAFETY: the caller gives that many words.
-        unsafe { put_words(set, words, &gpu.cpus) }
+        // SAFETY: the caller provides that many words.
+        unsafe { write_words(set, words, &gpu.cpus) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `set`.
+/// As NVML's reference requires for `set`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryAffinity(
     handle: Handle,
@@ -73,18 +73,18 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryAffinity(
         let node = usize::try_from(gpu.numa_node).map_err(|_| Code::NOT_SUPPORTED)?;
         let mut nodes = vec![0; node / WORD_BITS + 1];
         nodes[node / WORD_BITS] = 1 << (node % WORD_BITS);
-        // SAFETY: the caller gives that many words.
-        unsafe { put_words(set, words, &nodes) }
+        // SAFETY: the caller provides that many words.
+        unsafe { write_words(set, words, &nodes) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `answer`.
+/// As NVML's reference requires for `result`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTopologyCommonAncestor(
     one: Handle,
     other: Handle,
-    answer: *mut c_uint,
+    result: *mut c_uint,
 ) -> c_int {
     device("nvmlDeviceGetTopologyCommonAncestor", one, |state, gpu| {
         let other = handles::target(other)?;
@@ -92,13 +92,13 @@ pub unsafe extern "C" fn nvmlDeviceGetTopologyCommonAncestor(
             .gpu(other.gpu())
             .filter(|gpu| gpu.present)
             .ok_or(Code::GPU_IS_LOST)?;
-        // SAFETY: the caller gives one enum.
-        unsafe { put(answer, distance(gpu, second)) }
+        // SAFETY: the caller provides one enum.
+        unsafe { write_value(result, distance(gpu, second)) }
     })
 }
 
 /// # Safety
-/// As NVML's reference demands of `mode`, whose version is set.
+/// As NVML's reference requires for `mode`. Its version is set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetAddressingMode(
     handle: Handle,
@@ -142,7 +142,7 @@ fn distance(one: &Gpu, other: &Gpu) -> u32 {
     if shared == 1 {
         return level::HOST_BRIDGE;
     }
-    // Behind a shared upstream port each GPU has one downstream port of its own, then itself.
+    // Below a shared upstream port, the path of each GPU has its own downstream port and the GPU.
     let own = one.path.len().max(other.path.len()) - shared;
     if own <= 2 {
         level::SINGLE
@@ -151,11 +151,11 @@ fn distance(one: &Gpu, other: &Gpu) -> u32 {
     }
 }
 
-/// Fills the caller's words, the rest with zeros; what does not fit is left out, as NVML does.
+/// Fills the caller's words, and the rest with zeros. As in NVML, excess words are omitted.
 ///
 /// # Safety
 /// `set` is null or valid for `count` words.
-unsafe fn put_words(set: *mut c_ulong, count: c_uint, words: &[u64]) -> Result<(), Code> {
+unsafe fn write_words(set: *mut c_ulong, count: c_uint, words: &[u64]) -> Result<(), Code> {
     if set.is_null() || count == 0 {
         return Err(Code::INVALID_ARGUMENT);
     }
@@ -167,7 +167,7 @@ unsafe fn put_words(set: *mut c_ulong, count: c_uint, words: &[u64]) -> Result<(
 }
 
 /// # Safety
-/// As NVML's reference demands of both pointers.
+/// As NVML's reference requires for both pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetTopologyNearestGpus(
     handle: Handle,
@@ -185,8 +185,8 @@ pub unsafe extern "C" fn nvmlDeviceGetTopologyNearestGpus(
         if count.is_null() {
             return Err(Code::INVALID_ARGUMENT);
         }
-        // Unlike other lists, this one tells its length with success.
-        // SAFETY: not null; the list is null or has that room.
+        // Unlike other lists, the query of the length succeeds.
+        // SAFETY: not null; the list is null or has that capacity.
         unsafe {
             let room = count.replace(near.len() as c_uint) as usize;
             if !list.is_null() {

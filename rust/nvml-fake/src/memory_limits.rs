@@ -1,4 +1,4 @@
-//! What control groups may have of a GPU's memory. Hosts with a driver that does not have the calls get a library without.
+//! Memory limits of control groups. Hosts with a driver that lacks these functions get a library without them.
 
 use std::ffi::{c_char, c_int};
 use std::path::Path;
@@ -14,7 +14,7 @@ const UNLIMITED: u64 = u64::MAX;
 /// nvmlSetMemoryLimits_v1_t; bytes.
 #[repr(C)]
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct SetMemoryLimits {
     name_space: *const c_char,
     soft: u64,
     hard: u64,
@@ -23,34 +23,34 @@ pub(crate) struct Wanted {
 /// nvmlGetMemoryLimits_v1_t; bytes.
 #[repr(C)]
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct GetMemoryLimits {
     name_space: *const c_char,
     soft: u64,
     hard: u64,
     used: u64,
 }
 
-/// A soft limit of 0 with a hard one of NVML_DEVICE_MEMORY_LIMIT_MAX takes the limit away.
+/// A soft limit of 0 with a hard limit of NVML_DEVICE_MEMORY_LIMIT_MAX removes the limit.
 ///
 /// # Safety
-/// As NVML's reference demands of `limits`.
+/// As NVML's reference requires for `limits`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceSetMemoryLimits_v1(
     handle: Handle,
-    limits: *const Wanted,
+    limits: *const SetMemoryLimits,
 ) -> c_int {
     device("nvmlDeviceSetMemoryLimits_v1", handle, |_, gpu| {
         // SAFETY: null or one structure.
-        let wanted = unsafe { limits.as_ref() }.ok_or(Code::INVALID_ARGUMENT)?;
+        let request = unsafe { limits.as_ref() }.ok_or(Code::INVALID_ARGUMENT)?;
         // SAFETY: null or a C string.
-        let group = unsafe { abi::text(wanted.name_space) }?;
-        if group.is_empty() || wanted.soft > wanted.hard {
+        let group = unsafe { abi::text(request.name_space) }?;
+        if group.is_empty() || request.soft > request.hard {
             return Err(Code::INVALID_ARGUMENT);
         }
-        let cleared = (wanted.soft, wanted.hard) == (0, UNLIMITED);
+        let cleared = (request.soft, request.hard) == (0, UNLIMITED);
         let limit = MemoryLimit {
-            soft: wanted.soft,
-            hard: wanted.hard,
+            soft: request.soft,
+            hard: request.hard,
             folder: Path::new(group).is_dir(),
         };
         let limit = serde_json::to_value(limit).map_err(|_| Code::UNKNOWN)?;
@@ -67,17 +67,20 @@ pub unsafe extern "C" fn nvmlDeviceSetMemoryLimits_v1(
 }
 
 /// # Safety
-/// As NVML's reference demands of `limits`.
+/// As NVML's reference requires for `limits`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn nvmlDeviceGetMemoryLimits_v1(handle: Handle, limits: *mut Told) -> c_int {
+pub unsafe extern "C" fn nvmlDeviceGetMemoryLimits_v1(
+    handle: Handle,
+    limits: *mut GetMemoryLimits,
+) -> c_int {
     device("nvmlDeviceGetMemoryLimits_v1", handle, |state, gpu| {
         // SAFETY: null or one structure.
-        let told = unsafe { limits.as_mut() }.ok_or(Code::INVALID_ARGUMENT)?;
+        let reply = unsafe { limits.as_mut() }.ok_or(Code::INVALID_ARGUMENT)?;
         // SAFETY: null or a C string.
-        let group = unsafe { abi::text(told.name_space) }?;
-        (told.soft, told.hard) =
-            in_force(state, gpu, group).map_or((0, UNLIMITED), |limit| (limit.soft, limit.hard));
-        told.used = state
+        let group = unsafe { abi::text(reply.name_space) }?;
+        (reply.soft, reply.hard) = effective_limit(state, gpu, group)
+            .map_or((0, UNLIMITED), |limit| (limit.soft, limit.hard));
+        reply.used = state
             .processes(gpu)
             .filter(|process| process.cgroup.as_deref() == Some(group))
             .map(|process| process.memory_bytes)
@@ -86,8 +89,8 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryLimits_v1(handle: Handle, limits: *m
     })
 }
 
-/// A driver forgets the limit of a control group that is removed, also where another one gets its name.
-fn in_force<'a>(state: &'a State, gpu: &Gpu, group: &str) -> Option<&'a MemoryLimit> {
+/// The limit of a control group. A driver drops the limit when the group is removed, even if a new group gets its name.
+fn effective_limit<'a>(state: &'a State, gpu: &Gpu, group: &str) -> Option<&'a MemoryLimit> {
     let limit = state.memory_limits.get(&gpu.uuid)?.get(group)?;
     (!limit.folder || Path::new(group).is_dir()).then_some(limit)
 }
