@@ -1,4 +1,4 @@
-//! The recorded answers of kube-scheduler's allocator (tests/allocator/corpus.jsonl), without Python or Go.
+//! Compares results with those of kube-scheduler's allocator (tests/allocator/corpus.jsonl), without Python or Go.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! What an explanation says of each kind of obstacle, word for word: it is read when a pod does not start.
+//! The exact texts of explanations for each kind of rejection.
 
 #![allow(clippy::unwrap_used)]
 

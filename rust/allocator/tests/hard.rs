@@ -1,5 +1,5 @@
-//! Questions with very many combinations of devices, of which few or none fit (tests/allocator/hard.jsonl). Each is answered
-//! within a number of steps, which is the same on every machine.
+//! Queries with very many combinations of devices, few or none of which fit (tests/allocator/hard.jsonl). Each has a result
+//! within a number of steps that does not depend on the machine.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,5 +1,4 @@
-//! Questions to the allocator. Whatever it allocates is checked against what the claims, classes and slices say, without its
-//! own code.
+//! Queries to the allocator. An independent check compares allocations with the claims, classes and slices.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,7 +18,7 @@ pub const TARGET: Target = Target {
     name: "allocation",
     check,
     heap_bytes: 256 << 20,
-    // Four response, each within the deadline, and the selectors once more.
+    // Four runs, each within the deadline, and one more evaluation of the selectors.
     cpu: Duration::from_secs(20),
 };
 
@@ -49,7 +48,7 @@ fn check(data: &[u8]) {
     );
     assert!(
         !(response.allocated && response.error.is_some()),
-        "allocated, and {:?}",
+        "allocated with error {:?}",
         response.error
     );
     let explanation = explain(&query);
@@ -64,7 +63,7 @@ fn check(data: &[u8]) {
             assert_eq!(
                 (other.allocated, &other.results, &other.error),
                 (response.allocated, &response.results, &response.error),
-                "an response depends on when the search is pruned"
+                "the result depends on the start of pruning"
             );
         }
     }
@@ -87,7 +86,7 @@ fn check_results(query: &Query, results: &[AllocationResult]) {
         query.claims.len(),
         "one result for each claim"
     );
-    let mut held = Held::default();
+    let mut held = Usage::default();
     let mut seen = BTreeSet::new();
     for claim in query.allocated.iter().chain(&query.claims) {
         if let Some(allocation) = allocation_of(claim) {
@@ -110,7 +109,7 @@ fn check_results(query: &Query, results: &[AllocationResult]) {
         if let Some(given) = allocation_of(claim) {
             assert_eq!(
                 allocation, given,
-                "a claim that was allocated is allocated anew"
+                "the allocation of an allocated claim changed"
             );
             continue;
         }
@@ -139,14 +138,14 @@ fn check_results(query: &Query, results: &[AllocationResult]) {
     check_counters(query, &new);
 }
 
-/// What claims hold, those of the query included.
+/// The devices and shares of all claims, including those of the query.
 #[derive(Clone, Default)]
-struct Held<'a> {
+struct Usage<'a> {
     whole: BTreeSet<DeviceName<'a>>,
     shares: BTreeMap<DeviceName<'a>, Vec<&'a BTreeMap<String, Quantity>>>,
 }
 
-impl<'a> Held<'a> {
+impl<'a> Usage<'a> {
     fn add(&mut self, result: &'a DeviceRequestAllocationResult) {
         if result.admin_access == Some(true) {
             return;
@@ -164,45 +163,45 @@ fn check_claim<'a>(
     query: &Query,
     claim: &ResourceClaim,
     results: &'a [DeviceRequestAllocationResult],
-    before: &Held<'_>,
-    held: &mut Held<'a>,
+    before: &Usage<'_>,
+    held: &mut Usage<'a>,
 ) {
     assert!(
         results.len() <= MAX_CLAIM_DEVICES,
         "{} devices in one claim",
         results.len()
     );
-    let asked = asked(claim);
+    let requested = requested(claim);
     for result in results {
-        let wanted: Vec<&Asked<'_>> = asked
+        let expected: Vec<&RequestSpec<'_>> = requested
             .iter()
-            .filter(|asked| asked.name == result.request)
+            .filter(|requested| requested.name == result.request)
             .collect();
-        assert!(!wanted.is_empty(), "nobody asked for {result:?}");
+        assert!(!expected.is_empty(), "no request matches {result:?}");
         let name = name_of(result);
         let devices = devices_of(query, name);
         assert!(!devices.is_empty(), "no such device on the node: {name:?}");
-        // Names that are not unique leave open which request and which device are meant: one of them must fit.
+        // Duplicate names make the request and the device ambiguous: one combination must fit.
         let fits = devices.iter().any(|(_, device)| {
-            wanted
+            expected
                 .iter()
-                .any(|asked| suits(query, asked, device, result).is_ok())
+                .any(|requested| check_fit(query, requested, device, result).is_ok())
         });
         if !fits {
-            let why = suits(query, wanted[0], devices[0].1, result);
-            panic!("{result:?} does not suit its request: {why:?}");
+            let why = check_fit(query, expected[0], devices[0].1, result);
+            panic!("{result:?} does not fit its request: {why:?}");
         }
         if result.admin_access == Some(true) {
             continue;
         }
-        assert!(!before.whole.contains(&name), "{name:?} is held already");
+        assert!(!before.whole.contains(&name), "{name:?} is already in use");
         if result.share_id.is_none() {
             assert!(!held.shares.contains_key(&name), "{name:?} has shares");
-            assert!(!held.whole.contains(&name), "{name:?} is given twice");
+            assert!(!held.whole.contains(&name), "{name:?} is allocated twice");
         }
         held.add(result);
     }
-    check_counts(&asked, results);
+    check_counts(&requested, results);
     for (index, constraint) in claim.spec.devices.constraints.iter().enumerate() {
         let bound: Vec<&DeviceRequestAllocationResult> = results
             .iter()
@@ -238,7 +237,7 @@ fn check_claim<'a>(
             for (index, value) in values.iter().enumerate() {
                 assert!(
                     !values[index + 1..].contains(value),
-                    "constraint {index}: one value twice: {values:?}"
+                    "constraint {index}: duplicate values: {values:?}"
                 );
             }
         }
@@ -246,7 +245,7 @@ fn check_claim<'a>(
 }
 
 /// A request, or an alternative of one.
-struct Asked<'a> {
+struct RequestSpec<'a> {
     name: String,
     /// The request's index in the claim.
     index: usize,
@@ -259,13 +258,13 @@ struct Asked<'a> {
     capacity: Option<&'a CapacityRequirements>,
 }
 
-fn asked(claim: &ResourceClaim) -> Vec<Asked<'_>> {
-    let mut asked = Vec::new();
+fn requested(claim: &ResourceClaim) -> Vec<RequestSpec<'_>> {
+    let mut requested = Vec::new();
     for (index, request) in claim.spec.devices.requests.iter().enumerate() {
         if request.first_available.is_empty()
             && let Some(exactly) = &request.exactly
         {
-            asked.push(Asked {
+            requested.push(RequestSpec {
                 name: request.name.clone(),
                 index,
                 class: &exactly.device_class_name,
@@ -278,7 +277,7 @@ fn asked(claim: &ResourceClaim) -> Vec<Asked<'_>> {
             });
         }
         for sub in &request.first_available {
-            asked.push(Asked {
+            requested.push(RequestSpec {
                 // As kube-scheduler does for a request without a name.
                 name: match request.name.as_str() {
                     "" => sub.name.clone(),
@@ -295,33 +294,36 @@ fn asked(claim: &ResourceClaim) -> Vec<Asked<'_>> {
             });
         }
     }
-    asked
+    requested
 }
 
-/// As many devices as each request wants, of one of its alternatives.
-fn check_counts(asked: &[Asked<'_>], results: &[DeviceRequestAllocationResult]) {
-    let names: BTreeSet<&str> = asked.iter().map(|asked| asked.name.as_str()).collect();
-    if names.len() != asked.len() {
+/// Checks that each request has the requested number of devices, from one of its alternatives.
+fn check_counts(requested: &[RequestSpec<'_>], results: &[DeviceRequestAllocationResult]) {
+    let names: BTreeSet<&str> = requested
+        .iter()
+        .map(|requested| requested.name.as_str())
+        .collect();
+    if names.len() != requested.len() {
         return;
     }
-    let mut by_request: BTreeMap<usize, Vec<(&Asked<'_>, usize)>> = BTreeMap::new();
-    for asked in asked {
+    let mut by_request: BTreeMap<usize, Vec<(&RequestSpec<'_>, usize)>> = BTreeMap::new();
+    for requested in requested {
         let found = results
             .iter()
-            .filter(|result| result.request == asked.name)
+            .filter(|result| result.request == requested.name)
             .count();
         by_request
-            .entry(asked.index)
+            .entry(requested.index)
             .or_default()
-            .push((asked, found));
+            .push((requested, found));
     }
     for alternatives in by_request.values() {
-        let enough = |(asked, found): &(&Asked<'_>, usize)| {
-            let wanted = usize::try_from(asked.count.max(i64::from(asked.count == 0)));
-            if asked.mode == ALL {
+        let enough = |(requested, found): &(&RequestSpec<'_>, usize)| {
+            let expected = usize::try_from(requested.count.max(i64::from(requested.count == 0)));
+            if requested.mode == ALL {
                 *found > 0
             } else {
-                *found == wanted.unwrap_or(0)
+                *found == expected.unwrap_or(0)
             }
         };
         assert!(
@@ -331,29 +333,29 @@ fn check_counts(asked: &[Asked<'_>], results: &[DeviceRequestAllocationResult]) 
                         .iter()
                         .all(|other| other.0.name == alternative.0.name || other.1 == 0)
             }),
-            "a request has not as many devices as it wants: {:?}",
+            "a request has a wrong number of devices: {:?}",
             alternatives
                 .iter()
-                .map(|(asked, found)| (&asked.name, asked.mode, asked.count, found))
+                .map(|(requested, found)| (&requested.name, requested.mode, requested.count, found))
                 .collect::<Vec<_>>()
         );
     }
 }
 
 /// Whether selectors, taints and capacity allow the device for the request.
-fn suits(
+fn check_fit(
     query: &Query,
-    asked: &Asked<'_>,
+    requested: &RequestSpec<'_>,
     device: &Device,
     result: &DeviceRequestAllocationResult,
 ) -> Result<(), String> {
     let class: &DeviceClass = query
         .classes
         .iter()
-        .rfind(|class| class.metadata.name == asked.class)
+        .rfind(|class| class.metadata.name == requested.class)
         .ok_or("no class")?;
     let input = DeviceInput::new(&result.driver, device);
-    for selector in class.spec.selectors.iter().chain(asked.selectors) {
+    for selector in class.spec.selectors.iter().chain(requested.selectors) {
         let input = input.as_ref().map_err(ToString::to_string)?;
         let expression = &selector.cel.as_ref().ok_or("no expression")?.expression;
         let program = Program::compile(expression).map_err(|error| error.to_string())?;
@@ -363,12 +365,12 @@ fn suits(
         }
     }
     let shared = device.allow_multiple_allocations.unwrap_or(false);
-    if asked.admin != (result.admin_access == Some(true)) {
+    if requested.admin != (result.admin_access == Some(true)) {
         return Err("admin access".to_owned());
     }
     for taint in &device.taints {
         let keeps_away = ["NoSchedule", "NoExecute"].contains(&taint.effect.as_str());
-        let tolerated = asked.tolerations.iter().any(|toleration| {
+        let tolerated = requested.tolerations.iter().any(|toleration| {
             (toleration.key.is_empty() || toleration.key == taint.key)
                 && (toleration.effect.is_empty() || toleration.effect == taint.effect)
                 && match toleration.operator.as_str() {
@@ -381,27 +383,31 @@ fn suits(
             return Err(format!("{taint:?} is not tolerated"));
         }
     }
-    if shared != result.share_id.is_some() && !asked.admin {
+    if shared != result.share_id.is_some() && !requested.admin {
         return Err("a share of a device without shares, or none of one with".to_owned());
     }
-    for (name, wanted) in asked.capacity.iter().flat_map(|asked| &asked.requests) {
+    for (name, expected) in requested
+        .capacity
+        .iter()
+        .flat_map(|requested| &requested.requests)
+    {
         let has = device.capacity.get(name).ok_or("no such capacity")?;
-        if has.value < *wanted {
-            return Err(format!("{name}: {wanted} of {}", has.value));
+        if has.value < *expected {
+            return Err(format!("{name}: {expected} of {}", has.value));
         }
         if shared
             && result
                 .consumed_capacity
                 .get(name)
-                .is_none_or(|consumed| consumed < wanted)
+                .is_none_or(|consumed| consumed < expected)
         {
-            return Err(format!("{name}: less is given than {wanted}"));
+            return Err(format!("{name}: less than {expected} is allocated"));
         }
     }
     Ok(())
 }
 
-/// The shares of a device together are no more than it has.
+/// Checks that the shares of a device do not exceed its capacity.
 fn check_capacity(query: &Query, name: DeviceName<'_>, shares: &[&BTreeMap<String, Quantity>]) {
     let fits = devices_of(query, name).iter().any(|(_, device)| {
         device.capacity.iter().all(|(capacity, has)| {
@@ -416,11 +422,11 @@ fn check_capacity(query: &Query, name: DeviceName<'_>, shares: &[&BTreeMap<Strin
     });
     assert!(
         fits,
-        "the shares of {name:?} are more than it has: {shares:?}"
+        "the shares of {name:?} exceed its capacity: {shares:?}"
     );
 }
 
-/// What the new devices of a pool consume is no more than its counters have.
+/// Checks that the new devices of a pool do not exceed its counters.
 fn check_counters(query: &Query, names: &BTreeSet<DeviceName<'_>>) {
     let mut consumed: BTreeMap<(&str, &str, &str, &str), Quantity> = BTreeMap::new();
     for name in names {
@@ -455,7 +461,7 @@ fn check_counters(query: &Query, names: &BTreeSet<DeviceName<'_>>) {
     }
 }
 
-/// The attribute of the device, by its full name or without the driver's domain.
+/// The attribute of the device, by its qualified name or without the driver's domain.
 fn attribute<'a>(
     query: &'a Query,
     device: DeviceName<'_>,
@@ -472,7 +478,7 @@ fn attribute<'a>(
     })
 }
 
-/// Devices of this name in slices that may be for the node, of no generation that is older than one for the node.
+/// The devices of this name in slices that may apply to the node, except slices of outdated generations.
 fn devices_of<'a>(
     query: &'a Query,
     (driver, pool, device): DeviceName<'_>,

@@ -1,11 +1,11 @@
-//! What an API server does with writes of slices.
+//! A model of an API server that applies writes of slices.
 
 use std::collections::BTreeSet;
 
 use dra_api::ResourceSlice;
 use dra_slices::{Operation, Write};
 
-/// Does the writes in their order; panics where one names a slice that is not there, or creates one that is.
+/// Applies the writes in their order. Panics if a write refers to a missing slice, or creates an existing one.
 pub(crate) fn apply(writes: &[Write], published: &mut Vec<ResourceSlice>) {
     let mut created = 0;
     for write in writes {
@@ -34,7 +34,7 @@ pub(crate) fn apply(writes: &[Write], published: &mut Vec<ResourceSlice>) {
     published.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
 }
 
-/// Leaves of slices with one name the first, and none without a name: an API server has no others.
+/// Removes slices with a duplicate or an empty name, which an API server cannot have.
 pub(crate) fn distinct(slices: Vec<ResourceSlice>) -> Vec<ResourceSlice> {
     let mut names = BTreeSet::new();
     let named = slices

@@ -1,4 +1,4 @@
-//! CEL expressions: compiled, and evaluated on a device.
+//! CEL expressions: compilation, and evaluation on a device.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -11,8 +11,8 @@ use crate::Target;
 pub const TARGET: Target = Target {
     name: "cel",
     check,
-    // The budget counts what an evaluation makes. The heap holds at most twice as much (rust/cel/tests/memory.rs), and the
-    // answer as JSON.
+    // The heap takes at most twice the memory limit of an evaluation (rust/cel/tests/memory.rs), and the
+    // result as JSON.
     heap_bytes: 3 * MEMORY_LIMIT_BYTES,
     cpu: Duration::from_secs(30),
 };
@@ -44,7 +44,7 @@ fn check(data: &[u8]) {
     assert_eq!(
         Program::check(text).err(),
         selector.as_ref().err().cloned(),
-        "check and compile answer differently for {text:?}"
+        "check and compile differ for {text:?}"
     );
     let program = match Program::compile_value(text) {
         Ok(program) => program,
@@ -55,7 +55,7 @@ fn check(data: &[u8]) {
             );
             assert!(
                 selector.is_err(),
-                "{text:?} is a selector and no expression: {error}"
+                "{text:?} is a selector but not an expression: {error}"
             );
             return;
         }
@@ -91,7 +91,7 @@ fn check_selector(text: &str, selector: &Program, value: &Result<Value, EvalErro
         }
         _ => assert!(
             matches.is_err(),
-            "{text:?} matches, and its value is {value:?}"
+            "{text:?} matches, but its value is {value:?}"
         ),
     }
 }

@@ -1,4 +1,4 @@
-//! Devices as a slice describes them, and as a selector sees them.
+//! Devices: validation in a slice, and evaluation by selectors.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ pub const TARGET: Target = Target {
 };
 
 const DRIVER: &str = "gpu.example.com";
-/// Attributes and capacities of one device that are asked for: each is a compilation.
-const MAX_ASKED: usize = 4;
+/// Maximum number of evaluated attributes and capacities of one device, because each needs a compilation.
+const MAX_EXPRESSIONS: usize = 4;
 
 fn check(data: &[u8]) {
     let Some(device) = read::<Device>(data) else {
@@ -37,7 +37,7 @@ fn check(data: &[u8]) {
         Err(error) => {
             assert!(
                 !errors.is_empty(),
-                "a valid device cannot be shown to an expression: {error}"
+                "a valid device cannot be converted for expressions: {error}"
             );
             assert!(
                 matches!(&error, EvalError::Device { attribute, .. } if device.attributes.contains_key(attribute)),
@@ -56,19 +56,19 @@ fn check(data: &[u8]) {
         ask("device.allowMultipleAllocations"),
         Ok(json!(device.allow_multiple_allocations.unwrap_or(false)))
     );
-    for (name, attribute) in device.attributes.iter().take(MAX_ASKED) {
+    for (name, attribute) in device.attributes.iter().take(MAX_EXPRESSIONS) {
         let Some(place) = place("attributes", name, |other| {
             device.attributes.contains_key(other)
         }) else {
             continue;
         };
         let (expression, wanted) = match value_of(attribute) {
-            Wanted::Json(value) => (place, value),
-            Wanted::Version(text) => (
+            Expected::Json(value) => (place, value),
+            Expected::Version(text) => (
                 format!("{place}.compareTo(semver({}))", json!(text)),
                 json!(0),
             ),
-            Wanted::Other => continue,
+            Expected::Other => continue,
         };
         assert_eq!(
             ask(&expression),
@@ -76,14 +76,14 @@ fn check(data: &[u8]) {
             "{expression} of {attribute:?}"
         );
     }
-    for (name, capacity) in device.capacity.iter().take(MAX_ASKED) {
+    for (name, capacity) in device.capacity.iter().take(MAX_EXPRESSIONS) {
         let Some(place) = place("capacity", name, |other| {
             device.capacity.contains_key(other)
         }) else {
             continue;
         };
         let text = capacity.value.to_string();
-        // A constant that is no quantity is an error of the expression (docs/cel.md); a canonical form may be one.
+        // An invalid constant quantity is a compile error (docs/cel.md), and a canonical form may be invalid.
         let Ok(program) =
             Program::compile_value(&format!("{place}.compareTo(quantity({}))", json!(text)))
         else {
@@ -106,8 +106,7 @@ fn slice_of(device: &Device) -> ResourceSlice {
     slice
 }
 
-/// Where an expression finds what has this name; none where a name with the driver's domain hides it, or it can hardly be
-/// written.
+/// The expression for a name. `None` if a name with the driver's domain shadows it, or if it needs complex escapes.
 fn place(map: &str, name: &str, has: impl Fn(&str) -> bool) -> Option<String> {
     let (domain, id) = name.split_once('/').unwrap_or((DRIVER, name));
     let other = match name.split_once('/') {
@@ -119,21 +118,23 @@ fn place(map: &str, name: &str, has: impl Fn(&str) -> bool) -> Option<String> {
         .then(|| format!("device.{map}[{}][{}]", json!(domain), json!(id)))
 }
 
-enum Wanted {
+enum Expected {
     Json(Value),
     Version(String),
     Other,
 }
 
-fn value_of(attribute: &DeviceAttribute) -> Wanted {
+fn value_of(attribute: &DeviceAttribute) -> Expected {
     let written = serde_json::to_value(attribute).expect("it is JSON");
     match written
         .as_object()
         .map(|members| members.iter().collect::<Vec<_>>())
         .as_deref()
     {
-        Some([(kind, Value::String(text))]) if *kind == "version" => Wanted::Version(text.clone()),
-        Some([(kind, value)]) if *kind != "versions" => Wanted::Json((*value).clone()),
-        _ => Wanted::Other,
+        Some([(kind, Value::String(text))]) if *kind == "version" => {
+            Expected::Version(text.clone())
+        }
+        Some([(kind, value)]) if *kind != "versions" => Expected::Json((*value).clone()),
+        _ => Expected::Other,
     }
 }

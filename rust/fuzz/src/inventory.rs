@@ -1,4 +1,4 @@
-//! Inventories: the slices that they are published as.
+//! Inventories, and the slices to publish for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn check(data: &[u8]) {
     let Some(mut inventory) = read::<Inventory>(data) else {
         return;
     };
-    // What is published was validated by the API server, and belongs to this driver and node.
+    // Published slices are valid, and belong to this driver and node.
     let published = std::mem::take(&mut inventory.published);
     inventory.published = distinct(published)
         .into_iter()
@@ -55,7 +55,7 @@ fn check(data: &[u8]) {
     let writes = diff(&again.slices, &published);
     assert!(
         writes.is_empty(),
-        "what is published as desired is written again: {writes:?}"
+        "published slices are written again: {writes:?}"
     );
     assert_eq!(
         again.problems, desired.problems,
@@ -100,11 +100,11 @@ fn check_devices(pool: &str, pools: usize, inventory: &Inventory, desired: &Desi
         .collect();
     assert!(
         published.is_subset(&known),
-        "devices that nobody has: {published:?}"
+        "unknown devices are published: {published:?}"
     );
 }
 
-/// Every pool is whole: one generation, and as many slices as each of them says.
+/// Checks that every pool has one generation, and as many slices as `resourceSliceCount`.
 fn check_pools(slices: &[ResourceSlice]) {
     let mut pools: BTreeMap<&str, Vec<&ResourceSlice>> = BTreeMap::new();
     for slice in slices {

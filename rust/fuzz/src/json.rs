@@ -3,16 +3,16 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Reads an API object as the agent reads it; none where it is not one.
+/// Decodes an API object as the agent does. `None` if it is invalid.
 pub(crate) fn read<T: DeserializeOwned>(data: &[u8]) -> Option<T> {
     dra_api::from_slice(data).ok()
 }
 
-/// Asserts that what is written of a value is read as the same value.
+/// Asserts that decoding an encoded value returns the same value.
 pub(crate) fn check_round_trip<T: Serialize + DeserializeOwned>(value: &T) {
     let written = serde_json::to_value(value).expect("it is JSON");
     let read: T = serde_json::from_value(written.clone())
         .unwrap_or_else(|error| panic!("what was written is not read: {error}: {written}"));
     let again = serde_json::to_value(&read).expect("it is JSON");
-    assert_eq!(again, written, "what was written is read as something else");
+    assert_eq!(again, written, "the value changes by encoding and decoding");
 }

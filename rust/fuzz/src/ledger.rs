@@ -1,6 +1,6 @@
-//! Damaged journals and snapshots: a history of claims, then damage to the files that it left.
+//! Damaged journals and snapshots: a history of claims, then damage to its files.
 //!
-//! An input is a program: bytes that say what happens to claims up to a byte 0xff, and from then on damage.
+//! An input is a program: bytes for events of claims up to a byte 0xff, followed by bytes for damage.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -43,9 +43,9 @@ fn check(data: &[u8]) {
             files.insert(name.clone(), disk.contents(&format!("{FOLDER}/{name}")));
         }
     }
-    let answered = open(&disk).expect("an undamaged ledger").entries();
+    let expected = open(&disk).expect("an undamaged ledger").entries();
     assert_eq!(
-        answered
+        expected
             .iter()
             .map(|entry| entry.uid.as_str())
             .collect::<BTreeSet<_>>(),
@@ -121,7 +121,7 @@ fn history(program: &mut impl Iterator<Item = u8>) -> FaultyDisk {
             break;
         };
         let uid = format!("uid-{}", (step >> 3) % CLAIMS);
-        // A refusal is an answer too.
+        // A rejected call is valid too.
         match step % 8 {
             0..=2 => {
                 let devices = program.next().unwrap_or(1);
@@ -161,7 +161,7 @@ fn claim(uid: &str, devices: u8) -> Entry {
     .expect("an entry")
 }
 
-/// Changes the files; each change is a byte for its kind, one for the file, two for the place, and what it needs.
+/// Damages the files. Each change has a byte for its kind, one for the file, two for the offset, and its arguments.
 fn damage(files: &mut BTreeMap<String, Vec<u8>>, program: &mut impl Iterator<Item = u8>) {
     for _ in 0..MAX_STEPS {
         let (Some(kind), Some(file)) = (program.next(), program.next()) else {
@@ -172,7 +172,7 @@ fn damage(files: &mut BTreeMap<String, Vec<u8>>, program: &mut impl Iterator<Ite
         let Some(bytes) = files.values_mut().nth(usize::from(file) % count.max(1)) else {
             return;
         };
-        // The space that is set aside is zeros: places are in what is used of it, and a little beyond.
+        // Preallocated space contains zeros: offsets are in the used part, and slightly beyond.
         let reach = (without_zeros(bytes) + 32).min(bytes.len()).max(1);
         let at = ((next() << 8) | next()) % reach;
         let length = next() % 64;
@@ -203,16 +203,16 @@ fn damage(files: &mut BTreeMap<String, Vec<u8>>, program: &mut impl Iterator<Ite
     }
 }
 
-/// A record with a sound checksum, read as docs/ledger.md describes the format.
+/// A record with a valid checksum, in the format of docs/ledger.md.
 struct Record {
     seq: u64,
     kind: String,
     uid: String,
-    /// As the ledger returns it.
+    /// In the form that the ledger returns.
     entry: Value,
 }
 
-/// Every record of a file, wherever it begins.
+/// The records of a file, at any offset.
 fn records(bytes: &[u8]) -> Vec<Record> {
     (0..bytes.len())
         .filter_map(|at| record(&bytes[at..]))
@@ -245,8 +245,8 @@ fn record(bytes: &[u8]) -> Option<Record> {
     })
 }
 
-/// The claims that sound records prove: the newest record of the claim holds its devices, and no newer record of another
-/// claim holds one of them.
+/// The claims that valid records prove: the newest record of the claim has its devices, and no newer record of another
+/// claim has one of them.
 fn proven(files: &BTreeMap<String, Vec<u8>>) -> BTreeMap<String, Value> {
     let snapshot = files
         .get("snapshot")
@@ -299,7 +299,7 @@ fn conflict(left: &Value, right: &Value) -> bool {
     })
 }
 
-/// No device has two holders that exclude each other.
+/// Checks that no device has two conflicting holders.
 fn check_alone(entries: &[Arc<Entry>]) {
     for (index, left) in entries.iter().enumerate() {
         for right in &entries[index + 1..] {

@@ -1,6 +1,6 @@
-//! Fuzz targets: for each kind of input that the agent reads from elsewhere, what has to hold for any bytes.
+//! Fuzz targets: one for each kind of external input, with the properties that any bytes must satisfy.
 //!
-//! A target panics where a property does not hold. `fuzz/` drives the targets with libFuzzer (docs/testing.md);
+//! A target panics if a property is violated. `fuzz/` drives the targets with libFuzzer (docs/testing.md);
 //! `tests/corpus.rs` replays the committed corpus. No part of the agent depends on this crate.
 
 pub mod allocation;
@@ -21,7 +21,7 @@ pub mod uevent;
 
 pub use target::Target;
 
-/// All targets, by the names of their folders in `fuzz/corpus`.
+/// All targets. Their names are the folders in `fuzz/corpus`.
 pub const TARGETS: &[Target] = &[
     allocation::TARGET,
     cel::TARGET,

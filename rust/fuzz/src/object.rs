@@ -1,4 +1,4 @@
-//! API objects as users write them, and their validation.
+//! Validation of API objects of users.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ fn check(data: &[u8]) {
     }
 }
 
-/// A valid object is read, and what is written of it is valid too.
+/// Checks that a valid object can be decoded, and that its encoding is valid.
 fn check_valid<T: Serialize + DeserializeOwned>(object: &Value) {
     let read: T = serde_json::from_value(object.clone())
         .unwrap_or_else(|error| panic!("a valid object is not read: {error}"));
@@ -71,6 +71,6 @@ fn check_valid<T: Serialize + DeserializeOwned>(object: &Value) {
     let errors = validate_object(&written).errors;
     assert!(
         errors.is_empty(),
-        "what was written of a valid object is refused: {errors:?}"
+        "the encoding of a valid object is rejected: {errors:?}"
     );
 }

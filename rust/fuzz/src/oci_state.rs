@@ -1,4 +1,4 @@
-//! What the container hook reads: a container's state on standard input, and the agent's answer.
+//! The inputs of the container hook: a container's state on standard input, and the agent's reply.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,7 +21,7 @@ pub const TARGET: Target = Target {
 };
 
 /// Objects and arrays within a member's value (docs/shares.md).
-const DEEPEST: usize = 32;
+const MAX_DEPTH: usize = 32;
 
 fn check(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
@@ -33,12 +33,12 @@ fn check(data: &[u8]) {
     }
     check_text(text);
     if serde_json::from_str::<IgnoredAny>(text).is_err() {
-        assert!(pid.is_err(), "{text:?} is no JSON, and has pid {pid:?}");
+        assert!(pid.is_err(), "{text:?} is not JSON, but has pid {pid:?}");
         return;
     }
     let value = match strict(text) {
         Ok(value) => value,
-        // serde_json has no name for half of a pair, and no number beyond a double.
+        // serde_json does not represent unpaired surrogates and numbers beyond a double.
         Err(why)
             if why.contains("surrogate")
                 || why.contains("hex escape")
@@ -77,7 +77,7 @@ fn check(data: &[u8]) {
     }
 }
 
-/// What is written as JSON is read as the same text, by another reader too.
+/// Checks that the encoded text decodes to the same text, also with serde_json.
 fn check_text(text: &str) {
     let mut answer = String::from("{\"failure\":{\"what\":");
     oci::write_string(&mut answer, text);
@@ -91,7 +91,7 @@ fn check_text(text: &str) {
     assert_eq!(value["failure"]["what"], text, "{answer}");
 }
 
-/// The value, where no object has a name twice and none is too deep.
+/// The value. Duplicate names and excessive depth are errors.
 fn strict(text: &str) -> Result<Value, String> {
     let mut reader = serde_json::Deserializer::from_str(text);
     Strict(0)
@@ -106,7 +106,7 @@ impl<'de> DeserializeSeed<'de> for Strict {
 
     fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<Value, D::Error> {
         // The state is an object of depth 0, and its members' values may have 32 levels.
-        if self.0 > DEEPEST + 1 {
+        if self.0 > MAX_DEPTH + 1 {
             return Err(serde::de::Error::custom("too deep"));
         }
         reader.deserialize_any(self)

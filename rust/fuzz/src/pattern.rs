@@ -1,4 +1,4 @@
-//! Regular expressions in RE2's syntax: a pattern, a line end, and the text that is searched.
+//! Regular expressions in RE2's syntax: a pattern, a line end, and the text to search.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const DRIVER: &str = "d";
 const PATTERN: &str = "device.attributes.d.pattern";
 const TEXT: &str = "device.attributes.d.text";
 
-/// `matches`, `find` and `findAll` with a pattern that is known when they are evaluated: to compile them is most of the work.
+/// `matches`, `find` and `findAll` with a pattern from the device. Compiled once, because compilation is slow.
 static COMPUTED: LazyLock<[Program; 3]> = LazyLock::new(|| {
     ["matches", "find", "findAll"].map(|function| {
         Program::compile_value(&format!("{TEXT}.{function}({PATTERN})")).expect("an expression")
@@ -46,7 +46,7 @@ fn check(data: &[u8]) {
     let (Ok(Value::Bool(matches)), Ok(Value::String(first)), Ok(Value::Array(all))) =
         (&matches, &first, &all)
     else {
-        // Of a pattern that is refused no function has a value; a search that is too expensive may fail in one of them.
+        // With an invalid pattern every function fails. A search that is too expensive may fail in only one of them.
         let refused = |answer: &Result<Value, String>| {
             answer
                 .as_ref()
@@ -95,7 +95,7 @@ fn check(data: &[u8]) {
     );
 }
 
-/// A text as CEL writes it.
+/// A text as a CEL literal.
 fn literal(text: &str) -> String {
     let mut literal = String::from("\"");
     for character in text.chars() {

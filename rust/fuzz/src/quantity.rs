@@ -1,4 +1,4 @@
-//! Two quantities, one on a line.
+//! Two quantities, one for each line.
 
 use std::cmp::Ordering;
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub const TARGET: Target = Target {
     cpu: Duration::from_secs(2),
 };
 
-/// Bytes of the largest number that the check computes: exponents make them long.
+/// Maximum size of a sum, in bytes; exponents make numbers long.
 const MAX_SUM_BYTES: usize = 4 << 10;
 
 fn check(data: &[u8]) {
@@ -43,11 +43,11 @@ fn check(data: &[u8]) {
     difference.add(&right);
     assert_eq!(
         difference, left,
-        "subtracting and adding {right:?} is no way back"
+        "subtracting and adding {right:?} changes the value"
     );
 }
 
-/// Reads one quantity and checks what must hold for it alone.
+/// Parses one quantity and checks its properties.
 fn read(text: &str) -> Option<Quantity> {
     let quantity = Quantity::parse(text).ok()?;
     assert_eq!(quantity.as_given(), text);
@@ -70,7 +70,7 @@ fn read(text: &str) -> Option<Quantity> {
         "the canonical form of {text:?} has another canonical form"
     );
     let json = serde_json::to_string(&quantity).expect("a quantity is JSON");
-    // An object holds no number of more than 308 digits.
+    // Numbers of more than 308 digits are invalid in objects.
     if let Ok(decoded) = serde_json::from_str::<Quantity>(&json) {
         assert_eq!(decoded, quantity, "{json} is read as another number");
     } else {
@@ -91,14 +91,14 @@ fn read(text: &str) -> Option<Quantity> {
     Some(quantity)
 }
 
-/// Kubernetes has no suffix for 1000E, and writes it as 1 (apimachinery v0.37; tests/api/golden/quantities.jsonl).
+/// Kubernetes has no suffix for 1000E, and formats it as 1 (apimachinery v0.37; tests/api/golden/quantities.jsonl).
 fn loses_its_suffix(quantity: &Quantity) -> bool {
     let bound = |text| Quantity::parse(text).expect("a quantity");
     quantity.format() != QuantityFormat::DecimalExponent
         && !(bound("-1000E") < *quantity && *quantity < bound("1000E"))
 }
 
-/// What an independent reading in 128 bits makes of a text; none where that does not suffice.
+/// The value by an independent parser with 128 bits. `None` if that is insufficient.
 fn whole_units(text: &str) -> Option<i64> {
     const DECIMAL: &[(&str, i32)] = &[
         ("n", -9),
@@ -126,7 +126,7 @@ fn whole_units(text: &str) -> Option<i64> {
         .unwrap_or(number.len());
     let (digits, suffix) = number.split_at(end);
     let (whole, fraction) = digits.split_once('.').unwrap_or((digits, ""));
-    // Kubernetes takes the low bits of large negative numbers, and rounds negative fractions up (apimachinery, scaledValue).
+    // Kubernetes keeps the low bits of large negative numbers, and rounds negative fractions up (apimachinery, scaledValue).
     if whole.len() + fraction.len() > 18 || text.starts_with('-') {
         return None;
     }
@@ -142,6 +142,6 @@ fn whole_units(text: &str) -> Option<i64> {
         (None, None) => return None,
     }
     let units = numerator / denominator + i128::from(numerator % denominator != 0);
-    // Binary amounts above the largest int64 are capped, and values that it does not hold mean nothing.
+    // Binary amounts above the largest int64 are capped; other values out of range are undefined.
     i64::try_from(units).ok()
 }

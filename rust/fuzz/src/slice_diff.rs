@@ -1,4 +1,4 @@
-//! Slices that should be published and slices that are: the writes that lead from one to the other.
+//! The writes that change published slices to desired slices.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn check(data: &[u8]) {
     let (mut new, named): (Vec<_>, Vec<_>) = desired
         .into_iter()
         .partition(|slice| slice.metadata.name.is_empty());
-    // The API server completes these names, so that no two are the same.
+    // The API server completes these names and makes them unique.
     for (index, slice) in new.iter_mut().enumerate() {
         slice.metadata.generate_name = format!("new-{index}-");
     }
@@ -56,7 +56,7 @@ fn check(data: &[u8]) {
     apply(&writes, &mut published);
     assert_eq!(published.len(), desired.len(), "as many slices as desired");
 
-    // New slices have the names that the API server gave them.
+    // The API server sets the names of new slices.
     let mut after = desired;
     for slice in &mut after {
         if slice.metadata.name.is_empty() {

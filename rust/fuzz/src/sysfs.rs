@@ -25,14 +25,14 @@ pub const TARGET: Target = Target {
 };
 
 thread_local! {
-    /// Of the last input, as it was before: to build a tree is most of the work of an input.
+    /// The restored host of the last input, reused because the construction of a tree is slow.
     static HOST: Cell<Option<Host>> = const { Cell::new(None) };
 }
 
-/// After so many inputs the tree is compared with what it should be.
+/// Number of inputs between comparisons of the restored tree with the original.
 const RESTORED_BEFORE_CHECK: u32 = 1024;
 const MAX_CHANGES: usize = 16;
-const PLACES: [&str; 5] = [
+const PATHS: [&str; 5] = [
     "pci0000:3a/0000:3a:00.0",
     "pci0000:3a/0000:3a:00.0/0000:3b:00.0",
     "pci0000:3a/0000:3a:01.0",
@@ -47,7 +47,7 @@ fn check(data: &[u8]) {
     if changes.len() > MAX_CHANGES {
         return;
     }
-    // One that failed is dropped, whatever it looks like.
+    // After a failure the host is dropped.
     let mut host = HOST.take().unwrap_or_else(Host::new);
     check_changes(&mut host, &changes);
     host.restore();
@@ -79,7 +79,7 @@ fn check_changes(host: &mut Host, changes: &[Value]) {
             "a second scan finds other devices"
         );
     }
-    // What the events tell and what a rescan finds is the same.
+    // Events and a rescan have the same result.
     let outcome: Result<Change, _> = rescanned.rescan();
     assert_eq!(
         outcome.is_ok(),
@@ -90,7 +90,7 @@ fn check_changes(host: &mut Host, changes: &[Value]) {
         .into_iter()
         .flatten()
         .flatten();
-    let mut places: Vec<String> = PLACES.iter().map(ToString::to_string).collect();
+    let mut places: Vec<String> = PATHS.iter().map(ToString::to_string).collect();
     places.extend(names.map(|entry| entry.file_name().to_string_lossy().into_owned()));
     for place in places {
         let event = Uevent {
@@ -117,14 +117,14 @@ fn check_changes(host: &mut Host, changes: &[Value]) {
 
 fn host() -> Tree {
     let tree = Tree::new();
-    for (place, spec) in PLACES.iter().zip([BRIDGE, GPU, BRIDGE, NIC, AMD_GPU]) {
+    for (place, spec) in PATHS.iter().zip([BRIDGE, GPU, BRIDGE, NIC, AMD_GPU]) {
         tree.add(place, &spec);
     }
     tree.write(
         "class/kfd/kfd/topology/nodes/1/properties",
         "simd_count 304\nlocation_id 32768\ndomain 0",
     );
-    let nic = format!("devices/{}", PLACES[3]);
+    let nic = format!("devices/{}", PATHS[3]);
     tree.write(&format!("{nic}/net/eth0/address"), "02:00:00:00:00:01");
     tree.write(
         &format!("{nic}/infiniband/mlx5_0/node_guid"),
@@ -132,7 +132,7 @@ fn host() -> Tree {
     );
     tree.write(&format!("{nic}/sriov_totalvfs"), "4");
     tree.write(&format!("{nic}/sriov_numvfs"), "0");
-    let gpu = format!("devices/{}", PLACES[1]);
+    let gpu = format!("devices/{}", PATHS[1]);
     tree.write(&format!("{gpu}/drm/card0/dev"), "226:0");
     tree.write(&format!("{gpu}/current_link_speed"), "16.0 GT/s PCIe");
     tree.write(&format!("{gpu}/max_link_speed"), "32.0 GT/s PCIe");
@@ -151,12 +151,12 @@ enum Content {
     Link(PathBuf),
 }
 
-/// A tree that can be changed and restored.
+/// A tree with changes that can be undone.
 struct Host {
     tree: Tree,
-    /// What the tree had first, folders before what is in them.
+    /// The original entries of the tree, folders before their content.
     entries: Vec<(PathBuf, Content)>,
-    /// Where changes were made, without links on the way.
+    /// The changed paths, with links resolved.
     touched: Vec<PathBuf>,
     restored: u32,
 }
@@ -174,7 +174,7 @@ impl Host {
         }
     }
 
-    /// Makes a change within the tree; whatever the file system refuses stays as it was.
+    /// Makes a change within the tree. Ignores errors of the file system.
     fn make(&mut self, change: &Value) {
         let Some(below) = change[0].as_str().filter(|path| is_within(path)) else {
             return;
@@ -203,7 +203,7 @@ impl Host {
         }
     }
 
-    /// Notes the topmost place at or above `path` that a change of it can make or unmake.
+    /// Records the topmost path at or above `path` that a change of it can create or remove.
     fn touch(&mut self, path: &Path) {
         let mut place = path;
         while let Some(folder) = place.parent() {
@@ -215,13 +215,13 @@ impl Host {
         }
     }
 
-    /// Undoes the changes, the last one first, so that each place is the one that was changed.
+    /// Undoes the changes, the last one first, so that each path refers to the changed entry.
     fn restore(&mut self) {
         for place in std::mem::take(&mut self.touched).iter().rev() {
             remove(place);
             for (path, content) in &self.entries {
                 if path.starts_with(place) {
-                    // What is refused lies below another place, which an earlier change made a file.
+                    // An error means that an earlier change replaced a parent by a file.
                     let _ = match content {
                         Content::Folder => fs::create_dir(path),
                         Content::File(bytes) => fs::write(path, bytes),
@@ -271,7 +271,7 @@ fn remove(path: &Path) {
     }
 }
 
-/// Whether a link's target lies in the tree. Its folder may be reached through other links, so its real place counts.
+/// Whether a link's target is in the tree. The real path counts, because other links may lead to its folder.
 fn stays_within(tree: &Tree, link: &Path, target: &str) -> bool {
     let below = target.trim_start_matches("../");
     let ups = (target.len() - below.len()) / "../".len();
@@ -282,7 +282,7 @@ fn stays_within(tree: &Tree, link: &Path, target: &str) -> bool {
     is_within(below) && depth.is_some_and(|depth| ups <= depth)
 }
 
-/// Whether a path leads nowhere but down.
+/// Whether a path has no parent components.
 fn is_within(path: &str) -> bool {
     let plain = |component: Component<'_>| matches!(component, Component::Normal(_));
     !path.is_empty()

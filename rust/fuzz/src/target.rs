@@ -1,4 +1,4 @@
-//! One fuzz target, and the limits that hold for each of its inputs.
+//! A fuzz target, and the limits of its inputs.
 
 use std::time::Duration;
 
@@ -8,22 +8,22 @@ use rustix::time::{ClockId, clock_gettime};
 #[global_allocator]
 static HEAP: PeakAlloc = PeakAlloc;
 
-/// What is checked for each input.
+/// A check of inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     pub name: &'static str,
-    /// Panics where the input breaks a property.
+    /// Panics if the input violates a property.
     pub check: fn(&[u8]),
-    /// Bytes of heap that the check of one input may take in addition to what it finds.
+    /// Limit for the additional heap memory of one check, in bytes.
     pub heap_bytes: usize,
-    /// CPU time that the check of one input may take in an optimized build.
+    /// Limit for the CPU time of one check in an optimized build.
     pub cpu: Duration,
 }
 
 impl Target {
-    /// Checks the properties of one input, and what the check takes of the heap.
+    /// Checks the properties of one input, and the heap memory of the check.
     ///
-    /// The process must have one thread that does so: the heap is counted for the whole process.
+    /// Only one thread may run checks, because heap memory is counted for the process.
     pub fn check(&self, data: &[u8]) {
         let before = HEAP.current_usage();
         HEAP.reset_peak_usage();
@@ -37,7 +37,7 @@ impl Target {
         );
     }
 
-    /// The same, and the CPU time of the process meanwhile.
+    /// Checks one input as `check` does, and the CPU time of the process.
     pub fn check_in_time(&self, data: &[u8]) {
         let before = cpu_time();
         self.check(data);

@@ -1,4 +1,4 @@
-//! Every input of the committed corpus keeps the properties of its target.
+//! Every input of the committed corpus satisfies the properties of its target.
 
 #![allow(clippy::unwrap_used)]
 
@@ -22,7 +22,7 @@ fn inputs(folder: &Path) -> Vec<PathBuf> {
     inputs
 }
 
-/// One test for all of them: the heap is counted for the whole process.
+/// One test for all targets, because heap memory is counted for the process.
 #[test]
 fn every_committed_input_keeps_the_properties_of_its_target() {
     // As much stack as the main thread of a process has. `cel` alone needs it, and only unoptimized, where the parser takes
