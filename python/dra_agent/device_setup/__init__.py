@@ -1,1 +1,1 @@
-"""Vendor set-ups, one package each: what `prepare.setup.VendorSetup` asks for, known to the composition root alone."""
+"""Device setups, one package each. They implement `prepare.setup.DeviceSetup`; only the composition root knows them."""

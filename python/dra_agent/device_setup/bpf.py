@@ -1,6 +1,6 @@
-"""Programs on a network interface that rtnetlink does not show: those of tcx, by bpf(2) (Linux 6.6, linux/bpf.h).
+"""Programs on a network interface that rtnetlink does not list: tcx programs, through bpf(2) (Linux 6.6, linux/bpf.h).
 
-An interface keeps them when it is moved to another network namespace, unlike queueing disciplines and their filters.
+Unlike queueing disciplines and their filters, they stay attached if the interface moves to another network namespace.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _INGRESS, _EGRESS = 46, 47
 _ATTRIBUTES_BYTES = 128
 _QUERY = struct.Struct("<IIIIQI")
 MAX_PROGRAMS = 64
-"""The kernel attaches as many on each way (BPF_MPROG_MAX)."""
+"""Maximum programs that the kernel attaches for each direction (BPF_MPROG_MAX)."""
 
 
 def tcx_programs(index: int) -> tuple[int, ...] | None:
-    """Return the ids of an interface's programs; None where this process may not ask."""
+    """Return the IDs of the programs of an interface; None without the permission to list them."""
     found: list[int] = []
     for way in (_INGRESS, _EGRESS):
         programs = _query(index, way)
@@ -32,7 +32,7 @@ def tcx_programs(index: int) -> tuple[int, ...] | None:
 
 
 def detach_tcx(index: int, program: int) -> str:
-    """Detach a program; returns why it stays, "" where it does not."""
+    """Detach a program; return the reason if that fails, otherwise ""."""
     try:
         descriptor, _ = _bpf(_PROG_GET_FD_BY_ID, struct.pack("<I", program))
     except OSError as error:
@@ -64,7 +64,7 @@ def _query(index: int, way: int) -> list[int] | None:
 
 
 def _bpf(command: int, attributes: bytes) -> tuple[int, bytes]:
-    """Call; returns what it gives and the attributes as the kernel leaves them. OSError as the kernel answers."""
+    """Make the system call; return its result and the attributes that the kernel wrote. Raises the kernel's OSError."""
     if _SYSCALL is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     library = ctypes.CDLL(None, use_errno=True)

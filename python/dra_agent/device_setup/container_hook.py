@@ -1,4 +1,4 @@
-"""The hook that container runtimes run for a device: a static program in a folder that the host knows by one path."""
+"""The OCI hook that runtimes run for a device: a static program in a directory with the same path on the host."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from dra_agent.errors import RetryableError
 
 NAME = "dra-agent-hook"
 BUILT = Path(__file__).parent / "lib" / NAME
-"""Where `make build` puts it."""
+"""The output of `make build`."""
 TIMEOUT = 60
-"""Seconds after which a runtime gives it up, and the container with it."""
+"""Seconds after which a runtime stops the hook, and does not start the container."""
 SOCKET = "hooks.sock"
-"""Where the agent answers it. The name is that of its first task, and in specs of running containers."""
+"""Socket on which the agent serves the hook. It has the name of the first task, and specs of running containers contain
+it."""
 
 
 LIMIT_TASK = "limit"
-"""Task of a hook whose request names none: the first one that existed."""
+"""Task of hooks that name no task in their request: the first one that existed."""
 
 
 class ContainerHook:
-    """The hook's copy in a folder that the agent and the runtimes know by one path."""
+    """The copy of the hook in a directory that has the same path for the agent and for runtimes."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
@@ -30,7 +31,7 @@ class ContainerHook:
         self._installed = False
 
     def install(self) -> None:
-        """Put it there, unless it is; RetryableError where that cannot be."""
+        """Install it, unless it is installed; RetryableError if that fails."""
         if self._installed and self.path.exists():
             return
         try:
@@ -47,10 +48,10 @@ class ContainerHook:
         self._installed = True
 
     def edits(self, *arguments: str) -> ContainerEdits:
-        """Say what a runtime has to run before the container's process starts."""
+        """Return the hook that a runtime runs before it starts the container's process."""
         hook = Hook("createRuntime", str(self.path), (NAME, *arguments), timeout=TIMEOUT)
         return ContainerEdits(hooks=(hook,))
 
     def asks(self, uid: str, key: str, *arguments: str) -> ContainerEdits:
-        """The same for a hook that asks the agent about a device, or a share, of a claim."""
+        """Return a hook that sends the agent a request for a device, or a share, of a claim."""
         return self.edits("--socket", str(self.socket), "--claim", uid, "--key", key, *arguments)

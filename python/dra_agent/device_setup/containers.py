@@ -1,8 +1,8 @@
-"""Which pod or container a process belongs to, by its cgroup, which no container without privileges chooses.
+"""The pod or container of a process, from its cgroup, which a container without privileges cannot choose.
 
-The kubelet names the cgroup of a pod after its UID (pkg/kubelet/cm/pod_container_manager_linux.go); a container can
-make cgroups below its own only. So the outermost names count, and only below the roots at which kubelets put pods: a
-user's own tree of cgroups (user.slice) may have any names. Everything that is neither is unknown, with the reason.
+The kubelet names the cgroup of a pod after its UID (pkg/kubelet/cm/pod_container_manager_linux.go), and a container can
+create cgroups only below its own. So only the outermost names count, below the roots that kubelets use: cgroups of a
+user (user.slice) may have any names. All other processes are unknown, with a reason.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ _PREFIXES: tuple[tuple[str, ...], ...] = (
     ("kubepods.slice",),
     ("kubelet.slice", "kubelet-kubepods.slice"),
 )
-"""Of the cgroupfs driver and of systemd's; those below "kubelet" are of kind's nodes (--cgroup-root=/kubelet)."""
+"""Of the cgroupfs driver and of the systemd driver; those below "kubelet" belong to nodes of kind
+(--cgroup-root=/kubelet)."""
 _QOS = re.compile(r"(?:burstable|besteffort)|(?:kubelet-)?kubepods-(?:burstable|besteffort)\.slice")
 _POD = re.compile(rf"pod({_UUID})|(?:kubelet-)?kubepods(?:-burstable|-besteffort)?-pod({_UUID})\.slice")
 _POD_ANYWHERE = re.compile(rf"pod{_UUID}")
 _CONTAINER = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
-"""The id that podman, Docker, CRI-O and containerd give a container: libpod-ID.scope, docker/ID, crio-ID.scope."""
+"""IDs that podman, Docker, CRI-O and containerd give a container: libpod-ID.scope, docker/ID, crio-ID.scope."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process runs."""
+    """The pod, container or host of a process."""
 
     kind: Kind
-    """ "container" is one that belongs to no pod that can be told, "host" is a process outside of containers."""
+    """"container": a container without a known pod; "host": a process outside of containers."""
     pod_uid: str = ""
     cgroup: str = ""
-    """The container's, below the unified hierarchy; "" where that does not say."""
+    """The ID of the container; "" if the unified hierarchy does not show it."""
     reason: str = ""
     """Why it is unknown."""
 
 
 def place_of(proc: Path, pid: int) -> Place | None:
-    """Return where a process runs; None where there is no such process."""
+    """Return the location of a process; None if the process does not exist."""
     try:
         text = (proc / str(pid) / "cgroup").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -54,7 +55,7 @@ def place_of(proc: Path, pid: int) -> Place | None:
 
 
 def parse(text: str) -> Place:
-    """Read a /proc/PID/cgroup: lines ID:CONTROLLERS:PATH, one for each hierarchy, that of version 2 with "0::"."""
+    """Read a /proc/PID/cgroup: lines ID:CONTROLLERS:PATH, one for each hierarchy, "0::" for version 2."""
     places: list[Place] = []
     unified = ""
     for line in text.splitlines():

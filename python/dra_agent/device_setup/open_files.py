@@ -1,7 +1,7 @@
-"""Who has a device's nodes open, by /proc: the kernel takes a driver away from under them, or waits for them for ever.
+"""Processes that have device nodes open, from /proc: unbinding a driver would break them, or hang until they exit.
 
-Only processes that the agent can see are found. Where it does not see all of the host's, nobody can say that a device
-is not in use, so it is not said: the device is left alone.
+Only processes that are visible to the agent are found. If it does not see all processes of the host, a device is never
+reported as unused, and is not changed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class FileHolder:
 
 
 def require_unused(host: Host, nodes: Sequence[str], where: str, why: str = "") -> None:
-    """Refuse what would take a driver away from under somebody; RetryableError names who, or why nobody can know.
+    """Reject a driver change while a process uses the device; RetryableError names the process, or why it is unknown.
 
-    `why` is what the refusal begins with: "it is in mode SPX and in use".
+    `why` starts the message: "it is in mode SPX and in use".
     """
     before = f"{why}: " if why else ""
     if users := processes_holding(host, nodes):
@@ -44,7 +44,7 @@ def require_unused(host: Host, nodes: Sequence[str], where: str, why: str = "") 
 
 
 def processes_holding(host: Host, nodes: Iterable[str]) -> list[FileHolder]:
-    """Give the processes that have any of the nodes ("/dev/nvidia0") open, the agent's own left out."""
+    """Return the processes that have one of the nodes ("/dev/nvidia0") open, except for the agent's own."""
     wanted = {identity: node for node in nodes if (identity := _identity(host.dev_path(node))) is not None}
     if not wanted:
         return []
@@ -59,7 +59,7 @@ def processes_holding(host: Host, nodes: Iterable[str]) -> list[FileHolder]:
 
 
 def nodes_of(host: Host, address: str, minor: str | None = None) -> list[str]:
-    """Give the nodes that a function's driver has made; NVIDIA's are not in /sys and go by their minor number."""
+    """Return the device nodes of a function's driver; those of NVIDIA are not in /sys and are found by minor number."""
     folder = host.sysfs / "bus/pci/devices" / address
     nodes = [f"/dev/nvidia{minor}"] if minor is not None and minor.isdecimal() else []
     try:
@@ -67,7 +67,7 @@ def nodes_of(host: Host, address: str, minor: str | None = None) -> list[str]:
     except OSError:
         return nodes
     for where, folders, files in below:
-        # Functions behind this one are none of its own: theirs are folders with an address.
+        # Functions behind a bridge are separate: directories with an address.
         folders[:] = [name for name in folders if ":" not in name and name not in {"power", "msi_irqs"}]
         if "dev" in files and "uevent" in files:
             nodes += _named(Path(where) / "uevent")
@@ -86,10 +86,10 @@ def _open_files(process: Path, below: tuple[str, str]) -> Iterable[tuple[str, in
     try:
         files = list((process / "fd").iterdir())
     except OSError:
-        return  # it has ended, or is not ours to look at
+        return  # it has exited, or the agent may not read it
     for file in files:
         try:
-            # Asked for by name first: a look at a file of a dead server could take for ever.
+            # Compared by name first: stat of a file on a failed server could block indefinitely.
             if file.readlink().as_posix().startswith(below) and (identity := _identity(file)) is not None:
                 yield identity
         except OSError:
@@ -103,7 +103,7 @@ def _identity(path: Path) -> tuple[str, int, int] | None:
         return None
     if stat.S_ISCHR(status.st_mode):
         return ("device", status.st_rdev, 0)
-    return ("file", status.st_dev, status.st_ino)  # what stands for a node on a simulated host
+    return ("file", status.st_dev, status.st_ino)  # represents a device node on a simulated host
 
 
 def _name(process: Path) -> str:

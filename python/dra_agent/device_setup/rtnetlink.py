@@ -1,8 +1,8 @@
-"""Interfaces between network namespaces, over rtnetlink, by a process of its own that lives as long as one request.
+"""Moves interfaces between network namespaces over rtnetlink, in a separate process for each request.
 
-setns(2) is about a whole thread, which is one more reason for a process. `python -m dra_agent.device_setup.rtnetlink`
-reads a request from its standard input and prints the answer, both as JSON; the container's network namespace is a file
-that it inherits.
+setns(2) applies to a whole thread, which is another reason for a process. `python -m dra_agent.device_setup.rtnetlink`
+reads a request from its standard input and prints the result, both as JSON; the container's network namespace is an
+inherited file descriptor.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from pyroute2 import IPRoute
 
 TIMEOUT_S = 15.0
-"""Seconds for the whole process, of which a loaded host takes some; with PATIENCE before it, less than the hook's."""
+"""Maximum seconds for the process, including its start on a loaded host. With PATIENCE before it, less than the hook's.
+"""
 _ETHERNET = len("02:fc:00:00:00:01")
 _FLAGS = 0x80 | 0x100 | 0x200 | 0x1000
-"""IFF_NOARP, IFF_PROMISC, IFF_ALLMULTI and IFF_MULTICAST (linux/if.h): those that are set, and not reported."""
+"""IFF_NOARP, IFF_PROMISC, IFF_ALLMULTI and IFF_MULTICAST (linux/if.h): configured flags, without reported ones."""
 _NUMBERS = {
     "IFLA_TXQLEN": "txqlen",
     "IFLA_GROUP": "group",
@@ -32,88 +33,89 @@ _NUMBERS = {
     "IFLA_GSO_MAX_SEGS": "gso_max_segs",
     "IFLA_GRO_MAX_SIZE": "gro_max_size",
 }
-"""Attributes of a link that anybody with CAP_NET_ADMIN in its network sets, as the kernel and pyroute2 call them."""
+"""Link attributes that can be changed with CAP_NET_ADMIN in its namespace, by their names in the kernel and pyroute2.
+"""
 _XDP_MODES = {"IFLA_XDP_SKB_PROG_ID": 1 << 1, "IFLA_XDP_DRV_PROG_ID": 1 << 2, "IFLA_XDP_HW_PROG_ID": 1 << 3}
-"""With the flag that names the mode (XDP_FLAGS_SKB_MODE and others, linux/if_link.h)."""
+"""With the flag of the mode (XDP_FLAGS_SKB_MODE and others, linux/if_link.h)."""
 
 
 class HostInterface(msgspec.Struct, frozen=True):
-    """The interface that a device has on the host now, as /sys shows it: the link that is moved has to be the same."""
+    """The interface of a device on the host, as /sys shows it: the link that is moved must be the same."""
 
     name: str
     hardware_address: str
 
 
 class MoveRequest(msgspec.Struct, frozen=True, tag="move"):
-    """Have an interface in a container's network, with all that it is to have there."""
+    """Request to move an interface into a container's network namespace and configure it."""
 
     network: int
-    """A descriptor of the namespace."""
+    """A file descriptor of the namespace."""
     present: HostInterface | None
-    """None: /sys shows none of it."""
+    """None: not in /sys."""
     pci_address: str
     hardware_address: str
-    """Of the interface, as it was on the host last."""
+    """Last name of the interface on the host."""
     name: str
-    """In the container."""
+    """Name in the container."""
     addresses: tuple[str, ...]
     asked: bool
-    """Whether the claim asks for these addresses; else they are those of the host."""
+    """Whether the claim sets these addresses; otherwise they are those of the host."""
     routes: tuple[tuple[str, str | None], ...]
     """Destinations, and the gateway of those that have one."""
     state: Literal["unknown", "moved", "complete"]
-    """What is known of it in this namespace: one that is complete there is left alone."""
+    """Its known state in this namespace: a fully configured interface is not changed."""
 
 
 class RestoreRequest(msgspec.Struct, frozen=True, tag="restore"):
-    """Give an interface of the host its addresses again."""
+    """Request to restore the addresses of an interface of the host."""
 
     name: str
     addresses: tuple[str, ...]
 
 
 class Link(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an interface was, as far as a container with its network can change it and a move does not."""
+    """Properties of an interface that a container with its namespace can change, and a move does not."""
 
     hardware_address: str
     flags: int | None = None
-    """None, here and below: not known, and left as it is."""
+    """None, here and below: unknown, and not changed."""
     numbers: dict[str, int] = {}
     """By attribute ("IFLA_TXQLEN")."""
     alias: str | None = None
     altnames: tuple[str, ...] | None = None
     xdp: tuple[int, ...] = ()
-    """Ids of the programs that the host has on it."""
+    """IDs of the programs that the host has attached."""
     tcx: tuple[int, ...] | None = ()
-    """The same; None where the agent might not ask, and so removes none."""
+    """The same for tcx; None without the permission to list them, so none is removed."""
 
 
 class Describe(msgspec.Struct, frozen=True, tag="describe"):
-    """Say how an interface of the host is."""
+    """Request to read the properties of an interface of the host."""
 
     name: str
     hardware_address: str
 
 
 class Reset(msgspec.Struct, frozen=True, tag="reset"):
-    """Make an interface that has come back what it was, and remove programs that are not the host's."""
+    """Request to restore a returned interface, and to remove programs that are not the host's."""
 
     name: str
-    """Now."""
+    """The current name."""
     link: Link
 
 
 class NetResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of it."""
+    """The result of a request."""
 
     state: Literal["moved", "there", "taken", "away"]
     """`taken`: another interface has the name there; `away`: it is neither on the host nor there."""
     refused: str = ""
-    """What the kernel did not do, and why; the interface is where it was put until then."""
+    """The step that the kernel rejected, and why; the interface stays where it was moved to."""
     changed: tuple[str, ...] = ()
-    """What was not as before, in words."""
+    """Properties that were changed, as text."""
     doubts: tuple[str, ...] = ()
-    """What stays otherwise than before, or cannot be known."""
+    """Properties that stay changed, or are unknown."""
     link: Link | None = None
 
 
@@ -128,14 +130,14 @@ def ask(request: MoveRequest | RestoreRequest | Describe | Reset, deadline: floa
 
 
 def move(request: MoveRequest) -> NetResult:
-    """Do it; only ever called in the process of its own, as it leaves the host's network."""
+    """Process the request; only in the separate process, because it leaves the host's network namespace."""
     from pyroute2 import IPRoute
     from pyroute2.netlink.exceptions import NetlinkError
     from pyroute2.netns import setns
 
     name = request.name
     with IPRoute() as host:
-        setns(request.network)  # sockets that are open stay with the network that they were made in
+        setns(request.network)  # open sockets stay in the namespace in which they were created
         with IPRoute() as inside:
             there = _links(inside).get(name)
             ours = _links(host).get(request.present.name) if request.present is not None else None
@@ -149,16 +151,16 @@ def move(request: MoveRequest) -> NetResult:
             if there is not None:
                 return NetResult("taken")
             try:
-                # One request, so that there is no moment at which it is in there under another name.
+                # One request, so it never has another name there.
                 host.link("set", index=ours["index"], net_ns_fd=request.network, ifname=name)
             except NetlinkError as error:
                 return NetResult("away", f"the interface cannot be moved: {os.strerror(error.code)}")
-            # Its number is another one where the old one was taken.
+            # Its index changes if the old one is in use.
             return NetResult("moved", _finish(inside, int(_links(inside)[name]["index"]), request))
 
 
 def restore(request: RestoreRequest) -> NetResult:
-    """Do it; in the host's network."""
+    """Process the request in the host's network namespace."""
     from pyroute2 import IPRoute
 
     with IPRoute() as host:
@@ -172,14 +174,14 @@ def restore(request: RestoreRequest) -> NetResult:
 
 
 def describe(request: Describe) -> NetResult:
-    """Do it; in the host's network."""
+    """Process the request in the host's network namespace."""
     from pyroute2 import IPRoute
 
     with IPRoute() as host:
         found = _links(host).get(request.name)
         if found is None or str(found.get_attr("IFLA_ADDRESS")) != request.hardware_address[:_ETHERNET]:
             return NetResult("away")
-        from dra_agent.device_setup import bpf  # with ctypes, which the agent's own process does without
+        from dra_agent.device_setup import bpf  # uses ctypes, which the agent's own process does not load
 
         programs = bpf.tcx_programs(int(found["index"]))
         link = Link(
@@ -195,7 +197,7 @@ def describe(request: Describe) -> NetResult:
 
 
 def reset(request: Reset) -> NetResult:
-    """Do it; in the host's network."""
+    """Process the request in the host's network namespace."""
     from pyroute2 import IPRoute
 
     with IPRoute() as host:
@@ -241,11 +243,11 @@ class _Cleaning:
 
     def set_hardware_address(self, found: Any) -> str:
         before, now = self._before.hardware_address, str(found.get_attr("IFLA_ADDRESS"))
-        # InfiniBand's 20 bytes are the adapter's to choose.
+        # The adapter determines the 20 bytes of InfiniBand.
         if len(before) != _ETHERNET or before == now:
             return ""
         if self._set(address=before):
-            # Most adapters take another address only while they are switched off; the caller switches it on again.
+            # Most adapters accept another address only while the link is down; the caller sets it up again.
             why = self._set(state="down") or self._set(address=before)
             if why:
                 return f"its hardware address stays {now}, which was {before}: {why}"
@@ -272,7 +274,7 @@ class _Cleaning:
         if before.altnames is None:
             return
         now_called = _altnames(found)
-        # First what is too much: it may be the name that the interface is to have again.
+        # Remove altnames first: one may be the original name.
         for name in now_called:
             if name not in before.altnames:
                 self._note(f"alternative name {name} removed", self._link("property_del", altname=name))
@@ -320,7 +322,7 @@ def _alias(link: Any) -> str:
 
 
 def _finish(inside: IPRoute, index: int, request: MoveRequest) -> str:
-    """Switch it on, which gives it its own routes, and give it addresses and others; says what cannot be."""
+    """Set the link up, which creates its own routes, then add addresses and routes; return what fails."""
     from pyroute2.netlink.exceptions import NetlinkError
 
     try:
@@ -328,7 +330,7 @@ def _finish(inside: IPRoute, index: int, request: MoveRequest) -> str:
     except NetlinkError as error:
         return f"it cannot be switched on: {os.strerror(error.code)}"
     for number, address in enumerate(request.addresses):
-        # Where a pod's network has no IPv6, an address that nobody asked for is none that is missed.
+        # If a pod's network has no IPv6, an address that the claim does not set may be missing.
         why = _give(inside, index, address, unless=None if request.asked else errno.EACCES)
         if why:
             return f"interface.addresses[{number}]: {why}" if request.asked else why
@@ -358,14 +360,14 @@ def _links(network: IPRoute) -> dict[str, Any]:
 
 
 def _is(link: Any, request: MoveRequest, hardware_address: str) -> bool:
-    """Tell whether a link is the one: by the device behind it (Linux 5.14 says it), or by its hardware address."""
-    # Of InfiniBand's 20 bytes pyroute2 gives the first 6, in which the number of a queue pair tells ports apart.
+    """Return whether a link is the interface: by its device (reported since Linux 5.14), or by its hardware address."""
+    # pyroute2 returns the first 6 of InfiniBand's 20 bytes, in which the queue pair number distinguishes ports.
     same = str(link.get_attr("IFLA_ADDRESS")) == hardware_address[:_ETHERNET]
     return same or link.get_attr("IFLA_PARENT_DEV_NAME") == request.pci_address
 
 
 def main() -> None:
-    """Answer one request."""
+    """Process one request."""
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=MoveRequest | RestoreRequest | Describe | Reset)
     if isinstance(request, MoveRequest):
         done = move(request)

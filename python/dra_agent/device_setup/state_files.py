@@ -1,4 +1,4 @@
-"""What a set-up keeps of each device or claim, on disk before anything is done: so a crash leaves nothing unknown."""
+"""State that a device setup keeps for each device or claim. It is durable before each change."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _T = TypeVar("_T")
 
 
 class StateFiles(Generic[_T]):
-    """One file for each name in a folder; whoever calls holds the lock of the name."""
+    """One file for each name in a directory; the caller holds the lock of the name."""
 
     def __init__(self, folder: Path, kind: type[_T], *, most: int = 1 << 20, mode: int = 0o700) -> None:
-        """`kind` is the shape of a note, `most` its bytes, `mode` the folder's."""
+        """`kind` is the type of the content, `most` its maximum bytes, `mode` that of the directory."""
         self._folder = folder
         self._kind = kind
         self._most = most
         self._mode = mode
 
     def read(self, name: str) -> _T | None:
-        """Give a note; None where there is none. RetryableError where it cannot be read."""
+        """Return the content of a file; None without one. RetryableError if it cannot be read."""
         path = self.path(name)
         try:
             return msgspec.json.decode(atomic_file.read(path, self._most), type=self._kind)
@@ -37,7 +37,7 @@ class StateFiles(Generic[_T]):
             return None
 
     def all(self) -> dict[str, _T]:
-        """Give every note by its name. RetryableError where one cannot be read."""
+        """Return the content of all files by name. RetryableError if one cannot be read."""
         try:
             names = sorted(path.stem for path in self._folder.iterdir() if path.suffix == ".json")
         except FileNotFoundError:
@@ -47,7 +47,7 @@ class StateFiles(Generic[_T]):
         return {name: note for name in names if (note := self.read(name)) is not None}
 
     def write(self, name: str, note: _T) -> None:
-        """Keep a note; durable when it returns."""
+        """Write a file; durable on return."""
         path = self.path(name)
         try:
             self._folder.mkdir(mode=self._mode, parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class StateFiles(Generic[_T]):
             raise _refused(path, "cannot be written", error) from error
 
     def delete(self, name: str, *, durable: bool = True) -> None:
-        """Remove a note; one that is not there is no error."""
+        """Remove a file, if it exists."""
         path = self.path(name)
         try:
             atomic_file.remove(path, durable=durable)
@@ -64,11 +64,11 @@ class StateFiles(Generic[_T]):
             raise _refused(path, "cannot be removed", error) from error
 
     def path(self, name: str) -> Path:
-        """Say where a note lies: a device's name is a DNS label; other names are checked by who gives them."""
+        """Return the path of a file: the name of a device is a DNS label; callers validate other names."""
         return self._folder / f"{name}.json"
 
     def on_corrupt(self, path: Path, error: msgspec.DecodeError) -> None:
-        """Set a file aside that says nothing usable: put in place whole and synced, somebody else wrote it."""
+        """Quarantine a corrupt file: the agent writes files atomically, so another program wrote it."""
         del error
         atomic_file.quarantine(path)
 

@@ -1,9 +1,9 @@
-"""Access to attributes of /sys that wait for a device's lock in the kernel, with a deadline.
+"""Access, with a deadline, to attributes of /sys that wait for a device's lock in the kernel.
 
-A driver that waits for somebody keeps its writer, and whoever reads what is under the same lock, in a sleep that not
-even SIGKILL ends. So each access is made by a process of its own, which holds no lock of the agent's and can be left
-behind; the agent's thread only waits for it. Each device has one access at a time: while one is on the way, nothing
-more is asked about that device, and nobody else's is held up.
+A driver that hangs blocks its writer, and readers of attributes under the same lock, in an uninterruptible sleep that
+even SIGKILL does not end. So each access is made by a separate process, which holds no lock of the agent and can be
+abandoned; the agent's thread only waits for it. Each device has one access at a time: while it is pending, further
+accesses to that device are rejected, and other devices are unaffected.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from dra_agent import child
 from dra_agent.errors import RetryableError
 
 TIMEOUT_S = 15.0
-"""Seconds for one access; the kubelet gives a whole prepare call 45."""
+"""Maximum seconds for one access; the kubelet has 45 for a whole prepare call."""
 _MODULE = "dra_agent.device_setup.sysfs_writer"
 _T = TypeVar("_T")
 
 
 class SysfsWriter(Protocol):
-    """Takes writes below /sys, and reads of what waits for them; the real one, or a simulated host's."""
+    """Writes below /sys, and reads of attributes that wait for them; on the real kernel or a simulated host."""
 
     def write(self, path: str, text: str) -> None:
-        """Write an attribute, named relative to /sys; OSError as the kernel answers. It may never return."""
+        """Write an attribute, by its path relative to /sys; raises the OSError of the kernel. It may never return."""
         ...
 
     def read(self, path: str) -> str:
-        """Read an attribute that is under the device's lock; OSError as the kernel answers. It may never return."""
+        """Read an attribute that is under the device's lock; raises the OSError of the kernel. It may never return."""
         ...
 
 
 class RealSysfsWriter:
-    """The kernel that runs, or at least its /sys."""
+    """The running kernel, or at least its /sys."""
 
     def __init__(self, sysfs: Path) -> None:
         self._sysfs = sysfs
 
     def write(self, path: str, text: str) -> None:
-        """Write an attribute in one call, as the kernel wants it; neither makes nor cuts a file."""
+        """Write an attribute in one call, as the kernel requires; it neither creates nor truncates a file."""
         self._access("write", path, text)
 
     def read(self, path: str) -> str:
@@ -52,7 +52,7 @@ class RealSysfsWriter:
         return self._access("read", path)
 
     def _access(self, operation: str, path: str, text: str = "") -> str:
-        """Have a child make the access; waited for without end, by a thread that the caller can leave behind."""
+        """Make the access in a child process; waits without a deadline, on a thread that the caller can abandon."""
         full = self._sysfs / path
         done = subprocess.run(
             child.command(_MODULE, operation, os.fspath(full.absolute())),
@@ -73,7 +73,7 @@ class RealSysfsWriter:
 
 
 class TimedWriter:
-    """Accesses with a deadline; safe to use from several threads."""
+    """Accesses with a deadline; thread-safe."""
 
     def __init__(self, kernel: SysfsWriter, deadline: float = TIMEOUT_S) -> None:
         """`deadline` is in seconds."""
@@ -83,15 +83,15 @@ class TimedWriter:
         self._under_way: dict[str, tuple[threading.Thread, str, str]] = {}
 
     def write(self, device: str, path: str, text: str) -> None:
-        """Write about a device, by its address. OSError as the kernel answers; RetryableError where it does not."""
+        """Write an attribute of a device, by its address. OSError of the kernel; RetryableError at the deadline."""
         self._run(device, "a write to", path, lambda: self._kernel.write(path, text))
 
     def read(self, device: str, path: str) -> str:
-        """Read about a device. OSError as the kernel answers; RetryableError where it does not."""
+        """Read an attribute of a device. OSError of the kernel; RetryableError at the deadline."""
         return self._run(device, "a read of", path, lambda: self._kernel.read(path))
 
     def check(self, device: str) -> None:
-        """Refuse to look at a device, by RetryableError, while an access to it has not come back."""
+        """Raise RetryableError while an access to the device is pending."""
         with self._guard:
             self._check(device)
 
@@ -127,7 +127,7 @@ class TimedWriter:
 
 
 def write_timeout_error(device: str, path: str, verb: str = "a write to") -> RetryableError:
-    """Say that an access to an attribute of a device, by its path, is still on the way."""
+    """Return the error for a pending access to an attribute of a device, by its path."""
     return RetryableError(
         f"the kernel has not come back from {verb} {path.rpartition('/')[2]}: its driver waits for somebody who "
         "still has the device open",
@@ -137,7 +137,7 @@ def write_timeout_error(device: str, path: str, verb: str = "a write to") -> Ret
 
 
 MAX_BYTES = 4096
-"""A page: the kernel gives and takes no more of an attribute in one call."""
+"""A page: the kernel's maximum for an attribute in one call."""
 
 
 def main() -> None:

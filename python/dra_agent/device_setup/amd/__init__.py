@@ -1,4 +1,4 @@
-"""AMD GPUs in the compute partition mode that claims ask for: all claims of a GPU in one, changed when it is idle."""
+"""Compute partition modes of AMD GPUs: all claims of a GPU use one mode, which changes only while the GPU is idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One AMD GPU as the kernel shows it now: its mode, the nodes of its partitions, and who uses it.
+"""One AMD GPU as the kernel reports it: its mode, the device nodes of its partitions, and the processes that use it.
 
 Sources: amdgpu_xcp.c and kfd_topology.c of the kernel, and Documentation/gpu/amdgpu/driver-misc.rst.
 """
@@ -16,14 +16,14 @@ from dra_agent.inventory.amd.kfd import KfdNode, gpu_nodes
 from dra_agent.inventory.sysfs import SysfsDir
 
 SETTLED = 20.0
-"""Seconds that the driver may take to make the partitions of a new mode, and udev their nodes."""
+"""Maximum seconds for the driver to create the partitions of a new mode, and for udev to create their device nodes."""
 ATTRIBUTE = "current_compute_partition"
 _LOOK = 0.05
 _PROCESSES = "class/kfd/kfd/proc"
 
 
 class Gpu:
-    """One GPU by its address; asks anew each time."""
+    """One GPU by its PCI address; reads the kernel on each call."""
 
     def __init__(self, host: Host, address: str, writes: TimedWriter) -> None:
         self._host = host
@@ -33,11 +33,16 @@ class Gpu:
 
     @property
     def mode(self) -> str | None:
-        """The mode that it is in."""
+        """The current mode."""
         return self._files().text(ATTRIBUTE)
 
     def put_into(self, mode: str, partitions: int) -> None:
-        """Divide it anew. RetryableError while anybody uses it, PermanentError where it does not have the mode."""
+        """Change the mode.
+
+        Raises:
+            RetryableError: a process uses the GPU.
+            PermanentError: the GPU does not support the mode.
+        """
         why = f"it is in mode {self.mode} and cannot be put into {mode}"
         require_unused(self._host, self._nodes(), self._where, why)
         path = f"bus/pci/devices/{self._address}/{ATTRIBUTE}"
@@ -56,7 +61,7 @@ class Gpu:
             time.sleep(_LOOK)
 
     def nodes(self, partition: int) -> list[str]:
-        """Give card and render node of one partition of the mode that it is in; RetryableError where there are none."""
+        """Return the card and render node of a partition in the current mode; RetryableError if there are none."""
         partitions = self._partitions()
         if partition >= len(partitions) or (minor := partitions[partition].render_minor) is None:
             raise RetryableError(
@@ -65,7 +70,7 @@ class Gpu:
                 hint="look at /sys/class/kfd/kfd/topology and at the kernel's log (dmesg)",
             )
         render = f"renderD{minor}"
-        # Each partition beyond the first is a device of its own, and its nodes are found by their class only.
+        # Each partition after the first is a separate device; its nodes are found by class only.
         beside = (self._host.sysfs / "class/drm" / render).resolve().parent
         cards = [name for name in SysfsDir(beside, []).names() if name.startswith("card")]
         return [f"/dev/dri/{name}" for name in (*cards[:1], render)]

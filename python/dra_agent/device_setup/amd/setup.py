@@ -1,6 +1,7 @@
-"""The set-up: a GPU is put into the mode of the first claim that has something of it, and stays in it after the last.
+"""Device setup: sets a GPU to the mode of its first claim, and keeps the mode after the last one.
 
-Nobody is served by going back: the next claim says what it needs. The memory mode (NPS) is the node's, never changed.
+The mode is not restored: the next claim states what it needs. The memory mode (NPS) belongs to the node and is never
+changed.
 """
 
 from __future__ import annotations
@@ -27,34 +28,34 @@ from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome
 
 
 class GpuModeHolders(msgspec.Struct, frozen=True):
-    """The mode of one GPU, and for whom it is in it.
+    """The mode of one GPU, and the claims that use it.
 
-    Where it is damaged what it said is lost; the scheduler and the driver still refuse a second mode.
+    If the file is corrupt, its content is lost; the scheduler and the driver still reject a second mode.
     """
 
     mode: str
     holders: tuple[str, ...]
-    """Claims by uid, each with the key of its device behind a space."""
+    """Claims by UID, each with the key of its device after a space."""
 
 
 class AmdPartitionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a partition."""
+    """Parameters of a partition."""
 
 
 class NotifyingWriter:
-    """The kernel; it announces from the write's own thread, so that one that hangs is announced for as long as it does.
+    """Writes to the kernel, and reports a change until its write returns, also one that hangs.
 
-    Nobody who tries again meanwhile begins its time anew.
+    Concurrent retries do not restart its timer.
     """
 
     def __init__(self, kernel: SysfsWriter, changes: ModeChanges, seconds: float) -> None:
-        """`seconds`: how long a GPU may take until it has settled in its new mode."""
+        """`seconds`: maximum time for a GPU to complete the change of its mode."""
         self._kernel = kernel
         self._changes = changes
         self._seconds = seconds
 
     def write(self, path: str, text: str) -> None:
-        """Write an attribute of a PCI device; OSError as the kernel answers."""
+        """Write an attribute of a PCI device; raises the OSError of the kernel."""
         address = path.split("/")[-2]
         self._changes.begin(address, self._seconds)
         try:
@@ -65,18 +66,18 @@ class NotifyingWriter:
         self._changes.answered(address)
 
     def read(self, path: str) -> str:
-        """Read an attribute; OSError as the kernel answers."""
+        """Read an attribute; raises the OSError of the kernel."""
         return self._kernel.read(path)
 
 
 log = logging.getLogger(__name__)
 
 DEADLINE = 20.0
-"""Seconds for a change of the mode: the driver takes the GPU down and up again."""
+"""Seconds for a change of the mode: the driver resets the GPU."""
 
 
 class AmdPartitionSetup:
-    """Divides GPUs; safe to use from several threads."""
+    """Sets partition modes; thread-safe."""
 
     kind: Kind = (API_VERSION, "AmdPartitionConfig")
     parameters = AmdPartitionConfig
@@ -90,7 +91,7 @@ class AmdPartitionSetup:
         deadline: float = DEADLINE,
         changes: ModeChanges | None = None,
     ) -> None:
-        """`changes` hears which GPUs are being divided, for those who look at them meanwhile."""
+        """`changes` is informed of GPUs whose mode is being changed, for components that read them concurrently."""
         self._host = host
         self._changes = changes or ModeChanges()
         self._writes = TimedWriter(NotifyingWriter(kernel, self._changes, deadline + SETTLED), deadline)
@@ -98,11 +99,11 @@ class AmdPartitionSetup:
         self._gpus = setup_locks(state_dir, "amd")
 
     def default(self, device: Device) -> AmdPartitionConfig | None:
-        """Set up every device that needs its GPU in a certain mode."""
+        """Set up each device that requires a mode of its GPU."""
         return AmdPartitionConfig() if MODE in device.identity else None
 
     def check(self, device: Device, parameters: AmdPartitionConfig) -> None:
-        """Take GPUs that claims may divide, as a whole and in parts."""
+        """Accept GPUs that claims may partition, whole and in parts."""
         if MODE not in device.identity:
             raise UnsuitableError(
                 f"kind: {self.kind[1]} is for AMD GPUs that inventory.partition offers in parts, and this is none"
@@ -116,14 +117,14 @@ class AmdPartitionSetup:
         previous: Any,
         deadline: Deadline,
     ) -> SetupOutcome:
-        """Put each GPU into the mode of its devices, and find their nodes."""
+        """Set each GPU to the mode of its devices, and find their device nodes."""
         edits = {}
         for item in devices:
             address, mode = item.device.pci_address, item.device.identity[MODE]
             with self._gpus.hold([_gpu_of(item.key)], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
                 self._hold(uid, item, mode)
                 if self._changes.is_written(address):
-                    # Who asks for the mode waits for the write, too, and cannot be ended.
+                    # A request for the mode also waits for the write, which cannot be cancelled.
                     raise write_timeout_error(address, ATTRIBUTE)
                 gpu = Gpu(self._host, address, self._writes)
                 if gpu.mode != mode:
@@ -138,7 +139,7 @@ class AmdPartitionSetup:
         return SetupOutcome({item.key: item.device.identity[MODE] for item in devices}, edits)
 
     def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
-        """Let go of the GPUs."""
+        """Release the GPUs."""
         for key in keys:
             gpu = _gpu_of(key)
             with self._gpus.hold([gpu], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
@@ -152,11 +153,11 @@ class AmdPartitionSetup:
                     self._holders.delete(gpu)
 
     def roll_back(self, uid: str, keys: Sequence[str], parameters: AmdPartitionConfig, deadline: Deadline) -> None:
-        """The same: a mode that was set for nobody in the end is one that the next claim changes."""
+        """Do the same as undo: a mode that no claim uses is changed by the next claim."""
         self.tear_down(uid, keys, None, deadline)
 
     def noted(self, uid: str) -> Sequence[str]:
-        """Give the keys of the devices that the notes say the claim has."""
+        """Return the keys of the devices that the state files list for the claim."""
         holders = [holder for held in self._holders.all().values() for holder in held.holders]
         return [key for owner, _, key in (holder.partition(" ") for holder in holders) if owner == uid]
 
@@ -178,5 +179,5 @@ class AmdPartitionSetup:
 
 
 def _gpu_of(key: str) -> str:
-    """Name the whole GPU of a device, as its address makes it: "gpu-0000-0c-00-0-cpx-3" is of "gpu-0000-0c-00-0"."""
+    """Return the name of the whole GPU of a device: "gpu-0000-0c-00-0-cpx-3" belongs to "gpu-0000-0c-00-0"."""
     return "-".join(key.partition("/")[0].split("-")[:5])

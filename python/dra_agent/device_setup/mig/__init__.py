@@ -1,4 +1,4 @@
-"""MIG partitions that are made when a claim for them is prepared, and destroyed when it is given back."""
+"""MIG partitions that are created when a claim is prepared, and destroyed when it is released."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The NVML calls that look at, make and destroy MIG instances on one GPU: each with a deadline, and errors in words.
+"""NVML calls that list, create and destroy MIG instances of one GPU, each with a deadline and an error message.
 
-It decides nothing: whose an instance is and what has to go is said by gpu.py.
+It has no policy: gpu.py decides which instance belongs to which claim, and which one is destroyed.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from dra_agent.inventory.nvidia.partitionable import instance_handles
 from dra_agent.inventory.nvidia.profiles import Placement, read_profiles
 
 SLOW = 15.0
-"""Seconds for a call that makes or destroys an instance or changes the mode; one takes about a second."""
+"""Seconds for a call that creates or destroys an instance or changes the mode; one takes about a second."""
 IN_USE, INSUFFICIENT, INVALID_ARGUMENT, NO_PERMISSION = 19, 23, 2, 4
 """Of nvmlReturn_t."""
 _OWN_ENGINES = 0
-"""NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, the only one that there is."""
+"""NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, the only existing one."""
 _MOST = 16
 
 
 class InUseError(RetryableError):
-    """Something still uses the instance, or the GPU."""
+    """A process still uses the instance, or the GPU."""
 
 
 class NoRoomError(RetryableError):
-    """The GPU has no room for the instance, or says so while another one is on its way out."""
+    """The GPU has no capacity for the instance, perhaps because another one is still being destroyed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuInstance:
-    """A GPU instance that exists."""
+    """An existing GPU instance."""
 
     handle: Any
     id: int
@@ -46,7 +46,7 @@ class GpuInstance:
 
 @dataclass(frozen=True, slots=True)
 class ComputeInstance:
-    """The compute instance of a GPU instance: what a container can be given."""
+    """The compute instance of a GPU instance: the part that a container uses."""
 
     handle: Any
     id: int
@@ -54,12 +54,12 @@ class ComputeInstance:
 
 
 class MigDriver:
-    """One GPU, for the time of one operation: handles do not outlive it."""
+    """One GPU during one operation: handles are valid only that long."""
 
     def __init__(self, nvml: NvmlClient, host: Host, address: str, profiles: dict[str, tuple[int, ...]]) -> None:
-        """Find the GPU. RetryableError where NVML does not respond or does not know it.
+        """Find the GPU. RetryableError if NVML does not respond or does not know it.
 
-        `profiles` keeps the ids of the profiles that each GPU has, which never change, from one operation to the next.
+        `profiles` caches the profile IDs of each GPU, which never change, between operations.
         """
         self._nvml = nvml
         self._host = host
@@ -70,7 +70,7 @@ class MigDriver:
         self._gpu = self._find()
 
     def mode(self) -> tuple[bool, bool]:
-        """Say whether MIG mode is on, and whether it will be after a reset."""
+        """Return whether MIG mode is enabled, and whether it will be after a reset."""
         try:
             now, pending = self._ask("nvmlDeviceGetMigMode", self._gpu)
         except NotSupportedError as error:
@@ -78,7 +78,7 @@ class MigDriver:
         return bool(now), bool(pending)
 
     def set_mode(self, on: bool) -> None:
-        """Switch MIG mode; InUseError where something has the GPU open, RetryableError where it takes a reset."""
+        """Change MIG mode; InUseError if a process has the GPU open, RetryableError if it needs a reset."""
         word = "on" if on else "off"
         in_use = InUseError(
             f"MIG mode cannot be switched {word}: something has the GPU open",
@@ -94,7 +94,7 @@ class MigDriver:
         self._gpu = self._find()
         if self.mode()[0] == on:
             return
-        # What is pending would come with the next reset, whenever that is, and whoever has the GPU then.
+        # A pending mode would take effect with the next reset, when another claim may use the GPU.
         self._ask("nvmlDeviceSetMigMode", self._gpu, int(not on), slow=True)
         if status == IN_USE:
             raise in_use
@@ -106,7 +106,7 @@ class MigDriver:
         )
 
     def instances(self) -> list[GpuInstance]:
-        """List the GPU instances that exist."""
+        """List the existing GPU instances."""
         found = []
         profiles = self._profiles.get(self._address)
         if profiles is None:
@@ -120,7 +120,7 @@ class MigDriver:
         return found
 
     def make(self, profile: int, placement: Placement) -> GpuInstance:
-        """Make a GPU instance. NoRoomError where something is in its way, seen or unseen."""
+        """Create a GPU instance. NoRoomError if another instance occupies its place, whether it is listed or not."""
         place = self._nvml.module.c_nvmlGpuInstancePlacement_t()
         place.start, place.size = placement.start, placement.size
         what = f"a MIG instance of profile {profile} cannot be made at memory slice {placement.start}"
@@ -158,7 +158,7 @@ class MigDriver:
         return found
 
     def make_compute(self, instance: GpuInstance, slices: int | None) -> ComputeInstance:
-        """Make the compute instance; `slices` of None: all that there are."""
+        """Create the compute instance; `slices` None: all slices."""
         offered = self._compute_profiles(instance)
         wanted = max((count for _, count in offered), default=0) if slices is None else slices
         profile = next((profile for profile, count in offered if count == wanted), None)
@@ -174,13 +174,13 @@ class MigDriver:
         return ComputeInstance(handle, self._ask("nvmlComputeInstanceGetInfo_v2", handle).id, wanted)
 
     def uuid(self, compute: ComputeInstance) -> str:
-        """Give the UUID of the MIG device that a compute instance is."""
+        """Return the UUID of the MIG device of a compute instance."""
         device = self._ask("nvmlComputeInstanceGetInfo_v2", compute.handle).device
         uuid: str = self._ask("nvmlDeviceGetUUID", device)
         return uuid
 
     def capabilities(self, instance: GpuInstance, compute: ComputeInstance) -> tuple[int, ...]:
-        """Give the minors of the nodes that open the two; RetryableError while the driver names none."""
+        """Return the minor numbers of both capability nodes; RetryableError until the driver lists them."""
         minor = self._ask("nvmlDeviceGetMinorNumber", self._gpu)
         problems: list[Diagnostic] = []
         minors = capability_minors(self._host, minor, instance.id, compute.id, problems)
@@ -189,11 +189,11 @@ class MigDriver:
         return minors
 
     def destroy_compute(self, compute: ComputeInstance) -> None:
-        """Destroy a compute instance; one that is gone is no error. InUseError while a process computes there."""
+        """Destroy a compute instance, if it exists. InUseError while a process uses it."""
         self._destroy("nvmlComputeInstanceDestroy", compute.handle, "its compute instance")
 
     def destroy(self, instance: GpuInstance) -> None:
-        """Destroy a GPU instance that has no compute instances; one that is gone is no error."""
+        """Destroy a GPU instance without compute instances, if it exists."""
         self._destroy("nvmlGpuInstanceDestroy", instance.handle, "its GPU instance")
 
     def _destroy(self, call: str, handle: Any, what: str) -> None:
@@ -211,7 +211,7 @@ class MigDriver:
             raise self._failed(f"{what} cannot be destroyed", error) from error
 
     def _compute_profiles(self, instance: GpuInstance) -> list[tuple[int, int]]:
-        """List id and compute slices of the profiles that a GPU instance offers."""
+        """List ID and compute slices of the profiles of a GPU instance."""
         found = []
         for number in range(self._nvml.module.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
             try:

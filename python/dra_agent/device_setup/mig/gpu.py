@@ -1,7 +1,7 @@
-"""The MIG instances of one GPU: makes what claims hold, destroys what nobody holds, and leaves everybody else's alone.
+"""The MIG instances of one GPU: creates and destroys instances of claims, and never changes other instances.
 
-Every step is noted durably before it is taken, so that a crash between any two of them is finished, or undone, by
-whatever comes next for the GPU. One operation at a time; another GPU's take their own time.
+Every step is recorded durably before it is made, so the next operation on the GPU completes or undoes it after a crash.
+One operation at a time for each GPU; GPUs are independent.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from dra_agent.prepare.locks import KeyedLocks
 
 
 class OwnershipStore:
-    """The notes of one host."""
+    """The ownership records of one host."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
 
     def read(self, address: str) -> OwnershipRecord:
-        """Give the note of a GPU; RetryableError where it cannot be read."""
+        """Return the record of a GPU; RetryableError if it cannot be read."""
         return read_note(self._host, address)
 
     def write(self, note: OwnershipRecord) -> None:
-        """Replace the note of a GPU; on disk when it returns. RetryableError where the disk refuses."""
+        """Replace the record of a GPU; durable on return. RetryableError if the disk cannot be written."""
         if self._host.state is None:
             raise RetryableError("has no state directory to note instances in", where="this host")
         path = note_path(self._host.state, note.gpu)
@@ -53,7 +53,7 @@ class OwnershipStore:
             ) from error
 
     def gpus(self) -> list[str]:
-        """List the addresses of the GPUs that there are notes of."""
+        """List the PCI addresses of the GPUs that have records."""
         if self._host.state is None:
             return []
         folder = self._host.state / FOLDER
@@ -74,31 +74,31 @@ def _address(name: str) -> str | None:
 log = logging.getLogger(__name__)
 
 WAIT = 20.0
-"""Seconds that a claim waits for its turn at a GPU: the kubelet asks again after 45."""
+"""Seconds that a claim waits for the lock of a GPU: the kubelet retries after 45."""
 REPAIR_S = 120.0
-"""Seconds for giving back what claims left that nobody knows any more: several calls of the driver for each."""
+"""Seconds to destroy instances of claims that are no longer in the ledger: several driver calls for each."""
 _PATIENCE = 5.0
-"""Seconds for which a step is tried again that something is still in the way of."""
+"""Seconds for which a blocked step is retried."""
 _PAUSE = 0.25
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRequest:
-    """A partition that a claim is given."""
+    """A partition that is requested for a claim."""
 
     device: str
     profile: int
     placement: Placement
     holder: str
-    """The claim's uid and the device's key in it."""
+    """The UID of the claim, and the key of the device in it."""
     compute_slices: int | None
     destroy_foreign: bool
 
 
 @dataclass(frozen=True, slots=True)
 class CreatedPartition:
-    """A partition that stands."""
+    """An existing partition."""
 
     uuid: str
     gpu_instance: int
@@ -107,7 +107,7 @@ class CreatedPartition:
 
 
 class PartitionedGpu:
-    """One GPU, by its PCI address; safe to use from several threads."""
+    """One GPU, by its PCI address; thread-safe."""
 
     def __init__(
         self,
@@ -116,14 +116,14 @@ class PartitionedGpu:
         driver: Callable[[], AbstractContextManager[MigDriver]],
         locks: KeyedLocks | None = None,
     ) -> None:
-        """`driver` is called anew for each operation; `locks` are those of all agents on the host."""
+        """`driver` is called for each operation; all agents on the host share `locks`."""
         self._address = address
         self._notebook = notebook
         self._driver = driver
         self._locks = locks or KeyedLocks()
 
     def make(self, wanted: PartitionRequest, deadline: Deadline) -> CreatedPartition:
-        """Make a partition, or find it standing. RetryableError says what is in the way."""
+        """Create a partition, or find the existing one. RetryableError names what blocks it."""
         with self._alone(deadline), self._driver() as driver:
             if not driver.mode()[0]:
                 _patiently(lambda: driver.set_mode(True), deadline)
@@ -135,7 +135,7 @@ class PartitionedGpu:
                 try:
                     instance = _patiently(lambda: driver.make(wanted.profile, wanted.placement), deadline)
                 except (NoRoomError, PermanentError):
-                    # What was refused was not made: an instance that lies there by now is somebody else's.
+                    # A rejected instance was not created: an instance in its place belongs to another program.
                     others = tuple(one for one in held.instances if one.device != wanted.device)
                     self._notebook.write(msgspec.structs.replace(held, instances=others))
                     raise
@@ -145,7 +145,7 @@ class PartitionedGpu:
             )
 
     def release(self, holder: str, deadline: Deadline) -> None:
-        """Let go of what a claim holds here; what nobody holds is destroyed. RetryableError while it is in use."""
+        """Release the instances of a claim; destroy unused ones. RetryableError while they are in use."""
         with self._alone(deadline):
             note = self._notebook.read(self._address)
             for one in note.instances:
@@ -159,7 +159,7 @@ class PartitionedGpu:
                     note = self._finish(note, left, deadline)
 
     def disable_mig(self, deadline: Deadline, *, destroy_foreign: bool) -> None:
-        """Switch MIG mode off, so that the GPU can be used as a whole. RetryableError while an instance is there."""
+        """Disable MIG mode, so the GPU can be used as a whole. RetryableError while an instance exists."""
         with self._alone(deadline), self._driver() as driver:
             if not driver.mode()[0]:
                 return
@@ -169,7 +169,7 @@ class PartitionedGpu:
             _patiently(lambda: driver.set_mode(False), deadline)
 
     def prune(self, known: Callable[[str], bool]) -> None:
-        """Let go of what holders have that nobody knows any more; it has no caller, and takes its own time."""
+        """Release instances of holders that are not in the ledger; without a caller, it has its own deadline."""
         deadline = Deadline.of(REPAIR_S)
         with self._alone(deadline):
             note = self._notebook.read(self._address)
@@ -182,7 +182,7 @@ class PartitionedGpu:
                     note = self._finish(note, left, deadline)
 
     def _finish(self, note: OwnershipRecord, one: OwnedInstance, deadline: Deadline) -> OwnershipRecord:
-        """Destroy what nobody holds; gives the note without it."""
+        """Destroy unused instances; return the record without them."""
         try:
             with self._driver() as driver:
                 if driver.mode()[0]:
@@ -190,7 +190,7 @@ class PartitionedGpu:
                         if _noted(note, instance) == one:
                             _destroy(driver, instance, deadline)
         except (GpuLostError, UnknownGpuError) as error:
-            # Such a GPU comes back by a reset at the earliest, and no instance outlives that.
+            # Such a GPU recovers only with a reset, and no instance exists after that.
             log.warning("instance given up with its GPU", extra={"device": one.device, "reason": str(error)})
         note = _with(note, one, None)
         self._notebook.write(note)
@@ -199,7 +199,7 @@ class PartitionedGpu:
     def _clear(
         self, driver: MigDriver, note: OwnershipRecord, wanted: PartitionRequest, deadline: Deadline
     ) -> GpuInstance | None:
-        """Find the wanted instance standing, or clear its place; what may not go is a RetryableError."""
+        """Find the existing instance, or clear its place; RetryableError for an instance that must not be destroyed."""
         standing = None
         for instance in driver.instances():
             if not instance.placement.overlaps(wanted.placement):
@@ -265,7 +265,7 @@ class PartitionedGpu:
 
 
 def _noted(note: OwnershipRecord, instance: GpuInstance) -> OwnedInstance | None:
-    """Find what is noted of an instance: one place holds no two of a profile."""
+    """Find the record of an instance: a place never has two instances of a profile."""
     for one in note.instances:
         if (one.profile, one.start) == (instance.profile, instance.placement.start):
             return one
@@ -296,9 +296,9 @@ def _destroy(driver: MigDriver, instance: GpuInstance, deadline: Deadline) -> No
 
 
 def _patiently(step: Callable[[], _T], deadline: Deadline) -> _T:
-    """Try a step again for a while: a container that has just ended lets go of its GPU a moment later.
+    """Retry a step for a while: a container that has just stopped closes its GPU a moment later.
 
-    RetryableError where the deadline has passed before it is tried.
+    RetryableError if the deadline has passed before the first attempt.
     """
     deadline.check("a MIG instance")
     end = deadline.capped(_PATIENCE)

@@ -1,4 +1,4 @@
-"""The set-up of MIG partitions, and of whole GPUs that are offered in partitions, too: see dra_agent.prepare.setup."""
+"""The device setup of MIG partitions, and of whole GPUs that are also published as partitions."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ KIND: Kind = (API_VERSION, "MigConfig")
 
 
 class MigConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, rename="camel"):
-    """Settings of a MIG partition."""
+    """Parameters of a MIG partition."""
 
     compute_slices: Annotated[int, msgspec.Meta(ge=1, le=7)] | None = None
-    """Compute slices of the instance that computes; the rest of the partition's stay idle, its memory is unchanged.
-    Not set: all that the profile has."""
+    """Compute slices of the compute instance; the other slices of the partition stay idle, its memory is unchanged. Not
+    set: all slices of the profile."""
 
 
 _WHOLE = "whole"
 
 
 class MigSetup:
-    """Makes and destroys partitions on one host; safe to use from several threads."""
+    """Creates and destroys partitions on one host; thread-safe."""
 
     kind: Kind = KIND
     parameters = MigConfig
 
     def __init__(self, host: Host, timeout: float) -> None:
-        """`timeout` in seconds is for calls that only ask. The host's `state` is where notes are kept."""
+        """`timeout` in seconds is for calls that only read. Records are kept in the host's `state`."""
         self._host = host
         self._timeout = timeout
         self._profiles: dict[str, tuple[int, ...]] = {}
@@ -54,11 +54,11 @@ class MigSetup:
         self._gpus: dict[str, PartitionedGpu] = {}
 
     def default(self, device: Device) -> MigConfig | None:
-        """Every such device has to be made, whether anybody configures it or not."""
+        """Every such device must be created, with or without parameters."""
         return MigConfig() if "mig" in device.identity else None
 
     def check(self, device: Device, parameters: MigConfig) -> None:
-        """Refuse other devices, and more compute slices than a profile has."""
+        """Reject other devices, and more compute slices than the profile has."""
         place = device.identity.get("mig")
         if place is None or (place == _WHOLE and parameters != MigConfig()):
             raise UnsuitableError(f"kind: {KIND[1]} is for MIG partitions that are made for a claim")
@@ -72,8 +72,8 @@ class MigSetup:
     def set_up(
         self, uid: str, devices: Sequence[SetupDevice], parameters: MigConfig, previous: Any, deadline: Deadline
     ) -> SetupOutcome:
-        """Make what is not there; the record says what stands, for people."""
-        del previous  # what stands is seen on the GPU
+        """Create missing partitions; the result in the record is for users."""
+        del previous  # the GPU is the source of truth
         record: dict[str, Any] = {}
         edits: dict[str, ContainerEdits] = {}
         for item in devices:
@@ -98,12 +98,12 @@ class MigSetup:
         return SetupOutcome(record, edits)
 
     def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
-        """Destroy what nobody else holds; the notes say where it is."""
+        """Destroy partitions that no other claim uses; the records list them."""
         del record
 
         def release(address: str) -> None:
-            # A partition's name begins with that of its GPU. Another GPU, which may be slow, hang or have a damaged
-            # note, is not asked.
+            # The name of a partition starts with that of its GPU. Other GPUs, which may be slow, hang or have a corrupt
+            # record, are not read.
             name = device_name("gpu", address)
             holders = {_holder(uid, key) for key in keys if key.startswith(f"{name}-")}
             if not holders:
@@ -115,23 +115,23 @@ class MigSetup:
         self._each_gpu(release)
 
     def roll_back(self, uid: str, keys: Sequence[str], parameters: MigConfig, deadline: Deadline) -> None:
-        """Do the same: what has been begun is noted."""
+        """Do the same: started steps are recorded."""
         del parameters
         self.tear_down(uid, keys, None, deadline)
 
     def prune(self, is_held: Callable[[str], bool]) -> None:
-        """Destroy what is noted for claims that hold nothing; RetryableError where that fails."""
+        """Destroy partitions recorded for claims that hold nothing; RetryableError if that fails."""
         known: Callable[[str], bool] = lambda holder: is_held(holder.partition("/")[0])  # noqa: E731
         self._each_gpu(lambda address: self._gpu(address).prune(known))
 
     def noted(self, uid: str) -> Sequence[str]:
-        """Give the keys of the partitions that the notes say the claim has."""
+        """Return the keys of the partitions that the records list for the claim."""
         notes = [self._notebook.read(address) for address in self._notebook.gpus()]
         holders = [holder for note in notes for one in note.instances for holder in (*one.holders, one.leaving)]
         return [key for owner, _, key in (holder.partition("/") for holder in holders) if owner == uid]
 
     def _each_gpu(self, step: Callable[[str], None]) -> None:
-        """Take a step for every GPU that has a note; the first failure is raised when all have had their turn."""
+        """Call `step` for each GPU with a record; raise the first error after all calls."""
         failed: AgentError | None = None
         for address in self._notebook.gpus():
             try:
@@ -167,7 +167,7 @@ def _holder(uid: str, key: str) -> str:
 
 
 def _slices(device: Device) -> int | None:
-    """Take the compute slices out of a profile's name: "3g.40gb" has three."""
+    """Return the compute slices in a profile's name: "3g.40gb" has three."""
     profile = device.attributes.get("profile")
     digits = (profile.string or "").partition("g.")[0] if profile is not None else ""
     return int(digits) if digits.isdecimal() else None

@@ -1,1 +1,1 @@
-"""MPS: one control daemon for each GPU that claims share, for as long as any of them does."""
+"""MPS: one control daemon for each GPU that claims share. It runs as long as a share exists."""

@@ -1,6 +1,6 @@
-"""The MPS control program, for one GPU: starts its daemon and speaks to it.
+"""Starts the MPS control daemon of one GPU and sends commands to it.
 
-Commands and their forms are those of nvidia-cuda-mps-control(1). The daemon sees one GPU, so that it is device 0.
+The commands are those of nvidia-cuda-mps-control(1). The daemon sees only one GPU, which is therefore device 0.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from dra_agent.errors import RetryableError
 DEADLINE = 10.0
 """Seconds for one command."""
 _ENDING = 10.0
-"""Seconds that a daemon may take to quit before it is killed; its clients have ended by then."""
+"""Maximum seconds for a daemon to quit before it is killed; its clients have exited by then."""
 _TODO = "see the logs of MPS beside its pipes"
 _MAX_SERVERS = 64
-"""Servers of one daemon that are told of a limit. It has one for each user; the answer can be a container's."""
+"""Maximum servers of one daemon that receive a limit. It has one for each user, and a container can forge the list."""
 _MAX_RECORD_BYTES = 4096
 _STARTED = 21
 """Position in /proc/PID/stat, from 0."""
 
 
 class Daemon(msgspec.Struct, frozen=True):
-    """A running daemon, as the launcher reported it; kept below the state directory, where no container writes."""
+    """A running daemon, as the launcher reported it; stored below the state directory, where no container can write."""
 
     pid: int
     started: int
-    """Clock ticks since boot: tells it from another process that has its number."""
+    """Clock ticks since boot: distinguishes it from another process with the same PID."""
 
 
 class MpsDaemon:
-    """One GPU's daemon; whoever calls holds the GPU's lock."""
+    """The daemon of one GPU; the caller holds the lock of the GPU."""
 
     def __init__(
         self, program: Path, place: MpsPaths, uuid: str, *, own_shm: bool, proc: Path, deadline: float = DEADLINE
     ) -> None:
-        """`own_shm`: give it a /dev/shm of its own, which takes the right to mount."""
+        """`own_shm`: mount a private /dev/shm for it, which requires the permission to mount."""
         self._path = program
         self._place = place
         self._proc = proc
@@ -60,11 +60,11 @@ class MpsDaemon:
         self._launcher = Child("dra_agent.device_setup.mps.launch", deadline, hint=_TODO, environment=environment)
 
     def is_alive(self) -> bool:
-        """Tell whether a daemon is there; RetryableError where that is not known, as from one that hangs."""
+        """Return whether a daemon runs; RetryableError if that is unknown, because it hangs for example."""
         return self._ask("get_server_list").status == 0
 
     def start(self) -> None:
-        """Start the daemon; RetryableError where it does not come up."""
+        """Start the daemon; RetryableError if it does not start."""
         shm = str(self._place.shm) if self._own_shm else "-"
         log = str(self._place.log / "start.log")
         done = self._launcher.run([shm, log, str(self._path.absolute()), "-d"])
@@ -75,16 +75,16 @@ class MpsDaemon:
             raise self._tool.error("was started and does not answer")
 
     def limit(self, memory_mib: int) -> None:
-        """Set what a client may have that asks for no limit, or for a higher one."""
+        """Set the limit of clients that request none, or a higher one."""
         self._told(f"set_default_device_pinned_mem_limit 0 {memory_mib}M")
         servers = self._ask("get_server_list").output.decode(errors="replace").split()
         for server in servers[:_MAX_SERVERS]:
-            # The default is for servers to come. One that ended meanwhile refuses, and is not missed.
+            # The default applies to later servers. A server that has exited rejects it, which is no failure.
             if server.isascii() and server.isdecimal():
                 self._ask(f"set_device_pinned_mem_limit {server} 0 {memory_mib}M")
 
     def quit(self) -> None:
-        """End the daemon and its servers; nothing to end is success."""
+        """Stop the daemon and its servers; succeeds if there is none."""
         daemon = self._daemon()
         with suppress(RetryableError):
             self._ask("quit")
@@ -93,7 +93,7 @@ class MpsDaemon:
         atomic_file.remove(self._place.record)
 
     def _wait(self, daemon: Daemon) -> None:
-        """Wait until a daemon has ended, and kill one that does not."""
+        """Wait until a daemon has exited, and kill it if it does not."""
         try:
             handle = os.pidfd_open(daemon.pid)
         except OSError:
@@ -102,7 +102,7 @@ class MpsDaemon:
             end = time.monotonic() + _ENDING
             while self._is_running(daemon):
                 if time.monotonic() > end:
-                    # By the handle, which is of the process that was just seen to be the daemon.
+                    # Through the pidfd, which belongs to the process that was just identified as the daemon.
                     with suppress(OSError):
                         signal.pidfd_send_signal(handle, signal.SIGKILL)
                     return
@@ -119,7 +119,7 @@ class MpsDaemon:
         return self._tool.run([], given=f"{command}\n".encode())
 
     def _record(self, reported: bytes) -> None:
-        """Keep which process the daemon is; one that reports nothing cannot be killed later, only told to quit."""
+        """Record the process of the daemon, so that it can be killed if it does not quit."""
         try:
             daemon = msgspec.json.decode(reported, type=Daemon)
         except msgspec.DecodeError:
@@ -136,7 +136,7 @@ class MpsDaemon:
             return None
 
     def _is_running(self, daemon: Daemon) -> bool:
-        """Return whether it is there still: another process may have its number by now."""
+        """Return whether it is still running: another process may have its PID."""
         try:
             fields = stat_of(daemon.pid, self._proc)
             return fields is not None and fields[2] != "Z" and int(fields[_STARTED]) == daemon.started

@@ -1,11 +1,12 @@
-"""Starts the MPS control program, with the GPU's own /dev/shm in a mount namespace of its own, and reports its daemon.
+"""Starts the MPS control program, with the GPU's own /dev/shm in a private mount namespace, and reports its daemon.
 
-A child of the agent, with the arguments SHM LOG PROGRAM [ARGUMENT...]; SHM of "-" leaves /dev/shm as it is. What the
-program writes goes to LOG: a daemon keeps its outputs, and who waits for the end of a pipe would wait for its end.
+It is a child process of the agent, with the arguments SHM LOG PROGRAM [ARGUMENT...]; SHM "-" leaves /dev/shm unchanged.
+The output of the program is written to LOG: a daemon keeps its outputs open, so a reader of a pipe would wait until it
+exits.
 
-The answer is one line of JSON, `{"pid": 4711, "started": 12345}`: the process that the program left behind, and when it
-started, in clock ticks since boot (field 22 of /proc/PID/stat, proc(5)). The daemon's own pidfile lies among the pipes,
-where containers can write.
+The response is one line of JSON, `{"pid": 4711, "started": 12345}`: the process that the program left running, and its
+start time in clock ticks since boot (field 22 of /proc/PID/stat, proc(5)). The daemon's own pidfile is in the directory
+of the pipes, where containers can write.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _PPID, _STARTED = 3, 21
 
 
 def main(shm: str, log: str, program: str, *arguments: str) -> int:
-    """Run the program and report its daemon; gives its exit status, and raises OSError where it cannot be run."""
+    """Run the program and report its daemon; return its exit status. Raises OSError if it cannot be run."""
     libc = ctypes.CDLL(None, use_errno=True)
-    # What the program leaves behind becomes a child of this process, and is found as that.
+    # Processes that the program leaves running become children of this process, and are found as such.
     _made(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "adopting the daemon")
     if shm != "-":
         _mount(libc, shm)
@@ -36,7 +37,7 @@ def main(shm: str, log: str, program: str, *arguments: str) -> int:
     if child == 0:
         os.dup2(output, 1)
         os.dup2(output, 2)
-        # The usual one, which the program expects: the agent's keeps everybody else out, clients too.
+        # The usual umask, which the program expects: the agent's excludes all other users, and so clients.
         os.umask(0o022)
         try:
             os.execv(program, [program, *arguments])  # noqa: S606 - no shell is meant
@@ -54,7 +55,7 @@ def main(shm: str, log: str, program: str, *arguments: str) -> int:
 
 
 def _children() -> list[tuple[int, int]]:
-    """Give the processes whose parent is this one, the oldest first."""
+    """Return the child processes of this process, the oldest first."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
@@ -69,9 +70,9 @@ def _children() -> list[tuple[int, int]]:
 
 
 def stat_of(pid: int, proc: Path = Path("/proc")) -> list[str] | None:
-    """Give the fields of /proc/PID/stat from 0, the name in the second left empty; None where there is no such process.
+    """Return the fields of /proc/PID/stat from 0, without the name in the second; None if the process does not exist.
 
-    Never reads `environ` or `cmdline`: they wait for a lock that the process itself can keep.
+    Never reads `environ` or `cmdline`: they wait for a lock that the process itself can hold.
     """
     try:
         text = (proc / str(pid) / "stat").read_text(errors="replace")
@@ -81,7 +82,7 @@ def stat_of(pid: int, proc: Path = Path("/proc")) -> list[str] | None:
 
 
 def _last_line(log: str) -> str:
-    """Give the last line of the program's log, which says why it does not start."""
+    """Return the last line of the program's log: the reason of a failed start."""
     with Path(log).open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
         lines = file.read().decode(errors="replace").strip().splitlines()
@@ -90,7 +91,7 @@ def _last_line(log: str) -> str:
 
 def _mount(libc: ctypes.CDLL, shm: str) -> None:
     _made(libc.unshare(_CLONE_NEWNS), "a mount namespace of its own")
-    # What is mounted here must not be seen by anybody else.
+    # Mounts made here must not be visible to other processes.
     _made(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "making mounts private")
     _made(libc.mount(os.fsencode(shm), b"/dev/shm", None, _MS_BIND, None), "mounting /dev/shm")
 

@@ -1,4 +1,4 @@
-"""Where the control daemon of one GPU has its pipes, logs and shared memory, and how containers see them."""
+"""Directories of the control daemon of one GPU for pipes, logs and shared memory, and their mounts in containers."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from dra_agent.errors import PermanentError, RetryableError
 
 PIPES_IN_CONTAINER = "/tmp/nvidia-mps"  # noqa: S108 - where CUDA looks unless told otherwise
 SHARED_MEMORY = "dra-agent"
-"""Folder of the agent in /dev/shm."""
+"""The agent's directory in /dev/shm."""
 _RM = Path("/bin/rm")
 _REMOVAL_S = 5.0
 _FOREIGN = (errno.EPERM, errno.ENOTDIR, errno.ELOOP)
 _OPTIONS = ("rw", "nosuid", "nodev", "rbind", "rprivate")
 _PIPE_LIMIT = 107
-"""Bytes of a socket's path (unix(7)); the daemon makes "control_privileged" among its pipes."""
+"""Maximum bytes of a socket path (unix(7)); the daemon creates "control_privileged" among its pipes."""
 _LONGEST_PIPE = "control_privileged"
 
 
 @dataclass(frozen=True, slots=True)
 class MpsPaths:
-    """The folders of one GPU's daemon."""
+    """The directories of the daemon of one GPU."""
 
     folder: Path
-    """Below the state directory, the GPU's own."""
+    """The GPU's directory below the state directory."""
     shm: Path
-    """What daemon and clients have as /dev/shm: they exchange memory there."""
+    """/dev/shm of the daemon and its clients: they exchange memory there."""
 
     @classmethod
     def of(cls, state_dir: Path, dev: Path, device: str) -> MpsPaths:
-        """Give a device's place; its name is a DNS label. PermanentError where no socket fits below it."""
+        """Return the paths for a device; its name is a DNS label. PermanentError if a socket path would be too long."""
         folder = state_dir.absolute() / "mps" / device
         if len(str(folder / "pipe" / _LONGEST_PIPE).encode()) > _PIPE_LIMIT:
             raise PermanentError(
@@ -45,28 +45,28 @@ class MpsPaths:
                 where=str(folder),
                 hint="choose a shorter --state-dir",
             )
-        # In memory where the host has a place for that: what is shared must not be written to a disk.
+        # In memory if the host has a directory for that: shared memory must not be written to a disk.
         memory = dev.absolute() / "shm"
         return cls(folder, memory / SHARED_MEMORY / device if memory.is_dir() else folder / "shm")
 
     @property
     def record(self) -> Path:
-        """Where the agent keeps which process the daemon is; no container sees this folder."""
+        """File that records the process of the daemon; not mounted into containers."""
         return self.folder / "daemon.json"
 
     @property
     def pipe(self) -> Path:
-        """The folder of the daemon's pipes."""
+        """The directory of the daemon's pipes."""
         return self.folder / "pipe"
 
     @property
     def log(self) -> Path:
-        """The folder of the daemon's logs."""
+        """The directory of the daemon's logs."""
         return self.folder / "log"
 
     def make(self) -> None:
-        """Make the folders; RetryableError where the disk refuses, or where a folder is another user's."""
-        # Clients, and the server that works for them, are whoever a container runs as; the umask is the agent's.
+        """Create the directories; RetryableError if the disk cannot be written, or another user owns a directory."""
+        # Clients, and the server for them, run as the users of containers; the umask is the agent's.
         state = (self.folder.parent.name, 0o711), (self.folder.name, 0o711)
         try:
             base = self.folder.parent.parent
@@ -76,7 +76,7 @@ class MpsPaths:
             if self.shm.parent == self.folder:
                 paths.make(base, *state, (self.shm.name, 0o1777))
             else:
-                # Everybody may write /dev/shm, and nobody but the agent what lies below this folder.
+                # All users may write /dev/shm, and only the agent may write below this directory.
                 parent = self.shm.parent
                 paths.make(parent.parent, (parent.name, 0o755), (self.shm.name, 0o1777))
         except OSError as error:
@@ -86,28 +86,28 @@ class MpsPaths:
             ) from error
 
     def remove(self) -> None:
-        """Remove everything but the logs, which people may want to read.
+        """Remove everything except the logs, which users may need.
 
-        It is out of the way when this returns. A container can have left more, and deeper, than can be removed at once:
-        what is still there after a few seconds goes when this is called the next time.
+        The files are moved away when this returns. A container can have left more files, and deeper directories, than
+        can be removed at once: the next call removes what remains after a few seconds.
         """
         for folder in (self.pipe, self.shm):
             with suppress(OSError):
                 paths.remove(folder.parent, folder.name)
             left = [str(path) for path in paths.left_over(folder.parent, folder.name)]
             if left:
-                # A process of its own: of a million files, or a thousand levels, the agent keeps nothing.
+                # A separate process: the agent keeps no state for a million files, or a thousand levels.
                 with suppress(RetryableError):
                     HostCommand(_RM, _REMOVAL_S).run(["-rf", "--one-file-system", "--", *left])
 
     def edits(self, memory_mib: int, percentage: int | None) -> ContainerEdits:
-        """Say what a container needs to be a client with these limits.
+        """Return the container edits for a client with these limits.
 
-        They are of each process of the container, and the daemon holds them to no more than its own defaults.
+        They apply to each process of the container, and the daemon enforces only its own defaults.
         """
         env = [
             f"CUDA_MPS_PIPE_DIRECTORY={PIPES_IN_CONTAINER}",
-            # Device 0 of what the container sees; the value has a unit of M or G.
+            # Device 0 of those visible to the container; the value has the unit M or G.
             f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={memory_mib}M",
         ]
         if percentage is not None:
@@ -120,14 +120,14 @@ class MpsPaths:
 
 
 _MOST_ASIDE = 100
-"""Folders of one name that wait to be removed."""
+"""Directories of one name that wait to be removed."""
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def make(base: Path, *steps: tuple[str, int]) -> None:
-    """Make folders below one another in `base`, each a name and a mode, whatever the umask is.
+    """Create nested directories in `base`, each a name and a mode, regardless of the umask.
 
-    Raises OSError: EPERM where a folder belongs to another user than the agent's; ENOTDIR, ELOOP where it is none.
+    Raises OSError: EPERM if another user than the agent's owns a directory; ENOTDIR, ELOOP if it is not a directory.
     """
     at = base
     handle = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -152,9 +152,10 @@ def make(base: Path, *steps: tuple[str, int]) -> None:
 
 
 def remove(base: Path, *steps: str) -> Path | None:
-    """Move the last of these folders out of the way, next to itself, and give its new path; None where it is not there.
+    """Rename the last of these directories within its parent, and return its new path; None if it does not exist.
 
-    What a container wrote below it can be deep and plenty: removing it may take long, and keeps nothing else waiting.
+    A container can create many files and deep directories below it: removing them may take long, and must not block
+    anything.
     """
     *parents, name = steps
     handle = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -167,7 +168,7 @@ def remove(base: Path, *steps: str) -> Path | None:
         while True:
             aside = f".{name}.gone-{number}"
             try:
-                # Fails where a former one is still there with something in it.
+                # Fails if an earlier one still exists and is not empty.
                 os.rename(name, aside, src_dir_fd=handle, dst_dir_fd=handle)
             except FileNotFoundError:
                 return None
@@ -184,7 +185,7 @@ def remove(base: Path, *steps: str) -> Path | None:
 
 
 def left_over(folder: Path, name: str) -> Sequence[Path]:
-    """Give what `remove` has moved aside of a folder and nothing has removed yet."""
+    """Return the directories that `remove` has renamed and that still exist."""
     with suppress(OSError):
         return sorted(folder.glob(f".{name}.gone-*"))
     return ()

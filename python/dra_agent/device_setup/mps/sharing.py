@@ -1,4 +1,4 @@
-"""GPUs shared through MPS: the daemon comes with the first share, goes with the last, and is watched meanwhile."""
+"""Sharing of GPUs through MPS: the first share starts the daemon, the last one stops it. It is supervised."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ class SharedGpu(msgspec.Struct, frozen=True):
     uuid: str
     pci_address: str
     compute_mode: int | None
-    """As it was before, to be restored; None where it is not changed (MIG)."""
+    """The original mode, to be restored; None if it is not changed (MIG)."""
     clients: dict[str, MpsClient]
     """By "UID KEY" of claim and share."""
 
     @property
     def largest_mib(self) -> int:
-        """The largest share: what a client may have that asks for no limit."""
+        """The largest share: the limit of a client that requests none."""
         return max((client.memory_mib for client in self.clients.values()), default=0)
 
 
 class MpsClientStore(StateFiles[SharedGpu]):
-    """A note for each GPU."""
+    """A state file for each GPU."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, SharedGpu, mode=0o755)
 
     def devices(self) -> list[str]:
-        """Name the devices that have a file."""
+        """Return the names of the devices that have a file."""
         try:
             return sorted(path.stem for path in self._folder.glob("*.json"))
         except OSError:
             return []
 
     def damaged(self, path: Path, error: msgspec.DecodeError) -> None:
-        """Refuse: without it nobody knows which compute mode the GPU had, and a person has to look."""
+        """Reject it: without the file the GPU's original compute mode is unknown, and an operator has to check it."""
         raise RetryableError(
             f"is damaged: {error}", where=str(path), hint="remove it, and check the GPU's compute mode"
         ) from error
@@ -68,7 +68,7 @@ EXCLUSIVE_PROCESS = 3
 
 
 class ComputeMode:
-    """The compute modes of a host's GPUs, through NVML. Every method raises RetryableError where that fails."""
+    """The compute modes of a host's GPUs, through NVML. Every method raises RetryableError if NVML fails."""
 
     def __init__(self, library: Path | None, timeout: float) -> None:
         self._library = library
@@ -76,15 +76,15 @@ class ComputeMode:
         self._nvml: NvmlClient | None = None
 
     def get(self, uuid: str, address: str) -> int:
-        """Read the mode of a GPU."""
+        """Return the mode of a GPU."""
         return int(self._call("nvmlDeviceGetComputeMode", uuid, address))
 
     def set(self, uuid: str, address: str, mode: int) -> None:
-        """Set it."""
+        """Set the mode of a GPU."""
         self._call("nvmlDeviceSetComputeMode", uuid, address, mode)
 
     def restore(self, uuid: str, address: str, mode: int) -> None:
-        """Set it, unless the GPU is gone, and its mode with it."""
+        """Set the mode, unless the GPU was removed, and its mode with it."""
         try:
             self.set(uuid, address, mode)
         except (GpuLostError, UnknownGpuError):
@@ -108,7 +108,7 @@ log = logging.getLogger(__name__)
 
 
 class MpsSharing:
-    """The daemons of one host; safe to use from several threads."""
+    """The daemons of one host; thread-safe."""
 
     def __init__(self, host: Host, state_dir: Path, modes: ComputeMode, *, deadline: float = DEADLINE) -> None:
         self._host = host
@@ -121,7 +121,7 @@ class MpsSharing:
         self._sick: dict[str, str] = {}
 
     def attach(self, uid: str, item: SetupDevice, client: MpsClient, deadline: Deadline) -> ContainerEdits:
-        """Make a share a client of its GPU's daemon, which is started where it does not run."""
+        """Make a share a client of its GPU's daemon, and start the daemon if needed."""
         device = item.device
         uuid = device.identity.get("uuid")
         if uuid is None:
@@ -130,7 +130,7 @@ class MpsSharing:
         with self._gpus.hold([device.name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
             shared = self._clients.read(device.name)
             if shared is not None and shared.uuid != uuid:
-                self._end(device.name, shared)  # another GPU has come into its place
+                self._end(device.name, shared)  # another GPU is in its slot
                 shared = None
             if shared is None:
                 whole = "parent" not in device.identity
@@ -144,7 +144,7 @@ class MpsSharing:
         return place.edits(client.memory_mib, client.percentage)
 
     def detach(self, uid: str, key: str, deadline: Deadline) -> None:
-        """Take a share out; with the last one the daemon ends and the compute mode is as it was."""
+        """Remove a share; with the last one, the daemon stops and the compute mode is restored."""
         device = key.partition("/")[0]
         with self._gpus.hold([device], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
             shared = self._clients.read(device)
@@ -158,15 +158,15 @@ class MpsSharing:
                 self._end(device, left)
 
     def noted(self, uid: str) -> list[str]:
-        """Give the keys of the shares that the notes say a claim has."""
+        """Return the keys of the shares that the state files list for a claim."""
         shared = [self._clients.read(device) for device in self._clients.devices()]
         names = [name for one in shared if one is not None for name in one.clients]
         return [key for owner, _, key in (name.partition(" ") for name in names) if owner == uid]
 
     def supervise(self) -> dict[str, str]:
-        """Look after every daemon: start again what has died, end what nobody uses; gives what fails, by device.
+        """Supervise all daemons: restart those that have exited, stop unused ones; return the failures by device.
 
-        A daemon that had to be started again is told once: the clients of the dead one have lost their work.
+        A restarted daemon is reported once: the clients of the previous one have lost their work.
         """
         told: dict[str, str] = {}
         for device in self._clients.devices():
@@ -174,7 +174,7 @@ class MpsSharing:
                 with self._gpus.hold([device], Deadline.of(0), "a look at its MPS daemon"):
                     reason = self._look(device)
             except LockedError:
-                # A claim is being set up on it, and finds out by itself.
+                # A claim is being set up on it, and reports failures itself.
                 reason = self._sick.get(device)
             except AgentError as error:
                 reason = str(error)
@@ -194,7 +194,9 @@ class MpsSharing:
         if shared is None:
             return None
         if not shared.clients:
-            self._end(device, shared)  # a crash came between the last share's end and the daemon's
+            self._end(
+                device, shared
+            )  # the agent crashed between the release of the last share and the stop of the daemon
             return None
         if self._control(device, shared.uuid).is_alive():
             return None
@@ -241,7 +243,7 @@ class MpsSharing:
                 where=f"device {device}",
                 hint="install it again, or choose another enforcement in inventory.share",
             )
-        # A simulated host is not to change this one's mounts.
+        # A simulated host must not change mounts of this one.
         real = self._host.dev == Path("/dev")
         made = MpsDaemon(
             program,

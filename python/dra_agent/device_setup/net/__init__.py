@@ -1,4 +1,4 @@
-"""A network interface for a container: moved in under a name, with MTU, addresses and routes, and put back after."""
+"""Network interfaces for containers: moved in with name, MTU, addresses and routes, and restored later."""
 
 from __future__ import annotations
 

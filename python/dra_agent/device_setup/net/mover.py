@@ -1,4 +1,4 @@
-"""Moves an interface to the network of a container that is about to start, as the hook of that container asks for."""
+"""Moves an interface into the network namespace of a container that is starting, on request of the container's hook."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from dra_agent.prepare.locks import SETUP_TIMEOUT_S, KeyedLocks
 log = logging.getLogger(__name__)
 
 TASK = "interface"
-"""What the hook is told that it is for, and says."""
+"""Task of the hook, and of its request."""
 _PROC = Path("/proc")
-"""Of the kernel that runs, also where a host is simulated: containers are real."""
+"""Of the running kernel, also for a simulated host: containers are real."""
 _LOOK = 0.2
 _DEVICE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 class MoveTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the hook asks for: the line on the socket."""
+    """The request of the hook: one line on the socket."""
 
     claim: str
     key: str
     task: str
     pid: int
-    """The container's first process, which waits for the answer."""
+    """The first process of the container, which waits for the response."""
 
 
 class InterfaceMover:
-    """Safe to use from several threads; locks and notes are those of the set-up."""
+    """Thread-safe; it uses the locks and state files of the setup."""
 
     def __init__(
         self, interfaces: Interfaces, kept: StateFiles[OriginalInterface], devices: KeyedLocks, patience: float
@@ -51,7 +51,7 @@ class InterfaceMover:
         self._patience = patience
 
     def move(self, line: bytes) -> bool:
-        """Have the interface where the container is; PermanentError or RetryableError say why it cannot be."""
+        """Move the interface to the container; PermanentError or RetryableError with the reason if that fails."""
         try:
             ask = msgspec.json.decode(line, type=MoveTask)
         except msgspec.DecodeError as error:
@@ -76,12 +76,12 @@ class InterfaceMover:
         where = f"device {device} of claim {before.uid}"
         until = time.monotonic() + self._patience
         if name not in (before.network, before.moving):
-            # What a process did that hangs or is killed has to be put back, too.
+            # Changes of a process that hangs or is killed must be restored, too.
             before = msgspec.structs.replace(before, moving=name)
             self._kept.write(device, before)
         while True:
             done = rtnetlink.ask(self._move(network, name, before))
-            # The kernel takes a network apart some time after its last process, and the interface comes back then.
+            # The kernel removes a network namespace some time after its last process; then the interface returns.
             if done.state != "away" or done.refused or time.monotonic() >= until:
                 break
             time.sleep(_LOOK)
@@ -128,10 +128,10 @@ class InterfaceMover:
             name = self._interfaces.find(before.address, before.ifname, before.interface.name)
             return None if name is None else rtnetlink.HostInterface(name, self._interfaces.hardware_address(name))
         except OSError:
-            return None  # it went meanwhile
+            return None  # it was removed meanwhile
 
     def _open(self, pid: int) -> int:
-        """Open a container's network; PermanentError for the host's, which every process has that is in none."""
+        """Open the network namespace of a container; PermanentError if it is that of the host."""
         own = (_PROC / "self/ns/net").stat()
         try:
             network = os.open(_PROC / str(pid) / "ns/net", os.O_RDONLY | os.O_CLOEXEC)

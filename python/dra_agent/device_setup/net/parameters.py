@@ -10,21 +10,21 @@ import msgspec
 from dra_agent.device_setup.rtnetlink import Link
 from dra_agent.inventory.api import Attribute
 
-# As the kernel takes them (dev_valid_name, at most 15 bytes), less what pods have already and what sysctl has.
+# As the kernel accepts them (dev_valid_name, at most 15 bytes), except for names that pods and sysctl use.
 _NAME = r"^(?!(lo|eth0|all|default)$)[A-Za-z0-9][A-Za-z0-9._-]{0,14}$(?!\n)"
-# Their characters; which of them make an address is said below.
+# Characters only; the check that they form an address is below.
 _ADDRESS = r"^[0-9A-Fa-f:.]{2,45}$(?!\n)"
 _PREFIX = r"^[0-9A-Fa-f:.]{2,45}/[0-9]{1,3}$(?!\n)"
 _MOST = 64
 
 
 class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A way through the interface."""
+    """A route through the interface."""
 
     destination: Annotated[str, msgspec.Meta(pattern=_PREFIX)]
-    """A network, as "10.1.0.0/16"; "0.0.0.0/0" is for everything that has no other route."""
+    """A network, such as "10.1.0.0/16"; "0.0.0.0/0" is the default route."""
     gateway: Annotated[str, msgspec.Meta(pattern=_ADDRESS)] | None = None
-    """The address of the router; left out, the network is on the link itself."""
+    """The address of the router; without it, the network is on-link."""
 
     def __post_init__(self) -> None:
         try:
@@ -42,18 +42,18 @@ class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InterfaceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the interface is to be; what is left out stays as it is."""
+    """Configuration of the interface; omitted fields stay unchanged."""
 
     name: Annotated[str, msgspec.Meta(pattern=_NAME)] | None = None
-    """In the container, into which it is moved; left out, it stays on the host."""
+    """Name in the container, into which it is moved; without it, the interface stays on the host."""
     mtu: Annotated[int, msgspec.Meta(ge=68, le=65535)] | None = None
-    """Bytes of its largest packet; the adapter may take less."""
+    """MTU in bytes; the adapter may support less."""
     addresses: (
         Annotated[tuple[Annotated[str, msgspec.Meta(pattern=_PREFIX)], ...], msgspec.Meta(max_length=_MOST)] | None
     ) = None
-    """In the container, as "10.0.0.5/24"; left out, it keeps those that it has on the host, and empty, it has none."""
+    """Addresses in the container, such as "10.0.0.5/24". Omitted: those on the host; empty: none."""
     routes: Annotated[tuple[Route, ...], msgspec.Meta(max_length=_MOST)] = ()
-    """In the container's network, through this interface."""
+    """Routes in the container, through this interface."""
 
     def __post_init__(self) -> None:
         for index, address in enumerate(self.addresses or ()):
@@ -67,7 +67,7 @@ class InterfaceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NicConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a network adapter, for as long as the claim has it."""
+    """Parameters of a network adapter while the claim has it."""
 
     interface: InterfaceConfig
 
@@ -77,28 +77,29 @@ MOST = 1 << 16
 
 
 class OriginalInterface(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One interface, as its claim found it, and where it is; where that is damaged nobody knows it any more."""
+    """The original state of one interface, and its location; it is unknown if the file is corrupt."""
 
     uid: str
-    """The claim."""
+    """UID of the claim."""
     address: str
-    """PCI address, by which it is found again."""
+    """PCI address, which identifies it later."""
     ifname: str
     mtu: int
     up: bool
     hardware_address: str = ""
-    """By which it is known in a container's network."""
+    """Its hardware address, which identifies it in the network namespace of a container."""
     addresses: tuple[str, ...] = ()
-    """In CIDR notation, those that somebody has given it for good."""
+    """In CIDR notation, the addresses that are permanent."""
     link: Link | None = None
-    """What else a container can change of it; None where it stays on the host, or an earlier agent kept less."""
+    """Other properties that a container can change; None if it stays on the host, or an earlier agent recorded less."""
     described: dict[str, Attribute] = {}
-    """The attributes that the device has of it, as published: inventory/moved.py shows them while it is away."""
+    """The published attributes that the device has from it: inventory/moved.py shows them while it is in a container.
+    """
     interface: InterfaceConfig = InterfaceConfig()
-    """What the claim asks for; without a name it stays on the host."""
+    """The configuration of the claim; without a name the interface stays on the host."""
     network: str = ""
-    """The network namespace that it was moved to last, "net:[4026532281]"."""
+    """The last network namespace that it was moved to, "net:[4026532281]"."""
     complete: bool = False
-    """Whether it had there all that the claim asks for; from then on it is the container's business."""
+    """Whether it was fully configured there; from then on the container may change it."""
     moving: str = ""
-    """The network namespace that it is being moved to, noted before: whoever does it may not live to say so."""
+    """The network namespace that it is being moved to, recorded before the move: the mover may crash."""

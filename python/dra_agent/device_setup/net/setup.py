@@ -1,4 +1,4 @@
-"""The set-up: an MTU, the hook that has the interface moved, and everything as it was when it has come back."""
+"""Device setup of network adapters: the MTU, the hook that requests the move, and the restore after it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome
 log = logging.getLogger(__name__)
 
 PATIENCE = 3.0
-"""Seconds for an interface to come back: the kernel takes a network apart after its last process has gone."""
+"""Maximum seconds for an interface to return: the kernel removes a network namespace after its last process."""
 _LOOK = 0.05
 
 
 class NicSetup:
-    """Sets interfaces up for containers; safe to use from several threads."""
+    """Sets up interfaces for containers; thread-safe."""
 
     kind: Kind = (API_VERSION, "NicConfig")
     parameters = NicConfig
@@ -51,7 +51,7 @@ class NicSetup:
         *,
         patience: float = PATIENCE,
     ) -> None:
-        """`host_folder` is known to runtimes by the same path: hook and socket lie there."""
+        """`host_folder` has the same path for runtimes: it contains hook and socket."""
         self._host = host
         self._patience = patience
         self._hook = ContainerHook(host_folder)
@@ -65,10 +65,10 @@ class NicSetup:
         return {TASK: self.mover.move}
 
     def default(self, device: Device) -> None:
-        """Change nothing unasked."""
+        """Change nothing without parameters."""
 
     def check(self, device: Device, parameters: NicConfig) -> None:
-        """Take NICs that have an interface the host can do without."""
+        """Accept NICs with an interface that the host does not need."""
         if device.family != "nic":
             raise UnsuitableError(f"kind: {self.kind[1]} is for NICs, not for a {device.family}")
         if not device.identity.get("ifname"):
@@ -91,7 +91,7 @@ class NicSetup:
     def set_up(
         self, uid: str, devices: Sequence[SetupDevice], parameters: NicConfig, previous: Any, deadline: Deadline
     ) -> SetupOutcome:
-        """Set the MTU, and have containers ask for the interface; once it is moved, nothing is set any more."""
+        """Set the MTU, and add the hook to containers; nothing is changed once the interface was moved."""
         wanted = parameters.interface
         if wanted.name is not None and len(devices) > 1:
             names = ", ".join(item.device.name for item in devices)
@@ -116,7 +116,7 @@ class NicSetup:
         return SetupOutcome(record, edits)
 
     def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
-        """Put each interface back as it was; RetryableError while it has not come back."""
+        """Restore each interface; RetryableError while it has not returned."""
         for key in keys:
             name = key.partition("/")[0]
             with self._devices.hold([name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
@@ -127,18 +127,18 @@ class NicSetup:
                 self._kept.delete(name)
 
     def roll_back(self, uid: str, keys: Sequence[str], parameters: NicConfig, deadline: Deadline) -> None:
-        """The same: how an interface was is on disk before it is changed."""
+        """Do the same: the original state of an interface is on disk before a change."""
         self.tear_down(uid, keys, None, deadline)
 
     def noted(self, uid: str) -> Sequence[str]:
-        """Give the names of the devices whose interfaces the claim has."""
+        """Return the names of the devices whose interfaces the claim has."""
         return [name for name, before in self._kept.all().items() if before.uid == uid]
 
     def _before(self, uid: str, item: SetupDevice, wanted: InterfaceConfig) -> OriginalInterface:
         device = item.device.name
         before = self._kept.read(device)
         if before is not None and before.uid == uid:
-            if before.interface != wanted:  # as kept by an agent that knew less of it
+            if before.interface != wanted:  # recorded by an agent that saved less
                 before = msgspec.structs.replace(before, interface=wanted)
                 self._kept.write(device, before)
             return before
@@ -161,7 +161,7 @@ class NicSetup:
         return before
 
     def _described(self, ifname: str, hardware: str) -> rtnetlink.Link | None:
-        """Return what only rtnetlink says; None where the kernel's interface is not the one that /sys shows."""
+        """Return the properties that only rtnetlink shows; None if the interface is not the one in /sys."""
         if not is_ours(ifname, hardware):
             return None
         return rtnetlink.ask(rtnetlink.Describe(ifname, hardware)).link
@@ -205,7 +205,7 @@ class NicSetup:
             ) from error
 
     def _reset(self, device: str, now: str, before: OriginalInterface) -> None:
-        """Undo what its container made of an interface; RetryableError where a part of that is not to be left."""
+        """Restore what the container changed on an interface; RetryableError if a part must not stay."""
         done = rtnetlink.ask(rtnetlink.Reset(now, before.link or rtnetlink.Link(before.hardware_address)))
         extra = {"device": device, "interface": before.ifname}
         if done.changed:
@@ -218,7 +218,7 @@ class NicSetup:
             )
 
     def _back(self, device: str, before: OriginalInterface, deadline: Deadline) -> str | None:
-        """Wait until the interface is on the host, and say what it is called now; None where its NIC is gone."""
+        """Wait until the interface is on the host, and return its current name; None if its NIC was removed."""
         until = deadline.capped(self._patience)
         while True:
             if self._interfaces.of(before.address) is None:

@@ -1,4 +1,4 @@
-"""Shares of a GPU: what is set up for a claim so that each of its shares is held to its amount of memory."""
+"""Shares of a GPU: the setup that limits each share of a claim to its amount of memory."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _LONGEST = 4096
 
 
 def hierarchy(sysfs: Path) -> Path:
-    """Find where the hierarchy is mounted; RetryableError where there is none."""
+    """Return the mount point of the hierarchy; RetryableError if it is not mounted."""
     for root in (sysfs / "fs/cgroup", sysfs / "fs/cgroup/unified"):
         if (root / "cgroup.controllers").exists():
             return root
@@ -36,7 +36,7 @@ def hierarchy(sysfs: Path) -> Path:
 
 
 def check_cgroup(root: Path, name: str) -> Path:
-    """Give the folder of a cgroup below the root; PermanentError for the root itself and what is none."""
+    """Return the directory of a cgroup below the root; PermanentError for the root itself and for invalid paths."""
     parts = name.split("/")
     if len(name) > _LONGEST or not name.isprintable() or any(part in ("", ".", "..") for part in parts):
         raise PermanentError("is no path of a container's cgroup", where=repr(name[:200]))
@@ -48,14 +48,14 @@ def check_cgroup(root: Path, name: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class CgroupMemory:
-    """Memory of one GPU, as the driver counts it for a cgroup, in bytes; no limit is None."""
+    """Memory of one GPU, as the driver counts it for a cgroup, in bytes; None: no limit."""
 
     limit: int | None
     used: int
 
 
 class DriverLimit:
-    """Limits by cgroup, through NVML. Every method raises RetryableError where that fails."""
+    """Limits by cgroup, through NVML. Every method raises RetryableError if NVML fails."""
 
     def __init__(self, library: Path | None, timeout: float) -> None:
         self._library = library
@@ -63,11 +63,11 @@ class DriverLimit:
         self._nvml: NvmlClient | None = None
 
     def set(self, uuid: str, address: str, cgroup: Path, amount: int) -> None:
-        """Guarantee a cgroup this amount, and hold it to it: the scheduler gives out no more than there is."""
+        """Guarantee this amount to a cgroup, and limit it to the amount: the scheduler never allocates more."""
         self._call("set_memory_limits", uuid, address, cgroup, amount, amount)
 
     def get(self, uuid: str, address: str, cgroup: Path) -> CgroupMemory:
-        """Say what a cgroup may have, and has."""
+        """Return limit and usage of a cgroup."""
         _, limit, used = self._call("get_memory_limits", uuid, address, cgroup)
         return CgroupMemory(None if limit == self._module.NVML_DEVICE_MEMORY_LIMIT_MAX else limit, used)
 
@@ -97,23 +97,23 @@ class ShareLimit(msgspec.Struct, frozen=True, omit_defaults=True):
     pci_address: str
     bytes: int
     uuid: str = ""
-    """Of the GPU, where its driver limits."""
+    """Of the GPU, if its driver enforces the limit."""
     cgroups: tuple[str, ...] = ()
-    """Below the unified hierarchy, of containers that were held to it by the agent."""
+    """Cgroups of containers that the agent has limited, below the unified hierarchy."""
 
 
 class ShareLimitStore(StateFiles[dict[str, ShareLimit]]):
-    """A note for each claim: its shares by key."""
+    """A state file for each claim: its shares by key."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, dict[str, ShareLimit])
 
     def path(self, name: str) -> Path:
-        """Say where a claim's shares lie; PermanentError for a uid that could leave the folder."""
+        """Return the path for a claim's shares; PermanentError for a UID that could leave the directory."""
         return super().path(check_uid(name))
 
     def damaged(self, path: Path, error: msgspec.DecodeError) -> None:
-        """Set it aside, and refuse: no container may start without its limit."""
+        """Quarantine the file, and reject the claim: no container may start without its limit."""
         atomic_file.quarantine(path)
         raise PermanentError(f"is damaged: {error}", where=str(path), hint="delete the claim's pods") from error
 
@@ -122,7 +122,7 @@ log = logging.getLogger(__name__)
 
 
 class LimitRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the hook asks for: the line on the socket."""
+    """The request of the hook: one line on the socket."""
 
     claim: str
     key: str
@@ -130,10 +130,10 @@ class LimitRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limiter:
-    """The limits of one host; safe to use from several threads."""
+    """The limits of one host; thread-safe."""
 
     def __init__(self, host: Host, state_dir: Path, host_folder: Path, driver: DriverLimit) -> None:
-        """`host_folder` is known to runtimes by the same path: hook and socket lie there."""
+        """`host_folder` has the same path for runtimes: it contains hook and socket."""
         self._host = host
         self._hook = ContainerHook(host_folder)
         self._grants = ShareLimitStore(state_dir / "limits")
@@ -141,7 +141,7 @@ class Limiter:
         self._driver = driver
 
     def grant(self, uid: str, item: SetupDevice, enforcement: str, amount: int, deadline: Deadline) -> ContainerEdits:
-        """Allow a share this many bytes: gives the hook that holds each container to it."""
+        """Record the limit of a share in bytes; return the hook that applies it to each container."""
         self._hook.install()
         root = hierarchy(self._host.sysfs)
         where = ("--cgroups", str(root))
@@ -168,16 +168,16 @@ class Limiter:
         return self._hook.asks(uid, item.key, *where)
 
     def revoke(self, uid: str, deadline: Deadline) -> None:
-        """Forget a claim's shares: the driver forgets the limit with the cgroup."""
+        """Delete a claim's shares: the driver drops the limit with the cgroup."""
         with self._claims.hold([uid], deadline.capped(SETUP_TIMEOUT_S), "a limit"):
             self._grants.delete(uid, durable=False)
 
     def noted(self, uid: str) -> list[str]:
-        """Give the keys of the shares that a claim was granted."""
+        """Return the keys of the recorded shares of a claim."""
         return list(self._grants.read(uid) or {})
 
     def apply(self, line: bytes) -> bool:
-        """Hold a container to a share, as the hook asks; PermanentError or RetryableError say why it cannot be."""
+        """Limit a container to a share, on request of the hook. PermanentError or RetryableError if that fails."""
         try:
             ask = msgspec.json.decode(line, type=LimitRequest)
         except msgspec.DecodeError as error:
@@ -191,7 +191,7 @@ class Limiter:
             if grant is None:
                 raise PermanentError("has no such share that is to be limited", where=f"claim {uid}, {ask.key}")
             self._driver.set(grant.uuid, grant.pci_address, folder, grant.bytes)
-            # A container that starts again has another cgroup each time.
+            # A restarted container has a new cgroup.
             alive = tuple(name for name in grant.cgroups if name != ask.cgroup and (root / name).is_dir())
             cgroups = (*alive, ask.cgroup)
             self._grants.write(uid, {**grants, ask.key: msgspec.structs.replace(grant, cgroups=cgroups)})

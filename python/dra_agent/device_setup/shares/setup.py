@@ -1,4 +1,4 @@
-"""The set-up of shares: for each share of a claim, what holds it to its amount of memory."""
+"""Device setup of shares: the mechanism that limits each share of a claim to its amount of memory."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome
 
 
 class ShareConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """How a share of a GPU is used.
+    """Parameters of a share of a GPU.
 
-    What protects the others (the amount of memory, and who enforces it) is the operator's and the scheduler's to say.
+    The operator and the scheduler determine what protects other claims: the amount of memory, and its enforcement.
     """
 
     active_thread_percentage: Annotated[int, msgspec.Meta(ge=1, le=100)] | None = None
-    """MPS: the part of the GPU's multiprocessors that each process of the share may occupy at most, where that is less
-    than the share of multiprocessors that the claim has asked for; 1 to 100."""
+    """MPS: the maximum percentage of the GPU's multiprocessors for each process of the share, if it is less than the
+    share of multiprocessors that the claim requests; 1 to 100."""
 
 
 _MIB = 1 << 20
@@ -36,7 +36,7 @@ _BY_CGROUP = frozenset({"nvml-cgroup", "dmem"})
 
 
 class ShareSetup:
-    """Holds shares to their memory by what the operator's rule chose; safe to use from several threads."""
+    """Limits the memory of shares with the mechanism that the operator's rule selects; thread-safe."""
 
     kind: Kind = (API_VERSION, "ShareConfig")
     parameters = ShareConfig
@@ -50,11 +50,11 @@ class ShareSetup:
         return {LIMIT_TASK: self.limiter.apply}
 
     def default(self, device: Device) -> ShareConfig | None:
-        """Set up every share of which somebody limits the memory."""
+        """Set up every share with limited memory."""
         return None if limit_mechanism(device) in (None, "none") else ShareConfig()
 
     def check(self, device: Device, parameters: ShareConfig) -> None:
-        """Take devices that are offered in shares, and settings that their mechanism has."""
+        """Accept devices that are published as shares, and parameters that their mechanism supports."""
         used = limit_mechanism(device)
         if used is None:
             raise UnsuitableError("kind: ShareConfig is for devices that are offered in shares (inventory.share)")
@@ -67,14 +67,14 @@ class ShareSetup:
     def set_up(
         self, uid: str, devices: Sequence[SetupDevice], parameters: ShareConfig, previous: Any, deadline: Deadline
     ) -> SetupOutcome:
-        """Have each share held to its amount."""
+        """Limit each share to its amount."""
         _one_server(devices)
         record: dict[str, str] = {}
         edits: dict[str, ContainerEdits] = {}
         for item in devices:
             used = limit_mechanism(item.device)
             if item.allocated.share_id is None or used is None:
-                continue  # held by this claim alone: an API server without consumable capacity gives it so
+                continue  # only this claim has it: an API server without consumable capacity allocates it as a whole
             amount = _amount(item, MEMORY)
             if used == _MPS:
                 client = MpsClient(amount // _MIB, _percentage(item, parameters))
@@ -85,22 +85,22 @@ class ShareSetup:
         return SetupOutcome(record, edits)
 
     def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
-        """Let go of each share."""
+        """Release each share."""
         for key in keys:
             self.mps.detach(uid, key, deadline)
         self.limiter.revoke(uid, deadline)
 
     def roll_back(self, uid: str, keys: Sequence[str], parameters: ShareConfig, deadline: Deadline) -> None:
-        """The same: who shares what is on disk before anything is done."""
+        """Do the same: the shares are on disk before a change."""
         self.tear_down(uid, keys, None, deadline)
 
     def noted(self, uid: str) -> Sequence[str]:
-        """Give the keys of the shares that the notes say the claim has."""
+        """Return the keys of the shares that the state files list for the claim."""
         return list(dict.fromkeys((*self.mps.noted(uid), *self.limiter.noted(uid))))
 
 
 def _one_server(devices: Sequence[SetupDevice]) -> None:
-    """Refuse two shares through MPS for one request: a process is the client of one daemon, and so of one GPU."""
+    """Reject two shares through MPS for one request: a process is the client of one daemon, and so of one GPU."""
     seen: dict[str, str] = {}
     for item in devices:
         if item.allocated.share_id is None or limit_mechanism(item.device) != _MPS:

@@ -1,7 +1,7 @@
-"""How much memory of its devices each claim has now, by whoever counts it; where nobody does, that is said.
+"""Memory usage of each claim on its devices, from any available counter; unknown usage is reported as such.
 
-A process belongs to a claim by its cgroup, which names its pod, and by the pods that the claim is reserved for. Neither
-is a container's to choose, as its environment is. Where the two leave a doubt, the claim's usage is unknown.
+A process belongs to a claim by its cgroup, which names its pod, and by the pods for which the claim is reserved. A
+container can choose neither, unlike its environment. If they are ambiguous, the usage of the claim is unknown.
 """
 
 from __future__ import annotations
@@ -24,48 +24,48 @@ from dra_agent.inventory.shares import offered_enforcement
 
 
 class HeldShare(msgspec.Struct, frozen=True):
-    """A device, or a share of one, that a claim holds."""
+    """A device, or a share of one, of a claim."""
 
     uid: str
     claim: str
-    """ "namespace/name"."""
+    """"namespace/name"."""
     key: str
     consumed: str | None
-    """Memory that the scheduler has given it of a shared device (a Quantity text)."""
+    """Memory of a shared device that the scheduler allocated to it (a Quantity text)."""
     pool: str = ""
     pods: frozenset[str] | None = None
-    """UIDs of the pods that the claim is reserved for; None where they are not known."""
+    """UIDs of the pods for which the claim is reserved; None if unknown."""
     pods_unknown: str = ""
-    """Why they are not known."""
+    """Why they are unknown."""
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Memory of one device that one claim has, in bytes."""
+    """Memory of one claim on one device, in bytes."""
 
     limit: int | None
-    """What it is held to; None where nobody holds it to anything."""
+    """Its enforced limit; None without one."""
     used: int | None
     counted_by: str | None
-    """None where nobody counts, or nobody could be asked."""
+    """None if it is not counted, or could not be read."""
     note: str | None = None
     limit_for: str | None = None
-    """Who has `limit` each: every "container" or every "process" of the claim, so that several have more together."""
+    """The unit to which `limit` applies: each "container" or each "process" of the claim, so several can use more."""
 
 
 _EACH = {"nvml-cgroup": "container", "dmem": "container", "mps": "process"}
 
 
 class _DoubtError(Exception):
-    """Something uses the device, and whose it is cannot be told."""
+    """A process uses the device, and its claim is ambiguous."""
 
 
 class UsageReader:
-    """Reads usage on one host, once; `close` lets go of NVML."""
+    """Reads usage on one host, once; `close` releases NVML."""
 
     def __init__(
         self, host: Host, state_dir: Path, timeout: float, everything: Sequence[HeldShare], *, standalone: bool = False
     ) -> None:
-        """`everything` is what claims of the host hold, for administrators, too. `standalone`: no claim has pods."""
+        """`everything` includes claims with admin access. `standalone`: claims have no pods."""
         self._host = host
         self._grants = ShareLimitStore(state_dir / "limits")
         self._nvml = acquire(host.nvml_library, timeout)
@@ -81,7 +81,7 @@ class UsageReader:
         self._nvml.close()
 
     def read(self, held: HeldShare, device: Device | None) -> Usage:
-        """Say what a claim has of a device; what cannot be read is unknown, with the reason."""
+        """Return the usage of a claim on a device; unreadable values are unknown, with the reason."""
         if device is None:
             return Usage(None, None, None, "the device is not on this host now")
         enforcement = offered_enforcement(device)
@@ -147,7 +147,7 @@ class UsageReader:
         for pid, used in self._computing[uuid].items():
             place = place_of(self._host.proc, pid)
             if place is None or (doubt := self._doubt(held, place)) is None:
-                continue  # it has ended, or is another's
+                continue  # it has exited, or belongs to another claim
             if doubt:
                 raise _DoubtError(f"whose process {pid} is cannot be told: {doubt}")
             amounts.append(used)
@@ -165,7 +165,7 @@ class UsageReader:
         return self._places
 
     def _doubt(self, held: HeldShare, place: Place) -> str | None:
-        """Tell whether a user of the device is this claim's: "" if it is, None if not, else why that is not certain."""
+        """Return "" if a user of the device belongs to this claim, None if not, otherwise why that is ambiguous."""
         if place.kind == "host":
             return None
         rivals = [one for one in self._everything if _device(one) == _device(held)]

@@ -1,6 +1,6 @@
-"""How long programs that share an NVIDIA GPU run before the next one has its turn: for the time that claims ask for it.
+"""Time slices of shared NVIDIA GPUs: how long a program runs before the next one, while claims configure it.
 
-It orders turns and nothing else: neither memory nor faults of one program are kept from another.
+Time slices only schedule programs: they isolate neither memory nor faults.
 """
 
 from __future__ import annotations

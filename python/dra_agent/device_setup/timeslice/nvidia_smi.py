@@ -1,4 +1,4 @@
-"""nvidia-smi, as far as time slices go: NVML has no call for them. Exit statuses are those of nvidia-smi(1)."""
+"""Time slices through nvidia-smi, because NVML has no call for them. Exit statuses are those of nvidia-smi(1)."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from dra_agent.command import CompletedCommand, HostCommand
 from dra_agent.errors import PermanentError
 
 DEADLINE = 10.0
-"""Seconds for one call; a healthy tool needs less than one. The kubelet gives a whole prepare call 45."""
+"""Maximum seconds for one call; a healthy tool needs less than one. The kubelet has 45 for a whole prepare call."""
 _NOT_SUPPORTED = 3
 _GONE = frozenset({6, 9, 12, 15})
-"""No such GPU, driver not loaded, no NVML library, GPU lost: what was set on it is gone with it."""
+"""No such GPU, driver not loaded, no NVML library, GPU lost: the settings of the GPU are lost with it."""
 _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,95}")
 _TODO = "run it by hand to see what is wrong; changing a GPU takes root"
 
 
 class GoneError(Exception):
-    """There is no such GPU now, or no driver: nothing is set on it any more."""
+    """The GPU or the driver does not exist: nothing is set on it."""
 
 
 class NvidiaSmi:
-    """The tool, for one GPU: a call that hangs for it keeps nobody from another; safe to use from several threads."""
+    """The tool, for one GPU: a hanging call does not block calls for other GPUs; thread-safe."""
 
     def __init__(self, path: Path, uuid: str, deadline: float = DEADLINE) -> None:
-        """PermanentError for what is no UUID."""
+        """PermanentError for an invalid UUID."""
         if not _UUID.fullmatch(uuid):
-            raise PermanentError("is no UUID of a GPU", where=repr(uuid[:80]))  # the tool could take it for an option
+            raise PermanentError("is no UUID of a GPU", where=repr(uuid[:80]))  # the tool could parse it as an option
         self._uuid = uuid
         self._program = HostCommand(path, deadline, hint=_TODO)
 
     def set_time_slice(self, number: int) -> None:
-        """Set the length of time slices, 0 for the driver's own; GoneError, PermanentError where the GPU has none."""
+        """Set the length of time slices, 0 for the driver's default; GoneError, PermanentError if the GPU has none."""
         self._ask(["compute-policy", "-i", self._uuid, "--set-timeslice", str(number)])
 
     def compute_mode(self) -> str:
-        """Say who may use the GPU: "DEFAULT" for everybody, "EXCLUSIVE_PROCESS", "PROHIBITED"."""
+        """Return the compute mode of the GPU: "DEFAULT", "EXCLUSIVE_PROCESS" or "PROHIBITED"."""
         answer = self._ask(["-i", self._uuid, "--query-gpu=compute_mode", "--format=csv,noheader"])
         mode = answer.output.decode(errors="replace").strip().upper()
         if not mode.isascii() or not mode.replace("_", "").isalpha():
@@ -44,7 +44,7 @@ class NvidiaSmi:
         return mode
 
     def set_compute_mode(self, mode: str) -> None:
-        """Say who may use the GPU."""
+        """Set the compute mode of the GPU."""
         self._ask(["-i", self._uuid, "-c", mode])
 
     def _ask(self, arguments: list[str]) -> CompletedCommand:

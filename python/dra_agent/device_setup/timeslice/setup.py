@@ -1,4 +1,4 @@
-"""The set-up: an interval for as long as any claim asks for it, one interval on a GPU at a time."""
+"""Device setup of time slices: an interval while a claim requests it, one interval on a GPU at a time."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome
 
 Interval = Literal["Default", "Short", "Medium", "Long"]
 NUMBERS: dict[Interval, int] = {"Default": 0, "Short": 1, "Medium": 2, "Long": 3}
-"""As nvidia-smi's `compute-policy --set-timeslice` counts them; how long each is, is the driver's to say."""
+"""The values of nvidia-smi's `compute-policy --set-timeslice`; the driver determines their length."""
 
 
 class TimeSlices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How programs on one GPU take turns."""
+    """Time slices of the programs on one GPU."""
 
     interval: Interval = "Default"
-    """For how long a program runs before the next one has its turn: short turns answer soon, long ones waste less."""
+    """How long a program runs before the next one: short slices reduce latency, long ones overhead."""
 
 
 class GpuConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """Settings of a whole NVIDIA GPU, for as long as the claim has it or a share of it."""
+    """Parameters of a whole NVIDIA GPU, or of a share of it, while the claim has it."""
 
     time_slicing: TimeSlices
 
 
 class TimeSliceHolders(msgspec.Struct, frozen=True):
-    """What is set on one GPU, and for whom.
+    """The interval of one GPU, and the claims that use it.
 
-    Where it is damaged what it said is lost; the interval is set anew.
+    If the file is corrupt, its content is lost; the interval is set again.
     """
 
     uuid: str
     interval: Interval
     compute_mode: str
-    """As it was before, to be restored."""
+    """The original compute mode, to be restored."""
     holders: tuple[str, ...]
-    """Claims by uid, each with the key of its device behind a space."""
+    """Claims by UID, each with the key of its device after a space."""
 
 
 log = logging.getLogger(__name__)
@@ -57,32 +57,32 @@ log = logging.getLogger(__name__)
 EVERYBODY = "DEFAULT"
 """The compute mode in which several programs may use a GPU."""
 AGAIN = 600.0
-"""Seconds after which a repeat sets what is set already: a driver that was loaded anew has forgotten it."""
+"""Seconds after which a repeat sets the interval again: a reloaded driver has lost it."""
 _OLDEST = (7, 0)
-"""Compute capability of the first GPUs that have time slices of a chosen length (Volta)."""
+"""Compute capability of the first GPUs with configurable time slices (Volta)."""
 
 
 class TimeSliceSetup:
-    """Sets the length of time slices through nvidia-smi; safe to use from several threads."""
+    """Sets the length of time slices through nvidia-smi; thread-safe."""
 
     kind: Kind = (API_VERSION, "GpuConfig")
     parameters = GpuConfig
 
     def __init__(self, tool: Path | None, state_dir: Path, *, deadline: float = DEADLINE) -> None:
-        """`tool` is where nvidia-smi lies, None where there is none."""
+        """`tool` is the path of nvidia-smi, None without one."""
         self._path = tool
         self._deadline = deadline
         self._holders = StateFiles(state_dir / "timeslice", TimeSliceHolders)
         self._gpus = setup_locks(state_dir, "timeslice")
         self._tools: dict[str, NvidiaSmi] = {}
         self._set: dict[str, tuple[Interval, float]] = {}
-        """By GPU: what this process has set, and when."""
+        """By GPU: the interval that this process has set, and when."""
 
     def default(self, device: Device) -> None:
-        """Change nothing unasked."""
+        """Change nothing without parameters."""
 
     def check(self, device: Device, parameters: GpuConfig) -> None:
-        """Take whole NVIDIA GPUs and shares of them: time slices are of a GPU, not of a part."""
+        """Accept whole NVIDIA GPUs and shares of them: time slices apply to a GPU, not to a part."""
         name, attributes = self.kind[1], device.attributes
         if device.family != "gpu" or device.vendor != "nvidia":
             raise UnsuitableError(f"kind: {name} is for NVIDIA GPUs, not for a {device.family} of {device.vendor}")
@@ -110,7 +110,7 @@ class TimeSliceSetup:
     def set_up(
         self, uid: str, devices: Sequence[SetupDevice], parameters: GpuConfig, previous: Any, deadline: Deadline
     ) -> SetupOutcome:
-        """Set the interval on each GPU, unless it is set; refused while another claim has another interval there."""
+        """Set the interval on each GPU, unless it is set; rejected while another claim has another interval there."""
         interval = parameters.time_slicing.interval
         edits: dict[str, ContainerEdits] = {}
         for item in devices:
@@ -121,18 +121,18 @@ class TimeSliceSetup:
         return SetupOutcome({"interval": interval}, edits)
 
     def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
-        """Let go of the GPUs; the last claim's end resets the interval and the compute mode."""
+        """Release the GPUs; the last release resets the interval and the compute mode."""
         for key in keys:
             name = key.partition("/")[0]
             with self._gpus.hold([name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
                 self._let_go(uid, name, key)
 
     def roll_back(self, uid: str, keys: Sequence[str], parameters: GpuConfig, deadline: Deadline) -> None:
-        """The same: who wants what is on disk before anything is set."""
+        """Do the same: the claims are on disk before a change."""
         self.tear_down(uid, keys, None, deadline)
 
     def noted(self, uid: str) -> Sequence[str]:
-        """Give the keys of the devices that the notes say the claim has."""
+        """Return the keys of the devices that the state files list for the claim."""
         holders = [holder for held in self._holders.all().values() for holder in held.holders]
         return [key for owner, _, key in (holder.partition(" ") for holder in holders) if owner == uid]
 
@@ -141,7 +141,7 @@ class TimeSliceSetup:
         tool = self._tool(name, uuid)
         held = self._holders.read(name)
         if held is not None and held.uuid != uuid:
-            held = None  # another GPU has come into its place, and nothing is set on it
+            held = None  # another GPU is in its slot, and nothing is set on it
         if held is not None and held.interval != interval and (others := _others(held, uid, item.key)):
             raise _refused(name, interval, held.interval, others, uid)
         holder = f"{uid} {item.key}"
@@ -151,10 +151,10 @@ class TimeSliceSetup:
             wanted = TimeSliceHolders(uuid, interval, before, holders)
             if wanted != held:
                 self._holders.write(name, wanted)
-            # Where nobody holds it, another agent of a rolling update may have reset what this one has set.
+            # If no claim has it, another agent of a rolling update may have reset the interval that this one set.
             if held is not None and self._stands(name, interval):
                 return
-            # Not what it was before, which another claim may have seen long ago.
+            # Not the original interval, which may belong to an earlier claim.
             if (before if held is None else tool.compute_mode()) != EVERYBODY:
                 tool.set_compute_mode(EVERYBODY)
             tool.set_time_slice(NUMBERS[interval])
@@ -181,7 +181,7 @@ class TimeSliceSetup:
                 tool.set_compute_mode(held.compute_mode)
             log.info("time slices reset", extra={"device": name, "claim": uid})
         except (GoneError, PermanentError) as error:
-            # Nothing is left to reset, or nobody could: the claim must not be held up for it.
+            # Nothing is left to reset, or it is impossible: it must not block the claim.
             log.warning("time slices not reset", extra={"device": name, "reason": str(error)})
         self._holders.delete(name)
 
@@ -200,7 +200,7 @@ class TimeSliceSetup:
 
 
 def _others(held: TimeSliceHolders, uid: str, key: str) -> list[str]:
-    """Name who else holds the GPU with its interval: other claims, or another share of the same claim."""
+    """Return the other users of the GPU with its interval: other claims, or another share of the same claim."""
     return [holder for holder in held.holders if holder != f"{uid} {key}"]
 
 

@@ -1,6 +1,6 @@
-"""Devices for virtual machines and drivers in user space: bound to vfio-pci while a claim has them, and back after.
+"""Devices for virtual machines and user space drivers: bound to vfio-pci while a claim has them, then restored.
 
-An IOMMU group is given away as a whole or not at all, for what is in one can reach each other's memory.
+An IOMMU group is bound as a whole or not at all, because its devices can access each other's memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Binding a function to vfio-pci and back, in steps that a crash between any two leaves repeatable.
+"""Binds a function to vfio-pci and restores its driver, in steps that are repeatable after a crash.
 
-Bind: driver_override → unbind → drivers_probe → a look at the result, since a driver that fails to probe is no error of
-the write. Back: the same with the override that was there before. Source: Documentation/ABI/testing/sysfs-bus-pci.
+Bind: driver_override → unbind → drivers_probe → check of the result, because the write succeeds if a driver fails to
+probe. Restore: the same with the original override. Source: Documentation/ABI/testing/sysfs-bus-pci.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _LOG = "check the kernel log (dmesg)"
 
 
 class Binding:
-    """Binds functions of one host; whoever calls holds the function's lock."""
+    """Binds functions of one host; the caller holds the lock of the function."""
 
     def __init__(self, functions: PciFunctions, writes: TimedWriter) -> None:
         self._functions = functions
         self._writes = writes
 
     def bind(self, address: str, where: str) -> None:
-        """Bring a function under vfio-pci; RetryableError where the kernel refuses or does not return."""
+        """Bind a function to vfio-pci; RetryableError if the kernel rejects it or does not return."""
         functions = self._functions
         driver = functions.driver(address)
         if driver == DRIVER:
@@ -47,7 +47,7 @@ class Binding:
         log.info("bound to vfio-pci", extra={"device": address, "from": driver})
 
     def restore(self, handover: VfioBinding, where: str) -> None:
-        """Give a function back to the driver that it came from; one that is gone, or that others bound, stays so."""
+        """Restore the original driver of a function; a removed function, or one that others bound, stays unchanged."""
         functions, address = self._functions, handover.address
         if not functions.exists(address):
             log.warning("a device is gone while a claim had it", extra={"device": address, "claim": handover.uid})
@@ -61,7 +61,7 @@ class Binding:
             return
         self._write(address, "bus/pci/drivers_probe", address, where)
         if functions.driver(address) is None:
-            # Its own driver did not come by itself: it may know the device by a line in `new_id` only.
+            # Its driver did not bind automatically: it may know the device only by an entry in `new_id`.
             if not functions.is_loaded(handover.driver):
                 raise RetryableError(
                     f"its driver {handover.driver} is not loaded any more, so that it cannot go back to it",
@@ -80,7 +80,7 @@ class Binding:
 
     def _set_override(self, address: str, driver: str | None, where: str) -> None:
         if self._functions.override(address) != driver:
-            # An empty line takes the override away (driver_set_override in drivers/base/driver.c).
+            # An empty line removes the override (driver_set_override in drivers/base/driver.c).
             self._write(address, f"bus/pci/devices/{address}/driver_override", f"{driver or ''}\n", where)
 
     def _write(self, address: str, path: str, text: str, where: str) -> None:

@@ -1,4 +1,4 @@
-"""One PCI function as the kernel shows it now: its driver, its IOMMU group, who shares it, what it is used for."""
+"""One PCI function as the kernel reports it: its driver, its IOMMU group with all members, and its users."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dra_agent.inventory.sysfs import SysfsDir
 DRIVER = "vfio-pci"
 _BRIDGE = "0x06"
 _HARMLESS = frozenset({"pci-stub", "pcieport"})
-"""Drivers that touch no memory for anybody (Documentation/driver-api/vfio.rst)."""
+"""Drivers that do not access memory (Documentation/driver-api/vfio.rst)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,14 @@ class GroupPeer:
 
     @property
     def is_out_of_use(self) -> bool:
-        """Whether no driver of the host does anything with it."""
+        """Whether no driver of the host uses it."""
         return self.is_bridge or self.driver is None or self.driver in _HARMLESS or "vfio" in self.driver
 
 
 class PciFunctions:
-    """Reads functions below one host's /sys; asks anew each time.
+    """Reads functions below one host's /sys on each call.
 
-    What the kernel shows only under the device's lock is read with a deadline: driver_override_show() in
+    Attributes that the kernel reads under the device's lock have a deadline: driver_override_show() in
     drivers/pci/pci-sysfs.c and sriov_numvfs_show() in drivers/pci/iov.c.
     """
 
@@ -50,25 +50,25 @@ class PciFunctions:
         return self._folder(address).is_dir()
 
     def driver(self, address: str) -> str | None:
-        """Name the driver that has it."""
+        """Return the name of its driver."""
         return self._files(address).link("driver")
 
     def override(self, address: str) -> str | None:
-        """Give what its `driver_override` says, if anything. RetryableError where the kernel does not return."""
+        """Return its `driver_override`, if any. RetryableError if the kernel does not return."""
         text = self._locked(address, "driver_override")
         return None if text in ("", "(null)") else text
 
     def is_loaded(self, driver: str) -> bool:
-        """Whether there is such a driver on the bus."""
+        """Whether the bus has such a driver."""
         return (self._sysfs / "bus/pci/drivers" / driver).is_dir()
 
     def group(self, address: str) -> int | None:
-        """Give the number of its IOMMU group."""
+        """Return the number of its IOMMU group."""
         name = self._files(address).link("iommu_group")
         return int(name) if name is not None and name.isdecimal() else None
 
     def neighbours(self, address: str, group: int) -> list[GroupPeer]:
-        """Give the other functions of its group."""
+        """Return the other functions of its group."""
         names = SysfsDir(self._sysfs / "kernel/iommu_groups" / str(group), []).names("devices")
         return [
             GroupPeer(name, self.driver(name), (self._files(name).text("class") or "").startswith(_BRIDGE))
@@ -77,16 +77,16 @@ class PciFunctions:
         ]
 
     def vfio_device(self, address: str) -> str | None:
-        """Name its device below /dev/vfio/devices, "vfio3", where the kernel has made one."""
+        """Return the name of its device below /dev/vfio/devices, "vfio3", if the kernel has created one."""
         return next((name for name in self._files(address).names("vfio-dev") if name.startswith("vfio")), None)
 
     def virtual_functions(self, address: str) -> int:
-        """Count the virtual functions that would go with its driver. RetryableError as for `override`."""
+        """Return the number of its virtual functions, which need its driver. RetryableError as for `override`."""
         text = self._locked(address, "sriov_numvfs") if (self._folder(address) / "sriov_numvfs").exists() else ""
         return int(text) if text.isdecimal() else 0
 
     def interfaces_in_use(self, address: str) -> list[str]:
-        """Name its network interfaces that are part of a bond, a bridge or a VLAN."""
+        """Return its network interfaces that are part of a bond, a bridge or a VLAN."""
         net = self._files(address).subdir("net")
         return [name for name in net.names() if any(_is_above(entry) for entry in net.names(name))]
 
@@ -110,10 +110,10 @@ def _is_above(entry: str) -> bool:
 def check_group(
     functions: PciFunctions, address: str, mine: Collection[str], others: Mapping[str, str], where: str
 ) -> int:
-    """Give the function's IOMMU group, after a look at all of it.
+    """Return the IOMMU group of the function, after checking all of it.
 
-    `mine` are the functions that the claim has, `others` those that other claims have, with these claims' uids.
-    PermanentError names the neighbours that the host uses, RetryableError those that another claim has for now.
+    `mine` are the functions of the claim, `others` those of other claims, with their UIDs. PermanentError names the
+    group members that the host uses, RetryableError those of other claims.
     """
     group = functions.group(address)
     if group is None:
@@ -143,7 +143,7 @@ def check_group(
 
 
 def require_idle(functions: PciFunctions, host: Host, device: Device, address: str, where: str) -> None:
-    """Refuse a function that the host or a process uses: RetryableError, PermanentError where it cannot end."""
+    """Reject a function that the host or a process uses: RetryableError, PermanentError if that use cannot end."""
     if uplink := device.identity.get("uplink"):
         raise PermanentError(
             f"the host is reached through its interface {uplink}", where=where, hint="ask for another device"
@@ -164,10 +164,10 @@ def require_idle(functions: PciFunctions, host: Host, device: Device, address: s
 
 
 def require_released(functions: PciFunctions, host: Host, address: str, where: str) -> None:
-    """Refuse a function that a virtual machine or a program is seen to have open: vfio-pci would wait for its end.
+    """Reject a function that a virtual machine or a program has open: vfio-pci would wait until it is closed.
 
-    An agent that does not see every process goes on: the claim is released when its containers are gone, and where
-    somebody is left all the same, vfio-pci waits and takes nothing away from under it (vfio_unregister_group_dev).
+    An agent that does not see all processes continues: the claim is released after its containers have stopped, and if
+    a user remains, vfio-pci waits for it (vfio_unregister_group_dev).
     """
     group = functions.group(address)
     nodes = [*nodes_of(host, address), *([f"/dev/vfio/{group}"] if group is not None else [])]

@@ -1,4 +1,4 @@
-"""The set-up: a device goes to vfio-pci when a claim is prepared, and back to its driver when the claim is released."""
+"""Device setup of passthrough: binds devices to vfio-pci at prepare, and restores their drivers on release."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ Interface = Literal["auto", "legacy", "iommufd"]
 
 
 class VfioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of a device that is passed through, for as long as the claim has it."""
+    """Parameters of a passthrough device while the claim has it."""
 
     iommu: Interface = "auto"
-    """How its IOMMU is reached: by group (/dev/vfio/GROUP), by iommufd (/dev/iommu), or by whichever the host has."""
+    """IOMMU interface: group (/dev/vfio/GROUP), iommufd (/dev/iommu), or the one that the host has."""
 
 
 CONTAINER, IOMMU = "/dev/vfio/vfio", "/dev/iommu"
 PATIENCE = 5.0
-"""Seconds that udev may take to make a node."""
+"""Maximum seconds for udev to create a device node."""
 _LOOK = 0.02
 
 
 def edits(
     host: Host, functions: PciFunctions, address: str, group: int, interface: Interface, deadline: Deadline
 ) -> ContainerEdits:
-    """Give the edits for one function; PermanentError where the host does not have the interface that is asked for."""
+    """Return the edits for one function; PermanentError if the host does not have the requested interface."""
     where = f"device {address}"
     until = deadline.capped(PATIENCE)
     while True:
@@ -83,11 +83,11 @@ class Library(Protocol):
     """The agent's own library of one vendor."""
 
     def users(self, address: str) -> list[int]:
-        """Give the processes that compute on a GPU, also those of other pods; RetryableError where it hangs."""
+        """Return the processes that compute on a GPU, also of other pods; RetryableError if the library hangs."""
         ...
 
     def released(self) -> AbstractContextManager[None]:
-        """Let go of every GPU for as long as the context lasts."""
+        """Release every GPU within the context."""
         ...
 
 
@@ -99,7 +99,7 @@ class NvidiaLibrary:
         self._timeout = timeout
 
     def users(self, address: str) -> list[int]:
-        """Ask the driver; nobody is known of a GPU that it does not tell about."""
+        """Query the driver; without a response for a GPU, no process is known."""
         domain, _, rest = address.partition(":")
         nvml = acquire(self._path, self._timeout)
         try:
@@ -114,7 +114,7 @@ class NvidiaLibrary:
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Close it, whoever else uses it."""
+        """Close the library, regardless of other users."""
         nvml = acquire(self._path, self._timeout)
         try:
             with nvml.away():
@@ -127,7 +127,7 @@ log = logging.getLogger(__name__)
 
 
 class VfioSetup:
-    """Binds and unbinds; safe to use from several threads."""
+    """Binds and unbinds devices; thread-safe."""
 
     kind: Kind = (API_VERSION, "VfioConfig")
     parameters = VfioConfig
@@ -141,7 +141,7 @@ class VfioSetup:
         library: Library | None = None,
         deadline: float = TIMEOUT_S,
     ) -> None:
-        """`library`: NVIDIA's, which has every GPU open; the driver waits for whoever has one.
+        """`library`: that of NVIDIA, which has every GPU open; the driver waits until a GPU is closed.
 
         `deadline` in seconds is for each access to the kernel.
         """
@@ -154,11 +154,11 @@ class VfioSetup:
         self._locks = setup_locks(state_dir, "vfio")
 
     def default(self, device: Device) -> VfioConfig | None:
-        """Bind what the operator's rules have made a device for passthrough, whether the claim says how or not."""
+        """Bind devices that the operator's rules select for passthrough, with or without parameters."""
         return VfioConfig() if PASSTHROUGH in device.identity else None
 
     def check(self, device: Device, parameters: VfioConfig) -> None:
-        """Take devices for passthrough only: no configuration makes one of a GPU that is published for containers."""
+        """Accept passthrough devices only: parameters do not convert a GPU that is published for containers."""
         if PASSTHROUGH not in device.identity:
             raise UnsuitableError(
                 f"kind: {self.kind[1]} is for devices that inventory.passthrough chooses, and this is none of them"
@@ -167,7 +167,7 @@ class VfioSetup:
     def set_up(
         self, uid: str, devices: Sequence[SetupDevice], parameters: VfioConfig, previous: Any, deadline: Deadline
     ) -> SetupOutcome:
-        """Bind every device, after a look at all groups; repeated, it binds what somebody has bound elsewhere."""
+        """Bind every device, after checking all groups; a repeat binds those that were bound elsewhere."""
         mine = {item.device.pci_address: item for item in devices}
         with self._hold(mine, uid, deadline):
             groups = {address: self._checked(uid, item, mine) for address, item in mine.items()}
@@ -181,7 +181,7 @@ class VfioSetup:
         return SetupOutcome([msgspec.to_builtins(one) for one in self._of(uid, list(edits))], edits)
 
     def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
-        """Bind back; where what is known of a device was lost, as the ledger remembers it."""
+        """Restore the drivers; from the ledger if the state file of a device was lost."""
         kept = {one.address: one for one in self._of(uid, keys)}
         for remembered in msgspec.convert(record or [], list[VfioBinding]):
             kept.setdefault(remembered.address, remembered)
@@ -190,16 +190,16 @@ class VfioSetup:
                 self._give_back(handover, deadline)
 
     def roll_back(self, uid: str, keys: Sequence[str], parameters: VfioConfig, deadline: Deadline) -> None:
-        """Bind back what was begun: it is on disk before a driver is touched."""
+        """Restore the drivers of started bindings: they are on disk before a driver is changed."""
         for handover in self._of(uid, keys):
             self._give_back(handover, deadline)
 
     def noted(self, uid: str) -> Sequence[str]:
-        """Give the keys of the devices that the claim has, or is about to have."""
+        """Return the keys of the devices that the claim has, or is about to have."""
         return [one.key for one in self._handovers.all().values() if one.uid == uid]
 
     def _checked(self, uid: str, item: SetupDevice, mine: dict[str, SetupDevice]) -> int:
-        """Look whether a device may be taken, before anything is; gives its group."""
+        """Check whether a device may be bound, before any is; return its group."""
         address, where = item.device.pci_address, f"device {item.device.name}"
         self._accesses.check(address)
         if not self._functions.exists(address):
@@ -225,7 +225,7 @@ class VfioSetup:
                 before = self._functions.override(address)
                 self._handovers.write(VfioBinding(address, uid, item.key, driver, before, item.device))
             elif (kept.uid, kept.key) != (uid, item.key):
-                # The ledger gives a device to one claim at a time: whose it was before holds nothing any more.
+                # The ledger allocates a device to one claim at a time: the previous claim holds nothing any more.
                 log.warning("taken over from a claim that is gone", extra={"device": item.device.name, "was": kept.uid})
                 self._handovers.write(msgspec.structs.replace(kept, uid=uid, key=item.key))
             self._binding.bind(address, where)
@@ -244,7 +244,7 @@ class VfioSetup:
 
     @contextmanager
     def _hold(self, addresses: Sequence[str] | dict[str, SetupDevice], uid: str, deadline: Deadline) -> Iterator[None]:
-        """Hold the functions and their groups: two claims must not look at one group and then both take of it."""
+        """Lock the functions and their groups: two claims must not check one group and then both bind it."""
         groups = {f"group {self._functions.group(address)}" for address in addresses}
         with self._locks.hold([*addresses, *groups], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
             yield
