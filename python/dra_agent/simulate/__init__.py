@@ -1,7 +1,4 @@
-"""Simulated hosts: a description of a machine becomes sysfs, dev and proc trees and a library that answers as NVML.
-
-Nothing else in the agent knows that a host is simulated. `machine` and `tree` serve tests that describe their own.
-"""
+"""Simulated hosts: a machine description becomes sysfs, dev and proc trees and a library that implements NVML."""
 
 from __future__ import annotations
 

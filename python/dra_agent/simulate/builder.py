@@ -1,7 +1,7 @@
-"""Builds a machine's files under a root, and keeps what has happened to it since in `<root>/simulated.json`.
+"""Builds the files of a machine under a root, and saves later changes in `<root>/simulated.json`.
 
-Building over an existing tree mends it and keeps run-time state: an unplugged device stays unplugged, a written
-attribute stays written, faults of the NVML library stay.
+Building over an existing tree repairs it and keeps run-time state: an unplugged device stays unplugged, a written
+attribute keeps its value, faults of the NVML library stay.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _FOLDERS = ("sys", "dev", "proc")
 
 
 class KernelFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What happens when somebody writes an attribute of a device."""
+    """The effect of writing an attribute of a device."""
 
     address: str
     attribute: str
     """The file's name: "unbind", "drivers_probe", "driver_override", "current_compute_partition"."""
     errno: int | None = None
-    """What the write fails with; None: it hangs, for `delay_ms` or for ever."""
+    """The error of the write; None: it hangs, for `delay_ms` or indefinitely."""
     delay_ms: int = 0
 
 
 class SimulatedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is remembered of a simulated host: which machine it is, and what has become of it since."""
+    """The saved state of a simulated host: its machine, and later changes."""
 
     profile: str
     unplugged: tuple[str, ...] = ()
     """Addresses."""
     drivers: dict[str, str] = {}
-    """By address, of every function that was ever bound anew: its driver now, "" for none."""
+    """By address, of every function that was bound to another driver: its current driver, "" for none."""
     modes: dict[str, str] = {}
-    """By address, of every AMD GPU that was ever divided anew: its compute partition mode now."""
+    """By address, of every AMD GPU with a changed compute partition mode: its current mode."""
     kernel_faults: tuple[KernelFault, ...] = ()
 
 
@@ -93,10 +93,10 @@ def apply(
     fresh: bool = False,
     gone: Callable[[], None] = lambda: None,
 ) -> None:
-    """Bring tree, NVML state and memory of the host at `root` to what `simulated` says of the machine.
+    """Update tree, NVML state and saved state of the host at `root` to `simulated`.
 
-    `gone` is called when what is unplugged has left the tree, and before NVML loses it.
-    The memory is written first: a build that is interrupted is finished by the next one.
+    `gone` is called after unplugged devices were removed from the tree, and before NVML loses them. The saved state is
+    written first: the next build completes an interrupted one.
     """
     save_state(root, simulated)
     present = current_machine(machine, simulated)
@@ -157,7 +157,7 @@ def _ever(machine: Machine, simulated: SimulatedState) -> dict[str, None]:
 
 
 def load_state(root: Path) -> SimulatedState | None:
-    """What is remembered of the simulated host at `root`; None where there is none."""
+    """Return the saved state of the simulated host at `root`; None without one."""
     path = root / "simulated.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=SimulatedState)

@@ -1,7 +1,7 @@
-"""Changes a simulated host while an agent runs on it: pulls devices out, raises errors, makes library calls hang.
+"""Changes a simulated host while an agent runs on it: unplugs devices, raises errors, makes library calls hang.
 
-Each change is made under one lock, and every file is replaced by rename, so whoever reads meanwhile sees the host
-before or after it, never half a file.
+Each change is made under one lock, and every file is replaced by rename, so concurrent readers see the host before or
+after it, never a partial file.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from dra_agent.simulate.roles.nvidia import NvidiaGpu
 When = Literal["before", "after"]
 """A call has its effect."""
 WRITTEN = frozenset({"driver_override", "unbind", "drivers_probe", "bind", "current_compute_partition"})
-"""Attributes of which writing does something (see `kernel`)."""
+"""Attributes whose writes have an effect (see `kernel`)."""
 XID_EVENT = 0x8
 """nvmlEventTypeXidCriticalError."""
 FALLEN_OFF_THE_BUS = 79
-"""The XID that NVIDIA's driver logs for a GPU that no longer answers."""
+"""The XID that NVIDIA's driver logs for a GPU that stopped responding."""
 _BRIDGE = 0x0604
 _KEPT_EVENTS = 256
 
 
 def unplug(root: Path, device: str, machine: Machine | None = None) -> str:
-    """Take a device, and all below it, out of the host; gives its PCI address.
+    """Remove a device, and all devices below it, from the host; return its PCI address.
 
-    GPUs are lost to NVML, with the XID that goes with it. `device` is a PCI address, a GPU's UUID or minor number, or
-    the name of an interface or RDMA device; `machine` is needed where it is no profile's.
+    NVML loses GPUs, with the XID for that. `device` is a PCI address, a GPU's UUID or minor number, or the name of an
+    interface or RDMA device; `machine` is needed if it is not that of a profile.
     """
     with _changing(root, machine) as (machine, simulated):
         address = find(machine, device).address
@@ -70,7 +70,7 @@ def replug(root: Path, device: str, machine: Machine | None = None) -> str:
 
 
 def reset(root: Path, device: str, machine: Machine | None = None) -> str:
-    """Reset a GPU: its MIG instances are gone, and the MIG mode is the one asked for last; gives its UUID."""
+    """Reset a GPU: its MIG instances are removed, and a pending MIG mode takes effect; return its UUID."""
     machine, _ = _recall(root, machine)
     function = find(machine, device)
     uuid = _gpu(machine, device)
@@ -188,7 +188,7 @@ def kill(
 
 
 def clear(root: Path) -> int:
-    """Take all faults away; gives how many there were. What hangs, comes back."""
+    """Remove all faults; return their number. Hanging calls return."""
     with _changing(root, None, needs_machine=False) as (_, simulated):
         state = nvml.read(root / "lib")
         nvml.write(root / "lib", msgspec.structs.replace(state, faults=()))
@@ -217,7 +217,7 @@ def answer_write(
 
 
 def find(machine: Machine, device: str) -> Function:
-    """The function that somebody means; UsageError names those that there are."""
+    """Return the function for a name; UsageError lists the existing ones."""
     wanted = device.lower()
     for function in machine.functions():
         if wanted in (function.address, function.address.removeprefix("0000:")):

@@ -1,7 +1,7 @@
-"""What the kernel does when somebody writes an attribute of a simulated host: binds drivers, divides GPUs, or refuses.
+"""The kernel's reaction to a write to an attribute of a simulated host: binds drivers, partitions GPUs, or fails.
 
-Answers are those of drivers/base/{bus,dd,driver}.c, of vfio-pci, and of amdgpu_xcp.c; faults are set with
-`change.answer_write`. A write that hangs does its work when the fault is cleared, as the kernel's would.
+Results are those of drivers/base/{bus,dd,driver}.c, of vfio-pci, and of amdgpu_xcp.c; faults are set with
+`change.answer_write`. A hanging write takes effect when the fault is cleared, as in the kernel.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from dra_agent.simulate.tree import replace_file
 
 _DEVICES, _DRIVERS = "bus/pci/devices/", "bus/pci/drivers/"
 _LOOK = 0.02
-"""Seconds between two looks at whether a fault was cleared."""
+"""Seconds between two checks whether a fault was cleared."""
 
 
 class SimulatedKernel:
     """Takes the writes below one simulated /sys; safe to use from several threads and processes."""
 
     def __init__(self, root: Path, machine: Machine | None = None) -> None:
-        """Take the simulated host's root; `machine` is needed where it is no profile's."""
+        """Take the root of the simulated host; `machine` is needed if it is not that of a profile."""
         self._root = root
         self._machine = machine
         self._under_way: Counter[str] = Counter()
 
     def write(self, path: str, text: str) -> None:
-        """Write an attribute, named relative to /sys; OSError as the kernel answers, and as slow as it is."""
+        """Write an attribute, by its path relative to /sys; raises the OSError of the kernel, with its latency."""
         folder, _, attribute = path.rpartition("/")
         device, driver = _subject(folder, attribute, text)
         self._under_way[device] += 1
@@ -148,7 +148,7 @@ class SimulatedKernel:
 
 
 def _subject(folder: str, attribute: str, text: str) -> tuple[str, str]:
-    """Tell which device a write is about, and which driver it names."""
+    """Return the device of a write, and the driver that it names."""
     if attribute == "drivers_probe":
         return text.strip(), ""
     if folder.startswith(_DRIVERS):

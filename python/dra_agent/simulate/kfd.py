@@ -16,7 +16,7 @@ _PCIE, _XGMI = 2, 11
 _SYSTEM_HEAP, _PUBLIC_FRAME_BUFFER = 0, 1
 _SIMD_PER_UNIT = 4
 _BEHIND_GPUS, _MOST_PARTITIONS = 64, 8
-"""Nodes of partitions beyond the first are numbered from here; those of GPUs keep their numbers."""
+"""First number of nodes of partitions after the first; GPUs keep the numbers of their nodes."""
 
 
 def plan(machine: Machine, tree: Tree) -> None:

@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class NumaNode:
-    """One NUMA node: its processors as the kernel lists them ("0-55,112-167"), memory, distances to every node."""
+    """One NUMA node: its CPUs in the kernel's list format ("0-55,112-167"), memory, distances to every node."""
 
     cpus: str
     memory_bytes: int
@@ -27,7 +27,7 @@ class NumaNode:
 
 @dataclass(frozen=True, slots=True)
 class PciId:
-    """What a function says it is; numbers as in the PCI ID database, the class with its programming interface."""
+    """The IDs of a function; numbers as in the PCI ID database, the class with its programming interface."""
 
     vendor: int
     device: int
@@ -85,21 +85,21 @@ class Sriov:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A PCI function. With `children` it is a bridge; with `domain` it is a VMD, below which another domain begins."""
+    """A PCI function. With `children` it is a bridge; with `domain` it is a VMD with a PCI domain below it."""
 
     address: str
     id: PciId
     driver: str | None = None
     link: LinkState | None = None
     numa_node: int | None = None
-    """What numa_node says where that is not the host bridge's; -1 where the firmware does not tell."""
+    """numa_node, if it differs from the host bridge's; -1 if the firmware does not report it."""
     bars: tuple[Bar, ...] = ()
     roles: tuple[Role, ...] = ()
     attributes: Mapping[str, str | int] = field(default_factory=dict)
     """Further attributes of the function's folder, read-only."""
     sriov: Sriov | None = None
     buses: tuple[int, int] | None = None
-    """A bridge's secondary and subordinate bus where its children do not tell (an empty slot)."""
+    """A bridge's secondary and subordinate bus, if its children do not determine them (an empty slot)."""
     children: tuple[Function, ...] = ()
     domain: HostBridge | None = None
 
@@ -117,7 +117,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class HostBridge:
-    """The root of a PCI hierarchy, "pci0000:15"; a node of -1 is a bridge whose firmware does not tell."""
+    """The root of a PCI hierarchy, "pci0000:15"; node -1: the firmware does not report it."""
 
     name: str
     numa_node: int
@@ -140,7 +140,7 @@ class Machine:
     iommufd: bool = False
     """Whether there is /dev/iommu."""
     modules: Mapping[str, str] = field(default_factory=dict)
-    """Kernel modules that tell a version: {"nvidia": "570.124.06"}."""
+    """Versions of kernel modules: {"nvidia": "570.124.06"}."""
     nvidia: NvidiaDriver | None = None
 
     def functions(self) -> Iterator[Function]:
@@ -179,7 +179,7 @@ class Machine:
             self,
             bridges=tuple(replace(bridge, functions=_without(bridge.functions, addresses)) for bridge in self.bridges),
         )
-        # cached_property keeps its value in the instance's dict: the groups are those of the whole machine.
+        # cached_property stores its value in the instance's dict: the groups of the whole machine.
         rest.__dict__["iommu_groups"] = self.iommu_groups
         return rest
 

@@ -1,6 +1,6 @@
-"""What simulated GPUs are divided into: the file that the simulated NVML keeps beside its state, and a GPU's reset.
+"""MIG state of simulated GPUs: the file next to the state of the simulated NVML, and the reset of a GPU.
 
-Instances are made and destroyed through NVML only; see the Rust crate `nvml-fake`.
+Instances are created and destroyed through NVML only; see the Rust crate `nvml-fake`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def read(root: Path) -> dict[str, GpuPartitioning]:
 
 
 def reset(root: Path, uuid: str, minor: int) -> None:
-    """Do to a GPU what a reset does: no instance is left, and the mode is the one that was asked for last."""
+    """Apply a reset to a GPU: instances are removed, and a pending mode takes effect."""
     with (root / "lib" / _LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         divided = read(root)

@@ -1,4 +1,4 @@
-"""Puts the stand-in for nvidia-cuda-mps-control beside a host's NVML, and orders what goes wrong with it."""
+"""Installs the simulated nvidia-cuda-mps-control next to a host's NVML, and injects its faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Action = Literal["fail", "hang", "crash", "ignore"]
 
 def install(folder: Path) -> None:
     """Write the program into a host's folder, for the interpreter that runs this."""
-    # Isolated: nothing of whoever starts it, and no packages, which would only take time.
+    # Isolated: without the environment of the caller, and without packages, which would only take time.
     text = isolated_script(Path(__file__).with_name("mps_control.py").read_text()).encode()
     path = folder / CONTROL
     if not path.exists() or path.read_bytes() != text:

@@ -1,7 +1,7 @@
-"""A stand-in for nvidia-cuda-mps-control: the daemon, and the program that sends it commands.
+"""The simulated nvidia-cuda-mps-control: the daemon, and the program that sends it commands.
 
-It knows the commands that limit clients, keeps what was set, and starts servers that do nothing. What goes wrong is
-ordered by `mps.json` beside it, read at each command.
+It supports the commands that limit clients, stores their values, and starts servers that do nothing. Faults are in
+`mps.json` next to it, read at each command.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PERCENT = re.compile(r"\d{1,3}(\.\d+)?")
 _SIZE = re.compile(r"\d+[MGmg]?")
 _LONGEST = 64 << 10
 _LOOK = 0.5
-"""Seconds between two looks at whether one is still wanted."""
+"""Seconds between two checks whether a daemon has to stop."""
 
 
 def pipes() -> Path:
@@ -59,7 +59,7 @@ def fault(command: str) -> str | None:
 
 
 class Daemon:
-    """What one daemon has been told."""
+    """The commands that one daemon has received."""
 
     def __init__(self) -> None:
         self.visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
@@ -115,7 +115,7 @@ class Daemon:
         return ""
 
     def _device(self, words: list[str]) -> str:
-        """The daemon numbers the GPUs that it sees anew, from 0."""
+        """The daemon numbers its visible GPUs from 0."""
         name = words[0]
         if name.isdecimal():
             if self.visible and int(name) >= len(self.visible):
@@ -212,7 +212,7 @@ def start(*, background: bool) -> int:
 
 
 def serve(listening: socket.socket) -> None:
-    """Answer until told to quit."""
+    """Serve requests until the command to quit."""
     daemon = Daemon()
     listening.settimeout(_LOOK)
     while not daemon.ends:
@@ -220,7 +220,7 @@ def serve(listening: socket.socket) -> None:
             connection, _ = listening.accept()
         except TimeoutError:
             if not Path(CONTROL).exists():
-                # Its directory is gone, and nobody can reach it any more.
+                # Its directory was removed, so no client can connect.
                 return
             continue
         with connection:
@@ -232,7 +232,7 @@ def serve(listening: socket.socket) -> None:
 
 
 def send() -> int:
-    """Send what standard input has, and print the answers."""
+    """Send the lines of standard input as commands, and print the responses."""
     text = sys.stdin.read()
     connection = socket.socket(socket.AF_UNIX)
     try:

@@ -1,6 +1,7 @@
-"""A stand-in for nvidia-smi on simulated hosts: what NVML has no call for, and the compute mode.
+"""The simulated nvidia-smi: commands without an NVML call, and the compute mode.
 
-It answers, and exits, as nvidia-smi(1) says. What `compute-policy` sets lies beside the state of the NVML library.
+Output and exit status are those of nvidia-smi(1). The values of `compute-policy` are stored next to the state of the
+NVML library.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def install(root: Path) -> Path:
 
 
 def time_slices(root: Path) -> dict[str, int]:
-    """Say how long the time slices of each GPU are, by UUID; those at the default are left out."""
+    """Return the time slice of each GPU by UUID, without those at the default."""
     try:
         return msgspec.json.decode((root / TIME_SLICES).read_bytes(), type=dict[str, int])
     except FileNotFoundError:
@@ -90,7 +91,7 @@ def _run(root: Path, arguments: Sequence[str]) -> str:
 
 
 def _gpu(root: Path, uuid: str) -> nvml.NvmlState:
-    """Look a GPU up, as the tool does through NVML: with all that has been said to go wrong there."""
+    """Find a GPU through NVML, as the tool does, with all injected faults."""
     state = nvml.read(root / "lib")
     if state.driver is None:
         raise _ExitError(_NO_DRIVER, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")

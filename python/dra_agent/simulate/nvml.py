@@ -1,6 +1,6 @@
-"""State file of the simulated NVML library: what its GPUs are, and what has gone wrong with them.
+"""State file of the simulated NVML library: its GPUs, and their faults.
 
-The library itself is the Rust crate `nvml-fake`; it reads `nvml.json` beside it again whenever the file changes.
+The library is the Rust crate `nvml-fake`; it reads `nvml.json` next to it whenever the file changes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class NvLink(msgspec.Struct, frozen=True):
 
 
 class MigProfile(msgspec.Struct, frozen=True):
-    """A GPU instance profile, see simulate.models."""
+    """A GPU instance profile; see simulate.models."""
 
     profile: int
     id: int
@@ -98,9 +98,9 @@ class Gpu(msgspec.Struct, frozen=True):
     link: Link
     numa_node: int
     cpus: tuple[int, ...]
-    """Processors near the GPU as 64-bit words, lowest first."""
+    """CPUs near the GPU as 64-bit words, lowest first."""
     path: tuple[str, ...]
-    """Host bridge and PCI addresses that lead to the GPU, which tell its distance to others."""
+    """Host bridge and PCI addresses on the path to the GPU, which determine its distance to others."""
     nvlinks: tuple[NvLink, ...]
     nvlink_slots: int
     fabric: tuple[str, int] | None
@@ -109,10 +109,10 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What goes wrong with a call. `function` and `device` (a UUID) of None mean every one.
+    """A fault of a call. `function` and `device` (a UUID) of None match all.
 
-    In this order: it waits `delay_ms`; it hangs (`hang`) until the fault is cleared; a process ends as from `kill -9`
-    (`kill`), the one that has the library, or its parent too, the agent; it answers `code`, NVML's error number.
+    In this order: it waits `delay_ms`; it hangs (`hang`) until the fault is cleared; a process is killed (`kill`): the
+    one that has loaded the library, or its parent too, the agent; it returns `code`, NVML's error number.
     """
 
     function: str | None = None
@@ -124,7 +124,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     times: int | None = None
     """How many more calls it happens to; None: to all."""
     when: Literal["before", "after"] = "before"
-    """Before the call has had its effect, or after it, when its caller has not been told."""
+    """Before the call takes effect, or after that, but before its response."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -196,7 +196,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def read(folder: Path) -> NvmlState:
-    """The state in a host's lib folder; PermanentError where the file is no such state."""
+    """Read the state in a host's lib directory; PermanentError if the file is not valid."""
     path = folder / STATE
     try:
         return msgspec.json.decode(path.read_bytes(), type=NvmlState)
@@ -207,5 +207,5 @@ def read(folder: Path) -> NvmlState:
 
 
 def write(folder: Path, state: NvmlState) -> None:
-    """Replace the state; the library sees it at its next call."""
+    """Replace the state; the library reads it at its next call."""
     replace_file(folder / STATE, msgspec.json.format(msgspec.json.encode(state), indent=1) + b"\n")

@@ -17,7 +17,7 @@ from dra_agent.simulate.tree import replace_file
 BUILT_LIBRARY = Path(__file__).parent / "lib" / LIBRARY
 """Where `make build` puts the library; every simulated host gets a copy."""
 LIMITS_SINCE = 13040
-"""The CUDA version whose drivers are the first to limit a control group's memory."""
+"""The first CUDA version with drivers that limit a control group's memory."""
 
 
 def install(machine: Machine, present: Machine, folder: Path) -> None:
@@ -46,7 +46,7 @@ def install(machine: Machine, present: Machine, folder: Path) -> None:
 
 
 def describe(machine: Machine, present: set[str]) -> NvmlState:
-    """The state of a machine of which the GPUs with these addresses are plugged in, and under NVIDIA's driver."""
+    """The state of a machine; the GPUs at these addresses are plugged in and bound to NVIDIA's driver."""
     nvidia = machine.nvidia
     driver = None if nvidia is None else Driver(nvidia.version, f"12.{nvidia.version}", nvidia.cuda)
     functions = {function.address: function for function in machine.functions()}
@@ -148,7 +148,7 @@ def _install_library(machine: Machine, target: Path) -> None:
         )
     content = BUILT_LIBRARY.read_bytes()
     if machine.nvidia is None or machine.nvidia.cuda < LIMITS_SINCE:
-        # A name that is not what its hash says is found by nobody: the function is missing, as in an older library.
+        # A name with a wrong hash is never found: the function is missing, as in an older library.
         for name in (b"nvmlDeviceSetMemoryLimits_v1", b"nvmlDeviceGetMemoryLimits_v1"):
             content = content.replace(name, name[::-1])
     # A copy and never a link: the dynamic loader knows a library by its inode, and two simulated hosts in one process

@@ -57,9 +57,9 @@ def _kind(bridge: Function, at_root: bool) -> int:
 DRIVERS = "sys/bus/pci/drivers"
 VFIO = "vfio-pci"
 VFIO_MINOR, IOMMU_MINOR = 196, 259
-"""VFIO_MINOR of linux/miscdevice.h; that of /dev/iommu is given out by the kernel."""
+"""VFIO_MINOR of linux/miscdevice.h; the kernel assigns that of /dev/iommu dynamically."""
 SPEEDS = {1: "2.5 GT/s PCIe", 2: "5.0 GT/s PCIe", 3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5: "32.0 GT/s PCIe"}
-"""What {current,max}_link_speed say for a generation, since kernel 5.11."""
+"""Values of {current,max}_link_speed by generation, since kernel 5.11."""
 
 _IORESOURCE_MEM = 0x200
 _IORESOURCE_PREFETCH = 0x2000
@@ -108,7 +108,7 @@ def sites(machine: Machine, bridge: HostBridge, path: str) -> Iterator[RoleConte
 
 
 def modalias(function: Function) -> str:
-    """The string that the kernel matches drivers by (see file2alias in the kernel's sources for the format)."""
+    """The string by which the kernel matches drivers (format: file2alias in the kernel's sources)."""
     pci = function.id
     base, sub, interface = pci.class_code >> 16, pci.class_code >> 8 & 0xFF, pci.class_code & 0xFF
     return (

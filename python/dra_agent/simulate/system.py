@@ -1,4 +1,4 @@
-"""What belongs to the whole host: processors, NUMA nodes, kernel modules, the few files of /proc that tools want."""
+"""Files of the whole host: CPUs, NUMA nodes, kernel modules, and the few files of /proc that tools read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAJORS = {name: major for major, name in CHARACTER_MAJORS.items()}
 
 
 def plan(machine: Machine, tree: Tree) -> None:
-    """Add processors, NUMA nodes, module versions and /proc basics."""
+    """Add CPUs, NUMA nodes, module versions and /proc basics."""
     cpus = text(every(machine))
     for name in ("online", "possible", "present"):
         tree.file(f"sys/devices/system/cpu/{name}", cpus)
@@ -100,12 +100,12 @@ def mask(cpus: frozenset[int]) -> str:
 
 
 def every(machine: Machine) -> frozenset[int]:
-    """All processors of a machine."""
+    """Return all CPUs of a machine."""
     return frozenset().union(*(parse(node.cpus) for node in machine.nodes))
 
 
 def local(machine: Machine, numa_node: int) -> frozenset[int]:
-    """Processors near a device on that node: all of them where the node is -1."""
+    """Return the CPUs near a device on that node: all of them for node -1."""
     return parse(machine.nodes[numa_node].cpus) if numa_node >= 0 else every(machine)
 
 

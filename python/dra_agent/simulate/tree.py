@@ -1,7 +1,7 @@
-"""A file tree as a plan: which files, links and device nodes lie under a root, and how the plan gets onto a disk.
+"""A file tree as a plan: files, links and device nodes below a root, and how the plan is written to a disk.
 
-It knows nothing of PCI or of vendors. Read-only files are what the machine is; writable ones (mode 0644, as in sysfs)
-are what somebody has set, so writing a plan over an existing tree leaves those alone.
+It has no knowledge of PCI or vendors. Read-only files describe the machine; writable ones (mode 0644, as in sysfs) are
+state, so writing a plan over an existing tree does not change them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A character device node; a regular file stands for it where mknod is not permitted."""
+    """A character device node; a regular file if mknod is not permitted."""
 
     major: int
     minor: int
@@ -64,7 +64,7 @@ class Tree:
         self.entries[path] = File(content if isinstance(content, bytes) else f"{content}\n".encode(), mode)
 
     def traced(self, path: str, content: bytes) -> None:
-        """Plan a file whose reading can be noticed (see `reads`)."""
+        """Plan a file whose reads can be detected (see `reads`)."""
         self.entries[path] = File(content, WRITABLE, traced=True)
 
     def files(self, folder: str, contents: Mapping[str, str | int | bytes], mode: int = READ_ONLY) -> None:
@@ -95,10 +95,10 @@ def relative(link: str, target: str) -> str:
 
 
 def write(tree: Tree, root: Path, *, fresh: bool = False) -> None:
-    """Bring the tree onto the disk: what is missing or differs is written, each file by rename; nothing is removed.
+    """Write the tree to the disk: missing or different files are written, each by rename; nothing is removed.
 
-    Links come last, and of them those of the PCI bus, by which devices are found: one that is found is complete. A
-    fresh tree, which nobody reads yet and of which nothing exists, is written without the detour.
+    Links are last, and links of the PCI bus, by which devices are found, the very last: a device that is found is
+    complete. A fresh tree, which has no readers, is written directly.
     """
     made: set[str] = set()
     for path, entry in sorted(tree.entries.items(), key=lambda item: (isinstance(item[1], Link), _BUS in item[0])):
@@ -118,9 +118,9 @@ def write(tree: Tree, root: Path, *, fresh: bool = False) -> None:
 
 
 def remove(paths: Iterable[str], root: Path, keep: Collection[str] = ()) -> None:
-    """Take paths away, links first so that nobody follows one into a half-removed folder, and folders left empty.
+    """Remove paths, links first so that no reader follows one into a partly removed directory, and empty directories.
 
-    Of the latter, those that are named to be kept stay.
+    Directories in `keep` stay.
     """
     present = [(path, root / path) for path in paths if os.path.lexists(root / path)]
     for _, path in sorted(present, key=lambda item: (not item[1].is_symlink(), item[0])):
@@ -135,15 +135,15 @@ def remove(paths: Iterable[str], root: Path, keep: Collection[str] = ()) -> None
 
 
 def reads(root: Path, name: str = "config") -> list[Path]:
-    """Which traced files of that name were read since they were written.
+    """Return the traced files of that name that were read since they were written.
 
-    Access times tell, so the file system must keep them: `relatime`, the default, does for a file's first read.
+    This uses access times, so the file system must record them: `relatime`, the default, does for a file's first read.
     """
     return sorted(path for path in (root / "sys").rglob(name) if path.is_file() and path.stat().st_atime_ns > 0)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file by rename, so that a reader sees the old or the new content and nothing between."""
+    """Replace a file by rename, so that a reader gets the old or the new content, never a mix."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_bytes(content)
     temporary.replace(path)

@@ -33,7 +33,7 @@ class MpsPaths:
     folder: Path
     """The GPU's directory below the state directory."""
     shm: Path
-    """/dev/shm of the daemon and its clients: they exchange memory there."""
+    """Mounted as /dev/shm for the daemon and its clients: they exchange memory there."""
 
     @classmethod
     def of(cls, state_dir: Path, dev: Path, device: str) -> MpsPaths:

@@ -1,4 +1,4 @@
-"""FPGA cards and accelerators that are no GPUs."""
+"""FPGA cards and accelerators other than GPUs."""
 
 from __future__ import annotations
 

@@ -39,10 +39,10 @@ def port(
 def switch(
     bus: int, *slots: Function | None, id: PciId = BROADCOM_SWITCH, link: LinkState | None = None, domain: int = 0
 ) -> Function:
-    """A switch whose upstream port is on `bus`; each slot is the function behind one downstream port, None if empty.
+    """A switch with its upstream port on `bus`; each slot is the function below one downstream port, None if empty.
 
-    The downstream ports are on the next bus, and what is behind port N on the bus N after that, as firmware numbers
-    them when every port leads to a single device.
+    The downstream ports are on the next bus, and the function below port N on the bus N after that, as firmware numbers
+    them if every port leads to a single device.
     """
     inner = bus + 1
     ports = []

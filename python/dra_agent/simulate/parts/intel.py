@@ -17,9 +17,9 @@ _FLEX_MEMORY = 16 * _GIB
 
 
 def flex170(bus: int, card: int, *, virtual: int = 0) -> Function:
-    """A Flex 170 card whose own switch is on `bus`; its GPU is two buses on.
+    """A Flex 170 card with its own switch on `bus`; its GPU is two buses below.
 
-    With `virtual` functions, each has its share of the memory and DRM nodes of its own; the last is handed to VFIO.
+    `virtual` functions have equal shares of the memory and their own DRM nodes; the last one is bound to VFIO.
     """
     gpu_bus = bus + 2
     physical = f"0000:{gpu_bus:02x}:00.0"
@@ -43,9 +43,9 @@ def flex170(bus: int, card: int, *, virtual: int = 0) -> Function:
 
 
 def battlemage(address: str, card: int, *, virtual: int = 0) -> Function:
-    """An Arc Pro B60 under xe, which tells its memory by tile.
+    """An Arc Pro B60 under xe, which reports its memory by tile.
 
-    With `virtual` functions, each has an equal quota of what memory is left when the physical one has its own share.
+    `virtual` functions have equal quotas of the memory that the physical function leaves.
     """
     memory = 24 * _GIB
     quota = (memory - 2 * _GIB) // virtual if virtual else 0

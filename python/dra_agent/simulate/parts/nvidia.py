@@ -14,7 +14,7 @@ _3D = 0x030200
 _MIB = 1 << 20
 
 ONE_HOST_FABRIC = ("00000000-0000-0000-0000-000000000000", 0)
-"""What GPUs say whose NVSwitches join no other host: registered, in a cluster without a name."""
+"""Fabric state of GPUs with NVSwitches that connect no other host: registered, in a cluster without a name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ NAME = "dgx-h100"
 _TIB = 1 << 40
 _GPU_ROOTS = (0x15, 0x3D, 0x4C, 0x5B, 0x97, 0xBD, 0xCB, 0xD9)
 _COMPUTE_HCAS = (0, 2, 3, 4, 5, 7, 8, 9)
-"""Numbers of the adapters beside the GPUs; 1 and 6, in between by address, are the storage adapters."""
+"""Numbers of the adapters next to the GPUs; 1 and 6, between them by address, are the storage adapters."""
 _NVSWITCHES = tuple(f"0000:{bus:02x}:00.0" for bus in range(0x07, 0x0B))
 
 

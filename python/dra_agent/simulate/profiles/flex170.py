@@ -1,4 +1,4 @@
-"""Four Flex 170 cards under i915; the third is divided into four virtual functions, one of which VFIO has."""
+"""Four Flex 170 cards under i915; the third has four virtual functions, one of them bound to VFIO."""
 
 from __future__ import annotations
 

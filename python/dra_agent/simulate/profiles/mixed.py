@@ -1,6 +1,6 @@
 """One of each vendor in a server: GPUs of three, two FPGA cards, a Gaudi 2, a SmartNIC, and a drive behind a VMD.
 
-The VMD begins a PCI domain of its own with more than four digits, as Intel's do.
+The VMD starts a separate PCI domain with more than four digits, as Intel's do.
 """
 
 from __future__ import annotations

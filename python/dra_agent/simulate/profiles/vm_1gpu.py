@@ -1,4 +1,4 @@
-"""A cloud machine with a T4: all functions on one bus, no bridges, no IOMMU, and a firmware that tells no NUMA node."""
+"""A cloud machine with a T4: all functions on one bus, no bridges, no IOMMU, and no NUMA node from the firmware."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class AmdGpu:
         return {"DPX": 2, "TPX": 3, "QPX": 4, "CPX": self.dies}.get(self.mode or "SPX", 1)
 
     def render_of(self, partition: int) -> int:
-        """The render node's number: partitions beyond the first have nodes of their own, behind those of all GPUs."""
+        """Number of the render node: partitions after the first have their own, after those of all GPUs."""
         own = self.render - _FIRST_RENDER
         return self.render if partition == 0 else _FIRST_RENDER + _MOST_GPUS + own * (_MOST_GPUS - 1) + partition - 1
 
@@ -75,7 +75,7 @@ class AmdGpu:
 
 
 def _partition_nodes(render: int, tree: Tree) -> None:
-    """Nodes of a partition beyond the first: those of a platform device without an address (amdgpu_xcp_drv.c)."""
+    """Nodes of a partition after the first: a platform device without an address (amdgpu_xcp_drv.c)."""
     number = render - _FIRST_RENDER
     folder = f"sys/devices/platform/amdgpu_xcp_{number}/drm"
     for name, minor in ((f"card{number}", number), (f"renderD{render}", render)):

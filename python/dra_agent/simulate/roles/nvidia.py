@@ -1,4 +1,4 @@
-"""NVIDIA GPUs and NVSwitches: device nodes and /proc/driver/nvidia. What NVML says of them: `simulate.nvml_install`."""
+"""NVIDIA GPUs and NVSwitches: device nodes and /proc/driver/nvidia. Their NVML state is in `simulate.nvml_install`."""
 
 from __future__ import annotations
 

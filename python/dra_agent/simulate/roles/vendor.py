@@ -12,7 +12,7 @@ from dra_agent.simulate.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class VendorNode:
-    """A node of /dev whose folder in sysfs lies somewhere below the function: "fpga_region/region0/dfl-port.0"."""
+    """A device node with a directory in sysfs below the function: "fpga_region/region0/dfl-port.0"."""
 
     folder: str
     major: str
