@@ -296,3 +296,12 @@ def test_the_hook_needs_no_library() -> None:
     size, count = int.from_bytes(data[54:56], "little"), int.from_bytes(data[56:58], "little")
     kinds = [int.from_bytes(data[offset + n * size :][:4], "little") for n in range(count)]
     assert 1 in kinds and 3 not in kinds
+
+
+def test_damaged_limits_are_quarantined_and_no_container_starts(tree: Tree) -> None:
+    tree.limiter.grant("uid-1", share("nvml-cgroup", uuid="GPU-1"), "nvml-cgroup", 4 << 30, a_minute())
+    path = tree.path / "state/limits/uid-1.json"
+    path.write_text("{")
+    with pytest.raises(PermanentError, match="is damaged: .*; delete the claim's pods"):
+        tree.limiter.noted("uid-1")
+    assert not path.exists()

@@ -353,3 +353,12 @@ def test_the_daemon_has_a_shared_memory_of_its_own(outside_of_shared_memory: Pat
     assert done.returncode == 0, done.stderr
     assert (outside_of_shared_memory / "log").read_text() == "mine\n"
     assert not Path("/dev/shm/mine").exists()
+
+
+def test_a_damaged_state_file_is_kept_and_refused(world: World) -> None:
+    path = world.path / "state/mps/gpu-a.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    with pytest.raises(RetryableError, match="is damaged: .*; remove it, and check the GPU's compute mode"):
+        world.mps.noted("uid-1")
+    assert path.exists()

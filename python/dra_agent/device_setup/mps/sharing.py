@@ -57,7 +57,7 @@ class MpsClientStore(StateFiles[SharedGpu]):
         except OSError:
             return []
 
-    def damaged(self, path: Path, error: msgspec.DecodeError) -> None:
+    def on_corrupt(self, path: Path, error: msgspec.DecodeError) -> None:
         """Reject it: without the file the GPU's original compute mode is unknown, and an operator has to check it."""
         raise RetryableError(
             f"is damaged: {error}", where=str(path), hint="remove it, and check the GPU's compute mode"

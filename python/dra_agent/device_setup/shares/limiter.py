@@ -112,7 +112,7 @@ class ShareLimitStore(StateFiles[dict[str, ShareLimit]]):
         """Return the path for a claim's shares; PermanentError for a UID that could leave the directory."""
         return super().path(check_uid(name))
 
-    def damaged(self, path: Path, error: msgspec.DecodeError) -> None:
+    def on_corrupt(self, path: Path, error: msgspec.DecodeError) -> None:
         """Quarantine the file, and reject the claim: no container may start without its limit."""
         atomic_file.quarantine(path)
         raise PermanentError(f"is damaged: {error}", where=str(path), hint="delete the claim's pods") from error
