@@ -45,7 +45,7 @@ def main() -> int:
         shared = _native.Ledger.open_shared(str(folder / "shared"), "boot", "bench", 1.0)
         for number in range(HELD):
             prepare(ledger, f"held-{number}")
-            in_turn(shared, lambda: prepare(shared, f"held-{number}"))  # noqa: B023 - called at once
+            with_lease(shared, lambda: prepare(shared, f"held-{number}"))  # noqa: B023 - called at once
         size = recorded(folder, ledger)
         bare = Bare(folder / "bare", size)
         json_file = WholeFile(folder, HELD)
@@ -58,8 +58,8 @@ def main() -> int:
         variants: dict[str, Callable[[], None]] = {
             "bare write + fdatasync": bare.append,
             "ledger: start + complete": claim,
-            "shared: turn, start + complete": lambda: in_turn(shared, lambda: prepare(shared, uid)),
-            "shared: a turn and nothing in it": lambda: in_turn(shared, lambda: None),
+            "shared: turn, start + complete": lambda: with_lease(shared, lambda: prepare(shared, uid)),
+            "shared: a turn and nothing in it": lambda: with_lease(shared, lambda: None),
             "whole JSON file, as the peers": json_file.write,
         }
         times: dict[str, list[float]] = {name: [] for name in variants}
@@ -72,11 +72,11 @@ def main() -> int:
             begin = time.perf_counter()
             ledger.release(uid)
             releases.append(time.perf_counter() - begin)
-            in_turn(shared, lambda: shared.release(uid))  # noqa: B023
+            with_lease(shared, lambda: shared.release(uid))  # noqa: B023
             if ledger.compaction_due:
                 ledger.compact()  # what the agent does in a quiet moment
             if shared.compaction_due:
-                in_turn(shared, shared.compact)
+                with_lease(shared, shared.compact)
         times["ledger: release"] = releases
         base = times["bare write + fdatasync"]
         print(f"{args.rounds} rounds, {HELD} other claims held, {size} bytes recorded per claim")
@@ -121,11 +121,11 @@ def prepare(ledger: _native.Ledger, uid: str) -> None:
     ledger.complete(uid, PAYLOAD)
 
 
-def in_turn(ledger: _native.Ledger, call: Callable[[], object]) -> None:
+def with_lease(ledger: _native.Ledger, call: Callable[[], object]) -> None:
     """Measure an agent on a shared ledger while no other agent runs."""
-    ledger.take_turn(1.0)
+    ledger.acquire_lease(1.0)
     call()
-    ledger.give_turn()
+    ledger.release_lease()
 
 
 def recorded(folder: Path, ledger: _native.Ledger) -> int:

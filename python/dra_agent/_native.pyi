@@ -49,49 +49,48 @@ def diff_slices(desired: bytes, published: bytes) -> bytes: ...
 # --- ledger ---
 
 class LedgerError(ValueError):
-    """Base of what a ledger raises; the message says what to do."""
+    """Base class of the errors of a ledger; the message contains the fix."""
 
 class LedgerConflictError(LedgerError):
     """Another claim holds the device; the message names it."""
 
 class LedgerIoError(LedgerError):
-    """The disk refused, or another process has its turn; nothing changed, and the same call may succeed later."""
+    """A file operation failed, or another process holds the lease. Nothing changed; the same call may succeed later."""
 
 class LedgerUsageError(LedgerError):
-    """The call makes no sense: no such claim, not an entry, or another process has the ledger."""
+    """The call is invalid: no such claim, not an entry, or another process or a newer version uses the ledger."""
 
 class Ledger:
-    """Who holds what. Entries are JSON objects as docs/ledger.md describes them; every method is thread-safe."""
+    """The prepared claims. Entries are JSON objects as docs/ledger.md describes them; every method is thread-safe."""
 
     @staticmethod
     def open(state_dir: str, boot_id: str) -> Ledger: ...
     @staticmethod
-    def open_shared(state_dir: str, boot_id: str, label: str, wait: float) -> Ledger:
-        """Other processes may have it open in this way too; it can be changed only between take_turn and give_turn."""
+    def open_shared(state_dir: str, boot_id: str, label: str, timeout: float) -> Ledger:
+        """Other processes may open it in this way too. It can be changed only while the lease is held."""
 
-    def take_turn(self, wait: float) -> Literal["nothing", "turns", "abandoned"]:
-        """Wait for this process's turn, in seconds, and read what others recorded; say what happened since the last."""
+    def acquire_lease(self, timeout: float) -> Literal["unchanged", "released", "abandoned"]:
+        """Wait `timeout` seconds for the lease and read what other processes recorded; return what they did."""
 
-    def give_turn(self) -> None: ...
+    def release_lease(self) -> None: ...
     @property
-    def turn_wanted(self) -> bool:
-        """Whether another process waits for its turn."""
+    def is_lease_contended(self) -> bool:
+        """Whether another process waits for the lease."""
 
     def start(self, entry: bytes, durable: bool = True) -> None:
         """Hold the entry's devices; with durable False, the next record of any claim makes it durable."""
 
     def complete(self, uid: str, payload: bytes | None = None) -> None:
-        """Durable when it returns: the claim may be answered as prepared."""
+        """Durable when it returns: the claim may be reported as prepared."""
 
     def release(self, uid: str) -> bool:
         """Durable when it returns; False if the claim held nothing."""
 
     def get(self, uid: str) -> bytes | None: ...
     def entries(self) -> bytes: ...
-    def holders(self, pool: str, device: str) -> bytes: ...
     @property
     def report(self) -> bytes:
-        """What was found at opening, and `not_writable`: why nothing can be recorded at present, or null."""
+        """What was found at opening, and `not_writable`: why the ledger cannot be written, or null."""
 
     @property
     def compaction_due(self) -> bool: ...

@@ -22,7 +22,7 @@ class Lock:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.waits: list[float] = []
-        self.since: LeaseHistory = "nothing"
+        self.since: LeaseHistory = "unchanged"
         self.others_wait = False
         self.refuse: Exception | None = None
 

@@ -222,16 +222,16 @@ class _NativeLock:
         self._changed = changed
 
     def acquire(self, wait: float) -> LeaseHistory:
-        history = _translate_errors(lambda: self._native.take_turn(wait))
-        if history != "nothing":
+        history = _translate_errors(lambda: self._native.acquire_lease(wait))
+        if history != "unchanged":
             self._changed()
         return history
 
     def release(self) -> None:
-        _translate_errors(self._native.give_turn)
+        _translate_errors(self._native.release_lease)
 
     def contended(self) -> bool:
-        return self._native.turn_wanted
+        return self._native.is_lease_contended
 
 
 def _translate_errors(call: Callable[[], _T]) -> _T:

@@ -24,7 +24,7 @@ ACQUIRE_TIMEOUT_S = 30.0
 JOIN_WINDOW_S = 1.0
 """Seconds after which a lease is no longer joined while another process waits."""
 
-LeaseHistory = Literal["nothing", "turns", "abandoned"]
+LeaseHistory = Literal["unchanged", "released", "abandoned"]
 
 
 class ProcessLock(Protocol):

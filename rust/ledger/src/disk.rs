@@ -1,4 +1,5 @@
-//! The file operations that durability rests on, as a trait: tests put a disk behind it that fails, tears and crashes.
+//! The file operations that durability depends on, as a trait: tests implement it with a disk that fails, tears writes
+//! and loses power.
 
 use std::fmt::Debug;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -9,53 +10,56 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// More than any note.
-const NOTE: usize = 512;
+/// An upper bound of the length of a note.
+const MAX_NOTE_BYTES: usize = 512;
 
 pub trait Disk: Debug + Send + Sync {
-    /// Creates `dir`, readable by its owner alone; false if it exists, `NotFound` if its parent does not.
+    /// Creates `dir` with mode 0700; returns false if it exists, `NotFound` if its parent does not exist.
     fn create_dir(&self, dir: &Path) -> io::Result<bool>;
     fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
-    /// At most the first `length` bytes of a regular file; empty for anything else.
+    /// Reads at most the first `length` bytes of a regular file; empty for any other file type.
     fn read_start(&self, path: &Path, length: usize) -> io::Result<Vec<u8>>;
-    /// Creates `path` empty, whatever was there.
+    /// Creates `path`, or truncates it.
     fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Gives `from` the second name `to`.
+    /// Creates the hard link `to` to `from`.
     fn link(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Makes the names in `dir` durable.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
-    /// Opens `path`, which is there, for writing.
+    /// Opens the existing file `path` for writing.
     fn open(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
-    /// Takes the lock `path` for as long as the result lives, alone or with others that share it; `WouldBlock` if
-    /// another excludes that. On a read-only file system an existing lock file can be locked.
+    /// Locks `path`, exclusively or shared, until the result is dropped; `WouldBlock` if another process holds a
+    /// conflicting lock. On a read-only file system, an existing lock file can be locked.
     fn lock(&self, path: &Path, shared: bool) -> io::Result<Box<dyn Debug + Send + Sync>>;
-    /// The turnstile at `path`, closed. On a read-only file system its files must exist, and a note cannot be written.
-    fn turnstile(&self, path: &Path) -> io::Result<Box<dyn Turnstile>>;
+    /// Opens the queue lock at `path` without acquiring it. On a read-only file system its files must exist, and a note
+    /// cannot be written.
+    fn queue_lock(&self, path: &Path) -> io::Result<Box<dyn QueueLock>>;
 }
 
-/// Lets one process through at a time, in the order in which they came. It opens with the death of who is inside.
-pub trait Turnstile: Debug + Send + Sync {
-    /// Goes through, or stands in the queue; false where another is inside or ahead.
-    fn try_enter(&self) -> io::Result<bool>;
-    /// Goes out, or out of the queue.
-    fn leave(&self);
-    /// Whether another process stands in the queue.
-    fn queued(&self) -> bool;
-    /// What whoever wrote last left here; empty at first.
-    fn note(&self) -> io::Result<Vec<u8>>;
+/// A lock between processes. A process that waits for it is served before one that has just released it. It is released
+/// when its holder exits.
+pub trait QueueLock: Debug + Send + Sync {
+    /// Acquires the lock, or enters the queue; false if another process holds the lock or is ahead in the queue.
+    fn try_acquire(&self) -> io::Result<bool>;
+    /// Releases the lock, or leaves the queue.
+    fn release(&self);
+    /// Whether another process is in the queue.
+    fn is_contended(&self) -> bool;
+    /// Reads the note that was written last; empty if there is none.
+    fn read_note(&self) -> io::Result<Vec<u8>>;
     fn write_note(&self, note: &[u8]) -> io::Result<()>;
 }
 
 pub trait DiskFile: Debug + Send {
     fn write_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// fdatasync(2). After an error the page cache may hold what the disk does not: the file must not be used again.
+    /// fdatasync(2). After an error, the page cache may contain data that is not on disk: the file must not be used
+    /// again.
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// The operating system's own files.
+/// The files of the operating system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FileSystem;
 
@@ -63,7 +67,7 @@ impl Disk for FileSystem {
     fn create_dir(&self, dir: &Path) -> io::Result<bool> {
         match DirBuilder::new().mode(0o700).create(dir) {
             Ok(()) => Ok(true),
-            // A read-only file system may refuse before it says that the name exists.
+            // A read-only file system may return EROFS for a name that exists.
             Err(_) if dir.is_dir() => Ok(false),
             Err(error) => Err(error),
         }
@@ -72,7 +76,7 @@ impl Disk for FileSystem {
     fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for file in dir.read_dir()? {
-            // A name that is not UTF-8 is not one of the ledger's.
+            // The names of the ledger's files are UTF-8.
             names.extend(file?.file_name().into_string());
         }
         names.sort_unstable();
@@ -135,27 +139,27 @@ impl Disk for FileSystem {
                 FlockOperation::NonBlockingLockExclusive
             },
         )?;
-        // For the message that a second process prints. A full or read-only disk must not keep the first one from
-        // running.
+        // The process ID is for the error message of a second process. A full or read-only disk must not prevent the
+        // first one from starting.
         let _ = file
             .set_len(0)
             .and_then(|()| file.write_all_at(format!("{}\n", std::process::id()).as_bytes(), 0));
         Ok(Box::new(file))
     }
 
-    fn turnstile(&self, path: &Path) -> io::Result<Box<dyn Turnstile>> {
-        let (inside, writable) = lock_file(path)?;
-        Ok(Box::new(FileTurnstile {
-            inside,
+    fn queue_lock(&self, path: &Path) -> io::Result<Box<dyn QueueLock>> {
+        let (lock, writable) = lock_file(path)?;
+        Ok(Box::new(FileQueueLock {
+            lock,
             path: path.to_owned(),
             writable,
-            next: lock_file(&path.with_extension("next"))?.0,
-            is_next: AtomicBool::new(false),
+            queue: lock_file(&path.with_extension("next"))?.0,
+            in_queue: AtomicBool::new(false),
         }))
     }
 }
 
-/// The file, and whether it can be written: flock(2) needs no more than a file that can be read.
+/// Returns the file, and whether it can be written: flock(2) also works on a file opened for reading.
 fn lock_file(path: &Path) -> io::Result<(File, bool)> {
     let opened = OpenOptions::new()
         .read(true)
@@ -172,63 +176,64 @@ fn lock_file(path: &Path) -> io::Result<(File, bool)> {
     }
 }
 
-/// Two locks: who waits for the first holds the second, so that whoever has just left cannot go in again before them.
+/// Two locks: the process that waits for `lock` holds `queue`, so a process that has just released `lock` cannot
+/// acquire it again first.
 #[derive(Debug)]
-struct FileTurnstile {
-    inside: File,
+struct FileQueueLock {
+    lock: File,
     path: PathBuf,
-    /// Whether `inside` was opened for writing.
+    /// Whether `lock` was opened for writing.
     writable: bool,
-    next: File,
-    is_next: AtomicBool,
+    queue: File,
+    in_queue: AtomicBool,
 }
 
-impl Turnstile for FileTurnstile {
-    fn try_enter(&self) -> io::Result<bool> {
-        if !self.is_next.load(Ordering::Relaxed) {
-            if !try_lock(&self.next)? {
+impl QueueLock for FileQueueLock {
+    fn try_acquire(&self) -> io::Result<bool> {
+        if !self.in_queue.load(Ordering::Relaxed) {
+            if !try_lock(&self.queue)? {
                 return Ok(false);
             }
-            self.is_next.store(true, Ordering::Relaxed);
+            self.in_queue.store(true, Ordering::Relaxed);
         }
-        if !try_lock(&self.inside)? {
+        if !try_lock(&self.lock)? {
             return Ok(false);
         }
-        self.is_next.store(false, Ordering::Relaxed);
-        flock(&self.next, FlockOperation::NonBlockingUnlock)?;
+        self.in_queue.store(false, Ordering::Relaxed);
+        flock(&self.queue, FlockOperation::NonBlockingUnlock)?;
         Ok(true)
     }
 
-    fn leave(&self) {
-        self.is_next.store(false, Ordering::Relaxed);
-        // flock(2) has no reason to refuse an unlock.
-        let _ = flock(&self.next, FlockOperation::NonBlockingUnlock);
-        let _ = flock(&self.inside, FlockOperation::NonBlockingUnlock);
+    fn release(&self) {
+        self.in_queue.store(false, Ordering::Relaxed);
+        // flock(2) does not fail to unlock an open file.
+        let _ = flock(&self.queue, FlockOperation::NonBlockingUnlock);
+        let _ = flock(&self.lock, FlockOperation::NonBlockingUnlock);
     }
 
-    fn queued(&self) -> bool {
-        if self.is_next.load(Ordering::Relaxed) {
+    fn is_contended(&self) -> bool {
+        if self.in_queue.load(Ordering::Relaxed) {
             return false;
         }
-        let free = try_lock(&self.next).unwrap_or(false);
+        let free = try_lock(&self.queue).unwrap_or(false);
         if free {
-            let _ = flock(&self.next, FlockOperation::NonBlockingUnlock);
+            let _ = flock(&self.queue, FlockOperation::NonBlockingUnlock);
         }
         !free
     }
 
-    fn note(&self) -> io::Result<Vec<u8>> {
-        let mut note = vec![0; NOTE];
-        let length = self.inside.read_at(&mut note, 0)?;
+    fn read_note(&self) -> io::Result<Vec<u8>> {
+        let mut note = vec![0; MAX_NOTE_BYTES];
+        let length = self.lock.read_at(&mut note, 0)?;
         note.truncate(length);
         Ok(note)
     }
 
     fn write_note(&self, note: &[u8]) -> io::Result<()> {
         if self.writable {
-            return self.inside.write_all_at(note, 0);
+            return self.lock.write_all_at(note, 0);
         }
-        // The file system was read-only when the file was opened, and may be writable by now.
+        // The file system was read-only when the file was opened. It may be writable now.
         OpenOptions::new()
             .write(true)
             .open(&self.path)?

@@ -1,9 +1,9 @@
-//! One claim in the ledger: what it holds and how far its preparation came.
+//! One claim in the ledger: its devices and the phase of its preparation.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// A claim and its devices. Fields that this version does not know are kept in `extra` and written back.
+/// A claim and its devices. Unknown fields are kept in `extra` and written back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     pub uid: String,
@@ -15,7 +15,7 @@ pub struct Entry {
     pub state: Phase,
     #[serde(default)]
     pub devices: Vec<HeldDevice>,
-    /// Opaque to the ledger: what the caller needs to finish, repeat or undo the preparation.
+    /// Opaque to the ledger: the data that the caller needs to finish, repeat or undo the preparation.
     #[serde(default)]
     pub payload: Value,
     /// The boot in which the entry was last written. Set by the ledger.
@@ -25,16 +25,16 @@ pub struct Entry {
     pub extra: Map<String, Value>,
 }
 
-/// How far a preparation came. Any phase holds the devices.
+/// The phase of a preparation. The claim holds its devices in every phase.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// Vendor set-up may have begun: after a crash it is rolled back or finished.
+    /// Device setup may have started: after a crash it is rolled back or finished.
     #[default]
     Started,
-    /// The claim was, or may have been, answered as prepared.
+    /// The claim was, or may have been, reported as prepared.
     Completed,
-    /// A phase that a newer version knows.
+    /// A phase of a newer version.
     #[serde(untagged)]
     Other(String),
 }
@@ -56,8 +56,8 @@ pub struct HeldDevice {
 }
 
 impl HeldDevice {
-    /// Whether two holders of the same device exclude each other: admin access watches without holding, and shares of
-    /// one device live side by side as long as they are different shares.
+    /// Whether two claims cannot hold the same device at the same time. Admin access never excludes another claim, and
+    /// different shares of one device do not exclude each other.
     pub fn excludes(&self, other: &Self) -> bool {
         if self.admin_access || other.admin_access {
             return false;
@@ -77,8 +77,8 @@ impl HeldDevice {
     }
 }
 
-/// What names a device on its host: what kind its pool is of ("gpu" of "node-1/gpu"), and its name. The pool's first part
-/// is the node, whose name may change while claims hold devices.
+/// The key of a device on its host: the last part of its pool's name ("gpu" of "node-1/gpu"), and its own name. The
+/// first part of the pool's name is the node's name, which may change while claims hold devices.
 pub(crate) fn device_key(pool: &str, device: &str) -> (String, String) {
     let kind = pool.rsplit('/').next().unwrap_or(pool);
     (kind.to_owned(), device.to_owned())

@@ -1,4 +1,4 @@
-//! What can go wrong with the ledger, and which of it is worth another try.
+//! The errors of the ledger.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Cloneable, because one failed disk write fails every claim that was waiting for it.
+/// Cloneable, because one failed disk write fails every claim that waits for it.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// Another claim holds the device. It stays so until that claim is released.
+    /// Another claim holds the device. Permanent until that claim is released.
     #[error(transparent)]
     Held(Box<Conflict>),
 
-    /// The disk refused. Nothing changed: the same call may succeed once the disk does.
+    /// A file operation failed. Nothing changed: the same call may succeed when the disk works again.
     #[error("cannot {action} {}: {message}; {}", path.display(), advice(*kind))]
     Io {
         action: &'static str,
@@ -23,27 +23,27 @@ pub enum Error {
     },
 
     /// Another process has the same ledger open.
-    #[error("the ledger in {} is in use by another process{}; stop that process", dir.display(), by(holder))]
+    #[error("the ledger in {} is in use by another process{}; stop that process", dir.display(), holder_pid(holder))]
     Locked { dir: PathBuf, holder: Option<u32> },
 
-    /// Another process has its turn, and does not give it back.
-    #[error("the ledger in {} has been in use by another agent ({holder}) for {} s; try again, and look at that agent if it does not end", dir.display(), waited.as_secs())]
+    /// Another process holds the lease for longer than the timeout.
+    #[error("the ledger in {} has been in use by another agent ({holder}) for {} s; try again, and check that agent if this persists", dir.display(), waited.as_secs())]
     Busy {
         dir: PathBuf,
         holder: String,
         waited: Duration,
     },
 
-    /// A newer version wrote this. Nothing was changed: the devices of claims that are recorded there stay held.
+    /// A newer version wrote this file. Nothing was changed: the devices of its claims stay held.
     #[error("{} cannot be read by this version: {found}; run the version that wrote it", path.display())]
     Unsupported { path: PathBuf, found: String },
 
-    /// The caller asked for something that makes no sense in any state.
+    /// The call is invalid in the current state, and a retry does not help.
     #[error("{0}")]
     Usage(String),
 }
 
-/// Who wanted a device, and who has it.
+/// A claim that cannot hold a device, and the claim that holds it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "device {device} of pool {pool} is held by claim {holder_namespace}/{holder_name} (uid {holder_uid}), \
@@ -84,7 +84,7 @@ fn advice(kind: io::ErrorKind) -> &'static str {
     }
 }
 
-fn by(holder: &Option<u32>) -> String {
+fn holder_pid(holder: &Option<u32>) -> String {
     holder
         .map(|pid| format!(" (pid {pid})"))
         .unwrap_or_default()

@@ -1,4 +1,5 @@
-//! The two kinds of file on disk: numbered journals that are appended to, and the snapshot that replaces old ones.
+//! The two types of files on disk: numbered journals, which are appended to, and the snapshot, which replaces old
+//! journals.
 
 use std::path::{Path, PathBuf};
 
@@ -8,15 +9,15 @@ use crate::record::{Body, Mark, Record};
 use crate::state::State;
 
 pub(crate) const SNAPSHOT: &str = "snapshot";
-pub(crate) const SNAPSHOT_PART: &str = "snapshot.part";
+pub(crate) const SNAPSHOT_TEMP: &str = "snapshot.part";
 
-/// Bytes that a new journal sets aside. Writing into blocks that the file already owns spares each fdatasync the file
-/// system's own journal, and lets claims be released for a while after the disk is full.
-pub(crate) const SET_ASIDE: u64 = 256 * 1024;
-/// Past this, compaction is due when the agent has a quiet moment ...
-pub(crate) const COMPACT_SOON: u64 = SET_ASIDE / 2;
-/// ... and past this the caller whose record crossed it does it.
-pub(crate) const COMPACT_NOW: u64 = SET_ASIDE - SET_ASIDE / 8;
+/// The preallocated size of a new journal. A write into allocated blocks avoids a commit of the file system's own
+/// journal in each fdatasync, and allows some releases of claims after the disk is full.
+pub(crate) const PREALLOCATED_BYTES: u64 = 256 * 1024;
+/// The journal size from which an idle agent compacts.
+pub(crate) const COMPACT_WHEN_IDLE_BYTES: u64 = PREALLOCATED_BYTES / 2;
+/// The journal size from which the caller that exceeds it compacts.
+pub(crate) const COMPACT_BYTES: u64 = PREALLOCATED_BYTES - PREALLOCATED_BYTES / 8;
 
 #[derive(Debug)]
 pub(crate) struct Journal {
@@ -35,18 +36,18 @@ pub(crate) fn journal_number(name: &str) -> Option<u64> {
 }
 
 impl Journal {
-    /// A new, empty and durable journal.
+    /// Creates a durable journal without records.
     pub(crate) fn create(disk: &dyn Disk, dir: &Path, number: u64) -> Result<Self> {
         let path = dir.join(journal_name(number));
-        let made = Self::fill(disk, &path, dir, number);
-        made.inspect_err(|_| {
-            // Half a journal holds nothing; a next try has a new number.
+        let created = Self::initialize(disk, &path, dir, number);
+        created.inspect_err(|_| {
+            // An incomplete journal has no records, and a retry uses a new number.
             let _ = disk.remove(&path);
         })
     }
 
-    /// The journal that another process has written, to go on after its last record at `end`.
-    pub(crate) fn go_on(disk: &dyn Disk, dir: &Path, number: u64, end: u64) -> Result<Self> {
+    /// Opens a journal that another process has written, to append after its last record, which ends at offset `end`.
+    pub(crate) fn resume(disk: &dyn Disk, dir: &Path, number: u64, end: u64) -> Result<Self> {
         let path = dir.join(journal_name(number));
         let file = disk.open(&path).map_err(|e| Error::io("open", &path, &e))?;
         Ok(Self {
@@ -57,7 +58,7 @@ impl Journal {
         })
     }
 
-    fn fill(disk: &dyn Disk, path: &Path, dir: &Path, number: u64) -> Result<Self> {
+    fn initialize(disk: &dyn Disk, path: &Path, dir: &Path, number: u64) -> Result<Self> {
         let mut file = disk
             .create(path)
             .map_err(|e| Error::io("create", path, &e))?;
@@ -68,7 +69,7 @@ impl Journal {
             },
         }
         .encode();
-        let mut bytes = vec![0; SET_ASIDE as usize];
+        let mut bytes = vec![0; PREALLOCATED_BYTES as usize];
         bytes[..header.len()].copy_from_slice(&header);
         file.write_at(&bytes, 0)
             .map_err(|e| Error::io("write", path, &e))?;
@@ -82,7 +83,7 @@ impl Journal {
         })
     }
 
-    /// Appends and makes durable. After an error the journal must be dropped: what is on disk is unknown.
+    /// Appends and syncs. After an error the journal must be dropped: what is on disk is unknown.
     pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<()> {
         self.file
             .write_at(bytes, self.end)
@@ -95,9 +96,9 @@ impl Journal {
     }
 }
 
-/// Puts `state` in the place of the snapshot; `seq` is the newest record that it includes.
+/// Replaces the snapshot with `state`; `seq` is the newest record that it includes.
 pub(crate) fn write_snapshot(disk: &dyn Disk, dir: &Path, state: &State, seq: u64) -> Result<()> {
-    let part = dir.join(SNAPSHOT_PART);
+    let part = dir.join(SNAPSHOT_TEMP);
     let mut bytes = Record {
         seq,
         body: Body::Mark {
@@ -108,7 +109,7 @@ pub(crate) fn write_snapshot(disk: &dyn Disk, dir: &Path, state: &State, seq: u6
     for record in state.records() {
         bytes.extend(record.encode());
     }
-    // Said twice, so that no single damaged byte can hide where the snapshot ends.
+    // `seq` is written twice, so that one damaged byte cannot hide which records the snapshot includes.
     bytes.extend(
         Record {
             seq,

@@ -1,16 +1,16 @@
-//! The ledger itself: checks, records and makes durable, with one fdatasync for everyone who waits at the same time.
+//! The ledger: checks claims and records them durably. Concurrent callers share one fdatasync.
 
 mod durability;
-mod turns;
+mod lease;
 
 use crate::disk::{Disk, FileSystem};
 use crate::entry::{Entry, Phase};
 use crate::error::{Error, Result};
-use crate::journal::{COMPACT_SOON, Journal};
-use crate::record::{Body, MAX_RECORD, Record};
+use crate::journal::{COMPACT_WHEN_IDLE_BYTES, Journal};
+use crate::lease::{Lease, LeaseHistory};
+use crate::record::{Body, MAX_RECORD_BYTES, Record};
 use crate::recovery::{Recovered, Report, recover};
 use crate::state::State;
-use crate::turn::{Since, Turn};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -19,30 +19,30 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Below the state directory, so that the files of the ledger are never mixed up with others.
-const FOLDER: &str = "ledger";
-pub(crate) const LOCK: &str = "lock";
+/// A directory below the state directory, so that the ledger's files are separate from all others.
+const LEDGER_DIR: &str = "ledger";
+pub(crate) const LOCK_FILE: &str = "lock";
 
-/// Thread-safe; a process has one. Several processes may have the same one open if all of them share it.
+/// Thread-safe; a process opens a ledger once. Several processes may open the same one with [`Ledger::open_shared`].
 #[derive(Debug)]
 pub struct Ledger {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
     boot_id: String,
-    books: Mutex<Books>,
+    inner: Mutex<Inner>,
     flushed: Condvar,
-    /// Held while files are replaced. Taken before `books`, never the other way round.
+    /// Held while files are replaced. Locked before `inner`, never after it.
     replacing: Mutex<()>,
     _lock: Box<dyn Debug + Send + Sync>,
-    /// None where no other process has the ledger.
-    turn: Option<Turn>,
+    /// `None` if the ledger is not shared.
+    lease: Option<Lease>,
 }
 
 #[derive(Debug)]
-struct Books {
-    /// What is on disk: all that is ever answered as done.
+struct Inner {
+    /// What is on disk. Only this is ever reported as done.
     durable: State,
-    /// What will be on disk once `pending` is written: what a new claim is checked against.
+    /// What is on disk after `pending` is written. New claims are checked against it.
     staged: State,
     pending: Vec<Record>,
     buffer: Vec<u8>,
@@ -50,42 +50,42 @@ struct Books {
     durable_seq: u64,
     journal: JournalState,
     last_journal: u64,
-    /// No compaction before the journal has grown to this.
+    /// The size of the journal in bytes from which compaction is due.
     compact_at: u64,
-    waiting: usize,
-    /// Numbers of the records that failed, for those who still wait for them.
+    waiters: usize,
+    /// Sequence numbers of the records whose write failed, for the callers that still wait for them.
     failed: Vec<(RangeInclusive<u64>, Error)>,
-    /// Claims started without waiting whose record failed with somebody else's.
+    /// Claims started without `durable` whose record failed together with that of another caller.
     lost_starts: BTreeMap<String, Error>,
     obsolete: Vec<(String, bool)>,
     report: Report,
-    /// Of a shared ledger: whether this process may change it now.
-    place: turns::Place,
+    /// Of a shared ledger; unused otherwise.
+    lease_state: lease::LeaseState,
 }
 
 #[derive(Debug)]
 enum JournalState {
     Ready(Journal),
-    /// A caller is writing to it, for everyone.
+    /// A caller is writing all pending records to it.
     Flushing,
-    /// A write failed. Nobody knows what is on disk, so nothing is written there again.
+    /// A write failed. What is on disk is unknown, so this journal is never written again.
     Broken(Error),
 }
 
 // === Opening ===
 
 impl Ledger {
-    /// Opens the ledger below `state_dir`, making it if it is not there.
+    /// Opens the ledger below `state_dir`, and creates it if it does not exist.
     ///
     /// # Errors
-    /// `Locked` if another process has it; `Io` if it cannot be read; `Unsupported` if a newer version wrote it. Damage
-    /// is no error: see [`Ledger::report`]. A disk that can be read and not written opens, reports `not_writable`, and
-    /// refuses every change until it can.
+    /// `Locked` if another process uses it; `Io` if it cannot be read; `Unsupported` if a newer version wrote it.
+    /// Damage is not an error: see [`Ledger::report`]. A ledger that can be read but not written is opened and reports
+    /// `not_writable`; every change fails until it can be written.
     pub fn open(state_dir: &Path, boot_id: &str) -> Result<Self> {
         Self::open_on(Arc::new(FileSystem), state_dir, boot_id)
     }
 
-    /// As [`Ledger::open`], on any disk.
+    /// Like [`Ledger::open`], on any [`Disk`].
     ///
     /// # Errors
     /// As [`Ledger::open`].
@@ -93,19 +93,20 @@ impl Ledger {
         Self::build(disk, state_dir, boot_id, None)
     }
 
-    /// Opens a ledger that other processes may have open too, all of them in this way: see [`Ledger::take_turn`].
-    /// `label` tells others which process this is; `wait` is how long it waits for its turn to read.
+    /// Opens a ledger that other processes may open too, all of them with this function: see [`Ledger::acquire_lease`].
+    /// `label` names this process in messages of other processes. `timeout` limits how long it waits for the lease to
+    /// read the files.
     ///
     /// # Errors
-    /// As [`Ledger::open`]; also `Busy` if another process keeps its turn.
+    /// As [`Ledger::open`]; also `Busy` if another process holds the lease.
     pub fn open_shared(
         disk: Arc<dyn Disk>,
         state_dir: &Path,
         boot_id: &str,
         label: &str,
-        wait: Duration,
+        timeout: Duration,
     ) -> Result<Self> {
-        Self::build(disk, state_dir, boot_id, Some((label, wait)))
+        Self::build(disk, state_dir, boot_id, Some((label, timeout)))
     }
 
     fn build(
@@ -114,8 +115,8 @@ impl Ledger {
         boot_id: &str,
         share: Option<(&str, Duration)>,
     ) -> Result<Self> {
-        let dir = state_dir.join(FOLDER);
-        durability::make_dir(disk.as_ref(), &dir)?;
+        let dir = state_dir.join(LEDGER_DIR);
+        durability::create_dir_durably(disk.as_ref(), &dir)?;
         match disk
             .sync_dir(state_dir)
             .map_err(|e| Error::io("sync", state_dir, &e))
@@ -123,108 +124,109 @@ impl Ledger {
             Err(error) if !error.is_read_only() => return Err(error),
             _ => {}
         }
-        let lock = turns::take_lock(disk.as_ref(), &dir, share.is_some())?;
-        let turn = share
-            .map(|(label, _)| Turn::new(disk.as_ref(), &dir, label))
+        let lock = lease::lock_ledger(disk.as_ref(), &dir, share.is_some())?;
+        let lease = share
+            .map(|(label, _)| Lease::new(disk.as_ref(), &dir, label))
             .transpose()?;
         let unread = Error::Usage("the ledger is not read yet".into());
         let ledger = Self {
             boot_id: boot_id.to_owned(),
-            books: Mutex::new(Books::new(
+            inner: Mutex::new(Inner::new(
                 Recovered::default(),
                 JournalState::Broken(unread),
             )),
             flushed: Condvar::new(),
             replacing: Mutex::new(()),
             _lock: lock,
-            turn,
+            lease,
             disk,
             dir,
         };
-        match ledger.turn.as_ref().zip(share) {
+        match ledger.lease.as_ref().zip(share) {
             None => ledger.read_all(None)?,
-            Some((turn, (_, wait))) => {
-                let (since, _) = turn.enter(wait)?;
-                let read = ledger.read_all(Some(turn));
-                if let JournalState::Ready(journal) = &ledger.books().journal
-                    && since == Since::Turns
+            Some((lease, (_, timeout))) => {
+                let (history, _) = lease.acquire(timeout)?;
+                let read = ledger.read_all(Some(lease));
+                if let JournalState::Ready(journal) = &ledger.inner().journal
+                    && history == LeaseHistory::Released
                 {
-                    // Failing to say so only makes others look more closely.
-                    let _ = turn.settle(journal.number);
+                    // If this fails, the next holder reads the files as after a crash.
+                    let _ = lease.mark_released(journal.number);
                 }
-                turn.leave();
+                lease.release();
                 read?;
             }
         }
         Ok(ledger)
     }
 
-    fn read_all(&self, turn: Option<&Turn>) -> Result<()> {
+    fn read_all(&self, lease: Option<&Lease>) -> Result<()> {
         let found = recover(self.disk.as_ref(), &self.dir, &self.boot_id)?;
-        let read_only = turn.map_or(Ok(None), turns::declare)?;
+        let read_only = lease.map_or(Ok(None), lease::mark_held)?;
         let unwritten = Error::Usage("the ledger is being opened".into());
-        *self.books() = Books::new(found, JournalState::Broken(unwritten));
+        *self.inner() = Inner::new(found, JournalState::Broken(unwritten));
         match read_only {
-            None => self.write_anew(),
-            Some(error) => self.books().report.not_writable = Some(error.to_string()),
+            None => self.rewrite(),
+            Some(error) => self.inner().report.not_writable = Some(error.to_string()),
         }
         Ok(())
     }
 
-    /// What was read may be in the page cache only, after a crash between write and fdatasync or a failed fdatasync
-    /// whose error an earlier process took with it. Only writing all of it again makes it certain.
-    fn write_anew(&self) {
+    /// Writes all that was read into new files. It may be only in the page cache: after a crash between write and
+    /// fdatasync, or after a failed fdatasync whose error was returned to an earlier process.
+    fn rewrite(&self) {
         let _replacing = self
             .replacing
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        // A failure stands in the report.
-        let _ = self.replace_files(self.books());
+        // The report contains a failure.
+        let _ = self.replace_files(self.inner());
     }
 
-    /// What was found at opening, and whether the ledger can be written now.
+    /// Returns what was found at opening, and whether the ledger can be written now.
     pub fn report(&self) -> Report {
-        self.books().report.clone()
+        self.inner().report.clone()
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 // === Reading ===
 
 impl Ledger {
-    /// The claim as it is on disk, or as started if no more than that is true yet.
+    /// Returns the claim as it is on disk, or as started if its completion is not durable yet.
     pub fn get(&self, uid: &str) -> Option<Arc<Entry>> {
-        self.books().view(uid)
+        self.inner().view(uid)
     }
 
-    /// Every claim, ordered by uid.
+    /// Returns every claim, ordered by uid.
     pub fn entries(&self) -> Vec<Arc<Entry>> {
-        let books = self.books();
-        let mut uids: Vec<&String> = books.staged.uids().chain(books.durable.uids()).collect();
+        let inner = self.inner();
+        let mut uids: Vec<&String> = inner.staged.uids().chain(inner.durable.uids()).collect();
         uids.sort_unstable();
         uids.dedup();
-        uids.into_iter().filter_map(|uid| books.view(uid)).collect()
+        uids.into_iter().filter_map(|uid| inner.view(uid)).collect()
     }
 
-    /// Every claim that names the device, shared and admin access included. What node the pool is named after does not count.
+    /// Returns every claim that names the device, including shares and admin access. The node part of the pool's name
+    /// is ignored.
     pub fn holders(&self, pool: &str, device: &str) -> Vec<Arc<Entry>> {
-        let books = self.books();
-        let mut uids: Vec<&String> = books
+        let inner = self.inner();
+        let mut uids: Vec<&String> = inner
             .durable
             .holders(pool, device)
-            .chain(books.staged.holders(pool, device))
+            .chain(inner.staged.holders(pool, device))
             .map(|held| &held.entry.uid)
             .collect();
         uids.sort_unstable();
         uids.dedup();
-        uids.into_iter().filter_map(|uid| books.view(uid)).collect()
+        uids.into_iter().filter_map(|uid| inner.view(uid)).collect()
     }
 }
 
-impl Books {
+impl Inner {
     fn new(found: Recovered, journal: JournalState) -> Self {
         Self {
             durable: found.state.clone(),
@@ -235,18 +237,18 @@ impl Books {
             durable_seq: found.last_seq,
             journal,
             last_journal: found.last_journal,
-            compact_at: COMPACT_SOON,
-            waiting: 0,
+            compact_at: COMPACT_WHEN_IDLE_BYTES,
+            waiters: 0,
             failed: Vec::new(),
             lost_starts: BTreeMap::new(),
             obsolete: found.files,
             report: found.report,
-            place: turns::Place::Outside,
+            lease_state: lease::LeaseState::Released,
         }
     }
 
-    /// A completion is not shown before it is durable, and a release not either: an idempotent repeat would answer from
-    /// it. A start claims nothing, so it may be shown at once.
+    /// Neither a completion nor a release is visible before it is durable, because the response to a repeated call
+    /// depends on it. A start is visible at once, because it reports nothing as done.
     fn view(&self, uid: &str) -> Option<Arc<Entry>> {
         let durable = self.durable.get(uid);
         match self.staged.get(uid) {
@@ -269,16 +271,17 @@ impl Books {
     }
 }
 
-// === Changing ===
+// === Writing ===
 
 impl Ledger {
-    /// Records that preparation of a claim begins, before anything is set up for it.
+    /// Records that preparation of a claim starts, before any device is set up for it.
     ///
-    /// With `durable` false the record waits for the next one, usually the claim's own completion, and shares its
-    /// fdatasync; right when nothing outlives the process in between. Starting again replaces what was recorded.
+    /// With `durable` false, the record is written together with the next one, usually the claim's completion, and
+    /// shares its fdatasync. This is correct if nothing that is set up in between outlives the process. Starting a
+    /// claim again replaces its entry.
     ///
     /// # Errors
-    /// `Held` if another claim has one of the devices; `Usage`; `Io`, after which nothing has changed.
+    /// `Held` if another claim holds one of the devices; `Usage`; `Io`, which changes nothing.
     pub fn start(&self, mut entry: Entry, durable: bool) -> Result<()> {
         if entry.uid.is_empty() {
             return Err(Error::Usage(
@@ -287,9 +290,9 @@ impl Ledger {
         }
         entry.state = Phase::Started;
         entry.boot_id.clone_from(&self.boot_id);
-        let mut books = self.writable()?;
-        books.staged.check(&entry)?;
-        if let Some(old) = books.staged.get(&entry.uid)
+        let mut inner = self.writable()?;
+        inner.staged.check(&entry)?;
+        if let Some(old) = inner.staged.get(&entry.uid)
             && old.entry.state == Phase::Completed
             && old.entry.devices != entry.devices
         {
@@ -298,23 +301,23 @@ impl Ledger {
                 entry.namespace, entry.name, entry.uid
             )));
         }
-        books.lost_starts.remove(&entry.uid);
-        let seq = books.stage(Body::Claim(Box::new(entry)))?;
+        inner.lost_starts.remove(&entry.uid);
+        let seq = inner.stage(Body::Claim(Box::new(entry)))?;
         if durable {
-            self.commit(books, seq)
+            self.commit(inner, seq)
         } else {
             Ok(())
         }
     }
 
-    /// Records that a started claim is prepared; when this returns, the claim may be answered as prepared.
+    /// Records that a started claim is prepared. When this returns, the claim may be reported as prepared.
     ///
     /// # Errors
-    /// `Usage` if the claim was not started; `Io`, after which the claim is as it was.
+    /// `Usage` if the claim was not started; `Io`, which leaves the claim unchanged.
     pub fn complete(&self, uid: &str, payload: Value) -> Result<()> {
-        let mut books = self.writable()?;
-        let Some(held) = books.staged.get(uid) else {
-            return Err(books.lost_starts.get(uid).cloned().unwrap_or_else(|| {
+        let mut inner = self.writable()?;
+        let Some(held) = inner.staged.get(uid) else {
+            return Err(inner.lost_starts.get(uid).cloned().unwrap_or_else(|| {
                 Error::Usage(format!(
                     "claim {uid} cannot be completed: its preparation was never started"
                 ))
@@ -324,56 +327,56 @@ impl Ledger {
         entry.state = Phase::Completed;
         entry.payload = payload;
         entry.boot_id.clone_from(&self.boot_id);
-        let seq = books.stage(Body::Claim(Box::new(entry)))?;
-        self.commit(books, seq)
+        let seq = inner.stage(Body::Claim(Box::new(entry)))?;
+        self.commit(inner, seq)
     }
 
-    /// Records that a claim holds nothing any more; false if it held nothing before.
+    /// Records that a claim no longer holds devices. Returns false if it did not hold any.
     ///
     /// # Errors
-    /// `Io`, after which the claim holds what it held.
+    /// `Io`, which leaves the claim unchanged.
     pub fn release(&self, uid: &str) -> Result<bool> {
-        let mut books = self.admitted(self.books())?;
-        if books.staged.get(uid).is_none() {
-            if books.lost_starts.contains_key(uid) {
-                // Its failed record may be on disk, and is certain to be ignored only after the repair.
-                drop(books);
-                books = self.writable()?;
-                books.lost_starts.remove(uid);
+        let mut inner = self.checked_lease(self.inner())?;
+        if inner.staged.get(uid).is_none() {
+            if inner.lost_starts.contains_key(uid) {
+                // Its failed record may be on disk. Only a repair ensures that it is ignored.
+                drop(inner);
+                inner = self.writable()?;
+                inner.lost_starts.remove(uid);
             }
-            if books.durable.get(uid).is_none() {
+            if inner.durable.get(uid).is_none() {
                 return Ok(false);
             }
-            // Somebody else's release is on its way to the disk.
-            let seq = books.last_seq;
-            return self.commit(books, seq).map(|()| true);
+            // The release of another caller is being written.
+            let seq = inner.last_seq;
+            return self.commit(inner, seq).map(|()| true);
         }
-        drop(books);
-        let mut books = self.writable()?;
-        if books.staged.get(uid).is_none() {
-            drop(books);
+        drop(inner);
+        let mut inner = self.writable()?;
+        if inner.staged.get(uid).is_none() {
+            drop(inner);
             return self.release(uid);
         }
-        let seq = books.stage(Body::Release {
+        let seq = inner.stage(Body::Release {
             uid: uid.to_owned(),
         })?;
-        self.commit(books, seq).map(|()| true)
+        self.commit(inner, seq).map(|()| true)
     }
 }
 
-impl Books {
+impl Inner {
     fn stage(&mut self, body: Body) -> Result<u64> {
         let record = Record {
             seq: self.last_seq + 1,
             body,
         };
         let line = record.encode();
-        // A record that cannot be read back, such as one nested too deep, must not be answered as safe.
+        // A record that cannot be read back, for example one nested too deep, must not be reported as durable.
         let readable = || crate::record::scan(&line).records.len() == 1;
-        if line.len() > MAX_RECORD || !readable() {
+        if line.len() > MAX_RECORD_BYTES || !readable() {
             let size = line.len();
             return Err(Error::Usage(format!(
-                "a record of {size} bytes cannot be kept: too large or nested too deep"
+                "a record of {size} bytes cannot be stored: too large or nested too deep"
             )));
         }
         self.last_seq = record.seq;

@@ -1,7 +1,7 @@
-//! Who holds what, durably: prepared claims in an append-only journal with a compacted snapshot.
+//! A durable record of prepared claims and their devices: an append-only journal and a compacted snapshot.
 //!
-//! The ledger refuses a device that another claim holds, whatever the API server says, and answers only when the answer
-//! would survive a power cut. It does not know what a device is, how it is prepared, or what `payload` means.
+//! The ledger refuses a device that another claim holds, regardless of the API server, and returns only when its result
+//! survives a power cut. It does not know what a device is, how it is prepared, or what `payload` means.
 //! The format on disk is documented in docs/ledger.md.
 #![forbid(unsafe_code)]
 
@@ -9,15 +9,15 @@ mod disk;
 mod entry;
 mod error;
 mod journal;
+mod lease;
 mod ledger;
 mod record;
 mod recovery;
 mod state;
-mod turn;
 
-pub use disk::{Disk, DiskFile, FileSystem, Turnstile};
+pub use disk::{Disk, DiskFile, FileSystem, QueueLock};
 pub use entry::{Entry, HeldDevice, Phase};
 pub use error::{Conflict, Error, Result};
+pub use lease::LeaseHistory;
 pub use ledger::Ledger;
-pub use recovery::{Damage, Report, Superseded};
-pub use turn::Since;
+pub use recovery::{Damage, Report, SupersededClaim};

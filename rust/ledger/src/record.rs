@@ -1,7 +1,8 @@
-//! One line of a journal or a snapshot, and how a file of them is read when it is damaged.
+//! One line of a journal or a snapshot, and how a damaged file is read.
 //!
-//! A line is `LENGTH CRC JSON\n`, both numbers as eight hexadecimal digits. A reader that lost the frame goes on at the
-//! next place where a length and a checksum fit what follows. So damage costs only the records that it hits.
+//! A line is `LENGTH CRC JSON\n`, both numbers as eight hexadecimal digits. After damage, the reader continues at the
+//! next offset where a length and a checksum match the bytes that follow. Damage therefore loses only the records that
+//! it hits.
 
 use std::ops::Range;
 
@@ -10,11 +11,11 @@ use serde_json::{Map, Value, json};
 use crate::entry::Entry;
 
 /// The format that this version reads and writes.
-const FORMAT: u64 = 1;
+const FORMAT_VERSION: u64 = 1;
 /// "LLLLLLLL CCCCCCCC ".
-const FRAME: usize = 18;
-/// Far above any claim; keeps one absurd payload from filling the disk.
-pub(crate) const MAX_RECORD: usize = 1 << 20;
+const FRAME_BYTES: usize = 18;
+/// Far above the size of any claim; prevents a single payload from filling the disk.
+pub(crate) const MAX_RECORD_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Record {
@@ -24,20 +25,21 @@ pub(crate) struct Record {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Body {
-    /// First line of a file; in a snapshot also the last. `seq` is then the newest record that the snapshot includes.
+    /// The first line of a file; in a snapshot also the last. In a snapshot, `seq` is the newest record that it
+    /// includes.
     Mark {
         kind: Mark,
     },
-    /// A mark of a file of another format; what it is, for people.
+    /// A mark of a file of another format, with a description for messages.
     Unsupported {
         found: String,
     },
-    /// The whole state of one claim, so that a lost earlier record does not matter.
+    /// The complete state of one claim, so that it replaces all earlier records of the claim.
     Claim(Box<Entry>),
     Release {
         uid: String,
     },
-    /// Written by a newer version: kept as it is. Of several with one kind and key only the newest is kept.
+    /// Written by a newer version and kept unchanged. Of several with the same kind and key, only the newest is kept.
     Foreign {
         kind: String,
         key: Option<String>,
@@ -80,7 +82,7 @@ impl Record {
 
     fn fields(&self) -> Map<String, Value> {
         let mut fields = match &self.body {
-            Body::Mark { kind } => object(json!({"kind": kind.name(), "format": FORMAT,
+            Body::Mark { kind } => object(json!({"kind": kind.name(), "format": FORMAT_VERSION,
                 "written_by": concat!("dra-agent ", env!("CARGO_PKG_VERSION"))})),
             Body::Unsupported { .. } => Map::new(),
             Body::Claim(entry) => {
@@ -105,13 +107,13 @@ fn object(value: Value) -> Map<String, Value> {
 
 // === Reading ===
 
-/// What a file holds: every record whose checksum is right, and the byte ranges that belong to none.
+/// The content of a file: every record with a valid checksum, and the byte ranges that belong to no record.
 #[derive(Debug, Default)]
 pub(crate) struct Scan {
     pub(crate) records: Vec<Record>,
     pub(crate) damage: Vec<Range<usize>>,
-    /// Where the last sound record ends: damage after it may be a torn write, damage before it cannot.
-    pub(crate) sound_until: usize,
+    /// The offset at which the last valid record ends. Only damage after it can be a torn write.
+    pub(crate) valid_until: usize,
 }
 
 pub(crate) fn scan(bytes: &[u8]) -> Scan {
@@ -120,24 +122,24 @@ pub(crate) fn scan(bytes: &[u8]) -> Scan {
     while at < bytes.len() {
         let next = if let Some((record, end)) = decode_at(bytes, at) {
             scan.records.push(record);
-            scan.sound_until = match bytes.get(end) {
+            scan.valid_until = match bytes.get(end) {
                 Some(b'\n') => end + 1,
                 _ => end,
             };
-            scan.sound_until
+            scan.valid_until
         } else if bytes[at] == 0 {
-            // Space set aside for records to come, or a block that never reached the disk.
+            // Preallocated space, or a block that never reached the disk.
             let end = bytes[at..]
                 .iter()
                 .position(|byte| *byte != 0)
                 .map_or(bytes.len(), |offset| at + offset);
             if end < bytes.len() {
-                scan.note(at..end);
+                scan.add_damage(at..end);
             }
             end
         } else {
-            let end = end_of_damage(bytes, at);
-            scan.note(at..end);
+            let end = damage_end(bytes, at);
+            scan.add_damage(at..end);
             end
         };
         at = next;
@@ -146,7 +148,7 @@ pub(crate) fn scan(bytes: &[u8]) -> Scan {
 }
 
 impl Scan {
-    fn note(&mut self, range: Range<usize>) {
+    fn add_damage(&mut self, range: Range<usize>) {
         match self.damage.last_mut() {
             Some(last) if last.end == range.start => last.end = range.end,
             _ => self.damage.push(range),
@@ -154,9 +156,9 @@ impl Scan {
     }
 }
 
-/// Where the damage that begins at `at` ends: at the next record, which its own length and checksum prove wherever it
-/// begins, or behind the line. The text of a record holds no other one: JSON escapes the quotes that this would need.
-fn end_of_damage(bytes: &[u8], at: usize) -> usize {
+/// The offset at which the damage that starts at `at` ends: at the next record, which its length and checksum prove at
+/// any offset, or after the line. The text of a record cannot contain another record, because JSON escapes its quotes.
+fn damage_end(bytes: &[u8], at: usize) -> usize {
     let line = bytes[at..].iter().position(|byte| *byte == b'\n');
     let end = line.map_or(bytes.len(), |offset| at + offset + 1);
     (at + 1..end)
@@ -165,16 +167,16 @@ fn end_of_damage(bytes: &[u8], at: usize) -> usize {
 }
 
 fn decode_at(bytes: &[u8], at: usize) -> Option<(Record, usize)> {
-    let frame = bytes.get(at..at + FRAME)?;
+    let frame = bytes.get(at..at + FRAME_BYTES)?;
     if frame[8] != b' ' || frame[17] != b' ' {
         return None;
     }
     let length = usize::try_from(hex(&frame[..8])?)
         .ok()
-        .filter(|length| *length <= 2 * MAX_RECORD)?;
-    let end = at + FRAME + length;
-    let json = bytes.get(at + FRAME..end)?;
-    // Without this, each frame that noise resembles would cost a checksum of what is behind it.
+        .filter(|length| *length <= 2 * MAX_RECORD_BYTES)?;
+    let end = at + FRAME_BYTES + length;
+    let json = bytes.get(at + FRAME_BYTES..end)?;
+    // Avoids a checksum for each sequence of random bytes that looks like a frame.
     if !(json.starts_with(b"{") && json.ends_with(b"}")) {
         return None;
     }
@@ -201,7 +203,7 @@ fn parse(json: &[u8]) -> Option<Record> {
         Body::Foreign { kind, key, fields }
     };
     let body = match kind.as_str() {
-        "journal" | "snapshot" | "end" if fields.get("format") != Some(&FORMAT.into()) => {
+        "journal" | "snapshot" | "end" if fields.get("format") != Some(&FORMAT_VERSION.into()) => {
             Body::Unsupported {
                 found: format_of(&fields),
             }
@@ -245,18 +247,18 @@ fn format_of(fields: &Map<String, Value>) -> String {
     )
 }
 
-/// Whether a file begins as a file of records does, in any format that keeps the frame of a line.
-pub(crate) fn begins_like_records(start: &[u8]) -> bool {
-    start.get(..=FRAME).is_some_and(|start| {
+/// Whether a file starts with a record, in any format that has the same frame.
+pub(crate) fn looks_like_records(start: &[u8]) -> bool {
+    start.get(..=FRAME_BYTES).is_some_and(|start| {
         hex(&start[..8]).is_some()
             && start[8] == b' '
             && hex(&start[9..17]).is_some()
             && start[17] == b' '
-            && start[FRAME] == b'{'
+            && start[FRAME_BYTES] == b'{'
     })
 }
 
-/// The uid of a claim that a damaged stretch of a file seems to speak of: a hint for people, nothing is decided by it.
+/// The uid of the claim that a damaged range of a file seems to belong to. It is only a hint for messages.
 pub(crate) fn uid_hint(bytes: &[u8]) -> Option<String> {
     const KEY: &[u8] = b"\"uid\":\"";
     let start = bytes.windows(KEY.len()).position(|window| window == KEY)? + KEY.len();

@@ -1,6 +1,6 @@
-//! Reads what earlier processes left: the snapshot, the journals after it, and whatever happened to them.
+//! Reads the files of earlier processes: the snapshot, the journals after it, and their damage.
 //!
-//! Reads only. Setting damaged files aside and starting afresh is the ledger's business.
+//! It never writes. [`crate::Ledger`] sets damaged files aside and writes new ones.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,30 +11,30 @@ use serde::Serialize;
 use crate::disk::Disk;
 use crate::entry::Phase;
 use crate::error::{Error, Result};
-use crate::journal::{SNAPSHOT, SNAPSHOT_PART, journal_name, journal_number};
-use crate::ledger::LOCK;
-use crate::record::{Body, Mark, Record, begins_like_records, scan, uid_hint};
+use crate::journal::{SNAPSHOT, SNAPSHOT_TEMP, journal_name, journal_number};
+use crate::lease::{LEASE_FILE, QUEUE_FILE};
+use crate::ledger::LOCK_FILE;
+use crate::record::{Body, Mark, Record, looks_like_records, scan, uid_hint};
 use crate::state::State;
-use crate::turn::{TURN, TURN_NEXT};
 
 /// What was found when the ledger was opened.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     pub claims: usize,
-    /// Claims whose preparation began and whose answer was never recorded: to be rolled back or finished.
+    /// Uids of claims that are started and not completed: to be rolled back or finished.
     pub started: Vec<String>,
-    /// Claims last written before this boot: what was set up in the hardware is gone.
+    /// Uids of claims last written before this boot: their hardware setup no longer exists.
     pub earlier_boot: Vec<String>,
     pub damage: Vec<Damage>,
-    /// Damaged files, kept under these names for a person to look at.
+    /// The names under which damaged files are kept for inspection.
     pub set_aside: Vec<String>,
-    /// Records known to be missing, from the gaps in their numbers.
+    /// The number of missing records, from gaps in their sequence numbers.
     pub lost_records: u64,
     /// Claims dropped because a later one holds their device, which proves that they were released.
-    pub superseded: Vec<Superseded>,
-    /// Records of a newer version, kept but not understood.
+    pub superseded: Vec<SupersededClaim>,
+    /// The number of records of a newer version, which are kept.
     pub foreign_records: usize,
-    /// Why nothing can be recorded at present; every change is refused until it can.
+    /// Why the ledger cannot be written; every change fails until it can.
     pub not_writable: Option<String>,
 }
 
@@ -43,14 +43,15 @@ pub struct Damage {
     pub file: String,
     pub offset: usize,
     pub length: usize,
-    /// "torn tail" after a crash in the middle of a write, which is no loss; "damaged record" otherwise.
-    pub what: &'static str,
-    /// The claim that the damaged bytes seem to speak of.
+    /// "torn tail" after a crash during a write, which loses nothing; "damaged record" otherwise.
+    #[serde(rename = "what")]
+    pub kind: &'static str,
+    /// The claim that the damaged bytes seem to belong to.
     pub uid: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Superseded {
+pub struct SupersededClaim {
     pub uid: String,
     pub by: String,
     pub pool: String,
@@ -63,9 +64,9 @@ pub(crate) struct Recovered {
     pub(crate) report: Report,
     pub(crate) last_seq: u64,
     pub(crate) last_journal: u64,
-    /// Where the last record of the last journal ends.
+    /// The offset at which the last record of the last journal ends.
     pub(crate) last_end: u64,
-    /// Files that the next snapshot replaces, and whether each is worth keeping for a person.
+    /// Files that the next snapshot replaces, and whether each is kept for inspection.
     pub(crate) files: Vec<(String, bool)>,
 }
 
@@ -89,28 +90,29 @@ pub(crate) fn recover(disk: &dyn Disk, dir: &Path, boot_id: &str) -> Result<Reco
         let tail = found.read_journal(disk, dir, number, included, &mut seen)?;
         tails.extend(tail);
     }
-    found.settle_tails(tails);
-    found.summarise(boot_id);
+    found.classify_tails(tails);
+    found.summarize(boot_id);
     Ok(found)
 }
 
-/// Enough of a file to see whether records begin there.
-const START: usize = 32;
+/// The length of a file's prefix that is read to detect records.
+const PREFIX_BYTES: usize = 32;
 
-/// Refuses files in which another version may keep claims: what this one cannot read must not count as empty. Files that
-/// are plainly something else are left alone.
+/// Refuses files in which another version may store claims: a file that this version cannot read must not count as
+/// empty. Ignores files that have neither such a name nor records.
 fn check_names(disk: &dyn Disk, dir: &Path, names: &[String]) -> Result<()> {
     for name in names.iter().filter(|name| !is_known(name)) {
         let path = dir.join(name);
         let numbered = name
             .strip_prefix("journal-")
             .is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_digit()));
-        let named_so = !numbered && (name.starts_with("journal") || name.starts_with(SNAPSHOT));
+        let named_like_ledger =
+            !numbered && (name.starts_with("journal") || name.starts_with(SNAPSHOT));
         let has_records = || {
-            disk.read_start(&path, START)
-                .is_ok_and(|start| begins_like_records(&start))
+            disk.read_start(&path, PREFIX_BYTES)
+                .is_ok_and(|start| looks_like_records(&start))
         };
-        if named_so || has_records() {
+        if named_like_ledger || has_records() {
             return Err(Error::Unsupported {
                 path,
                 found: "its name is not one of format 1".into(),
@@ -125,11 +127,11 @@ fn is_known(name: &str) -> bool {
         !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
     });
     set_aside
-        || [SNAPSHOT, SNAPSHOT_PART, LOCK, TURN, TURN_NEXT].contains(&name)
+        || [SNAPSHOT, SNAPSHOT_TEMP, LOCK_FILE, LEASE_FILE, QUEUE_FILE].contains(&name)
         || journal_number(name).is_some_and(|number| journal_name(number) == name)
 }
 
-/// Damage after the last sound record of a journal: torn if nothing was written after it, in any file.
+/// Damage after the last valid record of a journal: torn if no record follows it in any file.
 struct Tail {
     file: String,
     first_damage: usize,
@@ -153,7 +155,7 @@ impl Recovered {
             }
             self.last_seq = record.seq.max(self.last_seq);
         }
-        self.note_damage(SNAPSHOT, &bytes, &scanned.damage);
+        self.report_damage(SNAPSHOT, &bytes, &scanned.damage);
         if !scanned.damage.is_empty() {
             self.files.push((SNAPSHOT.to_owned(), true));
         }
@@ -174,7 +176,7 @@ impl Recovered {
         };
         let scanned = scan(&bytes);
         check_format(&dir.join(&name), &scanned.records)?;
-        self.last_end = scanned.sound_until as u64;
+        self.last_end = scanned.valid_until as u64;
         for record in &scanned.records {
             if matches!(record.body, Body::Mark { .. }) || record.seq <= included {
                 continue;
@@ -185,11 +187,11 @@ impl Recovered {
             self.replay(record);
         }
         let first_damage = self.report.damage.len();
-        self.note_damage(&name, &bytes, &scanned.damage);
+        self.report_damage(&name, &bytes, &scanned.damage);
         let in_tail = scanned
             .damage
             .iter()
-            .filter(|range| range.start >= scanned.sound_until)
+            .filter(|range| range.start >= scanned.valid_until)
             .count();
         self.files
             .push((name.clone(), scanned.damage.len() > in_tail));
@@ -200,14 +202,14 @@ impl Recovered {
         }))
     }
 
-    fn settle_tails(&mut self, tails: Vec<Tail>) {
+    fn classify_tails(&mut self, tails: Vec<Tail>) {
         for tail in tails {
             let torn = tail.records_before == self.last_seq;
             for damage in self.report.damage[tail.first_damage..]
                 .iter_mut()
                 .filter(|d| d.file == tail.file)
             {
-                damage.what = if torn { "torn tail" } else { damage.what };
+                damage.kind = if torn { "torn tail" } else { damage.kind };
             }
             if !torn {
                 self.files
@@ -218,24 +220,25 @@ impl Recovered {
         }
     }
 
-    fn note_damage(&mut self, file: &str, bytes: &[u8], ranges: &[std::ops::Range<usize>]) {
+    fn report_damage(&mut self, file: &str, bytes: &[u8], ranges: &[std::ops::Range<usize>]) {
         self.report.damage.extend(ranges.iter().map(|range| Damage {
             file: file.to_owned(),
             offset: range.start,
             length: range.len(),
-            what: "damaged record",
+            kind: "damaged record",
             uid: uid_hint(&bytes[range.clone()]),
         }));
     }
 
-    /// A start is accepted only when the device is free. So a record that conflicts with an older claim proves that the
-    /// older one was released and the record of it lost; keeping both would hold one device twice.
+    /// A start is accepted only if the device is free. A record that conflicts with an older claim therefore proves
+    /// that the older claim was released and the record of its release was lost. Keeping both would hold one device
+    /// twice.
     fn replay(&mut self, record: &Record) {
         if let Body::Claim(entry) = &record.body {
-            let older: Vec<Superseded> = self
+            let older: Vec<SupersededClaim> = self
                 .state
                 .conflicts(entry)
-                .map(|(held, pool, device)| Superseded {
+                .map(|(held, pool, device)| SupersededClaim {
                     uid: held.entry.uid.clone(),
                     by: entry.uid.clone(),
                     pool: pool.to_owned(),
@@ -243,14 +246,14 @@ impl Recovered {
                 })
                 .collect();
             for one in older {
-                self.state.take(&one.uid);
+                self.state.remove(&one.uid);
                 self.report.superseded.push(one);
             }
         }
         self.state.apply(record);
     }
 
-    fn summarise(&mut self, boot_id: &str) {
+    fn summarize(&mut self, boot_id: &str) {
         self.report.claims = self.state.claims().count();
         self.report.foreign_records = self.state.foreign_count();
         for held in self.state.claims() {
@@ -281,7 +284,8 @@ fn check_format(path: &Path, records: &[Record]) -> Result<()> {
     })
 }
 
-/// A file that exists and cannot be read is an error: an agent that went on without it would hand its devices out again.
+/// Reads a file; `None` if it does not exist. A file that exists and cannot be read is an error: an agent that
+/// continued without it would allocate its devices again.
 fn read(disk: &dyn Disk, dir: &Path, name: &str) -> Result<Option<Vec<u8>>> {
     let path = dir.join(name);
     match disk.read(&path) {

@@ -1,4 +1,4 @@
-//! The claims of one moment, and the rule of who excludes whom. Knows no disk.
+//! The claims at one point in time, and the rule that decides which claims conflict. Independent of the disk.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use crate::record::{Body, Record};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
-    claims: BTreeMap<String, Held>,
-    /// Device, by its key, to the uids that name it, in the order in which they took it.
+    claims: BTreeMap<String, StoredEntry>,
+    /// From the key of a device to the uids of the claims that name it, in the order of their records.
     holders: BTreeMap<(String, String), Vec<String>>,
     foreign: Vec<Foreign>,
 }
 
 /// An entry and the number of the record that it came from.
 #[derive(Clone, Debug)]
-pub(crate) struct Held {
+pub(crate) struct StoredEntry {
     pub(crate) seq: u64,
     pub(crate) entry: Arc<Entry>,
 }
@@ -33,11 +33,11 @@ struct Foreign {
 }
 
 impl State {
-    pub(crate) fn get(&self, uid: &str) -> Option<&Held> {
+    pub(crate) fn get(&self, uid: &str) -> Option<&StoredEntry> {
         self.claims.get(uid)
     }
 
-    pub(crate) fn claims(&self) -> impl Iterator<Item = &Held> {
+    pub(crate) fn claims(&self) -> impl Iterator<Item = &StoredEntry> {
         self.claims.values()
     }
 
@@ -49,7 +49,7 @@ impl State {
         self.foreign.len()
     }
 
-    pub(crate) fn holders(&self, pool: &str, device: &str) -> impl Iterator<Item = &Held> {
+    pub(crate) fn holders(&self, pool: &str, device: &str) -> impl Iterator<Item = &StoredEntry> {
         let uids = self
             .holders
             .get(&device_key(pool, device))
@@ -57,26 +57,26 @@ impl State {
         uids.iter().filter_map(|uid| self.claims.get(uid))
     }
 
-    /// Uids of other claims that `entry` cannot live beside, each with the device in question.
+    /// Other claims that conflict with `entry`, each with the pool and name of the device.
     pub(crate) fn conflicts<'a>(
         &'a self,
         entry: &'a Entry,
-    ) -> impl Iterator<Item = (&'a Held, &'a str, &'a str)> {
-        entry.devices.iter().flat_map(move |wanted| {
-            self.holders(&wanted.pool, &wanted.device)
+    ) -> impl Iterator<Item = (&'a StoredEntry, &'a str, &'a str)> {
+        entry.devices.iter().flat_map(move |claimed| {
+            self.holders(&claimed.pool, &claimed.device)
                 .filter(move |held| {
                     held.entry.uid != entry.uid
                         && held
                             .entry
                             .devices
                             .iter()
-                            .any(|has| has.same_device(wanted) && has.excludes(wanted))
+                            .any(|has| has.same_device(claimed) && has.excludes(claimed))
                 })
-                .map(move |held| (held, wanted.pool.as_str(), wanted.device.as_str()))
+                .map(move |held| (held, claimed.pool.as_str(), claimed.device.as_str()))
         })
     }
 
-    /// Refuses a device that is held, or named twice by the claim itself.
+    /// Refuses a device that another claim holds, or that the claim itself names twice.
     pub(crate) fn check(&self, entry: &Entry) -> Result<()> {
         for (index, one) in entry.devices.iter().enumerate() {
             if entry.devices[index + 1..]
@@ -105,8 +105,8 @@ impl State {
     pub(crate) fn apply(&mut self, record: &Record) {
         match &record.body {
             Body::Mark { .. } | Body::Unsupported { .. } => {}
-            Body::Claim(entry) => self.put(record.seq, Arc::new(entry.as_ref().clone())),
-            Body::Release { uid } => self.take(uid),
+            Body::Claim(entry) => self.insert(record.seq, Arc::new(entry.as_ref().clone())),
+            Body::Release { uid } => self.remove(uid),
             Body::Foreign { kind, key, fields } => {
                 self.foreign
                     .retain(|old| key.is_none() || old.kind != *kind || old.key != *key);
@@ -121,18 +121,19 @@ impl State {
         }
     }
 
-    fn put(&mut self, seq: u64, entry: Arc<Entry>) {
-        self.take(&entry.uid);
+    fn insert(&mut self, seq: u64, entry: Arc<Entry>) {
+        self.remove(&entry.uid);
         for held in &entry.devices {
             let uids = self.holders.entry(held.key()).or_default();
             if !uids.contains(&entry.uid) {
                 uids.push(entry.uid.clone());
             }
         }
-        self.claims.insert(entry.uid.clone(), Held { seq, entry });
+        self.claims
+            .insert(entry.uid.clone(), StoredEntry { seq, entry });
     }
 
-    pub(crate) fn take(&mut self, uid: &str) {
+    pub(crate) fn remove(&mut self, uid: &str) {
         let Some(held) = self.claims.remove(uid) else {
             return;
         };
@@ -147,7 +148,7 @@ impl State {
         }
     }
 
-    /// Everything that a snapshot must hold, in a stable order.
+    /// All records of a snapshot, in a stable order.
     pub(crate) fn records(&self) -> impl Iterator<Item = Record> {
         let claims = self.claims.values().map(|held| Record {
             seq: held.seq,

@@ -1,4 +1,4 @@
-//! Whatever happens to a file, the ledger opens, and only the records that were hit are gone.
+//! After any damage to a file, the ledger opens and only the damaged records are lost.
 
 #![allow(clippy::unwrap_used)]
 
@@ -76,7 +76,7 @@ fn a_journal_cut_at_any_byte_keeps_every_record_before_the_cut() {
     let whole = journalled().contents(JOURNAL);
     let ends = ends(&whole);
     for cut in (0..=used(&whole)).step_by(sample::one_in()) {
-        // Cut short, and cut with the space that was set aside behind it.
+        // Cut short, and cut with the preallocated space after it.
         for zeros in [0, 64] {
             let mut torn = whole[..cut].to_vec();
             torn.resize(cut + zeros, 0);
@@ -92,13 +92,13 @@ fn a_journal_cut_at_any_byte_keeps_every_record_before_the_cut() {
             let report = ledger.report();
             assert!(
                 report.set_aside.is_empty(),
-                "a torn tail is no corruption: {report:?}"
+                "a torn tail is not corruption: {report:?}"
             );
             assert!(
                 report
                     .damage
                     .iter()
-                    .all(|damage| damage.what == "torn tail")
+                    .all(|damage| damage.kind == "torn tail")
             );
             assert_eq!(report.lost_records, 0);
         }
@@ -111,7 +111,7 @@ fn one_wrong_byte_in_a_journal_costs_no_claim() {
     let whole = journalled().contents(JOURNAL);
     for at in (0..used(&whole) + 8).step_by(sample::one_in()) {
         for flip in [0x01, whole[at] ^ b'\n', whole[at]] {
-            // The newline at the very end is not missed, and a byte xor 0 is no damage.
+            // The newline at the end is not needed, and a byte xor 0 is unchanged.
             if flip == 0 || (at + 1 == used(&whole) && flip == whole[at]) {
                 continue;
             }
@@ -160,7 +160,7 @@ fn damage_across_the_end_of_a_record_costs_only_the_records_it_hit() {
             ("other bytes", b"\x01\x02\x03"),
             ("zeros", &[0; 3]),
             ("nothing", b""),
-            ("the begin of a frame", b"000000"),
+            ("the start of a frame", b"000000"),
             (
                 "a frame of a record that is longer than the file",
                 b"0000ffff 00000000 {",
@@ -232,7 +232,7 @@ fn the_claim_of_a_damaged_record_is_named_when_it_can_be() {
     let disk = with_contents("snapshot", text.as_bytes());
     let report = open(&disk).report();
     assert_eq!(report.damage[0].uid.as_deref(), Some("uid-2"));
-    assert_eq!(report.damage[0].what, "damaged record");
+    assert_eq!(report.damage[0].kind, "damaged record");
 }
 
 #[test]
@@ -374,12 +374,12 @@ fn a_damaged_end_is_a_torn_tail_only_where_nothing_follows() {
     let ledger = open(&disk);
     let report = ledger.report();
     assert_eq!(report.damage.len(), 1);
-    assert_eq!(report.damage[0].what, "damaged record");
+    assert_eq!(report.damage[0].kind, "damaged record");
     assert_eq!(report.set_aside, ["journal-00000001.corrupt-1"]);
     assert_eq!(report.lost_records, 1);
 
     let report = open(&with_contents("journal-00000001", torn)).report();
-    assert_eq!(report.damage[0].what, "torn tail");
+    assert_eq!(report.damage[0].kind, "torn tail");
     assert!(report.set_aside.is_empty());
 }
 
@@ -399,7 +399,7 @@ fn each_damage_of_several_is_reported_for_what_it_is() {
         .report()
         .damage
         .into_iter()
-        .map(|damage| (damage.file, damage.what))
+        .map(|damage| (damage.file, damage.kind))
         .collect();
     let journal = "journal-00000001".to_owned();
     assert_eq!(
@@ -418,6 +418,6 @@ fn damage_that_took_nothing_of_a_claim_does_not_name_it() {
     let start = ends(&bytes)[0] + 30;
     bytes[start] ^= 1;
     let report = open(&with_contents("journal-00000001", &bytes)).report();
-    assert_eq!(report.damage[0].what, "damaged record");
+    assert_eq!(report.damage[0].kind, "damaged record");
     assert_eq!(report.damage[0].uid, None, "its completion is there");
 }

@@ -1,4 +1,4 @@
-//! A disk that fails or loses power at any operation: nothing answered is lost, nothing refused is believed.
+//! A disk that fails or loses power at any operation: no returned result is lost, and no failed record is read.
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,7 +21,7 @@ fn open(disk: &FaultyDisk) -> Result<Ledger, Error> {
     Ledger::open_on(Arc::new(disk.clone()), Path::new("/state"), "boot")
 }
 
-/// Runs `calls` with `plan` armed, then ends the process in the way that `end` does and looks at what is left.
+/// Runs `calls` with `plan` armed, then ends the process as `end` does and checks what is left.
 fn run(
     calls: &[Call],
     plan: Option<Plan>,
@@ -83,7 +83,7 @@ proptest! {
     }
 }
 
-/// One ordinary life, with every single operation failing once, and for good, and the power going after each.
+/// A normal sequence of calls, with each operation failing once and permanently, and with a power cut after each.
 #[test]
 fn every_operation_of_an_ordinary_life_may_fail() {
     let life = [
@@ -178,10 +178,10 @@ fn a_quiet_ledger_becomes_writable_again_without_a_claim() {
 }
 
 #[test]
-fn data_that_a_failed_sync_left_in_the_page_cache_is_not_believed() {
+fn data_that_a_failed_sync_left_in_the_page_cache_is_not_read() {
     let disk = FaultyDisk::default();
     let ledger = open(&disk).unwrap();
-    // The write succeeds and the sync after it does not: readers of the file see a record that no power cut would leave.
+    // The write succeeds and the sync after it does not: readers of the file read a record that a power cut removes.
     disk.fail(Some(Plan {
         at: 2,
         count: 1,
@@ -249,7 +249,7 @@ fn a_completion_after_a_lost_start_says_that_the_disk_failed() {
     ledger.complete("u0", json!(1)).unwrap();
 }
 
-/// Threads that share syncs must share failures too: what one was answered holds, whoever wrote it and failed.
+/// Threads that share syncs share failures too: each returned result holds, regardless of the thread that wrote it.
 #[test]
 fn threads_that_write_for_each_other_are_each_told_the_truth() {
     for seed in 1..6u64 {
@@ -261,7 +261,7 @@ fn threads_that_write_for_each_other_are_each_told_the_truth() {
                     let (ledger, disk) = (&ledger, &disk);
                     scope.spawn(move || {
                         let mut luck = dice(seed * 100 + thread);
-                        // true: answered as completed; false: answered as released; None: an error, so either.
+                        // true: returned as completed; false: returned as released; None: an error, so either.
                         let mut answers = BTreeMap::new();
                         for round in 0..40 {
                             let uid = format!("t{thread}-{}", round % 4);

@@ -285,7 +285,7 @@ fn a_refusal_says_what_to_do_about_its_cause() {
     }
 }
 
-/// These files of the kernel's refuse what is asked, as a failing disk would.
+/// These files of the kernel fail the operation, as a failing disk does.
 #[test]
 fn what_the_kernel_refuses_is_an_error() {
     let null = Path::new("/dev/null");

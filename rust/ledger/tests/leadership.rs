@@ -1,7 +1,8 @@
-//! A model of who writes to the API server while agents of a rolling update live on one state directory.
+//! A model of which agent writes to the API server while agents of a rolling update share one state directory.
 //!
-//! The rule is that of `instances.py`: each living instance publishes how it stands, and the newest of those that stand
-//! highest leads. What the API server accepts changes at any time and is noticed later; instances start, stop and die.
+//! The rule is that of `agent/rolling_update.py`: each running instance publishes its standing, and the newest of those
+//! with the highest standing leads. What the API server accepts changes at any time and is noticed later; instances
+//! start, stop and crash.
 
 use stateright::{Checker, Model, Property};
 
@@ -16,7 +17,7 @@ enum Standing {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Instance {
-    /// What it has published.
+    /// The standing that it has published.
     standing: Standing,
     /// Whether the API server would accept its writes now.
     accepted: bool,
@@ -33,13 +34,13 @@ impl Instance {
     }
 }
 
-/// Oldest first; None: not started yet, or dead.
+/// Oldest first; None: not started yet, or stopped.
 type World = [Option<Instance>; INSTANCES];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Event {
     Start(usize),
-    /// Credentials expire, are refused, or are accepted again; a network partition begins or ends.
+    /// Credentials expire, are refused, or are accepted again; a network partition starts or ends.
     Turn(usize),
     /// An instance notices, and publishes it.
     Report(usize),
@@ -48,7 +49,7 @@ enum Event {
 }
 
 struct RollingUpdate {
-    /// The rule of older versions, which the check has to find wrong: whoever is newest leads.
+    /// The rule of older versions, in which the check has to find a defect: the newest instance leads.
     newest_leads: bool,
 }
 
@@ -117,7 +118,7 @@ impl Model for RollingUpdate {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always(
-                "there is a leader while an instance lives",
+                "there is a leader while an instance runs",
                 |model: &Self, world: &World| {
                     world.iter().all(Option::is_none) || model.leader(world).is_some()
                 },
@@ -155,7 +156,7 @@ impl Model for RollingUpdate {
                 },
             ),
             Property::sometimes(
-                "an older one leads beside a newer one that is refused",
+                "an older one leads while a newer one is refused",
                 |model: &Self, world| model.leader(world) == Some(0) && world[1].is_some(),
             ),
         ]
@@ -163,7 +164,7 @@ impl Model for RollingUpdate {
 }
 
 #[test]
-fn somebody_who_can_write_leads_in_every_order_of_events() {
+fn an_instance_that_can_write_leads_in_every_order_of_events() {
     let checker = RollingUpdate {
         newest_leads: false,
     }
@@ -174,7 +175,7 @@ fn somebody_who_can_write_leads_in_every_order_of_events() {
 }
 
 #[test]
-fn the_model_finds_that_the_newest_must_not_lead_because_it_lives() {
+fn the_model_finds_that_the_newest_must_not_lead_because_it_runs() {
     let checker = RollingUpdate { newest_leads: true }
         .checker()
         .spawn_bfs()

@@ -40,7 +40,7 @@ fn on_a_read_only_disk_it_opens_knows_its_claims_and_refuses_changes() {
 }
 
 #[test]
-fn a_shared_ledger_on_a_read_only_disk_has_turns_that_change_nothing() {
+fn a_lease_on_a_read_only_disk_changes_nothing() {
     let disk = FaultyDisk::default();
     let open = |label| {
         Ledger::open_shared(
@@ -52,26 +52,26 @@ fn a_shared_ledger_on_a_read_only_disk_has_turns_that_change_nothing() {
         )
     };
     let writer = open("writer").unwrap();
-    writer.take_turn(WAIT).unwrap();
+    writer.acquire_lease(WAIT).unwrap();
     prepare(&writer, "held", "gpu-0").unwrap();
-    writer.give_turn().unwrap();
+    writer.release_lease().unwrap();
     disk.remount(true);
     let reader = open("reader").unwrap();
     for ledger in [&writer, &reader, &writer] {
-        ledger.take_turn(WAIT).unwrap();
-        refuses_changes_in_turn(ledger);
-        ledger.give_turn().unwrap();
+        ledger.acquire_lease(WAIT).unwrap();
+        refuses_changes_with_lease(ledger);
+        ledger.release_lease().unwrap();
     }
-    reader.take_turn(WAIT).unwrap();
+    reader.acquire_lease(WAIT).unwrap();
     disk.remount(false);
     prepare(&reader, "new", "gpu-1").unwrap();
-    reader.give_turn().unwrap();
-    writer.take_turn(WAIT).unwrap();
+    reader.release_lease().unwrap();
+    writer.acquire_lease(WAIT).unwrap();
     assert_eq!(writer.get("new").unwrap().state, Phase::Completed);
     assert!(writer.release("held").unwrap());
 }
 
-fn refuses_changes_in_turn(ledger: &Ledger) {
+fn refuses_changes_with_lease(ledger: &Ledger) {
     let refused = ledger.start(claim("new", "gpu-1"), true).unwrap_err();
     assert!(matches!(refused, Error::Io { .. }), "{refused}");
     assert!(matches!(ledger.release("held"), Err(Error::Io { .. })));
@@ -116,12 +116,15 @@ fn a_format_that_is_not_known_is_refused_and_nothing_is_touched() {
         fs::write(ledger.join(name), &contents).unwrap();
         let refused = Ledger::open(dir.path(), "boot").unwrap_err();
         assert!(matches!(refused, Error::Unsupported { .. }), "{refused:?}");
-        let told = refused.to_string();
-        assert!(told.contains(name) && told.contains("format"), "{told}");
+        let message = refused.to_string();
+        assert!(
+            message.contains(name) && message.contains("format"),
+            "{message}"
+        );
         if contents.contains("9.1") {
             assert!(
-                told.contains("format 2") && told.contains("dra-agent 9.1"),
-                "{told}"
+                message.contains("format 2") && message.contains("dra-agent 9.1"),
+                "{message}"
             );
         }
         let refused = Ledger::open_shared(Arc::new(FileSystem), dir.path(), "boot", "a", WAIT);
@@ -131,18 +134,18 @@ fn a_format_that_is_not_known_is_refused_and_nothing_is_touched() {
 }
 
 #[test]
-fn a_newer_format_that_comes_between_two_turns_ends_them() {
+fn a_newer_format_that_appears_between_two_leases_ends_them() {
     let dir = tempfile::tempdir().unwrap();
     let open =
         |label| Ledger::open_shared(Arc::new(FileSystem), dir.path(), "boot", label, WAIT).unwrap();
     let (older, newer) = (open("older"), open("newer"));
-    newer.take_turn(WAIT).unwrap();
+    newer.acquire_lease(WAIT).unwrap();
     prepare(&newer, "held", "gpu-0").unwrap();
-    newer.give_turn().unwrap();
+    newer.release_lease().unwrap();
     fs::write(dir.path().join("ledger/journal.v2-00000001"), b"\x02binary").unwrap();
     for _ in 0..2 {
         assert!(matches!(
-            older.take_turn(WAIT),
+            older.acquire_lease(WAIT),
             Err(Error::Unsupported { .. })
         ));
         assert!(matches!(
@@ -151,7 +154,7 @@ fn a_newer_format_that_comes_between_two_turns_ends_them() {
         ));
     }
     fs::remove_file(dir.path().join("ledger/journal.v2-00000001")).unwrap();
-    older.take_turn(WAIT).unwrap();
+    older.acquire_lease(WAIT).unwrap();
     assert!(matches!(
         older.start(claim("new", "gpu-0"), true),
         Err(Error::Held(_))

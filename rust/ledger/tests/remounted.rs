@@ -31,10 +31,10 @@ fn a_file_system_that_was_remounted_read_only_can_be_read() {
             return;
         }
         let shared = Ledger::open_shared(Arc::new(FileSystem), state, "boot", "a", WAIT).unwrap();
-        shared.take_turn(WAIT).unwrap();
+        shared.acquire_lease(WAIT).unwrap();
         assert!(matches!(shared.release("held"), Err(Error::Io { .. })));
         assert_eq!(shared.entries().len(), 1);
-        shared.give_turn().unwrap();
+        shared.release_lease().unwrap();
         assert!(matches!(
             Ledger::open(state, "boot"),
             Err(Error::Locked { .. })

@@ -1,4 +1,4 @@
-//! Who may hold what, what is kept, and what each call refuses.
+//! Which claims may hold a device, what is stored, and what each call refuses.
 
 #![allow(clippy::unwrap_used)]
 
@@ -41,7 +41,7 @@ fn a_held_device_is_refused_and_the_holder_named() {
     assert_eq!(ledger.holders("node/gpu", "gpu-0")[0].uid, "b");
 }
 
-/// A host whose name changed publishes the same devices in pools of another name.
+/// A host publishes the same devices in pools of another name after its own name changed.
 #[test]
 fn a_device_is_held_whatever_the_node_in_its_pool_s_name() {
     let dir = tempfile::tempdir().unwrap();
@@ -91,7 +91,7 @@ fn shares_and_admin_access_live_side_by_side_and_one_share_twice_does_not() {
         .start(share("watcher", Value::Null, true), true)
         .unwrap();
     assert_eq!(ledger.holders("p", "d").len(), 3);
-    // A watcher does not keep others out either.
+    // Admin access does not exclude other claims either.
     ledger.release("a").unwrap();
     ledger.release("b").unwrap();
     ledger.start(share("d", Value::Null, false), true).unwrap();
@@ -234,7 +234,7 @@ fn what_a_newer_version_wrote_survives_compaction_and_reopening() {
         assert_eq!(
             ledger.report().started,
             ["n"],
-            "an unknown phase is nothing to answer from"
+            "an unknown phase is not reported as prepared"
         );
         assert!(ledger.report().damage.is_empty());
         // It holds its device, whatever its phase means.
@@ -256,7 +256,7 @@ fn what_a_newer_version_wrote_survives_compaction_and_reopening() {
         r#""ever""#,
         r#"["not","a","string"]"#,
     ] {
-        assert!(snapshot.contains(kept), "{kept} is gone from {snapshot}");
+        assert!(snapshot.contains(kept), "{kept} is missing from {snapshot}");
     }
     assert!(
         !snapshot.contains("noon"),

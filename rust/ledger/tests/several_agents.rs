@@ -1,14 +1,14 @@
 //! A model of several agents that prepare claims from one ledger, checked in every order of steps and crashes.
 //!
-//! What is modelled is the protocol of docs/ledger.md, "Agents that share a ledger": device locks across processes,
-//! turns at the ledger, the two phases of a claim, undoing what a dead agent began. Two claims were allocated the same
-//! device, whatever the API server was supposed to prevent. The kubelet asks either agent, gives up on calls, and asks
-//! again.
+//! The model covers the protocol of docs/ledger.md, "Agents that share a ledger": device locks across processes, leases
+//! of the ledger, the two phases of a claim, and the rollback of what a crashed agent started. Two claims are allocated
+//! the same device, which the API server should have prevented. The kubelet calls either agent, gives up on calls, and
+//! retries.
 //!
-//! A release begins with reading the ledger; a prepare begins with what the agent read in its last turn, which may be
-//! old. The turn that changes the ledger reads it again. A turn is one step here: the journal's records are there whole
-//! or not at all (`tests/crash.rs`), and a turn ends with its process. Deadlines are `expired`: a call that the kubelet
-//! no longer waits for starts nothing.
+//! A release starts by reading the ledger; a prepare starts with what the agent read in its last lease, which may be
+//! outdated. The lease that changes the ledger reads it again. A lease is one step here: the journal's records are
+//! complete or missing (`tests/failing_disk.rs`), and a lease ends with its process. Deadlines are `expired`: a call
+//! that the kubelet no longer waits for starts nothing.
 
 use stateright::{Checker, Model, Property};
 
@@ -25,14 +25,14 @@ enum Phase {
 enum Kind {
     Prepare,
     Unprepare,
-    /// What an agent does by itself, at its start and once a minute.
+    /// The repair by an agent, at its start and once a minute.
     Repair,
 }
 
-/// What an operation does next.
+/// The next step of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Step {
-    /// Find out in the ledger which locks to take.
+    /// Read in the ledger which locks to take.
     Peek,
     /// Take the device's lock, across processes.
     Lock,
@@ -43,20 +43,20 @@ enum Step {
     SetUp,
     Complete,
     WriteSpec,
-    /// Undo a claim: its files, its set-up, its entry. Then go on with `Then`.
+    /// Roll back a claim: its files, its setup, its entry. Then continue with `Then`.
     UndoSpec(usize, Then),
     UndoSetUp(usize, Then),
     UndoEntry(usize, Then),
     /// Remove the files of a claim that needed no set-up, before the ledger is read.
     RemoveSpec,
-    /// Release that claim if the ledger has it as it was known.
+    /// Release that claim if its entry is unchanged.
     Release,
     Answer(bool),
 }
 
 impl Step {
-    /// Whether it is made in a turn at the ledger, which begins with reading what others did.
-    fn is_turn(self) -> bool {
+    /// Whether the step holds the lease, which starts by reading what other agents recorded.
+    fn needs_lease(self) -> bool {
         matches!(
             self,
             Step::Peek
@@ -99,7 +99,7 @@ impl Operation {
 /// What the kubelet knows of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Kubelet {
-    /// Not asked for, or released; the same uid may be allocated again.
+    /// Not requested, or released; the same uid may be allocated again.
     Released,
     /// A call to prepare it failed, or was given up.
     Unknown,
@@ -114,14 +114,14 @@ struct World {
     alive: [bool; AGENTS],
     operations: [[Option<Operation>; CLAIMS]; AGENTS],
     ledger: [Option<Phase>; CLAIMS],
-    /// What each agent read in its last turn.
+    /// What each agent read in its last lease.
     known: [[Option<Phase>; CLAIMS]; AGENTS],
     specs: [bool; CLAIMS],
     /// For which claim the device is set up.
     set_up_for: Option<usize>,
     locked_by: Option<usize>,
     kubelet: [Kubelet; CLAIMS],
-    /// Answered as prepared, and not asked to be released since: containers may run.
+    /// Reported as prepared, with no release requested since: containers may run.
     running: [bool; CLAIMS],
     crashes_left: u8,
     /// A device was set up for a claim while it was set up for another.
@@ -139,26 +139,26 @@ enum Event {
     Restart(usize),
 }
 
-/// Claims that need a set-up, or claims whose entry is completed in the turn that starts it.
+/// Claims that need a set-up, or claims whose entry is completed in the lease that starts it.
 struct Agents {
     with_set_up: bool,
     crashes: u8,
     defect: Defect,
 }
 
-/// Mistakes that the check has to find: a model that cannot fail proves nothing.
+/// Defects that the check has to find: a model that cannot fail proves nothing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Defect {
     None,
     /// The device's lock is not taken.
     NoLock,
-    /// A call that nobody waits for any more takes the device all the same.
+    /// A call that the kubelet no longer waits for takes the device.
     StartsLate,
-    /// A claim that was begun is undone without a look at whether its agent lives.
+    /// A started claim is rolled back without a check whether its agent still runs.
     UndoesTheLiving,
     /// The entry is released before the device is.
     ReleasesFirst,
-    /// The turn that starts a claim does not read whether another agent has it.
+    /// The lease that starts a claim does not read whether another agent has the claim.
     StartsUnread,
     /// Files are removed by what the agent knew, and the entry is not read again.
     AnswersUnread,
@@ -202,7 +202,7 @@ impl Agents {
                     world.locked_by = None;
                     operation.locked = false;
                 }
-                // Nobody waits for it any more: what another agent has begun since is not for it to undo.
+                // The kubelet no longer waits for it: it must not roll back what another agent has started since.
                 if operation.expired {
                     Step::Answer(false)
                 } else {
@@ -231,7 +231,7 @@ impl Agents {
                 let other =
                     (0..CLAIMS).find(|&other| other != claim && world.ledger[other].is_some());
                 match other.map(|other| (other, world.ledger[other])) {
-                    // The device's lock is this operation's: whoever began the other claim is dead.
+                    // This operation holds the device's lock, so the agent that started the other claim has exited.
                     Some((other, Some(Phase::Started))) => self.undo(other, Then::Start),
                     Some(_) => Step::Answer(false),
                     None if self.with_set_up => {
@@ -292,7 +292,7 @@ impl Agents {
                 return Some(());
             }
         };
-        if operation.step.is_turn() {
+        if operation.step.needs_lease() {
             world.known[agent] = world.ledger;
         }
         operation.step = next;
@@ -427,7 +427,7 @@ impl Model for Agents {
                 world.running[claim] &= kind == Kind::Prepare;
             }
             Event::Repair(agent, claim) => {
-                // Repair does not wait: it passes over what is locked.
+                // Repair does not wait: it skips locked claims.
                 let mut operation = Operation::new(Kind::Repair, Step::Read);
                 if self.defect == Defect::UndoesTheLiving {
                     operation.step = match world.ledger[claim]? {
@@ -474,7 +474,7 @@ impl Model for Agents {
                     && !world.overwritten
             }),
             Property::always(
-                "what was answered as prepared is held and usable",
+                "what was reported as prepared is held and usable",
                 |agents: &Agents, world: &World| {
                     (0..CLAIMS)
                         .filter(|&claim| world.running[claim])
@@ -486,7 +486,7 @@ impl Model for Agents {
                 },
             ),
             Property::always(
-                "what was answered as released is free",
+                "what was reported as released is free",
                 |_, world: &World| {
                     (0..CLAIMS)
                         .filter(|&claim| world.kubelet[claim] == Kubelet::Released)
@@ -506,11 +506,11 @@ impl Model for Agents {
                     .is_none_or(|claim| world.ledger[claim].is_some())
             }),
             Property::sometimes(
-                "a claim is prepared after an agent died",
+                "a claim is prepared after an agent crashed",
                 |_, world: &World| world.crashes_left == 0 && world.running[1],
             ),
             Property::sometimes(
-                "a claim is left half done by an agent that died",
+                "a claim is left incomplete by an agent that crashed",
                 |agents: &Agents, world: &World| {
                     let idle = world.operations.iter().flatten().all(Option::is_none);
                     !agents.with_set_up
@@ -557,19 +557,19 @@ fn claims_without_a_set_up_survive_every_order_of_steps_and_crashes() {
 fn the_model_finds_each_defect_that_is_put_into_it() {
     for (defect, property) in [
         (Defect::NoLock, "a device has one holder"),
-        (Defect::StartsLate, "what was answered as released is free"),
+        (Defect::StartsLate, "what was reported as released is free"),
         (
             Defect::UndoesTheLiving,
-            "what was answered as prepared is held and usable",
+            "what was reported as prepared is held and usable",
         ),
         (Defect::ReleasesFirst, "nothing is set up without an entry"),
         (
             Defect::StartsUnread,
-            "what was answered as prepared is held and usable",
+            "what was reported as prepared is held and usable",
         ),
         (
             Defect::AnswersUnread,
-            "what was answered as released is free",
+            "what was reported as released is free",
         ),
     ] {
         let checker = Agents {

@@ -1,4 +1,4 @@
-//! What others see while a record is on its way to the disk: nothing that a power cut could take back.
+//! What other callers read while a record is being written: nothing that a power cut could undo.
 
 #![allow(clippy::unwrap_used)]
 
@@ -91,7 +91,7 @@ fn a_release_is_not_shown_before_it_is_durable() {
     assert!(ledger.holders("p", "d").is_empty());
 }
 
-/// A start claims nothing, so it is shown at once.
+/// A start reports nothing as done, so it is visible at once.
 #[test]
 fn a_start_that_replaces_another_is_shown_before_it_is_durable() {
     let dir = tempfile::tempdir().unwrap();
@@ -102,12 +102,12 @@ fn a_start_that_replaces_another_is_shown_before_it_is_durable() {
 }
 
 #[test]
-fn a_turn_ends_after_a_record_that_is_being_written() {
+fn a_lease_is_released_after_a_record_that_is_being_written() {
     let dir = tempfile::tempdir().unwrap();
     let disk = Arc::new(Paused::new(At::SyncOfFile));
     let ledger = Ledger::open_shared(disk.clone(), dir.path(), "boot", "a", LATER).unwrap();
     let other = Ledger::open_shared(Arc::new(FileSystem), dir.path(), "boot", "b", LATER).unwrap();
-    ledger.take_turn(LATER).unwrap();
+    ledger.acquire_lease(LATER).unwrap();
     ledger.start(claim("a", "d"), false).unwrap();
     let (sender, ended) = mpsc::channel();
     thread::scope(|scope| {
@@ -116,17 +116,17 @@ fn a_turn_ends_after_a_record_that_is_being_written() {
             || ledger.complete("a", json!(1)),
             || {
                 let ledger = &ledger;
-                scope.spawn(move || sender.send(ledger.give_turn()).unwrap());
+                scope.spawn(move || sender.send(ledger.release_lease()).unwrap());
                 let early = ended.recv_timeout(SOON);
                 assert!(
                     early.is_err(),
-                    "the turn was given while a record was written"
+                    "the lease was released while a record was being written"
                 );
-                assert!(matches!(other.take_turn(SOON), Err(Error::Busy { .. })));
+                assert!(matches!(other.acquire_lease(SOON), Err(Error::Busy { .. })));
             },
         );
         ended.recv().unwrap().unwrap();
     });
-    other.take_turn(LATER).unwrap();
+    other.acquire_lease(LATER).unwrap();
     assert_eq!(payload(&other, "a"), Some((Phase::Completed, json!(1))));
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use dra_ledger::{Entry, Error, FileSystem, Ledger, Since};
+use dra_ledger::{Entry, Error, FileSystem, LeaseHistory, Ledger};
 use pyo3::create_exception;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -15,7 +15,7 @@ create_exception!(
     dra_agent._native,
     LedgerError,
     PyValueError,
-    "Base of what a ledger raises; the message says what to do."
+    "Base class of the errors of a ledger; the message contains the fix."
 );
 create_exception!(
     dra_agent._native,
@@ -27,16 +27,16 @@ create_exception!(
     dra_agent._native,
     LedgerIoError,
     LedgerError,
-    "The disk refused, or another process has its turn, and nothing changed: the same call may succeed later."
+    "A file operation failed, or another process holds the lease; nothing changed, and the same call may succeed later."
 );
 create_exception!(
     dra_agent._native,
     LedgerUsageError,
     LedgerError,
-    "The call makes no sense: no claim of that uid, or not an entry, or another process or a newer version has the ledger."
+    "The call is invalid: no such claim, not an entry, or another process or a newer version uses the ledger."
 );
 
-/// Who holds what; every method may be called from any thread and lets others run while it waits for the disk.
+/// A ledger. Every method is thread-safe and releases the interpreter's lock while it waits for the disk.
 #[pyclass(name = "Ledger", module = "dra_agent._native", frozen)]
 struct PyLedger(Mutex<Option<Arc<Ledger>>>);
 
@@ -46,7 +46,7 @@ impl PyLedger {
     fn open(py: Python<'_>, state_dir: PathBuf, boot_id: &str) -> PyResult<Self> {
         let ledger = py
             .detach(|| Ledger::open(&state_dir, boot_id))
-            .map_err(raised)?;
+            .map_err(to_py_err)?;
         Ok(Self(Mutex::new(Some(Arc::new(ledger)))))
     }
 
@@ -56,52 +56,56 @@ impl PyLedger {
         state_dir: PathBuf,
         boot_id: &str,
         label: &str,
-        wait: f64,
+        timeout: f64,
     ) -> PyResult<Self> {
-        let (disk, wait) = (Arc::new(FileSystem), seconds(wait)?);
+        let (disk, timeout) = (Arc::new(FileSystem), seconds(timeout)?);
         let ledger = py
-            .detach(|| Ledger::open_shared(disk, &state_dir, boot_id, label, wait))
-            .map_err(raised)?;
+            .detach(|| Ledger::open_shared(disk, &state_dir, boot_id, label, timeout))
+            .map_err(to_py_err)?;
         Ok(Self(Mutex::new(Some(Arc::new(ledger)))))
     }
 
-    fn take_turn(&self, py: Python<'_>, wait: f64) -> PyResult<&'static str> {
-        let (ledger, wait) = (self.ledger()?, seconds(wait)?);
-        let since = py.detach(|| ledger.take_turn(wait)).map_err(raised)?;
-        Ok(match since {
-            Since::Nothing => "nothing",
-            Since::Turns => "turns",
-            Since::Abandoned => "abandoned",
+    fn acquire_lease(&self, py: Python<'_>, timeout: f64) -> PyResult<&'static str> {
+        let (ledger, timeout) = (self.ledger()?, seconds(timeout)?);
+        let history = py
+            .detach(|| ledger.acquire_lease(timeout))
+            .map_err(to_py_err)?;
+        Ok(match history {
+            LeaseHistory::Unchanged => "unchanged",
+            LeaseHistory::Released => "released",
+            LeaseHistory::Abandoned => "abandoned",
         })
     }
 
-    fn give_turn(&self, py: Python<'_>) -> PyResult<()> {
+    fn release_lease(&self, py: Python<'_>) -> PyResult<()> {
         let ledger = self.ledger()?;
-        py.detach(|| ledger.give_turn()).map_err(raised)
+        py.detach(|| ledger.release_lease()).map_err(to_py_err)
     }
 
     #[getter]
-    fn turn_wanted(&self) -> PyResult<bool> {
-        Ok(self.ledger()?.turn_wanted())
+    fn is_lease_contended(&self) -> PyResult<bool> {
+        Ok(self.ledger()?.is_lease_contended())
     }
 
     #[pyo3(signature = (entry, durable = true))]
     fn start(&self, py: Python<'_>, entry: &[u8], durable: bool) -> PyResult<()> {
-        let entry: Entry = serde_json::from_slice(entry).map_err(not_json)?;
+        let entry: Entry = serde_json::from_slice(entry).map_err(invalid_entry)?;
         let ledger = self.ledger()?;
-        py.detach(|| ledger.start(entry, durable)).map_err(raised)
+        py.detach(|| ledger.start(entry, durable))
+            .map_err(to_py_err)
     }
 
     #[pyo3(signature = (uid, payload = None))]
     fn complete(&self, py: Python<'_>, uid: &str, payload: Option<&[u8]>) -> PyResult<()> {
-        let payload = serde_json::from_slice(payload.unwrap_or(b"null")).map_err(not_json)?;
+        let payload = serde_json::from_slice(payload.unwrap_or(b"null")).map_err(invalid_entry)?;
         let ledger = self.ledger()?;
-        py.detach(|| ledger.complete(uid, payload)).map_err(raised)
+        py.detach(|| ledger.complete(uid, payload))
+            .map_err(to_py_err)
     }
 
     fn release(&self, py: Python<'_>, uid: &str) -> PyResult<bool> {
         let ledger = self.ledger()?;
-        py.detach(|| ledger.release(uid)).map_err(raised)
+        py.detach(|| ledger.release(uid)).map_err(to_py_err)
     }
 
     fn get<'py>(&self, py: Python<'py>, uid: &str) -> PyResult<Option<Bound<'py, PyBytes>>> {
@@ -112,17 +116,9 @@ impl PyLedger {
 
     fn entries<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let ledger = self.ledger()?;
-        list(py, &py.detach(|| ledger.entries()))
-    }
-
-    fn holders<'py>(
-        &self,
-        py: Python<'py>,
-        pool: &str,
-        device: &str,
-    ) -> PyResult<Bound<'py, PyBytes>> {
-        let ledger = self.ledger()?;
-        list(py, &py.detach(|| ledger.holders(pool, device)))
+        let entries = py.detach(|| ledger.entries());
+        let entries: Vec<&Entry> = entries.iter().map(AsRef::as_ref).collect();
+        json(py, &entries)
     }
 
     #[getter]
@@ -139,10 +135,10 @@ impl PyLedger {
 
     fn compact(&self, py: Python<'_>) -> PyResult<()> {
         let ledger = self.ledger()?;
-        py.detach(|| ledger.compact()).map_err(raised)
+        py.detach(|| ledger.compact()).map_err(to_py_err)
     }
 
-    /// Gives the lock up once the calls in progress have ended.
+    /// Releases the lock after the calls in progress have ended.
     fn close(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
@@ -159,29 +155,22 @@ impl PyLedger {
     }
 }
 
-fn list<'py>(py: Python<'py>, entries: &[Arc<Entry>]) -> PyResult<Bound<'py, PyBytes>> {
-    json(
-        py,
-        &entries.iter().map(AsRef::as_ref).collect::<Vec<&Entry>>(),
-    )
-}
-
 fn json<'py, T: Serialize>(py: Python<'py>, value: &T) -> PyResult<Bound<'py, PyBytes>> {
     let text =
         serde_json::to_vec(value).map_err(|error| LedgerError::new_err(error.to_string()))?;
     Ok(PyBytes::new(py, &text))
 }
 
-fn seconds(wait: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(wait.max(0.0))
+fn seconds(timeout: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(timeout.max(0.0))
         .map_err(|error| LedgerUsageError::new_err(error.to_string()))
 }
 
-fn not_json(error: serde_json::Error) -> PyErr {
+fn invalid_entry(error: serde_json::Error) -> PyErr {
     LedgerUsageError::new_err(format!("not an entry for the ledger: {error}"))
 }
 
-fn raised(error: Error) -> PyErr {
+fn to_py_err(error: Error) -> PyErr {
     let text = error.to_string();
     match error {
         Error::Held(_) => LedgerConflictError::new_err(text),

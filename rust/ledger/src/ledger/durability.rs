@@ -1,10 +1,11 @@
-//! How records reach the disk: shared syncs, new files after a failure, compaction. What they mean is the parent's.
+//! How records reach the disk: shared syncs, new files after a failure, compaction. The parent module interprets them.
 
-use super::{Books, JournalState, Ledger};
+use super::{Inner, JournalState, Ledger};
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::journal::{
-    COMPACT_NOW, COMPACT_SOON, Journal, SNAPSHOT, journal_name, journal_number, write_snapshot,
+    COMPACT_BYTES, COMPACT_WHEN_IDLE_BYTES, Journal, SNAPSHOT, journal_name, journal_number,
+    write_snapshot,
 };
 use crate::record::{Body, Record};
 use crate::state::State;
@@ -13,38 +14,38 @@ use std::path::Path;
 use std::sync::{MutexGuard, PoisonError};
 
 impl Ledger {
-    /// Waits until record `seq` is on disk. Whoever comes first writes for all; the others wait for that.
-    pub(super) fn commit<'a>(&'a self, mut books: MutexGuard<'a, Books>, seq: u64) -> Result<()> {
-        books.waiting += 1;
+    /// Waits until record `seq` is on disk. The first caller writes the records of all; the others wait for it.
+    pub(super) fn commit<'a>(&'a self, mut inner: MutexGuard<'a, Inner>, seq: u64) -> Result<()> {
+        inner.waiters += 1;
         let outcome = loop {
-            if let Some(error) = books.failure_of(seq) {
+            if let Some(error) = inner.failure_of(seq) {
                 break Err(error);
             }
-            if books.durable_seq >= seq {
+            if inner.durable_seq >= seq {
                 break Ok(());
             }
-            books = match std::mem::replace(&mut books.journal, JournalState::Flushing) {
-                JournalState::Ready(journal) => self.flush(books, journal),
+            inner = match std::mem::replace(&mut inner.journal, JournalState::Flushing) {
+                JournalState::Ready(journal) => self.flush(inner, journal),
                 JournalState::Flushing => self
                     .flushed
-                    .wait(books)
+                    .wait(inner)
                     .unwrap_or_else(PoisonError::into_inner),
                 JournalState::Broken(error) => {
-                    books.journal = JournalState::Broken(error.clone());
+                    inner.journal = JournalState::Broken(error.clone());
                     break Err(error);
                 }
             };
         };
-        books.waiting -= 1;
-        if books.waiting == 0 {
-            books.failed.clear();
-            // For who gives the turn back.
+        inner.waiters -= 1;
+        if inner.waiters == 0 {
+            inner.failed.clear();
+            // Wakes the thread that releases the lease.
             self.flushed.notify_all();
         }
-        let compact = matches!(&books.journal, JournalState::Ready(j) if j.end >= books.compact_at.max(COMPACT_NOW));
-        drop(books);
+        let compact = matches!(&inner.journal, JournalState::Ready(j) if j.end >= inner.compact_at.max(COMPACT_BYTES));
+        drop(inner);
         if compact && outcome.is_ok() {
-            // The record is safe; a compaction that fails is tried again later.
+            // The record is durable. A failed compaction is retried later.
             let _ = self.compact();
         }
         outcome
@@ -52,81 +53,81 @@ impl Ledger {
 
     pub(super) fn flush<'a>(
         &'a self,
-        mut books: MutexGuard<'a, Books>,
+        mut inner: MutexGuard<'a, Inner>,
         mut journal: Journal,
-    ) -> MutexGuard<'a, Books> {
-        let batch = std::mem::take(&mut books.pending);
-        let bytes = std::mem::take(&mut books.buffer);
-        let until = books.last_seq;
-        drop(books);
+    ) -> MutexGuard<'a, Inner> {
+        let batch = std::mem::take(&mut inner.pending);
+        let bytes = std::mem::take(&mut inner.buffer);
+        let last_seq = inner.last_seq;
+        drop(inner);
         let written = journal.append(&bytes);
-        let mut books = self.books();
+        let mut inner = self.inner();
         match written {
             Ok(()) => {
-                batch.iter().for_each(|record| books.durable.apply(record));
-                books.durable_seq = until;
-                books.journal = JournalState::Ready(journal);
+                batch.iter().for_each(|record| inner.durable.apply(record));
+                inner.durable_seq = last_seq;
+                inner.journal = JournalState::Ready(journal);
             }
-            Err(error) => books.give_up(batch, error),
+            Err(error) => inner.fail_batch(batch, error),
         }
         self.flushed.notify_all();
-        books
+        inner
     }
 
-    /// The books, once they can be written: after a failure everything is put into new files first.
-    pub(super) fn writable(&self) -> Result<MutexGuard<'_, Books>> {
+    /// Returns the state when the journal can be written. After a failure, everything is first written to new files.
+    pub(super) fn writable(&self) -> Result<MutexGuard<'_, Inner>> {
         loop {
-            let books = self.admitted(self.books())?;
-            if !matches!(books.journal, JournalState::Broken(_)) {
-                return Ok(books);
+            let inner = self.checked_lease(self.inner())?;
+            if !matches!(inner.journal, JournalState::Broken(_)) {
+                return Ok(inner);
             }
-            drop(books);
-            self.mend()?;
+            drop(inner);
+            self.repair()?;
         }
     }
 
-    pub(super) fn mend(&self) -> Result<()> {
+    pub(super) fn repair(&self) -> Result<()> {
         let _replacing = self
             .replacing
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        self.replace_files(self.admitted(self.books())?)
+        self.replace_files(self.checked_lease(self.inner())?)
     }
 
     /// Writes everything into new files after a failure; the caller holds `replacing`.
-    pub(super) fn replace_files(&self, mut books: MutexGuard<'_, Books>) -> Result<()> {
-        if !matches!(books.journal, JournalState::Broken(_)) {
+    pub(super) fn replace_files(&self, mut inner: MutexGuard<'_, Inner>) -> Result<()> {
+        if !matches!(inner.journal, JournalState::Broken(_)) {
             return Ok(());
         }
-        let number = books.last_journal + 1;
-        books.last_journal = number;
-        // The failed records may be on disk. The snapshot says that it includes their numbers, so they are never read.
-        let mut obsolete = std::mem::take(&mut books.obsolete);
-        self.keep_damaged_snapshot(&mut obsolete, &mut books.report.set_aside);
+        let number = inner.last_journal + 1;
+        inner.last_journal = number;
+        // The failed records may be on disk. The snapshot claims to include their numbers, so they are never read.
+        let mut obsolete = std::mem::take(&mut inner.obsolete);
+        self.preserve_damaged_snapshot(&mut obsolete, &mut inner.report.set_aside);
         let made = Journal::create(self.disk.as_ref(), &self.dir, number).and_then(|journal| {
-            self.snapshot(&books.durable, books.last_seq)
+            self.snapshot(&inner.durable, inner.last_seq)
                 .map(|()| journal)
         });
         match made {
             Ok(journal) => {
-                books.journal = JournalState::Ready(journal);
-                books.durable_seq = books.last_seq;
-                books.compact_at = COMPACT_SOON;
-                books.report.not_writable = None;
-                self.sweep(&obsolete, number, &mut books.report.set_aside);
+                inner.journal = JournalState::Ready(journal);
+                inner.durable_seq = inner.last_seq;
+                inner.compact_at = COMPACT_WHEN_IDLE_BYTES;
+                inner.report.not_writable = None;
+                self.remove_old_journals(&obsolete, number, &mut inner.report.set_aside);
                 Ok(())
             }
             Err(error) => {
                 let _ = self.disk.remove(&self.dir.join(journal_name(number)));
-                books.report.not_writable = Some(error.to_string());
-                books.obsolete = obsolete;
+                inner.report.not_writable = Some(error.to_string());
+                inner.obsolete = obsolete;
                 Err(error)
             }
         }
     }
 
-    /// A second name for the damaged snapshot, because the new one takes its place in one step.
-    pub(super) fn keep_damaged_snapshot(
+    /// Links the damaged snapshot to a second name, because the rename of the new one replaces it atomically.
+    pub(super) fn preserve_damaged_snapshot(
         &self,
         damaged: &mut Vec<(String, bool)>,
         set_aside: &mut Vec<String>,
@@ -137,7 +138,7 @@ impl Ledger {
         else {
             return;
         };
-        let aside = free_name(&self.disk.list(&self.dir).unwrap_or_default(), SNAPSHOT);
+        let aside = unused_name(&self.disk.list(&self.dir).unwrap_or_default(), SNAPSHOT);
         if self
             .disk
             .link(&self.dir.join(SNAPSHOT), &self.dir.join(&aside))
@@ -148,62 +149,62 @@ impl Ledger {
         }
     }
 
-    /// Whether [`Ledger::compact`] would be worth its while.
+    /// Whether the journal is large enough for [`Ledger::compact`], or is broken.
     pub fn compaction_due(&self) -> bool {
-        let books = self.books();
-        match &books.journal {
-            JournalState::Ready(journal) => journal.end >= books.compact_at,
+        let inner = self.inner();
+        match &inner.journal {
+            JournalState::Ready(journal) => journal.end >= inner.compact_at,
             JournalState::Flushing => false,
             JournalState::Broken(_) => true,
         }
     }
 
-    /// Replaces the journals by a snapshot. Other threads go on recording meanwhile, into a new journal. After a failed
-    /// write this is also a try to be writable again.
+    /// Replaces the journals with a snapshot. Other threads continue to record, into a new journal. After a failed
+    /// write it tries to make the ledger writable again.
     ///
     /// # Errors
-    /// `Io`, which loses nothing: the old files stay in force.
+    /// `Io`, which loses nothing: the old files stay valid.
     pub fn compact(&self) -> Result<()> {
         let broken = matches!(
-            self.admitted(self.books())?.journal,
+            self.checked_lease(self.inner())?.journal,
             JournalState::Broken(_)
         );
         if broken {
-            return self.mend();
+            return self.repair();
         }
         let _replacing = self
             .replacing
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let number = {
-            // Once more: the turn may have been given back while this waited.
-            let mut books = self.admitted(self.books())?;
-            books.last_journal += 1;
-            // Should it fail, the next try comes after as much again.
-            if let JournalState::Ready(journal) = &books.journal {
-                books.compact_at = journal.end + COMPACT_SOON;
+            // Checked again: the lease may have been released while this thread waited.
+            let mut inner = self.checked_lease(self.inner())?;
+            inner.last_journal += 1;
+            // If this compaction fails, the next one is due after the journal has grown by the same amount.
+            if let JournalState::Ready(journal) = &inner.journal {
+                inner.compact_at = journal.end + COMPACT_WHEN_IDLE_BYTES;
             }
-            books.last_journal
+            inner.last_journal
         };
         let journal = Journal::create(self.disk.as_ref(), &self.dir, number)?;
-        let mut books = self.books();
-        while matches!(books.journal, JournalState::Flushing) {
-            books = self
+        let mut inner = self.inner();
+        while matches!(inner.journal, JournalState::Flushing) {
+            inner = self
                 .flushed
-                .wait(books)
+                .wait(inner)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        if let JournalState::Broken(error) = &books.journal {
+        if let JournalState::Broken(error) = &inner.journal {
             let error = error.clone();
             let _ = self.disk.remove(&self.dir.join(journal_name(number)));
             return Err(error);
         }
-        books.journal = JournalState::Ready(journal);
-        let (state, seq) = (books.durable.clone(), books.durable_seq);
-        drop(books);
+        inner.journal = JournalState::Ready(journal);
+        let (state, seq) = (inner.durable.clone(), inner.durable_seq);
+        drop(inner);
         self.snapshot(&state, seq)?;
-        self.sweep(&[], number, &mut Vec::new());
-        self.books().compact_at = COMPACT_SOON;
+        self.remove_old_journals(&[], number, &mut Vec::new());
+        self.inner().compact_at = COMPACT_WHEN_IDLE_BYTES;
         Ok(())
     }
 
@@ -211,9 +212,9 @@ impl Ledger {
         write_snapshot(self.disk.as_ref(), &self.dir, state, seq)
     }
 
-    /// Removes the journals before `number`, or sets them aside if they are damaged. What fails here is tried again at
-    /// the next opening, and harms nothing until then.
-    pub(super) fn sweep(
+    /// Removes the journals before `number`, or sets them aside if they are damaged. A failure is harmless: the next
+    /// opening tries again.
+    pub(super) fn remove_old_journals(
         &self,
         damaged: &[(String, bool)],
         number: u64,
@@ -228,7 +229,7 @@ impl Ledger {
             let older =
                 journal_number(name).is_some_and(|n| n < number && journal_name(n) == *name);
             if keep && older {
-                let aside = free_name(&names, name);
+                let aside = unused_name(&names, name);
                 if self.disk.rename(&path, &self.dir.join(&aside)).is_ok() {
                     set_aside.push(aside);
                 }
@@ -240,8 +241,8 @@ impl Ledger {
     }
 }
 
-impl Books {
-    pub(super) fn give_up(&mut self, batch: Vec<Record>, error: Error) {
+impl Inner {
+    pub(super) fn fail_batch(&mut self, batch: Vec<Record>, error: Error) {
         for record in batch.into_iter().chain(self.pending.drain(..)) {
             if let Body::Claim(entry) = &record.body {
                 self.lost_starts.insert(entry.uid.clone(), error.clone());
@@ -256,7 +257,7 @@ impl Books {
     }
 }
 
-pub(super) fn free_name(names: &[String], name: &str) -> String {
+pub(super) fn unused_name(names: &[String], name: &str) -> String {
     let mut number = 1;
     loop {
         let aside = format!("{name}.corrupt-{number}");
@@ -267,15 +268,15 @@ pub(super) fn free_name(names: &[String], name: &str) -> String {
     }
 }
 
-/// Creates `dir` and its parents. A name is durable once the directory that it is in was synced.
-pub(super) fn make_dir(disk: &dyn Disk, dir: &Path) -> Result<()> {
+/// Creates `dir` and its parents. A name is durable after a sync of the directory that contains it.
+pub(super) fn create_dir_durably(disk: &dyn Disk, dir: &Path) -> Result<()> {
     let parent = match dir.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
     let created = match disk.create_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && dir.parent().is_some() => {
-            make_dir(disk, parent)?;
+            create_dir_durably(disk, parent)?;
             disk.create_dir(dir)
         }
         created => created,

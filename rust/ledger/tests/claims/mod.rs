@@ -21,11 +21,13 @@ pub(crate) fn refuses_changes(ledger: &Ledger) {
         prepare(ledger, "new", "gpu-1"),
         ledger.release("held").map(|_| ()),
     ] {
-        let told = refused.unwrap_err();
-        assert!(matches!(told, Error::Io { .. }), "{told}");
+        let message = refused.unwrap_err();
+        assert!(matches!(message, Error::Io { .. }), "{message}");
         assert!(
-            told.to_string().contains("make that file system writable"),
-            "{told}"
+            message
+                .to_string()
+                .contains("make that file system writable"),
+            "{message}"
         );
     }
     assert_eq!(ledger.get("held").unwrap().state, Phase::Completed);

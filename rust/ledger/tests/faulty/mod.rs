@@ -12,7 +12,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dra_ledger::{Disk, DiskFile, Turnstile};
+use dra_ledger::{Disk, DiskFile, QueueLock};
 
 #[derive(Clone, Debug, Default)]
 pub struct FaultyDisk(Arc<Mutex<Inner>>);
@@ -31,15 +31,15 @@ struct Inner {
     read_only: bool,
     locked: Option<bool>,
     sharers: usize,
-    /// The turnstile: who is inside, and who stands next.
-    inside: Option<u64>,
+    /// The queue lock: its holder, and the next one in the queue.
+    holder: Option<u64>,
     queued: Option<u64>,
-    turnstiles: u64,
+    queue_locks: u64,
     note: Vec<u8>,
     thrifty: bool,
 }
 
-/// Zeros at the end of a write that a thrifty disk keeps.
+/// Zeros at the end of a write that a thrifty disk stores.
 const KEPT_ZEROS: usize = 64;
 
 #[derive(Clone, Debug, Default)]
@@ -80,7 +80,7 @@ impl Drop for Lock {
 }
 
 impl FaultyDisk {
-    /// A disk that keeps little of the space that journals set aside: for many small histories.
+    /// A disk that stores little of the space that journals preallocate: for many small histories.
     pub fn thrifty() -> Self {
         let disk = Self::default();
         disk.inner().thrifty = true;
@@ -91,7 +91,7 @@ impl FaultyDisk {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a file there, durably.
+    /// Writes a file durably.
     pub fn plant(&self, path: &str, bytes: &[u8]) {
         let mut inner = self.inner();
         inner.next += 1;
@@ -127,7 +127,7 @@ impl FaultyDisk {
         self.inner().operations
     }
 
-    /// The disk after power came back; `luck` decides what of the unsynced survived.
+    /// The disk after a power cut; `luck` decides which unsynced data survived.
     pub fn power_cut(&self, luck: &mut dyn FnMut(usize) -> usize) -> Self {
         let inner = self.inner();
         let names = if inner.names == inner.durable_names || luck(2) == 0 {
@@ -163,7 +163,7 @@ impl FaultyDisk {
         Self(Arc::new(Mutex::new(after)))
     }
 
-    /// The same files with the process gone and power on: the page cache is still there.
+    /// The same files after the process was killed: the page cache still exists.
     pub fn process_killed(&self) -> Self {
         let inner = self.inner();
         let after = Inner {
@@ -192,7 +192,7 @@ fn put(content: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
     content[offset..offset + bytes.len()].copy_from_slice(bytes);
 }
 
-/// Where the zeros at the end of `bytes` begin. They are compared in blocks: there may be very many.
+/// The offset at which the zeros at the end of `bytes` start. They are compared in blocks, because there may be many.
 pub fn without_zeros(bytes: &[u8]) -> usize {
     const BLOCK: usize = 4096;
     let blocks = bytes.rchunks_exact(BLOCK);
@@ -328,46 +328,46 @@ impl Disk for FaultyDisk {
         Ok(Box::new(Lock(self.clone())))
     }
 
-    fn turnstile(&self, _: &Path) -> io::Result<Box<dyn Turnstile>> {
+    fn queue_lock(&self, _: &Path) -> io::Result<Box<dyn QueueLock>> {
         let mut inner = self.inner();
-        inner.turnstiles += 1;
-        Ok(Box::new(Gate {
+        inner.queue_locks += 1;
+        Ok(Box::new(FaultyQueueLock {
             disk: self.clone(),
-            number: inner.turnstiles,
+            number: inner.queue_locks,
         }))
     }
 }
 
 #[derive(Debug)]
-struct Gate {
+struct FaultyQueueLock {
     disk: FaultyDisk,
     number: u64,
 }
 
-impl Turnstile for Gate {
-    fn try_enter(&self) -> io::Result<bool> {
+impl QueueLock for FaultyQueueLock {
+    fn try_acquire(&self) -> io::Result<bool> {
         let mut inner = self.disk.inner();
-        if *inner.queued.get_or_insert(self.number) != self.number || inner.inside.is_some() {
+        if *inner.queued.get_or_insert(self.number) != self.number || inner.holder.is_some() {
             return Ok(false);
         }
-        (inner.queued, inner.inside) = (None, Some(self.number));
+        (inner.queued, inner.holder) = (None, Some(self.number));
         Ok(true)
     }
 
-    fn leave(&self) {
+    fn release(&self) {
         let mut inner = self.disk.inner();
         inner.queued = inner.queued.filter(|number| *number != self.number);
-        inner.inside = inner.inside.filter(|number| *number != self.number);
+        inner.holder = inner.holder.filter(|number| *number != self.number);
     }
 
-    fn queued(&self) -> bool {
+    fn is_contended(&self) -> bool {
         self.disk
             .inner()
             .queued
             .is_some_and(|number| number != self.number)
     }
 
-    fn note(&self) -> io::Result<Vec<u8>> {
+    fn read_note(&self) -> io::Result<Vec<u8>> {
         Ok(self.disk.inner().note.clone())
     }
 
@@ -379,9 +379,9 @@ impl Turnstile for Gate {
     }
 }
 
-impl Drop for Gate {
+impl Drop for FaultyQueueLock {
     fn drop(&mut self) {
-        self.leave();
+        self.release();
     }
 }
 

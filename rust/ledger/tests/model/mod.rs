@@ -1,4 +1,4 @@
-//! What a ledger has answered, and so what it must still know after anything that may happen to it.
+//! What a ledger has returned, and therefore must still contain after any failure.
 
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub)]
 
@@ -35,7 +35,7 @@ pub fn call() -> impl Strategy<Value = Call> {
     ]
 }
 
-/// What a claim may be on disk: (phase, device, payload), or None for not there.
+/// The state of a claim on disk: (phase, device, payload), or None if it does not exist.
 pub type Seen = Option<(Phase, String, serde_json::Value)>;
 
 pub fn seen(entry: &Entry) -> Seen {
@@ -46,7 +46,7 @@ pub fn seen(entry: &Entry) -> Seen {
     ))
 }
 
-/// For each claim: what was last answered, and every state attempted since that may also have reached the disk.
+/// For each claim: the state last returned, and every state attempted since that may have reached the disk.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     certain: BTreeMap<String, Seen>,
@@ -59,8 +59,8 @@ impl Model {
         self.possible.remove(uid);
     }
 
-    /// A record that was made durable took everything before it along, and writing again after a failure made sure that
-    /// what had failed is never read: so what the ledger shows now is all that a crash may leave.
+    /// A durable record makes all earlier ones durable, and rewriting after a failure ensures that failed records are
+    /// never read. So a crash leaves exactly what the ledger returns now.
     pub fn settle_all(&mut self, ledger: &Ledger) {
         for uid in (0..4).map(|n| format!("u{n}")) {
             let now = ledger.get(&uid).as_deref().and_then(seen);
@@ -78,7 +78,7 @@ impl Model {
                 .is_some_and(|states| states.contains(&now));
             prop_assert!(
                 now == certain || possible,
-                "{uid} is {now:?}, was answered {certain:?}, tried {:?}",
+                "{uid} is {now:?}, was returned as {certain:?}, tried {:?}",
                 self.possible
             );
             self.settle(&uid, now);
@@ -144,7 +144,7 @@ pub fn apply(ledger: &Ledger, model: &mut Model, call: &Call) -> Result<(), Test
                 }
                 Err(_) => {
                     attempt(model, &uid, seen(&after));
-                    // As it was, or, if the start was lost with it, as it is on disk.
+                    // Unchanged, or, if the start was lost with it, as on disk.
                     let now = ledger.get(&uid).as_deref().and_then(seen);
                     let certain = model.certain.get(&uid).cloned().flatten();
                     prop_assert!(now == seen(&before) || now == certain, "{uid} is {now:?}");

@@ -1,4 +1,4 @@
-//! How much of what can be tried is tried: all of it, or one part in `DRA_TEST_SAMPLE` where a mutation run asks for that.
+//! The size of exhaustive tests: all cases, or one in `DRA_TEST_SAMPLE` where a mutation run sets it.
 
 #![allow(dead_code, unreachable_pub)]
 

@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
 
-use dra_ledger::{Disk, DiskFile, FileSystem, Turnstile};
+use dra_ledger::{Disk, DiskFile, FileSystem, QueueLock};
 
 /// Called before a rename, before a sync of a directory and before one of a file.
 pub trait Hook: Debug + Send + Sync + 'static {
@@ -81,8 +81,8 @@ impl<H: Hook> Disk for Watched<H> {
         FileSystem.lock(path, shared)
     }
 
-    fn turnstile(&self, path: &Path) -> io::Result<Box<dyn Turnstile>> {
-        FileSystem.turnstile(path)
+    fn queue_lock(&self, path: &Path) -> io::Result<Box<dyn QueueLock>> {
+        FileSystem.queue_lock(path)
     }
 }
 
@@ -96,7 +96,7 @@ impl Hook for Synced {
     }
 }
 
-/// What waits while paused.
+/// The operation that waits while paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
     RenameTo(&'static str),
@@ -106,7 +106,7 @@ pub enum At {
 #[derive(Debug)]
 pub struct Pause {
     at: At,
-    /// Whether it is to wait, and whether somebody does.
+    /// Whether the operation has to wait, and whether a thread waits.
     state: Mutex<(bool, bool)>,
     changed: Condvar,
 }
