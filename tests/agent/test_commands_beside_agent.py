@@ -81,7 +81,7 @@ def test_devices_are_those_that_the_agent_publishes(agent: AgentProcess, cli: Ru
     assert "gpu-0000-1b-00-0" in published and "gpu-0000-43-00-0" not in published
     assert {one["spec"]["nodeName"] for one in slices} == {"node-a"}
     usage = json.loads(cli("claims", "--usage", "-o", "json").stdout)
-    assert [row["note"] for row in usage] != ["the device is not on this host now"]
+    assert [row["note"] for row in usage] != ["the device is not on this host"]
 
 
 def test_another_host_has_none_of_the_agents_claims(agent: AgentProcess, cli: Run) -> None:

@@ -140,12 +140,12 @@ def give_up_soon(hardware: DeviceState, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_is_set_up_on_a_gpu_and_does_not_work_taints_it(hardware: DeviceState, clock: Clock) -> None:
-    assert hardware.set_setup_failures({GPU: "its MPS daemon had ended"}).changed == (GPU,)
+    assert hardware.set_setup_failures({GPU: "its MPS daemon exited"}).changed == (GPU,)
     (taint,) = taints(hardware)
     assert (taint["key"], taint["effect"]) == (f"{DRIVER}/sharing-down", "NoSchedule")
     # A look at the hardware does not make it well, and being told twice changes nothing.
     assert not hardware.refresh([], rescan=True)
-    assert not hardware.set_setup_failures({GPU: "its MPS daemon had ended"})
+    assert not hardware.set_setup_failures({GPU: "its MPS daemon exited"})
     assert taints(hardware) == [taint]
     hardware.set_setup_failures({})
 
@@ -155,7 +155,7 @@ def test_what_is_set_up_on_a_gpu_and_does_not_work_taints_it(hardware: DeviceSta
 
 
 def test_a_report_of_a_gpu_that_is_gone_is_nobodys(hardware: DeviceState) -> None:
-    assert not hardware.set_setup_failures({"gpu-0000-99-00-0": "its MPS daemon had ended"})
+    assert not hardware.set_setup_failures({"gpu-0000-99-00-0": "its MPS daemon exited"})
     assert taints(hardware) == []
 
 

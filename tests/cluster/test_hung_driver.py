@@ -93,13 +93,13 @@ def test_a_hung_unbind_holds_up_its_own_claim_only_also_through_a_restart(
     with driven.hang():
         passthrough(namespace, "sick", SICK)
         namespace.pod("machine", claim="sick")
-        until(lambda: list(waiting(driven).values()) == ["unbind"], "the kernel does not come back from the unbind")
+        until(lambda: list(waiting(driven).values()) == ["unbind"], "the kernel does not return from the unbind")
         (writer,) = waiting(driven)
         during = usual_time(namespace, "during")
         assert during < USUAL * before * agent.node.api.pace(), (
             f"another GPU's pod: {before:.1f} s before, {during:.1f} s during the hang"
         )
-        said = "the kernel has not come back from a write to unbind"
+        said = "the kernel has not returned from a write to unbind"
         until(lambda: any(said in event for event in namespace.events("machine")), "the pod's events say what hangs")
         assert waiting(driven) == {writer: "unbind"}, "nothing more is asked about the device meanwhile"
         health_goes_on(agent, driven, OTHERS[0])

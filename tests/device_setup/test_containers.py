@@ -49,7 +49,7 @@ def test_processes_of_the_host(path: str) -> None:
     [
         (f"0::/user.slice/user-1000.slice/user@1000.service/{SLICE}/crio-{ID}.scope", "not below a kubelet's root"),
         (f"0::/machine.slice/libpod-{ID}.scope/kubepods/pod{UID}/{ID}", "not below a kubelet's root"),
-        (f"0::/user.slice/user-1000.slice/user@1000.service/libpod-{ID}.scope", "a user's own"),
+        (f"0::/user.slice/user-1000.slice/user@1000.service/libpod-{ID}.scope", "user.slice"),
         (f"0::/../../{BURSTABLE}/crio-{ID}.scope", "namespace"),
         (f"0::/kubepods/pod{UID[:-1]}/{ID}", "names no pod"),
         ("0::/kubepods.slice", "names no pod"),

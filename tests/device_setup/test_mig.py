@@ -186,10 +186,10 @@ def test_an_instance_of_somebody_else_is_never_destroyed(world: World) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
     whole = world.device(FIRST)
     world.somebody_makes(9, 4, 4)
-    with pytest.raises(RetryableError, match="is in the way, and the agent has not made it"):
+    with pytest.raises(RetryableError, match="is in the way, and the agent did not create it"):
         world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     world.setup.roll_back("u1", [device.name], MigConfig(), a_minute())
-    with pytest.raises(RetryableError, match="is in the way, and the agent has not made it"):
+    with pytest.raises(RetryableError, match="is in the way, and the agent did not create it"):
         world.setup.set_up("u2", [ask(whole)], MigConfig(), None, a_minute())
     assert world.exist() == [(9, 4, 1)]
     assert world.notes() == []
@@ -356,7 +356,7 @@ def test_fewer_compute_slices_than_the_profile_has(world: World) -> None:
     driver = drivers.MigDriver(world.nvml, world.host, "0000:01:00.0", {})
     assert [compute.slices for compute in driver.computes(driver.instances()[0])] == [2]
     assert outcome.record[device.name]["ci"] == 0
-    with pytest.raises(PermanentError, match="computeSlices: 4 are more than the 3"):
+    with pytest.raises(PermanentError, match="computeSlices: 4 exceed the 3"):
         world.setup.check(device, MigConfig(compute_slices=4))
 
 

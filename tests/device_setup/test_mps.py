@@ -209,7 +209,7 @@ def test_a_daemon_that_dies_is_started_again_and_told_once(world: World) -> None
     assert pid is not None
     kill(pid)
     told = world.mps.supervise()
-    assert list(told) == ["gpu-a"] and "started again" in told["gpu-a"]
+    assert list(told) == ["gpu-a"] and "restarted" in told["gpu-a"]
     assert world.pid() not in (None, pid)
     assert world.told()[-1] == "set_default_device_pinned_mem_limit 0 4096M" or "get_server_list" in world.told()[-1]
     assert world.mps.supervise() == {}
@@ -224,7 +224,7 @@ def test_a_daemon_that_does_not_come_up_is_told_until_it_does(world: World) -> N
     for _ in range(2):
         assert "does not start" in world.mps.supervise()["gpu-a"]
     (world.place().log / "refuses").unlink()
-    assert "started again" in world.mps.supervise()["gpu-a"]
+    assert "restarted" in world.mps.supervise()["gpu-a"]
 
 
 def test_an_agent_that_was_killed_goes_on_with_the_daemon_and_ends_it(world: World) -> None:
@@ -321,7 +321,7 @@ def test_a_pipe_too_long_for_a_socket_is_refused() -> None:
 
 def test_a_program_that_is_gone_is_told(world: World) -> None:
     (world.path / "lib/nvidia-cuda-mps-control").unlink()
-    with pytest.raises(RetryableError, match="not on this host any more"):
+    with pytest.raises(RetryableError, match="missing from this host"):
         world.setup.set_up("uid-1", [share(1)], ShareConfig(), None, a_minute())
     # Releasing the claim is possible all the same.
     world.setup.roll_back("uid-1", ["gpu-a/share-1"], ShareConfig(), a_minute())

@@ -95,7 +95,7 @@ def test_containers_get_the_hook_also_when_it_has_moved_the_interface(tree: Tree
     tree.remove(ADDRESS, "ens1")
     moved = Device("nic-0", "nic", "mellanox", ADDRESS, {})  # as the inventory has it now
     assert tree.agent().set_up("a", given(moved), want(name="net1", mtu=9000), outcome.record, a_minute()) == outcome
-    with pytest.raises(RetryableError, match="ens1 has not come back from the container; end what still runs"):
+    with pytest.raises(RetryableError, match="ens1 has not returned from the container; stop the processes"):
         agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
     tree.add(ADDRESS, "ens1", mtu=9000, flags="0x1002")  # the kernel brings it back switched off
     agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
@@ -109,7 +109,9 @@ def test_an_mtu_that_the_adapter_does_not_take(tree: Tree, monkeypatch: pytest.M
         raise OSError(errno.EINVAL, "Invalid argument")  # as dev_set_mtu answers above max_mtu
 
     monkeypatch.setattr(agent._interfaces, "set_mtu", refuse)
-    with pytest.raises(PermanentError, match="interface.mtu: ens1 cannot have 9999: Invalid argument; ask for less"):
+    with pytest.raises(
+        PermanentError, match="interface.mtu: ens1 does not accept 9999: Invalid argument; request a smaller MTU"
+    ):
         agent.set_up("a", given(nic()), want(mtu=9999), None, a_minute())
     agent.roll_back("a", ["nic-0"], want(mtu=9999), a_minute())
     assert tree.shown("ens1") == (1500, True)
@@ -126,7 +128,7 @@ def test_a_nic_that_is_gone_holds_no_claim_up(tree: Tree) -> None:
 def test_what_was_begun_is_put_back(tree: Tree) -> None:
     agent = tree.agent()
     tree.add("0000:32:00.0", "ens2")
-    with pytest.raises(PermanentError, match="net1 would be the name of 2 interfaces"):
+    with pytest.raises(PermanentError, match="net1 would name 2 interfaces"):
         agent.set_up("a", [*given(nic()), *given(nic("nic-1", "ens2"))], want(name="net1"), None, a_minute())
     mtu = tree.host.sysfs / "class/net/ens1/mtu"
     agent.set_up("a", given(nic()), want(mtu=9000), None, a_minute())
@@ -140,7 +142,7 @@ def test_what_was_begun_is_put_back(tree: Tree) -> None:
     ("device", "interface", "message"),
     [
         (Device("nic-0", "nic", "mellanox", ADDRESS, {}, identity={"rdma": "mlx5_0"}), {}, "^interface: .* none"),
-        (nic(uplink="ens1"), {"mtu": 9000}, "^interface: the host itself needs it"),
+        (nic(uplink="ens1"), {"mtu": 9000}, "^interface: the host itself uses it"),
     ],
 )
 def test_what_cannot_be(tree: Tree, device: Device, interface: dict[str, Any], message: str) -> None:
@@ -161,7 +163,7 @@ def test_what_it_is_not_for(tree: Tree) -> None:
     with pytest.raises(UnsuitableError, match="is for NICs, not for a gpu"):
         tree.agent().check(Device("gpu-0", "gpu", "amd", ADDRESS, {}), want())
     elsewhere = Host(sysfs=tree.host.sysfs, net=Path("/run/host-net"))
-    with pytest.raises(PermanentError, match="^interface: the agent has a network of its own"):
+    with pytest.raises(PermanentError, match="^interface: the agent has its own network namespace"):
         NicSetup(elsewhere, tree.state, tree.state).check(nic(), want(mtu=9000))
     setup: DeviceSetup = tree.agent()
     assert setup.default(nic()) is None

@@ -325,7 +325,7 @@ def test_a_nic_whose_program_cannot_be_removed_is_withheld(the_nic: Nic, pod: in
     assert held is not None
     try:
         the_nic.come_back(pod)
-        with pytest.raises(RetryableError, match=r"an XDP program \(id \d+\) stays on it: .*bpftool link"):
+        with pytest.raises(RetryableError, match=r"an XDP program \(id \d+\) cannot be removed: .*bpftool link"):
             the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
         assert the_nic.note()["uid"] == "a"
     finally:
@@ -430,9 +430,9 @@ def test_it_is_said_where_an_interface_is_that_another_pod_has(the_nic: Nic, pod
         first, second = (os.fspath(Path(f"/proc/{one}/ns/net").readlink()) for one in (pod, other_pod))
         assert line.startswith("dra-agent-hook: the claim's network interface cannot be moved to the container: device")
         assert f"device nic-0 of claim a: its interface {the_nic.name} is neither on the host nor in" in line
-        assert f"network {second}; it was moved to {first}; one pod at a time" in line
+        assert f"network {second}; it was moved to {first}; only one pod at a time" in line
         assert the_nic.note()["network"] == first and IN_POD in links(pod)
-        with pytest.raises(RetryableError, match="has not come back from the container"):
+        with pytest.raises(RetryableError, match="has not returned from the container"):
             the_nic.agent.tear_down("a", ["nic-0"], outcome.record, a_minute())
         # The first pod has gone, and its network gave the interface back under the name that it had there.
         the_nic.come_back(pod)
@@ -511,10 +511,10 @@ def test_the_hosts_own_network_is_no_container(the_nic: Nic) -> None:
         ({"claim": "b"}, "has no such interface"),
         ({"claim": "../a"}, "/a"),
         ({"key": "nic-1"}, "has no such interface"),
-        ({"key": "../net/nic-0"}, "is no device's name"),
+        ({"key": "../net/nic-0"}, "is not a device name"),
         ({"pid": 2**31 - 1}, "cannot be opened: No such file"),
-        ({"pid": "1"}, "not understood"),
-        ({"cgroup": "x"}, "not understood"),
+        ({"pid": "1"}, "invalid"),
+        ({"cgroup": "x"}, "invalid"),
     ],
 )
 def test_what_is_asked_for_is_looked_at_before_anything_is_done(

@@ -77,7 +77,9 @@ def test_a_gpu_that_was_exclusive_is_so_again_afterwards(slicing: TimeSliceSetup
 def test_one_interval_on_a_gpu(slicing: TimeSliceSetup, smi: Smi) -> None:
     slicing.set_up("a", [share(gpu(), "s1")], want("Short"), None, a_minute())
     slicing.set_up("b", [share(gpu(), "s2"), share(gpu(), "s3")], want("Short"), None, a_minute())
-    with pytest.raises(RetryableError, match=r"gpu-0: timeSlicing.interval: Long is wanted, and Short is set .* a, b"):
+    with pytest.raises(
+        RetryableError, match=r"gpu-0: timeSlicing.interval: the claim requests Long, and Short is set .* a, b"
+    ):
         slicing.set_up("c", [share(gpu(), "s4")], want("Long"), None, a_minute())
     slicing.roll_back("c", ["gpu-0/s4"], want("Long"), a_minute())
     assert smi.slice(UUID) == "1"
@@ -94,7 +96,9 @@ def test_one_interval_on_a_gpu(slicing: TimeSliceSetup, smi: Smi) -> None:
 
 def test_two_intervals_in_one_claim_can_never_be(slicing: TimeSliceSetup) -> None:
     slicing.set_up("a", [share(gpu(), "s1")], want("Short"), None, a_minute())
-    with pytest.raises(PermanentError, match="Long is wanted, and Short is set for another share in the same claim"):
+    with pytest.raises(
+        PermanentError, match="the claim requests Long, and Short is set for another share in the same claim"
+    ):
         slicing.set_up("a", [share(gpu(), "s2")], want("Long"), None, a_minute())
 
 
@@ -152,7 +156,7 @@ def test_two_agents_of_a_rolling_update_set_and_reset_in_turn(
 def test_a_reset_that_fails_keeps_the_claim(slicing: TimeSliceSetup, smi: Smi) -> None:
     slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
     smi.fail("set-timeslice 0", 4, "Insufficient Permissions")
-    with pytest.raises(RetryableError, match=r"nvidia-smi: exit status 4: Insufficient Permissions; run it by hand"):
+    with pytest.raises(RetryableError, match=r"nvidia-smi: exit status 4: Insufficient Permissions; run it manually"):
         slicing.tear_down("a", ["gpu-0"], None, a_minute())
     smi.fail(None)
     slicing.tear_down("a", ["gpu-0"], None, a_minute())
@@ -173,7 +177,7 @@ def test_a_gpu_that_is_lost_holds_no_claim_up(slicing: TimeSliceSetup, smi: Smi,
 
 def test_a_gpu_without_time_slices_says_so(slicing: TimeSliceSetup, smi: Smi) -> None:
     smi.fail("set-timeslice", 3, "Not Supported")
-    with pytest.raises(PermanentError, match=rf"timeSlicing.interval: {UUID} does not have it: Not Supported"):
+    with pytest.raises(PermanentError, match=rf"timeSlicing.interval: {UUID} does not support it: Not Supported"):
         slicing.set_up("a", whole(gpu()), want("Long"), None, a_minute())
     slicing.roll_back("a", ["gpu-0"], want("Long"), a_minute())
 
@@ -202,7 +206,7 @@ def test_a_hung_call_ends_at_its_deadline(smi: Smi, tmp_path: Path) -> None:
 
 
 def test_without_the_tool(tmp_path: Path, smi: Smi) -> None:
-    with pytest.raises(RetryableError, match="nvidia-smi is not on this host"):
+    with pytest.raises(RetryableError, match="nvidia-smi, which sets time slices, is missing from this host"):
         TimeSliceSetup(None, tmp_path / "state").set_up("a", whole(gpu()), want("Long"), None, a_minute())
     # A tool that is gone since does not hold what is held because of it.
     TimeSliceSetup(smi.path, tmp_path / "state").set_up("a", whole(gpu()), want("Long"), None, a_minute())
@@ -257,6 +261,6 @@ def test_what_cannot_be(slicing: TimeSliceSetup) -> None:
 
 @pytest.mark.parametrize("uuid", ["--help", "-i", "GPU-1 --gpu-reset", "GPU-1\n", "", "--id=0"])
 def test_no_name_becomes_an_option_of_the_tool(slicing: TimeSliceSetup, smi: Smi, uuid: str) -> None:
-    with pytest.raises(PermanentError, match="is no UUID of a GPU"):
+    with pytest.raises(PermanentError, match="is not the UUID of a GPU"):
         slicing.set_up("a", whole(gpu(uuid=uuid)), want("Long"), None, a_minute())
     assert smi.calls() == []

@@ -122,7 +122,7 @@ def test_a_claim_whose_pods_are_unknown_leaves_all_of_its_device_in_doubt(tree: 
     reader = meter(tree, held(), unknown)
     assert reader.read(held(), amd()).used is None
     assert (
-        meter(tree, unknown).read(unknown, amd()).note == f"whose cgroup {slice_of(POD)} is cannot be told: not asked"
+        meter(tree, unknown).read(unknown, amd()).note == f"the owner of cgroup {slice_of(POD)} is not known: not asked"
     )
 
 
@@ -151,7 +151,7 @@ def test_a_container_of_a_user_is_in_doubt_where_it_has_the_device_open(tree: Pa
     (tree / "proc/1/fd").mkdir()
     (tree / "proc/1/fd/3").symlink_to(tree / "dev/card0")
     usage = meter(tree).read(held(), amd())
-    assert usage.used is None and "process 1" in (usage.note or "") and "user's own" in (usage.note or "")
+    assert usage.used is None and "process 1" in (usage.note or "") and "user.slice" in (usage.note or "")
 
 
 def test_who_does_not_see_the_hosts_processes_counts_nothing(tree: Path) -> None:
@@ -186,7 +186,7 @@ def test_the_driver_counts_by_the_cgroups_that_it_limits(tree: Path) -> None:
 def test_where_nobody_counts_it_is_unknown(tree: Path) -> None:
     usage = meter(tree).read(held(), gpu("none", "amd"))
     assert (usage.limit, usage.used, usage.counted_by) == (None, None, None)
-    assert meter(tree).read(held(), None).note == "the device is not on this host now"
+    assert meter(tree).read(held(), None).note == "the device is not on this host"
     # A count that cannot be read is not a count of nothing.
     process(tree, 1, slice_of(POD))
     assert meter(tree).read(held(), amd()).used is None

@@ -41,9 +41,9 @@ class ContainerHook:
                 atomic_file.write(self.path, data, mode=0o755)
         except OSError as error:
             raise RetryableError(
-                f"the hook cannot be put there: {error.strerror}",
+                f"the hook cannot be installed: {error.strerror}",
                 where=str(error.filename or self.path),
-                hint="run `make build`, or see to the folder",
+                hint="run `make build`, and check the folder",
             ) from error
         self._installed = True
 

@@ -89,7 +89,7 @@ def _parse_path(path: str) -> Place:
         if not _CONTAINER.search(part):
             continue
         if parts[0] == "user.slice":
-            return Place("unknown", reason="its cgroup is a user's own, who may call it what they like")
+            return Place("unknown", reason="its cgroup is below user.slice, where users choose the names")
         return Place("container", cgroup="/".join(parts[: index + 1]))
     return Place("host", cgroup="/".join(parts))
 

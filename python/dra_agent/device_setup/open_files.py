@@ -37,9 +37,9 @@ def require_unused(host: Host, nodes: Sequence[str], where: str, why: str = "") 
     before = f"{why}: " if why else ""
     if users := processes_holding(host, nodes):
         named = "; ".join(map(str, users[:5]))
-        raise RetryableError(before + named, where=where, hint="end them; it is tried again by itself")
+        raise RetryableError(before + named, where=where, hint="stop them; the agent retries")
     if nodes and (blind := hidden_processes_reason(host)):
-        what = f"whether a process has {nodes[0]} open cannot be told: {blind}"
+        what = f"whether a process has {nodes[0]} open is not known: {blind}"
         raise RetryableError(before + what, where=where, hint=TODO)
 
 

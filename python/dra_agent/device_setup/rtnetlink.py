@@ -122,7 +122,7 @@ class NetResult(msgspec.Struct, frozen=True, omit_defaults=True):
 def ask(request: MoveRequest | RestoreRequest | Describe | Reset, deadline: float = TIMEOUT_S) -> NetResult:
     """Run the process and return its result; raises RetryableError if it fails or times out."""
     files = (request.network,) if isinstance(request, MoveRequest) else ()
-    hint = "see the kernel's log (dmesg); it is tried again"
+    hint = "check the kernel log (dmesg); the agent retries"
     data = msgspec.json.encode(request)
     return netlink.query_subprocess(
         "dra_agent.device_setup.rtnetlink", NetResult, deadline, hint=hint, given=data, files=files
@@ -231,7 +231,7 @@ class _Cleaning:
             self.changed.append(f"XDP program {program} removed")
         programs = bpf.tcx_programs(self._index)
         if programs is None or (programs and self._before.tcx is None):
-            self.doubts.append("whether a pod's program of tcx is on it: bpf(2) is not allowed, or was not at prepare")
+            self.doubts.append("a tcx program of a pod may remain: bpf(2) is not permitted, or was not at prepare")
             return ""
         for program in programs:
             if program in (self._before.tcx or ()):
@@ -250,8 +250,8 @@ class _Cleaning:
             # Most adapters accept another address only while the link is down; the caller sets it up again.
             why = self._set(state="down") or self._set(address=before)
             if why:
-                return f"its hardware address stays {now}, which was {before}: {why}"
-        self.changed.append(f"hardware address {now} back to {before}")
+                return f"its hardware address is {now} and cannot be restored to {before}: {why}"
+        self.changed.append(f"hardware address {now} restored to {before}")
         return ""
 
     def set_flags(self, found: Any) -> str:
@@ -259,8 +259,8 @@ class _Cleaning:
         if before is None or before == now:
             return ""
         if why := self._set(flags=before, change=before ^ now):
-            return f"its flags stay {now:#x}, which were {before:#x}: {why}"
-        self.changed.append(f"flags {now:#x} back to {before:#x}")
+            return f"its flags are {now:#x} and cannot be restored to {before:#x}: {why}"
+        self.changed.append(f"flags {now:#x} restored to {before:#x}")
         return ""
 
     def set_others(self, found: Any) -> None:
@@ -268,9 +268,9 @@ class _Cleaning:
         for name, value in before.numbers.items():
             now = found.get_attr(name)
             if name in _NUMBERS and now is not None and int(now) != value:
-                self._note(f"{_NUMBERS[name]} {now} back to {value}", self._set(**{_NUMBERS[name]: value}))
+                self._note(f"{_NUMBERS[name]} {now} restored to {value}", self._set(**{_NUMBERS[name]: value}))
         if before.alias is not None and before.alias != _alias(found):
-            self._note("alias back", self._set(IFLA_IFALIAS=before.alias))
+            self._note("alias restored", self._set(IFLA_IFALIAS=before.alias))
         if before.altnames is None:
             return
         now_called = _altnames(found)
@@ -280,7 +280,7 @@ class _Cleaning:
                 self._note(f"alternative name {name} removed", self._link("property_del", altname=name))
         for name in before.altnames:
             if name not in now_called:
-                self._note(f"alternative name {name} back", self._link("property_add", altname=name))
+                self._note(f"alternative name {name} restored", self._link("property_add", altname=name))
 
     def _note(self, what: str, why: str) -> None:
         if why:
@@ -302,7 +302,7 @@ class _Cleaning:
 
 
 def _stays(what: str, program: int, why: str) -> str:
-    return f"{what} (id {program}) stays on it: {why}; somebody holds it by a link, see `bpftool link`"
+    return f"{what} (id {program}) cannot be removed: {why}; a process holds it by a link, see `bpftool link`"
 
 
 def _xdp(link: Any) -> dict[str, int]:
@@ -328,7 +328,7 @@ def _finish(inside: IPRoute, index: int, request: MoveRequest) -> str:
     try:
         inside.link("set", index=index, state="up")
     except NetlinkError as error:
-        return f"it cannot be switched on: {os.strerror(error.code)}"
+        return f"it cannot be set up: {os.strerror(error.code)}"
     for number, address in enumerate(request.addresses):
         # If a pod's network has no IPv6, an address that the claim does not set may be missing.
         why = _give(inside, index, address, unless=None if request.asked else errno.EACCES)
@@ -351,7 +351,7 @@ def _give(network: IPRoute, index: int, address: str, *, unless: int | None = No
         network.addr("add", index=index, address=str(given.ip), prefixlen=given.network.prefixlen)
     except NetlinkError as error:
         if error.code not in (errno.EEXIST, unless):
-            return f"it cannot have {address}: {os.strerror(error.code)}"
+            return f"it does not accept {address}: {os.strerror(error.code)}"
     return ""
 
 

@@ -129,10 +129,10 @@ class TimedWriter:
 def write_timeout_error(device: str, path: str, verb: str = "a write to") -> RetryableError:
     """Return the error for a pending access to an attribute of a device, by its path."""
     return RetryableError(
-        f"the kernel has not come back from {verb} {path.rpartition('/')[2]}: its driver waits for somebody who "
+        f"the kernel has not returned from {verb} {path.rpartition('/')[2]}: its driver waits for a process that "
         "still has the device open",
         where=f"device {device}",
-        hint="end who uses it (`fuser -v` on its nodes), and check the kernel log (dmesg); it goes on then",
+        hint="stop the processes that use it (`fuser -v` on its nodes), and check the kernel log (dmesg)",
     )
 
 

@@ -49,7 +49,7 @@ Judge = Callable[[str, str, Device | None], Condition]
 def device_condition(pool: str, name: str, device: Device | None) -> Condition:
     """Evaluate a device by the inventory only."""
     if device is None:
-        return Condition("False", "DeviceGone", "the device is not on this host now")
+        return Condition("False", "DeviceGone", "the device is not on this host")
     match device.health:
         case "unhealthy":
             return Condition("False", "Unhealthy", device.health_reason or "the device is not healthy")

@@ -123,7 +123,7 @@ def test_any_program_of_rocm_may_keep_an_older_driver_from_it(bench: Bench) -> N
 
 @pytest.mark.parametrize(
     ("errno", "error", "message"),
-    [(22, PermanentError, "with the memory mode that it has"), (5, RetryableError, "Input/output error")],
+    [(22, PermanentError, "in its current memory mode"), (5, RetryableError, "Input/output error")],
 )
 def test_what_the_driver_refuses_is_said(bench: Bench, errno: int, error: type[Exception], message: str) -> None:
     inject.answer_write(bench.root, FIRST, "current_compute_partition", errno=errno, machine=bench.machine)
@@ -135,7 +135,7 @@ def test_a_driver_that_hangs_holds_up_one_gpu(bench: Bench, patience: float) -> 
     setup = bench.setup(deadline=patience)
     item = bench.item("-cpx-0")
     inject.answer_write(bench.root, FIRST, "current_compute_partition", machine=bench.machine)
-    with pytest.raises(RetryableError, match="has not come back"):
+    with pytest.raises(RetryableError, match="has not returned"):
         given(setup, "uid-1", item)
     assert len(given(bench.setup(), "uid-2", bench.item("-cpx-0", SECOND))) == 1
     inject.clear(bench.root)
@@ -176,10 +176,10 @@ def test_while_a_driver_hangs_nobody_asks_it_for_the_mode_and_each_try_says_so(b
     setup = AmdPartitionSetup(bench.host, bench.kernel, bench.state, deadline=10.0, changes=changes)
     item = bench.item("-cpx-0")
     inject.answer_write(bench.root, FIRST, "current_compute_partition", machine=bench.machine)
-    with pytest.raises(RetryableError, match="has not come back"):
+    with pytest.raises(RetryableError, match="has not returned"):
         given(setup, "uid-1", item)
     unread(bench.host, FIRST)
-    with pytest.raises(RetryableError, match="has not come back from a write to current_compute_partition"):
+    with pytest.raises(RetryableError, match="has not returned from a write to current_compute_partition"):
         given(setup, "uid-1", item)
     assert collector.collect(scan(bench.host)) == before
     assert not was_read(bench.host, FIRST), "a read of the mode waits for the driver that is changing it"

@@ -282,9 +282,9 @@ def test_what_the_kernel_refuses_is_said_and_undone(bench: Bench, attribute: str
 def test_a_driver_that_never_lets_go_holds_up_one_device_for_a_while(bench: Bench, patience: float) -> None:
     fpga, nic, vfio = bench.device(FPGA), bench.device(NIC), bench.vfio(deadline=patience)
     inject.answer_write(bench.folder / "host", FPGA, "unbind", machine=bench.machine)
-    with pytest.raises(RetryableError, match="has not come back from a write to unbind"):
+    with pytest.raises(RetryableError, match="has not returned from a write to unbind"):
         vfio.set_up("uid-1", [fpga], AUTO, None, a_minute())
-    with pytest.raises(RetryableError, match="has not come back"):
+    with pytest.raises(RetryableError, match="has not returned"):
         vfio.roll_back("uid-1", [fpga.key], AUTO, a_minute())
     patient = bench.vfio()
     patient.set_up("uid-2", [nic], AUTO, None, a_minute())
@@ -309,18 +309,18 @@ def test_what_waits_for_a_hung_driver_is_not_even_read(
     item, vfio = bench.device(FPGA), bench.vfio(deadline=patience)
     monkeypatch.setattr(SysfsDir, "text", text)
     inject.answer_write(bench.folder / "host", FPGA, "unbind", machine=bench.machine)
-    with pytest.raises(RetryableError, match="has not come back from a write to unbind"):
+    with pytest.raises(RetryableError, match="has not returned from a write to unbind"):
         vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     for call in (
         lambda: vfio.roll_back("uid-1", [item.key], AUTO, a_minute()),
         lambda: vfio.tear_down("uid-1", [item.key], None, a_minute()),
         lambda: vfio.set_up("uid-1", [item], AUTO, None, a_minute()),
     ):
-        with pytest.raises(RetryableError, match="has not come back from a write to unbind"):
+        with pytest.raises(RetryableError, match="has not returned from a write to unbind"):
             call()
     # Another agent on the same host, which knows nothing of it, waits for the read and no longer than its deadline.
     impatient = bench.vfio(deadline=patience)
-    with pytest.raises(RetryableError, match="has not come back from a read of driver_override"):
+    with pytest.raises(RetryableError, match="has not returned from a read of driver_override"):
         impatient.roll_back("uid-1", [item.key], AUTO, a_minute())
     inject.clear(bench.folder / "host")
     vfio._accesses._under_way[FPGA][0].join(DEADLINE_S)
@@ -478,7 +478,7 @@ def test_an_agent_in_a_pod_takes_no_driver_away_from_under_processes_that_it_can
     item = bench.device(FPGA)
     (bench.host.proc / "self/ns").mkdir(parents=True)
     (bench.host.proc / "self/ns/pid").symlink_to("pid:[4026532201]")
-    with pytest.raises(RetryableError, match="cannot be told: the agent is not in the host's process namespace"):
+    with pytest.raises(RetryableError, match="is not known: the agent is not in the host's process namespace"):
         vfio.set_up("uid-1", [item], AUTO, None, a_minute())
     assert (bench.driver(FPGA), bench.points.seen) == ("dfl-pci", [])
     said = [problem for problem in bench.inventory().problems if problem.where == "inventory.passthrough"]

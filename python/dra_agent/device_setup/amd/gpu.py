@@ -43,7 +43,7 @@ class Gpu:
             RetryableError: a process uses the GPU.
             PermanentError: the GPU does not support the mode.
         """
-        why = f"it is in mode {self.mode} and cannot be put into {mode}"
+        why = f"it is in mode {self.mode} and cannot be switched to {mode}"
         require_unused(self._host, self._nodes(), self._where, why)
         path = f"bus/pci/devices/{self._address}/{ATTRIBUTE}"
         try:
@@ -54,7 +54,7 @@ class Gpu:
         while self.mode != mode or len(self._partitions()) != partitions:
             if time.monotonic() > until:
                 raise RetryableError(
-                    f"its driver has not made {partitions} partitions of mode {mode}",
+                    f"its driver has not created {partitions} partitions of mode {mode}",
                     where=self._where,
                     hint="check the kernel log (dmesg)",
                 )
@@ -67,7 +67,7 @@ class Gpu:
             raise RetryableError(
                 f"its driver shows no partition {partition}",
                 where=self._where,
-                hint="look at /sys/class/kfd/kfd/topology and at the kernel's log (dmesg)",
+                hint="check /sys/class/kfd/kfd/topology and the kernel log (dmesg)",
             )
         render = f"renderD{minor}"
         # Each partition after the first is a separate device; its nodes are found by class only.
@@ -84,17 +84,17 @@ class Gpu:
     def _refused(self, mode: str, error: OSError) -> RetryableError | PermanentError:
         if error.errno == errno.EINVAL:
             return PermanentError(
-                f"its driver does not put it into mode {mode} with the memory mode that it has",
+                f"its driver cannot switch it to mode {mode} in its current memory mode",
                 where=self._where,
-                hint="ask for a partition of another mode, or change the memory mode of the node (NPS)",
+                hint="request a partition of another mode, or change the memory mode of the node (NPS)",
             )
         if error.errno == errno.EBUSY:
             processes = SysfsDir(self._host.sysfs / _PROCESSES, []).names()
             named = f" (processes {', '.join(processes[:5])})" if processes else ""
             return RetryableError(
-                f"the driver says that it is in use, so that it cannot be put into {mode}{named}",
+                f"the driver reports that it is in use, and cannot switch it to {mode}{named}",
                 where=self._where,
-                hint="older drivers divide no GPU while any program of the host uses ROCm; it is tried again by itself",
+                hint="older drivers partition no GPU while any process of the host uses ROCm; the agent retries",
             )
         return RetryableError(
             f"the kernel refused mode {mode}: {error.strerror}",

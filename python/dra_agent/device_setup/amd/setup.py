@@ -106,7 +106,7 @@ class AmdPartitionSetup:
         """Accept GPUs that claims may partition, whole and in parts."""
         if MODE not in device.identity:
             raise UnsuitableError(
-                f"kind: {self.kind[1]} is for AMD GPUs that inventory.partition offers in parts, and this is none"
+                f"kind: {self.kind[1]} is for AMD GPUs that inventory.partition partitions, and this is not one"
             )
 
     def set_up(
@@ -132,7 +132,7 @@ class AmdPartitionSetup:
                     deadline.check(f"device {item.device.name}")
                     gpu.put_into(mode, int(item.device.identity[PARTITIONS]))
                     self._changes.end(address)
-                    log.info("GPU divided", extra={"device": address, "mode": mode, "was": before, "claim": uid})
+                    log.info("GPU partitioned", extra={"device": address, "mode": mode, "was": before, "claim": uid})
                 paths = gpu.nodes(int(item.device.identity[PARTITION]))
             hosts = [(path, str(self._host.dev_path(path))) for path in paths]
             edits[item.key] = node_edits(hosts, device=item.device.name)
@@ -171,7 +171,7 @@ class AmdPartitionSetup:
             raise RetryableError(
                 f"its GPU is in mode {held.mode} for claim {claims}, and it needs {mode}",
                 where=f"device {item.device.name}",
-                hint="it is tried again until that claim is released",
+                hint="the agent retries until that claim is released",
             )
         wanted = GpuModeHolders(mode, (*others, mine))
         if wanted != held:

@@ -74,7 +74,7 @@ class MigDriver:
         try:
             now, pending = self._ask("nvmlDeviceGetMigMode", self._gpu)
         except NotSupportedError as error:
-            raise PermanentError("it has no MIG", where=self._where, hint="claim another device") from error
+            raise PermanentError("it does not support MIG", where=self._where, hint="claim another device") from error
         return bool(now), bool(pending)
 
     def set_mode(self, on: bool) -> None:
@@ -83,7 +83,7 @@ class MigDriver:
         in_use = InUseError(
             f"MIG mode cannot be switched {word}: something has the GPU open",
             where=self._where,
-            hint="stop what monitors or uses it (nvidia-smi, dcgm, fabric clients); it is tried again",
+            hint="stop the processes that monitor or use it (nvidia-smi, dcgm, fabric clients); the agent retries",
         )
         try:
             status = self._ask("nvmlDeviceSetMigMode", self._gpu, int(on), slow=True)
@@ -123,7 +123,7 @@ class MigDriver:
         """Create a GPU instance. NoRoomError if another instance occupies its place, whether it is listed or not."""
         place = self._nvml.module.c_nvmlGpuInstancePlacement_t()
         place.start, place.size = placement.start, placement.size
-        what = f"a MIG instance of profile {profile} cannot be made at memory slice {placement.start}"
+        what = f"a MIG instance of profile {profile} cannot be created at memory slice {placement.start}"
         try:
             handle = self._ask(
                 "nvmlDeviceCreateGpuInstanceWithPlacement", self._gpu, profile, ctypes.byref(place), slow=True
@@ -133,13 +133,13 @@ class MigDriver:
                 raise NoRoomError(
                     f"{what}: the GPU has no room for it there",
                     where=self._where,
-                    hint="see what is in the way with `nvidia-smi mig -lgi`; it is tried again",
+                    hint="list the conflicting instances with `nvidia-smi mig -lgi`; the agent retries",
                 ) from error
             if error.code == INVALID_ARGUMENT:
                 raise PermanentError(
-                    f"{what}: the driver does not know such a place",
+                    f"{what}: the driver does not support this placement",
                     where=self._where,
-                    hint="delete the claim; the devices that are published now fit the driver",
+                    hint="delete the claim; the published devices now match the driver",
                 ) from error
             raise self._failed(what, error) from error
         info = self._ask("nvmlGpuInstanceGetInfo", handle)
@@ -165,12 +165,12 @@ class MigDriver:
         if profile is None:
             there = ", ".join(str(count) for count in sorted({count for _, count in offered}))
             raise PermanentError(
-                f"computeSlices: {wanted} cannot be had of this partition", where=self._where, hint=f"ask for {there}"
+                f"computeSlices: this partition does not support {wanted}", where=self._where, hint=f"request {there}"
             )
         try:
             handle = self._ask("nvmlGpuInstanceCreateComputeInstance", instance.handle, profile, slow=True)
         except NvmlError as error:
-            raise self._failed("a compute instance cannot be made", error) from error
+            raise self._failed("a compute instance cannot be created", error) from error
         return ComputeInstance(handle, self._ask("nvmlComputeInstanceGetInfo_v2", handle).id, wanted)
 
     def uuid(self, compute: ComputeInstance) -> str:
@@ -206,7 +206,7 @@ class MigDriver:
                 raise InUseError(
                     f"{what} cannot be destroyed: a process still uses it",
                     where=self._where,
-                    hint="end what computes there (nvidia-smi shows it); it is tried again",
+                    hint="stop the processes that compute on it (nvidia-smi lists them); the agent retries",
                 ) from error
             raise self._failed(f"{what} cannot be destroyed", error) from error
 

@@ -39,7 +39,7 @@ class OwnershipStore:
     def write(self, note: OwnershipRecord) -> None:
         """Replace the record of a GPU; durable on return. RetryableError if the disk cannot be written."""
         if self._host.state is None:
-            raise RetryableError("has no state directory to note instances in", where="this host")
+            raise RetryableError("has no state directory for the records of MIG instances", where="this host")
         path = note_path(self._host.state, note.gpu)
         try:
             if not note.instances:
@@ -191,7 +191,7 @@ class PartitionedGpu:
                             _destroy(driver, instance, deadline)
         except (GpuLostError, UnknownGpuError) as error:
             # Such a GPU recovers only with a reset, and no instance exists after that.
-            log.warning("instance given up with its GPU", extra={"device": one.device, "reason": str(error)})
+            log.warning("MIG instance abandoned: its GPU is lost", extra={"device": one.device, "reason": str(error)})
         note = _with(note, one, None)
         self._notebook.write(note)
         return note
@@ -229,10 +229,12 @@ class PartitionedGpu:
         noted = _noted(note, instance)
         if noted is not None and noted.holders:
             claims = ", ".join(holder.partition("/")[0] for holder in noted.holders)
-            raise RetryableError(f"{what} is in the way: claim {claims} holds it", where=where, hint="wait for it")
+            raise RetryableError(
+                f"{what} is in the way: claim {claims} holds it", where=where, hint="release that claim, or wait for it"
+            )
         if noted is None and not destroy_foreign:
             raise RetryableError(
-                f"{what} is in the way, and the agent has not made it",
+                f"{what} is in the way, and the agent did not create it",
                 where=where,
                 hint=f"destroy it (nvidia-smi mig -dci -gi {instance.id}, nvidia-smi mig -dgi -gi {instance.id}), or "
                 'set foreign = "destroy" in [[inventory.partition]]',
@@ -254,7 +256,7 @@ class PartitionedGpu:
                 f"computeSlices: claim {others} shares {wanted.device} with {computes[0].slices}, "
                 f"not {wanted.compute_slices}",
                 where=f"GPU {self._address}",
-                hint="give claims that share a partition the same settings, or wait for it",
+                hint="give claims that share a partition the same parameters, or wait for the other claim",
             )
         for compute in computes:
             driver.destroy_compute(compute)

@@ -61,12 +61,12 @@ class MigSetup:
         """Reject other devices, and more compute slices than the profile has."""
         place = device.identity.get("mig")
         if place is None or (place == _WHOLE and parameters != MigConfig()):
-            raise UnsuitableError(f"kind: {KIND[1]} is for MIG partitions that are made for a claim")
+            raise UnsuitableError(f"kind: {KIND[1]} is for MIG partitions that are created for a claim")
         slices = _slices(device)
         if parameters.compute_slices is not None and slices is not None and parameters.compute_slices > slices:
             raise PermanentError(
-                f"computeSlices: {parameters.compute_slices} are more than the {slices} of the partition",
-                hint=f"ask for at most {slices}, or claim a larger profile",
+                f"computeSlices: {parameters.compute_slices} exceed the {slices} of the partition",
+                hint=f"request at most {slices}, or a larger profile",
             )
 
     def set_up(

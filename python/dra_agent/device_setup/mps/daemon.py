@@ -24,7 +24,7 @@ DEADLINE = 10.0
 """Seconds for one command."""
 _ENDING = 10.0
 """Maximum seconds for a daemon to quit before it is killed; its clients have exited by then."""
-_TODO = "see the logs of MPS beside its pipes"
+_TODO = "check the MPS logs, in the folder next to its pipes"
 _MAX_SERVERS = 64
 """Maximum servers of one daemon that receive a limit. It has one for each user, and a container can forge the list."""
 _MAX_RECORD_BYTES = 4096
@@ -72,7 +72,7 @@ class MpsDaemon:
             raise self._tool.error(f"does not start: {done.last_line} (exit status {done.status})")
         self._record(done.output)
         if not self.is_alive():
-            raise self._tool.error("was started and does not answer")
+            raise self._tool.error("was started and does not respond")
 
     def limit(self, memory_mib: int) -> None:
         """Set the limit of clients that request none, or a higher one."""

@@ -41,7 +41,7 @@ class MpsPaths:
         folder = state_dir.absolute() / "mps" / device
         if len(str(folder / "pipe" / _LONGEST_PIPE).encode()) > _PIPE_LIMIT:
             raise PermanentError(
-                f"the pipes of MPS would have paths longer than {_PIPE_LIMIT} bytes",
+                f"the paths of the MPS pipes would be longer than {_PIPE_LIMIT} bytes",
                 where=str(folder),
                 hint="choose a shorter --state-dir",
             )
@@ -80,7 +80,7 @@ class MpsPaths:
                 parent = self.shm.parent
                 paths.make(parent.parent, (parent.name, 0o755), (self.shm.name, 0o1777))
         except OSError as error:
-            hint = "remove it, or have its owner do so" if error.errno in _FOREIGN else "see to its disk"
+            hint = "remove it, or have its owner do so" if error.errno in _FOREIGN else "check its disk"
             raise RetryableError(
                 f"cannot be made: {error.strerror}", where=str(error.filename or self.folder), hint=hint
             ) from error

@@ -125,7 +125,7 @@ class MpsSharing:
         device = item.device
         uuid = device.identity.get("uuid")
         if uuid is None:
-            raise RetryableError("NVIDIA's driver does not have it now", where=f"device {device.name}")
+            raise RetryableError("NVIDIA's driver does not report it", where=f"device {device.name}")
         place = self._place(device.name)
         with self._gpus.hold([device.name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
             shared = self._clients.read(device.name)
@@ -171,7 +171,7 @@ class MpsSharing:
         told: dict[str, str] = {}
         for device in self._clients.devices():
             try:
-                with self._gpus.hold([device], Deadline.of(0), "a look at its MPS daemon"):
+                with self._gpus.hold([device], Deadline.of(0), "a check of its MPS daemon"):
                     reason = self._look(device)
             except LockedError:
                 # A claim is being set up on it, and reports failures itself.
@@ -183,7 +183,7 @@ class MpsSharing:
                 continue
             told[device] = reason
             if self._sick.get(device) != reason:
-                log.error("MPS does not run as it should", extra={"device": device, "reason": reason})
+                log.error("MPS daemon failed", extra={"device": device, "reason": reason})
             self._sick[device] = reason
         for gone in self._sick.keys() - told.keys():
             self._sick.pop(gone, None)
@@ -201,7 +201,7 @@ class MpsSharing:
         if self._control(device, shared.uuid).is_alive():
             return None
         self._stand(device, shared, raised=True)
-        return "its MPS daemon had ended, and was started again: clients of the old one have failed"
+        return "its MPS daemon exited and was restarted: its former clients have failed"
 
     def _stand(self, device: str, shared: SharedGpu, *, raised: bool) -> None:
         control = self._control(device, shared.uuid)
@@ -211,7 +211,7 @@ class MpsSharing:
             self._place(device).make()
             control.start()
             raised = True
-            log.info("MPS started", extra={"device": device})
+            log.info("MPS daemon started", extra={"device": device})
         if raised:
             control.limit(shared.largest_mib)
 
@@ -224,7 +224,7 @@ class MpsSharing:
         place.remove()
         self._controls.pop(device, None)
         self._clients.delete(device)
-        log.info("MPS ended", extra={"device": device})
+        log.info("MPS daemon stopped", extra={"device": device})
 
     def _program(self) -> Path | None:
         return find_mps_control(self._host)
@@ -239,7 +239,7 @@ class MpsSharing:
         program = self._program()
         if program is None:
             raise RetryableError(
-                "nvidia-cuda-mps-control is not on this host any more",
+                "nvidia-cuda-mps-control is missing from this host",
                 where=f"device {device}",
                 hint="install it again, or choose another enforcement in inventory.share",
             )

@@ -55,15 +55,15 @@ class InterfaceMover:
         try:
             ask = msgspec.json.decode(line, type=MoveTask)
         except msgspec.DecodeError as error:
-            raise PermanentError(f"not understood: {error}", where="a request for an interface") from error
+            raise PermanentError(f"invalid: {error}", where="a request for an interface") from error
         uid = check_uid(ask.claim)
         device = ask.key.partition("/")[0]
         if not _DEVICE.fullmatch(device):
-            raise PermanentError("is no device's name", where=repr(ask.key[:200]))
+            raise PermanentError("is not a device name", where=repr(ask.key[:200]))
         with self._devices.hold([device], Deadline.of(SETUP_TIMEOUT_S), f"a container of claim {uid}"):
             before = self._kept.read(device)
             if before is None or before.uid != uid or before.interface.name is None:
-                raise PermanentError("has no such interface that is to be moved", where=f"claim {uid}, device {device}")
+                raise PermanentError("has no such interface to move", where=f"claim {uid}, device {device}")
             network = self._open(ask.pid)
             try:
                 self._into(network, device, before)
@@ -102,7 +102,7 @@ class InterfaceMover:
             raise RetryableError(
                 f"its interface {before.ifname} is neither on the host nor in the pod's network {name}{last}",
                 where=where,
-                hint="one pod at a time can have it: end the other one (`lsns -t net` names its processes)",
+                hint="only one pod at a time can use it: stop the other one (`lsns -t net` lists its processes)",
             )
         if done.state == "moved":
             extra = {"claim": before.uid, "device": device, "interface": before.interface.name, "network": name}

@@ -73,18 +73,18 @@ class NicSetup:
             raise UnsuitableError(f"kind: {self.kind[1]} is for NICs, not for a {device.family}")
         if not device.identity.get("ifname"):
             raise PermanentError(
-                "interface: the device has none on this host", hint="choose another NIC, or none of it"
+                "interface: the device has none on this host", hint="choose another NIC, or leave interface out"
             )
         if "uplink" in device.identity:
-            raise PermanentError("interface: the host itself needs it", hint="choose another NIC")
+            raise PermanentError("interface: the host itself uses it", hint="choose another NIC")
         if self._host.net is not None:
             raise PermanentError(
-                "interface: the agent has a network of its own and can change nothing of the host's",
+                "interface: the agent has its own network namespace and cannot change the host's",
                 hint="run it as a host service, or with hostNetwork and privileged",
             )
         if parameters.interface.name is not None and (blind := hidden_processes_reason(self._host)):
             raise PermanentError(
-                f"interface.name: a container's network is found by a process of it, and {blind}",
+                f"interface.name: a container's network is found by one of its processes, and {blind}",
                 hint="run it with systemd/net.conf, or with hostPID, hostNetwork and privileged; or leave the name out",
             )
 
@@ -96,8 +96,8 @@ class NicSetup:
         if wanted.name is not None and len(devices) > 1:
             names = ", ".join(item.device.name for item in devices)
             raise PermanentError(
-                f"interface.name: {wanted.name} would be the name of {len(devices)} interfaces ({names})",
-                hint="give each device a request of its own, and each request its configuration",
+                f"interface.name: {wanted.name} would name {len(devices)} interfaces ({names})",
+                hint="put each device in a separate request with its own configuration",
             )
         edits: dict[str, ContainerEdits] = {}
         record: dict[str, str] = {}
@@ -149,7 +149,7 @@ class NicSetup:
             mtu, up = self._interfaces.mtu(ifname), self._interfaces.is_up(ifname)
             hardware = self._interfaces.hardware_address(ifname)
         except (OSError, ValueError) as error:
-            raise RetryableError(f"{ifname} cannot be checked: {error}", where=f"device {device}") from error
+            raise RetryableError(f"{ifname} cannot be read: {error}", where=f"device {device}") from error
         given = addresses(ifname, hardware, permanent=True) if wanted.name is not None else ()
         attributes = item.device.attributes
         described = {name: attributes[name] for name in INTERFACE_ATTRIBUTES if name in attributes}
@@ -172,15 +172,15 @@ class NicSetup:
                 self._interfaces.set_mtu(ifname, mtu)
                 log.info("MTU set", extra={"device": device, "interface": ifname, "mtu": mtu})
         except OSError as error:
-            what = f"interface.mtu: {ifname} cannot have {mtu}: {error.strerror}"
+            what = f"interface.mtu: {ifname} does not accept {mtu}: {error.strerror}"
             if error.errno in (errno.EINVAL, errno.ERANGE):
-                raise PermanentError(what, where=f"device {device}", hint="ask for less") from error
+                raise PermanentError(what, where=f"device {device}", hint="request a smaller MTU") from error
             raise RetryableError(what, where=f"device {device}") from error
 
     def _put_back(self, device: str, before: OriginalInterface, deadline: Deadline) -> None:
         now = self._back(device, before, deadline)
         if now is None:
-            log.warning("the NIC is gone, so nothing of it is put back", extra={"device": device})
+            log.warning("the NIC is missing, its interface is not restored", extra={"device": device})
             return
         try:
             if before.network or (before.moving and before.link is not None):
@@ -199,9 +199,9 @@ class NicSetup:
                     raise RetryableError(f"{before.ifname}: {done.refused}", where=f"device {device}")
         except OSError as error:
             raise RetryableError(
-                f"{now} cannot be put back as it was: {error.strerror}",
+                f"{now} cannot be restored: {error.strerror}",
                 where=f"device {device}",
-                hint=f"see `ip link show {now}`; it is tried again",
+                hint=f"check `ip link show {now}`; the agent retries",
             ) from error
 
     def _reset(self, device: str, now: str, before: OriginalInterface) -> None:
@@ -209,12 +209,12 @@ class NicSetup:
         done = rtnetlink.ask(rtnetlink.Reset(now, before.link or rtnetlink.Link(before.hardware_address)))
         extra = {"device": device, "interface": before.ifname}
         if done.changed:
-            log.info("interface put back as it was", extra={**extra, "changed": "; ".join(done.changed)})
+            log.info("interface restored", extra={**extra, "changed": "; ".join(done.changed)})
         if done.doubts:
-            log.warning("interface may not be as it was", extra={**extra, "reason": "; ".join(done.doubts)})
+            log.warning("interface may not be fully restored", extra={**extra, "reason": "; ".join(done.doubts)})
         if done.refused:
             raise RetryableError(
-                f"{before.ifname}: {done.refused}", where=f"device {device}", hint="remove it; it is tried again"
+                f"{before.ifname}: {done.refused}", where=f"device {device}", hint="remove it; the agent retries"
             )
 
     def _back(self, device: str, before: OriginalInterface, deadline: Deadline) -> str | None:
@@ -228,8 +228,8 @@ class NicSetup:
                 return name
             if not until.remaining():
                 raise RetryableError(
-                    f"its interface {before.ifname} has not come back from the container",
+                    f"its interface {before.ifname} has not returned from the container",
                     where=f"device {device}",
-                    hint="end what still runs in the network namespace that has it (`lsns -t net`)",
+                    hint="stop the processes in its network namespace (`lsns -t net`)",
                 )
             time.sleep(_LOOK)

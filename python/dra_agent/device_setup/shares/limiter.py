@@ -31,7 +31,9 @@ def hierarchy(sysfs: Path) -> Path:
         if (root / "cgroup.controllers").exists():
             return root
     raise RetryableError(
-        "the host has no unified cgroup hierarchy (version 2)", where=str(sysfs / "fs/cgroup"), hint="boot with it"
+        "the host has no unified cgroup hierarchy (version 2)",
+        where=str(sysfs / "fs/cgroup"),
+        hint="boot the host with it",
     )
 
 
@@ -39,10 +41,10 @@ def check_cgroup(root: Path, name: str) -> Path:
     """Return the directory of a cgroup below the root; PermanentError for the root itself and for invalid paths."""
     parts = name.split("/")
     if len(name) > _LONGEST or not name.isprintable() or any(part in ("", ".", "..") for part in parts):
-        raise PermanentError("is no path of a container's cgroup", where=repr(name[:200]))
+        raise PermanentError("is not the path of a container's cgroup", where=repr(name[:200]))
     folder = root.joinpath(*parts)
     if not folder.is_dir() or folder.resolve() != root.resolve().joinpath(*parts):
-        raise PermanentError("is no cgroup of this host", where=str(folder))
+        raise PermanentError("is not a cgroup of this host", where=str(folder))
     return folder
 
 
@@ -149,14 +151,14 @@ class Limiter:
             region = item.device.identity.get("dmem")
             if region is None:
                 raise RetryableError(
-                    "its memory is not registered with the cgroup controller dmem now",
+                    "its memory is not registered with the cgroup controller dmem",
                     where=f"device {item.device.name}",
-                    hint="see `dra-agent devices` for what is wrong",
+                    hint="check `dra-agent devices` for its diagnostics",
                 )
             return self._hook.edits(*where, "--region", region, "--bytes", str(amount))
         uuid = item.device.identity.get("uuid")
         if uuid is None:
-            raise RetryableError("NVIDIA's driver does not have it now", where=f"device {item.device.name}")
+            raise RetryableError("NVIDIA's driver does not report it", where=f"device {item.device.name}")
         with self._claims.hold([uid], deadline.capped(SETUP_TIMEOUT_S), "a limit"):
             grants = self._grants.read(uid) or {}
             known = grants.get(item.key)
@@ -181,7 +183,7 @@ class Limiter:
         try:
             ask = msgspec.json.decode(line, type=LimitRequest)
         except msgspec.DecodeError as error:
-            raise PermanentError(f"not understood: {error}", where="a request for a limit") from error
+            raise PermanentError(f"invalid: {error}", where="a request for a limit") from error
         uid = check_uid(ask.claim)
         root = hierarchy(self._host.sysfs)
         folder = check_cgroup(root, ask.cgroup)
@@ -189,7 +191,7 @@ class Limiter:
             grants = self._grants.read(uid) or {}
             grant = grants.get(ask.key)
             if grant is None:
-                raise PermanentError("has no such share that is to be limited", where=f"claim {uid}, {ask.key}")
+                raise PermanentError("has no such share to limit", where=f"claim {uid}, {ask.key}")
             self._driver.set(grant.uuid, grant.pci_address, folder, grant.bytes)
             # A restarted container has a new cgroup.
             alive = tuple(name for name in grant.cgroups if name != ask.cgroup and (root / name).is_dir())
@@ -197,7 +199,7 @@ class Limiter:
             self._grants.write(uid, {**grants, ask.key: msgspec.structs.replace(grant, cgroups=cgroups)})
         if alive and ask.cgroup not in grant.cgroups:
             log.warning(
-                "several containers of one claim each have the amount of its share",
+                "several containers of one claim each have the full amount of its share",
                 extra={"claim": uid, "device": grant.device, "bytes": grant.bytes, "containers": len(cgroups)},
             )
         log.info("memory limited", extra={"claim": uid, "device": grant.device, "bytes": grant.bytes})

@@ -111,7 +111,7 @@ def _one_server(devices: Sequence[SetupDevice]) -> None:
                 raise PermanentError(
                     f"request {request} has shares of {other.partition('/')[0]} and {item.device.name} through MPS, "
                     "and a process can be a client of one control daemon only",
-                    hint="ask for one share in a request, and give requests to containers one by one",
+                    hint="request one share per request, and give each container one request",
                 )
 
 

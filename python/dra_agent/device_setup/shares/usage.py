@@ -83,7 +83,7 @@ class UsageReader:
     def read(self, held: HeldShare, device: Device | None) -> Usage:
         """Return the usage of a claim on a device; unreadable values are unknown, with the reason."""
         if device is None:
-            return Usage(None, None, None, "the device is not on this host now")
+            return Usage(None, None, None, "the device is not on this host")
         enforcement = offered_enforcement(device)
         limited = enforcement not in (None, "none") and held.consumed is not None
         limit = _native.quantity_value(held.consumed) if limited and held.consumed is not None else None
@@ -97,7 +97,7 @@ class UsageReader:
                 return Usage(limit, self._by_process(held, device), "driver, per process", limit_for=each)
         except (AgentError, OSError, _DoubtError) as error:
             return Usage(limit, None, None, str(error), each)
-        return Usage(limit, None, None, "nobody counts it for such a device", each)
+        return Usage(limit, None, None, "usage is not available for this device type", each)
 
     def _by_driver(self, held: HeldShare, device: Device) -> int:
         root = hierarchy(self._host.sysfs)
@@ -128,11 +128,11 @@ class UsageReader:
                     nodes = nodes_of(self._host, device.pci_address)
                     using = {opener.pid for opener in processes_holding(self._host, nodes)}
                 if pid in using:
-                    raise _DoubtError(f"whose process {pid} is cannot be told: {doubt}")
+                    raise _DoubtError(f"the owner of process {pid} is not known: {doubt}")
         for name, doubt in sorted(doubts.items()):
             file = root / name / "dmem.current"
             if file.exists() and _amount(file, region):
-                raise _DoubtError(f"whose cgroup {name} is cannot be told: {doubt}")
+                raise _DoubtError(f"the owner of cgroup {name} is not known: {doubt}")
         return sum(_amount(root / name / "dmem.current", region) for name in mine)
 
     def _by_process(self, held: HeldShare, device: Device) -> int | None:
@@ -149,14 +149,14 @@ class UsageReader:
             if place is None or (doubt := self._doubt(held, place)) is None:
                 continue  # it has exited, or belongs to another claim
             if doubt:
-                raise _DoubtError(f"whose process {pid} is cannot be told: {doubt}")
+                raise _DoubtError(f"the owner of process {pid} is not known: {doubt}")
             amounts.append(used)
         known = [amount for amount in amounts if amount is not None]
         return sum(known) if len(known) == len(amounts) else None
 
     def _check_sight(self) -> None:
         if blind := hidden_processes_reason(self._host):
-            raise _DoubtError(f"whose processes use it cannot be told: {blind}")
+            raise _DoubtError(f"the owners of processes that use it are not known: {blind}")
 
     def _all_places(self) -> dict[int, Place]:
         if self._places is None:
@@ -178,11 +178,11 @@ class UsageReader:
         if len(rivals) > 1:
             known = place.kind == "pod" and all(one.pods is not None for one in rivals)
             whose = "its pod" if known else "its container"
-            return f"{whose} may have the device by several claims or requests"
+            return f"{whose} may use the device through several claims or requests"
         if self._standalone:
             return ""  # only this claim has the device, so a container that uses it has it from there
         if held.pods is None:
-            return held.pods_unknown or "which pods the claim is reserved for is not known"
+            return held.pods_unknown or "the pods of the claim are not known"
         return "" if place.kind == "pod" else "its cgroup names no pod"
 
 

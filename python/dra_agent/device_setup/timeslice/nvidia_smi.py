@@ -14,7 +14,7 @@ _NOT_SUPPORTED = 3
 _GONE = frozenset({6, 9, 12, 15})
 """No such GPU, driver not loaded, no NVML library, GPU lost: the settings of the GPU are lost with it."""
 _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,95}")
-_TODO = "run it by hand to see what is wrong; changing a GPU takes root"
+_TODO = "run it manually to find the cause; changing a GPU requires root"
 
 
 class GoneError(Exception):
@@ -27,7 +27,9 @@ class NvidiaSmi:
     def __init__(self, path: Path, uuid: str, deadline: float = DEADLINE) -> None:
         """PermanentError for an invalid UUID."""
         if not _UUID.fullmatch(uuid):
-            raise PermanentError("is no UUID of a GPU", where=repr(uuid[:80]))  # the tool could parse it as an option
+            raise PermanentError(
+                "is not the UUID of a GPU", where=repr(uuid[:80])
+            )  # the tool could parse it as an option
         self._uuid = uuid
         self._program = HostCommand(path, deadline, hint=_TODO)
 
@@ -40,7 +42,7 @@ class NvidiaSmi:
         answer = self._ask(["-i", self._uuid, "--query-gpu=compute_mode", "--format=csv,noheader"])
         mode = answer.output.decode(errors="replace").strip().upper()
         if not mode.isascii() or not mode.replace("_", "").isalpha():
-            raise self._program.error(f"its answer cannot be used: {mode[:80]!r} is no compute mode")
+            raise self._program.error(f"unexpected output: {mode[:80]!r} is not a compute mode")
         return mode
 
     def set_compute_mode(self, mode: str) -> None:
@@ -53,7 +55,7 @@ class NvidiaSmi:
             raise GoneError(f"nvidia-smi: {answer.last_line} (exit status {answer.status})")
         if answer.status == _NOT_SUPPORTED:
             raise PermanentError(
-                f"timeSlicing.interval: {self._uuid} does not have it: {answer.last_line}",
+                f"timeSlicing.interval: {self._uuid} does not support it: {answer.last_line}",
                 where=str(self._program.path),
                 hint="remove the configuration, or choose other GPUs",
             )

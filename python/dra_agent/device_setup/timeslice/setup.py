@@ -88,10 +88,12 @@ class TimeSliceSetup:
             raise UnsuitableError(f"kind: {name} is for NVIDIA GPUs, not for a {device.family} of {device.vendor}")
         if "parent" in device.identity:
             raise UnsuitableError(
-                f"kind: {name} is for whole GPUs, and this is a part of one: its time slices are those of the whole GPU"
+                f"kind: {name} is for whole GPUs, and this is a part of one, which has the time slices of the whole GPU"
             )
         if not device.identity.get("uuid"):
-            raise UnsuitableError(f"kind: {name} is for GPUs that NVIDIA's driver has, and it does not have this one")
+            raise UnsuitableError(
+                f"kind: {name} is for GPUs that NVIDIA's driver reports, and it does not report this one"
+            )
         interval = parameters.time_slicing.interval
         enforcement = attributes.get("memoryEnforcement")
         if enforcement is not None and enforcement.value == "mps":
@@ -159,7 +161,7 @@ class TimeSliceSetup:
                 tool.set_compute_mode(EVERYBODY)
             tool.set_time_slice(NUMBERS[interval])
         except GoneError as error:
-            raise RetryableError(str(error), where=f"device {name}", hint="see `dra-agent doctor`") from error
+            raise RetryableError(str(error), where=f"device {name}", hint="run `dra-agent doctor`") from error
         self._set[name] = (interval, time.monotonic())
         log.info("time slices set", extra={"device": name, "interval": interval, "claim": uid})
 
@@ -174,7 +176,7 @@ class TimeSliceSetup:
         self._set.pop(name, None)
         try:
             if self._path is None:
-                raise GoneError("nvidia-smi is not on this host any more")
+                raise GoneError("nvidia-smi is missing from this host")
             tool = self._tool(name, held.uuid)
             tool.set_time_slice(NUMBERS["Default"])
             if held.compute_mode != EVERYBODY:
@@ -192,9 +194,9 @@ class TimeSliceSetup:
     def _tool(self, name: str, uuid: str) -> NvidiaSmi:
         if self._path is None:
             raise RetryableError(
-                "nvidia-smi is not on this host, and only it can set time slices",
+                "nvidia-smi, which sets time slices, is missing from this host",
                 where=f"device {name}",
-                hint="install the driver's tools where the agent finds them in its PATH",
+                hint="install the driver's tools in the agent's PATH",
             )
         return self._tools.setdefault(uuid, NvidiaSmi(self._path, uuid, self._deadline))
 
@@ -205,18 +207,18 @@ def _others(held: TimeSliceHolders, uid: str, key: str) -> list[str]:
 
 
 def _refused(name: str, wanted: Interval, held: Interval, others: list[str], uid: str) -> Exception:
-    what = f"timeSlicing.interval: {wanted} is wanted, and {held} is set"
+    what = f"timeSlicing.interval: the claim requests {wanted}, and {held} is set"
     claims = sorted({holder.partition(" ")[0] for holder in others})
     if claims == [uid]:
         return PermanentError(
             f"{what} for another share in the same claim",
             where=f"device {name}",
-            hint="ask for one interval on one GPU",
+            hint="request one interval per GPU",
         )
     return RetryableError(
         f"{what} for claim {', '.join(claims)}",
         where=f"device {name}",
-        hint="ask for the same interval; it is tried again until that claim is released",
+        hint="request the same interval; the agent retries until that claim is released",
     )
 
 

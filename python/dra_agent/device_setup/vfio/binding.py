@@ -50,7 +50,7 @@ class Binding:
         """Restore the original driver of a function; a removed function, or one that others bound, stays unchanged."""
         functions, address = self._functions, handover.address
         if not functions.exists(address):
-            log.warning("a device is gone while a claim had it", extra={"device": address, "claim": handover.uid})
+            log.warning("a device of a claim is missing", extra={"device": address, "claim": handover.uid})
             return
         self._set_override(address, handover.override, where)
         driver = functions.driver(address)
@@ -64,7 +64,7 @@ class Binding:
             # Its driver did not bind automatically: it may know the device only by an entry in `new_id`.
             if not functions.is_loaded(handover.driver):
                 raise RetryableError(
-                    f"its driver {handover.driver} is not loaded any more, so that it cannot go back to it",
+                    f"its driver {handover.driver} is no longer loaded, so it cannot be bound to it again",
                     where=where,
                     hint=f"load it (`modprobe {handover.driver}`)",
                 )
@@ -72,11 +72,11 @@ class Binding:
         now = functions.driver(address)
         if now is None:
             raise RetryableError(
-                f"its driver {handover.driver} did not take it back",
+                f"its driver {handover.driver} did not bind it again",
                 where=where,
                 hint=_LOG,
             )
-        log.info("bound back", extra={"device": address, "to": now})
+        log.info("bound to its original driver", extra={"device": address, "to": now})
 
     def _set_override(self, address: str, driver: str | None, where: str) -> None:
         if self._functions.override(address) != driver:
@@ -88,9 +88,9 @@ class Binding:
             self._writes.write(address, path, text)
         except OSError as error:
             if error.errno in (errno.ENODEV, errno.ENOENT) and not self._functions.exists(address):
-                raise RetryableError("it is not on the bus any more", where=where, hint="plug it in again") from error
+                raise RetryableError("it is no longer on the bus", where=where, hint="reinsert it") from error
             raise RetryableError(
                 f"the kernel refused a write to {path.rpartition('/')[2]}: {error.strerror}",
                 where=where,
-                hint="see who uses it, and the kernel's log (dmesg); the agent must be root",
+                hint="check which processes use it, and the kernel log (dmesg); the agent must be root",
             ) from error

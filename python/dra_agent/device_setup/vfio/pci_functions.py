@@ -118,9 +118,9 @@ def check_group(
     group = functions.group(address)
     if group is None:
         raise PermanentError(
-            "it has no IOMMU group, so that nothing would keep it from the host's memory",
+            "it has no IOMMU group, so it could access all memory of the host",
             where=where,
-            hint="switch the IOMMU on (VT-d or AMD-Vi in the firmware, intel_iommu=on on the kernel's command line)",
+            hint="enable the IOMMU (VT-d or AMD-Vi in the firmware, intel_iommu=on on the kernel's command line)",
         )
     neighbours = [one for one in functions.neighbours(address, group) if one.address not in mine]
     in_use = [one for one in neighbours if not one.is_out_of_use]
@@ -129,15 +129,15 @@ def check_group(
         raise PermanentError(
             f"the host uses other functions of its IOMMU group {group}: {named}",
             where=where,
-            hint="let the claim have them too, take their drivers away, or use a slot behind a port with ACS",
+            hint="add them to the claim, unbind their drivers, or use a slot behind a port with ACS",
         )
     taken = [f"{one.address} (claim {others[one.address]})" for one in neighbours if one.address in others]
     if taken:
         raise RetryableError(
-            f"another claim has functions of its IOMMU group {group}, and a group is given to one at a time: "
+            f"another claim has functions of its IOMMU group {group}, and a group belongs to one claim at a time: "
             f"{', '.join(taken)}",
             where=where,
-            hint="it is tried again until that claim is released",
+            hint="the agent retries until that claim is released",
         )
     return group
 
@@ -146,19 +146,19 @@ def require_idle(functions: PciFunctions, host: Host, device: Device, address: s
     """Reject a function that the host or a process uses: RetryableError, PermanentError if that use cannot end."""
     if uplink := device.identity.get("uplink"):
         raise PermanentError(
-            f"the host is reached through its interface {uplink}", where=where, hint="ask for another device"
+            f"the host is reached through its interface {uplink}", where=where, hint="request another device"
         )
     if count := functions.virtual_functions(address):
         raise RetryableError(
-            f"it has {count} virtual functions, which would go with its driver",
+            f"it has {count} virtual functions, which would be removed with its driver",
             where=where,
-            hint="remove them (sriov_numvfs), or ask for one of them instead",
+            hint="remove them (sriov_numvfs), or request one of them instead",
         )
     if interfaces := functions.interfaces_in_use(address):
         raise RetryableError(
             f"its interface {interfaces[0]} is part of a bond, a bridge or a VLAN of the host",
             where=where,
-            hint="take it out of there, or ask for another device",
+            hint="remove it from there, or request another device",
         )
     require_unused(host, nodes_of(host, address, device.identity.get("minor")), where)
 
@@ -172,4 +172,4 @@ def require_released(functions: PciFunctions, host: Host, address: str, where: s
     group = functions.group(address)
     nodes = [*nodes_of(host, address), *([f"/dev/vfio/{group}"] if group is not None else [])]
     if users := processes_holding(host, nodes):
-        raise RetryableError("; ".join(map(str, users[:5])), where=where, hint="end them; it is tried again by itself")
+        raise RetryableError("; ".join(map(str, users[:5])), where=where, hint="stop them; the agent retries")

@@ -58,13 +58,13 @@ def edits(
             break
         if interface == "iommufd" and not host.dev_path(IOMMU).exists():
             raise PermanentError(
-                "iommu: this host has no /dev/iommu", where=where, hint='load iommufd, or ask for iommu "auto"'
+                "iommu: this host has no /dev/iommu", where=where, hint='load iommufd, or set iommu "auto"'
             )
         if not until.remaining():
             raise RetryableError(
-                f"its nodes are not there: {legacy[0]}, or {'/dev/vfio/devices/vfioN'} with {IOMMU}",
+                f"its device nodes are missing: {legacy[0]}, or {'/dev/vfio/devices/vfioN'} with {IOMMU}",
                 where=where,
-                hint="look at udev, and at the kernel's log (dmesg)",
+                hint="check udev and the kernel log (dmesg)",
             )
         time.sleep(_LOOK)
     wanted: tuple[str, ...] = ()
@@ -161,7 +161,7 @@ class VfioSetup:
         """Accept passthrough devices only: parameters do not convert a GPU that is published for containers."""
         if PASSTHROUGH not in device.identity:
             raise UnsuitableError(
-                f"kind: {self.kind[1]} is for devices that inventory.passthrough chooses, and this is none of them"
+                f"kind: {self.kind[1]} is for devices that inventory.passthrough selects, and this is not one"
             )
 
     def set_up(
@@ -203,7 +203,7 @@ class VfioSetup:
         address, where = item.device.pci_address, f"device {item.device.name}"
         self._accesses.check(address)
         if not self._functions.exists(address):
-            raise RetryableError("it is not on the bus", where=where, hint="plug it in again")
+            raise RetryableError("it is not on the bus", where=where, hint="reinsert it")
         handovers = self._handovers.all()
         others = {other: one.uid for other, one in handovers.items() if one.uid != uid}
         return check_group(self._functions, address, mine, others, where)
@@ -216,7 +216,7 @@ class VfioSetup:
             raise RetryableError(
                 f"processes compute on it: {', '.join(map(str, users[:5]))}",
                 where=where,
-                hint="end them; it is tried again by itself",
+                hint="stop them; the agent retries",
             )
         with self._without_library(driver):
             if driver != DRIVER:
@@ -226,7 +226,7 @@ class VfioSetup:
                 self._handovers.write(VfioBinding(address, uid, item.key, driver, before, item.device))
             elif (kept.uid, kept.key) != (uid, item.key):
                 # The ledger allocates a device to one claim at a time: the previous claim holds nothing any more.
-                log.warning("taken over from a claim that is gone", extra={"device": item.device.name, "was": kept.uid})
+                log.warning("taken over from a former claim", extra={"device": item.device.name, "was": kept.uid})
                 self._handovers.write(msgspec.structs.replace(kept, uid=uid, key=item.key))
             self._binding.bind(address, where)
 

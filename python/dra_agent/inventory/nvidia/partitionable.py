@@ -80,7 +80,7 @@ class PartitionableGpus:
             self._withhold(whole.name, "its possible MIG partitions are not known while NVML does not respond")
             return []
         if not profiles:
-            what = f"inventory.partition chooses it ({rule.when}), but it has no MIG"
+            what = f"inventory.partition chooses it ({rule.when}), but it does not support MIG"
             whole.problems.append(Diagnostic(whole.name, what, "correct the rule", severity="warning"))
             return [whole.build()]
         return self._devices(whole, facts, driver, rule, PartitionLayout(profiles, self._foreign(address, rule)))
