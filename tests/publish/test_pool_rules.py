@@ -236,8 +236,8 @@ TAKES = CounterConsumption("a", {"memory": Counter("1Gi")})
 @pytest.mark.parametrize(
     ("inventory", "published", "complaint"),
     [
-        (with_counters(MEMORY, MEMORY, takes=TAKES), 2, "sharedCounters[a]: is there twice"),
-        (Inventory(devices=(device(1), device(1))), 1, "name: is there twice in the pool"),
+        (with_counters(MEMORY, MEMORY, takes=TAKES), 2, "sharedCounters[a]: is defined twice"),
+        (Inventory(devices=(device(1), device(1))), 1, "name: is defined twice in the pool"),
         (with_counters(takes=TAKES), 1, 'the pool has no counter set "a"'),
         (
             with_counters(MEMORY, takes=CounterConsumption("a", {"cores": Counter("1")})),

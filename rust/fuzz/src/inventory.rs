@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dra_api::ResourceSlice;
 use dra_api::validate::validate_slice;
-use dra_slices::{Desired, Inventory, desire, diff};
+use dra_slices::{Desired, Inventory, desired_slices, diff};
 
 use crate::Target;
 use crate::api_server::{apply, distinct};
@@ -30,7 +30,7 @@ fn check(data: &[u8]) {
         .filter(|slice| slice.spec.driver == inventory.driver)
         .filter(|slice| slice.spec.node_name.as_deref() == Some(inventory.node.as_str()))
         .collect();
-    let Ok(desired) = desire(inventory.clone()) else {
+    let Ok(desired) = desired_slices(inventory.clone()) else {
         return;
     };
     for slice in &desired.slices {
@@ -47,7 +47,7 @@ fn check(data: &[u8]) {
 
     let mut published = inventory.published.clone();
     apply(&diff(&desired.slices, &published), &mut published);
-    let again = desire(Inventory {
+    let again = desired_slices(Inventory {
         published: published.clone(),
         ..inventory
     })

@@ -1,7 +1,7 @@
-//! Python's face of `dra-slices`: what to publish, and the writes that lead there.
+//! `desired_slices` and `diff_slices` for Python.
 
 use dra_api::ResourceSlice;
-use dra_slices::{Inventory, desire, diff};
+use dra_slices::{Inventory, diff};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use serde::Serialize;
@@ -15,17 +15,17 @@ struct Writes {
     writes: Vec<dra_slices::Write>,
 }
 
-/// The slices that an inventory should be published as, and what had to be left out.
+/// Returns the slices to publish for an inventory, and the devices that are left out.
 #[pyfunction]
 fn desired_slices(py: Python<'_>, inventory: &[u8]) -> PyResult<Vec<u8>> {
     py.detach(|| {
         let inventory: Inventory = serde_json::from_slice(inventory).map_err(invalid)?;
-        let desired = desire(inventory).map_err(invalid)?;
+        let desired = dra_slices::desired_slices(inventory).map_err(invalid)?;
         serde_json::to_vec(&desired).map_err(invalid)
     })
 }
 
-/// The writes that lead from the published slices to the desired ones; both are lists of ResourceSlices.
+/// Returns the writes that change the published slices to the desired ones; both are lists of ResourceSlices.
 #[pyfunction]
 fn diff_slices(py: Python<'_>, desired: &[u8], published: &[u8]) -> PyResult<Vec<u8>> {
     py.detach(|| {

@@ -1,4 +1,4 @@
-//! What is published of a pool now.
+//! The published slices of a pool.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,7 +8,7 @@ use crate::inventory::Inventory;
 use crate::name;
 use crate::shard::Published;
 
-/// The slices of a pool that are published in its newest generation. Whatever else is published of it is obsolete.
+/// The slices of a pool that are published in its newest generation. All other slices of the pool are obsolete.
 pub(crate) struct Current<'a> {
     pub(crate) generation: i64,
     pub(crate) by_index: BTreeMap<usize, &'a ResourceSlice>,

@@ -1,11 +1,11 @@
-//! The writes that lead from what is published to what is desired.
+//! The writes that change the published slices to the desired ones.
 
 use std::collections::{HashMap, HashSet};
 
 use dra_api::{Device, ResourceSlice};
 use serde::{Deserialize, Serialize};
 
-use crate::carry::same_content;
+use crate::preserve::same_content;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -18,32 +18,32 @@ pub enum Operation {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Write {
     pub op: Operation,
-    /// What to write; for a deletion, what is published.
+    /// The slice to write; for a deletion, the published slice.
     pub slice: ResourceSlice,
-    /// For people: which devices came, went or changed.
+    /// For log messages: which devices are added, removed or changed.
     pub reason: String,
 }
 
-/// What has to be written, in the order in which to write it: deletions (devices that are gone must not be
-/// allocated, even if nothing else can be written), then updates, then creations.
+/// Returns the writes in the order in which to apply them: deletions (removed devices must not be allocated, even if no
+/// other write succeeds), then updates, then creations.
 ///
-/// `published` holds slices of this driver and node only: what is not desired is deleted.
+/// `published` must contain only slices of this driver and node: those that are not desired are deleted.
 pub fn diff(desired: &[ResourceSlice], published: &[ResourceSlice]) -> Vec<Write> {
     let by_name: HashMap<&str, &ResourceSlice> = published
         .iter()
         .map(|slice| (slice.metadata.name.as_str(), slice))
         .collect();
-    let wanted: HashSet<&str> = desired
+    let desired_names: HashSet<&str> = desired
         .iter()
         .map(|slice| slice.metadata.name.as_str())
         .collect();
     let mut writes: Vec<Write> = published
         .iter()
-        .filter(|slice| !wanted.contains(slice.metadata.name.as_str()))
+        .filter(|slice| !desired_names.contains(slice.metadata.name.as_str()))
         .map(|slice| Write {
             op: Operation::Delete,
             slice: slice.clone(),
-            reason: format!("no slice of pool {} continues it", slice.spec.pool.name),
+            reason: format!("obsolete in pool {}", slice.spec.pool.name),
         })
         .collect();
     let mut creations = Vec::new();

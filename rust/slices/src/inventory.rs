@@ -1,32 +1,33 @@
-//! What comes in and what goes out: the devices of a node's pools, the slices to publish, and what was left out.
+//! Input and output: the devices of a node's pools, the slices to publish, and the devices that were left out.
 
 use dra_api::{CounterSet, Device, OwnerReference, ResourceSlice};
 use serde::{Deserialize, Serialize};
 
-/// Everything that the slices of one driver on one node are made of.
+/// The input for the slices of one driver on one node.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Inventory {
     pub driver: String,
     pub node: String,
     pub pools: Vec<PoolInput>,
-    /// The driver's slices of this node as they are published now.
+    /// The published slices of the driver on this node.
     #[serde(default)]
     pub published: Vec<ResourceSlice>,
     #[serde(default)]
     pub naming: Naming,
-    /// Who owns the slices: with the node as their owner they vanish with it.
+    /// The owner of the slices. If it is the node, the slices are garbage-collected with it.
     #[serde(default)]
     pub owner: Option<OwnerReference>,
 }
 
-/// Who completes the names of new slices. Either way they sort as the scheduler is to walk them.
+/// How the names of new slices are completed. In both cases they sort in the order in which the scheduler should read
+/// them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Naming {
     /// The API server appends a random suffix to `generateName`.
     #[default]
     Generated,
-    /// The name is complete: there is no API server.
+    /// The name is complete, for use without an API server.
     Fixed,
 }
 
@@ -46,7 +47,8 @@ pub struct DeviceInput {
     pub device: Device,
 }
 
-/// Where a device sits: neighbours go together, because the scheduler takes the first that fits. Unknown is last.
+/// The location of a device. Neighbors are adjacent in the slices, because the scheduler takes the first device that
+/// fits. Unknown locations are last.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
     #[serde(default)]
@@ -55,7 +57,8 @@ pub struct Order {
     pub pcie_switch: Option<String>,
     #[serde(default)]
     pub pci_address: Option<String>,
-    /// The place among the devices of one address: of a GPU's partitions those first that are to be taken first.
+    /// The position among the devices of one address: partitions of a GPU that should be allocated first have a lower
+    /// rank.
     #[serde(default)]
     pub rank: u32,
 }
@@ -70,7 +73,7 @@ pub struct Desired {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Problem {
     pub pool: String,
-    /// Empty where a counter set is meant.
+    /// Empty for a counter set.
     pub device: String,
     /// `attributes[uuid].string`; empty for the device as a whole.
     pub field: String,
@@ -82,6 +85,6 @@ pub struct Problem {
 pub enum Error {
     #[error("{field}: {message}")]
     Invalid { field: String, message: String },
-    #[error("pool {0:?} is there twice")]
+    #[error("pool {0:?} is defined twice")]
     DuplicatePool(String),
 }

@@ -1,19 +1,20 @@
-//! From an inventory to the ResourceSlices to publish.
+//! Computes the ResourceSlices to publish from an inventory.
 //!
-//! `desire` decides what should be published, knowing what is: devices keep their slice, so that one device more or
-//! less changes one slice. `diff` says which writes lead there. Both are pure: nothing here talks to an API server.
+//! `desired_slices` returns the slices to publish and takes the published ones into account: devices keep their slice,
+//! so that adding or removing one device changes one slice. `diff` returns the writes. Both are pure functions: the API
+//! server is never called.
 
-mod carry;
 mod current;
-mod desire;
+mod desired;
 mod diff;
 mod inventory;
 mod name;
 mod order;
+mod preserve;
 mod shard;
-mod sound;
 mod time;
+mod validity;
 
-pub use desire::{DEVICES_PER_SLICE, desire};
+pub use desired::{DEVICES_PER_SLICE, desired_slices};
 pub use diff::{Operation, Write, diff};
 pub use inventory::{Desired, DeviceInput, Error, Inventory, Naming, Order, PoolInput, Problem};

@@ -1,26 +1,27 @@
-//! Names of slices: the index first, in hexadecimal, so that the order of names is the order of the scheduler.
+//! Names of slices: they start with the index in hexadecimal, so that the scheduler reads slices in the order of their
+//! names.
 //!
-//! The scheme is that of Kubernetes' own helper since 1.36, so that each adopts the other's slices.
+//! The scheme is that of Kubernetes' helper since 1.36, so that each can adopt the slices of the other.
 
 use dra_api::ObjectMeta;
 
 use crate::inventory::{Inventory, Naming};
 
-/// Digits of an index; more than a million slices have no use for this order.
-const WIDTH: usize = 5;
+/// Digits of an index, enough for a million slices.
+const INDEX_DIGITS: usize = 5;
 
-/// The metadata of a slice that does not exist yet.
+/// Returns the metadata of a new slice.
 pub(crate) fn metadata(index: usize, pool: &str, inventory: &Inventory) -> ObjectMeta {
     let base = format!(
-        "{index:0WIDTH$x}-{}-{}",
+        "{index:0INDEX_DIGITS$x}-{}-{}",
         inventory.driver.to_lowercase(),
         inventory.node
     );
-    let family = pool.rsplit('/').next().unwrap_or(pool);
+    let pool_type = pool.rsplit('/').next().unwrap_or(pool);
     let (name, generate_name) = match inventory.naming {
         Naming::Generated => (String::new(), format!("{base}-")),
-        Naming::Fixed if family == inventory.node => (base, String::new()),
-        Naming::Fixed => (format!("{base}-{family}"), String::new()),
+        Naming::Fixed if pool_type == inventory.node => (base, String::new()),
+        Naming::Fixed => (format!("{base}-{pool_type}"), String::new()),
     };
     ObjectMeta {
         name,
@@ -30,7 +31,7 @@ pub(crate) fn metadata(index: usize, pool: &str, inventory: &Inventory) -> Objec
     }
 }
 
-/// The index in a slice's name, or in the start of the name that it is to have.
+/// Returns the index in a slice's name or, for a new slice, in its `generateName`.
 pub(crate) fn index(metadata: &ObjectMeta) -> Option<usize> {
     let name = if metadata.name.is_empty() {
         &metadata.generate_name
@@ -39,7 +40,7 @@ pub(crate) fn index(metadata: &ObjectMeta) -> Option<usize> {
     };
     let (digits, _) = name.split_once('-')?;
     let lower = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    if digits.len() != WIDTH || !digits.bytes().all(lower) {
+    if digits.len() != INDEX_DIGITS || !digits.bytes().all(lower) {
         return None;
     }
     usize::from_str_radix(digits, 16).ok()

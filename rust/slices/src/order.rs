@@ -1,29 +1,29 @@
 //! The order of devices in a pool: NUMA node, PCIe switch, address, and rank among the devices of one address.
 //!
-//! The scheduler takes the first device that fits, so this is also how claims fill a node: one GPU before the next.
+//! The scheduler takes the first device that fits, so claims fill the devices of a node in this order.
 
 use std::cmp::Ordering;
 
 use crate::inventory::{DeviceInput, Order};
 
-/// Compares two devices of one pool. Total, because names are unique in a pool.
+/// Compares two devices of one pool. The order is total, because names are unique in a pool.
 pub(crate) fn compare(left: &DeviceInput, right: &DeviceInput) -> Ordering {
-    places(&left.order)
-        .cmp(&places(&right.order))
+    sort_key(&left.order)
+        .cmp(&sort_key(&right.order))
         .then_with(|| natural(&left.device.name, &right.device.name))
 }
 
-type Place<'a> = (
+type SortKey<'a> = (
     bool,
     Option<u32>,
     bool,
-    Vec<Piece<'a>>,
+    Vec<KeyPart<'a>>,
     bool,
-    Vec<Piece<'a>>,
+    Vec<KeyPart<'a>>,
     u32,
 );
 
-fn places(order: &Order) -> Place<'_> {
+fn sort_key(order: &Order) -> SortKey<'_> {
     let (no_switch, switch) = address(order.pcie_switch.as_deref());
     let (no_address, pci) = address(order.pci_address.as_deref());
     (
@@ -37,44 +37,42 @@ fn places(order: &Order) -> Place<'_> {
     )
 }
 
-/// Whether it is unknown, then what it is.
-fn address(text: Option<&str>) -> (bool, Vec<Piece<'_>>) {
+/// Returns whether the address is unknown, so that unknown ones sort last, and its parts.
+fn address(text: Option<&str>) -> (bool, Vec<KeyPart<'_>>) {
     (text.is_none(), text.map(hexadecimal).unwrap_or_default())
 }
 
-/// A part of an address or name: a number where it can be read as one.
+/// A part of an address or name: a number if it can be parsed as one.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Piece<'a> {
+enum KeyPart<'a> {
     Number(u128),
     Text(&'a str),
 }
 
-/// PCI domains are of any width, so addresses are compared as numbers: 10000:01:00.0 comes after 0000:ff:00.0.
-fn hexadecimal(address: &str) -> Vec<Piece<'_>> {
+/// Splits an address into numbers, because PCI domains vary in width: 10000:01:00.0 sorts after 0000:ff:00.0.
+fn hexadecimal(address: &str) -> Vec<KeyPart<'_>> {
     address
         .split([':', '.'])
-        .map(|part| u128::from_str_radix(part, 16).map_or(Piece::Text(part), Piece::Number))
+        .map(|part| u128::from_str_radix(part, 16).map_or(KeyPart::Text(part), KeyPart::Number))
         .collect()
 }
 
-/// `mig-1g-10gb-4` comes before `mig-1g-10gb-12`, and a parent before its partitions.
+/// Compares names in natural order: `mig-1g-10gb-4` before `mig-1g-10gb-12`, and a parent before its partitions.
 pub(crate) fn natural(left: &str, right: &str) -> Ordering {
-    pieces(left)
-        .cmp(&pieces(right))
-        .then_with(|| left.cmp(right))
+    parts(left).cmp(&parts(right)).then_with(|| left.cmp(right))
 }
 
-fn pieces(name: &str) -> Vec<Piece<'_>> {
+fn parts(name: &str) -> Vec<KeyPart<'_>> {
     let mut rest = name;
-    let mut pieces = Vec::new();
+    let mut parts = Vec::new();
     while let Some(first) = rest.chars().next() {
         let digits = first.is_ascii_digit();
         let end = rest
             .find(|letter: char| letter.is_ascii_digit() != digits)
             .unwrap_or(rest.len());
-        let (piece, tail) = rest.split_at(end);
-        pieces.push(piece.parse().map_or(Piece::Text(piece), Piece::Number));
+        let (part, tail) = rest.split_at(end);
+        parts.push(part.parse().map_or(KeyPart::Text(part), KeyPart::Number));
         rest = tail;
     }
-    pieces
+    parts
 }

@@ -1,10 +1,10 @@
-//! Which slice holds what: as few slices as the limit allows, evenly filled when fresh, and kept as they are after.
+//! Distribution of names over slices: as few slices as the limit allows, evenly filled at first and stable afterwards.
 //!
-//! It knows names and their order only; what is named (devices, counter sets) makes no difference.
+//! It works for devices and counter sets alike, because it uses only names and their order.
 
 use std::collections::{HashMap, HashSet};
 
-/// A slice to be: which published slice it continues, and which of the ranked names it holds, in order.
+/// A desired slice: the published slice that it continues, and its members among the ranked names, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Shard {
     /// The index of the published slice.
@@ -13,19 +13,18 @@ pub(crate) struct Shard {
     pub(crate) members: Vec<usize>,
 }
 
-/// A published slice: its index, and the names that it holds.
+/// The index of a published slice, and the names in it.
 pub(crate) type Published<'a> = (usize, Vec<&'a str>);
 
-/// Shares `ranked` names out, at most `limit` to a slice.
+/// Distributes `ranked` names over slices, at most `limit` names per slice. `published` is ordered by index.
 ///
-/// A name stays where it is published and a new one goes where its neighbours are. Where that would still change
-/// several slices, all must be rewritten with a new generation anyway (contract of pools), and so they are laid out
-/// anew. `published` is in the order of its indexes.
-pub(crate) fn share_out(ranked: &[&str], published: &[Published<'_>], limit: usize) -> Vec<Shard> {
+/// A published name stays in its slice, and a new one joins its neighbors. If several slices would change, all slices
+/// of the pool must be rewritten with a new generation anyway, so the names are redistributed evenly.
+pub(crate) fn distribute(ranked: &[&str], published: &[Published<'_>], limit: usize) -> Vec<Shard> {
     if ranked.is_empty() {
         return Vec::new();
     }
-    let kept = keep(ranked, published, limit);
+    let kept = keep_placement(ranked, published, limit);
     if changed(&kept, ranked, published) <= 1 {
         return kept;
     }
@@ -45,7 +44,7 @@ pub(crate) fn share_out(ranked: &[&str], published: &[Published<'_>], limit: usi
     fresh
 }
 
-fn keep(ranked: &[&str], published: &[Published<'_>], limit: usize) -> Vec<Shard> {
+fn keep_placement(ranked: &[&str], published: &[Published<'_>], limit: usize) -> Vec<Shard> {
     let home: HashMap<&str, usize> = published
         .iter()
         .enumerate()
@@ -67,7 +66,7 @@ fn keep(ranked: &[&str], published: &[Published<'_>], limit: usize) -> Vec<Shard
         }
     }
     for rank in fresh {
-        let at = place(&shards, rank, limit).unwrap_or_else(|| {
+        let at = nearest_with_space(&shards, rank, limit).unwrap_or_else(|| {
             shards.push(Shard {
                 index: None,
                 members: Vec::new(),
@@ -81,20 +80,20 @@ fn keep(ranked: &[&str], published: &[Published<'_>], limit: usize) -> Vec<Shard
     shards
 }
 
-/// The slice with room that is nearest to the one whose devices surround `rank`.
-fn place(shards: &[Shard], rank: usize, limit: usize) -> Option<usize> {
+/// Returns the slice with space for `rank` that is nearest to the slice of its neighbors.
+fn nearest_with_space(shards: &[Shard], rank: usize, limit: usize) -> Option<usize> {
     let after = |shard: &Shard| shard.members.last().is_some_and(|last| *last > rank);
-    let wanted = shards
+    let target = shards
         .iter()
         .position(after)
         .or_else(|| shards.iter().rposition(|shard| !shard.members.is_empty()))
         .unwrap_or(0);
     (0..shards.len())
         .filter(|at| shards[*at].members.len() < limit)
-        .min_by_key(|at| (at.abs_diff(wanted), *at))
+        .min_by_key(|at| (at.abs_diff(target), *at))
 }
 
-/// How many slices hold other names than are published, new ones included.
+/// Returns how many slices differ from the published ones, including new slices.
 fn changed(shards: &[Shard], ranked: &[&str], published: &[Published<'_>]) -> usize {
     let was: HashMap<usize, &Vec<&str>> = published
         .iter()

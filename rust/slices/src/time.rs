@@ -1,6 +1,6 @@
-//! Times of taints: RFC 3339, in whole seconds.
+//! Parses the times of taints: RFC 3339, in whole seconds.
 
-/// Seconds since 1970, rounded to the nearest; none where the text is not RFC 3339.
+/// Returns seconds since 1970, rounded to the nearest; `None` if the text is not RFC 3339.
 pub(crate) fn seconds(text: &str) -> Option<i64> {
     let (date, rest) = text.split_once(['T', 't'])?;
     let mut date = date.splitn(3, '-').map(|part| part.parse::<i64>().ok());
@@ -24,7 +24,8 @@ fn offset(zone: &str) -> Option<i64> {
     Some(sign * (hours.parse::<i64>().ok()? * 3_600 + minutes.parse::<i64>().ok()? * 60))
 }
 
-/// Days in the proleptic Gregorian calendar, counted in years that start in March so that the leap day is the last.
+/// Returns days in the proleptic Gregorian calendar. Years are counted from March, so that the leap day is the last
+/// day.
 fn days_since_1970(year: i64, month: i64, day: i64) -> Option<i64> {
     if !(1..=12).contains(&month) || !(1..=31).contains(&day) {
         return None;
@@ -53,7 +54,7 @@ mod tests {
         );
         assert_eq!(seconds("yesterday"), None);
     }
-    /// Every day of eight centuries, one after the other, by the lengths of the months.
+    /// Checks every day of eight centuries against the lengths of the months.
     #[test]
     fn days_follow_each_other_through_all_leap_years() {
         let leap = |year: i64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);

@@ -1,9 +1,9 @@
-//! Single cases: the pools that people have, and what goes wrong with them.
+//! Single cases: common pools, and invalid or unusual ones.
 
 mod host;
 
 use dra_api::{DeviceAttribute, DeviceTaint, ResourceSlice};
-use dra_slices::{DeviceInput, Error, Naming, Operation, Order, desire, diff};
+use dra_slices::{DeviceInput, Error, Naming, Operation, Order, desired_slices, diff};
 use host::{apply, counter_set, device, inventory, layout, partition, publish};
 
 fn numbered(range: std::ops::Range<u32>) -> Vec<DeviceInput> {
@@ -63,7 +63,7 @@ fn losing_every_device_removes_the_pool() {
 }
 
 #[test]
-fn a_pool_that_is_gone_is_deleted_and_another_left_alone() {
+fn a_removed_pool_is_deleted_and_another_left_alone() {
     let mut two = inventory(numbered(0..2), &[]);
     two.pools.push(dra_slices::PoolInput {
         name: "node-1/nic".into(),
@@ -72,7 +72,7 @@ fn a_pool_that_is_gone_is_deleted_and_another_left_alone() {
     });
     let mut slices = Vec::new();
     apply(
-        &diff(&desire(two.clone()).unwrap().slices, &slices),
+        &diff(&desired_slices(two.clone()).unwrap().slices, &slices),
         &mut slices,
     );
     assert_eq!(slices.len(), 2);
@@ -188,7 +188,7 @@ fn a_device_that_the_api_would_refuse_is_left_out_and_named() {
     inputs.push(orphan);
     let mut source = inventory(inputs, &[]);
     source.pools[0].counter_sets = vec![counter_set(9)];
-    let desired = desire(source.clone()).unwrap();
+    let desired = desired_slices(source.clone()).unwrap();
     let problems: Vec<String> = desired
         .problems
         .iter()
@@ -203,7 +203,7 @@ fn a_device_that_the_api_would_refuse_is_left_out_and_named() {
         problems,
         [
             "node-1/gpu gpu-1 attributes[productName].string: has 65 bytes, the limit is 64",
-            "node-1/gpu gpu-0 name: is there twice in the pool",
+            "node-1/gpu gpu-0 name: is defined twice in the pool",
             "node-1/gpu gpu-3-mig consumesCounters[0].counterSet: the pool has no counter set \"gpu-3\"",
         ]
     );
@@ -221,7 +221,7 @@ fn a_taint_keeps_the_time_at_which_it_was_added() {
     assert_eq!(
         publish(inputs.clone(), &mut slices),
         [],
-        "the server's default is no change"
+        "the server's default is not a change"
     );
 
     inputs[0].device.taints = vec![taint(Some("2026-11-21T08:00:00.9Z"))];
@@ -289,7 +289,7 @@ fn names_sort_as_the_scheduler_is_to_walk_them() {
             .collect()
     };
     assert_eq!(
-        names(&desire(source.clone()).unwrap().slices),
+        names(&desired_slices(source.clone()).unwrap().slices),
         [
             "00000-dra-agent.internal-node-1-",
             "00001-dra-agent.internal-node-1-"
@@ -297,7 +297,7 @@ fn names_sort_as_the_scheduler_is_to_walk_them() {
     );
     source.naming = Naming::Fixed;
     assert_eq!(
-        names(&desire(source.clone()).unwrap().slices),
+        names(&desired_slices(source.clone()).unwrap().slices),
         [
             "00000-dra-agent.internal-node-1-gpu",
             "00001-dra-agent.internal-node-1-gpu"
@@ -310,12 +310,12 @@ fn a_wrong_name_is_an_error_of_the_whole() {
     let mut source = inventory(numbered(0..1), &[]);
     source.node = "Node_1".into();
     assert!(
-        matches!(desire(source.clone()), Err(Error::Invalid { field, .. }) if field == "spec.nodeName")
+        matches!(desired_slices(source.clone()), Err(Error::Invalid { field, .. }) if field == "spec.nodeName")
     );
     let mut source = inventory(numbered(0..1), &[]);
     source.pools.push(source.pools[0].clone());
     assert!(matches!(
-        desire(source.clone()),
+        desired_slices(source.clone()),
         Err(Error::DuplicatePool(_))
     ));
 }
@@ -358,7 +358,7 @@ fn a_write_names_up_to_three_devices_and_counts_more() {
 }
 
 #[test]
-fn a_write_names_what_changes_beside_devices() {
+fn a_write_names_what_changes_besides_devices() {
     let moved = |address: &str| {
         let mut inputs = vec![device(1), device(3)];
         inputs[0].order.pci_address = Some(address.to_owned());
@@ -374,7 +374,7 @@ fn a_write_names_what_changes_beside_devices() {
     assert_eq!(
         reason(vec![device(1), partition(1)], vec![device(1)]),
         [
-            "no slice of pool node-1/gpu continues it",
+            "obsolete in pool node-1/gpu",
             "removes gpu-1-mig-0; the pool has 1 slices"
         ]
     );
@@ -389,28 +389,28 @@ fn counters_that_change_are_written() {
     let mut source = inventory(vec![partition(1), partition(2)], &[]);
     let mut slices = Vec::new();
     apply(
-        &diff(&desire(source.clone()).unwrap().slices, &[]),
+        &diff(&desired_slices(source.clone()).unwrap().slices, &[]),
         &mut slices,
     );
     let counter = source.pools[0].counter_sets[0].counters.get_mut("memory");
     counter.unwrap().value = dra_api::Quantity::parse("96Gi").unwrap();
     source.published.clone_from(&slices);
-    let writes = diff(&desire(source).unwrap().slices, &slices);
+    let writes = diff(&desired_slices(source).unwrap().slices, &slices);
     assert_eq!(writes.len(), 1);
     assert_eq!(writes[0].reason, "changes counters");
 }
 
-// === Sound inventories ===
+// === Valid inventories ===
 
 #[test]
-fn a_counter_set_that_is_there_twice_is_left_out_once_and_a_missing_counter_named() {
+fn a_counter_set_that_is_defined_twice_is_left_out_once_and_a_missing_counter_named() {
     let mut source = inventory(vec![partition(1), partition(2)], &[]);
     let twice = source.pools[0].counter_sets[0].clone();
     source.pools[0].counter_sets.push(twice);
     let counters = &mut source.pools[0].devices[1].device.consumes_counters[0].counters;
     let memory = counters["memory"].clone();
     counters.insert("slices".to_owned(), memory);
-    let desired = desire(source).unwrap();
+    let desired = desired_slices(source).unwrap();
     let problems: Vec<String> = desired
         .problems
         .iter()
@@ -419,7 +419,7 @@ fn a_counter_set_that_is_there_twice_is_left_out_once_and_a_missing_counter_name
     assert_eq!(
         problems,
         [
-            " sharedCounters[gpu-1]: is there twice",
+            " sharedCounters[gpu-1]: is defined twice",
             "gpu-2-mig-0 consumesCounters[0].counters[slices]: the counter set \"gpu-2\" has no such counter",
         ]
     );
@@ -451,7 +451,7 @@ fn slices_of_another_driver_node_or_pool_decide_nothing() {
         foreign(|slice| slice.spec.node_name = None),
         foreign(|slice| slice.spec.pool.name = "node-1/nic".into()),
     ];
-    let desired = desire(inventory(numbered(0..2), &published)).unwrap();
+    let desired = desired_slices(inventory(numbered(0..2), &published)).unwrap();
     assert_eq!(desired.slices.len(), 1);
     assert_eq!(desired.slices[0].spec.pool.generation, 1);
     assert_eq!(
@@ -461,7 +461,7 @@ fn slices_of_another_driver_node_or_pool_decide_nothing() {
 }
 
 #[test]
-fn a_name_that_begins_almost_like_one_of_ours_is_not_continued() {
+fn a_name_that_starts_almost_like_one_of_ours_is_not_continued() {
     for name in [
         "0000g-dra-agent.internal-node-1-x",
         "0000A-dra-agent.internal-node-1-x",
@@ -499,7 +499,7 @@ fn fixed_names_leave_out_the_pool_where_it_is_the_node_and_name_the_owner() {
         name: "node-1".into(),
         ..Default::default()
     });
-    let slices = desire(source).unwrap().slices;
+    let slices = desired_slices(source).unwrap().slices;
     assert_eq!(slices[0].metadata.name, "00000-dra-agent.internal-node-1");
     assert_eq!(slices[0].metadata.owner_references[0].name, "node-1");
     assert_eq!(slices[0].kind, "ResourceSlice");
@@ -528,7 +528,7 @@ fn each_taint_keeps_its_own_time_and_another_taint_has_none() {
     let times = |taints: Vec<DeviceTaint>| -> Vec<Option<String>> {
         let mut inputs = inputs.clone();
         inputs[0].device.taints = taints;
-        let desired = desire(inventory(inputs, &slices)).unwrap();
+        let desired = desired_slices(inventory(inputs, &slices)).unwrap();
         let taints = &desired.slices[0].spec.devices[0].taints;
         taints
             .iter()
@@ -553,7 +553,7 @@ fn each_taint_keeps_its_own_time_and_another_taint_has_none() {
     assert_eq!(
         times(vec![named("d/unread", "1", "NoSchedule", Some("now"))]),
         [is("now")],
-        "what is no time is the same only as text"
+        "invalid times are compared as text"
     );
     let later = "2026-11-21T07:00:02Z";
     assert_eq!(

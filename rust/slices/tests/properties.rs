@@ -1,4 +1,4 @@
-//! What holds of every inventory and every change of it.
+//! Properties of all inventories and all changes of them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
@@ -97,7 +97,7 @@ proptest! {
     }
 
     #[test]
-    fn whatever_the_devices_are_what_is_published_keeps_the_limits(spoiled in prop::collection::vec((0_u32..120, 0_u8..7), 0..150)) {
+    fn published_slices_keep_the_limits_for_all_devices(spoiled in prop::collection::vec((0_u32..120, 0_u8..7), 0..150)) {
         let mut inputs = Vec::new();
         let mut good = BTreeSet::new();
         for (n, how) in spoiled {
@@ -114,7 +114,7 @@ proptest! {
         }
         let mut source = host::inventory(inputs, &[]);
         source.pools[0].counter_sets.clear();
-        let desired = dra_slices::desire(source.clone()).unwrap();
+        let desired = dra_slices::desired_slices(source.clone()).unwrap();
         let mut slices = Vec::new();
         // The API server of these tests refuses what breaks a limit.
         host::apply(&dra_slices::diff(&desired.slices, &[]), &mut slices);
@@ -141,7 +141,7 @@ proptest! {
     }
 
     #[test]
-    fn more_than_one_change_begins_a_generation(first in numbers(), then in numbers()) {
+    fn more_than_one_change_starts_a_generation(first in numbers(), then in numbers()) {
         let mut slices = published(&first);
         let before = slices.first().map(|slice| slice.spec.pool.generation);
         let kept: BTreeSet<String> = slices.iter().map(|slice| slice.metadata.name.clone()).collect();

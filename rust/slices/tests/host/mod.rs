@@ -1,4 +1,4 @@
-//! A node for the tests: devices made up from numbers, and an API server that takes writes.
+//! A node for tests: devices generated from numbers, and a fake API server that applies writes.
 #![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
@@ -8,11 +8,13 @@ use dra_api::validate::validate_slice;
 use dra_api::{
     Counter, CounterSet, Device, DeviceAttribute, DeviceCounterConsumption, Quantity, ResourceSlice,
 };
-use dra_slices::{DeviceInput, Inventory, Operation, Order, PoolInput, Write, desire, diff};
+use dra_slices::{
+    DeviceInput, Inventory, Operation, Order, PoolInput, Write, desired_slices, diff,
+};
 
 pub(crate) const POOL: &str = "node-1/gpu";
 
-/// Device `n`: its place is spread over NUMA nodes and switches, some of it unknown.
+/// Device `n`: its location is spread over NUMA nodes and switches, and some parts are unknown.
 pub(crate) fn device(n: u32) -> DeviceInput {
     let address = format!("{:04x}:{:02x}:00.0", n / 256, n % 256);
     let mut device = Device {
@@ -35,7 +37,7 @@ pub(crate) fn device(n: u32) -> DeviceInput {
     }
 }
 
-/// A partition of device `n` that takes from its counters.
+/// A partition of device `n` that consumes its counters.
 pub(crate) fn partition(n: u32) -> DeviceInput {
     let mut input = device(n);
     input.device.name = format!("gpu-{n}-mig-0");
@@ -84,16 +86,16 @@ pub(crate) fn inventory(devices: Vec<DeviceInput>, published: &[ResourceSlice]) 
     }
 }
 
-/// Publishes an inventory; the answer is what was written.
+/// Publishes an inventory and returns the writes.
 pub(crate) fn publish(devices: Vec<DeviceInput>, published: &mut Vec<ResourceSlice>) -> Vec<Write> {
-    let desired = desire(inventory(devices, published)).unwrap();
+    let desired = desired_slices(inventory(devices, published)).unwrap();
     assert_eq!(desired.problems, []);
     let writes = diff(&desired.slices, published);
     apply(&writes, published);
     writes
 }
 
-/// What an API server does with writes; it refuses what breaks a limit.
+/// Applies writes as an API server does; it rejects slices that exceed a limit.
 pub(crate) fn apply(writes: &[Write], published: &mut Vec<ResourceSlice>) {
     for write in writes {
         let mut slice = write.slice.clone();
@@ -109,7 +111,7 @@ pub(crate) fn apply(writes: &[Write], published: &mut Vec<ResourceSlice>) {
                 assert_eq!(
                     published.len() + 1,
                     before,
-                    "{} is not there",
+                    "{} does not exist",
                     slice.metadata.name
                 );
             }
@@ -132,7 +134,7 @@ pub(crate) fn apply(writes: &[Write], published: &mut Vec<ResourceSlice>) {
     published.sort_by(|left, right| left.metadata.name.cmp(&right.metadata.name));
 }
 
-/// The names in each slice of devices, in the order in which the scheduler walks them.
+/// The names in each slice of devices, in the order in which the scheduler reads them.
 pub(crate) fn layout(published: &[ResourceSlice]) -> Vec<Vec<String>> {
     let of_devices = published
         .iter()

@@ -1,27 +1,29 @@
-//! What should be published: every pool of the node as slices, with names and generation.
+//! The desired slices: every pool of the node, with names and generation.
 
 use std::collections::{BTreeMap, HashSet};
 
 use dra_api::validate::{MAX_COUNTER_SETS, MAX_DEVICES_WITH_FEATURES, validate_slice};
 use dra_api::{API_VERSION, CounterSet, Device, ResourcePool, ResourceSlice, ResourceSliceSpec};
 
-use crate::carry::{carry_times, same_content};
 use crate::current::Current;
 use crate::inventory::{Desired, Error, Inventory, PoolInput};
-use crate::shard::{Shard, share_out};
-use crate::sound::sound;
+use crate::preserve::{preserve_times, same_content};
+use crate::shard::{Shard, distribute};
+use crate::validity::remove_invalid;
 use crate::{name, order};
 
-/// Always the limit for devices with taints and counters, so that a taint never moves a device to another slice.
+/// The maximum number of devices in a slice. It is the limit for devices with taints and counters, so that a new taint
+/// never moves a device to another slice.
 pub const DEVICES_PER_SLICE: usize = MAX_DEVICES_WITH_FEATURES;
 
-/// The slices that should be published, in the order in which the scheduler is to walk them.
+/// Returns the slices to publish, in the order in which the scheduler should read them.
 ///
-/// A device that the API server would refuse is left out and reported. An error means that the driver's, the node's
-/// or a pool's name is wrong: nothing can be published then.
+/// A device that the API server would reject is left out and reported in [`Desired::problems`]. The inventory is
+/// consumed, because copies of hundreds of devices take megabytes.
 ///
-/// It takes the inventory, whose devices move into the slices: a copy of hundreds of them is megabytes.
-pub fn desire(mut inventory: Inventory) -> Result<Desired, Error> {
+/// # Errors
+/// The name of the driver, of the node or of a pool is invalid, or a pool is defined twice. Nothing can be published.
+pub fn desired_slices(mut inventory: Inventory) -> Result<Desired, Error> {
     let mut desired = Desired::default();
     let mut seen = HashSet::new();
     for pool in std::mem::take(&mut inventory.pools) {
@@ -29,7 +31,7 @@ pub fn desire(mut inventory: Inventory) -> Result<Desired, Error> {
             return Err(Error::DuplicatePool(pool.name));
         }
         check_names(&inventory, &pool)?;
-        let slices = desire_pool(&inventory, pool, &mut desired);
+        let slices = desired_pool(&inventory, pool, &mut desired);
         desired.slices.extend(slices);
     }
     Ok(desired)
@@ -65,13 +67,13 @@ enum Content {
     Counters(Vec<CounterSet>),
 }
 
-fn desire_pool(
+fn desired_pool(
     inventory: &Inventory,
     pool: PoolInput,
     desired: &mut Desired,
 ) -> Vec<ResourceSlice> {
     let pool_name = pool.name.clone();
-    let (mut devices, mut counters) = sound(pool, &mut desired.problems);
+    let (mut devices, mut counters) = remove_invalid(pool, &mut desired.problems);
     devices.sort_by(order::compare);
     counters.sort_by(|left, right| order::natural(&left.name, &right.name));
 
@@ -80,10 +82,10 @@ fn desire_pool(
         .iter()
         .map(|input| input.device.name.as_str())
         .collect();
-    let device_shards = share_out(&names, &published.devices(), DEVICES_PER_SLICE);
+    let device_shards = distribute(&names, &published.devices(), DEVICES_PER_SLICE);
     let names: Vec<&str> = counters.iter().map(|set| set.name.as_str()).collect();
-    let mut counter_shards = share_out(&names, &published.counters(), MAX_COUNTER_SETS);
-    // Unlike a slice of devices, one of counters has nothing to come back to.
+    let mut counter_shards = distribute(&names, &published.counters(), MAX_COUNTER_SETS);
+    // An empty slice of devices is kept for devices that return. Counter sets need no such slice.
     counter_shards.retain(|shard| !shard.members.is_empty());
 
     let mut next = published.by_index.keys().max().map_or(0, |last| last + 1);
@@ -95,7 +97,7 @@ fn desire_pool(
             .iter()
             .map(|rank| std::mem::take(&mut devices[*rank].device))
             .collect();
-        carry_times(&mut members, &before);
+        preserve_times(&mut members, &before);
         contents.insert(at, Content::Devices(members));
     }
     for (at, shard) in indexed(counter_shards, &mut next) {
@@ -132,14 +134,14 @@ fn desire_pool(
 }
 
 fn indexed(shards: Vec<Shard>, next: &mut usize) -> Vec<(usize, Shard)> {
-    let mut give = |shard: Shard| {
+    let mut assign = |shard: Shard| {
         let index = shard.index.unwrap_or_else(|| {
             *next += 1;
             *next - 1
         });
         (index, shard)
     };
-    shards.into_iter().map(&mut give).collect()
+    shards.into_iter().map(&mut assign).collect()
 }
 
 fn slice(
@@ -171,26 +173,26 @@ fn slice(
     }
 }
 
-/// The generation of the pool: one write that changes one slice in place leaves the pool whole, so it keeps its
-/// generation. Anything more begins a new one, in which every slice is rewritten.
+/// Returns the generation of the pool. One update of one slice keeps the pool complete, so it keeps the generation. Any
+/// larger change starts a new generation, in which every slice is rewritten.
 fn generation(slices: &[ResourceSlice], published: &Current<'_>, target: &ResourcePool) -> i64 {
     let mut changed = 0;
     for slice in slices {
         match name::index(&slice.metadata).and_then(|index| published.by_index.get(&index)) {
-            None => return following(published.generation),
+            None => return next_generation(published.generation),
             Some(before)
                 if before.spec.pool == *target && same_content(&before.spec, &slice.spec) => {}
             Some(_) => changed += 1,
         }
     }
     if changed > 1 {
-        following(published.generation)
+        next_generation(published.generation)
     } else {
         published.generation
     }
 }
 
-/// The generation after this one. After the last one comes 1: once every slice is rewritten, none has the last one.
-fn following(generation: i64) -> i64 {
+/// Returns the next generation. The maximum is followed by 1: after all slices are rewritten, no slice has the maximum.
+fn next_generation(generation: i64) -> i64 {
     generation.checked_add(1).unwrap_or(1)
 }

@@ -1,4 +1,5 @@
-//! Leaves out what the API server would refuse, so that one bad device never costs a pool.
+//! Leaves out devices and counter sets that the API server would reject, so that one invalid device never blocks its
+//! pool.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,8 +8,8 @@ use dra_api::{CounterSet, Device};
 
 use crate::inventory::{DeviceInput, PoolInput, Problem};
 
-/// The devices and counter sets of a pool that can be published; the rest is reported.
-pub(crate) fn sound(
+/// Returns the devices and counter sets of a pool that can be published, and reports the others in `problems`.
+pub(crate) fn remove_invalid(
     pool: PoolInput,
     problems: &mut Vec<Problem>,
 ) -> (Vec<DeviceInput>, Vec<CounterSet>) {
@@ -21,7 +22,7 @@ pub(crate) fn sound(
         });
     };
     let mut sets: HashMap<&str, &CounterSet> = HashMap::new();
-    let mut sound_sets = Vec::new();
+    let mut valid_sets = Vec::new();
     for set in &pool.counter_sets {
         let mut errors: Vec<(String, String)> = validate_counter_set(set)
             .into_iter()
@@ -35,10 +36,10 @@ pub(crate) fn sound(
         if sets.contains_key(set.name.as_str()) {
             errors.push((
                 format!("sharedCounters[{}]", set.name),
-                "is there twice".to_owned(),
+                "is defined twice".to_owned(),
             ));
         }
-        sound_sets.push(errors.is_empty());
+        valid_sets.push(errors.is_empty());
         if errors.is_empty() {
             sets.insert(&set.name, set);
         }
@@ -47,7 +48,7 @@ pub(crate) fn sound(
             .for_each(|(field, message)| report("", field, message));
     }
     let mut names = HashSet::new();
-    let mut sound_devices = Vec::new();
+    let mut valid_devices = Vec::new();
     for input in &pool.devices {
         let device = &input.device;
         let mut errors: Vec<(String, String)> = validate_device(device)
@@ -56,9 +57,9 @@ pub(crate) fn sound(
             .collect();
         errors.extend(unknown_counters(device, &sets));
         if names.contains(device.name.as_str()) {
-            errors.push(("name".to_owned(), "is there twice in the pool".to_owned()));
+            errors.push(("name".to_owned(), "is defined twice in the pool".to_owned()));
         }
-        sound_devices.push(errors.is_empty());
+        valid_devices.push(errors.is_empty());
         if errors.is_empty() {
             names.insert(device.name.as_str());
         }
@@ -67,20 +68,20 @@ pub(crate) fn sound(
             .for_each(|(field, message)| report(&device.name, field, message));
     }
     (
-        chosen(pool.devices, &sound_devices),
-        chosen(pool.counter_sets, &sound_sets),
+        select(pool.devices, &valid_devices),
+        select(pool.counter_sets, &valid_sets),
     )
 }
 
-/// Those of the entries for which the flag at the same place is set.
-fn chosen<T>(entries: Vec<T>, flags: &[bool]) -> Vec<T> {
+/// Returns the entries for which the flag at the same index is set.
+fn select<T>(entries: Vec<T>, flags: &[bool]) -> Vec<T> {
     let flagged = entries.into_iter().zip(flags);
     flagged
         .filter_map(|(entry, flag)| flag.then_some(entry))
         .collect()
 }
 
-/// Counters that a device takes from but its pool does not have: they would make the whole pool invalid.
+/// Returns an error for each counter that a device consumes and its pool does not have: it would invalidate the pool.
 fn unknown_counters(device: &Device, sets: &HashMap<&str, &CounterSet>) -> Vec<(String, String)> {
     let mut errors = Vec::new();
     for (index, consumption) in device.consumes_counters.iter().enumerate() {

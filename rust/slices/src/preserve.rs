@@ -1,4 +1,4 @@
-//! When two slices say the same, and which times of taints live on.
+//! Whether two slices have the same content, and which published times of taints are preserved.
 
 use std::collections::HashMap;
 
@@ -6,11 +6,12 @@ use dra_api::{Device, DeviceTaint, ResourcePool, ResourceSliceSpec};
 
 use crate::time::seconds;
 
-/// How far apart the times of one taint may be and still be the same: both ends round to seconds.
-const SLACK_SECONDS: u64 = 1;
+/// The maximum difference of two times of the same taint, in seconds: the agent and the API server both round to
+/// seconds.
+const TIME_TOLERANCE_S: u64 = 1;
 
-/// Whether two specs hold the same, whatever their pool's name, generation and count. The order of devices counts, and so
-/// do the times of taints: those that are published are carried over before.
+/// Whether two specs are equal except for the name, generation and slice count of their pool. The order of devices and
+/// the times of taints are compared: [`preserve_times`] runs before.
 pub(crate) fn same_content(left: &ResourceSliceSpec, right: &ResourceSliceSpec) -> bool {
     let rest = |spec: &ResourceSliceSpec| ResourceSliceSpec {
         pool: ResourcePool::default(),
@@ -36,14 +37,14 @@ fn same_time(left: &DeviceTaint, right: &DeviceTaint) -> bool {
         return true;
     };
     match (seconds(left), seconds(right)) {
-        (Some(left), Some(right)) => left.abs_diff(right) <= SLACK_SECONDS,
+        (Some(left), Some(right)) => left.abs_diff(right) <= TIME_TOLERANCE_S,
         _ => left == right,
     }
 }
 
-/// Gives every taint that was there before the time at which it was added then, each for itself: evictions count
-/// from that time, and an agent that starts again must not grant more.
-pub(crate) fn carry_times(devices: &mut [Device], published: &HashMap<&str, &Device>) {
+/// Sets the published `timeAdded` on each taint that is already published. Tolerations expire relative to this time,
+/// and a restart of the agent must not extend them.
+pub(crate) fn preserve_times(devices: &mut [Device], published: &HashMap<&str, &Device>) {
     for device in devices {
         let Some(before) = published.get(device.name.as_str()) else {
             continue;
