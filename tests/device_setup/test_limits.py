@@ -128,7 +128,7 @@ def test_controllers_that_are_given_already_are_left_alone(tree: Tree) -> None:
         (lambda tree: (tree.root / SLICE / "cgroup.subtree_control").unlink(), "cgroup.subtree_control: No such file"),
         (lambda tree: tree.put_cgroup("0::/"), "no cgroup of its own"),
         (lambda tree: tree.put_cgroup("4:memory:/x"), "unified hierarchy"),
-        (lambda tree: tree.put_cgroup("0::/../../etc"), "no path of a cgroup"),
+        (lambda tree: tree.put_cgroup("0::/../../etc"), "not a path of a cgroup"),
         (lambda tree: (tree.proc / "41/cgroup").unlink(), "No such file"),
     ],
 )
@@ -173,7 +173,7 @@ def test_a_state_with_a_name_twice_is_a_failure(tree: Tree, state: str) -> None:
     """Readers differ in which of the two they take."""
     edits = tree.limiter.grant("uid-1", share("dmem", dmem=REGION), "dmem", 4 << 30, a_minute())
     done = tree.hook(*arguments(edits), state=state)
-    assert done.returncode == 1 and "is there twice" in done.stderr
+    assert done.returncode == 1 and "appears twice" in done.stderr
     assert (tree.container / "dmem.max").read_text() == ""
 
 

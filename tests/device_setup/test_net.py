@@ -280,6 +280,6 @@ def test_patience_fits_into_the_kubelets() -> None:
 
 
 def test_a_hook_has_its_answer_before_it_gives_up() -> None:
-    source = (Path(__file__).parents[2] / "rust/hook/src/agent.rs").read_text()
+    source = (Path(__file__).parents[2] / "rust/hook/src/agent_client.rs").read_text()
     patience = re.search(r"exchange: Duration::from_secs\((\d+)\)", source)
     assert patience and int(patience[1]) > net.PATIENCE + rtnetlink.TIMEOUT_S

@@ -70,7 +70,7 @@ fn check(data: &[u8]) {
             .then(|| value["failure"]["what"].as_str())
             .flatten();
         assert_eq!(
-            oci::text_within(text, "failure", "what").as_deref(),
+            oci::nested_string(text, "failure", "what").as_deref(),
             said,
             "what failed of {text:?}"
         );
@@ -83,7 +83,7 @@ fn check_text(text: &str) {
     oci::write_string(&mut answer, text);
     answer.push_str("}}");
     assert_eq!(
-        oci::text_within(&answer, "failure", "what").as_deref(),
+        oci::nested_string(&answer, "failure", "what").as_deref(),
         Some(text),
         "{answer} is read as another text"
     );

@@ -1,31 +1,34 @@
-//! The cgroup that a container's first process is in.
+//! The cgroup of a container's first process.
 
 use std::path::Path;
 
-/// Bytes of a line of the protocol with the agent that a path may take.
-const LONGEST: usize = 4096;
+/// The maximum length of a path, which is part of a line of the protocol with the agent.
+const MAX_PATH_BYTES: usize = 4096;
 
-/// The path below the unified hierarchy, without a leading slash: "kubepods.slice/.../cri-ID.scope".
+/// Returns the path below the unified hierarchy, without a leading slash: "kubepods.slice/.../cri-ID.scope".
 pub(crate) fn of_process(proc: &Path, pid: u32) -> Result<String, String> {
     let file = proc.join(pid.to_string()).join("cgroup");
     let text =
         std::fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
-    parse(&text).map_err(|why| format!("{}: {why}", file.display()))
+    parse(&text).map_err(|error| format!("{}: {error}", file.display()))
 }
 
-/// Lines are `ID:CONTROLLERS:PATH`; that of the unified hierarchy begins with `0::`.
+/// Lines are `ID:CONTROLLERS:PATH`; the line of the unified hierarchy starts with `0::` (cgroups(7)).
 fn parse(text: &str) -> Result<String, String> {
     let path = text
         .lines()
         .find_map(|line| line.strip_prefix("0::/"))
         .ok_or("the process is in no cgroup of the unified hierarchy (version 2)")?;
-    // A limit on the root, or outside of the tree that the host has, would be everybody's.
+    // A limit on the root cgroup or on a path outside the container's cgroup would affect other containers.
     if path.is_empty() {
         return Err("the container has no cgroup of its own".to_owned());
     }
-    let strange = |part: &str| part.is_empty() || part == "." || part == "..";
-    if path.len() > LONGEST || path.split('/').any(strange) || path.contains(char::is_control) {
-        return Err(format!("{path:?} is no path of a cgroup"));
+    let invalid = |part: &str| part.is_empty() || part == "." || part == "..";
+    if path.len() > MAX_PATH_BYTES
+        || path.split('/').any(invalid)
+        || path.contains(char::is_control)
+    {
+        return Err(format!("{path:?} is not a path of a cgroup"));
     }
     Ok(path.to_owned())
 }

@@ -6,11 +6,11 @@ use std::path::Path;
 
 const CONTROLLER: &str = "dmem";
 
-/// Limits what a cgroup may have of one region, and reads back that it is so.
+/// Limits the memory of a cgroup in one region, and verifies the limit that the kernel has set.
 pub(crate) fn limit(root: &Path, cgroup: &str, region: &str, bytes: u64) -> Result<(), String> {
     enable(root, cgroup)?;
     let file = root.join(cgroup).join("dmem.max");
-    // The kernel takes one region with each write.
+    // The kernel accepts one region per write.
     write(&file, &format!("{region} {bytes}\n"))?;
     let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
     match limit_of(&text, region) {
@@ -23,22 +23,22 @@ pub(crate) fn limit(root: &Path, cgroup: &str, region: &str, bytes: u64) -> Resu
     }
 }
 
-/// Gives the controller to every cgroup on the way down to the container's.
+/// Enables the controller in every cgroup above the container's.
 fn enable(root: &Path, cgroup: &str) -> Result<(), String> {
-    let mut folder = root.to_path_buf();
+    let mut dir = root.to_path_buf();
     for part in cgroup.split('/') {
-        let file = folder.join("cgroup.subtree_control");
+        let file = dir.join("cgroup.subtree_control");
         let text =
             fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
         if !text.split_whitespace().any(|name| name == CONTROLLER) {
             write(&file, &format!("+{CONTROLLER}\n"))?;
         }
-        folder.push(part);
+        dir.push(part);
     }
     Ok(())
 }
 
-/// One write(2): the kernel takes what one call brings for the whole of it. The file is never made.
+/// Writes with one write(2), because the kernel parses each call separately. Never creates the file.
 fn write(file: &Path, text: &str) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("{}: {error}", file.display());
     let mut open = File::options().write(true).open(file).map_err(failed)?;
@@ -46,14 +46,17 @@ fn write(file: &Path, text: &str) -> Result<(), String> {
     if written == text.len() {
         Ok(())
     } else {
-        Err(format!("{}: {written} bytes were taken", file.display()))
+        Err(format!(
+            "{}: only {written} bytes were written",
+            file.display()
+        ))
     }
 }
 
 fn limit_of(text: &str, region: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let (name, amount) = line.split_once(' ')?;
-        // "max" is no number, and no limit.
+        // "max" means that there is no limit.
         (name == region).then(|| amount.trim().parse().ok())?
     })
 }

@@ -1,11 +1,11 @@
 //! A hook that a container runtime runs before a container with a claimed device starts (OCI createRuntime).
 //!
-//! It finds the container's cgroup and has its device memory limited: by the kernel's controller, which it tells
-//! itself, or by the GPU's driver, which only the agent talks to. Or it has the agent move a network interface into the
-//! network of the container's first process. Whatever fails makes the container fail to start, with one line that says
-//! why: nothing runs unlimited that is said to be limited, or without an interface that it was promised.
+//! It limits the device memory of the container's cgroup: with the kernel's controller, or through the agent, which
+//! calls the GPU's driver. Or it requests that the agent move a network interface into the network namespace of the
+//! container's first process. If a task fails, the container does not start, and the hook prints one line with the
+//! reason: a container never runs without its limit or its interface.
 
-mod agent;
+mod agent_client;
 mod cgroup;
 mod dmem;
 mod oci;
@@ -16,36 +16,38 @@ use std::process::ExitCode;
 
 use options::{Options, Task};
 
-/// Bytes of an OCI state that are read at most; runtimes write some hundreds.
-const LONGEST_STATE: u64 = 1 << 20;
+/// The maximum size of an OCI state; runtimes write some hundreds of bytes.
+const MAX_STATE_BYTES: u64 = 1 << 20;
 
 fn main() -> ExitCode {
-    let failed = |why: String| {
-        eprintln!("dra-agent-hook: {why}");
+    let failed = |error: String| {
+        eprintln!("dra-agent-hook: {error}");
         ExitCode::FAILURE
     };
-    match Options::read(std::env::args().skip(1)) {
+    match Options::parse(std::env::args().skip(1)) {
         Ok(options) => match run(&options) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(why) => failed(format!("{}: {why}", options.task.failure())),
+            Err(error) => failed(format!("{}: {error}", options.task.failure())),
         },
-        Err(why) => failed(why),
+        Err(error) => failed(error),
     }
 }
 
 fn run(options: &Options) -> Result<(), String> {
     let mut state = String::new();
     std::io::stdin()
-        .take(LONGEST_STATE)
+        .take(MAX_STATE_BYTES)
         .read_to_string(&mut state)
         .map_err(|error| format!("the container's state cannot be read: {error}"))?;
-    let pid = oci::pid(&state).map_err(|why| format!("the container's state: {why}"))?;
+    let pid = oci::pid(&state).map_err(|error| format!("the container's state: {error}"))?;
     match &options.task {
         Task::Dmem { region, bytes } => {
             let cgroup = cgroup::of_process(&options.proc, pid)?;
             dmem::limit(&options.cgroups, &cgroup, region, *bytes)
         }
-        Task::Limit(asked) => agent::limit(asked, &cgroup::of_process(&options.proc, pid)?),
-        Task::Interface(asked) => agent::move_interface(asked, pid),
+        Task::Limit(request) => {
+            agent_client::limit_memory(request, &cgroup::of_process(&options.proc, pid)?)
+        }
+        Task::Interface(request) => agent_client::move_interface(request, pid),
     }
 }

@@ -1,19 +1,19 @@
-//! As much JSON as the hook needs: members of an object by name, whole numbers, texts and true. Strict and shallow.
+//! A minimal, strict JSON parser: members of an object by name, integers, strings and `true`.
 //!
-//! The hook has no dependency, so that it is a small static program; the runtime's state is JSON of which only `pid`
-//! matters (OCI runtime specification, "State"). What is no JSON is refused: the number in it could be another process.
+//! The hook has no dependencies, so that it is a small static binary. It needs only `pid` of the runtime's state (OCI
+//! runtime specification, "State"). Invalid JSON is refused, because a number in it could be the ID of another process.
 
 use std::collections::BTreeSet;
 
-/// Objects and arrays within one another.
-const DEEPEST: usize = 32;
+/// The maximum nesting of objects and arrays.
+const MAX_DEPTH: usize = 32;
 
-/// The container's first process, as the runtime's namespace numbers it.
+/// Returns the ID of the container's first process in the PID namespace of the runtime.
 pub(crate) fn pid(state: &str) -> Result<u32, String> {
     let raw = member(state, "pid")?.ok_or("it has no pid")?;
     match raw.parse::<u32>() {
         Ok(pid) if pid > 0 => Ok(pid),
-        _ => Err(format!("pid {raw} is no process")),
+        _ => Err(format!("pid {raw} is not a process ID")),
     }
 }
 
@@ -22,13 +22,13 @@ pub(crate) fn is_true(text: &str, name: &str) -> bool {
     matches!(member(text, name), Ok(Some("true")))
 }
 
-/// A text in a member that is an object.
-pub(crate) fn text_within(text: &str, object: &str, name: &str) -> Option<String> {
+/// Returns a string member of the member `object`.
+pub(crate) fn nested_string(text: &str, object: &str, name: &str) -> Option<String> {
     let inner = member(text, object).ok()??;
     string_value(member(inner, name).ok()??)
 }
 
-/// Appends a text as JSON writes it.
+/// Appends a string as JSON.
 pub(crate) fn write_string(to: &mut String, text: &str) {
     to.push('"');
     for character in text.chars() {
@@ -44,7 +44,7 @@ pub(crate) fn write_string(to: &mut String, text: &str) {
     to.push('"');
 }
 
-/// The raw text of a member's value; none where the object has no such member.
+/// Returns the raw text of a member's value; `None` if the object has no such member.
 fn member<'a>(text: &'a str, name: &str) -> Result<Option<&'a str>, String> {
     let mut reader = Reader { text, at: 0 };
     let mut found = None;
@@ -53,11 +53,11 @@ fn member<'a>(text: &'a str, name: &str) -> Result<Option<&'a str>, String> {
             found = Some(value);
         }
     })?;
-    reader.space();
+    reader.skip_whitespace();
     if reader.rest().is_empty() {
         Ok(found)
     } else {
-        Err(reader.wrong("the end"))
+        Err(reader.syntax_error("the end"))
     }
 }
 
@@ -66,7 +66,7 @@ fn string_value(raw: &str) -> Option<String> {
     reader.string().ok().filter(|_| reader.rest().is_empty())
 }
 
-/// Reads the grammar of RFC 8259, and no name twice: readers differ in which of the values they take.
+/// Parses RFC 8259. Duplicate names are errors, because parsers differ in the value that they use.
 struct Reader<'a> {
     text: &'a str,
     at: usize,
@@ -74,8 +74,8 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn value(&mut self, depth: usize) -> Result<(), String> {
-        self.space();
-        if depth > DEEPEST {
+        self.skip_whitespace();
+        if depth > MAX_DEPTH {
             return Err("it is nested too deeply".to_owned());
         }
         match self.peek() {
@@ -87,25 +87,25 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads an object whose values have the given depth; `each` gets the name of each member and the text of its value.
+    /// Parses an object at the given depth and calls `each` with the name of each member and the text of its value.
     fn object(&mut self, depth: usize, each: &mut dyn FnMut(&str, &'a str)) -> Result<(), String> {
         let mut names = BTreeSet::new();
         self.expect('{')?;
-        if self.takes('}') {
+        if self.skip_token('}') {
             return Ok(());
         }
         loop {
             let name = self.string()?;
             self.expect(':')?;
-            self.space();
+            self.skip_whitespace();
             let from = self.at;
             self.value(depth)?;
             each(&name, self.text.get(from..self.at).unwrap_or_default());
             if names.contains(&name) {
-                return Err(format!("{name:?} is there twice"));
+                return Err(format!("{name:?} appears twice"));
             }
             names.insert(name);
-            if !self.goes_on('}')? {
+            if !self.has_next('}')? {
                 return Ok(());
             }
         }
@@ -113,38 +113,38 @@ impl<'a> Reader<'a> {
 
     fn array(&mut self, depth: usize) -> Result<(), String> {
         self.expect('[')?;
-        if self.takes(']') {
+        if self.skip_token(']') {
             return Ok(());
         }
         loop {
             self.value(depth)?;
-            if !self.goes_on(']')? {
+            if !self.has_next(']')? {
                 return Ok(());
             }
         }
     }
 
-    /// Whether another item follows; else the collection is closed.
-    fn goes_on(&mut self, close: char) -> Result<bool, String> {
-        if self.takes(',') {
+    /// Returns whether another item follows; otherwise consumes `close`.
+    fn has_next(&mut self, close: char) -> Result<bool, String> {
+        if self.skip_token(',') {
             return Ok(true);
         }
-        if self.takes(close) {
+        if self.skip_token(close) {
             return Ok(false);
         }
-        Err(self.wrong(&format!("',' or {close:?}")))
+        Err(self.syntax_error(&format!("',' or {close:?}")))
     }
 
     fn number(&mut self) -> Result<(), String> {
-        self.next_if('-');
-        if !self.next_if('0') {
+        self.skip_char('-');
+        if !self.skip_char('0') {
             self.digits()?;
         }
-        if self.next_if('.') {
+        if self.skip_char('.') {
             self.digits()?;
         }
-        if self.next_if('e') || self.next_if('E') {
-            let _ = self.next_if('+') || self.next_if('-');
+        if self.skip_char('e') || self.skip_char('E') {
+            let _ = self.skip_char('+') || self.skip_char('-');
             self.digits()?;
         }
         Ok(())
@@ -154,7 +154,7 @@ impl<'a> Reader<'a> {
         let rest = self.rest();
         let digits = rest.trim_start_matches(|c: char| c.is_ascii_digit());
         if digits.len() == rest.len() {
-            return Err(self.wrong("a digit"));
+            return Err(self.syntax_error("a digit"));
         }
         self.at += rest.len() - digits.len();
         Ok(())
@@ -167,7 +167,7 @@ impl<'a> Reader<'a> {
                 return Ok(());
             }
         }
-        Err(self.wrong("a value"))
+        Err(self.syntax_error("a value"))
     }
 
     fn string(&mut self) -> Result<String, String> {
@@ -175,7 +175,7 @@ impl<'a> Reader<'a> {
         self.expect('"')?;
         while let Some(character) = self.peek() {
             if character < ' ' {
-                return Err(self.wrong("an escape of this control character"));
+                return Err(self.syntax_error("an escape of this control character"));
             }
             self.at += character.len_utf8();
             match character {
@@ -184,10 +184,10 @@ impl<'a> Reader<'a> {
                 _ => text.push(character),
             }
         }
-        Err("a text has no end".to_owned())
+        Err("a string is not terminated".to_owned())
     }
 
-    /// What a backslash begins.
+    /// Parses the escape sequence after a backslash.
     fn escaped(&mut self) -> Result<char, String> {
         for (letter, character) in [
             ('"', '"'),
@@ -199,23 +199,23 @@ impl<'a> Reader<'a> {
             ('r', '\r'),
             ('t', '\t'),
         ] {
-            if self.next_if(letter) {
+            if self.skip_char(letter) {
                 return Ok(character);
             }
         }
-        if !self.next_if('u') {
-            return Err(self.wrong("an escape"));
+        if !self.skip_char('u') {
+            return Err(self.syntax_error("an escape"));
         }
         let unit = self.code_unit()?;
         let after = self.at;
-        if (0xd800..0xdc00).contains(&unit) && self.next_if('\\') && self.next_if('u') {
+        if (0xd800..0xdc00).contains(&unit) && self.skip_char('\\') && self.skip_char('u') {
             let low = self.code_unit()?;
             if (0xdc00..0xe000).contains(&low) {
                 let code = 0x10000 + ((unit - 0xd800) << 10) + (low - 0xdc00);
                 return Ok(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER));
             }
         }
-        // Half of a pair is shown as unknown: Python writes bytes of a path that are no text so.
+        // A lone surrogate becomes U+FFFD: Python encodes undecodable bytes of a path in this way.
         self.at = after;
         Ok(char::from_u32(unit).unwrap_or(char::REPLACEMENT_CHARACTER))
     }
@@ -223,34 +223,34 @@ impl<'a> Reader<'a> {
     fn code_unit(&mut self) -> Result<u32, String> {
         let digits = self.rest().get(..4).unwrap_or_default();
         if digits.len() != 4 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(self.wrong("four hexadecimal digits"));
+            return Err(self.syntax_error("four hexadecimal digits"));
         }
         self.at += digits.len();
         u32::from_str_radix(digits, 16).map_err(|error| error.to_string())
     }
 
-    fn expect(&mut self, wanted: char) -> Result<(), String> {
-        if self.takes(wanted) {
+    fn expect(&mut self, expected: char) -> Result<(), String> {
+        if self.skip_token(expected) {
             Ok(())
         } else {
-            Err(self.wrong(&format!("{wanted:?}")))
+            Err(self.syntax_error(&format!("{expected:?}")))
         }
     }
 
-    fn takes(&mut self, wanted: char) -> bool {
-        self.space();
-        self.next_if(wanted)
+    fn skip_token(&mut self, token: char) -> bool {
+        self.skip_whitespace();
+        self.skip_char(token)
     }
 
-    fn next_if(&mut self, wanted: char) -> bool {
-        let there = self.peek() == Some(wanted);
-        if there {
-            self.at += wanted.len_utf8();
+    fn skip_char(&mut self, character: char) -> bool {
+        let found = self.peek() == Some(character);
+        if found {
+            self.at += character.len_utf8();
         }
-        there
+        found
     }
 
-    fn space(&mut self) {
+    fn skip_whitespace(&mut self) {
         while matches!(self.peek(), Some(' ' | '\t' | '\n' | '\r')) {
             self.at += 1;
         }
@@ -264,14 +264,14 @@ impl<'a> Reader<'a> {
         self.text.get(self.at..).unwrap_or_default()
     }
 
-    fn wrong(&self, wanted: &str) -> String {
-        format!("no JSON object: {wanted} is expected at byte {}", self.at)
+    fn syntax_error(&self, expected: &str) -> String {
+        format!("not a JSON object: expected {expected} at byte {}", self.at)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{is_true, pid, text_within, write_string};
+    use super::{is_true, nested_string, pid, write_string};
 
     #[test]
     fn the_pid_is_that_of_the_outer_object() {
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_state_is_refused() {
+    fn an_invalid_state_is_refused() {
         for state in [
             "",
             "[]",
@@ -308,7 +308,7 @@ mod tests {
         }
         assert_eq!(
             pid("[]"),
-            Err("no JSON object: '{' is expected at byte 0".to_owned())
+            Err("not a JSON object: expected '{' at byte 0".to_owned())
         );
     }
 
@@ -341,7 +341,7 @@ mod tests {
             ] {
                 let refused = pid(&state).expect_err(&state);
                 assert!(
-                    refused.starts_with("no JSON object: "),
+                    refused.starts_with("not a JSON object: "),
                     "{state}: {refused}"
                 );
             }
@@ -355,7 +355,7 @@ mod tests {
         }
         assert_eq!(
             pid(r#"{"pid":007}"#),
-            Err("no JSON object: ',' or '}' is expected at byte 8".to_owned())
+            Err("not a JSON object: expected ',' or '}' at byte 8".to_owned())
         );
     }
 
@@ -374,7 +374,7 @@ mod tests {
         ] {
             assert_eq!(
                 pid(&format!("{{\"pid\":{number}}}")),
-                Err(format!("pid {number} is no process"))
+                Err(format!("pid {number} is not a process ID"))
             );
         }
         assert_eq!(pid(r#"{"pid":4294967295}"#), Ok(u32::MAX));
@@ -414,7 +414,7 @@ mod tests {
         ] {
             assert_eq!(
                 pid(state),
-                Err(format!("{name:?} is there twice")),
+                Err(format!("{name:?} appears twice")),
                 "{state}"
             );
         }
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_value_is_passed_over() {
+    fn every_type_of_value_is_skipped() {
         let state = r#" { "a" : [ ] , "b":{ },"c":[-1.5e+3,true,false,null,"]"],"d":{"e":"}"} , "pid" : 7 } "#;
         assert_eq!(pid(state), Ok(7));
     }
@@ -441,17 +441,17 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_understood_and_a_question_is_json() {
+    fn a_reply_is_parsed_and_a_request_is_json() {
         assert!(is_true(r#"{"result":true}"#, "result"));
         assert!(!is_true(r#"{"result":"true"}"#, "result"));
-        let answer = r#"{"result":null,"failure":{"what":"no \"claim\" \u00e4","where":null}}"#;
+        let reply = r#"{"result":null,"failure":{"what":"no \"claim\" \u00e4","where":null}}"#;
         assert_eq!(
-            text_within(answer, "failure", "what").as_deref(),
+            nested_string(reply, "failure", "what").as_deref(),
             Some("no \"claim\" ä")
         );
         let pairs = r#"{"failure":{"what":"\ud83d\ude00 \udc80 \ud83dx \b\f\/"}}"#;
         assert_eq!(
-            text_within(pairs, "failure", "what").as_deref(),
+            nested_string(pairs, "failure", "what").as_deref(),
             Some("\u{1f600} \u{fffd} \u{fffd}x \u{8}\u{c}/"),
             "a pair, a half, a half before a letter"
         );

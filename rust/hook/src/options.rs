@@ -1,4 +1,4 @@
-//! What the hook is told by its arguments, which the agent writes into the claim's CDI spec.
+//! The hook's arguments, which the agent writes into the claim's CDI spec.
 
 use std::path::PathBuf;
 
@@ -10,27 +10,27 @@ pub(crate) struct Options {
     pub(crate) task: Task,
 }
 
-/// What is to be done for the container, and by whom.
+/// The task of the hook, and the component that performs it.
 #[derive(Debug)]
 pub(crate) enum Task {
     /// The kernel limits one region of device memory.
     Dmem { region: String, bytes: u64 },
     /// The agent limits the container's memory of a device.
-    Limit(Asked),
+    Limit(AgentRequest),
     /// The agent moves a network interface into the container's network.
-    Interface(Asked),
+    Interface(AgentRequest),
 }
 
-/// A device, or share of one, of a claim that the agent knows.
+/// A request to the agent for a device, or a share of a device, of a claim.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct AgentRequest {
     pub(crate) socket: PathBuf,
     pub(crate) claim: String,
     pub(crate) key: String,
 }
 
 impl Task {
-    /// What the container lacks where this fails.
+    /// The first part of the error message if the task fails.
     pub(crate) fn failure(&self) -> &'static str {
         match self {
             Self::Dmem { .. } | Self::Limit(_) => {
@@ -42,8 +42,8 @@ impl Task {
 }
 
 impl Options {
-    /// Reads `--name value` pairs. An unknown one is an error: the limit could be in it.
-    pub(crate) fn read(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
+    /// Parses `--name value` pairs. An unknown name is an error, because it could contain the limit.
+    pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut cgroups = PathBuf::from("/sys/fs/cgroup");
         let mut proc = PathBuf::from("/proc");
         let (mut region, mut bytes, mut socket, mut claim, mut key, mut task) =
@@ -59,7 +59,7 @@ impl Options {
                 "--bytes" => {
                     let amount = value
                         .parse()
-                        .map_err(|_| format!("--bytes {value:?} is no number"))?;
+                        .map_err(|_| format!("--bytes {value:?} is not a number"))?;
                     bytes = Some(amount);
                 }
                 "--socket" => socket = Some(PathBuf::from(value)),
@@ -74,11 +74,11 @@ impl Options {
                 Task::Dmem { region, bytes }
             }
             (None, None, Some(socket), Some(claim), Some(key)) => {
-                let asked = Asked { socket, claim, key };
-                // Without a task it is a limit, as in specs from before there was another one.
+                let request = AgentRequest { socket, claim, key };
+                // Without --task it is a limit: specs of older versions have no --task.
                 match task.as_deref() {
-                    None => Task::Limit(asked),
-                    Some("interface") => Task::Interface(asked),
+                    None => Task::Limit(request),
+                    Some("interface") => Task::Interface(request),
                     Some(other) => return Err(format!("--task {other:?} is not known")),
                 }
             }
@@ -98,31 +98,31 @@ impl Options {
 mod tests {
     use super::{Options, Task};
 
-    fn read(arguments: &[&str]) -> Result<Options, String> {
-        Options::read(arguments.iter().map(|text| (*text).to_owned()))
+    fn parse(arguments: &[&str]) -> Result<Options, String> {
+        Options::parse(arguments.iter().map(|text| (*text).to_owned()))
     }
 
     #[test]
     fn either_a_region_or_the_agent() {
-        let options = read(&["--region", "drm/0000:03:00.0/vram0", "--bytes", "4096"]);
+        let options = parse(&["--region", "drm/0000:03:00.0/vram0", "--bytes", "4096"]);
         assert!(matches!(
             options.map(|options| options.task),
             Ok(Task::Dmem { bytes: 4096, .. })
         ));
-        let asked = ["--socket", "/s", "--claim", "u", "--key", "gpu/share"];
+        let request = ["--socket", "/s", "--claim", "u", "--key", "gpu/share"];
         assert!(matches!(
-            read(&asked).map(|options| options.task),
+            parse(&request).map(|options| options.task),
             Ok(Task::Limit(_))
         ));
-        let task = [&asked[..], &["--task", "interface"]].concat();
+        let task = [&request[..], &["--task", "interface"]].concat();
         assert!(matches!(
-            read(&task).map(|options| options.task),
+            parse(&task).map(|options| options.task),
             Ok(Task::Interface(_))
         ));
     }
 
     #[test]
-    fn what_is_missing_or_unknown_is_an_error() {
+    fn missing_or_unknown_arguments_are_errors() {
         for arguments in [
             &[][..],
             &["--region", "r"],
@@ -135,7 +135,7 @@ mod tests {
                 "--socket", "/s", "--claim", "u", "--key", "k", "--task", "other",
             ],
         ] {
-            assert!(read(arguments).is_err(), "{arguments:?}");
+            assert!(parse(arguments).is_err(), "{arguments:?}");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The hook as a container runtime runs it: a state on standard input, a cgroup tree, an agent behind a socket.
+//! Runs the hook as a container runtime does: with a state on standard input, a cgroup tree and an agent behind a
+//! socket.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +18,7 @@ const STATE: &str =
 /// Far above what a hook needs on a slow machine.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// A host with one container, whose first process is 4711.
+/// A host with one container. The ID of its first process is 4711.
 struct Host(tempfile::TempDir);
 
 struct Ended {
@@ -66,9 +67,9 @@ impl Host {
             .unwrap();
         // The hook may end without reading its state.
         let _ = hook.stdin.take().unwrap().write_all(state.as_bytes());
-        let until = Instant::now() + DEADLINE;
+        let deadline = Instant::now() + DEADLINE;
         while hook.try_wait().unwrap().is_none() {
-            if Instant::now() > until {
+            if Instant::now() > deadline {
                 hook.kill().unwrap();
                 panic!("the hook still runs after {DEADLINE:?}: {arguments:?}");
             }
@@ -85,26 +86,26 @@ impl Host {
         self.run(STATE, &["--region", REGION, "--bytes", "4096"])
     }
 
-    /// Runs the hook beside an agent that gives one answer. The question is there before it is answered.
-    fn ask(&self, answer: &'static str, task: &[&str]) -> (Ended, Receiver<String>) {
+    /// Runs the hook with an agent that sends one reply. The returned channel already contains the request.
+    fn run_with_agent(&self, reply: &'static str, task: &[&str]) -> (Ended, Receiver<String>) {
         let socket = self.path("hooks.sock");
         let listener = UnixListener::bind(&socket).unwrap();
-        let (sender, question) = mpsc::channel();
+        let (sender, request) = mpsc::channel();
         thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut line = String::new();
             BufReader::new(&stream).read_line(&mut line).unwrap();
             sender.send(line).unwrap();
-            stream.write_all(answer.as_bytes()).unwrap();
+            stream.write_all(reply.as_bytes()).unwrap();
         });
         let socket = socket.to_str().unwrap();
-        let asked = ["--socket", socket, "--claim", "uid-1", "--key", "gpu/s"];
-        (self.run(STATE, &[&asked[..], task].concat()), question)
+        let arguments = ["--socket", socket, "--claim", "uid-1", "--key", "gpu/s"];
+        (self.run(STATE, &[&arguments[..], task].concat()), request)
     }
 }
 
 fn assert_refused(ended: &Ended, why: &str) {
-    assert!(!ended.succeeded, "the container starts; wanted: {why}");
+    assert!(!ended.succeeded, "the container starts; expected: {why}");
     assert_eq!(ended.errors.lines().count(), 1, "{:?}", ended.errors);
     assert!(ended.errors.starts_with("dra-agent-hook: "));
     assert!(
@@ -130,7 +131,7 @@ fn the_kernel_limits_the_containers_cgroup_and_no_other() {
     assert_eq!(
         host.read("cgroup/pods.slice/cgroup.subtree_control"),
         "cpu dmem io\n",
-        "a controller that is there is not asked for again"
+        "an enabled controller is not enabled again"
     );
 }
 
@@ -145,7 +146,7 @@ fn a_limit_that_the_kernel_does_not_keep_stops_the_container() {
     assert!(!host.limit().exists());
 }
 
-/// The kernel may round a limit: what it answers is what is true.
+/// The kernel may round a limit: the value that it reports applies.
 #[test]
 fn a_container_never_gets_more_than_its_share_by_rounding() {
     for (kept, why) in [
@@ -174,16 +175,16 @@ fn a_container_never_gets_more_than_its_share_by_rounding() {
 }
 
 #[test]
-fn the_agent_is_asked_to_limit_the_containers_cgroup() {
+fn the_agent_is_requested_to_limit_the_containers_cgroup() {
     let host = Host::new();
-    let (ended, question) = host.ask("{\"result\":true}\n", &[]);
+    let (ended, request) = host.run_with_agent("{\"result\":true}\n", &[]);
     assert!(ended.succeeded, "{}", ended.errors);
     assert_eq!(
-        question.try_recv().as_deref(),
+        request.try_recv().as_deref(),
         Ok("{\"claim\":\"uid-1\",\"key\":\"gpu/s\",\"cgroup\":\"pods.slice/cri-1.scope\"}\n")
     );
     let host = Host::new();
-    let (ended, _) = host.ask("{\"failure\":{\"what\":\"no\"}}\n", &[]);
+    let (ended, _) = host.run_with_agent("{\"failure\":{\"what\":\"no\"}}\n", &[]);
     assert_refused(
         &ended,
         "the container's share of a GPU cannot be limited: no",
@@ -191,17 +192,17 @@ fn the_agent_is_asked_to_limit_the_containers_cgroup() {
 }
 
 #[test]
-fn the_agent_is_asked_to_move_an_interface_to_the_containers_process() {
+fn the_agent_is_requested_to_move_an_interface_to_the_containers_process() {
     let host = Host::new();
     let task = ["--task", "interface"];
-    let (ended, question) = host.ask("{\"result\":true}\n", &task);
+    let (ended, request) = host.run_with_agent("{\"result\":true}\n", &task);
     assert!(ended.succeeded, "{}", ended.errors);
     assert_eq!(
-        question.try_recv().as_deref(),
+        request.try_recv().as_deref(),
         Ok("{\"claim\":\"uid-1\",\"key\":\"gpu/s\",\"task\":\"interface\",\"pid\":4711}\n")
     );
     let host = Host::new();
-    let (ended, _) = host.ask("{\"failure\":{\"what\":\"no\"}}\n", &task);
+    let (ended, _) = host.run_with_agent("{\"failure\":{\"what\":\"no\"}}\n", &task);
     assert_refused(
         &ended,
         "the claim's network interface cannot be moved to the container: no",
