@@ -14,10 +14,10 @@ create_exception!(
     dra_agent._native,
     TopologyError,
     PyValueError,
-    "The host's sysfs cannot be read at all, or an event is not one."
+    "The host's sysfs cannot be read, or an event is invalid."
 );
 
-/// The topology of one host; every method may be called from any thread and lets others run meanwhile.
+/// The topology of one host. Every method is thread-safe and releases the interpreter's lock while it works.
 #[pyclass(name = "Topology", module = "dra_agent._native", frozen)]
 struct PyTopology(Mutex<Topology>);
 
@@ -25,7 +25,9 @@ struct PyTopology(Mutex<Topology>);
 impl PyTopology {
     #[staticmethod]
     fn scan(py: Python<'_>, sysfs: PathBuf) -> PyResult<Self> {
-        let topology = py.detach(|| Topology::scan(sysfs)).map_err(refused)?;
+        let topology = py
+            .detach(|| Topology::scan(sysfs))
+            .map_err(topology_error)?;
         Ok(Self(Mutex::new(topology)))
     }
 
@@ -39,7 +41,7 @@ impl PyTopology {
         PyBytes::new(py, &json)
     }
 
-    /// Addresses that are none, or of no device, are left out.
+    /// Invalid addresses, and addresses without a device, are ignored.
     fn some_devices_to_json<'py>(
         &self,
         py: Python<'py>,
@@ -62,18 +64,22 @@ impl PyTopology {
     }
 
     fn apply<'py>(&self, py: Python<'py>, message: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
-        let event = Uevent::parse(message).map_err(refused)?;
-        let change = py.detach(|| lock(&self.0).apply(&event)).map_err(refused)?;
+        let event = Uevent::parse(message).map_err(topology_error)?;
+        let change = py
+            .detach(|| lock(&self.0).apply(&event))
+            .map_err(topology_error)?;
         encode(py, &change)
     }
 
     fn rescan<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let change = py.detach(|| lock(&self.0).rescan()).map_err(refused)?;
+        let change = py
+            .detach(|| lock(&self.0).rescan())
+            .map_err(topology_error)?;
         encode(py, &change)
     }
 }
 
-/// The kernel's announcements, for an event loop that watches `fileno()`.
+/// The kernel's uevents, for an event loop that polls `fileno()`.
 #[pyclass(name = "UeventSocket", module = "dra_agent._native", frozen)]
 struct PyUeventSocket(Mutex<Option<UeventSocket>>);
 
@@ -91,7 +97,7 @@ impl PyUeventSocket {
         }
     }
 
-    /// At most `limit` waiting events, and whether the kernel had to drop some.
+    /// Returns at most `limit` pending events, and whether the kernel has dropped some.
     #[pyo3(signature = (limit = 256))]
     fn receive<'py>(
         &self,
@@ -105,7 +111,7 @@ impl PyUeventSocket {
             match socket.receive()? {
                 Received::Event(event) => events.push(PyBytes::new(py, &event.to_message())),
                 Received::Lost => lost = true,
-                Received::Nothing => break,
+                Received::Empty => break,
             }
         }
         Ok((events, lost))
@@ -116,17 +122,17 @@ impl PyUeventSocket {
     }
 }
 
-/// A panic while the lock was held leaves a topology that the next rescan mends.
+/// Ignores poisoning: after a panic under the lock, the next rescan repairs the topology.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn encode<'py>(py: Python<'py>, change: &Change) -> PyResult<Bound<'py, PyBytes>> {
-    let json = serde_json::to_vec(change).map_err(refused)?;
+    let json = serde_json::to_vec(change).map_err(topology_error)?;
     Ok(PyBytes::new(py, &json))
 }
 
-fn refused(error: impl std::fmt::Display) -> PyErr {
+fn topology_error(error: impl std::fmt::Display) -> PyErr {
     TopologyError::new_err(error.to_string())
 }
 

@@ -1,4 +1,4 @@
-//! Times of the scan, of the bare reads it needs, and of one event.
+//! Measures the scan, the file operations that it needs, and one event.
 //!
 //! `scan SYSFS ROUNDS` prints one time in ns and the number of functions per line, `bare SYSFS ROUNDS` the same for
 //! open, read and close of the files alone, `event SYSFS DEVPATH ROUNDS` for one event on a scanned host.
@@ -18,7 +18,7 @@ fn main() {
         .filter(|argument| argument != "--bench")
         .collect();
     let [what, sysfs, rest @ .., rounds] = &arguments[..] else {
-        println!("benchmarks/scan.py runs this with what to time");
+        println!("benchmarks/scan.py runs this with the operation to measure");
         return;
     };
     let rounds: u32 = rounds.parse().expect("a number of rounds");
@@ -57,7 +57,7 @@ fn report(rounds: u32, mut work: impl FnMut() -> usize) {
     }
 }
 
-/// What must be read, whoever reads it: names relative to the bus listing, opened once.
+/// The file operations that any scan needs: names relative to the bus listing, which is opened once.
 struct Bare {
     devices: OwnedFd,
     functions: usize,

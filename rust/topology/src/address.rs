@@ -1,10 +1,10 @@
-//! PCI addresses and root buses in the kernel's own spelling.
+//! PCI addresses and root buses in the kernel's notation.
 
 use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-/// `DDDD:BB:DD.F`. The domain has four hexadecimal digits or more: Intel VMD hands out `10000` and up.
+/// `DDDD:BB:DD.F`. The domain has four or more hexadecimal digits: Intel VMD allocates domains from `10000`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
     pub domain: u32,
@@ -13,7 +13,7 @@ pub struct PciAddress {
     pub function: u8,
 }
 
-/// The bus right below a host bridge, which sysfs calls `pciDDDD:BB`.
+/// The bus below a host bridge, `pciDDDD:BB` in sysfs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RootBus {
     pub domain: u32,
@@ -21,8 +21,8 @@ pub struct RootBus {
 }
 
 impl PciAddress {
-    /// Reads exactly what the kernel writes (lower case, no superfluous zeros), so that the text and the
-    /// value stand for each other and a file name can be made from a value.
+    /// Parses exactly the kernel's notation (lower case, no extra zeros), so that formatting the value returns the same
+    /// text and gives the file name.
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Self> {
         let colon = text.iter().position(|&byte| byte == b':')?;

@@ -1,23 +1,23 @@
-//! The second stage: what only wanted devices are asked for.
+//! The second stage of the scan: attributes of supported devices.
 
 use serde::Serialize;
 
 use crate::address::PciAddress;
+use crate::function_reader::FunctionReader;
 use crate::identity::hex8;
 use crate::kind::Kind;
 use crate::numa::number;
-use crate::reading::Attributes;
 
-/// A wanted device's links to the rest of the host.
+/// The attributes of a supported device that relate it to the rest of the host.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Details {
     pub revision: Option<u8>,
     pub link: Option<Link>,
-    /// Of a physical function that can have virtual ones.
+    /// Of a physical function that supports virtual functions.
     pub sriov: Option<Sriov>,
-    /// Of a virtual function: its physical one.
+    /// Of a virtual function: its physical function.
     pub physfn: Option<PciAddress>,
-    /// Of a physical function: its virtual ones, in their order.
+    /// Of a physical function: its virtual functions, by index.
     pub virtfns: Vec<PciAddress>,
     pub net: Vec<String>,
     pub infiniband: Vec<String>,
@@ -25,11 +25,12 @@ pub struct Details {
     pub drm: Option<Drm>,
     pub accel: Vec<String>,
     pub vfio: Option<String>,
-    /// Runtime power management had put it to sleep, so its link was not asked.
-    pub(crate) asleep: bool,
+    /// The device was suspended by runtime power management, so its link was not read.
+    pub(crate) suspended: bool,
 }
 
-/// The PCIe link of a device to the port above it; None where the hardware or the hypervisor says "Unknown".
+/// The PCIe link of a device to the port above it. A value is `None` if the hardware or the hypervisor reports
+/// "Unknown".
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Link {
     pub generation: Option<u8>,
@@ -44,7 +45,7 @@ pub struct Sriov {
     pub num_vfs: u32,
 }
 
-/// The names of a device's DRM nodes, as they are called below `/dev/dri`.
+/// The names of a device's DRM nodes below `/dev/dri`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Drm {
     pub card: Option<String>,
@@ -52,69 +53,69 @@ pub struct Drm {
 }
 
 impl Details {
-    pub(crate) fn read(attributes: &mut Attributes<'_>, kind: Kind, driver: Option<&str>) -> Self {
+    pub(crate) fn read(reader: &mut FunctionReader<'_>, kind: Kind, driver: Option<&str>) -> Self {
         let mut details = Self {
-            revision: attributes.value("revision", hex8),
-            asleep: attributes.value("power/runtime_status", |text| Some(text == b"suspended"))
+            revision: reader.optional("revision", hex8),
+            suspended: reader.optional("power/runtime_status", |text| Some(text == b"suspended"))
                 == Some(true),
             ..Self::default()
         };
-        // Kernels read the link from config space, and recent ones wake the device for that.
-        if !details.asleep {
-            details.link = attributes.pcie_link();
+        // The kernel reads the link from config space, and recent kernels wake the device for it.
+        if !details.suspended {
+            details.link = reader.pcie_link();
         }
-        details.read_virtual_functions(attributes);
+        details.read_virtual_functions(reader);
         if details.sriov.is_none() {
-            details.physfn = attributes.linked("physfn", PciAddress::parse);
+            details.physfn = reader.link_target("physfn", PciAddress::parse);
         }
-        // SmartNICs on an FPGA and accelerators with network ports have interfaces too.
+        // SmartNICs on an FPGA and accelerators with network ports have network interfaces too.
         if matches!(kind, Kind::Nic | Kind::Fpga | Kind::Accelerator) {
-            details.net = attributes.names("net", b"");
+            details.net = reader.names("net", b"");
             if details.net.is_empty() && driver == Some("virtio-pci") {
-                details.net = attributes.virtio_net();
+                details.net = reader.virtio_net();
             }
-            details.infiniband = attributes.names("infiniband", b"");
+            details.infiniband = reader.names("infiniband", b"");
             if !details.infiniband.is_empty() {
-                details.uverbs = attributes.names("infiniband_verbs", b"uverbs");
+                details.uverbs = reader.names("infiniband_verbs", b"uverbs");
             }
         }
         if matches!(kind, Kind::Gpu | Kind::Accelerator | Kind::Fpga) {
-            let mut nodes = attributes.names("drm", b"").into_iter();
+            let mut nodes = reader.names("drm", b"").into_iter();
             let card = nodes.clone().find(|name| name.starts_with("card"));
             let render = nodes.find(|name| name.starts_with("renderD"));
             details.drm = (card.is_some() || render.is_some()).then_some(Drm { card, render });
-            details.accel = attributes.names("accel", b"accel");
+            details.accel = reader.names("accel", b"accel");
         }
         // vfio-pci and the vendors' variants of it: mlx5_vfio_pci, nvgrace_gpu_vfio_pci, xe-vfio-pci.
         if driver.is_some_and(|name| name.contains("vfio")) {
-            details.vfio = attributes.names("vfio-dev", b"vfio").pop();
+            details.vfio = reader.names("vfio-dev", b"vfio").pop();
         }
         details
     }
 
-    /// A sleeping device's link is the one that it had when it was awake, if that is known.
-    pub(crate) fn remember_link(&mut self, before: Option<&Self>) {
-        if self.asleep && self.link.is_none() {
+    /// Keeps the last known link of a suspended device.
+    pub(crate) fn inherit_link(&mut self, before: Option<&Self>) {
+        if self.suspended && self.link.is_none() {
             self.link = before.and_then(|details| details.link);
         }
     }
 
-    fn read_virtual_functions(&mut self, attributes: &mut Attributes<'_>) {
-        let Some(total_vfs) = attributes.value("sriov_totalvfs", number) else {
+    fn read_virtual_functions(&mut self, reader: &mut FunctionReader<'_>) {
+        let Some(total_vfs) = reader.optional("sriov_totalvfs", number) else {
             return;
         };
         // Not sriov_numvfs: the kernel shows it under the device's lock (sriov_numvfs_show in drivers/pci/iov.c), which
         // a driver that hangs while it is unbound keeps. The links are made and removed together with the functions.
         self.virtfns = (0..total_vfs)
-            .map_while(|index| attributes.linked(&format!("virtfn{index}"), PciAddress::parse))
+            .map_while(|index| reader.link_target(&format!("virtfn{index}"), PciAddress::parse))
             .collect();
         let num_vfs = u32::try_from(self.virtfns.len()).unwrap_or(u32::MAX);
         self.sriov = Some(Sriov { total_vfs, num_vfs });
     }
 }
 
-impl Attributes<'_> {
-    /// A virtio function carries its network interface one level down, below `virtioN`.
+impl FunctionReader<'_> {
+    /// Returns the network interfaces of a virtio function, which are one level below, in `virtioN`.
     fn virtio_net(&mut self) -> Vec<String> {
         self.names(".", b"virtio")
             .into_iter()
@@ -124,10 +125,10 @@ impl Attributes<'_> {
 
     fn pcie_link(&mut self) -> Option<Link> {
         let link = Link {
-            generation: self.value("current_link_speed", generation).flatten(),
-            width: self.value("current_link_width", width).flatten(),
-            max_generation: self.value("max_link_speed", generation).flatten(),
-            max_width: self.value("max_link_width", width).flatten(),
+            generation: self.optional("current_link_speed", generation).flatten(),
+            width: self.optional("current_link_width", width).flatten(),
+            max_generation: self.optional("max_link_speed", generation).flatten(),
+            max_width: self.optional("max_link_width", width).flatten(),
         };
         let known = link
             .generation
@@ -138,7 +139,7 @@ impl Attributes<'_> {
     }
 }
 
-/// `8 GT/s`, `8.0 GT/s PCIe` and `Unknown` are all in use (kernel pci_speed_string).
+/// Parses `8 GT/s`, `8.0 GT/s PCIe` and `Unknown`, which kernels write (pci_speed_string).
 fn generation(text: &[u8]) -> Option<Option<u8>> {
     if text.starts_with(b"Unknown") {
         return Some(None);
@@ -154,13 +155,13 @@ fn generation(text: &[u8]) -> Option<Option<u8>> {
             .into_iter()
             .zip(1..)
             .find_map(|(of, generation)| {
-                // Exact: these are the decimal texts of the kernel's own table.
+                // Exact comparison: these are the decimal values of the kernel's table.
                 (f64::to_bits(speed) == f64::to_bits(of)).then_some(generation)
             }),
     )
 }
 
-/// 0 stands for a link that is down and 255 for one that is not known.
+/// Parses a link width; 0 is a link that is down, 255 an unknown one.
 fn width(text: &[u8]) -> Option<Option<u8>> {
     let width = number(text)?;
     Some(

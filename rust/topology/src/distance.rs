@@ -1,11 +1,11 @@
-//! How far apart two functions are, in the levels that operators know from `nvidia-smi topo -m`.
+//! The distance of two functions, in the levels of `nvidia-smi topo -m`.
 
 use serde::Serialize;
 
 use crate::function::Function;
-use crate::path::Hop;
+use crate::path::PathSegment;
 
-/// From nearest to farthest.
+/// The distance of two functions, from nearest to farthest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Distance {
     /// One switch (or a bridge, or two functions of one card) lies between them.
@@ -26,7 +26,7 @@ pub enum Distance {
 }
 
 impl Distance {
-    /// As operators and the JSON write it.
+    /// Returns the name in the JSON output.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -49,13 +49,19 @@ impl Distance {
         let (one, other) = (one.path.below(), other.path.below());
         let shared = one.iter().zip(other).take_while(|(a, b)| a == b).count();
         match shared.checked_sub(1).map(|last| one[last]) {
-            // Sharing only a host bridge, be it the outer one or the one inside a VMD.
-            None | Some(Hop::Bus(_)) => Self::Phb,
-            Some(Hop::Device(_)) => match (&one[shared..], &other[shared..]) {
+            // They share only a host bridge: the outer one or the one inside a VMD.
+            None | Some(PathSegment::Bus(_)) => Self::Phb,
+            Some(PathSegment::Device(_)) => match (&one[shared..], &other[shared..]) {
                 // At most the downstream port on each side.
-                ([] | [Hop::Device(_)], [] | [Hop::Device(_)]) => Self::Pix,
+                ([] | [PathSegment::Device(_)], [] | [PathSegment::Device(_)]) => Self::Pix,
                 // Two root buses inside one VMD.
-                (a, b) if a.iter().chain(b).any(|hop| matches!(hop, Hop::Bus(_))) => Self::Phb,
+                (a, b)
+                    if a.iter()
+                        .chain(b)
+                        .any(|segment| matches!(segment, PathSegment::Bus(_))) =>
+                {
+                    Self::Phb
+                }
                 _ => Self::Pxb,
             },
         }

@@ -1,4 +1,4 @@
-//! Reading sysfs by directory descriptor: one open, one read, one close per attribute.
+//! Reads sysfs relative to directory descriptors: one open, one read and one close per attribute.
 
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -7,55 +7,55 @@ use rustix::fs::{CWD, Mode, OFlags, RawDir, openat, readlinkat_raw};
 use rustix::io::{Errno, read};
 use rustix::path::Arg;
 
-/// A sysfs attribute is at most a page (kernel Documentation/filesystems/sysfs.rst).
-const PAGE: usize = 4096;
+/// The maximum size of a sysfs attribute (kernel Documentation/filesystems/sysfs.rst).
+const PAGE_BYTES: usize = 4096;
 
-/// A directory that names are looked up in; it is opened without the right to list it.
+/// A directory for lookups, opened with O_PATH, which needs no read permission.
 #[derive(Debug)]
 pub(crate) struct Dir(OwnedFd);
 
-/// What every read of a scan goes to, so that none allocates.
+/// The buffer of all reads of a scan, so that a read does not allocate.
 #[derive(Debug)]
-pub(crate) struct Buffer(Box<[u8; PAGE]>);
+pub(crate) struct Buffer(Box<[u8; PAGE_BYTES]>);
 
 impl Default for Buffer {
     fn default() -> Self {
-        Self(Box::new([0; PAGE]))
+        Self(Box::new([0; PAGE_BYTES]))
     }
 }
 
-const PLACE: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-/// Non-blocking, so that a pipe left in a damaged tree cannot hang the scan.
-const FILE: OFlags = OFlags::RDONLY
+const DIR_FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+/// Non-blocking, so that a FIFO in a damaged tree cannot block the scan.
+const FILE_FLAGS: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC)
     .union(OFlags::NONBLOCK);
 
 impl Dir {
     pub(crate) fn open(path: impl Arg) -> Result<Self, Errno> {
-        openat(CWD, path, PLACE, Mode::empty()).map(Self)
+        openat(CWD, path, DIR_FLAGS, Mode::empty()).map(Self)
     }
 
-    pub(crate) fn enter(&self, name: &[u8]) -> Result<Self, Errno> {
-        openat(&self.0, name, PLACE, Mode::empty()).map(Self)
+    pub(crate) fn open_dir(&self, name: &[u8]) -> Result<Self, Errno> {
+        openat(&self.0, name, DIR_FLAGS, Mode::empty()).map(Self)
     }
 
-    /// The content of a file, without the line end.
+    /// Returns the content of a file, without the trailing newline.
     pub(crate) fn read<'b>(&self, name: &[u8], buffer: &'b mut Buffer) -> Result<&'b [u8], Errno> {
-        let file = openat(&self.0, name, FILE, Mode::empty())?;
+        let file = openat(&self.0, name, FILE_FLAGS, Mode::empty())?;
         let length = read(&file, &mut buffer.0[..])?;
-        if length == PAGE {
+        if length == PAGE_BYTES {
             return Err(Errno::FBIG);
         }
         Ok(buffer.0[..length].trim_ascii_end())
     }
 
-    /// The target of a symbolic link, as it is written.
+    /// Returns the target of a symbolic link.
     pub(crate) fn link<'b>(&self, name: &[u8], buffer: &'b mut Buffer) -> Result<&'b [u8], Errno> {
         let length = readlinkat_raw(&self.0, name, &mut buffer.0[..])?;
         Ok(&buffer.0[..length])
     }
 
-    /// The last component of a link's target: how sysfs names drivers, groups and functions.
+    /// Returns the last component of a link's target, which is the name of a driver, group or function.
     pub(crate) fn link_name<'b>(
         &self,
         name: &[u8],
@@ -65,15 +65,15 @@ impl Dir {
         Ok(target.rsplit(|&byte| byte == b'/').next().unwrap_or(target))
     }
 
-    /// Gives every name in a folder to `visit`, in the kernel's order.
-    pub(crate) fn list(&self, folder: &[u8], mut visit: impl FnMut(&[u8])) -> Result<(), Errno> {
+    /// Calls `visit` with every name in a directory, in the kernel's order.
+    pub(crate) fn list(&self, dir: &[u8], mut visit: impl FnMut(&[u8])) -> Result<(), Errno> {
         let fd = openat(
             &self.0,
-            folder,
-            FILE.union(OFlags::DIRECTORY),
+            dir,
+            FILE_FLAGS.union(OFlags::DIRECTORY),
             Mode::empty(),
         )?;
-        let mut space = [MaybeUninit::uninit(); 8 * PAGE];
+        let mut space = [MaybeUninit::uninit(); 8 * PAGE_BYTES];
         let mut entries = RawDir::new(fd, &mut space);
         while let Some(entry) = entries.next() {
             let entry = entry?;
@@ -85,15 +85,15 @@ impl Dir {
         Ok(())
     }
 
-    /// The names in a folder that `wanted` accepts, sorted; none where there is no such folder.
+    /// Returns the names in a directory that `filter` accepts, sorted; none if the directory does not exist.
     pub(crate) fn names(
         &self,
-        folder: &[u8],
-        wanted: impl Fn(&[u8]) -> bool,
+        dir: &[u8],
+        filter: impl Fn(&[u8]) -> bool,
     ) -> Result<Vec<String>, Errno> {
         let mut names = Vec::new();
-        let listed = self.list(folder, |name| {
-            if wanted(name) {
+        let listed = self.list(dir, |name| {
+            if filter(name) {
                 names.push(String::from_utf8_lossy(name).into_owned());
             }
         });
@@ -107,10 +107,10 @@ impl Dir {
     }
 }
 
-/// The listing of PCI functions, and the folder that the last one was found in.
+/// The listing of PCI functions, and the parent directory of the last one.
 ///
-/// Reading below that folder spares the kernel the walk through a function's symlink for each of its files;
-/// neighbours in address order mostly share it.
+/// Reads relative to the parent directory avoid that the kernel resolves a function's symlink for each of its files.
+/// Functions with adjacent addresses mostly have the same parent.
 #[derive(Debug)]
 pub(crate) struct Listing {
     pub(crate) dir: Dir,
@@ -122,14 +122,14 @@ impl Listing {
         Self { dir, parent: None }
     }
 
-    /// The folder that holds the target of a function's link.
+    /// Returns the directory that contains the target of a function's link.
     pub(crate) fn parent_of(&mut self, target: &[u8]) -> Result<&Dir, Errno> {
         let end = target.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
         let path = &target[..end];
         let known = self.parent.take().filter(|(known, _)| known == path);
         let parent = match known {
             Some(parent) => parent,
-            None => (path.to_vec(), self.dir.enter(path)?),
+            None => (path.to_vec(), self.dir.open_dir(path)?),
         };
         Ok(&self.parent.insert(parent).1)
     }

@@ -1,4 +1,4 @@
-//! One PCI function as the first stage of the scan reads it: where it is and what it is.
+//! The first stage of the scan: the location and identity of one PCI function.
 
 use rustix::io::Errno;
 
@@ -6,13 +6,13 @@ use crate::address::PciAddress;
 use crate::attributes::Details;
 use crate::error::{Problem, describe};
 use crate::files::{Buffer, Listing};
+use crate::function_reader::FunctionReader;
 use crate::identity::{Identity, hex24};
 use crate::kind::Kind;
 use crate::numa::{NumaSource, number};
 use crate::path::DevicePath;
-use crate::reading::Attributes;
 
-/// A PCI function; [`Details`] are there for wanted kinds only.
+/// A PCI function. Only supported kinds have [`Details`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
     pub address: PciAddress,
@@ -33,7 +33,7 @@ pub struct Function {
 }
 
 impl Function {
-    /// None where the function has gone, or is damaged and said so in `problems`.
+    /// Returns `None` if the function was removed, or if it is damaged and reported in `problems`.
     pub(crate) fn read(
         listing: &mut Listing,
         address: PciAddress,
@@ -47,9 +47,9 @@ impl Function {
             Err(problem) => problems.push(problem),
         }
         match listing.dir.link(name.as_bytes(), buffer) {
-            // Unplugged since it was listed.
+            // The function was unplugged after it was listed.
             Err(Errno::NOENT) => problems.truncate(found_before),
-            Ok(_) if listing.dir.enter(name.as_bytes()).err() == Some(Errno::NOENT) => {
+            Ok(_) if listing.dir.open_dir(name.as_bytes()).err() == Some(Errno::NOENT) => {
                 problems.truncate(found_before);
                 problems.push(Problem::new(name, "the link leads nowhere"));
             }
@@ -58,11 +58,11 @@ impl Function {
         None
     }
 
-    /// Keeps what could not be asked this time from the last time.
-    pub(crate) fn remember(&mut self, before: Option<&Self>) {
+    /// Keeps the last known link of a suspended device.
+    pub(crate) fn inherit_link(&mut self, before: Option<&Self>) {
         let before = before.and_then(|function| function.details.as_deref());
         if let Some(details) = &mut self.details {
-            details.remember_link(before);
+            details.inherit_link(before);
         }
     }
 
@@ -73,7 +73,7 @@ impl Function {
         buffer: &mut Buffer,
         problems: &mut Vec<Problem>,
     ) -> Result<Self, Problem> {
-        let refused = |errno| Problem::new(name, describe(errno));
+        let unreadable = |errno| Problem::new(name, describe(errno));
         let target = match listing.dir.link(name.as_bytes(), buffer) {
             Ok(target) => target,
             Err(Errno::INVAL) => {
@@ -82,29 +82,30 @@ impl Function {
                     "not a link, so its place in the PCI tree is unknown",
                 ));
             }
-            Err(errno) => return Err(refused(errno)),
+            Err(errno) => return Err(unreadable(errno)),
         };
-        let path = DevicePath::parse(target, address).map_err(|what| Problem::new(name, what))?;
-        let parent = listing.parent_of(target).map_err(refused)?;
-        let mut attributes = Attributes::new(parent, name, buffer, problems);
+        let path =
+            DevicePath::parse(target, address).map_err(|message| Problem::new(name, message))?;
+        let parent = listing.parent_of(target).map_err(unreadable)?;
+        let mut reader = FunctionReader::new(parent, name, buffer, problems);
         let Identity {
             class,
             ids: (vendor_id, device_id),
             subsystem,
             driver,
-        } = Identity::read(&mut attributes)?;
+        } = Identity::read(&mut reader)?;
         let kind = Kind::of(class, vendor_id, device_id);
-        // A wanted device whose files contradict each other must not be handed to anyone.
-        if kind.is_wanted() && attributes.required("class", hex24)? != class {
+        // A device with contradictory files must not be allocated.
+        if kind.is_supported() && reader.required("class", hex24)? != class {
             return Err(Problem::new(
                 format!("{name}/class"),
-                "differs from what uevent says",
+                "differs from the class in uevent",
             ));
         }
-        let iommu_group = attributes.linked("iommu_group", number);
-        // -1 is the kernel's word for unknown.
-        let own_numa_node = attributes
-            .value("numa_node", |text| {
+        let iommu_group = reader.link_target("iommu_group", number);
+        // The kernel writes -1 if the node is unknown.
+        let own_numa_node = reader
+            .optional("numa_node", |text| {
                 if text == b"-1" {
                     Some(None)
                 } else {
@@ -113,8 +114,8 @@ impl Function {
             })
             .flatten();
         let details = kind
-            .is_wanted()
-            .then(|| Box::new(Details::read(&mut attributes, kind, driver.as_deref())));
+            .is_supported()
+            .then(|| Box::new(Details::read(&mut reader, kind, driver.as_deref())));
         Ok(Self {
             address,
             path,

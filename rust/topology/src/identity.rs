@@ -1,10 +1,10 @@
-//! What a function is: class, ids and driver, in one read of `uevent` wherever there is one.
+//! The identity of a function: class, ids and driver, with one read of `uevent` if possible.
 
 use rustix::io::Errno;
 
 use crate::error::{Problem, describe};
+use crate::function_reader::{FunctionReader, unexpected_content};
 use crate::kind::Kind;
-use crate::reading::{Attributes, unexpected};
 
 #[derive(Debug)]
 pub(crate) struct Identity {
@@ -14,7 +14,7 @@ pub(crate) struct Identity {
     pub(crate) driver: Option<String>,
 }
 
-/// What one source says; any of it may be missing.
+/// The values of one source; each may be missing.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Partial {
     class: Option<u32>,
@@ -24,22 +24,22 @@ struct Partial {
 }
 
 impl Identity {
-    /// Takes from `uevent` first, then from the single files, then from `modalias`: recorded trees of other
-    /// projects hold only some of them.
-    pub(crate) fn read(attributes: &mut Attributes<'_>) -> Result<Self, Problem> {
+    /// Uses `uevent`, then `modalias`, then the single files: recorded trees of other projects contain only some of
+    /// them.
+    pub(crate) fn read(reader: &mut FunctionReader<'_>) -> Result<Self, Problem> {
         let mut found = Partial::default();
-        match attributes.read("uevent") {
+        match reader.read("uevent") {
             Ok(text) => found = Partial::from_uevent(text),
             Err(Errno::NOENT) => {}
-            Err(errno) => attributes.report("uevent", describe(errno)),
+            Err(errno) => reader.report("uevent", describe(errno)),
         }
-        let driver = |attributes: &mut Attributes<'_>| {
-            attributes.linked("driver", |name| String::from_utf8(name.to_vec()).ok())
+        let driver = |reader: &mut FunctionReader<'_>| {
+            reader.link_target("driver", |name| String::from_utf8(name.to_vec()).ok())
         };
         if let (Some(class), Some(ids)) = (found.class, found.ids) {
-            // A full uevent names the driver of a bound function; only where it matters is the link asked too.
-            if found.driver.is_none() && Kind::of(class, ids.0, ids.1).is_wanted() {
-                found.driver = driver(attributes);
+            // A complete uevent names the driver of a bound function. The link is read too for supported kinds only.
+            if found.driver.is_none() && Kind::of(class, ids.0, ids.1).is_supported() {
+                found.driver = driver(reader);
             }
             return Ok(Self {
                 class,
@@ -48,30 +48,30 @@ impl Identity {
                 driver: found.driver,
             });
         }
-        let modalias = attributes
-            .value("modalias", Partial::from_modalias)
+        let modalias = reader
+            .optional("modalias", Partial::from_modalias)
             .unwrap_or_default();
         let class = match found.class.or(modalias.class) {
             Some(class) => class,
-            None => attributes.required("class", hex24)?,
+            None => reader.required("class", hex24)?,
         };
         let ids = match found.ids.or(modalias.ids) {
             Some(ids) => ids,
             None => (
-                attributes.required("vendor", hex16)?,
-                attributes.required("device", hex16)?,
+                reader.required("vendor", hex16)?,
+                reader.required("device", hex16)?,
             ),
         };
         let subsystem = found.subsystem.or(modalias.subsystem).or_else(|| {
-            attributes
-                .value("subsystem_vendor", hex16)
-                .zip(attributes.value("subsystem_device", hex16))
+            reader
+                .optional("subsystem_vendor", hex16)
+                .zip(reader.optional("subsystem_device", hex16))
         });
         Ok(Self {
             class,
             ids,
             subsystem,
-            driver: found.driver.or_else(|| driver(attributes)),
+            driver: found.driver.or_else(|| driver(reader)),
         })
     }
 }
@@ -92,7 +92,7 @@ impl Partial {
                 }
                 b"PCI_CLASS" => found.class = number(value, 1..=6),
                 b"PCI_ID" => found.ids = pair(value),
-                // A function without a subsystem, a bridge for example, says 0000:0000.
+                // The value of a function without a subsystem, for example a bridge, is 0000:0000.
                 b"PCI_SUBSYS_ID" => found.subsystem = pair(value).filter(|ids| *ids != (0, 0)),
                 _ => {}
             }
@@ -128,17 +128,17 @@ impl Partial {
     }
 }
 
-/// The content of `class`.
+/// Parses `class`.
 pub(crate) fn hex24(text: &[u8]) -> Option<u32> {
     number(text.strip_prefix(b"0x")?, 1..=6)
 }
 
-/// The content of `vendor`, `device` and their like.
+/// Parses `vendor`, `device` and similar files.
 pub(crate) fn hex16(text: &[u8]) -> Option<u16> {
     u16::try_from(number(text.strip_prefix(b"0x")?, 1..=4)?).ok()
 }
 
-/// The content of `revision`.
+/// Parses `revision`.
 pub(crate) fn hex8(text: &[u8]) -> Option<u8> {
     u8::try_from(number(text.strip_prefix(b"0x")?, 1..=2)?).ok()
 }
@@ -161,21 +161,21 @@ fn number(text: &[u8], digits: std::ops::RangeInclusive<usize>) -> Option<u32> {
     u32::from_str_radix(std::str::from_utf8(text).ok()?, 16).ok()
 }
 
-impl Attributes<'_> {
-    /// An attribute without which the device cannot be told.
+impl FunctionReader<'_> {
+    /// Reads an attribute without which the function is left out.
     pub(crate) fn required<T>(
         &mut self,
         file: &str,
         parse: impl Fn(&[u8]) -> Option<T>,
     ) -> Result<T, Problem> {
-        let what = match self.read(file) {
+        let message = match self.read(file) {
             Ok(text) => match parse(text) {
                 Some(value) => return Ok(value),
-                None => unexpected(text),
+                None => unexpected_content(text),
             },
             Err(errno) => describe(errno),
         };
-        Err(self.problem(file, what))
+        Err(self.problem(file, message))
     }
 }
 
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uevent_and_modalias_say_the_same() {
+    fn uevent_and_modalias_agree() {
         let uevent = Partial::from_uevent(
             b"DRIVER=i40e\nPCI_CLASS=20000\nPCI_ID=8086:37D2\nPCI_SUBSYS_ID=15D9:37D2\nPCI_SLOT_NAME=0000:60:00.0\n\
               MODALIAS=pci:v00008086d000037D2sv000015D9sd000037D2bc02sc00i00",

@@ -1,4 +1,4 @@
-//! Which node of the AMD kernel fusion driver a GPU is.
+//! The nodes of GPUs in the AMD kernel fusion driver (KFD).
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::numa::number;
 
 const NODES: &str = "class/kfd/kfd/topology/nodes";
 
-/// The lowest KFD node of each PCI function: a partitioned GPU has several.
+/// Returns the lowest KFD node of each PCI function: a partitioned GPU has several.
 pub(crate) fn read(
     sysfs: &Dir,
     buffer: &mut Buffer,
@@ -34,7 +34,7 @@ pub(crate) fn read(
                         .or_insert(id);
                 }
             }
-            // A cgroup without the device is refused the node (EPERM); it is not this host's fault.
+            // The kernel returns EPERM if the cgroup of this process has no access to the device.
             Err(Errno::PERM | Errno::NOENT) => {}
             Err(errno) => problems.push(Problem::new(place, describe(errno))),
         }

@@ -1,8 +1,8 @@
-//! What a PCI function is for, by class code and, where the class says too little, by vendor.
+//! The kind of a PCI function, from its class code and, if the class is ambiguous, its vendor.
 
 use serde::Serialize;
 
-/// A family of devices; everything but `Other` is wanted: it is read in full and has distances.
+/// A kind of devices. All kinds except `Other` are supported: their attributes and distances are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
@@ -34,7 +34,7 @@ impl Kind {
     pub fn of(class: u32, vendor: u16, device: u16) -> Self {
         let (base, subclass) = (class >> 16, class >> 8);
         match (base, subclass) {
-            // Bridges stay bridges, whoever makes them: FPGAs and NICs bring their own switches.
+            // Bridges of all vendors, because FPGAs and NICs have their own switches.
             (0x06, _) => Self::Other,
             (0x02, _) | (_, 0x0c06) => Self::Nic,
             (0x03, _) => Self::Gpu,
@@ -50,7 +50,7 @@ impl Kind {
     }
 
     #[must_use]
-    pub fn is_wanted(self) -> bool {
+    pub fn is_supported(self) -> bool {
         self != Self::Other
     }
 }

@@ -1,4 +1,4 @@
-//! NUMA nodes, and how a function that names none is given one.
+//! NUMA nodes, and the resolution of the node of functions that do not report one.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -10,30 +10,30 @@ use crate::address::{PciAddress, RootBus};
 use crate::error::{Problem, describe};
 use crate::files::{Buffer, Dir};
 use crate::function::Function;
-use crate::path::Hop;
+use crate::path::PathSegment;
 
 /// One NUMA node of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NumaNode {
     pub id: u32,
-    /// The CPU package of its first CPU; one package may have several nodes (SNC, NPS).
+    /// The CPU package of the node's first CPU; one package may have several nodes (SNC, NPS).
     pub socket: Option<u32>,
-    /// The kernel's list form, `0-7,16-23`; empty for a node of memory only.
+    /// In the kernel's list format, `0-7,16-23`; empty for a memory-only node.
     pub cpus: String,
     pub memory_bytes: Option<u64>,
-    /// To every node, in the order of their ids, as the firmware's SLIT says; 10 is the node itself.
+    /// The distances to all nodes, ordered by id, from the firmware's SLIT; 10 is the node itself.
     pub distances: Vec<u32>,
 }
 
-/// Where a function's NUMA node was found.
+/// The source of a function's NUMA node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NumaSource {
     /// Its own `numa_node`.
     Device,
-    /// The nearest function above that names one.
+    /// The nearest function above that reports a node.
     Ancestor,
-    /// The CPUs near its root bus, where they belong to exactly one node.
+    /// The local CPUs of its root bus, if they belong to exactly one node.
     Cpulist,
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn read_nodes(
         ids.extend(name.strip_prefix(b"node").and_then(number));
     });
     match listed {
-        // A kernel built without NUMA has no such folder.
+        // A kernel built without NUMA does not have this directory.
         Ok(()) | Err(Errno::NOENT) => {}
         Err(errno) => problems.push(Problem::new(NODES, describe(errno))),
     }
@@ -72,7 +72,7 @@ pub(crate) fn read_nodes(
             first.map(|cpu| format!("devices/system/cpu/cpu{cpu}/topology/physical_package_id"));
         nodes.push(NumaNode {
             id,
-            // -1 where the firmware does not tell.
+            // -1 if the firmware does not report it.
             socket: package
                 .and_then(|place| sysfs.read(place.as_bytes(), buffer).ok().and_then(number)),
             memory_bytes: memory_bytes(&memory),
@@ -86,7 +86,7 @@ pub(crate) fn read_nodes(
     nodes
 }
 
-/// From the line `Node 0 MemTotal:       65724876 kB`.
+/// Parses the line `Node 0 MemTotal:       65724876 kB`.
 fn memory_bytes(meminfo: &str) -> Option<u64> {
     let (_, rest) = meminfo.split_once("MemTotal:")?;
     let kib: u64 = rest.split_ascii_whitespace().next()?.parse().ok()?;
@@ -97,7 +97,7 @@ pub(crate) fn number(text: &[u8]) -> Option<u32> {
     std::str::from_utf8(text).ok()?.trim().parse().ok()
 }
 
-/// The ranges of a CPU list; None where it is no such list.
+/// Returns the ranges of a CPU list; `None` if it is invalid.
 fn cpu_ranges(list: &str) -> Option<Vec<RangeInclusive<u32>>> {
     let list = list.trim();
     if list.is_empty() {
@@ -111,24 +111,24 @@ fn cpu_ranges(list: &str) -> Option<Vec<RangeInclusive<u32>>> {
         .collect()
 }
 
-/// The only node that a CPU list touches.
-fn sole_node(list: &str, nodes: &[NumaNode]) -> Option<u32> {
+/// Returns the node that a CPU list overlaps, if it overlaps exactly one.
+fn only_node(list: &str, nodes: &[NumaNode]) -> Option<u32> {
     let near = cpu_ranges(list)?;
-    let touches = |node: &&NumaNode| {
+    let overlaps = |node: &&NumaNode| {
         let own = cpu_ranges(&node.cpus).unwrap_or_default();
         own.iter().any(|a| {
             near.iter()
                 .any(|b| a.start() <= b.end() && b.start() <= a.end())
         })
     };
-    let mut touched = nodes.iter().filter(touches);
-    match (touched.next(), touched.next()) {
+    let mut overlapping = nodes.iter().filter(overlaps);
+    match (overlapping.next(), overlapping.next()) {
         (Some(node), None) => Some(node.id),
         _ => None,
     }
 }
 
-/// Finds the node of functions that name none; keeps what it read of root buses for the next function.
+/// Finds the node of functions that do not report one. Caches what it read of root buses and unlisted bridges.
 #[derive(Debug)]
 pub(crate) struct NumaFinder<'a> {
     devices: &'a Dir,
@@ -147,7 +147,7 @@ impl<'a> NumaFinder<'a> {
         }
     }
 
-    /// `own_node` answers what a listed function's `numa_node` says, None where it is not listed.
+    /// `own_node` returns the `numa_node` of a listed function; the outer `None` means that the function is not listed.
     pub(crate) fn find(
         &mut self,
         function: &Function,
@@ -158,13 +158,13 @@ impl<'a> NumaFinder<'a> {
             return (Some(node), Some(NumaSource::Device));
         }
         let below = function.path.below();
-        for (up, hop) in below.iter().rev().enumerate() {
-            let Hop::Device(ancestor) = *hop else {
+        for (up, segment) in below.iter().rev().enumerate() {
+            let PathSegment::Device(ancestor) = *segment else {
                 continue;
             };
             let node = own_node(ancestor).unwrap_or_else(|| {
                 *self.unlisted.entry(ancestor).or_insert_with(|| {
-                    let place = above(function.address, up + 1) + "numa_node";
+                    let place = ancestor_dir(function.address, up + 1) + "numa_node";
                     self.devices
                         .read(place.as_bytes(), buffer)
                         .ok()
@@ -175,7 +175,7 @@ impl<'a> NumaFinder<'a> {
                 return (node, Some(NumaSource::Ancestor));
             }
         }
-        // Where the root bus says nothing, the first function below it does, so the answer is kept for both.
+        // If the root bus has no affinity, the first function below it is read. So the cache key contains both.
         let root = function.path.root();
         let first = function.path.parents().next();
         let node = *self
@@ -184,22 +184,22 @@ impl<'a> NumaFinder<'a> {
             .or_insert_with(|| {
                 let name = root.to_string();
                 let bus = name.trim_start_matches("pci");
-                let top = above(function.address, below.len() + 1);
+                let top = ancestor_dir(function.address, below.len() + 1);
                 let affinity = format!("{top}pci_bus/{bus}/cpulistaffinity");
-                let nearest = above(function.address, below.len()) + "local_cpulist";
+                let nearest = ancestor_dir(function.address, below.len()) + "local_cpulist";
                 [affinity, nearest].iter().find_map(|place| {
                     let list = self.devices.read(place.as_bytes(), buffer).ok()?;
-                    sole_node(std::str::from_utf8(list).ok()?, self.nodes)
+                    only_node(std::str::from_utf8(list).ok()?, self.nodes)
                 })
             });
         (node, node.map(|_| NumaSource::Cpulist))
     }
 }
 
-/// The folder that many levels above a function's own, relative to the bus listing.
+/// Returns the directory `levels` above that of a function, relative to the bus listing.
 ///
-/// `..` behind the symlink leads to the real parent, also where that one is missing from the listing.
-fn above(address: PciAddress, levels: usize) -> String {
+/// `..` after the symlink leads to the real parent, even if the parent is missing from the listing.
+fn ancestor_dir(address: PciAddress, levels: usize) -> String {
     format!("{address}/{}", "../".repeat(levels))
 }
 

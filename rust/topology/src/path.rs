@@ -1,52 +1,55 @@
-//! A function's place in the PCI tree, taken from the target of its symlink in `bus/pci/devices`.
+//! The location of a function in the PCI tree, from the target of its symlink in `bus/pci/devices`.
 //!
-//! The path is the only complete source: a bridge may be missing from the bus listing, and bus numbers of
-//! bridges are in `config`, which the scan never opens.
+//! The path is the only complete source: a bridge may be missing from the bus listing, and the bus numbers of bridges
+//! are in `config`, which the scan never opens.
 
 use crate::address::{PciAddress, RootBus};
 
 /// One level above a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hop {
+pub enum PathSegment {
     Bus(RootBus),
     Device(PciAddress),
 }
 
-/// The levels above a function, root first; the function itself is not among them.
+/// The levels above a function, root first, without the function.
 ///
 /// Behind Intel VMD a second root bus appears in the middle: `pci0000:e2/0000:e2:00.5/pci10000:e0/...`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DevicePath {
     root: RootBus,
-    below: Box<[Hop]>,
+    below: Box<[PathSegment]>,
 }
 
 impl DevicePath {
-    /// Reads the target of the symlink of `address`; the error says what is wrong with it.
+    /// Parses the target of the symlink of `address`.
+    ///
+    /// # Errors
+    /// A description of what is invalid in the target.
     pub(crate) fn parse(target: &[u8], address: PciAddress) -> Result<Self, &'static str> {
         let mut components = target.split(|&byte| byte == b'/');
-        // What comes before the host bridge differs by platform (ACPI, device tree, VMBus) and says nothing.
+        // The components before the host bridge differ by platform (ACPI, device tree, VMBus) and are ignored.
         let root = components
             .by_ref()
             .find_map(RootBus::parse)
             .ok_or("the link does not lead below a PCI root bus")?;
-        let mut below = [Hop::Bus(root); MAX_DEPTH];
+        let mut below = [PathSegment::Bus(root); MAX_DEPTH];
         let mut depth = 0;
         for component in components {
             let slot = below
                 .get_mut(depth)
                 .ok_or("the link is deeper than any PCI tree")?;
             *slot = match PciAddress::parse(component) {
-                Some(device) => Hop::Device(device),
-                None => Hop::Bus(
+                Some(device) => PathSegment::Device(device),
+                None => PathSegment::Bus(
                     RootBus::parse(component)
-                        .ok_or("the link holds a component that is not a PCI address")?,
+                        .ok_or("the link contains a component that is not a PCI address")?,
                 ),
             };
             depth += 1;
         }
         match below[..depth].split_last() {
-            Some((&Hop::Device(own), above)) if own == address => Ok(Self {
+            Some((&PathSegment::Device(own), above)) if own == address => Ok(Self {
                 root,
                 below: above.into(),
             }),
@@ -54,45 +57,49 @@ impl DevicePath {
         }
     }
 
-    /// The outermost root bus, which Kubernetes calls `pcieRoot`.
+    /// Returns the outermost root bus, `pcieRoot` in Kubernetes.
     #[must_use]
     pub fn root(&self) -> RootBus {
         self.root
     }
 
-    /// The functions above, root port first.
+    /// Returns the functions above, root port first.
     pub fn parents(&self) -> impl DoubleEndedIterator<Item = PciAddress> {
-        self.below.iter().filter_map(|hop| match hop {
-            Hop::Device(address) => Some(*address),
-            Hop::Bus(_) => None,
+        self.below.iter().filter_map(|segment| match segment {
+            PathSegment::Device(address) => Some(*address),
+            PathSegment::Bus(_) => None,
         })
     }
 
-    /// What lies between the outermost root bus and the function.
-    pub(crate) fn below(&self) -> &[Hop] {
+    /// Returns the segments between the outermost root bus and the function.
+    pub(crate) fn below(&self) -> &[PathSegment] {
         &self.below
     }
 
     #[must_use]
     pub fn is_below(&self, address: PciAddress) -> bool {
-        self.below.contains(&Hop::Device(address))
+        self.below.contains(&PathSegment::Device(address))
     }
 
-    /// The upstream port of the top-most switch above the function: the device that neighbours share.
+    /// Returns the upstream port of the topmost switch above the function: the bridge that devices on one switch share.
     ///
-    /// Without `config` the role of a bridge follows from its place. The bridge on a root bus is a root
-    /// port; the next one, if another bridge lies between it and the function, is a switch's upstream port
-    /// and that other one a downstream port. A lone second bridge is a bridge to conventional PCI.
+    /// The role of a bridge follows from its position, because `config` is not read. The bridge on a root bus is a root
+    /// port. If two more bridges follow, they are the upstream and a downstream port of a switch. A single second
+    /// bridge is a bridge to conventional PCI.
     #[must_use]
     pub fn switch(&self) -> Option<PciAddress> {
-        self.below.windows(3).find_map(|hops| match *hops {
-            [Hop::Device(_), Hop::Device(upstream), Hop::Device(_)] => Some(upstream),
+        self.below.windows(3).find_map(|segments| match *segments {
+            [
+                PathSegment::Device(_),
+                PathSegment::Device(upstream),
+                PathSegment::Device(_),
+            ] => Some(upstream),
             _ => None,
         })
     }
 }
 
-/// PCI has 256 buses per domain, so no chain of bridges is longer; real trees stay below ten.
+/// The maximum number of segments. PCI has 256 buses per domain, but real trees have fewer than ten levels.
 const MAX_DEPTH: usize = 64;
 
 #[cfg(test)]

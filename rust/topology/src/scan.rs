@@ -1,4 +1,4 @@
-//! The topology of a host as a whole: the full scan.
+//! The full scan of a host.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 
 use crate::address::PciAddress;
-use crate::apply::Change;
 use crate::error::{Problem, TopologyError};
 use crate::files::{Buffer, Dir, Listing};
 use crate::function::Function;
+use crate::incremental::Change;
 use crate::kfd;
 use crate::kind::Kind;
 use crate::numa::{self, NumaFinder, NumaNode};
@@ -31,10 +31,10 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Reads everything below `sysfs`, which stands for `/sys`.
+    /// Reads the topology below `sysfs`, normally `/sys`.
     ///
     /// # Errors
-    /// Only where there is no sysfs to read; a damaged device is a [`Problem`] and left out.
+    /// There is no readable sysfs. A damaged device is not an error: it is left out and reported as a [`Problem`].
     pub fn scan(sysfs: impl AsRef<Path>) -> Result<Self, TopologyError> {
         let mut topology = Self {
             sysfs: sysfs.as_ref().to_owned(),
@@ -49,14 +49,14 @@ impl Topology {
         Ok(topology)
     }
 
-    /// Reads everything again and says what had changed without an event.
+    /// Scans again and returns what changed without an event.
     ///
     /// # Errors
     /// As [`Topology::scan`]; the topology is then as before.
     pub fn rescan(&mut self) -> Result<Change, TopologyError> {
         let mut fresh = Self::scan(&self.sysfs)?;
         for (address, function) in &mut fresh.functions {
-            function.remember(self.functions.get(address));
+            function.inherit_link(self.functions.get(address));
         }
         std::mem::swap(self, &mut fresh);
         Ok(Change::between(&fresh, self))
@@ -78,7 +78,7 @@ impl Topology {
                     )),
                 });
             listed.map_err(|errno| self.cannot_list(errno))?;
-            // Neighbours share a folder, which is then opened once.
+            // Functions with adjacent addresses share a parent directory, which is then opened once.
             addresses.sort_unstable();
             for address in addresses {
                 self.read_function(&mut listing, address);
@@ -108,18 +108,18 @@ impl Topology {
         sysfs: &Dir,
         problems: &mut Vec<Problem>,
     ) -> Result<Option<Listing>, TopologyError> {
-        match sysfs.enter(DEVICES.as_bytes()) {
+        match sysfs.open_dir(DEVICES.as_bytes()) {
             Ok(devices) => Ok(Some(Listing::new(devices))),
             Err(Errno::NOENT) => {
                 if [&b"bus"[..], b"devices"]
                     .iter()
-                    .all(|folder| sysfs.enter(folder).is_err())
+                    .all(|folder| sysfs.open_dir(folder).is_err())
                 {
                     return Err(TopologyError::NotSysfs {
                         path: self.sysfs.clone(),
                     });
                 }
-                problems.push(Problem::new(DEVICES, "not there: this host has no PCI"));
+                problems.push(Problem::new(DEVICES, "missing: this host has no PCI"));
                 Ok(None)
             }
             Err(errno) => Err(self.cannot_list(errno)),
@@ -133,7 +133,7 @@ impl Topology {
         }
     }
 
-    /// Brings one function and its problems up to date; gives back what it was.
+    /// Updates one function and its problems; returns the previous function.
     pub(crate) fn read_function(
         &mut self,
         listing: &mut Listing,
@@ -148,14 +148,14 @@ impl Topology {
         }
         match function {
             Some(mut function) => {
-                function.remember(self.functions.get(&address));
+                function.inherit_link(self.functions.get(&address));
                 self.functions.insert(address, function)
             }
             None => self.functions.remove(&address),
         }
     }
 
-    /// Gives a node to each of these functions, after all of them have been read.
+    /// Sets the NUMA node of each of these functions, after all of them have been read.
     pub(crate) fn resolve_numa(&mut self, devices: &Dir, addresses: &[PciAddress]) {
         let mut finder = NumaFinder::new(devices, &self.nodes);
         let mut found = Vec::with_capacity(addresses.len());
@@ -176,7 +176,7 @@ impl Topology {
         }
     }
 
-    /// Reads the KFD nodes, where there is a GPU that can be one; gives back what they were.
+    /// Reads the KFD nodes if there is an AMD GPU; returns the previous nodes.
     pub(crate) fn read_kfd(&mut self, sysfs: &Dir) -> BTreeMap<PciAddress, u32> {
         self.kfd_problems.clear();
         let mut nodes = BTreeMap::new();

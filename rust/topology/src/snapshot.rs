@@ -1,4 +1,4 @@
-//! The topology as programs read it: the JSON of `dra-agent topology -o json`.
+//! The JSON output of the topology, as in `dra-agent topology -o json`.
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -12,18 +12,18 @@ use crate::kind::Kind;
 use crate::numa::{NumaNode, NumaSource};
 use crate::scan::Topology;
 
-/// Devices are in the order of their addresses, domains counted as numbers.
+/// The topology. Devices are sorted by address, with numeric domains.
 #[derive(Debug, Serialize)]
 pub struct Snapshot<'a> {
     pub numa_nodes: &'a [NumaNode],
     pub devices: Vec<DeviceView<'a>>,
-    /// All pairs grow with the square of the devices: only for programs that ask for them.
+    /// Optional, because the number of pairs grows with the square of the number of devices.
     #[serde(skip_serializing_if = "Option::is_none")]
     distances: Option<Distances<'a>>,
     pub problems: Vec<&'a Problem>,
 }
 
-/// One device; what is unknown or does not apply is null or empty, never a made-up value.
+/// One device. A value that is unknown or not applicable is null or empty, never a default.
 #[derive(Debug, Serialize)]
 pub struct DeviceView<'a> {
     pub pci_address: PciAddress,
@@ -54,7 +54,7 @@ pub struct DeviceView<'a> {
     pub vfio: Option<&'a str>,
 }
 
-/// Every unordered pair of wanted devices once, the lower address first: `"a,b": "PIX"`.
+/// Every unordered pair of supported devices once, the lower address first: `"a,b": "PIX"`.
 #[derive(Debug)]
 struct Distances<'a>(Vec<&'a Function>);
 
@@ -83,17 +83,17 @@ impl Serialize for Pair {
 }
 
 impl Topology {
-    /// The snapshot with the distances of all pairs of wanted devices.
+    /// Returns the snapshot with the distances of all pairs of supported devices.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot<'_> {
-        let wanted = self.functions.values().filter(|f| f.kind.is_wanted());
+        let supported = self.functions.values().filter(|f| f.kind.is_supported());
         Snapshot {
-            distances: Some(Distances(wanted.collect())),
+            distances: Some(Distances(supported.collect())),
             ..self.snapshot_of_devices()
         }
     }
 
-    /// The snapshot without distances; see [`Topology::distance`].
+    /// Returns the snapshot without distances; see [`Topology::distance`].
     #[must_use]
     pub fn snapshot_of_devices(&self) -> Snapshot<'_> {
         self.snapshot_with(self.functions.values().map(|f| self.view(f)).collect())
@@ -113,20 +113,20 @@ impl Topology {
         }
     }
 
-    /// The snapshot as JSON.
+    /// Returns the snapshot as JSON.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
-        // Writing plain structs with string keys into memory cannot fail.
+        // Serialization of plain structs with string keys to memory cannot fail.
         serde_json::to_vec(&self.snapshot()).unwrap_or_default()
     }
 
-    /// The snapshot without distances as JSON.
+    /// Returns the snapshot without distances as JSON.
     #[must_use]
     pub fn devices_to_json(&self) -> Vec<u8> {
         serde_json::to_vec(&self.snapshot_of_devices()).unwrap_or_default()
     }
 
-    /// As [`Topology::devices_to_json`], with no devices but these; what is not there is left out.
+    /// Like [`Topology::devices_to_json`], with only the given devices. Addresses without a device are ignored.
     #[must_use]
     pub fn some_devices_to_json(&self, addresses: &[PciAddress]) -> Vec<u8> {
         let found = addresses.iter().filter_map(|a| self.functions.get(a));
@@ -134,11 +134,15 @@ impl Topology {
         serde_json::to_vec(&self.snapshot_with(devices)).unwrap_or_default()
     }
 
-    /// How far apart two wanted devices are; none where one is unknown, not wanted, or both are the same.
+    /// Returns the distance of two supported devices; `None` if one is unknown or unsupported, or both are the same.
     #[must_use]
     pub fn distance(&self, one: PciAddress, other: PciAddress) -> Option<Distance> {
-        let wanted = |address| self.functions.get(&address).filter(|f| f.kind.is_wanted());
-        let (one, other) = (wanted(one)?, wanted(other)?);
+        let supported = |address| {
+            self.functions
+                .get(&address)
+                .filter(|f| f.kind.is_supported())
+        };
+        let (one, other) = (supported(one)?, supported(other)?);
         (one.address != other.address).then(|| Distance::between(one, other))
     }
 

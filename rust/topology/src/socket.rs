@@ -1,4 +1,4 @@
-//! The netlink socket on which the kernel announces devices.
+//! The netlink socket on which the kernel sends uevents.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,34 +10,33 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recvf
 
 use crate::uevent::Uevent;
 
-/// A non-blocking socket that any event loop can watch; events of other network namespaces than the
-/// host's do not reach it.
+/// A non-blocking socket for uevents. It receives them only in the network namespace of the host.
 #[derive(Debug)]
 pub struct UeventSocket {
     fd: OwnedFd,
     buffer: Vec<u8>,
 }
 
-/// What waits on the socket.
+/// The result of one read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Received {
     Event(Uevent),
-    /// The kernel dropped events because nobody fetched them in time: only a rescan knows what they were.
+    /// The kernel dropped events because the receive buffer was full. Only a rescan detects their changes.
     Lost,
-    /// Nothing for now.
-    Nothing,
+    /// No event is pending.
+    Empty,
 }
 
-/// Group 1 is the kernel's own; udev answers on group 2.
-const KERNEL: u32 = 1;
+/// The multicast group of the kernel; udev sends to group 2.
+const KERNEL_GROUP: u32 = 1;
 /// A host that resets eight GPUs and their NICs sends some thousand events of 200 to 500 bytes.
-const QUEUE: usize = 8 << 20;
-/// The kernel's messages are at most 2 KiB of fields and a path (UEVENT_BUFFER_SIZE).
-const MESSAGE: usize = 8 << 10;
+const RECEIVE_BUFFER_BYTES: usize = 8 << 20;
+/// The kernel's messages have at most 2 KiB of fields (UEVENT_BUFFER_SIZE) and a path.
+const BUFFER_BYTES: usize = 8 << 10;
 
 impl UeventSocket {
     /// # Errors
-    /// Where the kernel or a sandbox refuses netlink sockets.
+    /// The kernel or a sandbox refuses netlink sockets.
     pub fn open() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = socket_with(
@@ -46,24 +45,24 @@ impl UeventSocket {
             flags,
             Some(KOBJECT_UEVENT),
         )?;
-        // Without CAP_NET_ADMIN the default size must do; what overflows is healed by a rescan.
-        let _ = set_socket_recv_buffer_size_force(&fd, QUEUE);
-        bind(&fd, &SocketAddrNetlink::new(0, KERNEL))?;
+        // Needs CAP_NET_ADMIN. With the default size, more events are dropped, and a rescan follows.
+        let _ = set_socket_recv_buffer_size_force(&fd, RECEIVE_BUFFER_BYTES);
+        bind(&fd, &SocketAddrNetlink::new(0, KERNEL_GROUP))?;
         Ok(Self {
             fd,
-            buffer: vec![0; MESSAGE],
+            buffer: vec![0; BUFFER_BYTES],
         })
     }
 
-    /// The next event; messages that are not the kernel's are passed over.
+    /// Returns the next event of the kernel and skips messages of other senders.
     ///
     /// # Errors
-    /// Where the socket itself fails.
+    /// The socket fails.
     pub fn receive(&mut self) -> io::Result<Received> {
         loop {
             match recvfrom(&self.fd, &mut self.buffer[..], RecvFlags::DONTWAIT) {
                 Ok((length, _, sender)) => {
-                    // Any process may send to a netlink socket that it knows; the kernel's port is 0.
+                    // Any process may send to a netlink socket. The port of the kernel is 0.
                     let from_kernel = sender
                         .and_then(|sender| SocketAddrNetlink::try_from(sender).ok())
                         .is_some_and(|sender| sender.pid() == 0);
@@ -73,7 +72,7 @@ impl UeventSocket {
                     }
                 }
                 Err(Errno::NOBUFS) => return Ok(Received::Lost),
-                Err(Errno::AGAIN) => return Ok(Received::Nothing),
+                Err(Errno::AGAIN) => return Ok(Received::Empty),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno.into()),
             }

@@ -1,12 +1,12 @@
-//! The kernel's announcement that a device came, went or changed, as it arrives on a netlink socket.
+//! Uevents: messages of the kernel on a netlink socket that a device was added, removed or changed.
 
 use thiserror::Error;
 
-/// One announcement: what happened (`add`, `remove`, `bind`, ...) to which device of which subsystem.
+/// One event: an action (`add`, `remove`, `bind`, ...) on a device of a subsystem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uevent {
     pub action: String,
-    /// Below the sysfs root, with a leading slash: `/devices/pci0000:3a/...`.
+    /// The path below the sysfs root, with a leading slash: `/devices/pci0000:3a/...`.
     pub devpath: String,
     pub subsystem: String,
 }
@@ -25,10 +25,10 @@ pub enum UeventError {
 }
 
 impl Uevent {
-    /// Reads `ACTION@DEVPATH`, then NUL-terminated `KEY=value` fields (kernel lib/kobject_uevent.c).
+    /// Parses `ACTION@DEVPATH`, then NUL-terminated `KEY=value` fields (kernel lib/kobject_uevent.c).
     ///
     /// # Errors
-    /// Where a needed field is missing or the message is not the kernel's.
+    /// A required field is missing, or the message is not from the kernel.
     pub fn parse(message: &[u8]) -> Result<Self, UeventError> {
         if message.starts_with(b"libudev\0") {
             return Err(UeventError::Udev);
@@ -64,7 +64,7 @@ impl Uevent {
         }
     }
 
-    /// The message that the kernel would send, without the fields that are not read.
+    /// Returns the kernel's message for this event, with only the fields that [`Uevent::parse`] reads.
     #[must_use]
     pub fn to_message(&self) -> Vec<u8> {
         let Self {

@@ -1,4 +1,4 @@
-//! Damaged trees: each fault costs what it must and is named.
+//! Damaged trees: each damage has limited effect and is reported.
 
 mod tree;
 
@@ -43,7 +43,7 @@ fn each_kind_of_damage_costs_one_device_and_is_named() {
         )
         .expect("written");
     }
-    // A folder in place of a file, and a file that never ends.
+    // A directory in place of a file, and a file that never ends.
     tree.add("pci0000:00/0000:00:08.0", &GPU);
     let class = tree.path("devices/pci0000:00/0000:00:08.0/class");
     fs::remove_file(&class).expect("removed");
@@ -77,7 +77,7 @@ fn each_kind_of_damage_costs_one_device_and_is_named() {
         "0000:00:07.0/class: unexpected content",
         "0000:00:08.0/class: is a directory",
         "0000:00:09.0/class: file too large",
-        "0000:00:0a.0/class: differs from what uevent says",
+        "0000:00:0a.0/class: differs from the class in uevent",
     ];
     let found = problems(&topology);
     assert_eq!(found.len(), expected.len(), "{found:#?}");
@@ -87,7 +87,7 @@ fn each_kind_of_damage_costs_one_device_and_is_named() {
 }
 
 #[test]
-fn damage_beside_the_identity_costs_only_that_attribute() {
+fn damage_outside_the_identity_costs_only_that_attribute() {
     let tree = Tree::new();
     let place = "pci0000:00/0000:00:01.0";
     tree.add(place, &GPU);
@@ -138,13 +138,13 @@ fn a_missing_root_is_one_clear_error() {
 }
 
 #[test]
-fn a_host_without_pci_is_said_to_have_none() {
+fn a_host_without_pci_is_reported() {
     let tree = Tree::new();
     fs::remove_dir_all(tree.path("bus/pci")).expect("removed");
     let topology = json(&tree.scan());
     assert_eq!(topology["devices"], json!([]));
     assert_eq!(
         problems(&topology),
-        ["bus/pci/devices: not there: this host has no PCI"]
+        ["bus/pci/devices: missing: this host has no PCI"]
     );
 }

@@ -1,4 +1,4 @@
-//! What single events change, and what a rescan finds.
+//! The changes of single events and of a rescan.
 
 mod tree;
 
@@ -46,7 +46,7 @@ fn a_bridge_takes_its_subtree_with_it_and_brings_it_back() {
 }
 
 #[test]
-fn the_problems_of_what_was_unplugged_go_with_it() {
+fn the_problems_of_an_unplugged_device_are_removed() {
     let tree = Tree::new();
     let port = "pci0000:3a/0000:3a:00.0";
     tree.add(port, &BRIDGE);
@@ -124,7 +124,7 @@ fn a_virtual_function_changes_its_physical_one() {
 }
 
 #[test]
-fn a_sleeping_device_is_not_asked_for_its_link_but_keeps_it() {
+fn a_suspended_device_keeps_its_link_which_is_not_read() {
     let tree = Tree::new();
     let gpu = "pci0000:3a/0000:3a:00.0";
     tree.add(gpu, &GPU);
@@ -150,7 +150,7 @@ fn a_sleeping_device_is_not_asked_for_its_link_but_keeps_it() {
 }
 
 #[test]
-fn cpus_that_come_and_go_are_seen() {
+fn changed_cpus_are_detected() {
     let tree = Tree::new();
     tree.add("pci0000:00/0000:00:01.0", &GPU);
     tree.write("devices/pci0000:00/pci_bus/0000:00/cpulistaffinity", "8-15");
@@ -164,7 +164,7 @@ fn cpus_that_come_and_go_are_seen() {
 }
 
 #[test]
-fn a_rescan_tells_what_the_events_did_not() {
+fn a_rescan_returns_what_the_events_did_not() {
     let tree = Tree::new();
     tree.add("pci0000:00/0000:00:01.0", &GPU);
     tree.add("pci0000:00/0000:00:02.0", &NIC);
@@ -183,7 +183,7 @@ fn a_rescan_tells_what_the_events_did_not() {
     assert_eq!(change.removed, [address("0000:00:01.0")]);
     assert_eq!(change.changed, [address("0000:00:02.0")]);
     assert_eq!(json(&live), json(&tree.scan()));
-    // Where sysfs has gone altogether, what was known stays.
+    // If sysfs no longer exists, the topology is unchanged.
     let before = json(&live);
     fs::remove_dir_all(tree.root()).expect("removed");
     live.rescan().expect_err("no sysfs");

@@ -1,4 +1,4 @@
-//! After any events in any order the topology is the one that a full scan finds.
+//! After any events in any order, the topology equals that of a full scan.
 
 mod tree;
 
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use tree::{AMD_GPU, BRIDGE, GPU, NIC, Spec, Tree, event, json};
 
-/// One thing that happens to a host.
+/// One change of a host.
 #[derive(Debug, Clone)]
 enum Step {
     Plug {
@@ -52,7 +52,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A host and what was done to it, so that every step is a possible one.
+/// A host and its state, so that every step is possible.
 struct Host {
     tree: Tree,
     functions: BTreeMap<String, Spec>,
@@ -96,7 +96,7 @@ impl Host {
         self.functions.insert(place, spec);
     }
 
-    fn forget(&mut self, place: &str) {
+    fn remove(&mut self, place: &str) {
         for below in self.below(place) {
             self.functions.remove(&below);
         }
@@ -109,19 +109,19 @@ impl Host {
         self.functions.insert(place.into(), spec);
     }
 
-    /// Does it and gives back what the kernel would announce.
-    fn happen(&mut self, step: &Step) -> Vec<Uevent> {
+    /// Applies the step and returns the events that the kernel would send.
+    fn apply(&mut self, step: &Step) -> Vec<Uevent> {
         match step {
             Step::Plug { under, kind, numa } => self.plug(under, *kind, *numa),
             Step::Unplug(at) => self.pick(at).map_or_else(Vec::new, |(place, _)| {
-                self.forget(&place);
+                self.remove(&place);
                 vec![event("remove", "pci", &place)]
             }),
             Step::UnplugInOrder(at) => self.pick(at).map_or_else(Vec::new, |(place, _)| {
                 let mut all = self.below(&place);
                 all.sort_by_key(|below| std::cmp::Reverse(below.len()));
                 all.push(place.clone());
-                self.forget(&place);
+                self.remove(&place);
                 all.iter()
                     .map(|gone| event("remove", "pci", gone))
                     .collect()
@@ -245,7 +245,7 @@ impl Host {
                     &format!("../{stem}{}", index + 1),
                 );
             } else if self.functions.contains_key(&function) {
-                self.forget(&function);
+                self.remove(&function);
                 events.push(event("remove", "pci", &function));
             }
         }
@@ -268,9 +268,9 @@ proptest! {
         let mut host = Host::new();
         let mut live = host.tree.scan();
         for step in &steps {
-            let events = host.happen(step);
+            let events = host.apply(step);
             if matches!(step, Step::Rescan) {
-                prop_assert!(live.rescan().expect("a rescan").is_empty(), "a rescan found what the events had not told");
+                prop_assert!(live.rescan().expect("a rescan").is_empty(), "a rescan found changes that the events had not caused");
             }
             for event in &events {
                 live.apply(event).expect("applied");
@@ -286,7 +286,7 @@ proptest! {
     ) {
         let mut host = Host::new();
         let mut live = host.tree.scan();
-        let events: Vec<_> = steps.iter().flat_map(|step| host.happen(step)).collect();
+        let events: Vec<_> = steps.iter().flat_map(|step| host.apply(step)).collect();
         // Late, repeated and shuffled, each at least once.
         for event in order.iter().filter(|_| !events.is_empty()).map(|at| at.get(&events)).chain(&events) {
             live.apply(event).expect("applied");

@@ -1,4 +1,4 @@
-//! The scan on trees that hold one peculiarity each.
+//! Scans of trees with one special case each.
 
 mod tree;
 
@@ -8,7 +8,7 @@ use rustix::fs::inotify;
 use serde_json::json;
 use tree::{AMD_GPU, BRIDGE, GPU, NIC, Spec, Tree, device, json};
 
-/// Root port, switch and its downstream ports below `pciDDDD:BB`; gives the places of the two ports.
+/// Root port, switch and its downstream ports below `pciDDDD:BB`; returns the paths of the two ports.
 fn switch(tree: &Tree, root: &str, bus: u8, numa: i32) -> [String; 2] {
     let port = format!("{root}/0000:{bus:02x}:00.0");
     let upstream = format!("{port}/0000:{:02x}:00.0", bus + 1);
@@ -134,7 +134,7 @@ fn devices_behind_vmd_keep_the_outer_root_and_meet_in_a_host_bridge() {
 }
 
 #[test]
-fn a_bridge_missing_from_the_listing_is_a_parent_and_gives_its_node() {
+fn a_bridge_missing_from_the_listing_is_a_parent_and_has_a_node() {
     let tree = Tree::new();
     tree.describe("pci0000:5d/0000:5d:02.0", &Spec { numa: 1, ..BRIDGE });
     tree.add("pci0000:5d/0000:5d:02.0/0000:5e:00.0", &GPU);
@@ -178,7 +178,7 @@ fn an_unknown_node_is_found_by_cpus_or_stays_unknown() {
 }
 
 #[test]
-fn wanted_devices_are_read_in_full() {
+fn supported_devices_are_read_completely() {
     let tree = Tree::new();
     let pf = "pci0000:3a/0000:3a:00.0/0000:3b:00.0";
     let vf = "pci0000:3a/0000:3a:00.0/0000:3b:00.2";
@@ -199,7 +199,7 @@ fn wanted_devices_are_read_in_full() {
         ("max_link_speed", "32.0 GT/s PCIe"),
         ("max_link_width", "16"),
         ("sriov_totalvfs", "16"),
-        // Read under the device's lock by the kernel, so not by a scan: the links count.
+        // Read under the device's lock by the kernel, so the scan does not read it and counts the links.
         ("sriov_numvfs", "7"),
         ("net/ens1f0np0/mtu", "9000"),
         ("infiniband/mlx5_0/node_type", "1: CA"),
@@ -302,7 +302,7 @@ fn config_is_never_opened() {
         Err(rustix::io::Errno::AGAIN),
         "config was opened"
     );
-    // The watch does see what it should.
+    // The watch detects opened files.
     fs::read(tree.path("devices/pci0000:00/0000:00:00.0/config")).expect("read");
     assert!(rustix::io::read(&watch, &mut buffer).is_ok());
 }
@@ -335,7 +335,7 @@ fn trees_without_uevent_are_read_from_single_files_or_modalias() {
 }
 
 #[test]
-fn numa_nodes_are_told_with_socket_cpus_memory_and_distances() {
+fn numa_nodes_have_socket_cpus_memory_and_distances() {
     let topology = json(&Tree::new().scan());
     assert_eq!(
         topology["numa_nodes"],

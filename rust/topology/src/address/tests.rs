@@ -31,7 +31,7 @@ fn reads_what_the_kernel_writes() {
 }
 
 #[test]
-fn refuses_what_is_no_address() {
+fn refuses_invalid_addresses() {
     for text in [
         "",
         ":",
@@ -64,7 +64,7 @@ fn refuses_what_is_no_address() {
 
 proptest! {
     #[test]
-    fn text_and_value_stand_for_each_other(domain: u32, bus: u8, device in 0_u8..32, function in 0_u8..8) {
+    fn parsing_and_formatting_are_inverse(domain: u32, bus: u8, device in 0_u8..32, function in 0_u8..8) {
         let address = PciAddress { domain, bus, device, function };
         prop_assert_eq!(PciAddress::parse(address.to_string().as_bytes()), Some(address));
         let root = RootBus { domain, bus };

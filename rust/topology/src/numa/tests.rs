@@ -13,14 +13,14 @@ fn node(id: u32, cpus: &str) -> NumaNode {
 #[test]
 fn a_cpu_list_belongs_to_a_node_only_if_it_touches_no_other() {
     let nodes = [node(0, "0-7,16-23"), node(1, "8-15,24-31"), node(2, "")];
-    assert_eq!(sole_node("0-7,16-23", &nodes), Some(0));
-    assert_eq!(sole_node("9", &nodes), Some(1));
-    assert_eq!(sole_node("0-31", &nodes), None);
-    assert_eq!(sole_node("7-8", &nodes), None);
-    assert_eq!(sole_node("", &nodes), None);
-    assert_eq!(sole_node("99", &nodes), None);
-    assert_eq!(sole_node("nonsense", &nodes), None);
-    assert_eq!(sole_node("0-3", &[]), None);
+    assert_eq!(only_node("0-7,16-23", &nodes), Some(0));
+    assert_eq!(only_node("9", &nodes), Some(1));
+    assert_eq!(only_node("0-31", &nodes), None);
+    assert_eq!(only_node("7-8", &nodes), None);
+    assert_eq!(only_node("", &nodes), None);
+    assert_eq!(only_node("99", &nodes), None);
+    assert_eq!(only_node("nonsense", &nodes), None);
+    assert_eq!(only_node("0-3", &[]), None);
 }
 
 #[test]

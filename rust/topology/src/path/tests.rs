@@ -58,7 +58,7 @@ fn vmd_nests_a_root_bus_but_keeps_the_outer_root() {
 }
 
 #[test]
-fn platform_prefixes_are_passed_over() {
+fn platform_prefixes_are_skipped() {
     for prefix in [
         "platform/40000000.pcie",
         "LNXSYSTM:00/LNXSYBUS:00/ACPI0004:00/VMBUS:00/47505500-0001-0000-3130-444531454238",
@@ -75,7 +75,7 @@ fn platform_prefixes_are_passed_over() {
 #[test]
 fn damaged_links_are_named() {
     let own = address("0000:01:00.0");
-    for (target, what) in [
+    for (target, message) in [
         ("", "below a PCI root bus"),
         ("../../../devices/0000:01:00.0", "below a PCI root bus"),
         ("../../../devices/pci0000:00", "another device"),
@@ -90,7 +90,7 @@ fn damaged_links_are_named() {
         ),
     ] {
         let error = DevicePath::parse(target.as_bytes(), own).expect_err(target);
-        assert!(error.contains(what), "{target}: {error}");
+        assert!(error.contains(message), "{target}: {error}");
     }
     let deep = format!(
         "../../../devices/pci0000:00/{}0000:01:00.0",

@@ -13,7 +13,7 @@ pub(crate) struct Tree {
     dir: TempDir,
 }
 
-/// What a function of a tree says of itself.
+/// The attributes of a function of a tree.
 #[derive(Debug, Clone)]
 pub(crate) struct Spec {
     pub(crate) class: u32,
@@ -110,7 +110,7 @@ impl Tree {
         address(own)
     }
 
-    /// Writes what the function says of itself, over what it said before.
+    /// Writes the attributes of the function, replacing earlier ones.
     pub(crate) fn describe(&self, place: &str, spec: &Spec) {
         let own = place.rsplit('/').next().expect("a name");
         let Spec {
@@ -134,7 +134,7 @@ impl Tree {
         self.write(&at("numa_node"), &numa.to_string());
     }
 
-    /// As an unplugged device leaves: its folder with all below it, and every link to those.
+    /// Removes what an unplugged device removes: its directory and all links to it.
     pub(crate) fn remove(&self, place: &str) {
         fs::remove_dir_all(self.path(&format!("devices/{place}"))).expect("removed");
         for entry in fs::read_dir(self.path("bus/pci/devices")).expect("listed") {
@@ -158,7 +158,7 @@ pub(crate) fn event(action: &str, subsystem: &str, place: &str) -> Uevent {
     }
 }
 
-/// The snapshot as a value that is easy to look into.
+/// The snapshot as a JSON value.
 pub(crate) fn json(topology: &Topology) -> serde_json::Value {
     serde_json::from_slice(&topology.to_json()).expect("JSON")
 }

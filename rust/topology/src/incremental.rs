@@ -1,4 +1,4 @@
-//! Keeping the topology current: one uevent costs a look at one device and what hangs below it.
+//! Incremental updates: a uevent causes reads of one device and of the devices below it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::function::Function;
 use crate::scan::{DEVICES, Topology, is_amd_gpu};
 use crate::uevent::Uevent;
 
-/// What an event or a rescan changed, by address; all empty where it changed nothing.
+/// The changes of an event or a rescan, by address.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Change {
     pub added: Vec<PciAddress>,
@@ -21,8 +21,8 @@ pub struct Change {
     pub numa_nodes: bool,
 }
 
-/// Subsystems whose devices this crate reads something of; the devices lie below their PCI function.
-const BELOW_A_FUNCTION: [&str; 7] = [
+/// Subsystems with devices below a PCI function that this crate reads.
+const FUNCTION_SUBSYSTEMS: [&str; 7] = [
     "net",
     "infiniband",
     "infiniband_verbs",
@@ -33,16 +33,16 @@ const BELOW_A_FUNCTION: [&str; 7] = [
 ];
 
 impl Topology {
-    /// Brings the topology to what sysfs says now about the device that the event names.
+    /// Updates the topology from sysfs for the device that the event names.
     ///
-    /// The event only tells where to look, so a late, repeated or reordered one does no harm, and one that
-    /// was lost is healed by [`Topology::rescan`]. Events of other subsystems change nothing.
+    /// Only the location is taken from the event, so late, repeated and reordered events are harmless. After lost
+    /// events, [`Topology::rescan`] restores consistency. Events of other subsystems are ignored.
     ///
     /// # Errors
-    /// Where sysfs itself cannot be opened; the topology is then as before.
+    /// Sysfs cannot be opened. The topology is then unchanged.
     pub fn apply(&mut self, event: &Uevent) -> Result<Change, TopologyError> {
         match event.subsystem.as_str() {
-            // CPUs moved between being and not being there: every CPU list may differ. Rare, so no finer.
+            // CPUs or memory were added or removed, so every CPU list may differ. This is rare, so everything is read.
             "node" | "cpu" => self.rescan(),
             "pci" => match event
                 .devpath
@@ -53,7 +53,7 @@ impl Topology {
                 Some(Some(address)) => self.refresh(address, Some(&event.devpath)),
                 _ => Ok(Change::default()),
             },
-            other if BELOW_A_FUNCTION.contains(&other) => {
+            other if FUNCTION_SUBSYSTEMS.contains(&other) => {
                 let function = event
                     .devpath
                     .rsplit('/')
@@ -75,39 +75,39 @@ impl Topology {
     ) -> Result<Change, TopologyError> {
         let sysfs = self.open()?;
         let mut listing = sysfs
-            .enter(DEVICES.as_bytes())
+            .open_dir(DEVICES.as_bytes())
             .map_err(|errno| self.cannot_list(errno))
             .map(Listing::new)?;
-        let mut waiting = vec![address];
+        let mut pending = vec![address];
         if let Some(devpath) = devpath {
-            waiting.extend(
+            pending.extend(
                 self.functions
                     .values()
                     .filter(|f| f.path.is_below(address))
                     .map(|f| f.address),
             );
-            // Where a damaged function hangs is not known, so each of the few is looked at again.
-            waiting.extend(
+            // The location of a damaged function is unknown, so all damaged functions are read again.
+            pending.extend(
                 self.problems
                     .keys()
                     .flatten()
                     .filter(|damaged| !self.functions.contains_key(damaged)),
             );
-            let place = listing.dir.enter(address.to_string().as_bytes());
-            if let Ok(place) =
-                place.or_else(|_| sysfs.enter(devpath.trim_start_matches('/').as_bytes()))
+            let dir = listing.dir.open_dir(address.to_string().as_bytes());
+            if let Ok(dir) =
+                dir.or_else(|_| sysfs.open_dir(devpath.trim_start_matches('/').as_bytes()))
             {
-                collect_below(&place, &mut waiting);
+                collect_descendants(&dir, &mut pending);
             }
         }
-        let mut before: Vec<(PciAddress, Option<Function>)> = Vec::with_capacity(waiting.len());
+        let mut before: Vec<(PciAddress, Option<Function>)> = Vec::with_capacity(pending.len());
         let mut seen = BTreeSet::new();
-        while let Some(next) = waiting.pop() {
+        while let Some(next) = pending.pop() {
             if !seen.insert(next) {
                 continue;
             }
             let old = self.read_function(&mut listing, next);
-            waiting.extend(relatives(old.as_ref(), self.functions.get(&next)));
+            pending.extend(sriov_relatives(old.as_ref(), self.functions.get(&next)));
             before.push((next, old));
         }
         before.sort_by_key(|(read, _)| *read);
@@ -131,11 +131,10 @@ impl Topology {
     }
 }
 
-/// Functions whose own attributes name this one: a physical function for its virtual ones and back.
+/// Returns the physical or virtual functions that only one of two reads of a function names.
 ///
-/// Only what the two readings disagree about is followed, or each of 128 virtual functions would be read
-/// when one comes or goes.
-fn relatives(old: Option<&Function>, new: Option<&Function>) -> Vec<PciAddress> {
+/// Functions in both are skipped: otherwise all 128 virtual functions would be read when one is added or removed.
+fn sriov_relatives(old: Option<&Function>, new: Option<&Function>) -> Vec<PciAddress> {
     let named = |function: Option<&Function>| -> BTreeSet<PciAddress> {
         let details = function.and_then(|f| f.details.as_deref());
         details
@@ -146,20 +145,20 @@ fn relatives(old: Option<&Function>, new: Option<&Function>) -> Vec<PciAddress> 
     old.symmetric_difference(&new).copied().collect()
 }
 
-/// Functions in the folders below a function's own, through root buses that VMD nests there.
-fn collect_below(place: &Dir, found: &mut Vec<PciAddress>) {
-    let mut folders = Vec::new();
-    // Best effort: a function that cannot be listed has been read, and reported, already.
-    let _ = place.list(b".", |name| {
+/// Collects the functions in the directories below a function, including root buses nested by VMD.
+fn collect_descendants(parent: &Dir, found: &mut Vec<PciAddress>) {
+    let mut dirs = Vec::new();
+    // Errors are ignored: a function that cannot be listed has already been read and reported.
+    let _ = parent.list(b".", |name| {
         let address = PciAddress::parse(name);
         found.extend(address);
         if address.is_some() || RootBus::parse(name).is_some() {
-            folders.push(name.to_vec());
+            dirs.push(name.to_vec());
         }
     });
-    for folder in folders {
-        if let Ok(inner) = place.enter(&folder) {
-            collect_below(&inner, found);
+    for dir in dirs {
+        if let Ok(inner) = parent.open_dir(&dir) {
+            collect_descendants(&inner, found);
         }
     }
 }
@@ -200,7 +199,7 @@ impl Change {
         }
     }
 
-    /// A GPU that comes or goes renumbers the KFD nodes of the others.
+    /// Adding or removing a GPU renumbers the KFD nodes of the others.
     fn record_kfd(&mut self, old: &BTreeMap<PciAddress, u32>, new: &Topology) {
         let differs = |address: &&PciAddress| old.get(address) != new.kfd.get(address);
         let moved: Vec<_> = new.functions.keys().filter(differs).copied().collect();
