@@ -1,4 +1,4 @@
-//! `allocate` and `explain` on JSON; the run is computed without the interpreter's lock.
+//! `allocate` and `explain` for Python, on JSON. They release the interpreter's lock while they compute.
 
 use dra_allocator::Query;
 use pyo3::exceptions::PyValueError;
@@ -25,11 +25,11 @@ fn run<A: serde::Serialize>(
     compute: impl Fn(&Query) -> A + Send + Sync,
 ) -> PyResult<Vec<u8>> {
     py.detach(|| {
-        let query: Query = dra_api::from_slice(query).map_err(unreadable)?;
-        serde_json::to_vec(&compute(&query)).map_err(unreadable)
+        let query: Query = dra_api::from_slice(query).map_err(invalid_json)?;
+        serde_json::to_vec(&compute(&query)).map_err(invalid_json)
     })
 }
 
-fn unreadable(error: serde_json::Error) -> PyErr {
+fn invalid_json(error: serde_json::Error) -> PyErr {
     PyValueError::new_err(error.to_string())
 }

@@ -1,4 +1,4 @@
-//! Python's face of `dra-api`: validation of objects, their CEL included, and the arithmetic of quantities.
+//! `dra-api` for Python: validation of objects including their CEL expressions, and arithmetic of quantities.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use serde_json::Value;
 
-/// For all expressions of one object.
+/// The timeout for compiling all expressions of one object.
 const VALIDATION_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn invalid(error: impl std::fmt::Display) -> PyErr {
@@ -21,7 +21,7 @@ fn quantity(text: &str) -> PyResult<Quantity> {
     Quantity::parse(text).map_err(invalid)
 }
 
-/// Everything that is wrong with an object, as a JSON list of {field, message}.
+/// Returns the errors of an object, as a JSON list of {field, message}.
 #[pyfunction]
 fn validate_object(py: Python<'_>, object: &[u8]) -> PyResult<Vec<u8>> {
     py.detach(|| {
@@ -32,7 +32,8 @@ fn validate_object(py: Python<'_>, object: &[u8]) -> PyResult<Vec<u8>> {
     })
 }
 
-/// What does not compile, each text once. Compiling ends at a deadline; what is left then is an error.
+/// Returns the expressions that do not compile. Compiles equal texts once. Expressions that are not compiled when the
+/// timeout expires are errors too.
 fn compile_errors(expressions: Vec<Expression>) -> Vec<FieldError> {
     let deadline = Instant::now() + VALIDATION_TIMEOUT;
     let mut known: HashMap<String, Option<String>> = HashMap::new();
@@ -58,19 +59,19 @@ fn compile_errors(expressions: Vec<Expression>) -> Vec<FieldError> {
     errors
 }
 
-/// The value of a quantity in whole units, rounded away from zero.
+/// Returns the value of a quantity in whole units, rounded away from zero.
 #[pyfunction]
 fn quantity_value(text: &str) -> PyResult<i64> {
     Ok(quantity(text)?.value())
 }
 
-/// The canonical form of a quantity: `1536Mi` for `1.5Gi`.
+/// Returns the canonical form of a quantity: `1536Mi` for `1.5Gi`.
 #[pyfunction]
 fn quantity_canonical(text: &str) -> PyResult<String> {
     Ok(quantity(text)?.to_string())
 }
 
-/// -1, 0 or 1, as `left` is less than, equal to or greater than `right`.
+/// Returns -1, 0 or 1 if `left` is less than, equal to or greater than `right`.
 #[pyfunction]
 fn quantity_compare(left: &str, right: &str) -> PyResult<i8> {
     Ok(quantity(left)?.cmp(&quantity(right)?) as i8)

@@ -1,6 +1,6 @@
-//! The border between the pure crates and Python: one file per crate, no logic of its own.
+//! The Python bindings of the other crates: one file per crate, without logic.
 //!
-//! Structured values cross as JSON bytes, which both sides decode into their own types.
+//! Structured values are passed as JSON bytes, which both sides decode into their own types.
 
 mod allocator;
 mod api;

@@ -6,7 +6,7 @@ use dra_signals::Listener;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// Receives the signals of this process on a thread of its own, from its creation to the end of the process.
+/// Receives the signals of this process in a separate thread, from its creation to the end of the process.
 #[pyclass(name = "SignalListener", module = "dra_agent._native", frozen)]
 struct PyListener(Listener);
 
