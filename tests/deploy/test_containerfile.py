@@ -17,7 +17,7 @@ import pytest
 from deploy.rendering import ROOT
 
 FILE = ROOT / "deploy/Containerfile"
-BUILT = (
+BUILT_BINARY = (
     "python/dra_agent/_native.abi3.so",
     "python/dra_agent/simulate/lib/libnvidia-ml.so.1",
     "python/dra_agent/device_setup/lib/dra-agent-hook",
@@ -98,7 +98,7 @@ def test_make_finds_everything_that_it_builds_from(context: Path) -> None:
 
 
 def test_what_is_installed_from_these_files_is_what_the_image_starts(context: Path, tmp_path: Path) -> None:
-    for name in BUILT:
+    for name in BUILT_BINARY:
         (context / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, context / name)
     command: list[str | Path] = [

@@ -16,7 +16,7 @@ import pytest
 from deadlines import a_minute
 from dra_agent.claim import ClaimDevice
 from dra_agent.control_socket.server import Server
-from dra_agent.device_setup.container_hook import BUILT, ContainerHook
+from dra_agent.device_setup.container_hook import BUILT_BINARY, ContainerHook
 from dra_agent.device_setup.shares.limiter import DriverLimit, Limiter, LimitRequest
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
@@ -66,7 +66,7 @@ class Tree:
     def hook(self, *arguments: str, state: Any = None) -> subprocess.CompletedProcess[str]:
         given = {"ociVersion": "1.2.0", "id": "c", "status": "created", "pid": 41} if state is None else state
         return subprocess.run(
-            [BUILT, *arguments, "--proc", str(self.proc)],
+            [BUILT_BINARY, *arguments, "--proc", str(self.proc)],
             input=given if isinstance(given, str) else json.dumps(given),
             capture_output=True,
             text=True,
@@ -286,12 +286,12 @@ def test_a_hook_that_was_changed_is_put_back(tree: Tree) -> None:
     program.install()
     program.path.write_bytes(b"#!/bin/true\n")
     ContainerHook(tree.path / "host").install()
-    assert program.path.read_bytes() == BUILT.read_bytes()
+    assert program.path.read_bytes() == BUILT_BINARY.read_bytes()
 
 
 def test_the_hook_needs_no_library() -> None:
     # PT_INTERP (3) among the program headers of an ELF file asks for a loader.
-    data = BUILT.read_bytes()
+    data = BUILT_BINARY.read_bytes()
     offset = int.from_bytes(data[32:40], "little")
     size, count = int.from_bytes(data[54:56], "little"), int.from_bytes(data[56:58], "little")
     kinds = [int.from_bytes(data[offset + n * size :][:4], "little") for n in range(count)]

@@ -97,7 +97,7 @@ class World:
         if not driver.mode()[0]:
             driver.set_mode(True)
         instance = driver.make(profile, Placement(start, size))
-        driver.make_compute(instance, None)
+        driver.create_compute(instance, None)
 
 
 def _gpus() -> list[Any]:
@@ -145,7 +145,7 @@ def test_a_repeat_changes_nothing_and_mends_what_is_gone(world: World) -> None:
     assert again == first
     driver = drivers.MigDriver(world.nvml, world.host, "0000:01:00.0", {})
     (instance,) = driver.instances()
-    driver.destroy_compute(driver.computes(instance)[0])
+    driver.destroy_compute(driver.compute_instances(instance)[0])
     driver.destroy(instance)
     mended = world.setup.set_up("u1", [ask(device)], MigConfig(), first.record, a_minute())
     assert mended.record != first.record
@@ -216,13 +216,13 @@ def test_the_whole_gpu_is_taken_back_out_of_mig_mode(world: World) -> None:
 def test_a_process_that_lingers_is_waited_for_and_then_told_of(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
     world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
-    monkeypatch.setattr(gpus, "_PATIENCE", 0.6)
+    monkeypatch.setattr(gpus, "_RETRY_TIMEOUT_S", 0.6)
     inject.fail(world.root, "nvmlComputeInstanceDestroy", IN_USE, machine=MACHINE)
     with pytest.raises(RetryableError, match="a process still uses it") as raised:
         world.setup.tear_down("u1", [device.name], None, a_minute())
     assert raised.value.hint is not None
     assert world.exist() == [(19, 6, 1)]
-    monkeypatch.setattr(gpus, "_PATIENCE", 60.0)
+    monkeypatch.setattr(gpus, "_RETRY_TIMEOUT_S", 60.0)
     threading.Timer(0.3, lambda: inject.clear(world.root)).start()
     world.setup.tear_down("u1", [device.name], None, a_minute())
     assert world.exist() == []
@@ -233,7 +233,7 @@ def test_a_gpu_instance_that_outlives_its_compute_instance_is_finished_later(
 ) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
     world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
-    monkeypatch.setattr(gpus, "_PATIENCE", 0.0)
+    monkeypatch.setattr(gpus, "_RETRY_TIMEOUT_S", 0.0)
     inject.fail(world.root, "nvmlGpuInstanceDestroy", IN_USE, machine=MACHINE)
     with pytest.raises(RetryableError, match="GPU instance cannot be destroyed"):
         world.setup.tear_down("u1", [device.name], None, a_minute())
@@ -262,7 +262,7 @@ def test_a_partition_in_use_is_tried_again_no_longer_than_the_caller_waits(
 
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
     world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
-    monkeypatch.setattr(gpus, "_PATIENCE", 3600.0)
+    monkeypatch.setattr(gpus, "_RETRY_TIMEOUT_S", 3600.0)
     inject.fail(world.root, "nvmlComputeInstanceDestroy", IN_USE, machine=MACHINE)
     with pytest.raises(RetryableError, match="a process still uses it"):
         monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: passed_s[0]))
@@ -273,13 +273,13 @@ def test_a_partition_in_use_is_tried_again_no_longer_than_the_caller_waits(
 
 def test_no_room_is_tried_again_and_then_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
-    monkeypatch.setattr(gpus, "_PATIENCE", 0.6)
+    monkeypatch.setattr(gpus, "_RETRY_TIMEOUT_S", 0.6)
     inject.fail(world.root, "nvmlDeviceCreateGpuInstanceWithPlacement", NO_ROOM, machine=MACHINE)
     with pytest.raises(RetryableError, match="the GPU has no room"):
         world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     world.setup.roll_back("u1", [device.name], MigConfig(), a_minute())
     assert world.notes() == []
-    monkeypatch.setattr(gpus, "_PATIENCE", 60.0)
+    monkeypatch.setattr(gpus, "_RETRY_TIMEOUT_S", 60.0)
     threading.Timer(0.3, lambda: inject.clear(world.root)).start()
     world.setup.set_up("u1", [ask(device)], MigConfig(), None, a_minute())
     assert world.exist() == [(19, 6, 1)]
@@ -290,7 +290,7 @@ def test_a_hung_call_about_one_gpu_never_delays_another_and_leaks_nothing(
 ) -> None:
     slow, quick = world.device(f"{FIRST}-mig-1g-10gb-6"), world.device(f"{SECOND}-mig-1g-10gb-6")
     # Longer than the test may take: the call comes back when the test lets it.
-    monkeypatch.setattr(drivers, "SLOW", 10 * DEADLINE_S)
+    monkeypatch.setattr(drivers, "SLOW_CALL_TIMEOUT_S", 10 * DEADLINE_S)
     inject.hang(world.root, "nvmlDeviceCreateGpuInstanceWithPlacement", "0", MACHINE)
     with ThreadPoolExecutor(1) as pool:
         hanging = pool.submit(world.setup.set_up, "u1", [ask(slow)], MigConfig(), None, a_minute())
@@ -306,11 +306,11 @@ def test_a_hung_call_about_one_gpu_never_delays_another_and_leaks_nothing(
     world.setup.tear_down("u1", [slow.name], None, a_minute())
 
     # And a call that nobody waits for to the end.
-    monkeypatch.setattr(drivers, "SLOW", 0.5)
+    monkeypatch.setattr(drivers, "SLOW_CALL_TIMEOUT_S", 0.5)
     inject.hang(world.root, "nvmlDeviceCreateGpuInstanceWithPlacement", "0", MACHINE)
     with pytest.raises(RetryableError):
         world.setup.set_up("u1", [ask(slow)], MigConfig(), None, a_minute())
-    monkeypatch.setattr(drivers, "SLOW", DEADLINE_S)
+    monkeypatch.setattr(drivers, "SLOW_CALL_TIMEOUT_S", DEADLINE_S)
     with pytest.raises(RetryableError):
         world.setup.roll_back("u1", [slow.name], MigConfig(), a_minute())
     inject.clear(world.root)
@@ -354,7 +354,7 @@ def test_fewer_compute_slices_than_the_profile_has(world: World) -> None:
     world.setup.check(device, MigConfig(compute_slices=2))
     outcome = world.setup.set_up("u1", [ask(device)], MigConfig(compute_slices=2), None, a_minute())
     driver = drivers.MigDriver(world.nvml, world.host, "0000:01:00.0", {})
-    assert [compute.slices for compute in driver.computes(driver.instances()[0])] == [2]
+    assert [compute.slices for compute in driver.compute_instances(driver.instances()[0])] == [2]
     assert outcome.record[device.name]["ci"] == 0
     with pytest.raises(PermanentError, match="computeSlices: 4 exceed the 3"):
         world.setup.check(device, MigConfig(compute_slices=4))
@@ -407,7 +407,7 @@ def test_a_claim_on_two_gpus_gives_back_what_it_can(world: World) -> None:
 
 def test_what_came_while_room_was_waited_for_is_somebody_else_s(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     device = world.device(f"{FIRST}-mig-1g-10gb-6")
-    monkeypatch.setattr(gpus, "_PATIENCE", 0.1)
+    monkeypatch.setattr(gpus, "_RETRY_TIMEOUT_S", 0.1)
     make = drivers.MigDriver.make
 
     def overtaken(driver: drivers.MigDriver, profile: int, placement: Placement) -> drivers.GpuInstance:
@@ -456,7 +456,7 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, bool], None]:
         def passes(original: Callable[..., Any], name: str) -> Callable[..., Any]:
             def call(*arguments: Any, **options: Any) -> Any:
                 nonlocal left
-                mine = name == step or (name == "_ask" and step in arguments)
+                mine = name == step or (name == "_call" and step in arguments)
                 if mine:
                     left -= 1
                 if mine and left == 0 and not after:
@@ -468,7 +468,7 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, bool], None]:
 
             return call
 
-        monkeypatch.setattr(drivers.MigDriver, "_ask", passes(drivers.MigDriver._ask, "_ask"))
+        monkeypatch.setattr(drivers.MigDriver, "_call", passes(drivers.MigDriver._call, "_call"))
         for name in ("write", "remove"):
             monkeypatch.setattr(atomic_file, name, passes(getattr(atomic_file, name), name))
 

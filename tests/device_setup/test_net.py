@@ -65,7 +65,7 @@ class Tree:
         return int((folder / "mtu").read_text()), bool(int((folder / "flags").read_text(), 16) & 1)
 
     def agent(self) -> NicSetup:
-        return NicSetup(self.host, self.state, self.state / "host", patience=0.2)
+        return NicSetup(self.host, self.state, self.state / "host", return_timeout_s=0.2)
 
 
 @pytest.fixture
@@ -276,10 +276,10 @@ def test_a_real_interface_is_as_it_was_afterwards(tmp_path: Path) -> None:
 
 
 def test_patience_fits_into_the_kubelets() -> None:
-    assert net.PATIENCE < 45 / 2
+    assert net.RETURN_TIMEOUT_S < 45 / 2
 
 
 def test_a_hook_has_its_answer_before_it_gives_up() -> None:
     source = (Path(__file__).parents[2] / "rust/hook/src/agent_client.rs").read_text()
     patience = re.search(r"exchange: Duration::from_secs\((\d+)\)", source)
-    assert patience and int(patience[1]) > net.PATIENCE + rtnetlink.TIMEOUT_S
+    assert patience and int(patience[1]) > net.RETURN_TIMEOUT_S + rtnetlink.TIMEOUT_S

@@ -86,7 +86,7 @@ class Nic:
     def new_agent(self) -> NicSetup:
         """An agent that knows of the earlier ones what they left on disk."""
         folder = self.root / "host"
-        agent = NicSetup(self.host, self.root / "state", folder, patience=0.3)
+        agent = NicSetup(self.host, self.root / "state", folder, return_timeout_s=0.3)
         # The device's folder in /sys, which for a NIC shows the host's interfaces alone.
         agent._interfaces.of = lambda address: [name for name in (self.name, IN_POD) if (NET / name).exists()]  # type: ignore[method-assign]
         return agent

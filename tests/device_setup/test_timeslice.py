@@ -111,7 +111,7 @@ def test_a_repeat_asks_nothing_until_the_driver_may_have_forgotten(
     assert len(smi.calls()) == calls
     (smi.folder / f"slice-{UUID}").unlink()
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + timeslice.AGAIN + 1)
+    monkeypatch.setattr(time, "monotonic", lambda: now + timeslice.REFRESH_INTERVAL_S + 1)
     slicing.set_up("a", whole(gpu()), want("Short"), outcome.record, a_minute())
     assert smi.slice(UUID) == "1"
 

@@ -52,7 +52,7 @@ class Machine:
         return collect(self.host, topology, settings, handovers=VfioBindingStore(self.state))
 
     def prepare(self, uid: str = "a", **interface: Any) -> NicSetup:
-        agent = NicSetup(self.host, self.state, self.state / "host", patience=0.1)
+        agent = NicSetup(self.host, self.state, self.state / "host", return_timeout_s=0.1)
         (device,) = self.look().devices
         wanted = msgspec.convert({"interface": interface}, NicConfig)
         agent.check(device, wanted)

@@ -23,8 +23,8 @@ MAX_PROGRAMS = 64
 def tcx_programs(index: int) -> tuple[int, ...] | None:
     """Return the IDs of the programs of an interface; None without the permission to list them."""
     found: list[int] = []
-    for way in (_INGRESS, _EGRESS):
-        programs = _query(index, way)
+    for direction in (_INGRESS, _EGRESS):
+        programs = _query(index, direction)
         if programs is None:
             return None
         found += programs
@@ -38,11 +38,11 @@ def detach_tcx(index: int, program: int) -> str:
     except OSError as error:
         return "" if error.errno == errno.ENOENT else str(error.strerror)
     try:
-        for way in (_INGRESS, _EGRESS):
-            if program not in (_query(index, way) or ()):
+        for direction in (_INGRESS, _EGRESS):
+            if program not in (_query(index, direction) or ()):
                 continue
             try:
-                _bpf(_PROG_DETACH, struct.pack("<III", index, descriptor, way))
+                _bpf(_PROG_DETACH, struct.pack("<III", index, descriptor, direction))
             except OSError as error:
                 if error.errno != errno.ENOENT:
                     return str(error.strerror)
@@ -51,15 +51,15 @@ def detach_tcx(index: int, program: int) -> str:
     return ""
 
 
-def _query(index: int, way: int) -> list[int] | None:
+def _query(index: int, direction: int) -> list[int] | None:
     ids = (ctypes.c_uint32 * MAX_PROGRAMS)()
     try:
-        _, answer = _bpf(_PROG_QUERY, _QUERY.pack(index, way, 0, 0, ctypes.addressof(ids), MAX_PROGRAMS))
+        _, attributes = _bpf(_PROG_QUERY, _QUERY.pack(index, direction, 0, 0, ctypes.addressof(ids), MAX_PROGRAMS))
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.ENOENT, errno.ENODEV):
             return []  # a kernel without tcx, or an interface without programs
         return None
-    count = _QUERY.unpack_from(answer)[5]
+    count = _QUERY.unpack_from(attributes)[5]
     return list(ids[:count])
 
 
@@ -69,8 +69,8 @@ def _bpf(command: int, attributes: bytes) -> tuple[int, bytes]:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     library = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(attributes.ljust(_ATTRIBUTES_BYTES, b"\0"), _ATTRIBUTES_BYTES)
-    done: int = library.syscall(_SYSCALL, command, buffer, _ATTRIBUTES_BYTES)
-    if done < 0:
+    result: int = library.syscall(_SYSCALL, command, buffer, _ATTRIBUTES_BYTES)
+    if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    return done, buffer.raw
+    return result, buffer.raw

@@ -9,9 +9,9 @@ from dra_agent.cdi.model import ContainerEdits, Hook
 from dra_agent.errors import RetryableError
 
 NAME = "dra-agent-hook"
-BUILT = Path(__file__).parent / "lib" / NAME
+BUILT_BINARY = Path(__file__).parent / "lib" / NAME
 """The output of `make build`."""
-TIMEOUT = 60
+TIMEOUT_S = 60
 """Seconds after which a runtime stops the hook, and does not start the container."""
 SOCKET = "hooks.sock"
 """Socket on which the agent serves the hook. It has the name of the first task, and specs of running containers contain
@@ -35,7 +35,7 @@ class ContainerHook:
         if self._installed and self.path.exists():
             return
         try:
-            data = BUILT.read_bytes()
+            data = BUILT_BINARY.read_bytes()
             if not self.path.exists() or self.path.read_bytes() != data:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 atomic_file.write(self.path, data, mode=0o755)
@@ -49,9 +49,9 @@ class ContainerHook:
 
     def edits(self, *arguments: str) -> ContainerEdits:
         """Return the hook that a runtime runs before it starts the container's process."""
-        hook = Hook("createRuntime", str(self.path), (NAME, *arguments), timeout=TIMEOUT)
+        hook = Hook("createRuntime", str(self.path), (NAME, *arguments), timeout=TIMEOUT_S)
         return ContainerEdits(hooks=(hook,))
 
-    def asks(self, uid: str, key: str, *arguments: str) -> ContainerEdits:
+    def request_edits(self, uid: str, key: str, *arguments: str) -> ContainerEdits:
         """Return a hook that sends the agent a request for a device, or a share, of a claim."""
         return self.edits("--socket", str(self.socket), "--claim", uid, "--key", key, *arguments)

@@ -34,28 +34,28 @@ def require_unused(host: Host, nodes: Sequence[str], where: str, why: str = "") 
 
     `why` starts the message: "it is in mode SPX and in use".
     """
-    before = f"{why}: " if why else ""
+    prefix = f"{why}: " if why else ""
     if users := processes_holding(host, nodes):
         named = "; ".join(map(str, users[:5]))
-        raise RetryableError(before + named, where=where, hint="stop them; the agent retries")
-    if nodes and (blind := hidden_processes_reason(host)):
-        what = f"whether a process has {nodes[0]} open is not known: {blind}"
-        raise RetryableError(before + what, where=where, hint=TODO)
+        raise RetryableError(prefix + named, where=where, hint="stop them; the agent retries")
+    if nodes and (hidden := hidden_processes_reason(host)):
+        message = f"whether a process has {nodes[0]} open is not known: {hidden}"
+        raise RetryableError(prefix + message, where=where, hint=TODO)
 
 
 def processes_holding(host: Host, nodes: Iterable[str]) -> list[FileHolder]:
     """Return the processes that have one of the nodes ("/dev/nvidia0") open, except for the agent's own."""
-    wanted = {identity: node for node in nodes if (identity := _identity(host.dev_path(node))) is not None}
-    if not wanted:
+    node_by_identity = {identity: node for node in nodes if (identity := _identity(host.dev_path(node))) is not None}
+    if not node_by_identity:
         return []
     found = []
-    below = ("/dev/", f"{host.dev}/")
+    prefixes = ("/dev/", f"{host.dev}/")
     for process in host.proc.iterdir():
         if not process.name.isdecimal() or int(process.name) == os.getpid():
             continue
-        opened = {wanted[one] for one in _open_files(process, below) if one in wanted}
+        opened = {node_by_identity[one] for one in _open_files(process, prefixes) if one in node_by_identity}
         found += [FileHolder(int(process.name), _name(process), node) for node in sorted(opened)]
-    return sorted(found, key=lambda opener: opener.pid)
+    return sorted(found, key=lambda holder: holder.pid)
 
 
 def nodes_of(host: Host, address: str, minor: str | None = None) -> list[str]:
@@ -70,11 +70,11 @@ def nodes_of(host: Host, address: str, minor: str | None = None) -> list[str]:
         # Functions behind a bridge are separate: directories with an address.
         folders[:] = [name for name in folders if ":" not in name and name not in {"power", "msi_irqs"}]
         if "dev" in files and "uevent" in files:
-            nodes += _named(Path(where) / "uevent")
+            nodes += _uevent_nodes(Path(where) / "uevent")
     return sorted(set(nodes))
 
 
-def _named(uevent: Path) -> list[str]:
+def _uevent_nodes(uevent: Path) -> list[str]:
     try:
         lines = uevent.read_text().splitlines()
     except OSError:
@@ -82,7 +82,7 @@ def _named(uevent: Path) -> list[str]:
     return [f"/dev/{line.removeprefix('DEVNAME=')}" for line in lines if line.startswith("DEVNAME=")]
 
 
-def _open_files(process: Path, below: tuple[str, str]) -> Iterable[tuple[str, int, int]]:
+def _open_files(process: Path, prefixes: tuple[str, str]) -> Iterable[tuple[str, int, int]]:
     try:
         files = list((process / "fd").iterdir())
     except OSError:
@@ -90,7 +90,7 @@ def _open_files(process: Path, below: tuple[str, str]) -> Iterable[tuple[str, in
     for file in files:
         try:
             # Compared by name first: stat of a file on a failed server could block indefinitely.
-            if file.readlink().as_posix().startswith(below) and (identity := _identity(file)) is not None:
+            if file.readlink().as_posix().startswith(prefixes) and (identity := _identity(file)) is not None:
                 yield identity
         except OSError:
             continue

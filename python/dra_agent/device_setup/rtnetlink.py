@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from pyroute2 import IPRoute
 
 TIMEOUT_S = 15.0
-"""Maximum seconds for the process, including its start on a loaded host. With PATIENCE before it, less than the hook's.
-"""
+"""Maximum seconds for the process, with its start on a loaded host; with RETURN_TIMEOUT_S less than the hook has."""
 _ETHERNET = len("02:fc:00:00:00:01")
 _FLAGS = 0x80 | 0x100 | 0x200 | 0x1000
 """IFF_NOARP, IFF_PROMISC, IFF_ALLMULTI and IFF_MULTICAST (linux/if.h): configured flags, without reported ones."""

@@ -16,22 +16,22 @@ _T = TypeVar("_T")
 class StateFiles(Generic[_T]):
     """One file for each name in a directory; the caller holds the lock of the name."""
 
-    def __init__(self, folder: Path, kind: type[_T], *, most: int = 1 << 20, mode: int = 0o700) -> None:
-        """`kind` is the type of the content, `most` its maximum bytes, `mode` that of the directory."""
+    def __init__(self, folder: Path, kind: type[_T], *, max_bytes: int = 1 << 20, mode: int = 0o700) -> None:
+        """`kind` is the type of the content, `max_bytes` its maximum bytes, `mode` that of the directory."""
         self._folder = folder
         self._kind = kind
-        self._most = most
+        self._max_bytes = max_bytes
         self._mode = mode
 
     def read(self, name: str) -> _T | None:
         """Return the content of a file; None without one. RetryableError if it cannot be read."""
         path = self.path(name)
         try:
-            return msgspec.json.decode(atomic_file.read(path, self._most), type=self._kind)
+            return msgspec.json.decode(atomic_file.read(path, self._max_bytes), type=self._kind)
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise _refused(path, "cannot be read", error) from error
+            raise _disk_error(path, "cannot be read", error) from error
         except msgspec.DecodeError as error:
             self.on_corrupt(path, error)
             return None
@@ -43,17 +43,17 @@ class StateFiles(Generic[_T]):
         except FileNotFoundError:
             return {}
         except OSError as error:
-            raise _refused(self._folder, "cannot be read", error) from error
-        return {name: note for name in names if (note := self.read(name)) is not None}
+            raise _disk_error(self._folder, "cannot be read", error) from error
+        return {name: content for name in names if (content := self.read(name)) is not None}
 
-    def write(self, name: str, note: _T) -> None:
+    def write(self, name: str, content: _T) -> None:
         """Write a file; durable on return."""
         path = self.path(name)
         try:
             self._folder.mkdir(mode=self._mode, parents=True, exist_ok=True)
-            atomic_file.write(path, msgspec.json.encode(note), durable=True)
+            atomic_file.write(path, msgspec.json.encode(content), durable=True)
         except OSError as error:
-            raise _refused(path, "cannot be written", error) from error
+            raise _disk_error(path, "cannot be written", error) from error
 
     def delete(self, name: str, *, durable: bool = True) -> None:
         """Remove a file, if it exists."""
@@ -61,7 +61,7 @@ class StateFiles(Generic[_T]):
         try:
             atomic_file.remove(path, durable=durable)
         except OSError as error:
-            raise _refused(path, "cannot be removed", error) from error
+            raise _disk_error(path, "cannot be removed", error) from error
 
     def path(self, name: str) -> Path:
         """Return the path of a file: the name of a device is a DNS label; callers validate other names."""
@@ -73,5 +73,5 @@ class StateFiles(Generic[_T]):
         atomic_file.quarantine(path)
 
 
-def _refused(path: Path, what: str, error: OSError) -> RetryableError:
-    return RetryableError(f"{what}: {error.strerror}", where=str(path), hint="check its disk and its owner")
+def _disk_error(path: Path, message: str, error: OSError) -> RetryableError:
+    return RetryableError(f"{message}: {error.strerror}", where=str(path), hint="check its disk and its owner")

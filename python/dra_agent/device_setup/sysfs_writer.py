@@ -54,7 +54,7 @@ class RealSysfsWriter:
     def _access(self, operation: str, path: str, text: str = "") -> str:
         """Make the access in a child process; waits without a deadline, on a thread that the caller can abandon."""
         full = self._sysfs / path
-        done = subprocess.run(
+        completed = subprocess.run(
             child.command(_MODULE, operation, os.fspath(full.absolute())),
             input=text.encode(),
             capture_output=True,
@@ -63,11 +63,11 @@ class RealSysfsWriter:
             env=child.environment(),
             start_new_session=True,
         )
-        if done.returncode == 0:
-            return done.stdout.decode(errors="replace")
-        number = done.stderr.decode(errors="replace").strip()
+        if completed.returncode == 0:
+            return completed.stdout.decode(errors="replace")
+        number = completed.stderr.decode(errors="replace").strip()
         if not number.isdecimal():
-            last = number.splitlines()[-1] if number else f"exit code {done.returncode}"
+            last = number.splitlines()[-1] if number else f"exit code {completed.returncode}"
             raise RetryableError(f"a process that accesses /sys failed: {last}", where=os.fspath(full))
         raise OSError(int(number), os.strerror(int(number)), os.fspath(full))
 
@@ -79,8 +79,8 @@ class TimedWriter:
         """`deadline` is in seconds."""
         self._kernel = kernel
         self._deadline = deadline
-        self._guard = threading.Lock()
-        self._under_way: dict[str, tuple[threading.Thread, str, str]] = {}
+        self._lock = threading.Lock()
+        self._pending: dict[str, tuple[threading.Thread, str, str]] = {}
 
     def write(self, device: str, path: str, text: str) -> None:
         """Write an attribute of a device, by its address. OSError of the kernel; RetryableError at the deadline."""
@@ -92,38 +92,38 @@ class TimedWriter:
 
     def check(self, device: str) -> None:
         """Raise RetryableError while an access to the device is pending."""
-        with self._guard:
+        with self._lock:
             self._check(device)
 
     def _check(self, device: str) -> None:
-        before = self._under_way.get(device)
-        if before is not None and before[0].is_alive():
-            raise write_timeout_error(device, before[2], before[1])
+        pending = self._pending.get(device)
+        if pending is not None and pending[0].is_alive():
+            raise write_timeout_error(device, pending[2], pending[1])
 
     def _run(self, device: str, verb: str, path: str, access: Callable[[], _T]) -> _T:
-        answer: list[_T] = []
+        results: list[_T] = []
         failure: list[BaseException] = []
 
-        def ask() -> None:
+        def access_and_store() -> None:
             try:
-                answer.append(access())
+                results.append(access())
             except BaseException as error:  # noqa: BLE001 - raised from the future
                 failure.append(error)
 
-        thread = threading.Thread(target=ask, name=f"access {device}", daemon=True)
-        with self._guard:
+        thread = threading.Thread(target=access_and_store, name=f"access {device}", daemon=True)
+        with self._lock:
             self._check(device)
-            self._under_way[device] = (thread, verb, path)
+            self._pending[device] = (thread, verb, path)
             thread.start()
         thread.join(self._deadline)
         if thread.is_alive():
             raise write_timeout_error(device, path, verb)
-        with self._guard:
-            if self._under_way.get(device, (None,))[0] is thread:
-                del self._under_way[device]
+        with self._lock:
+            if self._pending.get(device, (None,))[0] is thread:
+                del self._pending[device]
         if failure:
             raise failure[0]
-        return answer[0]
+        return results[0]
 
 
 def write_timeout_error(device: str, path: str, verb: str = "a write to") -> RetryableError:

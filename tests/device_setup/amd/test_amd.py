@@ -139,7 +139,7 @@ def test_a_driver_that_hangs_holds_up_one_gpu(bench: Bench, patience: float) -> 
         given(setup, "uid-1", item)
     assert len(given(bench.setup(), "uid-2", bench.item("-cpx-0", SECOND))) == 1
     inject.clear(bench.root)
-    setup._writes._under_way[FIRST][0].join(DEADLINE_S)
+    setup._writes._pending[FIRST][0].join(DEADLINE_S)
     given(setup, "uid-1", item)
     assert bench.mode() == "CPX"
 
@@ -184,7 +184,7 @@ def test_while_a_driver_hangs_nobody_asks_it_for_the_mode_and_each_try_says_so(b
     assert collector.collect(scan(bench.host)) == before
     assert not was_read(bench.host, FIRST), "a read of the mode waits for the driver that is changing it"
     inject.clear(bench.root)
-    setup._writes._under_way[FIRST][0].join(DEADLINE_S)
+    setup._writes._pending[FIRST][0].join(DEADLINE_S)
     given(setup, "uid-1", item)
     assert bench.mode() == "CPX"
     assert collector.collect(scan(bench.host)) == before

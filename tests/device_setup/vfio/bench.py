@@ -120,7 +120,7 @@ class Bench:
     def vfio(self, deadline: float = DEADLINE_S) -> VfioSetup:
         """An agent's set-up; a new one is an agent that was started again."""
         made = VfioSetup(self.host, DyingKernel(self.kernel, self.points), self.state, deadline=deadline)
-        made._handovers = DyingHandovers(self.state, self.points)
+        made._bindings = DyingHandovers(self.state, self.points)
         return made
 
     def inventory(self, settings: InventorySettings = EVERYTHING) -> Inventory:

@@ -290,7 +290,7 @@ def test_a_driver_that_never_lets_go_holds_up_one_device_for_a_while(bench: Benc
     patient.set_up("uid-2", [nic], AUTO, None, a_minute())
     assert bench.driver(NIC) == "vfio-pci"
     inject.clear(bench.folder / "host")
-    vfio._accesses._under_way[FPGA][0].join(DEADLINE_S)
+    vfio._accesses._pending[FPGA][0].join(DEADLINE_S)
     assert bench.driver(FPGA) is None, "what hung has happened"
     vfio.roll_back("uid-1", [fpga.key], AUTO, a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
@@ -323,7 +323,7 @@ def test_what_waits_for_a_hung_driver_is_not_even_read(
     with pytest.raises(RetryableError, match="has not returned from a read of driver_override"):
         impatient.roll_back("uid-1", [item.key], AUTO, a_minute())
     inject.clear(bench.folder / "host")
-    vfio._accesses._under_way[FPGA][0].join(DEADLINE_S)
+    vfio._accesses._pending[FPGA][0].join(DEADLINE_S)
     vfio.roll_back("uid-1", [item.key], AUTO, a_minute())
     assert (bench.driver(FPGA), bench.override(FPGA)) == ("dfl-pci", "(null)")
 
@@ -343,12 +343,12 @@ def test_two_claims_never_look_at_one_group_at_the_same_time(bench_of: Callable[
             assert go_on.wait(60)
             super().write(handover)
 
-    vfio._handovers = Slow(bench.state)
+    vfio._bindings = Slow(bench.state)
     first = threading.Thread(target=vfio.set_up, args=("uid-1", [fpga], AUTO, None, a_minute()))
     first.start()
     try:
         assert checked.wait(60)
-        vfio._handovers = VfioBindingStore(bench.state)
+        vfio._bindings = VfioBindingStore(bench.state)
         with pytest.raises(RetryableError, match=r"group \d+: claim uid-1 has been in work on it"):
             vfio.set_up("uid-2", [nic], AUTO, None, Deadline.of(0.05))
     finally:

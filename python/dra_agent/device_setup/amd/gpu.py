@@ -15,10 +15,10 @@ from dra_agent.host import Host
 from dra_agent.inventory.amd.kfd import KfdNode, gpu_nodes
 from dra_agent.inventory.sysfs import SysfsDir
 
-SETTLED = 20.0
+SETTLE_TIMEOUT_S = 20.0
 """Maximum seconds for the driver to create the partitions of a new mode, and for udev to create their device nodes."""
 ATTRIBUTE = "current_compute_partition"
-_LOOK = 0.05
+_POLL_INTERVAL_S = 0.05
 _PROCESSES = "class/kfd/kfd/proc"
 
 
@@ -36,7 +36,7 @@ class Gpu:
         """The current mode."""
         return self._files().text(ATTRIBUTE)
 
-    def put_into(self, mode: str, partitions: int) -> None:
+    def set_mode(self, mode: str, partitions: int) -> None:
         """Change the mode.
 
         Raises:
@@ -49,8 +49,8 @@ class Gpu:
         try:
             self._writes.write(self._address, path, mode)
         except OSError as error:
-            raise self._refused(mode, error) from error
-        until = time.monotonic() + SETTLED
+            raise self._mode_error(mode, error) from error
+        until = time.monotonic() + SETTLE_TIMEOUT_S
         while self.mode != mode or len(self._partitions()) != partitions:
             if time.monotonic() > until:
                 raise RetryableError(
@@ -58,7 +58,7 @@ class Gpu:
                     where=self._where,
                     hint="check the kernel log (dmesg)",
                 )
-            time.sleep(_LOOK)
+            time.sleep(_POLL_INTERVAL_S)
 
     def nodes(self, partition: int) -> list[str]:
         """Return the card and render node of a partition in the current mode; RetryableError if there are none."""
@@ -71,8 +71,8 @@ class Gpu:
             )
         render = f"renderD{minor}"
         # Each partition after the first is a separate device; its nodes are found by class only.
-        beside = (self._host.sysfs / "class/drm" / render).resolve().parent
-        cards = [name for name in SysfsDir(beside, []).names() if name.startswith("card")]
+        drm = (self._host.sysfs / "class/drm" / render).resolve().parent
+        cards = [name for name in SysfsDir(drm, []).names() if name.startswith("card")]
         return [f"/dev/dri/{name}" for name in (*cards[:1], render)]
 
     def _nodes(self) -> list[str]:
@@ -81,7 +81,7 @@ class Gpu:
     def _partitions(self) -> list[KfdNode]:
         return gpu_nodes(self._host, []).get(self._address, [])
 
-    def _refused(self, mode: str, error: OSError) -> RetryableError | PermanentError:
+    def _mode_error(self, mode: str, error: OSError) -> RetryableError | PermanentError:
         if error.errno == errno.EINVAL:
             return PermanentError(
                 f"its driver cannot switch it to mode {mode} in its current memory mode",

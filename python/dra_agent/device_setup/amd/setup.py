@@ -15,7 +15,7 @@ import msgspec
 
 from dra_agent.cdi.edits.provider import node_edits
 from dra_agent.deadline import Deadline
-from dra_agent.device_setup.amd.gpu import ATTRIBUTE, SETTLED, Gpu
+from dra_agent.device_setup.amd.gpu import ATTRIBUTE, SETTLE_TIMEOUT_S, Gpu
 from dra_agent.device_setup.state_files import StateFiles
 from dra_agent.device_setup.sysfs_writer import SysfsWriter, TimedWriter, write_timeout_error
 from dra_agent.errors import RetryableError
@@ -72,7 +72,7 @@ class NotifyingWriter:
 
 log = logging.getLogger(__name__)
 
-DEADLINE = 20.0
+MODE_CHANGE_TIMEOUT_S = 20.0
 """Seconds for a change of the mode: the driver resets the GPU."""
 
 
@@ -88,15 +88,15 @@ class AmdPartitionSetup:
         kernel: SysfsWriter,
         state_dir: Path,
         *,
-        deadline: float = DEADLINE,
+        deadline: float = MODE_CHANGE_TIMEOUT_S,
         changes: ModeChanges | None = None,
     ) -> None:
         """`changes` is informed of GPUs whose mode is being changed, for components that read them concurrently."""
         self._host = host
         self._changes = changes or ModeChanges()
-        self._writes = TimedWriter(NotifyingWriter(kernel, self._changes, deadline + SETTLED), deadline)
+        self._writes = TimedWriter(NotifyingWriter(kernel, self._changes, deadline + SETTLE_TIMEOUT_S), deadline)
         self._holders = StateFiles(state_dir / "amd", GpuModeHolders)
-        self._gpus = setup_locks(state_dir, "amd")
+        self._locks = setup_locks(state_dir, "amd")
 
     def default(self, device: Device) -> AmdPartitionConfig | None:
         """Set up each device that requires a mode of its GPU."""
@@ -121,7 +121,7 @@ class AmdPartitionSetup:
         edits = {}
         for item in devices:
             address, mode = item.device.pci_address, item.device.identity[MODE]
-            with self._gpus.hold([_gpu_of(item.key)], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
+            with self._locks.hold([_gpu_of(item.key)], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
                 self._hold(uid, item, mode)
                 if self._changes.is_written(address):
                     # A request for the mode also waits for the write, which cannot be cancelled.
@@ -130,19 +130,19 @@ class AmdPartitionSetup:
                 if gpu.mode != mode:
                     before = gpu.mode
                     deadline.check(f"device {item.device.name}")
-                    gpu.put_into(mode, int(item.device.identity[PARTITIONS]))
+                    gpu.set_mode(mode, int(item.device.identity[PARTITIONS]))
                     self._changes.end(address)
                     log.info("GPU partitioned", extra={"device": address, "mode": mode, "was": before, "claim": uid})
                 paths = gpu.nodes(int(item.device.identity[PARTITION]))
-            hosts = [(path, str(self._host.dev_path(path))) for path in paths]
-            edits[item.key] = node_edits(hosts, device=item.device.name)
+            node_paths = [(path, str(self._host.dev_path(path))) for path in paths]
+            edits[item.key] = node_edits(node_paths, device=item.device.name)
         return SetupOutcome({item.key: item.device.identity[MODE] for item in devices}, edits)
 
     def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
         """Release the GPUs."""
         for key in keys:
             gpu = _gpu_of(key)
-            with self._gpus.hold([gpu], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
+            with self._locks.hold([gpu], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
                 held = self._holders.read(gpu)
                 if held is None:
                     continue
@@ -173,9 +173,9 @@ class AmdPartitionSetup:
                 where=f"device {item.device.name}",
                 hint="the agent retries until that claim is released",
             )
-        wanted = GpuModeHolders(mode, (*others, mine))
-        if wanted != held:
-            self._holders.write(gpu, wanted)
+        desired = GpuModeHolders(mode, (*others, mine))
+        if desired != held:
+            self._holders.write(gpu, desired)
 
 
 def _gpu_of(key: str) -> str:

@@ -17,13 +17,13 @@ from dra_agent.inventory.nvidia.nvml_client import NotSupportedError, NvmlClient
 from dra_agent.inventory.nvidia.partitionable import instance_handles
 from dra_agent.inventory.nvidia.profiles import Placement, read_profiles
 
-SLOW = 15.0
+SLOW_CALL_TIMEOUT_S = 15.0
 """Seconds for a call that creates or destroys an instance or changes the mode; one takes about a second."""
 IN_USE, INSUFFICIENT, INVALID_ARGUMENT, NO_PERMISSION = 19, 23, 2, 4
 """Of nvmlReturn_t."""
-_OWN_ENGINES = 0
+_SHARED_ENGINES = 0
 """NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, the only existing one."""
-_MOST = 16
+_MAX_INSTANCES = 16
 
 
 class InUseError(RetryableError):
@@ -72,7 +72,7 @@ class MigDriver:
     def mode(self) -> tuple[bool, bool]:
         """Return whether MIG mode is enabled, and whether it will be after a reset."""
         try:
-            now, pending = self._ask("nvmlDeviceGetMigMode", self._gpu)
+            now, pending = self._call("nvmlDeviceGetMigMode", self._gpu)
         except NotSupportedError as error:
             raise PermanentError("it does not support MIG", where=self._where, hint="claim another device") from error
         return bool(now), bool(pending)
@@ -86,16 +86,16 @@ class MigDriver:
             hint="stop the processes that monitor or use it (nvidia-smi, dcgm, fabric clients); the agent retries",
         )
         try:
-            status = self._ask("nvmlDeviceSetMigMode", self._gpu, int(on), slow=True)
+            status = self._call("nvmlDeviceSetMigMode", self._gpu, int(on), slow=True)
         except NvmlError as error:
             if error.code == IN_USE:
                 raise in_use from error
-            raise self._failed(f"MIG mode cannot be switched {word}", error) from error
+            raise self._error(f"MIG mode cannot be switched {word}", error) from error
         self._gpu = self._find()
         if self.mode()[0] == on:
             return
         # A pending mode would take effect with the next reset, when another claim may use the GPU.
-        self._ask("nvmlDeviceSetMigMode", self._gpu, int(not on), slow=True)
+        self._call("nvmlDeviceSetMigMode", self._gpu, int(not on), slow=True)
         if status == IN_USE:
             raise in_use
         raise RetryableError(
@@ -114,7 +114,7 @@ class MigDriver:
             profiles = self._profiles[self._address] = tuple(profile.id for profile in known)
         for profile in profiles:
             for handle in instance_handles(self._nvml, self._gpu, self._address, profile):
-                info = self._ask("nvmlGpuInstanceGetInfo", handle)
+                info = self._call("nvmlGpuInstanceGetInfo", handle)
                 place = Placement(info.placement.start, info.placement.size)
                 found.append(GpuInstance(handle, info.id, profile, place))
         return found
@@ -123,65 +123,67 @@ class MigDriver:
         """Create a GPU instance. NoRoomError if another instance occupies its place, whether it is listed or not."""
         place = self._nvml.module.c_nvmlGpuInstancePlacement_t()
         place.start, place.size = placement.start, placement.size
-        what = f"a MIG instance of profile {profile} cannot be created at memory slice {placement.start}"
+        message = f"a MIG instance of profile {profile} cannot be created at memory slice {placement.start}"
         try:
-            handle = self._ask(
+            handle = self._call(
                 "nvmlDeviceCreateGpuInstanceWithPlacement", self._gpu, profile, ctypes.byref(place), slow=True
             )
         except NvmlError as error:
             if error.code == INSUFFICIENT:
                 raise NoRoomError(
-                    f"{what}: the GPU has no room for it there",
+                    f"{message}: the GPU has no room for it there",
                     where=self._where,
                     hint="list the conflicting instances with `nvidia-smi mig -lgi`; the agent retries",
                 ) from error
             if error.code == INVALID_ARGUMENT:
                 raise PermanentError(
-                    f"{what}: the driver does not support this placement",
+                    f"{message}: the driver does not support this placement",
                     where=self._where,
                     hint="delete the claim; the published devices now match the driver",
                 ) from error
-            raise self._failed(what, error) from error
-        info = self._ask("nvmlGpuInstanceGetInfo", handle)
+            raise self._error(message, error) from error
+        info = self._call("nvmlGpuInstanceGetInfo", handle)
         return GpuInstance(handle, info.id, profile, placement)
 
-    def computes(self, instance: GpuInstance) -> list[ComputeInstance]:
+    def compute_instances(self, instance: GpuInstance) -> list[ComputeInstance]:
         """List the compute instances of a GPU instance."""
         found = []
         for profile, slices in self._compute_profiles(instance):
-            handles = (self._nvml.module.c_nvmlComputeInstance_t * _MOST)()
-            count = ctypes.c_uint(_MOST)
-            self._ask("nvmlGpuInstanceGetComputeInstances", instance.handle, profile, handles, ctypes.byref(count))
+            handles = (self._nvml.module.c_nvmlComputeInstance_t * _MAX_INSTANCES)()
+            count = ctypes.c_uint(_MAX_INSTANCES)
+            self._call("nvmlGpuInstanceGetComputeInstances", instance.handle, profile, handles, ctypes.byref(count))
             for handle in handles[: count.value]:
-                info = self._ask("nvmlComputeInstanceGetInfo_v2", handle)
+                info = self._call("nvmlComputeInstanceGetInfo_v2", handle)
                 found.append(ComputeInstance(handle, info.id, slices))
         return found
 
-    def make_compute(self, instance: GpuInstance, slices: int | None) -> ComputeInstance:
+    def create_compute(self, instance: GpuInstance, slices: int | None) -> ComputeInstance:
         """Create the compute instance; `slices` None: all slices."""
         offered = self._compute_profiles(instance)
-        wanted = max((count for _, count in offered), default=0) if slices is None else slices
-        profile = next((profile for profile, count in offered if count == wanted), None)
+        slice_count = max((count for _, count in offered), default=0) if slices is None else slices
+        profile = next((profile for profile, count in offered if count == slice_count), None)
         if profile is None:
-            there = ", ".join(str(count) for count in sorted({count for _, count in offered}))
+            offered_slices = ", ".join(str(count) for count in sorted({count for _, count in offered}))
             raise PermanentError(
-                f"computeSlices: this partition does not support {wanted}", where=self._where, hint=f"request {there}"
+                f"computeSlices: this partition does not support {slice_count}",
+                where=self._where,
+                hint=f"request {offered_slices}",
             )
         try:
-            handle = self._ask("nvmlGpuInstanceCreateComputeInstance", instance.handle, profile, slow=True)
+            handle = self._call("nvmlGpuInstanceCreateComputeInstance", instance.handle, profile, slow=True)
         except NvmlError as error:
-            raise self._failed("a compute instance cannot be created", error) from error
-        return ComputeInstance(handle, self._ask("nvmlComputeInstanceGetInfo_v2", handle).id, wanted)
+            raise self._error("a compute instance cannot be created", error) from error
+        return ComputeInstance(handle, self._call("nvmlComputeInstanceGetInfo_v2", handle).id, slice_count)
 
     def uuid(self, compute: ComputeInstance) -> str:
         """Return the UUID of the MIG device of a compute instance."""
-        device = self._ask("nvmlComputeInstanceGetInfo_v2", compute.handle).device
-        uuid: str = self._ask("nvmlDeviceGetUUID", device)
+        device = self._call("nvmlComputeInstanceGetInfo_v2", compute.handle).device
+        uuid: str = self._call("nvmlDeviceGetUUID", device)
         return uuid
 
     def capabilities(self, instance: GpuInstance, compute: ComputeInstance) -> tuple[int, ...]:
         """Return the minor numbers of both capability nodes; RetryableError until the driver lists them."""
-        minor = self._ask("nvmlDeviceGetMinorNumber", self._gpu)
+        minor = self._call("nvmlDeviceGetMinorNumber", self._gpu)
         problems: list[Diagnostic] = []
         minors = capability_minors(self._host, minor, instance.id, compute.id, problems)
         if problems:
@@ -196,26 +198,28 @@ class MigDriver:
         """Destroy a GPU instance without compute instances, if it exists."""
         self._destroy("nvmlGpuInstanceDestroy", instance.handle, "its GPU instance")
 
-    def _destroy(self, call: str, handle: Any, what: str) -> None:
+    def _destroy(self, call: str, handle: Any, message: str) -> None:
         try:
-            self._ask(call, handle, slow=True)
+            self._call(call, handle, slow=True)
         except UnknownGpuError:
             return
         except NvmlError as error:
             if error.code == IN_USE:
                 raise InUseError(
-                    f"{what} cannot be destroyed: a process still uses it",
+                    f"{message} cannot be destroyed: a process still uses it",
                     where=self._where,
                     hint="stop the processes that compute on it (nvidia-smi lists them); the agent retries",
                 ) from error
-            raise self._failed(f"{what} cannot be destroyed", error) from error
+            raise self._error(f"{message} cannot be destroyed", error) from error
 
     def _compute_profiles(self, instance: GpuInstance) -> list[tuple[int, int]]:
         """List ID and compute slices of the profiles of a GPU instance."""
         found = []
         for number in range(self._nvml.module.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
             try:
-                info = self._ask("nvmlGpuInstanceGetComputeInstanceProfileInfo", instance.handle, number, _OWN_ENGINES)
+                info = self._call(
+                    "nvmlGpuInstanceGetComputeInstanceProfileInfo", instance.handle, number, _SHARED_ENGINES
+                )
             except NotSupportedError:
                 continue
             except NvmlError as error:
@@ -228,15 +232,15 @@ class MigDriver:
     def _find(self) -> Any:
         domain, _, rest = self._address.partition(":")
         bus_id = f"{int(domain, 16):08X}:{rest.upper()}"
-        return self._ask("nvmlDeviceGetHandleByPciBusId", bus_id.encode())
+        return self._call("nvmlDeviceGetHandleByPciBusId", bus_id.encode())
 
-    def _ask(self, name: str, *arguments: Any, slow: bool = False) -> Any:
-        return self._nvml.call(name, *arguments, about=self._address, timeout=SLOW if slow else None)
+    def _call(self, name: str, *arguments: Any, slow: bool = False) -> Any:
+        return self._nvml.call(name, *arguments, about=self._address, timeout=SLOW_CALL_TIMEOUT_S if slow else None)
 
-    def _failed(self, what: str, error: NvmlError) -> RetryableError:
+    def _error(self, message: str, error: NvmlError) -> RetryableError:
         hint = error.hint
         if error.code == NO_PERMISSION:
             hint = "run the agent as root, with CAP_SYS_ADMIN"
         return RetryableError(
-            f"{what}: {error.message}", where=self._where, hint=hint or "check the kernel log (dmesg)"
+            f"{message}: {error.message}", where=self._where, hint=hint or "check the kernel log (dmesg)"
         )

@@ -48,9 +48,9 @@ class MigSetup:
         self._host = host
         self._timeout = timeout
         self._profiles: dict[str, tuple[int, ...]] = {}
-        self._notebook = OwnershipStore(host)
+        self._store = OwnershipStore(host)
         self._locks = setup_locks(host.state, "mig")
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._gpus: dict[str, PartitionedGpu] = {}
 
     def default(self, device: Device) -> MigConfig | None:
@@ -84,7 +84,7 @@ class MigSetup:
                 gpu.disable_mig(deadline, destroy_foreign=destroy_foreign)
                 continue
             profile, start, size = (int(number) for number in device.identity["mig"].split(":"))
-            wanted = PartitionRequest(
+            request = PartitionRequest(
                 device.name,
                 profile,
                 Placement(start, size),
@@ -92,9 +92,9 @@ class MigSetup:
                 parameters.compute_slices,
                 destroy_foreign,
             )
-            made = gpu.make(wanted, deadline)
-            record[item.key] = {"uuid": made.uuid, "gi": made.gpu_instance, "ci": made.compute_instance}
-            edits[item.key] = self._edits(device, made)
+            created = gpu.make(request, deadline)
+            record[item.key] = {"uuid": created.uuid, "gi": created.gpu_instance, "ci": created.compute_instance}
+            edits[item.key] = self._edits(device, created)
         return SetupOutcome(record, edits)
 
     def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
@@ -108,7 +108,7 @@ class MigSetup:
             holders = {_holder(uid, key) for key in keys if key.startswith(f"{name}-")}
             if not holders:
                 return
-            held = {holder for one in self._notebook.read(address).instances for holder in (*one.holders, one.leaving)}
+            held = {holder for one in self._store.read(address).instances for holder in (*one.holders, one.leaving)}
             for holder in sorted(holders & held):
                 self._gpu(address).release(holder, deadline)
 
@@ -126,14 +126,14 @@ class MigSetup:
 
     def noted(self, uid: str) -> Sequence[str]:
         """Return the keys of the partitions that the records list for the claim."""
-        notes = [self._notebook.read(address) for address in self._notebook.gpus()]
-        holders = [holder for note in notes for one in note.instances for holder in (*one.holders, one.leaving)]
+        notes = [self._store.read(address) for address in self._store.gpus()]
+        holders = [holder for record in notes for one in record.instances for holder in (*one.holders, one.leaving)]
         return [key for owner, _, key in (holder.partition("/") for holder in holders) if owner == uid]
 
     def _each_gpu(self, step: Callable[[str], None]) -> None:
         """Call `step` for each GPU with a record; raise the first error after all calls."""
         failed: AgentError | None = None
-        for address in self._notebook.gpus():
+        for address in self._store.gpus():
             try:
                 step(address)
             except AgentError as error:
@@ -142,10 +142,10 @@ class MigSetup:
             raise failed
 
     def _gpu(self, address: str) -> PartitionedGpu:
-        with self._guard:
+        with self._lock:
             gpu = self._gpus.get(address)
             if gpu is None:
-                gpu = PartitionedGpu(address, self._notebook, lambda: self._driver(address), self._locks)
+                gpu = PartitionedGpu(address, self._store, lambda: self._driver(address), self._locks)
                 self._gpus[address] = gpu
             return gpu
 
@@ -157,9 +157,9 @@ class MigSetup:
         finally:
             nvml.close()
 
-    def _edits(self, device: Device, made: CreatedPartition) -> ContainerEdits:
-        nodes = capability_edits(self._host, made.capability_minors, device=device.name)
-        return nodes.merged(ContainerEdits(env=(f"DRA_AGENT_DEVICE_{env_name(device.name)}_UUID={made.uuid}",)))
+    def _edits(self, device: Device, created: CreatedPartition) -> ContainerEdits:
+        nodes = capability_edits(self._host, created.capability_minors, device=device.name)
+        return nodes.merged(ContainerEdits(env=(f"DRA_AGENT_DEVICE_{env_name(device.name)}_UUID={created.uuid}",)))
 
 
 def _holder(uid: str, key: str) -> str:

@@ -20,15 +20,15 @@ from dra_agent.device_setup.mps.launch import stat_of
 from dra_agent.device_setup.mps.paths import MpsPaths
 from dra_agent.errors import RetryableError
 
-DEADLINE = 10.0
+COMMAND_TIMEOUT_S = 10.0
 """Seconds for one command."""
-_ENDING = 10.0
+_QUIT_TIMEOUT_S = 10.0
 """Maximum seconds for a daemon to quit before it is killed; its clients have exited by then."""
-_TODO = "check the MPS logs, in the folder next to its pipes"
+_HINT = "check the MPS logs, in the folder next to its pipes"
 _MAX_SERVERS = 64
 """Maximum servers of one daemon that receive a limit. It has one for each user, and a container can forge the list."""
 _MAX_RECORD_BYTES = 4096
-_STARTED = 21
+_START_TIME_FIELD = 21
 """Position in /proc/PID/stat, from 0."""
 
 
@@ -44,11 +44,18 @@ class MpsDaemon:
     """The daemon of one GPU; the caller holds the lock of the GPU."""
 
     def __init__(
-        self, program: Path, place: MpsPaths, uuid: str, *, own_shm: bool, proc: Path, deadline: float = DEADLINE
+        self,
+        program: Path,
+        place: MpsPaths,
+        uuid: str,
+        *,
+        own_shm: bool,
+        proc: Path,
+        deadline: float = COMMAND_TIMEOUT_S,
     ) -> None:
         """`own_shm`: mount a private /dev/shm for it, which requires the permission to mount."""
         self._path = program
-        self._place = place
+        self._paths = place
         self._proc = proc
         self._own_shm = own_shm
         environment = {
@@ -56,17 +63,17 @@ class MpsDaemon:
             "CUDA_MPS_LOG_DIRECTORY": str(place.log),
             "CUDA_VISIBLE_DEVICES": uuid,
         }
-        self._tool = HostCommand(program, deadline, hint=_TODO, environment=environment)
-        self._launcher = Child("dra_agent.device_setup.mps.launch", deadline, hint=_TODO, environment=environment)
+        self._tool = HostCommand(program, deadline, hint=_HINT, environment=environment)
+        self._launcher = Child("dra_agent.device_setup.mps.launch", deadline, hint=_HINT, environment=environment)
 
     def is_alive(self) -> bool:
         """Return whether a daemon runs; RetryableError if that is unknown, because it hangs for example."""
-        return self._ask("get_server_list").status == 0
+        return self._run("get_server_list").status == 0
 
     def start(self) -> None:
         """Start the daemon; RetryableError if it does not start."""
-        shm = str(self._place.shm) if self._own_shm else "-"
-        log = str(self._place.log / "start.log")
+        shm = str(self._paths.shm) if self._own_shm else "-"
+        log = str(self._paths.log / "start.log")
         done = self._launcher.run([shm, log, str(self._path.absolute()), "-d"])
         if done.status != 0:
             raise self._tool.error(f"does not start: {done.last_line} (exit status {done.status})")
@@ -76,21 +83,21 @@ class MpsDaemon:
 
     def limit(self, memory_mib: int) -> None:
         """Set the limit of clients that request none, or a higher one."""
-        self._told(f"set_default_device_pinned_mem_limit 0 {memory_mib}M")
-        servers = self._ask("get_server_list").output.decode(errors="replace").split()
+        self._run_checked(f"set_default_device_pinned_mem_limit 0 {memory_mib}M")
+        servers = self._run("get_server_list").output.decode(errors="replace").split()
         for server in servers[:_MAX_SERVERS]:
             # The default applies to later servers. A server that has exited rejects it, which is no failure.
             if server.isascii() and server.isdecimal():
-                self._ask(f"set_device_pinned_mem_limit {server} 0 {memory_mib}M")
+                self._run(f"set_device_pinned_mem_limit {server} 0 {memory_mib}M")
 
     def quit(self) -> None:
         """Stop the daemon and its servers; succeeds if there is none."""
         daemon = self._daemon()
         with suppress(RetryableError):
-            self._ask("quit")
+            self._run("quit")
         if daemon is not None:
             self._wait(daemon)
-        atomic_file.remove(self._place.record)
+        atomic_file.remove(self._paths.record)
 
     def _wait(self, daemon: Daemon) -> None:
         """Wait until a daemon has exited, and kill it if it does not."""
@@ -99,7 +106,7 @@ class MpsDaemon:
         except OSError:
             return
         try:
-            end = time.monotonic() + _ENDING
+            end = time.monotonic() + _QUIT_TIMEOUT_S
             while self._is_running(daemon):
                 if time.monotonic() > end:
                     # Through the pidfd, which belongs to the process that was just identified as the daemon.
@@ -110,12 +117,12 @@ class MpsDaemon:
         finally:
             os.close(handle)
 
-    def _told(self, command: str) -> None:
-        done = self._ask(command)
+    def _run_checked(self, command: str) -> None:
+        done = self._run(command)
         if done.status != 0:
             raise self._tool.error(f"{command}: {done.last_line} (exit status {done.status})")
 
-    def _ask(self, command: str) -> CompletedCommand:
+    def _run(self, command: str) -> CompletedCommand:
         return self._tool.run([], given=f"{command}\n".encode())
 
     def _record(self, reported: bytes) -> None:
@@ -125,13 +132,13 @@ class MpsDaemon:
         except msgspec.DecodeError:
             return
         try:
-            atomic_file.write(self._place.record, msgspec.json.encode(daemon), durable=True)
+            atomic_file.write(self._paths.record, msgspec.json.encode(daemon), durable=True)
         except OSError as error:
-            raise RetryableError(f"cannot be written: {error.strerror}", where=str(self._place.record)) from error
+            raise RetryableError(f"cannot be written: {error.strerror}", where=str(self._paths.record)) from error
 
     def _daemon(self) -> Daemon | None:
         try:
-            return msgspec.json.decode(atomic_file.read(self._place.record, _MAX_RECORD_BYTES), type=Daemon)
+            return msgspec.json.decode(atomic_file.read(self._paths.record, _MAX_RECORD_BYTES), type=Daemon)
         except (OSError, msgspec.DecodeError):
             return None
 
@@ -139,6 +146,6 @@ class MpsDaemon:
         """Return whether it is still running: another process may have its PID."""
         try:
             fields = stat_of(daemon.pid, self._proc)
-            return fields is not None and fields[2] != "Z" and int(fields[_STARTED]) == daemon.started
+            return fields is not None and fields[2] != "Z" and int(fields[_START_TIME_FIELD]) == daemon.started
         except (OSError, IndexError, ValueError):
             return False

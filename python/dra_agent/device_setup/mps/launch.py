@@ -20,7 +20,7 @@ from pathlib import Path
 _CLONE_NEWNS = 0x00020000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 _PR_SET_CHILD_SUBREAPER = 36
-_PPID, _STARTED = 3, 21
+_PPID_FIELD, _START_TIME_FIELD = 3, 21
 """Positions in /proc/PID/stat, from 0."""
 
 
@@ -28,7 +28,7 @@ def main(shm: str, log: str, program: str, *arguments: str) -> int:
     """Run the program and report its daemon; return its exit status. Raises OSError if it cannot be run."""
     libc = ctypes.CDLL(None, use_errno=True)
     # Processes that the program leaves running become children of this process, and are found as such.
-    _made(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "adopting the daemon")
+    _check(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "adopting the daemon")
     if shm != "-":
         _mount(libc, shm)
     # Readable by root only: MPS logs command lines and users.
@@ -64,8 +64,8 @@ def _children() -> list[tuple[int, int]]:
             fields = stat_of(int(entry.name))
         except (OSError, IndexError):
             continue
-        if fields is not None and int(fields[_PPID]) == os.getpid() and fields[2] != "Z":
-            found.append((int(entry.name), int(fields[_STARTED])))
+        if fields is not None and int(fields[_PPID_FIELD]) == os.getpid() and fields[2] != "Z":
+            found.append((int(entry.name), int(fields[_START_TIME_FIELD])))
     return sorted(found, key=lambda one: one[1])
 
 
@@ -90,13 +90,13 @@ def _last_line(log: str) -> str:
 
 
 def _mount(libc: ctypes.CDLL, shm: str) -> None:
-    _made(libc.unshare(_CLONE_NEWNS), "a mount namespace of its own")
+    _check(libc.unshare(_CLONE_NEWNS), "a mount namespace of its own")
     # Mounts made here must not be visible to other processes.
-    _made(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "making mounts private")
-    _made(libc.mount(os.fsencode(shm), b"/dev/shm", None, _MS_BIND, None), "mounting /dev/shm")
+    _check(libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), "making mounts private")
+    _check(libc.mount(os.fsencode(shm), b"/dev/shm", None, _MS_BIND, None), "mounting /dev/shm")
 
 
-def _made(result: int, what: str) -> None:
+def _check(result: int, what: str) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")

@@ -18,10 +18,10 @@ PIPES_IN_CONTAINER = "/tmp/nvidia-mps"  # noqa: S108 - where CUDA looks unless t
 SHARED_MEMORY = "dra-agent"
 """The agent's directory in /dev/shm."""
 _RM = Path("/bin/rm")
-_REMOVAL_S = 5.0
-_FOREIGN = (errno.EPERM, errno.ENOTDIR, errno.ELOOP)
-_OPTIONS = ("rw", "nosuid", "nodev", "rbind", "rprivate")
-_PIPE_LIMIT = 107
+_REMOVAL_TIMEOUT_S = 5.0
+_FOREIGN_ERRNOS = (errno.EPERM, errno.ENOTDIR, errno.ELOOP)
+_MOUNT_OPTIONS = ("rw", "nosuid", "nodev", "rbind", "rprivate")
+_MAX_SOCKET_PATH_BYTES = 107
 """Maximum bytes of a socket path (unix(7)); the daemon creates "control_privileged" among its pipes."""
 _LONGEST_PIPE = "control_privileged"
 
@@ -39,9 +39,9 @@ class MpsPaths:
     def of(cls, state_dir: Path, dev: Path, device: str) -> MpsPaths:
         """Return the paths for a device; its name is a DNS label. PermanentError if a socket path would be too long."""
         folder = state_dir.absolute() / "mps" / device
-        if len(str(folder / "pipe" / _LONGEST_PIPE).encode()) > _PIPE_LIMIT:
+        if len(str(folder / "pipe" / _LONGEST_PIPE).encode()) > _MAX_SOCKET_PATH_BYTES:
             raise PermanentError(
-                f"the paths of the MPS pipes would be longer than {_PIPE_LIMIT} bytes",
+                f"the paths of the MPS pipes would be longer than {_MAX_SOCKET_PATH_BYTES} bytes",
                 where=str(folder),
                 hint="choose a shorter --state-dir",
             )
@@ -80,7 +80,7 @@ class MpsPaths:
                 parent = self.shm.parent
                 paths.make(parent.parent, (parent.name, 0o755), (self.shm.name, 0o1777))
         except OSError as error:
-            hint = "remove it, or have its owner do so" if error.errno in _FOREIGN else "check its disk"
+            hint = "remove it, or have its owner do so" if error.errno in _FOREIGN_ERRNOS else "check its disk"
             raise RetryableError(
                 f"cannot be made: {error.strerror}", where=str(error.filename or self.folder), hint=hint
             ) from error
@@ -94,11 +94,11 @@ class MpsPaths:
         for folder in (self.pipe, self.shm):
             with suppress(OSError):
                 paths.remove(folder.parent, folder.name)
-            left = [str(path) for path in paths.left_over(folder.parent, folder.name)]
-            if left:
+            remaining = [str(path) for path in paths.set_aside(folder.parent, folder.name)]
+            if remaining:
                 # A separate process: the agent keeps no state for a million files, or a thousand levels.
                 with suppress(RetryableError):
-                    HostCommand(_RM, _REMOVAL_S).run(["-rf", "--one-file-system", "--", *left])
+                    HostCommand(_RM, _REMOVAL_TIMEOUT_S).run(["-rf", "--one-file-system", "--", *remaining])
 
     def edits(self, memory_mib: int, percentage: int | None) -> ContainerEdits:
         """Return the container edits for a client with these limits.
@@ -113,15 +113,15 @@ class MpsPaths:
         if percentage is not None:
             env.append(f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage}")
         mounts = (
-            Mount(str(self.pipe), PIPES_IN_CONTAINER, _OPTIONS),
-            Mount(str(self.shm), "/dev/shm", (*_OPTIONS, "noexec")),  # noqa: S108
+            Mount(str(self.pipe), PIPES_IN_CONTAINER, _MOUNT_OPTIONS),
+            Mount(str(self.shm), "/dev/shm", (*_MOUNT_OPTIONS, "noexec")),  # noqa: S108
         )
         return ContainerEdits(env=tuple(env), mounts=mounts)
 
 
-_MOST_ASIDE = 100
+_MAX_ASIDE = 100
 """Directories of one name that wait to be removed."""
-_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_OPEN_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def make(base: Path, *steps: tuple[str, int]) -> None:
@@ -137,7 +137,7 @@ def make(base: Path, *steps: tuple[str, int]) -> None:
             with suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=handle)
             try:
-                inner = os.open(name, _OPEN, dir_fd=handle)
+                inner = os.open(name, _OPEN_FLAGS, dir_fd=handle)
             except OSError as error:
                 raise OSError(error.errno, error.strerror, str(at)) from error
             os.close(handle)
@@ -161,7 +161,7 @@ def remove(base: Path, *steps: str) -> Path | None:
     handle = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for step in parents:
-            inner = os.open(step, _OPEN, dir_fd=handle)
+            inner = os.open(step, _OPEN_FLAGS, dir_fd=handle)
             os.close(handle)
             handle = inner
         number = 0
@@ -173,7 +173,7 @@ def remove(base: Path, *steps: str) -> Path | None:
             except FileNotFoundError:
                 return None
             except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) or number >= _MOST_ASIDE:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) or number >= _MAX_ASIDE:
                     raise
                 number += 1
                 continue
@@ -184,7 +184,7 @@ def remove(base: Path, *steps: str) -> Path | None:
         os.close(handle)
 
 
-def left_over(folder: Path, name: str) -> Sequence[Path]:
+def set_aside(folder: Path, name: str) -> Sequence[Path]:
     """Return the directories that `remove` has renamed and that still exist."""
     with suppress(OSError):
         return sorted(folder.glob(f".{name}.gone-*"))

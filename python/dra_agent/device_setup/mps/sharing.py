@@ -10,7 +10,7 @@ import msgspec
 
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
-from dra_agent.device_setup.mps.daemon import DEADLINE, MpsDaemon
+from dra_agent.device_setup.mps.daemon import COMMAND_TIMEOUT_S, MpsDaemon
 from dra_agent.device_setup.mps.paths import MpsPaths
 from dra_agent.device_setup.state_files import StateFiles
 from dra_agent.errors import AgentError, RetryableError
@@ -110,15 +110,15 @@ log = logging.getLogger(__name__)
 class MpsSharing:
     """The daemons of one host; thread-safe."""
 
-    def __init__(self, host: Host, state_dir: Path, modes: ComputeMode, *, deadline: float = DEADLINE) -> None:
+    def __init__(self, host: Host, state_dir: Path, modes: ComputeMode, *, deadline: float = COMMAND_TIMEOUT_S) -> None:
         self._host = host
         self._state_dir = state_dir
         self._modes = modes
         self._deadline = deadline
         self._clients = MpsClientStore(state_dir / "mps")
-        self._gpus = setup_locks(state_dir, "mps")
-        self._controls: dict[str, MpsDaemon] = {}
-        self._sick: dict[str, str] = {}
+        self._locks = setup_locks(state_dir, "mps")
+        self._daemons: dict[str, MpsDaemon] = {}
+        self._failures: dict[str, str] = {}
 
     def attach(self, uid: str, item: SetupDevice, client: MpsClient, deadline: Deadline) -> ContainerEdits:
         """Make a share a client of its GPU's daemon, and start the daemon if needed."""
@@ -126,36 +126,36 @@ class MpsSharing:
         uuid = device.identity.get("uuid")
         if uuid is None:
             raise RetryableError("NVIDIA's driver does not report it", where=f"device {device.name}")
-        place = self._place(device.name)
-        with self._gpus.hold([device.name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
+        paths = self._paths(device.name)
+        with self._locks.hold([device.name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
             shared = self._clients.read(device.name)
             if shared is not None and shared.uuid != uuid:
-                self._end(device.name, shared)  # another GPU is in its slot
+                self._stop(device.name, shared)  # another GPU is in its slot
                 shared = None
             if shared is None:
                 whole = "parent" not in device.identity
                 mode = self._modes.get(uuid, device.pci_address) if whole else None
                 shared = SharedGpu(uuid, device.pci_address, mode, {})
-            wanted = msgspec.structs.replace(shared, clients={**shared.clients, f"{uid} {item.key}": client})
-            if wanted != shared:
-                self._clients.write(device.name, wanted)
-            self._stand(device.name, wanted, raised=wanted.largest_mib > shared.largest_mib)
-            self._sick.pop(device.name, None)
-        return place.edits(client.memory_mib, client.percentage)
+            desired = msgspec.structs.replace(shared, clients={**shared.clients, f"{uid} {item.key}": client})
+            if desired != shared:
+                self._clients.write(device.name, desired)
+            self._ensure_daemon(device.name, desired, raise_limit=desired.largest_mib > shared.largest_mib)
+            self._failures.pop(device.name, None)
+        return paths.edits(client.memory_mib, client.percentage)
 
     def detach(self, uid: str, key: str, deadline: Deadline) -> None:
         """Remove a share; with the last one, the daemon stops and the compute mode is restored."""
         device = key.partition("/")[0]
-        with self._gpus.hold([device], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
+        with self._locks.hold([device], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
             shared = self._clients.read(device)
             if shared is None:
                 return
             clients = {name: client for name, client in shared.clients.items() if name != f"{uid} {key}"}
-            left = msgspec.structs.replace(shared, clients=clients)
-            if left != shared:
-                self._clients.write(device, left)
+            remaining = msgspec.structs.replace(shared, clients=clients)
+            if remaining != shared:
+                self._clients.write(device, remaining)
             if not clients:
-                self._end(device, left)
+                self._stop(device, remaining)
 
     def noted(self, uid: str) -> list[str]:
         """Return the keys of the shares that the state files list for a claim."""
@@ -168,74 +168,74 @@ class MpsSharing:
 
         A restarted daemon is reported once: the clients of the previous one have lost their work.
         """
-        told: dict[str, str] = {}
+        failures: dict[str, str] = {}
         for device in self._clients.devices():
             try:
-                with self._gpus.hold([device], Deadline.of(0), "a check of its MPS daemon"):
-                    reason = self._look(device)
+                with self._locks.hold([device], Deadline.of(0), "a check of its MPS daemon"):
+                    reason = self._check_daemon(device)
             except LockedError:
                 # A claim is being set up on it, and reports failures itself.
-                reason = self._sick.get(device)
+                reason = self._failures.get(device)
             except AgentError as error:
                 reason = str(error)
             if reason is None:
-                self._sick.pop(device, None)
+                self._failures.pop(device, None)
                 continue
-            told[device] = reason
-            if self._sick.get(device) != reason:
+            failures[device] = reason
+            if self._failures.get(device) != reason:
                 log.error("MPS daemon failed", extra={"device": device, "reason": reason})
-            self._sick[device] = reason
-        for gone in self._sick.keys() - told.keys():
-            self._sick.pop(gone, None)
-        return told
+            self._failures[device] = reason
+        for recovered in self._failures.keys() - failures.keys():
+            self._failures.pop(recovered, None)
+        return failures
 
-    def _look(self, device: str) -> str | None:
+    def _check_daemon(self, device: str) -> str | None:
         shared = self._clients.read(device)
         if shared is None:
             return None
         if not shared.clients:
-            self._end(
+            self._stop(
                 device, shared
             )  # the agent crashed between the release of the last share and the stop of the daemon
             return None
-        if self._control(device, shared.uuid).is_alive():
+        if self._daemon(device, shared.uuid).is_alive():
             return None
-        self._stand(device, shared, raised=True)
+        self._ensure_daemon(device, shared, raise_limit=True)
         return "its MPS daemon exited and was restarted: its former clients have failed"
 
-    def _stand(self, device: str, shared: SharedGpu, *, raised: bool) -> None:
-        control = self._control(device, shared.uuid)
-        if not control.is_alive():
+    def _ensure_daemon(self, device: str, shared: SharedGpu, *, raise_limit: bool) -> None:
+        daemon = self._daemon(device, shared.uuid)
+        if not daemon.is_alive():
             if shared.compute_mode is not None:
                 self._modes.set(shared.uuid, shared.pci_address, EXCLUSIVE_PROCESS)
-            self._place(device).make()
-            control.start()
-            raised = True
+            self._paths(device).make()
+            daemon.start()
+            raise_limit = True
             log.info("MPS daemon started", extra={"device": device})
-        if raised:
-            control.limit(shared.largest_mib)
+        if raise_limit:
+            daemon.limit(shared.largest_mib)
 
-    def _end(self, device: str, shared: SharedGpu) -> None:
-        place = self._place(device)
+    def _stop(self, device: str, shared: SharedGpu) -> None:
+        paths = self._paths(device)
         if self._program() is not None:
-            self._control(device, shared.uuid).quit()
+            self._daemon(device, shared.uuid).quit()
         if shared.compute_mode is not None:
             self._modes.restore(shared.uuid, shared.pci_address, shared.compute_mode)
-        place.remove()
-        self._controls.pop(device, None)
+        paths.remove()
+        self._daemons.pop(device, None)
         self._clients.delete(device)
         log.info("MPS daemon stopped", extra={"device": device})
 
     def _program(self) -> Path | None:
         return find_mps_control(self._host)
 
-    def _place(self, device: str) -> MpsPaths:
+    def _paths(self, device: str) -> MpsPaths:
         return MpsPaths.of(self._state_dir, self._host.dev, device)
 
-    def _control(self, device: str, uuid: str) -> MpsDaemon:
-        known = self._controls.get(device)
-        if known is not None:
-            return known
+    def _daemon(self, device: str, uuid: str) -> MpsDaemon:
+        cached = self._daemons.get(device)
+        if cached is not None:
+            return cached
         program = self._program()
         if program is None:
             raise RetryableError(
@@ -245,13 +245,13 @@ class MpsSharing:
             )
         # A simulated host must not change mounts of this one.
         real = self._host.dev == Path("/dev")
-        made = MpsDaemon(
+        daemon = MpsDaemon(
             program,
-            self._place(device),
+            self._paths(device),
             uuid,
             own_shm=real,
             proc=self._host.proc if real else Path("/proc"),
             deadline=self._deadline,
         )
-        self._controls[device] = made
-        return made
+        self._daemons[device] = daemon
+        return daemon

@@ -65,8 +65,8 @@ class Interfaces:
     def rename(self, old: str, new: str) -> None:
         """Rename it; the link must be down."""
         request = struct.pack("16s16s", old.encode(), new.encode()) + b"\0" * 8
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as door:
-            fcntl.ioctl(door, _SIOCSIFNAME, request)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as control:
+            fcntl.ioctl(control, _SIOCSIFNAME, request)
 
     def _read(self, name: str, attribute: str) -> str:
         return (self._sysfs / "class/net" / name / attribute).read_text().strip()

@@ -25,7 +25,7 @@ TASK = "interface"
 """Task of the hook, and of its request."""
 _PROC = Path("/proc")
 """Of the running kernel, also for a simulated host: containers are real."""
-_LOOK = 0.2
+_POLL_INTERVAL_S = 0.2
 _DEVICE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -43,89 +43,93 @@ class InterfaceMover:
     """Thread-safe; it uses the locks and state files of the setup."""
 
     def __init__(
-        self, interfaces: Interfaces, kept: StateFiles[OriginalInterface], devices: KeyedLocks, patience: float
+        self,
+        interfaces: Interfaces,
+        originals: StateFiles[OriginalInterface],
+        locks: KeyedLocks,
+        return_timeout_s: float,
     ) -> None:
         self._interfaces = interfaces
-        self._kept = kept
-        self._devices = devices
-        self._patience = patience
+        self._originals = originals
+        self._locks = locks
+        self._return_timeout_s = return_timeout_s
 
     def move(self, line: bytes) -> bool:
         """Move the interface to the container; PermanentError or RetryableError with the reason if that fails."""
         try:
-            ask = msgspec.json.decode(line, type=MoveTask)
+            task = msgspec.json.decode(line, type=MoveTask)
         except msgspec.DecodeError as error:
             raise PermanentError(f"invalid: {error}", where="a request for an interface") from error
-        uid = check_uid(ask.claim)
-        device = ask.key.partition("/")[0]
+        uid = check_uid(task.claim)
+        device = task.key.partition("/")[0]
         if not _DEVICE.fullmatch(device):
-            raise PermanentError("is not a device name", where=repr(ask.key[:200]))
-        with self._devices.hold([device], Deadline.of(SETUP_TIMEOUT_S), f"a container of claim {uid}"):
-            before = self._kept.read(device)
-            if before is None or before.uid != uid or before.interface.name is None:
+            raise PermanentError("is not a device name", where=repr(task.key[:200]))
+        with self._locks.hold([device], Deadline.of(SETUP_TIMEOUT_S), f"a container of claim {uid}"):
+            original = self._originals.read(device)
+            if original is None or original.uid != uid or original.interface.name is None:
                 raise PermanentError("has no such interface to move", where=f"claim {uid}, device {device}")
-            network = self._open(ask.pid)
+            network = self._open(task.pid)
             try:
-                self._into(network, device, before)
+                self._move_into(network, device, original)
             finally:
                 os.close(network)
         return True
 
-    def _into(self, network: int, device: str, before: OriginalInterface) -> None:
+    def _move_into(self, network: int, device: str, original: OriginalInterface) -> None:
         name = os.fspath(Path(f"/proc/self/fd/{network}").readlink())
-        where = f"device {device} of claim {before.uid}"
-        until = time.monotonic() + self._patience
-        if name not in (before.network, before.moving):
+        where = f"device {device} of claim {original.uid}"
+        deadline = time.monotonic() + self._return_timeout_s
+        if name not in (original.network, original.moving):
             # Changes of a process that hangs or is killed must be restored, too.
-            before = msgspec.structs.replace(before, moving=name)
-            self._kept.write(device, before)
+            original = msgspec.structs.replace(original, moving=name)
+            self._originals.write(device, original)
         while True:
-            done = rtnetlink.ask(self._move(network, name, before))
+            done = rtnetlink.ask(self._move(network, name, original))
             # The kernel removes a network namespace some time after its last process; then the interface returns.
-            if done.state != "away" or done.refused or time.monotonic() >= until:
+            if done.state != "away" or done.refused or time.monotonic() >= deadline:
                 break
-            time.sleep(_LOOK)
+            time.sleep(_POLL_INTERVAL_S)
         if done.state in ("moved", "there"):
-            now = msgspec.structs.replace(before, network=name, moving="", complete=not done.refused)
-            if now != before:
-                self._kept.write(device, now)
+            now = msgspec.structs.replace(original, network=name, moving="", complete=not done.refused)
+            if now != original:
+                self._originals.write(device, now)
         if done.refused:
-            raise PermanentError(f"{before.interface.name}: {done.refused}", where=where)
+            raise PermanentError(f"{original.interface.name}: {done.refused}", where=where)
         if done.state == "taken":
             raise PermanentError(
-                f"the pod's network has another interface {before.interface.name}",
+                f"the pod's network has another interface {original.interface.name}",
                 where=where,
                 hint="choose another interface.name",
             )
         if done.state == "away":
-            last = f"; it was moved to {before.network}" if before.network else ""
+            last = f"; it was moved to {original.network}" if original.network else ""
             raise RetryableError(
-                f"its interface {before.ifname} is neither on the host nor in the pod's network {name}{last}",
+                f"its interface {original.ifname} is neither on the host nor in the pod's network {name}{last}",
                 where=where,
                 hint="only one pod at a time can use it: stop the other one (`lsns -t net` lists its processes)",
             )
         if done.state == "moved":
-            extra = {"claim": before.uid, "device": device, "interface": before.interface.name, "network": name}
+            extra = {"claim": original.uid, "device": device, "interface": original.interface.name, "network": name}
             log.info("interface moved", extra=extra)
 
-    def _move(self, network: int, where: str, before: OriginalInterface) -> rtnetlink.MoveRequest:
-        wanted = before.interface
-        asked = wanted.addresses is not None
+    def _move(self, network: int, where: str, original: OriginalInterface) -> rtnetlink.MoveRequest:
+        desired = original.interface
+        is_configured = desired.addresses is not None
         return rtnetlink.MoveRequest(
             network,
-            self._present(before),
-            before.address,
-            before.hardware_address,
-            str(wanted.name),
-            before.addresses if wanted.addresses is None else wanted.addresses,
-            asked,
-            tuple((route.destination, route.gateway) for route in wanted.routes),
-            "unknown" if before.network != where else "complete" if before.complete else "moved",
+            self._on_host(original),
+            original.address,
+            original.hardware_address,
+            str(desired.name),
+            original.addresses if desired.addresses is None else desired.addresses,
+            is_configured,
+            tuple((route.destination, route.gateway) for route in desired.routes),
+            "unknown" if original.network != where else "complete" if original.complete else "moved",
         )
 
-    def _present(self, before: OriginalInterface) -> rtnetlink.HostInterface | None:
+    def _on_host(self, original: OriginalInterface) -> rtnetlink.HostInterface | None:
         try:
-            name = self._interfaces.find(before.address, before.ifname, before.interface.name)
+            name = self._interfaces.find(original.address, original.ifname, original.interface.name)
             return None if name is None else rtnetlink.HostInterface(name, self._interfaces.hardware_address(name))
         except OSError:
             return None  # it was removed meanwhile

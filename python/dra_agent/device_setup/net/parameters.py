@@ -15,7 +15,7 @@ _NAME = r"^(?!(lo|eth0|all|default)$)[A-Za-z0-9][A-Za-z0-9._-]{0,14}$(?!\n)"
 # Characters only; the check that they form an address is below.
 _ADDRESS = r"^[0-9A-Fa-f:.]{2,45}$(?!\n)"
 _PREFIX = r"^[0-9A-Fa-f:.]{2,45}/[0-9]{1,3}$(?!\n)"
-_MOST = 64
+_MAX_ENTRIES = 64
 
 
 class Route(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,10 +49,11 @@ class InterfaceConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mtu: Annotated[int, msgspec.Meta(ge=68, le=65535)] | None = None
     """MTU in bytes; the adapter may support less."""
     addresses: (
-        Annotated[tuple[Annotated[str, msgspec.Meta(pattern=_PREFIX)], ...], msgspec.Meta(max_length=_MOST)] | None
+        Annotated[tuple[Annotated[str, msgspec.Meta(pattern=_PREFIX)], ...], msgspec.Meta(max_length=_MAX_ENTRIES)]
+        | None
     ) = None
     """Addresses in the container, such as "10.0.0.5/24". Omitted: those on the host; empty: none."""
-    routes: Annotated[tuple[Route, ...], msgspec.Meta(max_length=_MOST)] = ()
+    routes: Annotated[tuple[Route, ...], msgspec.Meta(max_length=_MAX_ENTRIES)] = ()
     """Routes in the container, through this interface."""
 
     def __post_init__(self) -> None:
@@ -72,7 +73,7 @@ class NicConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     interface: InterfaceConfig
 
 
-MOST = 1 << 16
+MAX_STATE_BYTES = 1 << 16
 """Bytes."""
 
 

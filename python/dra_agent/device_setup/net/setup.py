@@ -18,7 +18,7 @@ from dra_agent.device_setup import rtnetlink
 from dra_agent.device_setup.container_hook import ContainerHook
 from dra_agent.device_setup.net.interfaces import Interfaces
 from dra_agent.device_setup.net.mover import TASK, InterfaceMover
-from dra_agent.device_setup.net.parameters import MOST, InterfaceConfig, NicConfig, OriginalInterface
+from dra_agent.device_setup.net.parameters import MAX_STATE_BYTES, InterfaceConfig, NicConfig, OriginalInterface
 from dra_agent.device_setup.state_files import StateFiles
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
@@ -32,9 +32,9 @@ from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 3.0
+RETURN_TIMEOUT_S = 3.0
 """Maximum seconds for an interface to return: the kernel removes a network namespace after its last process."""
-_LOOK = 0.05
+_POLL_INTERVAL_S = 0.05
 
 
 class NicSetup:
@@ -49,16 +49,16 @@ class NicSetup:
         state_dir: Path,
         host_folder: Path,
         *,
-        patience: float = PATIENCE,
+        return_timeout_s: float = RETURN_TIMEOUT_S,
     ) -> None:
         """`host_folder` has the same path for runtimes: it contains hook and socket."""
         self._host = host
-        self._patience = patience
+        self._return_timeout_s = return_timeout_s
         self._hook = ContainerHook(host_folder)
         self._interfaces = Interfaces(host.sysfs)
-        self._kept = StateFiles(state_dir / "net", OriginalInterface, most=MOST)
-        self._devices = setup_locks(state_dir, "net")
-        self.mover = InterfaceMover(self._interfaces, self._kept, self._devices, patience)
+        self._originals = StateFiles(state_dir / "net", OriginalInterface, max_bytes=MAX_STATE_BYTES)
+        self._locks = setup_locks(state_dir, "net")
+        self.mover = InterfaceMover(self._interfaces, self._originals, self._locks, return_timeout_s)
 
     def hook_tasks(self) -> Mapping[str, Callable[[bytes], bool]]:
         """See dra_agent.prepare.setup.HookHandler."""
@@ -82,9 +82,9 @@ class NicSetup:
                 "interface: the agent has its own network namespace and cannot change the host's",
                 hint="run it as a host service, or with hostNetwork and privileged",
             )
-        if parameters.interface.name is not None and (blind := hidden_processes_reason(self._host)):
+        if parameters.interface.name is not None and (hidden := hidden_processes_reason(self._host)):
             raise PermanentError(
-                f"interface.name: a container's network is found by one of its processes, and {blind}",
+                f"interface.name: a container's network is found by one of its processes, and {hidden}",
                 hint="run it with systemd/net.conf, or with hostPID, hostNetwork and privileged; or leave the name out",
             )
 
@@ -92,39 +92,39 @@ class NicSetup:
         self, uid: str, devices: Sequence[SetupDevice], parameters: NicConfig, previous: Any, deadline: Deadline
     ) -> SetupOutcome:
         """Set the MTU, and add the hook to containers; nothing is changed once the interface was moved."""
-        wanted = parameters.interface
-        if wanted.name is not None and len(devices) > 1:
+        desired = parameters.interface
+        if desired.name is not None and len(devices) > 1:
             names = ", ".join(item.device.name for item in devices)
             raise PermanentError(
-                f"interface.name: {wanted.name} would name {len(devices)} interfaces ({names})",
+                f"interface.name: {desired.name} would name {len(devices)} interfaces ({names})",
                 hint="put each device in a separate request with its own configuration",
             )
         edits: dict[str, ContainerEdits] = {}
         record: dict[str, str] = {}
         for item in devices:
-            with self._devices.hold([item.device.name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
-                before = self._before(uid, item, wanted)
-                record[item.key] = before.ifname
-                present = self._interfaces.of(before.address)
-                if wanted.mtu is not None and present is not None and before.ifname in present:
-                    self._set_mtu(item.device.name, before.ifname, wanted.mtu)
-            if wanted.name is not None:
+            with self._locks.hold([item.device.name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
+                original = self._original(uid, item, desired)
+                record[item.key] = original.ifname
+                present = self._interfaces.of(original.address)
+                if desired.mtu is not None and present is not None and original.ifname in present:
+                    self._set_mtu(item.device.name, original.ifname, desired.mtu)
+            if desired.name is not None:
                 self._hook.install()
-                told = f"DRA_AGENT_DEVICE_{env_name(item.device.name)}_IFNAME={wanted.name}"
-                asks = self._hook.asks(uid, item.key, "--task", TASK)
-                edits[item.key] = ContainerEdits(env=(told,)).merged(asks)
+                variable = f"DRA_AGENT_DEVICE_{env_name(item.device.name)}_IFNAME={desired.name}"
+                hook_edits = self._hook.request_edits(uid, item.key, "--task", TASK)
+                edits[item.key] = ContainerEdits(env=(variable,)).merged(hook_edits)
         return SetupOutcome(record, edits)
 
     def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
         """Restore each interface; RetryableError while it has not returned."""
         for key in keys:
             name = key.partition("/")[0]
-            with self._devices.hold([name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
-                before = self._kept.read(name)
-                if before is None or before.uid != uid:
+            with self._locks.hold([name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
+                original = self._originals.read(name)
+                if original is None or original.uid != uid:
                     continue
-                self._put_back(name, before, deadline)
-                self._kept.delete(name)
+                self._restore(name, original, deadline)
+                self._originals.delete(name)
 
     def roll_back(self, uid: str, keys: Sequence[str], parameters: NicConfig, deadline: Deadline) -> None:
         """Do the same: the original state of an interface is on disk before a change."""
@@ -132,16 +132,16 @@ class NicSetup:
 
     def noted(self, uid: str) -> Sequence[str]:
         """Return the names of the devices whose interfaces the claim has."""
-        return [name for name, before in self._kept.all().items() if before.uid == uid]
+        return [name for name, original in self._originals.all().items() if original.uid == uid]
 
-    def _before(self, uid: str, item: SetupDevice, wanted: InterfaceConfig) -> OriginalInterface:
+    def _original(self, uid: str, item: SetupDevice, desired: InterfaceConfig) -> OriginalInterface:
         device = item.device.name
-        before = self._kept.read(device)
-        if before is not None and before.uid == uid:
-            if before.interface != wanted:  # recorded by an agent that saved less
-                before = msgspec.structs.replace(before, interface=wanted)
-                self._kept.write(device, before)
-            return before
+        original = self._originals.read(device)
+        if original is not None and original.uid == uid:
+            if original.interface != desired:  # recorded by an agent that saved less
+                original = msgspec.structs.replace(original, interface=desired)
+                self._originals.write(device, original)
+            return original
         ifname = item.device.identity.get("ifname")
         if not ifname:
             raise RetryableError("its interface is not on the host", where=f"device {device}")
@@ -150,17 +150,17 @@ class NicSetup:
             hardware = self._interfaces.hardware_address(ifname)
         except (OSError, ValueError) as error:
             raise RetryableError(f"{ifname} cannot be read: {error}", where=f"device {device}") from error
-        given = addresses(ifname, hardware, permanent=True) if wanted.name is not None else ()
+        given = addresses(ifname, hardware, permanent=True) if desired.name is not None else ()
         attributes = item.device.attributes
         described = {name: attributes[name] for name in INTERFACE_ATTRIBUTES if name in attributes}
-        link = self._described(ifname, hardware) if wanted.name is not None else None
-        before = OriginalInterface(
-            uid, item.device.pci_address, ifname, mtu, up, hardware, given, link, described, wanted
+        link = self._describe(ifname, hardware) if desired.name is not None else None
+        original = OriginalInterface(
+            uid, item.device.pci_address, ifname, mtu, up, hardware, given, link, described, desired
         )
-        self._kept.write(device, before)
-        return before
+        self._originals.write(device, original)
+        return original
 
-    def _described(self, ifname: str, hardware: str) -> rtnetlink.Link | None:
+    def _describe(self, ifname: str, hardware: str) -> rtnetlink.Link | None:
         """Return the properties that only rtnetlink shows; None if the interface is not the one in /sys."""
         if not is_ours(ifname, hardware):
             return None
@@ -172,31 +172,31 @@ class NicSetup:
                 self._interfaces.set_mtu(ifname, mtu)
                 log.info("MTU set", extra={"device": device, "interface": ifname, "mtu": mtu})
         except OSError as error:
-            what = f"interface.mtu: {ifname} does not accept {mtu}: {error.strerror}"
+            message = f"interface.mtu: {ifname} does not accept {mtu}: {error.strerror}"
             if error.errno in (errno.EINVAL, errno.ERANGE):
-                raise PermanentError(what, where=f"device {device}", hint="request a smaller MTU") from error
-            raise RetryableError(what, where=f"device {device}") from error
+                raise PermanentError(message, where=f"device {device}", hint="request a smaller MTU") from error
+            raise RetryableError(message, where=f"device {device}") from error
 
-    def _put_back(self, device: str, before: OriginalInterface, deadline: Deadline) -> None:
-        now = self._back(device, before, deadline)
+    def _restore(self, device: str, original: OriginalInterface, deadline: Deadline) -> None:
+        now = self._wait_until_returned(device, original, deadline)
         if now is None:
             log.warning("the NIC is missing, its interface is not restored", extra={"device": device})
             return
         try:
-            if before.network or (before.moving and before.link is not None):
-                self._reset(device, now, before)
-            if now != before.ifname:
+            if original.network or (original.moving and original.link is not None):
+                self._reset(device, now, original)
+            if now != original.ifname:
                 if self._interfaces.is_up(now):
                     self._interfaces.set_link_up(now, on=False)
-                self._interfaces.rename(now, before.ifname)
-            if self._interfaces.mtu(before.ifname) != before.mtu:
-                self._interfaces.set_mtu(before.ifname, before.mtu)
-            if before.up != self._interfaces.is_up(before.ifname):
-                self._interfaces.set_link_up(before.ifname, on=before.up)
-            if (before.network or before.moving) and before.addresses:
-                done = rtnetlink.ask(rtnetlink.RestoreRequest(before.ifname, before.addresses))
+                self._interfaces.rename(now, original.ifname)
+            if self._interfaces.mtu(original.ifname) != original.mtu:
+                self._interfaces.set_mtu(original.ifname, original.mtu)
+            if original.up != self._interfaces.is_up(original.ifname):
+                self._interfaces.set_link_up(original.ifname, on=original.up)
+            if (original.network or original.moving) and original.addresses:
+                done = rtnetlink.ask(rtnetlink.RestoreRequest(original.ifname, original.addresses))
                 if done.refused:
-                    raise RetryableError(f"{before.ifname}: {done.refused}", where=f"device {device}")
+                    raise RetryableError(f"{original.ifname}: {done.refused}", where=f"device {device}")
         except OSError as error:
             raise RetryableError(
                 f"{now} cannot be restored: {error.strerror}",
@@ -204,32 +204,32 @@ class NicSetup:
                 hint=f"check `ip link show {now}`; the agent retries",
             ) from error
 
-    def _reset(self, device: str, now: str, before: OriginalInterface) -> None:
+    def _reset(self, device: str, now: str, original: OriginalInterface) -> None:
         """Restore what the container changed on an interface; RetryableError if a part must not stay."""
-        done = rtnetlink.ask(rtnetlink.Reset(now, before.link or rtnetlink.Link(before.hardware_address)))
-        extra = {"device": device, "interface": before.ifname}
+        done = rtnetlink.ask(rtnetlink.Reset(now, original.link or rtnetlink.Link(original.hardware_address)))
+        extra = {"device": device, "interface": original.ifname}
         if done.changed:
             log.info("interface restored", extra={**extra, "changed": "; ".join(done.changed)})
         if done.doubts:
             log.warning("interface may not be fully restored", extra={**extra, "reason": "; ".join(done.doubts)})
         if done.refused:
             raise RetryableError(
-                f"{before.ifname}: {done.refused}", where=f"device {device}", hint="remove it; the agent retries"
+                f"{original.ifname}: {done.refused}", where=f"device {device}", hint="remove it; the agent retries"
             )
 
-    def _back(self, device: str, before: OriginalInterface, deadline: Deadline) -> str | None:
+    def _wait_until_returned(self, device: str, original: OriginalInterface, deadline: Deadline) -> str | None:
         """Wait until the interface is on the host, and return its current name; None if its NIC was removed."""
-        until = deadline.capped(self._patience)
+        deadline = deadline.capped(self._return_timeout_s)
         while True:
-            if self._interfaces.of(before.address) is None:
+            if self._interfaces.of(original.address) is None:
                 return None
-            name = self._interfaces.find(before.address, before.ifname, before.interface.name)
+            name = self._interfaces.find(original.address, original.ifname, original.interface.name)
             if name is not None:
                 return name
-            if not until.remaining():
+            if not deadline.remaining():
                 raise RetryableError(
-                    f"its interface {before.ifname} has not returned from the container",
+                    f"its interface {original.ifname} has not returned from the container",
                     where=f"device {device}",
                     hint="stop the processes in its network namespace (`lsns -t net`)",
                 )
-            time.sleep(_LOOK)
+            time.sleep(_POLL_INTERVAL_S)

@@ -22,10 +22,10 @@ from dra_agent.inventory.nvidia.nvml_client import NvmlClient, acquire
 from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
 from dra_agent.prepare.setup import SetupDevice
 
-_LONGEST = 4096
+_MAX_CGROUP_PATH_CHARS = 4096
 
 
-def hierarchy(sysfs: Path) -> Path:
+def cgroup_root(sysfs: Path) -> Path:
     """Return the mount point of the hierarchy; RetryableError if it is not mounted."""
     for root in (sysfs / "fs/cgroup", sysfs / "fs/cgroup/unified"):
         if (root / "cgroup.controllers").exists():
@@ -40,7 +40,7 @@ def hierarchy(sysfs: Path) -> Path:
 def check_cgroup(root: Path, name: str) -> Path:
     """Return the directory of a cgroup below the root; PermanentError for the root itself and for invalid paths."""
     parts = name.split("/")
-    if len(name) > _LONGEST or not name.isprintable() or any(part in ("", ".", "..") for part in parts):
+    if len(name) > _MAX_CGROUP_PATH_CHARS or not name.isprintable() or any(part in ("", ".", "..") for part in parts):
         raise PermanentError("is not the path of a container's cgroup", where=repr(name[:200]))
     folder = root.joinpath(*parts)
     if not folder.is_dir() or folder.resolve() != root.resolve().joinpath(*parts):
@@ -139,13 +139,13 @@ class Limiter:
         self._host = host
         self._hook = ContainerHook(host_folder)
         self._grants = ShareLimitStore(state_dir / "limits")
-        self._claims = setup_locks(None, "limits")
+        self._locks = setup_locks(None, "limits")
         self._driver = driver
 
     def grant(self, uid: str, item: SetupDevice, enforcement: str, amount: int, deadline: Deadline) -> ContainerEdits:
         """Record the limit of a share in bytes; return the hook that applies it to each container."""
         self._hook.install()
-        root = hierarchy(self._host.sysfs)
+        root = cgroup_root(self._host.sysfs)
         where = ("--cgroups", str(root))
         if enforcement == "dmem":
             region = item.device.identity.get("dmem")
@@ -159,19 +159,19 @@ class Limiter:
         uuid = item.device.identity.get("uuid")
         if uuid is None:
             raise RetryableError("NVIDIA's driver does not report it", where=f"device {item.device.name}")
-        with self._claims.hold([uid], deadline.capped(SETUP_TIMEOUT_S), "a limit"):
+        with self._locks.hold([uid], deadline.capped(SETUP_TIMEOUT_S), "a limit"):
             grants = self._grants.read(uid) or {}
-            known = grants.get(item.key)
-            wanted = ShareLimit(
-                item.device.name, item.device.pci_address, amount, uuid, known.cgroups if known is not None else ()
+            current = grants.get(item.key)
+            desired = ShareLimit(
+                item.device.name, item.device.pci_address, amount, uuid, current.cgroups if current is not None else ()
             )
-            if wanted != known:
-                self._grants.write(uid, {**grants, item.key: wanted})
-        return self._hook.asks(uid, item.key, *where)
+            if desired != current:
+                self._grants.write(uid, {**grants, item.key: desired})
+        return self._hook.request_edits(uid, item.key, *where)
 
     def revoke(self, uid: str, deadline: Deadline) -> None:
         """Delete a claim's shares: the driver drops the limit with the cgroup."""
-        with self._claims.hold([uid], deadline.capped(SETUP_TIMEOUT_S), "a limit"):
+        with self._locks.hold([uid], deadline.capped(SETUP_TIMEOUT_S), "a limit"):
             self._grants.delete(uid, durable=False)
 
     def noted(self, uid: str) -> list[str]:
@@ -181,23 +181,23 @@ class Limiter:
     def apply(self, line: bytes) -> bool:
         """Limit a container to a share, on request of the hook. PermanentError or RetryableError if that fails."""
         try:
-            ask = msgspec.json.decode(line, type=LimitRequest)
+            request = msgspec.json.decode(line, type=LimitRequest)
         except msgspec.DecodeError as error:
             raise PermanentError(f"invalid: {error}", where="a request for a limit") from error
-        uid = check_uid(ask.claim)
-        root = hierarchy(self._host.sysfs)
-        folder = check_cgroup(root, ask.cgroup)
-        with self._claims.hold([uid], Deadline.of(SETUP_TIMEOUT_S), "a limit"):
+        uid = check_uid(request.claim)
+        root = cgroup_root(self._host.sysfs)
+        folder = check_cgroup(root, request.cgroup)
+        with self._locks.hold([uid], Deadline.of(SETUP_TIMEOUT_S), "a limit"):
             grants = self._grants.read(uid) or {}
-            grant = grants.get(ask.key)
+            grant = grants.get(request.key)
             if grant is None:
-                raise PermanentError("has no such share to limit", where=f"claim {uid}, {ask.key}")
+                raise PermanentError("has no such share to limit", where=f"claim {uid}, {request.key}")
             self._driver.set(grant.uuid, grant.pci_address, folder, grant.bytes)
             # A restarted container has a new cgroup.
-            alive = tuple(name for name in grant.cgroups if name != ask.cgroup and (root / name).is_dir())
-            cgroups = (*alive, ask.cgroup)
-            self._grants.write(uid, {**grants, ask.key: msgspec.structs.replace(grant, cgroups=cgroups)})
-        if alive and ask.cgroup not in grant.cgroups:
+            alive = tuple(name for name in grant.cgroups if name != request.cgroup and (root / name).is_dir())
+            cgroups = (*alive, request.cgroup)
+            self._grants.write(uid, {**grants, request.key: msgspec.structs.replace(grant, cgroups=cgroups)})
+        if alive and request.cgroup not in grant.cgroups:
             log.warning(
                 "several containers of one claim each have the full amount of its share",
                 extra={"claim": uid, "device": grant.device, "bytes": grant.bytes, "containers": len(cgroups)},

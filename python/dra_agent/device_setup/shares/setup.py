@@ -55,12 +55,12 @@ class ShareSetup:
 
     def check(self, device: Device, parameters: ShareConfig) -> None:
         """Accept devices that are published as shares, and parameters that their mechanism supports."""
-        used = limit_mechanism(device)
-        if used is None:
+        mechanism = limit_mechanism(device)
+        if mechanism is None:
             raise UnsuitableError("kind: ShareConfig is for devices that are offered in shares (inventory.share)")
-        if parameters.active_thread_percentage is not None and used != _MPS:
+        if parameters.active_thread_percentage is not None and mechanism != _MPS:
             raise PermanentError(
-                f"activeThreadPercentage: only MPS limits multiprocessors, and here memoryEnforcement is {used}",
+                f"activeThreadPercentage: only MPS limits multiprocessors, and here memoryEnforcement is {mechanism}",
                 hint="leave it out, or choose devices with memoryEnforcement mps",
             )
 
@@ -72,16 +72,16 @@ class ShareSetup:
         record: dict[str, str] = {}
         edits: dict[str, ContainerEdits] = {}
         for item in devices:
-            used = limit_mechanism(item.device)
-            if item.allocated.share_id is None or used is None:
+            mechanism = limit_mechanism(item.device)
+            if item.allocated.share_id is None or mechanism is None:
                 continue  # only this claim has it: an API server without consumable capacity allocates it as a whole
             amount = _amount(item, MEMORY)
-            if used == _MPS:
+            if mechanism == _MPS:
                 client = MpsClient(amount // _MIB, _percentage(item, parameters))
                 edits[item.key] = self.mps.attach(uid, item, client, deadline)
-            elif used in _BY_CGROUP:
-                edits[item.key] = self.limiter.grant(uid, item, used, amount, deadline)
-            record[item.key] = used
+            elif mechanism in _BY_CGROUP:
+                edits[item.key] = self.limiter.grant(uid, item, mechanism, amount, deadline)
+            record[item.key] = mechanism
         return SetupOutcome(record, edits)
 
     def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
@@ -101,12 +101,12 @@ class ShareSetup:
 
 def _one_server(devices: Sequence[SetupDevice]) -> None:
     """Reject two shares through MPS for one request: a process is the client of one daemon, and so of one GPU."""
-    seen: dict[str, str] = {}
+    key_by_request: dict[str, str] = {}
     for item in devices:
         if item.allocated.share_id is None or limit_mechanism(item.device) != _MPS:
             continue
         for request in item.allocated.requests:
-            other = seen.setdefault(request, item.key)
+            other = key_by_request.setdefault(request, item.key)
             if other != item.key:
                 raise PermanentError(
                     f"request {request} has shares of {other.partition('/')[0]} and {item.device.name} through MPS, "
@@ -116,13 +116,13 @@ def _one_server(devices: Sequence[SetupDevice]) -> None:
 
 
 def _percentage(item: SetupDevice, parameters: ShareConfig) -> int | None:
-    wished = parameters.active_thread_percentage
-    asked = _amount(item, MULTIPROCESSORS)
+    configured = parameters.active_thread_percentage
+    requested = _amount(item, MULTIPROCESSORS)
     capacity = item.device.capacity.get(MULTIPROCESSORS)
-    if not asked or capacity is None:
-        return wished
-    part = max(1, 100 * asked // _native.quantity_value(capacity.value))
-    return part if wished is None else min(part, wished)
+    if not requested or capacity is None:
+        return configured
+    part = max(1, 100 * requested // _native.quantity_value(capacity.value))
+    return part if configured is None else min(part, configured)
 
 
 def _amount(item: SetupDevice, capacity: str) -> int:

@@ -14,7 +14,7 @@ import msgspec
 from dra_agent import _native
 from dra_agent.device_setup.containers import Place, place_of
 from dra_agent.device_setup.open_files import nodes_of, processes_holding
-from dra_agent.device_setup.shares.limiter import DriverLimit, ShareLimitStore, hierarchy
+from dra_agent.device_setup.shares.limiter import DriverLimit, ShareLimitStore, cgroup_root
 from dra_agent.errors import AgentError
 from dra_agent.host import Host
 from dra_agent.inventory.model import Device
@@ -52,10 +52,10 @@ class Usage(msgspec.Struct, frozen=True):
     """The unit to which `limit` applies: each "container" or each "process" of the claim, so several can use more."""
 
 
-_EACH = {"nvml-cgroup": "container", "dmem": "container", "mps": "process"}
+_LIMIT_SCOPE = {"nvml-cgroup": "container", "dmem": "container", "mps": "process"}
 
 
-class _DoubtError(Exception):
+class _UnknownOwnerError(Exception):
     """A process uses the device, and its claim is ambiguous."""
 
 
@@ -87,7 +87,7 @@ class UsageReader:
         enforcement = offered_enforcement(device)
         limited = enforcement not in (None, "none") and held.consumed is not None
         limit = _native.quantity_value(held.consumed) if limited and held.consumed is not None else None
-        each = _EACH.get(enforcement or "") if limited else None
+        each = _LIMIT_SCOPE.get(enforcement or "") if limited else None
         try:
             if enforcement == "nvml-cgroup":
                 return Usage(limit, self._by_driver(held, device), "driver, per cgroup", limit_for=each)
@@ -95,48 +95,48 @@ class UsageReader:
                 return Usage(limit, self._by_kernel(held, device), "kernel, per cgroup", limit_for=each)
             if device.vendor == "nvidia" and device.identity.get("uuid") and "parent" not in device.identity:
                 return Usage(limit, self._by_process(held, device), "driver, per process", limit_for=each)
-        except (AgentError, OSError, _DoubtError) as error:
+        except (AgentError, OSError, _UnknownOwnerError) as error:
             return Usage(limit, None, None, str(error), each)
         return Usage(limit, None, None, "usage is not available for this device type", each)
 
     def _by_driver(self, held: HeldShare, device: Device) -> int:
-        root = hierarchy(self._host.sysfs)
+        root = cgroup_root(self._host.sysfs)
         grant = (self._grants.read(held.uid) or {}).get(held.key)
         folders = [root / name for name in (grant.cgroups if grant is not None else ())]
         uuid = device.identity["uuid"]
         return sum(self._driver.get(uuid, device.pci_address, folder).used for folder in folders if folder.is_dir())
 
     def _by_kernel(self, held: HeldShare, device: Device) -> int:
-        root = hierarchy(self._host.sysfs)
+        root = cgroup_root(self._host.sysfs)
         region = device.identity.get("dmem", "")
-        self._check_sight()
+        self._check_visibility()
         mine: set[str] = set()
         doubts: dict[str, str] = {}
-        using: set[int] | None = None
+        user_pids: set[int] | None = None
         for pid, place in self._all_places().items():
-            doubt = self._doubt(held, place)
+            doubt = self._owner_doubt(held, place)
             if doubt is None:
                 continue
             if not doubt:
                 if not place.cgroup:
-                    raise _DoubtError(f"process {pid} of the claim is in no cgroup of version 2")
+                    raise _UnknownOwnerError(f"process {pid} of the claim is in no cgroup of version 2")
                 mine.add(place.cgroup)
             elif place.cgroup:
                 doubts[place.cgroup] = doubt
             else:
-                if using is None:
+                if user_pids is None:
                     nodes = nodes_of(self._host, device.pci_address)
-                    using = {opener.pid for opener in processes_holding(self._host, nodes)}
-                if pid in using:
-                    raise _DoubtError(f"the owner of process {pid} is not known: {doubt}")
+                    user_pids = {holder.pid for holder in processes_holding(self._host, nodes)}
+                if pid in user_pids:
+                    raise _UnknownOwnerError(f"the owner of process {pid} is not known: {doubt}")
         for name, doubt in sorted(doubts.items()):
             file = root / name / "dmem.current"
             if file.exists() and _amount(file, region):
-                raise _DoubtError(f"the owner of cgroup {name} is not known: {doubt}")
+                raise _UnknownOwnerError(f"the owner of cgroup {name} is not known: {doubt}")
         return sum(_amount(root / name / "dmem.current", region) for name in mine)
 
     def _by_process(self, held: HeldShare, device: Device) -> int | None:
-        self._check_sight()
+        self._check_visibility()
         uuid = device.identity["uuid"]
         if uuid not in self._computing:
             self._nvml.start()
@@ -146,17 +146,17 @@ class UsageReader:
         amounts = []
         for pid, used in self._computing[uuid].items():
             place = place_of(self._host.proc, pid)
-            if place is None or (doubt := self._doubt(held, place)) is None:
+            if place is None or (doubt := self._owner_doubt(held, place)) is None:
                 continue  # it has exited, or belongs to another claim
             if doubt:
-                raise _DoubtError(f"the owner of process {pid} is not known: {doubt}")
+                raise _UnknownOwnerError(f"the owner of process {pid} is not known: {doubt}")
             amounts.append(used)
         known = [amount for amount in amounts if amount is not None]
         return sum(known) if len(known) == len(amounts) else None
 
-    def _check_sight(self) -> None:
-        if blind := hidden_processes_reason(self._host):
-            raise _DoubtError(f"the owners of processes that use it are not known: {blind}")
+    def _check_visibility(self) -> None:
+        if hidden := hidden_processes_reason(self._host):
+            raise _UnknownOwnerError(f"the owners of processes that use it are not known: {hidden}")
 
     def _all_places(self) -> dict[int, Place]:
         if self._places is None:
@@ -164,19 +164,19 @@ class UsageReader:
             self._places = {pid: place for pid in pids if (place := place_of(self._host.proc, pid)) is not None}
         return self._places
 
-    def _doubt(self, held: HeldShare, place: Place) -> str | None:
+    def _owner_doubt(self, held: HeldShare, place: Place) -> str | None:
         """Return "" if a user of the device belongs to this claim, None if not, otherwise why that is ambiguous."""
         if place.kind == "host":
             return None
-        rivals = [one for one in self._everything if _device(one) == _device(held)]
+        candidates = [one for one in self._everything if _device(one) == _device(held)]
         if place.kind == "pod":
-            rivals = [one for one in rivals if one.pods is None or place.pod_uid in one.pods]
-        if held not in rivals:
+            candidates = [one for one in candidates if one.pods is None or place.pod_uid in one.pods]
+        if held not in candidates:
             return None
         if place.kind == "unknown":
             return place.reason
-        if len(rivals) > 1:
-            known = place.kind == "pod" and all(one.pods is not None for one in rivals)
+        if len(candidates) > 1:
+            known = place.kind == "pod" and all(one.pods is not None for one in candidates)
             whose = "its pod" if known else "its container"
             return f"{whose} may use the device through several claims or requests"
         if self._standalone:

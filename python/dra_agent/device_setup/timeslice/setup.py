@@ -14,14 +14,14 @@ from dra_agent.cdi.claim import env_name
 from dra_agent.cdi.model import ContainerEdits
 from dra_agent.deadline import Deadline
 from dra_agent.device_setup.state_files import StateFiles
-from dra_agent.device_setup.timeslice.nvidia_smi import DEADLINE, GoneError, NvidiaSmi
+from dra_agent.device_setup.timeslice.nvidia_smi import CALL_TIMEOUT_S, GoneError, NvidiaSmi
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.model import Device
 from dra_agent.prepare.locks import SETUP_TIMEOUT_S, setup_locks
 from dra_agent.prepare.setup import API_VERSION, Kind, SetupDevice, SetupOutcome, UnsuitableError
 
 Interval = Literal["Default", "Short", "Medium", "Long"]
-NUMBERS: dict[Interval, int] = {"Default": 0, "Short": 1, "Medium": 2, "Long": 3}
+INTERVAL_NUMBERS: dict[Interval, int] = {"Default": 0, "Short": 1, "Medium": 2, "Long": 3}
 """The values of nvidia-smi's `compute-policy --set-timeslice`; the driver determines their length."""
 
 
@@ -54,11 +54,11 @@ class TimeSliceHolders(msgspec.Struct, frozen=True):
 
 log = logging.getLogger(__name__)
 
-EVERYBODY = "DEFAULT"
+SHARED_COMPUTE_MODE = "DEFAULT"
 """The compute mode in which several programs may use a GPU."""
-AGAIN = 600.0
+REFRESH_INTERVAL_S = 600.0
 """Seconds after which a repeat sets the interval again: a reloaded driver has lost it."""
-_OLDEST = (7, 0)
+_MIN_COMPUTE_CAPABILITY = (7, 0)
 """Compute capability of the first GPUs with configurable time slices (Volta)."""
 
 
@@ -68,14 +68,14 @@ class TimeSliceSetup:
     kind: Kind = (API_VERSION, "GpuConfig")
     parameters = GpuConfig
 
-    def __init__(self, tool: Path | None, state_dir: Path, *, deadline: float = DEADLINE) -> None:
+    def __init__(self, tool: Path | None, state_dir: Path, *, deadline: float = CALL_TIMEOUT_S) -> None:
         """`tool` is the path of nvidia-smi, None without one."""
         self._path = tool
         self._deadline = deadline
         self._holders = StateFiles(state_dir / "timeslice", TimeSliceHolders)
-        self._gpus = setup_locks(state_dir, "timeslice")
+        self._locks = setup_locks(state_dir, "timeslice")
         self._tools: dict[str, NvidiaSmi] = {}
-        self._set: dict[str, tuple[Interval, float]] = {}
+        self._applied: dict[str, tuple[Interval, float]] = {}
         """By GPU: the interval that this process has set, and when."""
 
     def default(self, device: Device) -> None:
@@ -102,7 +102,11 @@ class TimeSliceSetup:
                 hint="remove the configuration, or choose other GPUs",
             )
         capability = attributes.get("cudaComputeCapability")
-        if interval != "Default" and capability is not None and _numbers(str(capability.value)) < _OLDEST:
+        if (
+            interval != "Default"
+            and capability is not None
+            and _numbers(str(capability.value)) < _MIN_COMPUTE_CAPABILITY
+        ):
             raise PermanentError(
                 f"timeSlicing.interval: a GPU of compute capability {capability.value} has no time slices of a "
                 "chosen length",
@@ -117,7 +121,7 @@ class TimeSliceSetup:
         edits: dict[str, ContainerEdits] = {}
         for item in devices:
             name = item.device.name
-            with self._gpus.hold([name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
+            with self._locks.hold([name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
                 self._hold(uid, item, interval)
             edits[item.key] = ContainerEdits(env=(f"DRA_AGENT_DEVICE_{env_name(name)}_TIME_SLICE={interval}",))
         return SetupOutcome({"interval": interval}, edits)
@@ -126,8 +130,8 @@ class TimeSliceSetup:
         """Release the GPUs; the last release resets the interval and the compute mode."""
         for key in keys:
             name = key.partition("/")[0]
-            with self._gpus.hold([name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
-                self._let_go(uid, name, key)
+            with self._locks.hold([name], deadline.capped(SETUP_TIMEOUT_S), f"claim {uid}"):
+                self._release(uid, name, key)
 
     def roll_back(self, uid: str, keys: Sequence[str], parameters: GpuConfig, deadline: Deadline) -> None:
         """Do the same: the claims are on disk before a change."""
@@ -145,27 +149,27 @@ class TimeSliceSetup:
         if held is not None and held.uuid != uuid:
             held = None  # another GPU is in its slot, and nothing is set on it
         if held is not None and held.interval != interval and (others := _others(held, uid, item.key)):
-            raise _refused(name, interval, held.interval, others, uid)
+            raise _conflict_error(name, interval, held.interval, others, uid)
         holder = f"{uid} {item.key}"
         try:
-            before = held.compute_mode if held is not None else tool.compute_mode()
+            original_mode = held.compute_mode if held is not None else tool.compute_mode()
             holders = tuple(dict.fromkeys((*(held.holders if held is not None else ()), holder)))
-            wanted = TimeSliceHolders(uuid, interval, before, holders)
-            if wanted != held:
-                self._holders.write(name, wanted)
+            desired = TimeSliceHolders(uuid, interval, original_mode, holders)
+            if desired != held:
+                self._holders.write(name, desired)
             # If no claim has it, another agent of a rolling update may have reset the interval that this one set.
-            if held is not None and self._stands(name, interval):
+            if held is not None and self._is_current(name, interval):
                 return
             # Not the original interval, which may belong to an earlier claim.
-            if (before if held is None else tool.compute_mode()) != EVERYBODY:
-                tool.set_compute_mode(EVERYBODY)
-            tool.set_time_slice(NUMBERS[interval])
+            if (original_mode if held is None else tool.compute_mode()) != SHARED_COMPUTE_MODE:
+                tool.set_compute_mode(SHARED_COMPUTE_MODE)
+            tool.set_time_slice(INTERVAL_NUMBERS[interval])
         except GoneError as error:
             raise RetryableError(str(error), where=f"device {name}", hint="run `dra-agent doctor`") from error
-        self._set[name] = (interval, time.monotonic())
+        self._applied[name] = (interval, time.monotonic())
         log.info("time slices set", extra={"device": name, "interval": interval, "claim": uid})
 
-    def _let_go(self, uid: str, name: str, key: str) -> None:
+    def _release(self, uid: str, name: str, key: str) -> None:
         held = self._holders.read(name)
         if held is None:
             return
@@ -173,13 +177,13 @@ class TimeSliceSetup:
         if holders:
             self._holders.write(name, TimeSliceHolders(held.uuid, held.interval, held.compute_mode, holders))
             return
-        self._set.pop(name, None)
+        self._applied.pop(name, None)
         try:
             if self._path is None:
                 raise GoneError("nvidia-smi is missing from this host")
             tool = self._tool(name, held.uuid)
-            tool.set_time_slice(NUMBERS["Default"])
-            if held.compute_mode != EVERYBODY:
+            tool.set_time_slice(INTERVAL_NUMBERS["Default"])
+            if held.compute_mode != SHARED_COMPUTE_MODE:
                 tool.set_compute_mode(held.compute_mode)
             log.info("time slices reset", extra={"device": name, "claim": uid})
         except (GoneError, PermanentError) as error:
@@ -187,9 +191,9 @@ class TimeSliceSetup:
             log.warning("time slices not reset", extra={"device": name, "reason": str(error)})
         self._holders.delete(name)
 
-    def _stands(self, name: str, interval: Interval) -> bool:
-        done = self._set.get(name)
-        return done is not None and done[0] == interval and time.monotonic() - done[1] < AGAIN
+    def _is_current(self, name: str, interval: Interval) -> bool:
+        applied = self._applied.get(name)
+        return applied is not None and applied[0] == interval and time.monotonic() - applied[1] < REFRESH_INTERVAL_S
 
     def _tool(self, name: str, uuid: str) -> NvidiaSmi:
         if self._path is None:
@@ -206,17 +210,17 @@ def _others(held: TimeSliceHolders, uid: str, key: str) -> list[str]:
     return [holder for holder in held.holders if holder != f"{uid} {key}"]
 
 
-def _refused(name: str, wanted: Interval, held: Interval, others: list[str], uid: str) -> Exception:
-    what = f"timeSlicing.interval: the claim requests {wanted}, and {held} is set"
+def _conflict_error(name: str, desired: Interval, held: Interval, others: list[str], uid: str) -> Exception:
+    message = f"timeSlicing.interval: the claim requests {desired}, and {held} is set"
     claims = sorted({holder.partition(" ")[0] for holder in others})
     if claims == [uid]:
         return PermanentError(
-            f"{what} for another share in the same claim",
+            f"{message} for another share in the same claim",
             where=f"device {name}",
             hint="request one interval per GPU",
         )
     return RetryableError(
-        f"{what} for claim {', '.join(claims)}",
+        f"{message} for claim {', '.join(claims)}",
         where=f"device {name}",
         hint="request the same interval; the agent retries until that claim is released",
     )

@@ -16,7 +16,7 @@ from dra_agent.inventory.passthrough import VfioBinding
 
 log = logging.getLogger(__name__)
 
-_LOG = "check the kernel log (dmesg)"
+_HINT = "check the kernel log (dmesg)"
 
 
 class Binding:
@@ -43,38 +43,38 @@ class Binding:
         now = functions.driver(address)
         if now != DRIVER:
             has = "no driver has it now" if now is None else f"{now} has it"
-            raise RetryableError(f"{DRIVER} did not take it: {has}", where=where, hint=_LOG)
+            raise RetryableError(f"{DRIVER} did not take it: {has}", where=where, hint=_HINT)
         log.info("bound to vfio-pci", extra={"device": address, "from": driver})
 
-    def restore(self, handover: VfioBinding, where: str) -> None:
+    def restore(self, binding: VfioBinding, where: str) -> None:
         """Restore the original driver of a function; a removed function, or one that others bound, stays unchanged."""
-        functions, address = self._functions, handover.address
+        functions, address = self._functions, binding.address
         if not functions.exists(address):
-            log.warning("a device of a claim is missing", extra={"device": address, "claim": handover.uid})
+            log.warning("a device of a claim is missing", extra={"device": address, "claim": binding.uid})
             return
-        self._set_override(address, handover.override, where)
+        self._set_override(address, binding.override, where)
         driver = functions.driver(address)
-        if driver == DRIVER and handover.driver != DRIVER:
+        if driver == DRIVER and binding.driver != DRIVER:
             self._write(address, f"bus/pci/devices/{address}/driver/unbind", address, where)
             driver = None
-        if driver is not None or handover.driver is None:
+        if driver is not None or binding.driver is None:
             return
         self._write(address, "bus/pci/drivers_probe", address, where)
         if functions.driver(address) is None:
             # Its driver did not bind automatically: it may know the device only by an entry in `new_id`.
-            if not functions.is_loaded(handover.driver):
+            if not functions.is_loaded(binding.driver):
                 raise RetryableError(
-                    f"its driver {handover.driver} is no longer loaded, so it cannot be bound to it again",
+                    f"its driver {binding.driver} is no longer loaded, so it cannot be bound to it again",
                     where=where,
-                    hint=f"load it (`modprobe {handover.driver}`)",
+                    hint=f"load it (`modprobe {binding.driver}`)",
                 )
-            self._write(address, f"bus/pci/drivers/{handover.driver}/bind", address, where)
+            self._write(address, f"bus/pci/drivers/{binding.driver}/bind", address, where)
         now = functions.driver(address)
         if now is None:
             raise RetryableError(
-                f"its driver {handover.driver} did not bind it again",
+                f"its driver {binding.driver} did not bind it again",
                 where=where,
-                hint=_LOG,
+                hint=_HINT,
             )
         log.info("bound to its original driver", extra={"device": address, "to": now})
 

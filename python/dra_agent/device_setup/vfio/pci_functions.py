@@ -14,8 +14,8 @@ from dra_agent.inventory.model import Device
 from dra_agent.inventory.sysfs import SysfsDir
 
 DRIVER = "vfio-pci"
-_BRIDGE = "0x06"
-_HARMLESS = frozenset({"pci-stub", "pcieport"})
+_BRIDGE_CLASS = "0x06"
+_HARMLESS_DRIVERS = frozenset({"pci-stub", "pcieport"})
 """Drivers that do not access memory (Documentation/driver-api/vfio.rst)."""
 
 
@@ -30,7 +30,7 @@ class GroupPeer:
     @property
     def is_out_of_use(self) -> bool:
         """Whether no driver of the host uses it."""
-        return self.is_bridge or self.driver is None or self.driver in _HARMLESS or "vfio" in self.driver
+        return self.is_bridge or self.driver is None or self.driver in _HARMLESS_DRIVERS or "vfio" in self.driver
 
 
 class PciFunctions:
@@ -67,11 +67,11 @@ class PciFunctions:
         name = self._files(address).link("iommu_group")
         return int(name) if name is not None and name.isdecimal() else None
 
-    def neighbours(self, address: str, group: int) -> list[GroupPeer]:
+    def group_peers(self, address: str, group: int) -> list[GroupPeer]:
         """Return the other functions of its group."""
         names = SysfsDir(self._sysfs / "kernel/iommu_groups" / str(group), []).names("devices")
         return [
-            GroupPeer(name, self.driver(name), (self._files(name).text("class") or "").startswith(_BRIDGE))
+            GroupPeer(name, self.driver(name), (self._files(name).text("class") or "").startswith(_BRIDGE_CLASS))
             for name in names
             if name != address
         ]
@@ -122,8 +122,8 @@ def check_group(
             where=where,
             hint="enable the IOMMU (VT-d or AMD-Vi in the firmware, intel_iommu=on on the kernel's command line)",
         )
-    neighbours = [one for one in functions.neighbours(address, group) if one.address not in mine]
-    in_use = [one for one in neighbours if not one.is_out_of_use]
+    group_peers = [one for one in functions.group_peers(address, group) if one.address not in mine]
+    in_use = [one for one in group_peers if not one.is_out_of_use]
     if in_use:
         named = ", ".join(f"{one.address} ({one.driver})" for one in in_use)
         raise PermanentError(
@@ -131,7 +131,7 @@ def check_group(
             where=where,
             hint="add them to the claim, unbind their drivers, or use a slot behind a port with ACS",
         )
-    taken = [f"{one.address} (claim {others[one.address]})" for one in neighbours if one.address in others]
+    taken = [f"{one.address} (claim {others[one.address]})" for one in group_peers if one.address in others]
     if taken:
         raise RetryableError(
             f"another claim has functions of its IOMMU group {group}, and a group belongs to one claim at a time: "

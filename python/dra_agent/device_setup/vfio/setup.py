@@ -37,9 +37,9 @@ class VfioConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 CONTAINER, IOMMU = "/dev/vfio/vfio", "/dev/iommu"
-PATIENCE = 5.0
+NODE_TIMEOUT_S = 5.0
 """Maximum seconds for udev to create a device node."""
-_LOOK = 0.02
+_POLL_INTERVAL_S = 0.02
 
 
 def edits(
@@ -47,35 +47,35 @@ def edits(
 ) -> ContainerEdits:
     """Return the edits for one function; PermanentError if the host does not have the requested interface."""
     where = f"device {address}"
-    until = deadline.capped(PATIENCE)
+    deadline = deadline.capped(NODE_TIMEOUT_S)
     while True:
         legacy = (f"/dev/vfio/{group}", CONTAINER)
         device = functions.vfio_device(address)
         iommufd = (f"/dev/vfio/devices/{device}", IOMMU) if device is not None else ()
-        has_legacy = _all_there(host, legacy)
-        has_iommufd = bool(iommufd) and _all_there(host, iommufd)
+        has_legacy = _exist(host, legacy)
+        has_iommufd = bool(iommufd) and _exist(host, iommufd)
         if {"auto": has_legacy or has_iommufd, "legacy": has_legacy, "iommufd": has_iommufd}[interface]:
             break
         if interface == "iommufd" and not host.dev_path(IOMMU).exists():
             raise PermanentError(
                 "iommu: this host has no /dev/iommu", where=where, hint='load iommufd, or set iommu "auto"'
             )
-        if not until.remaining():
+        if not deadline.remaining():
             raise RetryableError(
                 f"its device nodes are missing: {legacy[0]}, or {'/dev/vfio/devices/vfioN'} with {IOMMU}",
                 where=where,
                 hint="check udev and the kernel log (dmesg)",
             )
-        time.sleep(_LOOK)
-    wanted: tuple[str, ...] = ()
+        time.sleep(_POLL_INTERVAL_S)
+    nodes: tuple[str, ...] = ()
     if interface in ("auto", "legacy") and has_legacy:
-        wanted += legacy
+        nodes += legacy
     if interface in ("auto", "iommufd") and has_iommufd:
-        wanted += iommufd
-    return node_edits([(node, str(host.dev_path(node))) for node in wanted], device=address)
+        nodes += iommufd
+    return node_edits([(node, str(host.dev_path(node))) for node in nodes], device=address)
 
 
-def _all_there(host: Host, paths: tuple[str, ...]) -> bool:
+def _exist(host: Host, paths: tuple[str, ...]) -> bool:
     return all(host.dev_path(path).exists() for path in paths)
 
 
@@ -149,7 +149,7 @@ class VfioSetup:
         self._accesses = TimedWriter(kernel, deadline)
         self._functions = PciFunctions(host, self._accesses)
         self._binding = Binding(self._functions, self._accesses)
-        self._handovers = VfioBindingStore(state_dir)
+        self._bindings = VfioBindingStore(state_dir)
         self._library = library
         self._locks = setup_locks(state_dir, "vfio")
 
@@ -182,21 +182,21 @@ class VfioSetup:
 
     def tear_down(self, uid: str, keys: Sequence[str], record: Any, deadline: Deadline) -> None:
         """Restore the drivers; from the ledger if the state file of a device was lost."""
-        kept = {one.address: one for one in self._of(uid, keys)}
-        for remembered in msgspec.convert(record or [], list[VfioBinding]):
-            kept.setdefault(remembered.address, remembered)
-        for handover in kept.values():
-            if handover.key in keys:
-                self._give_back(handover, deadline)
+        stored = {one.address: one for one in self._of(uid, keys)}
+        for recorded in msgspec.convert(record or [], list[VfioBinding]):
+            stored.setdefault(recorded.address, recorded)
+        for binding in stored.values():
+            if binding.key in keys:
+                self._unbind(binding, deadline)
 
     def roll_back(self, uid: str, keys: Sequence[str], parameters: VfioConfig, deadline: Deadline) -> None:
         """Restore the drivers of started bindings: they are on disk before a driver is changed."""
-        for handover in self._of(uid, keys):
-            self._give_back(handover, deadline)
+        for binding in self._of(uid, keys):
+            self._unbind(binding, deadline)
 
     def noted(self, uid: str) -> Sequence[str]:
         """Return the keys of the devices that the claim has, or is about to have."""
-        return [one.key for one in self._handovers.all().values() if one.uid == uid]
+        return [one.key for one in self._bindings.all().values() if one.uid == uid]
 
     def _checked(self, uid: str, item: SetupDevice, mine: dict[str, SetupDevice]) -> int:
         """Check whether a device may be bound, before any is; return its group."""
@@ -204,14 +204,14 @@ class VfioSetup:
         self._accesses.check(address)
         if not self._functions.exists(address):
             raise RetryableError("it is not on the bus", where=where, hint="reinsert it")
-        handovers = self._handovers.all()
-        others = {other: one.uid for other, one in handovers.items() if one.uid != uid}
+        bindings = self._bindings.all()
+        others = {other: one.uid for other, one in bindings.items() if one.uid != uid}
         return check_group(self._functions, address, mine, others, where)
 
     def _bind(self, uid: str, item: SetupDevice, address: str) -> None:
         where = f"device {item.device.name}"
         driver = self._functions.driver(address)
-        kept = self._handovers.read(address)
+        stored = self._bindings.read(address)
         if driver == "nvidia" and self._library is not None and (users := self._library.users(address)):
             raise RetryableError(
                 f"processes compute on it: {', '.join(map(str, users[:5]))}",
@@ -221,26 +221,26 @@ class VfioSetup:
         with self._without_library(driver):
             if driver != DRIVER:
                 require_idle(self._functions, self._host, item.device, address, where)
-            if kept is None:
+            if stored is None:
                 before = self._functions.override(address)
-                self._handovers.write(VfioBinding(address, uid, item.key, driver, before, item.device))
-            elif (kept.uid, kept.key) != (uid, item.key):
+                self._bindings.write(VfioBinding(address, uid, item.key, driver, before, item.device))
+            elif (stored.uid, stored.key) != (uid, item.key):
                 # The ledger allocates a device to one claim at a time: the previous claim holds nothing any more.
-                log.warning("taken over from a former claim", extra={"device": item.device.name, "was": kept.uid})
-                self._handovers.write(msgspec.structs.replace(kept, uid=uid, key=item.key))
+                log.warning("taken over from a former claim", extra={"device": item.device.name, "was": stored.uid})
+                self._bindings.write(msgspec.structs.replace(stored, uid=uid, key=item.key))
             self._binding.bind(address, where)
 
-    def _give_back(self, handover: VfioBinding, deadline: Deadline) -> None:
-        address, where = handover.address, f"device {handover.device.name}"
-        with self._hold([address], handover.uid, deadline):
+    def _unbind(self, binding: VfioBinding, deadline: Deadline) -> None:
+        address, where = binding.address, f"device {binding.device.name}"
+        with self._hold([address], binding.uid, deadline):
             self._accesses.check(address)
-            if self._functions.driver(address) == DRIVER and handover.driver != DRIVER:
+            if self._functions.driver(address) == DRIVER and binding.driver != DRIVER:
                 require_released(self._functions, self._host, address, where)
-            self._binding.restore(handover, where)
-            self._handovers.forget(address)
+            self._binding.restore(binding, where)
+            self._bindings.forget(address)
 
     def _of(self, uid: str, keys: Sequence[str]) -> list[VfioBinding]:
-        return [one for one in self._handovers.all().values() if one.uid == uid and one.key in keys]
+        return [one for one in self._bindings.all().values() if one.uid == uid and one.key in keys]
 
     @contextmanager
     def _hold(self, addresses: Sequence[str] | dict[str, SetupDevice], uid: str, deadline: Deadline) -> Iterator[None]:
