@@ -1,6 +1,6 @@
 """Excludes devices that other drivers advertise too, and reports and saves these conflicts.
 
-Who the others are is neighbours' to find out, and writing slices the publisher's.
+ConflictDetector detects other managers, and the publisher writes slices.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ConflictFilter:
         self._events = events
         self._changed = changed
         self._remembering = threading.Lock()
-        self._neighbours = ConflictDetector(
+        self._detector = ConflictDetector(
             api,
             node=config.node,
             driver=config.driver_name,
@@ -45,21 +45,21 @@ class ConflictFilter:
 
     async def start(self) -> None:
         """Find out who else there is before anything is published, and go on looking."""
-        await self._neighbours.start()
+        await self._detector.start()
         self._remember()
 
     async def stop(self) -> None:
         """Look no more."""
-        await self._neighbours.stop()
+        await self._detector.stop()
 
     def devices_changed(self) -> None:
         """Decide about devices that are new."""
-        self._neighbours.devices_changed()
+        self._detector.devices_changed()
 
     def inventory(self) -> Inventory:
         """Give what is to be published."""
         whole = self._hardware.inventory
-        return whole if self._publishes else exclude(whole, self._neighbours.verdict)
+        return whole if self._publishes else exclude(whole, self._detector.verdict)
 
     @property
     def _publishes(self) -> bool:
@@ -78,7 +78,7 @@ class ConflictFilter:
 
     def _write(self) -> None:
         with self._remembering:  # so that what is written last is what was found last
-            save_conflicts(self._config.state_dir, SavedConflicts(self._neighbours.verdict, published=self._publishes))
+            save_conflicts(self._config.state_dir, SavedConflicts(self._detector.verdict, published=self._publishes))
 
 
 def _note(manager: str, names: list[str], *, published: bool) -> str:

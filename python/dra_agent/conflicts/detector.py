@@ -79,7 +79,7 @@ class ConflictDetector:
         server must not stay without devices.
         """
         first = asyncio.Event()
-        self._task = asyncio.create_task(self._run(first), name="neighbours")
+        self._task = asyncio.create_task(self._run(first), name="conflicts")
         try:
             async with asyncio.timeout(patience):
                 await first.wait()

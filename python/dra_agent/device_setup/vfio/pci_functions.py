@@ -122,8 +122,8 @@ def check_group(
             where=where,
             hint="enable the IOMMU (VT-d or AMD-Vi in the firmware, intel_iommu=on on the kernel's command line)",
         )
-    group_peers = [one for one in functions.group_peers(address, group) if one.address not in mine]
-    in_use = [one for one in group_peers if not one.is_out_of_use]
+    peers = [one for one in functions.group_peers(address, group) if one.address not in mine]
+    in_use = [one for one in peers if not one.is_out_of_use]
     if in_use:
         named = ", ".join(f"{one.address} ({one.driver})" for one in in_use)
         raise PermanentError(
@@ -131,7 +131,7 @@ def check_group(
             where=where,
             hint="add them to the claim, unbind their drivers, or use a slot behind a port with ACS",
         )
-    taken = [f"{one.address} (claim {others[one.address]})" for one in group_peers if one.address in others]
+    taken = [f"{one.address} (claim {others[one.address]})" for one in peers if one.address in others]
     if taken:
         raise RetryableError(
             f"another claim has functions of its IOMMU group {group}, and a group belongs to one claim at a time: "
