@@ -141,3 +141,19 @@ def test_a_killed_agent_keeps_its_word(tmp_path: Path) -> None:
             assert all(world.usable(uid) for uid in held)
             promised = held
     assert answers, "the agent never got anywhere"
+
+
+def test_a_watcher_that_raises_does_not_fail_a_durable_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    changes: list[str] = []
+
+    def broken() -> None:
+        raise ValueError("a defect")
+
+    with JournalLedger(tmp_path, "boot") as ledger:
+        ledger.watch(broken)
+        ledger.watch(lambda: changes.append("changed"))
+        ledger.start(LedgerEntry("a", "ns", "a", ()), durable=True)
+        ledger.complete("a", {})
+        assert ledger.release("a")
+    assert changes == ["changed"] * 3
+    assert sum("a watcher of the ledger failed" in record.message for record in caplog.records) == 3

@@ -90,6 +90,8 @@ class World:
     released: int = 0
     early: bool = False
     """Whether a notice comes before anybody acts on it."""
+    passed: timedelta = timedelta()
+    """Time that passed before the drain starts, by its clock."""
     pods: Evictions | None = None
     """Evicts pods that the taint does not evict."""
     reclaim: ReclaimService = field(init=False)
@@ -162,6 +164,7 @@ class World:
             RecordedReports(self),
             pods=self.pods,
             file=ProgressFile(self.folder, "boot"),
+            now=lambda: STEADY.now() + self.passed,
         )
         if self.early:
             await self.notice()
@@ -446,6 +449,29 @@ def test_at_the_deadline_people_are_told_who_keeps_a_claim(world: World) -> None
 
     world.run(story)
     assert "ns/stuck (reserved for stubborn-0, stubborn-1)" in dict(world.told)["kept"]
+
+
+def test_a_claim_released_while_no_agent_ran_is_not_reported_as_overdue(world: World) -> None:
+    """The agent is started again after the deadline: the claims are read before any is reported as not released."""
+
+    async def before() -> None:
+        world.hold("only")
+        await world.notice()
+        await eventually_async(lambda: world.sequence.progress.tainted_after is not None)
+        await eventually_async(lambda: '"only"' in world.kept())
+
+    async def after() -> None:
+        await eventually_async(lambda: "released" in world.whats())
+        assert world.sequence.progress.claims[0].overdue is None
+
+    world.run(before)
+    (entry,) = world.ledger.held
+    world.unprepare(entry)
+    world.deallocate(entry)
+    world.told.clear()
+    world.passed = timedelta(hours=1)
+    world.run(after)
+    assert world.whats() == ["released"]
 
 
 def test_a_notice_on_a_node_without_claims_is_done_at_once(world: World) -> None:

@@ -5,6 +5,7 @@ Nothing is cached: every call goes to the native ledger in Rust, and may wait fo
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -19,6 +20,8 @@ from dra_agent.deadline import Deadline
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.inventory.model import Device
 from dra_agent.prepare.ledger_lease import ACQUIRE_TIMEOUT_S, LeaseHistory, LedgerLease
+
+log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _NO_LEASE = nullcontext()
@@ -213,7 +216,10 @@ class JournalLedger:
 
     def _notify(self) -> None:
         for changed in self._watchers:
-            changed()
+            try:
+                changed()
+            except Exception:  # the change is durable, and a lease that was just acquired must be released
+                log.exception("a watcher of the ledger failed")
 
 
 class _NativeLock:

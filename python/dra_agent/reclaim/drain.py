@@ -50,6 +50,9 @@ NOTIFY_INTERVAL_S = 0.25
 to wait for it later, as an orderly shutdown after a spot notice does."""
 SAVE_INTERVAL_S = 0.25
 """Minimum seconds between two writes of the progress file."""
+OVERDUE_DELAY_S = 0.1
+"""Seconds after the deadline before unreleased claims are reported. An agent that starts after the deadline reads the
+claims in that time: they may have been released meanwhile."""
 RESUME_CHECK_S = 1.0
 """Maximum seconds of a timer for the deadline: timers of the loop stop while the host is suspended."""
 
@@ -280,6 +283,7 @@ class DrainController:
                 if not overdue_reported:
                     async with _background(self._wait_deadline()) as deadline:
                         await asyncio.wait((released, deadline), return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait((released,), timeout=OVERDUE_DELAY_S)
                     if not released.done():
                         overdue_reported = True
                         self._report_overdue()
