@@ -6,12 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Literal
 
+from dra_agent.cli.output import add_output_flag
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the actions."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     profiles = actions.add_parser("profiles", help="list the machines that can be simulated")
-    profiles.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table", help="how to print it")
+    add_output_flag(profiles)
 
     build = actions.add_parser("build", help="make a directory a simulated host; repairs an existing one")
     build.add_argument("profile", metavar="PROFILE", help="the machine; `simulate profiles` lists them")
@@ -209,9 +211,11 @@ def _list(output: str) -> int:
     from dra_agent.simulate import profiles
     from dra_agent.simulate.profiles import load_profile
 
-    rows = [(name, load_profile(name).description) for name in profiles()]
+    machines = [load_profile(name) for name in profiles()]
+    columns = ("profile", "machine", "source")
+    rows = [(machine.name, machine.description, machine.source) for machine in machines]
     if output == "table":
-        table(("profile", "machine"), rows)
+        table(columns, rows, optional=("source",))
     else:
-        emit([{"profile": name, "machine": description} for name, description in rows], output)
+        emit([dict(zip(columns, row, strict=True)) for row in rows], output)
     return 0

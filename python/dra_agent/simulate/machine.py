@@ -142,6 +142,8 @@ class Machine:
     modules: Mapping[str, str] = field(default_factory=dict)
     """Versions of kernel modules: {"nvidia": "570.124.06"}."""
     nvidia: NvidiaDriver | None = None
+    source: str = ""
+    """Where the layout is from: a recording of a real host, or a public table; every profile has one."""
 
     def functions(self) -> Iterator[Function]:
         """Every PCI function, in bus order."""

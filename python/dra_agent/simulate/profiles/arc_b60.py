@@ -17,6 +17,7 @@ def machine() -> Machine:
     return Machine(
         name=NAME,
         description="2 x Arc Pro B60 24GB (one with 4 virtual functions), 1 Ethernet port, 1 NVMe, 1 socket",
+        source="figures: Intel Arc Pro B60 data sheet; ids: pci.ids; sysfs files: Linux xe; addresses: assumed",
         nodes=(NumaNode("0-15", 128 * _GIB, (10,)),),
         bridges=(
             HostBridge(

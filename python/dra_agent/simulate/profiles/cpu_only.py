@@ -16,6 +16,7 @@ def machine() -> Machine:
     return Machine(
         name=NAME,
         description="2 sockets, 2 x 25 Gbit/s Ethernet, 2 NVMe, no accelerator",
+        source="ids: pci.ids; addresses: assumed",
         nodes=(NumaNode("0-15,32-47", 256 * _GIB, (10, 21)), NumaNode("16-31,48-63", 256 * _GIB, (21, 10))),
         bridges=(
             HostBridge(

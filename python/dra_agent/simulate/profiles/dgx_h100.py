@@ -57,6 +57,7 @@ def machine() -> Machine:
     return Machine(
         name=NAME,
         description="8 x H100 80GB SXM, 4 NVSwitch, 8 ConnectX-7 InfiniBand + 2 Ethernet, 10 NVMe, 2 sockets",
+        source="adapters and buses: NVIDIA DGX H100 user guide; figures: data sheet; drives and switches: assumed",
         nodes=(
             NumaNode("0-55,112-167", _TIB, (10, 21)),
             NumaNode("56-111,168-223", _TIB, (21, 10)),

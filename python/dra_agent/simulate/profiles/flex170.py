@@ -21,6 +21,7 @@ def machine() -> Machine:
     return Machine(
         name=NAME,
         description="4 x Flex 170 16GB (one with 4 virtual functions), 2 ConnectX-6 Dx, 1 NVMe, 2 sockets",
+        source="figures: Intel Flex 170 data sheet; ids: pci.ids; sysfs files: Linux i915; addresses: assumed",
         nodes=(NumaNode("0-31,64-95", 512 * _GIB, (10, 21)), NumaNode("32-63,96-127", 512 * _GIB, (21, 10))),
         bridges=(
             _card(0x16, 0, flex170(0x17, 0)),

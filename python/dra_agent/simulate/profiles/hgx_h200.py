@@ -58,6 +58,7 @@ def machine() -> Machine:
     return Machine(
         name=NAME,
         description="8 x H200 141GB SXM, 4 NVSwitch, 8 ConnectX-7 InfiniBand + 2 Ethernet, 6 NVMe, 2 sockets",
+        source="figures: NVIDIA H200 data sheet; switches as on HGX boards; addresses: assumed",
         nodes=(NumaNode("0-47,96-143", _TIB, (10, 21)), NumaNode("48-95,144-191", _TIB, (21, 10))),
         bridges=tuple(sorted((chipset, *quarters, _front(0x37, 0), _front(0xB3, 1)), key=lambda bridge: bridge.name)),
         modules={"mlx5_core": "24.10-1.1.4"},

@@ -35,6 +35,7 @@ def machine() -> Machine:
     return Machine(
         name=NAME,
         description="4 x L40S 48GB, 2 ConnectX-6 Dx Ethernet (one with 4 virtual functions), 2 NVMe, 2 sockets",
+        source="figures: NVIDIA L40S data sheet; ids: pci.ids; addresses: assumed",
         nodes=(NumaNode("0-31,64-95", 384 * _GIB, (10, 32)), NumaNode("32-63,96-127", 384 * _GIB, (32, 10))),
         bridges=(
             _root(0x00, 0, _gpu(0x01, 0), nvme("0000:02:00.0", 0)),

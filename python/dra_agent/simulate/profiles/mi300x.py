@@ -58,6 +58,7 @@ def machine() -> Machine:
     return Machine(
         name=NAME,
         description="8 x Instinct MI300X 192GB, 8 ConnectX-7 InfiniBand, 2 Ethernet ports, 1 NVMe, 2 sockets",
+        source="recording: ROCm/rccl tools/topo_expl, 8 MI300X and 8 ConnectX-7 (BSD-3-Clause); front side: assumed",
         nodes=(NumaNode("0-55,112-167", _TIB, (10, 21)), NumaNode("56-111,168-223", _TIB, (21, 10))),
         bridges=tuple(sorted((*trays, front), key=lambda bridge: bridge.name)),
         modules={"amdgpu": "6.12.12", "mlx5_core": "24.10-1.1.4"},

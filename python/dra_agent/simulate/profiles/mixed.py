@@ -39,6 +39,7 @@ def machine() -> Machine:
     return Machine(
         name=NAME,
         description="A100, MI210, Arc Pro B60, Alveo U250, PAC D5005, Gaudi 2, BlueField-3, 1 NVMe behind a VMD",
+        source="ids: pci.ids; sysfs files: Linux drivers of each card; addresses and combination: assumed",
         nodes=(NumaNode("0-23,48-71", 512 * _GIB, (10, 21)), NumaNode("24-47,72-95", 512 * _GIB, (21, 10))),
         bridges=(
             HostBridge("pci0000:17", 0, (port("0000:17:01.0", gpus, link=gen4),)),

@@ -17,6 +17,7 @@ def machine() -> Machine:
     return Machine(
         name=NAME,
         description="a virtual machine with one T4 and a virtio interface; NUMA node unknown",
+        source="ids of QEMU's i440FX machine; figures: NVIDIA T4 data sheet; addresses: assumed",
         nodes=(NumaNode("0-7", 30 * _GIB, (10,)),),
         bridges=(
             HostBridge(
