@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pynvml
 import pytest
 
 from dra_agent.errors import RetryableError
@@ -23,7 +23,7 @@ CAPABILITIES = "proc/driver/nvidia/capabilities/gpu2/mig"
 class MigLibrary:
     """Answers as NVML does for an H100 in MIG mode: instances by (GPU instance, compute instance, profile, start)."""
 
-    module = SimpleNamespace(c_nvmlGpuFabricInfoV_t=ctypes.c_int)
+    module = pynvml
     generation = 1
 
     def __init__(self, *instances: tuple[int, int, str, int]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dra_agent.simulate import build, build_machine
+from dra_agent.simulate import build, build_machine, inject
 from dra_agent.simulate.machine import HostBridge, Machine, NumaNode, NvidiaDriver
 from dra_agent.simulate.models import H100_SXM, T4
 from dra_agent.simulate.nvml import read
@@ -152,7 +152,7 @@ tell(dict(
     remote=[nvml.nvmlDeviceGetNvLinkRemotePciInfo(a, link).busId for link in (0, 17)],
     kind=nvml.nvmlDeviceGetNvLinkRemoteDeviceType(a, 0) == nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH,
     p2p=nvml.nvmlDeviceGetP2PStatus(a, far, nvml.NVML_P2P_CAPS_INDEX_NVLINK),
-    fabric=[fabric(nvml.c_nvmlGpuFabricInfo_v2_t), fabric(nvml.c_nvmlGpuFabricInfo_v3_t), plain.state],
+    fabric=[fabric(nvml.c_nvmlGpuFabricInfo_v2_t), outcome(fabric, nvml.c_nvmlGpuFabricInfo_v3_t), plain.state],
 ))""",
     )
     completed = [3, 0, 0, "0" * 32]
@@ -174,7 +174,7 @@ tell(dict(
         "remote": ["00000000:07:00.0", "00000000:0A:00.0"],
         "kind": True,
         "p2p": 0,
-        "fabric": [completed, completed, 3],
+        "fabric": [completed, WRONG_VERSION, 3],
     }
 
 
@@ -306,6 +306,21 @@ info = nvml.c_nvmlGpuFabricInfoV_t()
 nvml.nvmlDeviceGetGpuFabricInfoV(nvml.nvmlDeviceGetHandleByIndex(0), ctypes.byref(info))
 tell([bytes(info.clusterUuid).hex(), info.cliqueId, info.state])"""
     assert program(tmp_path / "host", source) == [cluster.replace("-", ""), 32766, 3]
+
+
+def test_version_3_of_the_fabric_has_a_summary(tmp_path: Path, program: Program) -> None:
+    root = build("hgx-h200", tmp_path / "hgx").sysfs.parent
+    source = """
+def fabric(kind):
+    info = kind()
+    nvml.nvmlDeviceGetGpuFabricInfoV(nvml.nvmlDeviceGetHandleByIndex(2), ctypes.byref(info))
+    return [info.state, info.status, info.healthMask, getattr(info, "healthSummary", None)]
+tell([fabric(nvml.c_nvmlGpuFabricInfo_v2_t), fabric(nvml.c_nvmlGpuFabricInfo_v3_t)])"""
+    assert program(root, source) == [[3, 0, 2, None], [3, 0, 2, 1]]
+    inject.fabric(root, "2", "completed", failures=("bandwidth", "route-unhealthy"))
+    assert program(root, source) == [[3, 0, 0x11, None], [3, 0, 0x11, 2]]
+    inject.fabric(root, "2", "in-progress")
+    assert [row[0] for row in program(root, source)] == [2, 2]
 
 
 def test_no_driver_no_library(tmp_path: Path, program: Program) -> None:

@@ -30,6 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_instance(xid)
 
+    fabric = _on_host(actions, "fabric", "set the registration of an NVIDIA GPU with its NVLink fabric")
+    fabric.add_argument("device", metavar="DEVICE", help=_DEVICE)
+    fabric.add_argument("state", choices=("not-started", "in-progress", "completed"), help="its state")
+    fabric.add_argument("--status", type=positive_number, default=0, metavar="N", help="NVML's error number")
+    fabric.add_argument(
+        "--failure",
+        action="append",
+        default=[],
+        choices=_FABRIC_FAILURES,
+        metavar="NAME",
+        help=f"an entry of the health mask; may be repeated: {', '.join(_FABRIC_FAILURES)}",
+    )
+
     reset = _on_host(
         actions, "reset", "reset an NVIDIA GPU: MIG instances are removed, a pending MIG mode takes effect"
     )
@@ -100,6 +113,9 @@ def run(args: argparse.Namespace) -> int:
             gpu, compute = args.instance
             uuid = inject.xid(root, args.device, args.number, gpu_instance=gpu, compute_instance=compute)
             print(f"raised XID {args.number} on {uuid}")
+        case "fabric":
+            uuid = inject.fabric(root, args.device, args.state, status=args.status, failures=args.failure)
+            print(f"the fabric registration of {uuid} is {args.state}")
         case "reset":
             print(f"reset {inject.reset(root, args.device)}")
         case "process" if args.device is None:
@@ -147,6 +163,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+_FABRIC_FAILURES = (
+    "bandwidth",
+    "route-recovery",
+    "route-unhealthy",
+    "access-timeout",
+    "system-guid",
+    "chassis",
+    "no-partition",
+    "nvlinks",
+    "firmware",
+    "location",
+    "gpu-state",
+)
+"""Keys of `inject.FABRIC_FAILURES`, which is imported late."""
 _WHOLE = 0xFFFF_FFFF
 """NVML's number in place of an instance's: the whole GPU."""
 _DEVICE = "PCI address, UUID or number of an NVIDIA GPU, or name of an interface or RDMA device"

@@ -7,7 +7,7 @@ seconds, by a clock that wall clock steps do not change (clock.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import msgspec
 
@@ -175,3 +175,35 @@ class Confirmation:
             return cause
         self._waiting[key] = since
         return msgspec.structs.replace(cause, confirmed=False)
+
+
+class Grace:
+    """Since when observations have shown each transient issue. Used by one thread."""
+
+    def __init__(self, settings: HealthSettings) -> None:
+        self._grace_s = settings.fabric_grace_seconds
+        self._since: dict[tuple[str, str], float] = {}
+
+    def without_starting(
+        self, device: str, shown: Iterable[HealthIssue], active: Collection[str], now: float, *, blind: bool
+    ) -> list[HealthIssue]:
+        """Return an observation without the transient issues that are too young to count.
+
+        `active`: names of the active issues of the device, which keep counting. `blind`: the observation does not
+        cover earlier issues.
+        """
+        kept, names = [], set()
+        for cause in shown:
+            if cause.transient and cause.name not in active:
+                names.add(cause.name)
+                if now - self._since.setdefault((device, cause.name), now) < self._grace_s:
+                    continue
+            kept.append(cause)
+        if not blind:
+            self.forget([device], keep=names)
+        return kept
+
+    def forget(self, devices: Collection[str], keep: Collection[str] = ()) -> None:
+        """Drop the start times of removed devices, or of issues that are over."""
+        for key in [key for key in self._since if key[0] in devices and key[1] not in keep]:
+            del self._since[key]

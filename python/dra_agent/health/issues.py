@@ -37,6 +37,8 @@ class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fatal_xids: Xids = (79,)
     gpu_xids: Xids = (48, 54, 61, 62, 63, 64, 74, 79, 92, 95, 110, 119, 120, 121, 140, 143, 154)
     """XIDs that are about the whole GPU, whichever MIG instance the driver names: it is lost, or has to be reset."""
+    fabric_grace_seconds: Seconds = 120.0
+    """For how long a GPU may register with its NVLink fabric before it counts as not ready: it does so at each boot."""
     corrected_errors_per_hour: Annotated[int, msgspec.Meta(ge=0)] = 0
     """From how many corrected memory errors within an hour on a device counts as degraded. 0: they never count."""
 
@@ -59,7 +61,9 @@ class HealthIssue(msgspec.Struct, frozen=True):
     severity: Severity
     message: str
     confirmed: bool = True
-    """False: one look showed it, which evicts nothing (confirmation.py)."""
+    """False: one observation showed it, which evicts nothing (`hysteresis.Confirmation`)."""
+    transient: bool = False
+    """It may be a stage of a start (`hysteresis.Grace`)."""
 
 
 UNMONITORED = "unmonitored"
@@ -90,13 +94,16 @@ XIDS = {
     154: "the driver requests a recovery",
 }
 
-KNOWN_CAUSES = (*_SEVERITIES, UNHEALTHY, *(f"xid-{number}" for number in XIDS))
+KNOWN_CAUSES = (*_SEVERITIES, UNHEALTHY, "fabric-not-ready", "fabric-degraded", *(f"xid-{number}" for number in XIDS))
 """Causes that can be named before they occur."""
 
 
 def of_device(device: Device) -> list[HealthIssue]:
     """Return the issues of the last observation of a device."""
-    causes = [HealthIssue(ailment.cause, severity(ailment.cause), ailment.message) for ailment in device.ailments]
+    causes = [
+        HealthIssue(ailment.cause, severity(ailment.cause), ailment.message, transient=ailment.transient)
+        for ailment in device.ailments
+    ]
     if not causes and device.health == "unhealthy":
         causes.append(HealthIssue(UNHEALTHY, severity(UNHEALTHY), device.health_reason or "the device is not healthy"))
     if device.health == "unmonitored":

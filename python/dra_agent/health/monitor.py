@@ -10,7 +10,7 @@ import msgspec
 
 from dra_agent.clock import STEADY
 from dra_agent.health import issues
-from dra_agent.health.hysteresis import ActiveIssue, Confirmation, IssueTracker
+from dra_agent.health.hysteresis import ActiveIssue, Confirmation, Grace, IssueTracker
 from dra_agent.health.issues import HealthIssue, HealthSettings
 from dra_agent.health.state_file import HealthStateFile
 from dra_agent.health.taints import apply_health
@@ -83,6 +83,7 @@ class Monitor:
                 spell.last = clock()
         self._spells = IssueTracker(settings, known)
         self._confirmation = Confirmation()
+        self._grace = Grace(settings)
         self._uncorrected, self._corrected = ErrorCounters(), ErrorCounters()
         self._known: set[str] = {spell.device for spell in known}
         self._looked = False
@@ -104,7 +105,8 @@ class Monitor:
             # A library that does not respond, or lacks the device, gives no information on earlier issues.
             blind = device.health == "unmonitored" or not device.observed
             counting = [spell.cause for spell in spells]
-            shown = self._confirmation.weigh(device.name, issues.of_device(device), counting, now, blind=blind)
+            started = self._grace.without_starting(device.name, issues.of_device(device), before, now, blind=blind)
+            shown = self._confirmation.weigh(device.name, started, counting, now, blind=blind)
             if self._spells.observe(device.name, shown, now, first=not self._looked, blind=blind):
                 changed = True
                 self._begun(device.name, [cause for cause in shown if cause.name not in before])
@@ -113,6 +115,7 @@ class Monitor:
         for gone in {spell.device for spell in self._spells} - here:
             self._spells.observe(gone, [], now)
             self._confirmation.forget([gone])
+            self._grace.forget([gone])
         self._looked = True
         return self._kept(inventory, now, changed=changed)
 

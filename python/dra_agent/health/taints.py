@@ -48,7 +48,9 @@ def apply_recorded(
 
 
 def _shown(device: Device) -> list[ActiveIssue]:
-    found = [ActiveIssue(device.name, cause, None, 0.0) for cause in issues.of_device(device)]
+    # A single observation cannot distinguish a start from a failure.
+    shown = [cause for cause in issues.of_device(device) if not cause.transient]
+    found = [ActiveIssue(device.name, cause, None, 0.0) for cause in shown]
     return sorted(found, key=lambda spell: (-spell.cause.severity, spell.cause.name))
 
 

@@ -88,10 +88,13 @@ class DeviceBuilder:
         if self.host.dev_path(path).exists():
             self.node(path, role)
 
-    def add_issue(self, cause: str, message: str) -> None:
-        """Note what is wrong with the device now; the first that is noted is its reason."""
-        self.ailments.append(ObservedIssue(cause, message))
-        if self.health != "unhealthy":
+    def add_issue(self, cause: str, message: str, *, transient: bool = False) -> None:
+        """Note what is wrong with the device now; the first that is noted is its reason.
+
+        A transient issue leaves it healthy: it may be a stage of a start.
+        """
+        self.ailments.append(ObservedIssue(cause, message, transient))
+        if self.health != "unhealthy" and not transient:
             self.health, self.health_reason = "unhealthy", message
 
     def inherit_health(self, whole: DeviceBuilder) -> None:

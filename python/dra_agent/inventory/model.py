@@ -69,6 +69,8 @@ class ObservedIssue(msgspec.Struct, frozen=True):
     cause: str
     """Short and in words of the field: "gpu-lost", "link-down"; dra_agent.health knows how severe each is."""
     message: str
+    transient: bool = False
+    """It is a stage of a start, too: it counts after a grace period only (dra_agent.health)."""
 
 
 class DeviceEvent(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ after it, never a partial file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -94,6 +94,45 @@ def xid(
     with nvml.locked(root / "lib"):
         _add_event(root, uuid, number, gpu_instance, compute_instance)
     return uuid
+
+
+FABRIC_STATES = {"not-started": 1, "in-progress": 2, "completed": 3}
+"""NVML_GPU_FABRIC_STATE_*."""
+FABRIC_FAILURES = {
+    "bandwidth": 1 << 0,
+    "route-recovery": 1 << 2,
+    "route-unhealthy": 1 << 4,
+    "access-timeout": 1 << 6,
+    "system-guid": 2 << 8,
+    "chassis": 3 << 8,
+    "no-partition": 4 << 8,
+    "nvlinks": 5 << 8,
+    "firmware": 6 << 8,
+    "location": 7 << 8,
+    "gpu-state": 8 << 8,
+}
+"""Bits of NVML_GPU_FABRIC_HEALTH_MASK_*."""
+_BANDWIDTH_FULL, _HEALTHY, _UNHEALTHY = 2, 1, 2
+
+
+def fabric(
+    root: Path,
+    device: str,
+    state: str,
+    machine: Machine | None = None,
+    *,
+    status: int = 0,
+    failures: Collection[str] = (),
+) -> str:
+    """Set the registration of a GPU with its NVLink fabric; return the GPU's UUID.
+
+    `state` is a key of FABRIC_STATES, `status` nvmlReturn_t, `failures` keys of FABRIC_FAILURES.
+    """
+    mask = 0 if "bandwidth" in failures else _BANDWIDTH_FULL
+    for failure in failures:
+        mask |= FABRIC_FAILURES[failure]
+    condition = nvml.FabricCondition(FABRIC_STATES[state], status, mask, _UNHEALTHY if failures else _HEALTHY)
+    return _set_condition(root, device, machine, fabric=condition)
 
 
 def start_process(
@@ -271,6 +310,19 @@ def _recall(
 
 def _unplugged(simulated: builder.SimulatedState) -> str:
     return f"unplugged are: {', '.join(simulated.unplugged) or 'none'}"
+
+
+def _set_condition(root: Path, device: str, machine: Machine | None, **changes: object) -> str:
+    machine, _ = _recall(root, machine)
+    uuid = _gpu(machine, device)
+
+    def changed(state: nvml.NvmlState) -> nvml.NvmlState:
+        condition = msgspec.structs.replace(state.conditions.get(uuid, nvml.Condition()), **changes)
+        return msgspec.structs.replace(state, conditions={**state.conditions, uuid: condition})
+
+    with nvml.locked(root / "lib"):
+        _edit(root, changed)
+    return uuid
 
 
 def _add_event(

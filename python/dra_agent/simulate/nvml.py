@@ -138,6 +138,17 @@ class Event(msgspec.Struct, frozen=True):
     compute_instance: int = NO_INSTANCE
 
 
+class FabricCondition(msgspec.Struct, frozen=True):
+    """Registration of a GPU with its NVLink fabric; numbers as in nvmlGpuFabricInfo_v3_t."""
+
+    state: int
+    """1 not started, 2 in progress, 3 completed."""
+    status: int = 0
+    """nvmlReturn_t; defined once the state is completed."""
+    health_mask: int = 0
+    health_summary: int = 0
+
+
 class Condition(msgspec.Struct, frozen=True):
     """What changes about a GPU while it runs. Temperature in degrees Celsius, utilization in percent (GPU, memory)."""
 
@@ -150,6 +161,8 @@ class Condition(msgspec.Struct, frozen=True):
     ecc_uncorrected: int = 0
     remapped_rows: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Corrected, uncorrected, pending, failed."""
+    fabric: FabricCondition | None = None
+    """None: completed, if the GPU has a fabric."""
 
 
 class Process(msgspec.Struct, frozen=True):

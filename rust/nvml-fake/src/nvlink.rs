@@ -6,7 +6,7 @@ use crate::abi::{Code, FabricInfo, FabricInfoV2, FabricInfoV3, PciInfo, version,
 use crate::call::{device, values};
 use crate::handles::{self, Handle};
 use crate::identity::pci_info;
-use crate::state::{Gpu, NvLink};
+use crate::state::{FabricCondition, Gpu, NvLink, State};
 
 const HOPPER: u32 = 9;
 const NOT_IN_A_FABRIC: u32 = 0;
@@ -21,26 +21,25 @@ mod p2p {
 }
 
 values! {
-    nvmlDeviceGetGpuFabricInfo: FabricInfo = |_, gpu| fabric(gpu);
+    nvmlDeviceGetGpuFabricInfo: FabricInfo = |state, gpu| Ok(fabric(state, gpu)?.0);
 }
 
 /// # Safety
 /// As NVML's reference requires for `info`. Its version is set and determines the structure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(handle: Handle, info: *mut u32) -> c_int {
-    const BANDWIDTH_FULL: u32 = 2;
-    const HEALTHY: u8 = 1;
-    device("nvmlDeviceGetGpuFabricInfoV", handle, |_, gpu| {
+    /// The first driver with version 3 (change log of NVML, "Changes between v575 and v580").
+    const VERSION_3_SINCE: u32 = 580;
+    device("nvmlDeviceGetGpuFabricInfoV", handle, |state, gpu| {
         // SAFETY: null, or a structure with its version as first field.
         let given = unsafe { info.as_ref() }
             .copied()
             .ok_or(Code::INVALID_ARGUMENT)?;
-        let result = fabric(gpu)?;
-        let (health_mask, health_summary) = if result.state == COMPLETED {
-            (BANDWIDTH_FULL, HEALTHY)
-        } else {
-            (0, 0)
-        };
+        let (result, health) = fabric(state, gpu)?;
+        let newer = state
+            .driver
+            .as_ref()
+            .is_some_and(|driver| driver.branch() >= VERSION_3_SINCE);
         if given == version::<FabricInfoV2>(2) {
             // SAFETY: the version identifies the structure.
             unsafe {
@@ -49,16 +48,16 @@ pub unsafe extern "C" fn nvmlDeviceGetGpuFabricInfoV(handle: Handle, info: *mut 
                     FabricInfoV2 {
                         version: given,
                         info: result,
-                        health_mask,
+                        health_mask: health.health_mask,
                     },
                 )
             }
-        } else if given == version::<FabricInfoV3>(3) {
+        } else if newer && given == version::<FabricInfoV3>(3) {
             let full = FabricInfoV3 {
                 version: given,
                 info: result,
-                health_mask,
-                health_summary,
+                health_mask: health.health_mask,
+                health_summary: health.health_summary,
             };
             // SAFETY: the version identifies the structure.
             unsafe { write_value(info.cast(), full) }
@@ -189,24 +188,47 @@ fn slot(gpu: &Gpu, link: c_uint) -> Result<Option<&NvLink>, Code> {
     Ok(gpu.nvlinks.get(link as usize))
 }
 
-fn fabric(gpu: &Gpu) -> Result<FabricInfo, Code> {
+/// The registration of a GPU, and its condition. A GPU without fabric has neither state nor health.
+fn fabric(state: &State, gpu: &Gpu) -> Result<(FabricInfo, FabricCondition), Code> {
+    const BANDWIDTH_FULL: u32 = 2;
+    const HEALTHY: u8 = 1;
     if gpu.architecture < HOPPER {
         return Err(Code::NOT_SUPPORTED);
     }
     let Some((cluster, clique)) = &gpu.fabric else {
-        return Ok(FabricInfo {
+        let info = FabricInfo {
             cluster_uuid: [0; 16],
             status: 0,
             clique_id: 0,
             state: NOT_IN_A_FABRIC,
-        });
+        };
+        let nothing = FabricCondition {
+            state: NOT_IN_A_FABRIC,
+            status: 0,
+            health_mask: 0,
+            health_summary: 0,
+        };
+        return Ok((info, nothing));
     };
+    let condition = state.condition(gpu).fabric.unwrap_or(FabricCondition {
+        state: COMPLETED,
+        status: 0,
+        health_mask: BANDWIDTH_FULL,
+        health_summary: HEALTHY,
+    });
     let digits: String = cluster.chars().filter(|digit| *digit != '-').collect();
     let number = u128::from_str_radix(&digits, 16).map_err(|_| Code::UNKNOWN)?;
-    Ok(FabricInfo {
-        cluster_uuid: number.to_be_bytes(),
-        status: 0,
-        clique_id: *clique,
-        state: COMPLETED,
-    })
+    // Cluster and clique are known once the registration is completed.
+    let registered = condition.state == COMPLETED;
+    let info = FabricInfo {
+        cluster_uuid: if registered {
+            number.to_be_bytes()
+        } else {
+            [0; 16]
+        },
+        status: condition.status,
+        clique_id: if registered { *clique } else { 0 },
+        state: condition.state,
+    };
+    Ok((info, condition))
 }

@@ -173,6 +173,17 @@ pub(crate) struct Condition {
     pub(crate) ecc_uncorrected: u64,
     /// Corrected, uncorrected, pending, failed.
     pub(crate) remapped_rows: (u32, u32, u32, u32),
+    /// None: the registration is completed, if the GPU has a fabric.
+    pub(crate) fabric: Option<FabricCondition>,
+}
+
+/// The registration of a GPU with its NVLink fabric; values as in nvmlGpuFabricInfo_v3_t.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(crate) struct FabricCondition {
+    pub(crate) state: u32,
+    pub(crate) status: u32,
+    pub(crate) health_mask: u32,
+    pub(crate) health_summary: u8,
 }
 
 impl Default for Condition {
@@ -186,6 +197,7 @@ impl Default for Condition {
             ecc_corrected: 0,
             ecc_uncorrected: 0,
             remapped_rows: (0, 0, 0, 0),
+            fabric: None,
         }
     }
 }
@@ -228,6 +240,14 @@ impl State {
         self.processes
             .iter()
             .filter(|process| process.device == gpu.uuid)
+    }
+}
+
+impl Driver {
+    /// The branch: 570 of 570.124.06.
+    pub(crate) fn branch(&self) -> u32 {
+        let branch = self.version.split('.').next();
+        branch.and_then(|text| text.parse().ok()).unwrap_or(0)
     }
 }
 

@@ -285,6 +285,14 @@ def _judge(draft: DeviceBuilder, facts: GpuInfo) -> None:
         draft.add_issue("reset-required", f"the driver requests that it is {RECOVERY.get(facts.recovery, 'recovered')}")
     elif facts.remap_pending:
         draft.add_issue("reset-required", "a row of its memory is repaired at the next reset of the GPU")
+    for issue in facts.fabric_issues:
+        draft.add_issue(issue.cause, issue.message, transient=issue.transient)
+        draft.problems.append(Diagnostic(draft.name, issue.message, _FABRIC_HINT, severity="warning"))
+
+
+_FABRIC_HINT = (
+    "check `nvidia-smi -q` (Fabric), nvidia-fabricmanager and its log; nvlsm and nvidia-imex where they are used"
+)
 
 
 def _library_problem(error: RetryableError) -> Diagnostic:

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from dra_agent.host import Host
 from dra_agent.inventory.model import Diagnostic
+from dra_agent.inventory.nvidia.fabric import FabricIssue, read_fabric
 from dra_agent.inventory.nvidia.nvml_client import (
     GpuLostError,
     NotSupportedError,
@@ -103,6 +103,7 @@ class GpuInfo:
     multiprocessors: int | None = None
     fabric_domain: str | None = None
     fabric_clique: int | None = None
+    fabric_issues: tuple[FabricIssue, ...] = ()
     persistence: bool | None = None
     mig: bool | None = None
     memory_errors: int | None = None
@@ -130,9 +131,12 @@ def read_driver(nvml: NvmlClient) -> DriverInfo:
 def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnostic]) -> GpuInfo:
     """Read one GPU from NVML. Raises GpuLostError and CallTimeoutError; other failures cost one value each."""
 
+    def call(name: str, *arguments: Any) -> Any:
+        return nvml.call(name, handle, *arguments, about=address)
+
     def ask(name: str, *arguments: Any) -> Any:
         try:
-            return nvml.call(name, handle, *arguments, about=address)
+            return call(name, *arguments)
         except NotSupportedError:
             return None
         except (GpuLostError, UnknownGpuError):
@@ -148,7 +152,9 @@ def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnos
     persistence = ask("nvmlDeviceGetPersistenceMode")
     mig = ask("nvmlDeviceGetMigMode")
     rows = ask("nvmlDeviceGetRemappedRows")
-    domain, clique = _fabric(nvml, ask)
+    fabric = read_fabric(nvml, ask, call)
+    if fabric.unknown:
+        problems.append(_unknown(address, fabric.unknown))
     return GpuInfo(
         uuid=ask("nvmlDeviceGetUUID"),
         name=ask("nvmlDeviceGetName"),
@@ -158,8 +164,9 @@ def read_gpu(nvml: NvmlClient, handle: Any, address: str, problems: list[Diagnos
         compute_capability=tuple(capability) if capability else None,
         memory_bytes=memory.total if memory else None,
         multiprocessors=cores // per_multiprocessor if cores and per_multiprocessor else None,
-        fabric_domain=domain,
-        fabric_clique=clique,
+        fabric_domain=fabric.domain,
+        fabric_clique=fabric.clique,
+        fabric_issues=fabric.issues,
         persistence=None if persistence is None else bool(persistence),
         mig=None if mig is None else bool(mig[0]),
         memory_errors=ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE),
@@ -205,17 +212,9 @@ def _recovery(ask: Callable[..., Any]) -> int | None:
     return int(values[0].value.uiVal)
 
 
-def _fabric(nvml: NvmlClient, ask: Callable[..., Any]) -> tuple[str | None, int | None]:
-    module = nvml.module
-    info = module.c_nvmlGpuFabricInfoV_t()
-    if ask("nvmlDeviceGetGpuFabricInfoV", ctypes.byref(info)) is None:
-        return None, None
-    cluster = bytes(info.clusterUuid)
-    # A fabric of one host has no id: nothing to join. Until registration is completed neither value counts.
-    if info.state != module.NVML_GPU_FABRIC_STATE_COMPLETED or info.status != 0 or not any(cluster):
-        return None, None
-    text = cluster.hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}", int(info.cliqueId)
+def _unknown(address: str, value: str) -> Diagnostic:
+    message = f"NVML reports {value}, which this version of the agent does not know"
+    return Diagnostic(address, message, "update the agent; everything else of the GPU is published", severity="warning")
 
 
 def _maybe(ask: Callable[[], Any]) -> Any:
