@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import Capacity, InventorySettings, PartitionRule, collect
+from dra_agent.inventory import Capacity, Device, InventorySettings, PartitionRule, collect
 from dra_agent.inventory.intel.backend import IntelBackend
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.simulate import build
@@ -24,10 +24,15 @@ def b60(tmp_path_factory: pytest.TempPathFactory) -> Host:
     return build("arc-b60", tmp_path_factory.mktemp("b60") / "host")
 
 
-def test_memory_is_what_the_driver_tells_and_never_guessed(
+def memory_of(device: Device) -> str | None:
+    return device.capacity["memory"].value if "memory" in device.capacity else None
+
+
+def test_memory_is_what_the_driver_reports_and_never_guessed(
     host: Host, write: Write, function: Callable[..., Function]
 ) -> None:
-    xe = function("0000:03:00.0", DeviceKind.GPU, "0x8086", "0xe20b", driver="xe", drm=Drm("card0", "renderD128"))
+    # Intel's own builds of the drivers have files that mainline's have not.
+    xe = function("0000:03:00.0", DeviceKind.GPU, "0x8086", "0xe20d", driver="xe", drm=Drm("card0", "renderD128"))
     i915 = function("0000:04:00.0", DeviceKind.GPU, "0x8086", "0x56a0", driver="i915", drm=Drm("card1", "renderD129"))
     flex = function("0000:05:00.0", DeviceKind.GPU, "0x8086", "0x56c0", driver="i915", drm=Drm("card2", "renderD130"))
     built_in = function(
@@ -36,16 +41,49 @@ def test_memory_is_what_the_driver_tells_and_never_guessed(
     write(f"{PCI}/0000:03:00.0/tile0/physical_vram_size_bytes", f"{12 << 30:#x}")
     write(f"{PCI}/0000:04:00.0/drm/card1/lmem_total_bytes", 16 << 30)
     devices = IntelBackend(host).devices([built_in, xe, i915, flex], [])
-    assert [device.capacity.get("memory") and device.capacity["memory"].value for device in devices] == [
-        None,
-        "12Gi",
-        "16Gi",
-        "16Gi",
-    ]
+    assert [memory_of(device) for device in devices] == [None, "12Gi", "16Gi", "16Gi"]
     assert [node.path for node in devices[1].nodes] == ["/dev/dri/card0", "/dev/dri/renderD128"]
     assert devices[3].attributes["productName"].value == "Intel Data Center GPU Flex 170"
     assert devices[3].attributes["brand"].value == "Flex"
     assert "productName" not in devices[0].attributes
+
+
+@pytest.mark.parametrize(
+    ("device", "capacity", "expected"),
+    [
+        # Mainline xe has no file with the size; the controller dmem has it, and the regions of two tiles.
+        ("0xe223", "drm/0000:03:00.0/vram0 34242297856\ndrm/0000:03:00.0/stolen 67108864", 34242297856),
+        ("0x0bd5", "drm/0000:03:00.0/vram0 68702699520\ndrm/0000:03:00.0/vram1 68702699520", 137405399040),
+        ("0xe20d", "drm/0000:83:00.0/vram0 34242297856", None),
+        # Without the controller: boards of one size from the table, others unknown.
+        ("0xe20b", "", 12 << 30),
+        ("0xe223", "", 32 << 30),
+        ("0x56a0", "", None),
+        ("0xe20d", "", None),
+    ],
+)
+def test_memory_under_mainline_xe(
+    device: str, capacity: str, expected: int | None, host: Host, write: Write, function: Callable[..., Function]
+) -> None:
+    if capacity:
+        write("sys/fs/cgroup/dmem.capacity", capacity)
+    xe = function("0000:03:00.0", DeviceKind.GPU, "0x8086", device, driver="xe", drm=Drm("card0", "renderD128"))
+    (found,) = IntelBackend(host).devices([xe], [])
+    assert memory_of(found) == (None if expected is None else Capacity.of_bytes(expected).value)
+
+
+def test_both_generations_of_kernels_are_simulated(b60: Host, tmp_path: Path) -> None:
+    recent, older = b60, build("mixed", tmp_path / "host")
+    for host in (recent, older):
+        assert not list((host.sysfs / "devices").rglob("physical_vram_size_bytes")), "mainline has no such file"
+    regions = dict(line.split() for line in (recent.sysfs / "fs/cgroup/dmem.capacity").read_text().splitlines())
+    assert regions["drm/0000:03:00.0/vram0"] == str(24480 << 20)
+    assert regions["drm/0000:05:00.1/vram0"] == str(QUOTA)
+    assert not (older.sysfs / "fs/cgroup").exists()
+    whole = collect(recent, scan(recent)).device("gpu-0000-03-00-0")
+    other = collect(older, scan(older)).device("gpu-0000-1c-00-0")
+    assert whole is not None and other is not None
+    assert (memory_of(whole), memory_of(other)) == ("24480Mi", "24Gi")
 
 
 def test_a_divided_gpu_is_published_as_its_virtual_functions(
@@ -74,6 +112,43 @@ def test_a_gpu_that_could_be_divided_and_is_not_stays_whole(host: Host, function
     assert "memoryEnforcement" not in device.attributes
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[low] normal high", "low"),
+        ("low [normal] high", "normal"),
+        ("low normal [high]", "high"),
+        # Virtual functions cannot have priority "high".
+        ("[low] normal", "low"),
+        ("normal", "normal"),
+        ("low normal high", None),
+    ],
+)
+def test_the_priority_is_the_one_in_brackets(
+    text: str, expected: str | None, host: Host, write: Write, function: Callable[..., Function]
+) -> None:
+    physical = function(
+        "0000:03:00.0", DeviceKind.GPU, "0x8086", "0xe212", driver="xe", sriov=Sriov(12, 1), virtfns=("0000:03:00.1",)
+    )
+    virtual = function("0000:03:00.1", DeviceKind.GPU, "0x8086", "0xe212", driver="xe", physfn="0000:03:00.0")
+    write(f"{PCI}/0000:03:00.0/sriov_admin/vf1/profile/sched_priority", text)
+    (part,) = IntelBackend(host).devices([physical, virtual], [])
+    priority = part.attributes.get("schedPriority")
+    assert (priority.value if priority is not None else None) == expected
+
+
+def test_provisioning_files_are_those_of_mainline_xe(b60: Host) -> None:
+    admin = b60.sysfs / "bus/pci/devices/0000:05:00.0/sriov_admin"
+    assert {path.name for path in admin.iterdir()} == {"pf", *(f"vf{number}" for number in range(1, 13))}
+    assert (admin / "pf/profile/sched_priority").read_text() == "[low] normal high\n"
+    assert (admin / "vf1/profile/sched_priority").read_text() == "[low] normal\n"
+    assert (admin / "vf12/profile/vram_quota").read_text() == "0\n"
+    assert not (admin / "pf/profile/vram_quota").exists()
+    linked = [path.parent.name for path in admin.glob("*/device")]
+    assert sorted(linked) == ["pf", "vf1", "vf2", "vf3", "vf4"]
+    assert (admin / "vf2/device").resolve() == (b60.sysfs / "bus/pci/devices/0000:05:00.2").resolve()
+
+
 QUOTA = (22 << 30) // 4
 SHARED = InventorySettings(
     partition=(PartitionRule('device.attributes["dra-agent.internal"].vendor == "intel"', "sriov"),)
@@ -91,7 +166,8 @@ def test_a_recent_kernel_tells_what_a_virtual_function_has(b60: Host) -> None:
     assert part is not None
     values = {name: value.value for name, value in part.attributes.items()}
     assert (values["type"], values["memoryEnforcement"]) == ("vf", "vf")
-    assert (values["execQuantumMs"], values["preemptTimeoutUs"], values["schedPriority"]) == (32, 128000, "normal")
+    # Defaults of the driver: unlimited.
+    assert (values["execQuantumMs"], values["preemptTimeoutUs"], values["schedPriority"]) == (0, 0, "low")
     assert part.capacity["memory"].value == Capacity.of_bytes(QUOTA).value
     assert part.consumes_counters == () and inventory.counter_sets == {}
 
@@ -99,11 +175,11 @@ def test_a_recent_kernel_tells_what_a_virtual_function_has(b60: Host) -> None:
 def test_the_whole_of_a_divided_gpu_is_offered_where_the_operator_wants_it(b60: Host) -> None:
     inventory = collect(b60, scan(b60), SHARED)
     whole = inventory.device(WHOLE)
-    assert whole is not None and whole.capacity["memory"].value == "2Gi", "what no virtual function has"
+    assert whole is not None and whole.capacity["memory"].value == "1952Mi", "what no virtual function has"
     assert whole.attributes["sriovVfs"].value == 4
     (counters,) = inventory.counter_sets["gpu"]
     amounts = {name: int(counter.value) for name, counter in counters.counters.items()}
-    assert amounts == {"virtual-functions": 4, "memory": 24 << 30}
+    assert amounts == {"virtual-functions": 4, "memory": 24480 << 20}
     parts = [device for device in inventory.family("gpu") if device.identity.get("parent") == WHOLE]
     assert len(parts) == 4
     for name, total in amounts.items():

@@ -203,10 +203,32 @@ def _least(one: int | None, other: int | None) -> int | None:
 MECHANISM = "dmem"
 
 
+def dmem_memory(host: Host, function: Function, problems: list[Diagnostic]) -> int | None:
+    """Return the bytes of device memory that a GPU's driver has registered with the cgroup controller dmem.
+
+    None if it has registered none, or the kernel is older than 6.14. xe registers one region for each tile ("vram0",
+    "vram1") with the size without stolen memory (kernel: xe_ttm_vram_mgr.c, Documentation/admin-guide/cgroup-v2.rst).
+    """
+    sizes = [
+        int(size)
+        for name, size in _dmem_capacities(host, problems).items()
+        if name.startswith(_vram_prefix(function)) and size.isdecimal()
+    ]
+    return sum(sizes) or None
+
+
+def _dmem_capacities(host: Host, problems: list[Diagnostic]) -> dict[str, str]:
+    return SysfsDir(host.sysfs / "fs/cgroup", problems).key_values("dmem.capacity")
+
+
+def _vram_prefix(function: Function) -> str:
+    return f"drm/{function.pci_address}/vram"
+
+
 def set_dmem_region(draft: DeviceBuilder) -> None:
     """Note the region, or why the controller cannot hold shares of this GPU to their memory."""
-    capacities = SysfsDir(draft.host.sysfs / "fs/cgroup", draft.problems).key_values("dmem.capacity")
-    regions = [name for name in capacities if name.startswith(f"drm/{draft.function.pci_address}/vram")]
+    capacities = _dmem_capacities(draft.host, draft.problems)
+    regions = [name for name in capacities if name.startswith(_vram_prefix(draft.function))]
     if not capacities:
         draft.memory_limits[MECHANISM] = "the kernel has no cgroup controller dmem (6.14 and later have)"
     elif not regions:

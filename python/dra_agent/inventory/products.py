@@ -35,20 +35,31 @@ _PRODUCTS = {
     "1002:75a3": "AMD Instinct MI355X",
     "1002:744c": "AMD Radeon RX 7900 XTX/XT/GRE/M",
     "1002:7448": "AMD Radeon Pro W7900",
-    # Intel, as the kernel's i915 and xe id lists and Intel's product pages call them.
-    "8086:56c0": "Intel Data Center GPU Flex 170",
-    "8086:56c1": "Intel Data Center GPU Flex 140",
-    "8086:56c2": "Intel Data Center GPU Flex 170V",
+    # Intel, as pci.ids (2026.08.22) and Intel's compute runtime (shared/source/dll/devices/devices_base.inl) call them.
+    "8086:0b69": "Intel Data Center GPU Max 1450",
     "8086:0bd5": "Intel Data Center GPU Max 1550",
+    "8086:0bd6": "Intel Data Center GPU Max 1550",
+    "8086:0bd7": "Intel Data Center GPU Max 1350",
+    "8086:0bd8": "Intel Data Center GPU Max 1350",
+    "8086:0bd9": "Intel Data Center GPU Max 1100",
     "8086:0bda": "Intel Data Center GPU Max 1100",
     "8086:0bdb": "Intel Data Center GPU Max 1100",
     "8086:56a0": "Intel Arc A770",
     "8086:56a1": "Intel Arc A750",
+    "8086:56a2": "Intel Arc A580",
     "8086:56a5": "Intel Arc A380",
+    "8086:56a6": "Intel Arc A310",
+    "8086:56b1": "Intel Arc Pro A40/A50",
+    "8086:56b3": "Intel Arc Pro A60",
+    "8086:56c0": "Intel Data Center GPU Flex 170",
+    "8086:56c1": "Intel Data Center GPU Flex 140",
+    "8086:56c2": "Intel Data Center GPU Flex 170V",
     "8086:e20b": "Intel Arc B580",
     "8086:e20c": "Intel Arc B570",
     "8086:e211": "Intel Arc Pro B60",
     "8086:e212": "Intel Arc Pro B50",
+    "8086:e222": "Intel Arc Pro B65",
+    "8086:e223": "Intel Arc Pro B70",
     # Network adapters.
     "15b3:1013": "ConnectX-4",
     "15b3:1015": "ConnectX-4 Lx",
@@ -105,8 +116,23 @@ _FPGA_CARDS = {
 
 _FPGA_MANAGEMENT = frozenset({"10ee:5000", "10ee:5004", "10ee:500c", "10ee:5020", "10ee:505c"})
 
-# Boards that are sold with one amount of memory only; 2^30 bytes each.
-_BOARD_MEMORY_GIB = {"8086:56c0": 16, "8086:56c1": 6, "8086:0bd5": 128, "8086:0bda": 48}
+# Boards that are sold with one amount of memory only; 2^30 bytes of one GPU, as in Intel's product specifications.
+# The A770 (8 or 16) is not one of them. A driver that reports the amount reports up to one percent less.
+_BOARD_MEMORY_GIB = {
+    "8086:0bd5": 128,
+    "8086:0bda": 48,
+    "8086:0bdb": 48,
+    "8086:56a1": 8,
+    "8086:56a5": 6,
+    "8086:56c0": 16,
+    "8086:56c1": 6,
+    "8086:e20b": 12,
+    "8086:e20c": 10,
+    "8086:e211": 24,
+    "8086:e212": 16,
+    "8086:e222": 32,
+    "8086:e223": 32,
+}
 
 
 def product_of(function: Function) -> str | None:

@@ -17,7 +17,7 @@ from dra_agent.host import Host
 from dra_agent.simulate import kfd, mps, nvidia_smi, nvml, nvml_install, pci, system, tree
 from dra_agent.simulate.machine import Function, Machine
 from dra_agent.simulate.profiles import load_profile
-from dra_agent.simulate.roles import nvidia
+from dra_agent.simulate.roles import drm, nvidia
 from dra_agent.simulate.roles.amd import AmdGpu
 from dra_agent.simulate.roles.vendor import VfioDevice
 from dra_agent.simulate.tree import Tree
@@ -117,7 +117,7 @@ def plan(machine: Machine) -> Tree:
     planned = Tree()
     for folder in _FOLDERS:
         planned.directory(folder)
-    for part in (system, pci, nvidia, kfd):
+    for part in (system, pci, drm, nvidia, kfd):
         part.plan(machine, planned)
     return planned
 

@@ -13,7 +13,7 @@ import msgspec
 
 from dra_agent.host import Host
 from dra_agent.inventory.api import Capacity, Counter, CounterConsumption, CounterSet
-from dra_agent.inventory.builder import DeviceBuilder, pci_files, set_dmem_region
+from dra_agent.inventory.builder import DeviceBuilder, dmem_memory, pci_files, set_dmem_region
 from dra_agent.inventory.generic import add_drm_nodes
 from dra_agent.inventory.model import Device, Diagnostic, device_name
 from dra_agent.inventory.products import board_memory_of, product_of
@@ -178,7 +178,7 @@ class IntelBackend:
         draft.set("memoryEnforcement", "vf")
         draft.add_identity(parent=device_name("gpu", physical))
         assigned = of_part.assigned(function.pci_address) if of_part is not None else None
-        memory = _memory(draft.files, function) or (assigned.memory if assigned is not None else None)
+        memory = self._reported_memory(function) or (assigned.memory if assigned is not None else None)
         if memory:
             draft.capacity["memory"] = Capacity.of_bytes(memory)
         if assigned is not None:
@@ -187,20 +187,25 @@ class IntelBackend:
             draft.set("schedPriority", assigned.priority)
 
     def _whole_memory(self, function: Function) -> int | None:
-        return _memory(pci_files(self._host, function, []), function) or board_memory_of(function)
+        return self._reported_memory(function) or board_memory_of(function)
 
+    def _reported_memory(self, function: Function) -> int | None:
+        """Return the local memory in bytes, as the function's driver reports it.
 
-def _memory(files: SysfsDir, function: Function) -> int | None:
-    """Return the local memory in bytes: xe reports it per tile, Intel's own i915 per card, the kernel's does not.
-
-    The size of the memory BAR is not usable: it is rounded up to a power of two, or may be a window of 256 MiB.
-    """
-    tiles = [name for name in files.names() if name.startswith("tile") and name[4:].isdecimal()]
-    amounts = [files.number(f"{tile}/physical_vram_size_bytes") for tile in tiles]
-    total = sum(amount for amount in amounts if amount is not None)
-    if not total and function.drm is not None and function.drm.card is not None:
-        total = files.number(f"drm/{function.drm.card}/lmem_total_bytes") or 0
-    return total or None
+        Mainline xe has no file with the size: since 6.14 it registers the memory with the cgroup controller dmem, and
+        before only its query ioctl returns it, which needs the device node and wakes the GPU. Intel's own builds of xe
+        have a file per tile, those of i915 one per card; mainline i915 has none. The size of the memory BAR is not
+        usable: it is rounded up to a power of two, or may be a window of 256 MiB.
+        """
+        if total := dmem_memory(self._host, function, []):
+            return total
+        files = pci_files(self._host, function, [])
+        tiles = [name for name in files.names() if name.startswith("tile") and name[4:].isdecimal()]
+        amounts = [files.number(f"{tile}/physical_vram_size_bytes") for tile in tiles]
+        total = sum(amount for amount in amounts if amount is not None)
+        if not total and function.drm is not None and function.drm.card is not None:
+            total = files.number(f"drm/{function.drm.card}/lmem_total_bytes") or 0
+        return total or None
 
 
 def _brand(function: Function) -> str | None:

@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
-from dra_agent.simulate.machine import Bar, Function, LinkState, PciId, Sriov
+from dataclasses import dataclass
+
+from dra_agent.simulate.machine import Bar, Function, LinkState, PciId, Role, Sriov
 from dra_agent.simulate.parts.bridges import port
-from dra_agent.simulate.roles.drm import DrmNodes
+from dra_agent.simulate.roles.drm import DrmNodes, MemoryRegion
 from dra_agent.simulate.roles.vendor import VfioDevice
+from dra_agent.simulate.roles.xe import VfProvisioning
 
 _INTEL = 0x8086
 _DISPLAY, _VGA = 0x038000, 0x030000
 _FLEX = PciId(_INTEL, 0x56C0, _DISPLAY, _INTEL, 0x4905, 0x08)
-_B60 = PciId(_INTEL, 0xE211, _VGA, _INTEL, 0x1100)
 _UPSTREAM, _DOWNSTREAM = PciId(_INTEL, 0x4FA0, 0x060400, 0, 0, 0x01), PciId(_INTEL, 0x4FA4, 0x060400, 0, 0, 0x01)
 _GIB, _MIB = 1 << 30, 1 << 20
 _FLEX_MEMORY = 16 * _GIB
+_TOTAL_VFS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Battlemage:
+    """A board with a Battlemage GPU: its PCI device id, memory as sold, and width of its PCIe 5 link.
+
+    The driver reports less memory than the board has: 112 of 32,768 MiB are stolen on a recorded B70 (0x7f9000000 of
+    0x800000000 bytes in the log of xe); the same part is assumed for other boards.
+    """
+
+    device: int
+    memory_gib: int
+    width: int
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory without what firmware and driver keep."""
+        stolen = self.memory_gib * 7 // 2
+        return self.memory_gib * _GIB - -(-stolen // 16) * 16 * _MIB
+
+
+ARC_PRO_B50 = Battlemage(0xE212, 16, 8)
+ARC_PRO_B60 = Battlemage(0xE211, 24, 8)
+ARC_PRO_B65 = Battlemage(0xE222, 32, 16)
+ARC_PRO_B70 = Battlemage(0xE223, 32, 16)
 
 
 def flex170(bus: int, card: int, *, virtual: int = 0) -> Function:
@@ -42,40 +70,41 @@ def flex170(bus: int, card: int, *, virtual: int = 0) -> Function:
     return port(f"0000:{bus:02x}:00.0", downstream, id=_UPSTREAM, link=link)
 
 
-def battlemage(address: str, card: int, *, virtual: int = 0) -> Function:
-    """An Arc Pro B60 under xe, which reports its memory by tile.
+def battlemage(
+    address: str,
+    card: int,
+    *,
+    board: Battlemage = ARC_PRO_B60,
+    virtual: int = 0,
+    quota: int = 0,
+    dmem: bool = True,
+) -> Function:
+    """A Battlemage board under mainline xe.
 
-    `virtual` functions have equal quotas of the memory that the physical function leaves.
+    `virtual` functions have `quota` bytes of the memory each. A kernel with `dmem` (6.14 and later) lists the memory;
+    an older one reports it nowhere in sysfs.
     """
-    memory = 24 * _GIB
-    quota = (memory - 2 * _GIB) // virtual if virtual else 0
     stem = address.rpartition(".")[0]
-    attributes: dict[str, str | int] = {
-        "tile0/physical_vram_size_bytes": f"{memory:#x}",
-        "tile0/gt0/freq0/max_freq": 2400,
-        "tile0/gt0/engines/ccs/name": "ccs",
-    }
-    for number in range(1, virtual + 1):
-        profile = f"sriov_admin/vf{number}/profile"
-        attributes |= {
-            f"{profile}/vram_quota": quota,
-            f"{profile}/exec_quantum_ms": 32,
-            f"{profile}/preempt_timeout_us": 128000,
-            f"{profile}/sched_priority": "low [normal] high",
-        }
+    pci = PciId(_INTEL, board.device, _VGA, _INTEL, 0x1100)
+
+    def roles(number: int, memory: int) -> tuple[Role, ...]:
+        nodes = DrmNodes(card + number, 128 + card + number)
+        return (nodes, MemoryRegion("vram0", memory)) if dmem else (nodes,)
+
     functions = tuple(
-        Function(f"{stem}.{number}", _B60, driver="xe", roles=(DrmNodes(card + number, 128 + card + number),))
-        for number in range(1, virtual + 1)
+        Function(f"{stem}.{number}", pci, driver="xe", roles=roles(number, quota)) for number in range(1, virtual + 1)
     )
+    # Kernels with files for virtual functions (6.19) have dmem.
+    provisioning: tuple[Role, ...] = (VfProvisioning(_TOTAL_VFS, virtual, quota),) if dmem else ()
     return Function(
         address,
-        _B60,
+        pci,
         driver="xe",
-        link=LinkState(5, 8),
+        link=LinkState(5, board.width),
         bars=(Bar(16 * _MIB, prefetchable=True), Bar(32 * _GIB, prefetchable=True)),
-        roles=(DrmNodes(card, 128 + card),),
-        attributes=attributes,
-        sriov=Sriov(12, 0xE211, functions=functions) if virtual else None,
+        roles=(*roles(0, board.usable_bytes), *provisioning),
+        attributes={"tile0/gt0/freq0/max_freq": 2400, "tile0/gt0/engines/ccs/name": "ccs"},
+        sriov=Sriov(_TOTAL_VFS, board.device, functions=functions),
     )
 
 

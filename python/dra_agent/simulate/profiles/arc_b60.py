@@ -9,6 +9,7 @@ from dra_agent.simulate.parts.network import broadcom
 
 NAME = "arc-b60"
 _GIB = 1 << 30
+_QUOTA = 22 * _GIB // 4
 
 
 def machine() -> Machine:
@@ -25,7 +26,7 @@ def machine() -> Machine:
                 0,
                 (
                     port("0000:00:01.0", battlemage("0000:03:00.0", 0), link=gen5),
-                    port("0000:00:03.0", battlemage("0000:05:00.0", 1, virtual=4), link=gen5),
+                    port("0000:00:03.0", battlemage("0000:05:00.0", 1, virtual=4, quota=_QUOTA), link=gen5),
                     port("0000:00:06.0", nvme("0000:07:00.0", 0), link=LinkState(4, 4)),
                     port("0000:00:07.0", broadcom("0000:08:00.0", "eno1np0", 2, machine=NAME), link=LinkState(3, 8)),
                 ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dra_agent.simulate.machine import RoleContext
+from dra_agent.simulate.machine import Machine, RoleContext
 from dra_agent.simulate.system import MAJORS
 from dra_agent.simulate.tree import Tree
 
@@ -39,6 +39,28 @@ class DrmNodes:
         tree.link(f"sys/dev/char/{major}:{minor}", path)
         tree.node(f"dev/dri/{name}", major, minor, 0o660)
         tree.link(f"dev/dri/by-path/pci-{site.function.address}-{kind}", f"dev/dri/{name}")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRegion:
+    """Device memory that a DRM driver has registered with the cgroup controller dmem (kernel 6.14 and later)."""
+
+    name: str
+    """The driver's name of the region: "vram0" under xe, "vram" under amdgpu."""
+    size: int
+    """Bytes."""
+
+    def plan(self, site: RoleContext, tree: Tree) -> None:
+        """Add nothing below the function: the kernel lists the regions of all functions in one file, see `plan`."""
+
+
+def plan(machine: Machine, tree: Tree) -> None:
+    """Add /sys/fs/cgroup/dmem.capacity, if a driver has registered memory."""
+    lines = [
+        f"drm/{function.address}/{region.name} {region.size}\n" for function, region in machine.with_role(MemoryRegion)
+    ]
+    if lines:
+        tree.file("sys/fs/cgroup/dmem.capacity", "".join(lines).encode())
 
 
 @dataclass(frozen=True, slots=True)
