@@ -74,7 +74,7 @@ def test_a_gpu_that_somebody_divides_is_described_as_before_while_it_is_half_mad
 def test_nodes_of_both_modes_at_once_make_no_counters_and_no_other_gpu_look_small(bench: Bench) -> None:
     before = bench.look()
     bench.divide("CPX")
-    node = next((bench.host.sysfs / "class/kfd/kfd/topology/nodes").glob("1/properties")).resolve()
+    node = next((bench.host.sysfs / "class/kfd/kfd/topology/nodes").glob("2/properties")).resolve()
     text = node.read_text()
     assert "num_xcc 1\n" in text
     node.chmod(0o644)

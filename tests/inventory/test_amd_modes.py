@@ -15,6 +15,7 @@ from dra_agent.simulate import build_machine
 from dra_agent.simulate.machine import HostBridge, Machine, NumaNode
 from dra_agent.simulate.parts.amd import mi300x
 from dra_agent.simulate.parts.bridges import port
+from dra_agent.simulate.roles.amd import LINUX_6_8, AmdgpuDriver
 from dra_agent.slices import desired_slices
 from dra_agent.topology import scan
 
@@ -24,9 +25,9 @@ MI300X = "SPX, DPX, QPX, CPX"
 DIVISIBLE = InventorySettings(partition=(PartitionRule(f'device.attributes["{DRIVER}"].vendor == "amd"', "amd"),))
 
 
-def machine(gpus: int = 2) -> Machine:
+def machine(gpus: int = 2, driver: AmdgpuDriver = LINUX_6_8) -> Machine:
     functions = tuple(
-        port(f"0000:10:{n + 1:02x}.0", mi300x(f"0000:{0x11 + n:02x}:00.0", 1 + n, n, machine="bench"))
+        port(f"0000:10:{n + 1:02x}.0", mi300x(f"0000:{0x11 + n:02x}:00.0", n, machine="bench", driver=driver))
         for n in range(gpus)
     )
     node = NumaNode("0-7", 64 << 30, (10,))

@@ -47,6 +47,7 @@ class SimulatedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     modes: dict[str, str] = {}
     """By address, of every AMD GPU with a changed compute partition mode: its current mode."""
     kernel_faults: tuple[KernelFault, ...] = ()
+    kfd: kfd.KfdState = kfd.KfdState()
 
 
 def build(profile: str, root: Path) -> Host:
@@ -98,9 +99,10 @@ def apply(
     `gone` is called after unplugged devices were removed from the tree, and before NVML loses them. The saved state is
     written first: the next build completes an interrupted one.
     """
-    save_state(root, simulated)
     present = current_machine(machine, simulated)
-    now = plan(present)
+    simulated = msgspec.structs.replace(simulated, kfd=kfd.arrivals(present, simulated.kfd))
+    save_state(root, simulated)
+    now = plan(present, simulated.kfd)
     # Drivers stay loaded when they have no device.
     keep = {pci.DRIVERS, *(f"{pci.DRIVERS}/{one.driver}" for one in machine.functions() if one.driver)}
     for folder in keep:
@@ -109,16 +111,18 @@ def apply(
     gone()
     # Between the two: a GPU that is in the tree is one that NVML responds for.
     nvml_install.install(machine, present, root / "lib")
+    kfd.withdraw(now, root)
     tree.write(now, root, fresh=fresh)
 
 
-def plan(machine: Machine) -> Tree:
-    """Everything that lies below the root of such a host."""
+def plan(machine: Machine, topology: kfd.KfdState | None = None) -> Tree:
+    """Everything that lies below the root of such a host; `topology`: None where its GPUs have never changed."""
     planned = Tree()
     for folder in _FOLDERS:
         planned.directory(folder)
-    for part in (system, pci, drm, nvidia, kfd):
+    for part in (system, pci, drm, nvidia):
         part.plan(machine, planned)
+    kfd.plan(machine, topology or kfd.arrivals(machine, kfd.KfdState()), planned)
     return planned
 
 
@@ -149,11 +153,8 @@ def _ever(machine: Machine, simulated: SimulatedState) -> dict[str, None]:
     if simulated.drivers:
         bound = dict.fromkeys(simulated.drivers, pci.VFIO)
         paths |= dict.fromkeys(plan(current_machine(machine, SimulatedState(machine.name, drivers=bound))).entries)
-    modes = {mode for function, gpu in machine.with_role(AmdGpu) for mode in gpu.compute_partitions}
-    for mode in modes if simulated.modes else ():
-        divided = {function.address: mode for function, _ in machine.with_role(AmdGpu)}
-        paths |= dict.fromkeys(plan(current_machine(machine, SimulatedState(machine.name, modes=divided))).entries)
-    return paths
+    # Nodes of the compute topology are removed by `kfd.withdraw`, in the order of the kernel.
+    return {path: None for path in paths if not kfd.is_node(path)}
 
 
 def load_state(root: Path) -> SimulatedState | None:

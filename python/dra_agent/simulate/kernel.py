@@ -99,7 +99,9 @@ class SimulatedKernel:
         gpu = next((role for role in function.roles if isinstance(role, AmdGpu)), None)
         if gpu is None or not gpu.compute_partitions or _driver(simulated, function) != function.driver:
             raise _answer(errno.ENOENT, path)
-        if mode not in gpu.compute_partitions:
+        if gpu.is_virtual:
+            raise _answer(errno.EACCES, path)
+        if not gpu.accepts(mode):
             raise _answer(errno.EINVAL, path)
         # Any process of ROCm, on whichever GPU, keeps KFD from being locked (kgd2kfd_check_and_lock_kfd).
         if any((self._root / "sys/class/kfd/kfd/proc").iterdir()):

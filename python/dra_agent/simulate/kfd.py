@@ -1,27 +1,54 @@
 """AMD's compute topology, /sys/class/kfd: one node for each NUMA node, one for each GPU under amdgpu, and their links.
 
-Keys are those that the kernel prints (drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
+Keys are those that the kernel prints (drivers/gpu/drm/amd/amdkfd/kfd_topology.c). A change of one GPU rebuilds the
+directory of all nodes, as there: a GPU that leaves moves the numbers behind it down, one that arrives is last.
 """
 
 from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
 
 from dra_agent.simulate import system
 from dra_agent.simulate.machine import Function, Machine, NumaNode
 from dra_agent.simulate.roles.amd import AmdGpu
 from dra_agent.simulate.system import MAJORS
-from dra_agent.simulate.tree import Tree
+from dra_agent.simulate.tree import File, Tree
 
 _KFD = "sys/devices/virtual/kfd/kfd"
+NODES = f"{_KFD}/topology/nodes"
+_GENERATION = f"{_KFD}/topology/generation_id"
 _PCIE, _XGMI = 2, 11
 _SYSTEM_HEAP, _PUBLIC_FRAME_BUFFER = 0, 1
 _SIMD_PER_UNIT = 4
-_BEHIND_GPUS, _MOST_PARTITIONS = 64, 8
-"""First number of nodes of partitions after the first; GPUs keep the numbers of their nodes."""
+_PAGE = 4096
 
 
-def plan(machine: Machine, tree: Tree) -> None:
+class KfdState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The GPUs in the topology, and how often it has changed."""
+
+    gpus: dict[str, int] = {}
+    """Nodes by address, in the order in which the GPUs came."""
+    generation: int = 0
+
+
+def arrivals(machine: Machine, before: KfdState) -> KfdState:
+    """Return the state after the GPUs of `machine` became those of the topology."""
+    now = {function.address: gpu.partitions for function, gpu in machine.with_role(AmdGpu)}
+    stay = {address: nodes for address, nodes in before.gpus.items() if now.get(address) == nodes}
+    gone = [nodes for address, nodes in before.gpus.items() if address not in stay]
+    new = {address: nodes for address, nodes in now.items() if address not in stay}
+    if not gone and not new:
+        return before
+    # kfd_topology_add_device and _remove_device count each node; the first generation is that of the CPUs.
+    return KfdState({**stay, **new}, (before.generation or 1) + sum(gone) + sum(new.values()))
+
+
+def plan(machine: Machine, state: KfdState, tree: Tree) -> None:
     """Add the topology where there are such GPUs."""
-    gpus = list(machine.with_role(AmdGpu))
+    gpus = {function.address: (function, gpu) for function, gpu in machine.with_role(AmdGpu)}
     if not gpus:
         return
     major = MAJORS["kfd"]
@@ -29,19 +56,42 @@ def plan(machine: Machine, tree: Tree) -> None:
     tree.link(f"{_KFD}/subsystem", "sys/class/kfd")
     tree.link("sys/class/kfd/kfd", _KFD)
     tree.node("dev/kfd", major, 0)
-    tree.files(f"{_KFD}/topology", {"generation_id": 2, "system_properties": "platform_oem 35498446626881"})
-    for number, node in enumerate(machine.nodes):
-        _processor(number, node, [gpu.node for _, gpu in gpus], tree)
-    nodes = _numa_nodes(machine)
     tree.directory(f"{_KFD}/proc")
-    for function, gpu in gpus:
-        others = [other for _, other in gpus if other is not gpu]
-        for partition in range(gpu.partitions):
-            _gpu(function, gpu, partition, nodes.get(function.address, 0), others, tree)
+    tree.file(f"{_KFD}/topology/system_properties", "platform_oem 35498446626881")
+    numbers: dict[tuple[str, int], int] = {}
+    for address in state.gpus:
+        for partition in range(gpus[address][1].partitions):
+            numbers[address, partition] = len(machine.nodes) + len(numbers)
+    for number, node in enumerate(machine.nodes):
+        _processor(number, node, list(numbers.values()), tree)
+    nodes = _numa_nodes(machine)
+    for (address, partition), number in numbers.items():
+        function, gpu = gpus[address]
+        peers = [
+            other for (of, _), other in numbers.items() if gpu.hive and of != address and gpus[of][1].hive == gpu.hive
+        ]
+        _gpu(function, gpu, partition, number, nodes.get(address, 0), peers, tree)
+    # Last, as a change counts when all nodes are there again.
+    tree.file(_GENERATION, state.generation)
+
+
+def withdraw(planned: Tree, root: Path) -> None:
+    """Remove every node of a topology that is about to change, the first first (kfd_remove_sysfs_node_tree)."""
+    entry, file, folder = planned.entries.get(_GENERATION), root / _GENERATION, root / NODES
+    is_current = isinstance(entry, File) and file.exists() and file.read_bytes() == entry.content
+    if is_current or not folder.is_dir():
+        return
+    for number in sorted(int(node.name) for node in folder.iterdir()):
+        shutil.rmtree(folder / str(number))
+
+
+def is_node(path: str) -> bool:
+    """Whether a path of the tree is in the directory of nodes."""
+    return path.startswith(f"{NODES}/")
 
 
 def _processor(number: int, node: NumaNode, gpus: list[int], tree: Tree) -> None:
-    folder = f"{_KFD}/topology/nodes/{number}"
+    folder = f"{NODES}/{number}"
     properties = {
         "cpu_cores_count": len(system.parse(node.cpus)),
         "simd_count": 0,
@@ -61,12 +111,13 @@ def _processor(number: int, node: NumaNode, gpus: list[int], tree: Tree) -> None
         _link(folder, link, _PCIE, number, gpu, 20, 64000, tree)
 
 
-def _gpu(function: Function, gpu: AmdGpu, partition: int, numa_node: int, others: list[AmdGpu], tree: Tree) -> None:
-    number_of_node = gpu.node if partition == 0 else _BEHIND_GPUS + _MOST_PARTITIONS * gpu.node + partition
-    folder = f"{_KFD}/topology/nodes/{number_of_node}"
+def _gpu(
+    function: Function, gpu: AmdGpu, partition: int, number: int, numa_node: int, peers: list[int], tree: Tree
+) -> None:
+    folder = f"{NODES}/{number}"
     domain, bus, rest = function.address.split(":")
-    device, _, number = rest.partition(".")
-    peers = [other for other in others if gpu.hive and other.hive == gpu.hive]
+    device, _, own_function = rest.partition(".")
+    location = int(bus, 16) << 8 | int(device, 16) << 3 | int(own_function, 16)
     properties = {
         "cpu_cores_count": 0,
         "simd_count": gpu.compute_units * _SIMD_PER_UNIT // gpu.partitions,
@@ -77,13 +128,13 @@ def _gpu(function: Function, gpu: AmdGpu, partition: int, numa_node: int, others
         "max_waves_per_simd": 8,
         "lds_size_in_kb": 64,
         "wave_front_size": 64,
-        "array_count": 32,
+        "array_count": 32 // gpu.partitions,
         "simd_per_cu": _SIMD_PER_UNIT,
         "gfx_target_version": gpu.gfx_version,
         "vendor_id": function.id.vendor,
         "device_id": function.id.device,
-        # A partition counts itself in the function's number.
-        "location_id": int(bus, 16) << 8 | int(device, 16) << 3 | int(number, 16) + partition,
+        # A partition's number is in the bits of the function: location_id |= node_id (kfd_topology_add_device).
+        "location_id": location | partition,
         "domain": int(domain, 16),
         "drm_render_minor": gpu.render_of(partition),
         "hive_id": gpu.hive,
@@ -91,15 +142,15 @@ def _gpu(function: Function, gpu: AmdGpu, partition: int, numa_node: int, others
         "num_cp_queues": 24,
         "max_engine_clk_fcompute": 2100,
         "local_mem_size": 0,
-        "unique_id": gpu.unique_id,
+        "unique_id": gpu.kfd_id_of(partition),
         "num_xcc": gpu.dies // gpu.partitions,
     }
-    gpu_id = gpu_id_of(gpu, partition)
-    tree.files(folder, {"gpu_id": gpu_id, "name": "ip discovery", "properties": _rows(properties)})
-    _bank(folder, _PUBLIC_FRAME_BUFFER, gpu.memory_bytes // gpu.partitions, tree)
-    _link(folder, 0, _PCIE, number_of_node, numa_node, 20, 64000, tree)
+    tree.files(folder, {"gpu_id": gpu_id_of(gpu, partition), "name": "ip discovery", "properties": _rows(properties)})
+    # Each partition has an equal share, rounded down to pages (amdgpu_amdkfd_xcp_memory_size).
+    _bank(folder, _PUBLIC_FRAME_BUFFER, gpu.memory_bytes // gpu.partitions // _PAGE * _PAGE, tree)
+    _link(folder, 0, _PCIE, number, numa_node, 20, 64000, tree)
     for link, peer in enumerate(peers, start=1):
-        _link(folder, link, _XGMI, number_of_node, peer.node, 15, 64000, tree)
+        _link(folder, link, _XGMI, number, peer, 15, 64000, tree)
 
 
 def gpu_id_of(gpu: AmdGpu, partition: int = 0) -> int:

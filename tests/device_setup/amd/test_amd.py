@@ -14,9 +14,11 @@ from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.prepare.setup import SetupDevice, UnsuitableError
 from dra_agent.simulate import build_machine, inject
 from dra_agent.simulate.kernel import SimulatedKernel
+from dra_agent.simulate.roles.amd import LINUX_6_8, AmdgpuDriver
 from dra_agent.topology import scan
 from eventually import DEADLINE_S
 from inventory.half_made import half_made, unread, was_read
+from inventory.test_amd_kernels import EVERY_DRIVER
 from inventory.test_amd_modes import DIVISIBLE, machine
 
 FIRST, SECOND = "0000:11:00.0", "0000:12:00.0"
@@ -24,9 +26,9 @@ NONE = AmdPartitionConfig()
 
 
 class Bench:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, driver: AmdgpuDriver = LINUX_6_8) -> None:
         self.root = folder / "host"
-        self.machine = machine()
+        self.machine = machine(driver=driver)
         self.host = build_machine(self.machine, self.root)
         self.kernel = SimulatedKernel(self.root, self.machine)
         self.state = folder / "state"
@@ -66,9 +68,17 @@ def test_a_partition_divides_its_gpu_and_gets_its_own_render_node(bench: Bench) 
     assert given(setup, "uid-1", first) == [["/dev/dri/card0", "/dev/dri/renderD128"]]
     assert (bench.mode(FIRST), bench.mode(SECOND)) == ("CPX", "SPX")
     (nodes,) = given(setup, "uid-2", third)
-    assert nodes == ["/dev/dri/card9", "/dev/dri/renderD137"]
+    assert nodes == ["/dev/dri/card2", "/dev/dri/renderD130"]
     assert all(bench.host.dev_path(node).exists() for node in nodes)
     assert given(setup, "uid-2", third) == [nodes], "a repeat changes nothing"
+
+
+@EVERY_DRIVER
+def test_a_claim_for_one_partition_gets_that_partition_and_no_idle_node(driver: AmdgpuDriver, tmp_path: Path) -> None:
+    bench = Bench(tmp_path, driver)
+    assert given(bench.setup(), "uid-1", bench.item("-cpx-3")) == [["/dev/dri/card3", "/dev/dri/renderD131"]]
+    assert given(bench.setup(), "uid-2", bench.item("", SECOND)) == [["/dev/dri/card8", "/dev/dri/renderD136"]]
+    assert bench.host.dev_path("/dev/dri/renderD137").exists(), "the nodes of partitions are there in every mode"
 
 
 def test_all_partitions_of_a_mode_have_nodes_of_their_own(bench: Bench) -> None:

@@ -1,10 +1,12 @@
 """Reads the nodes of AMD's kernel fusion driver: what every GPU, or every partition of one, can compute.
 
-Paths and keys: drivers/gpu/drm/amd/amdkfd/kfd_topology.c. It knows nothing of PCI devices but their addresses.
+Paths and keys: drivers/gpu/drm/amd/amdkfd/kfd_topology.c. Of PCI functions it knows their addresses, and which of them
+can be partitioned.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +15,8 @@ from dra_agent.inventory.model import Diagnostic
 from dra_agent.inventory.sysfs import SysfsDir
 
 NODES = "class/kfd/kfd/topology/nodes"
+COMPUTE_MODE = "current_compute_partition"
+"""Attribute of a PCI function: GPUs that can be partitioned have it, since the first kernel that has partitions."""
 
 _FRAME_BUFFER_HEAPS = (1, 2)
 """HSA_MEM_HEAP_TYPE_FB_PUBLIC and _FB_PRIVATE: the GPU's own memory."""
@@ -23,14 +27,17 @@ class KfdNode:
     """One GPU, or one partition of a GPU."""
 
     node_id: int
+    """It changes whenever a GPU with a lower number changes its mode."""
     pci_address: str
-    """Of the whole GPU: partitions count themselves in the function number, and only function 0 exists."""
+    """Of the whole GPU: partitions count themselves in the function number, and only one function exists."""
     render_minor: int | None
     compute_units: int | None
     isa: str | None
     """As compilers name it: "gfx942"."""
     unique_id: int | None
-    """The same for all partitions of a GPU."""
+    """The board's, or since Linux 6.18 (commit 3a75edf93aae) the one of the partition's first die."""
+    selects: bool
+    """Whether no other node has its `unique_id`, so that ROCR_VISIBLE_DEVICES selects this node by it."""
     hive_id: int | None
     """The same for all GPUs that XGMI links connect."""
     xcc_count: int | None
@@ -47,32 +54,58 @@ def gpu_nodes(host: Host, problems: list[Diagnostic]) -> dict[str, list[KfdNode]
         numbers = {key: int(value) for key, value in properties.items() if value.isdecimal()}
         if numbers.get("simd_count", 0) > 0:
             found.append((node_id, numbers))
-    shared = _shared_ids([numbers for _, numbers in found])
+    ids = Counter(numbers.get("unique_id", 0) for _, numbers in found)
+    functions = _Functions(host, ids)
     nodes: dict[str, list[KfdNode]] = {}
     for node_id, numbers in found:
-        node = _node(folder.subdir(str(node_id)), node_id, numbers, shared)
+        unique_id = numbers.get("unique_id", 0)
+        node = _node(folder.subdir(str(node_id)), node_id, numbers, functions.address_of(numbers), ids[unique_id] == 1)
         nodes.setdefault(node.pci_address, []).append(node)
     return nodes
 
 
-def _shared_ids(gpus: list[dict[str, int]]) -> set[int]:
-    ids = [gpu.get("unique_id", 0) for gpu in gpus]
-    return {unique for unique in ids if unique and ids.count(unique) > 1}
+class _Functions:
+    """Finds the PCI function of a node.
+
+    `location_id` has the number of the partition in the bits of the function (kfd_topology_add_device), or above bit 28
+    in kernels that the thunk still reads. Partitions of one GPU therefore have the addresses of eight functions.
+    """
+
+    def __init__(self, host: Host, ids: Counter[int]) -> None:
+        self._host = host
+        self._ids = ids
+        self._partitionable: dict[str, list[str]] = {}
+
+    def address_of(self, numbers: dict[str, int]) -> str:
+        location = numbers.get("location_id", 0) & 0xFFFF
+        slot = f"{numbers.get('domain', 0):04x}:{location >> 8:02x}:{location >> 3 & 0x1F:02x}"
+        own = f"{slot}.{location & 7}"
+        candidates = self._partitionable_at(slot)
+        if candidates:
+            # Several functions of one slot are virtual functions in a guest, each a GPU of its own.
+            return own if own in candidates else candidates[0]
+        # Without sysfs (a recording): partitions that share the id of their board.
+        return f"{slot}.0" if self._ids[numbers.get("unique_id", 0)] > 1 and numbers.get("unique_id") else own
+
+    def _partitionable_at(self, slot: str) -> list[str]:
+        if slot not in self._partitionable:
+            devices = self._host.sysfs / "bus/pci/devices"
+            addresses = [f"{slot}.{function}" for function in range(8)]
+            self._partitionable[slot] = [one for one in addresses if (devices / one / COMPUTE_MODE).exists()]
+        return self._partitionable[slot]
 
 
-def _node(files: SysfsDir, node_id: int, numbers: dict[str, int], shared: set[int]) -> KfdNode:
-    unique_id = numbers.get("unique_id") or None
-    location = numbers.get("location_id", 0) & 0xFFFF
-    # The partition's number is in the three bits of the function, or on newer kernels above bit 28.
-    function = 0 if unique_id in shared else location & 7
+def _node(files: SysfsDir, node_id: int, numbers: dict[str, int], address: str, selects: bool) -> KfdNode:
     simd_per_cu = numbers.get("simd_per_cu", 0)
+    unique_id = numbers.get("unique_id") or None
     return KfdNode(
         node_id=node_id,
-        pci_address=f"{numbers.get('domain', 0):04x}:{location >> 8:02x}:{location >> 3 & 0x1F:02x}.{function}",
+        pci_address=address,
         render_minor=numbers.get("drm_render_minor") or None,
         compute_units=numbers["simd_count"] // simd_per_cu if simd_per_cu else None,
         isa=_isa(numbers.get("gfx_target_version", 0)),
         unique_id=unique_id,
+        selects=selects and unique_id is not None,
         hive_id=numbers.get("hive_id") or None,
         xcc_count=numbers.get("num_xcc") or None,
         memory_bytes=_memory(files, numbers.get("mem_banks_count", 0)),

@@ -1,21 +1,28 @@
-"""AMD Instinct GPUs as PCI functions."""
+"""AMD Instinct GPUs as PCI functions.
+
+PCI ids: amdgpu_drv.c, libdrm's amdgpu.ids. Compute units and memory: AMD's data sheets. Memory of the MI300X and of the
+MI210 in bytes: as amdgpu reports it on such boards; of the others: their nominal size less what the MI300X reserves.
+"""
 
 from __future__ import annotations
 
 from dra_agent.simulate.machine import Bar, Function, LinkState, PciId
 from dra_agent.simulate.parts.bridges import number, serial_number
-from dra_agent.simulate.roles.amd import AmdGpu
+from dra_agent.simulate.roles.amd import LINUX_6_8, XCP_NODES, AmdGpu, AmdgpuDriver
 from dra_agent.simulate.roles.drm import DrmNodes
 
 _AMD = 0x1002
 _GIB, _MIB = 1 << 30, 1 << 20
+_FIRST_RENDER = 128
+_DOORBELLS = (Bar(2 * _MIB, prefetchable=True), Bar(512 << 10))
 
 
-def mi300x(address: str, node: int, index: int, *, machine: str) -> Function:
-    """An MI300X; `index` counts GPUs, `node` is its number in the compute topology."""
+def mi300x(address: str, index: int, *, machine: str, driver: AmdgpuDriver = LINUX_6_8) -> Function:
+    """An MI300X; `index` counts GPUs."""
+    card = XCP_NODES * index
     role = AmdGpu(
-        node=node,
-        render=128 + index,
+        card=card,
+        render=_FIRST_RENDER + card,
         name="AMD Instinct MI300X OAM",
         unique_id=number(machine, "gpu", index),
         memory_bytes=206_141_652_992,
@@ -24,23 +31,25 @@ def mi300x(address: str, node: int, index: int, *, machine: str) -> Function:
         gfx_version=90402,
         hive=number(machine, "hive", 0),
         serial=serial_number(machine, index),
-        compute_partitions=("SPX", "DPX", "QPX", "CPX"),
-        memory_partitions=("NPS1", "NPS4"),
+        die_ids=_die_ids(machine, index, 8),
+        platform_device=(XCP_NODES - 1) * index,
+        memory_modes=("NPS1", "NPS4"),
+        driver=driver,
     )
     return Function(
         address,
         PciId(_AMD, 0x74A1, 0x120000, _AMD, 0x74A1),
         driver="amdgpu",
         link=LinkState(5, 16),
-        bars=(Bar(256 * _GIB, prefetchable=True), Bar(2 * _MIB, prefetchable=True), Bar(512 << 10)),
-        roles=(DrmNodes(index, 128 + index), role),
+        bars=(Bar(256 * _GIB, prefetchable=True), *_DOORBELLS),
+        roles=(DrmNodes(card, _FIRST_RENDER + card), role),
     )
 
 
-def mi210(address: str, node: int, card: int, render: int, *, machine: str) -> Function:
+def mi210(address: str, card: int, render: int, *, machine: str) -> Function:
     """An MI210: one die, no partitions, on a PCIe card."""
     role = AmdGpu(
-        node=node,
+        card=card,
         render=render,
         name="AMD Instinct MI210",
         unique_id=number(machine, "amd", card),
@@ -55,6 +64,10 @@ def mi210(address: str, node: int, card: int, render: int, *, machine: str) -> F
         PciId(_AMD, 0x740F, 0x038000, _AMD, 0x0C34, 0x02),
         driver="amdgpu",
         link=LinkState(4, 16),
-        bars=(Bar(64 * _GIB, prefetchable=True), Bar(2 * _MIB, prefetchable=True), Bar(512 << 10)),
+        bars=(Bar(64 * _GIB, prefetchable=True), *_DOORBELLS),
         roles=(DrmNodes(card, render), role),
     )
+
+
+def _die_ids(machine: str, index: int, dies: int) -> tuple[int, ...]:
+    return tuple(number(machine, "die", 16 * index + die) for die in range(dies))

@@ -16,12 +16,10 @@ _BUSES = (0x05, 0x0E, 0x17, 0x62, 0x98, 0xA8, 0xB8, 0xD8)
 """Where the upstream port of each board's switch is."""
 _GPU_UPSTREAM = PciId(0x1022, 0x1500, 0x060400, 0x1022, 0x1500)
 _GPU_DOWNSTREAM = PciId(0x1022, 0x1501, 0x060400, 0x1022, 0x1501)
-_FIRST_GPU_NODE = 2
-"""In the compute topology, after the two sockets."""
 
 
 def _tray(number: int, bus: int) -> HostBridge:
-    gpu = mi300x(f"0000:{bus + 7:02x}:00.0", _FIRST_GPU_NODE + number, number, machine=NAME)
+    gpu = mi300x(f"0000:{bus + 7:02x}:00.0", number, machine=NAME)
     adapter = connectx7(f"0000:{bus + 2:02x}:00.0", number, f"ibp{bus + 2}s0", 10 + number, machine=NAME)
     inside = port(
         f"0000:{bus + 5:02x}:00.0", port(f"0000:{bus + 6:02x}:00.0", gpu, id=_GPU_DOWNSTREAM), id=_GPU_UPSTREAM

@@ -32,7 +32,7 @@ def machine() -> Machine:
     gpus = switch(
         0x18,
         gpu("0000:1a:00.0", A100_PCIE, 0, machine=NAME),
-        mi210("0000:1b:00.0", 2, 1, 129, machine=NAME),
+        mi210("0000:1b:00.0", 1, 129, machine=NAME),
         # As on a kernel before 6.14.
         battlemage("0000:1c:00.0", 2, dmem=False),
         link=gen4,

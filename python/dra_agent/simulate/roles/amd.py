@@ -1,85 +1,167 @@
-"""An AMD GPU under amdgpu: its sysfs attributes. Its node of the compute topology is planned by `simulate.kfd`."""
+"""An AMD GPU under amdgpu: its sysfs attributes. Its nodes of the compute topology are planned by `simulate.kfd`.
+
+Sources: amdgpu_xcp.c, amdgpu_gfx.c, amdgpu_gmc.c, gmc_v9_0.c (drivers/gpu/drm/amd/amdgpu) and amdxcp/amdgpu_xcp_drv.c.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+from dra_agent.simulate import xcp
 from dra_agent.simulate.machine import RoleContext
 from dra_agent.simulate.system import MAJORS
 from dra_agent.simulate.tree import WRITABLE, Tree
 
-_FIRST_RENDER, _MOST_GPUS = 128, 8
-"""Render nodes are numbered from 128; eight GPUs of eight partitions are the most that a host has."""
+XCP_NODES = 8
+"""DRM devices of a GPU that can be partitioned, in every mode (MAX_XCP): its own, and seven platform devices."""
+_ROOT_ONLY = 0o400
+
+
+@dataclass(frozen=True, slots=True)
+class AmdgpuDriver:
+    """What differs between versions of amdgpu."""
+
+    ids: Literal["board", "die", "die-unless-spx"]
+    """`unique_id` of a KFD node: the board's, or the one of the first die of the partition."""
+    platform_device: str
+    """The name of the platform device of a partition, with {} for its number."""
+    describes_modes: bool
+    """Whether there is `compute_partition_config`. These versions list in `available_compute_partition` only what the
+    memory mode allows (avail_xcp_modes); older ones list what the number of dies allows."""
+
+
+LINUX_6_8 = AmdgpuDriver("board", "amdgpu_xcp.{}", describes_modes=False)
+"""Up to 6.12, and AMD's packages up to ROCm 6.4 (names: ROCm/k8s-device-plugin#157)."""
+LINUX_6_14 = AmdgpuDriver("board", "amdgpu_xcp.{}", describes_modes=True)
+"""With `compute_partition_config`, before KFD has ids of partitions."""
+ROCM_7_1 = AmdgpuDriver("die", "amdgpu_xcp_{}", describes_modes=True)
+"""Commit 3a75edf93aae without its fix: a whole GPU too has the id of its first die."""
+LINUX_6_18 = AmdgpuDriver("die-unless-spx", "amdgpu_xcp_{}", describes_modes=True)
+"""Commit 3a75edf93aae with its fix 089702632f1d."""
 
 
 @dataclass(frozen=True, slots=True)
 class AmdGpu:
-    """A GPU as amdgpu and KFD describe it. `node` is its number in the compute topology, `hive` that of its XGMI."""
+    """A GPU as amdgpu and KFD describe it. `hive` is the number of its XGMI hive."""
 
-    node: int
+    card: int
     render: int
+    """Numbers of its own DRM nodes; those of its partitions after the first follow."""
     name: str
     unique_id: int
     memory_bytes: int
+    """What KFD reports for the whole GPU."""
     compute_units: int
     dies: int
     gfx_version: int
     """As KFD counts: 90402 is gfx942."""
     hive: int = 0
     serial: str = ""
-    compute_partitions: tuple[str, ...] = ()
-    memory_partitions: tuple[str, ...] = ()
-    mode: str | None = None
-    """The compute partition mode that it is in; None: the first of `compute_partitions`."""
+    vbios: str = "113-M3000100-103"
+    memory_vendor: str = "hynix"
+    die_ids: tuple[int, ...] = ()
+    """The `unique_id` of every die; with them the chip can be partitioned."""
+    platform_device: int | None = None
+    """Number of the first platform device of its partitions; None: it has none (a virtual function)."""
+    memory_modes: tuple[str, ...] = ()
+    """Those that the firmware supports; none: the driver does not list any (an APU, a virtual function)."""
+    memory_mode: str = "NPS1"
+    is_apu: bool = False
+    """The memory of the host is its own: the driver reports no VRAM ("Set mc_vram_size = 0 for APP APU")."""
+    is_virtual: bool = False
+    """A virtual function: its mode is set by the host."""
+    media: int = 4
+    """Video decoders."""
+    mode: str = "SPX"
+    """The compute partition mode that it is in."""
+    driver: AmdgpuDriver = LINUX_6_8
+
+    @property
+    def compute_partitions(self) -> tuple[str, ...]:
+        """The modes that its chip has."""
+        return xcp.supported_modes(self.dies) if self.die_ids else ()
 
     @property
     def partitions(self) -> int:
         """How many GPUs it shows itself as."""
-        return {"DPX": 2, "TPX": 3, "QPX": 4, "CPX": self.dies}.get(self.mode or "SPX", 1)
+        return xcp.partitions(self.mode, self.dies) if self.die_ids else 1
+
+    def accepts(self, mode: str) -> bool:
+        """Whether the driver switches it to this mode."""
+        return mode in self.compute_partitions and xcp.is_valid(mode, self.dies, self.memory_mode)
 
     def render_of(self, partition: int) -> int:
-        """Number of the render node: partitions after the first have their own, after those of all GPUs."""
-        own = self.render - _FIRST_RENDER
-        return self.render if partition == 0 else _FIRST_RENDER + _MOST_GPUS + own * (_MOST_GPUS - 1) + partition - 1
+        """Return the number of the render node of a partition."""
+        return self.render + partition
+
+    def kfd_id_of(self, partition: int) -> int:
+        """Return the `unique_id` of the KFD node of a partition."""
+        ids = self.driver.ids
+        if not self.die_ids or ids == "board" or (ids == "die-unless-spx" and self.mode == "SPX"):
+            return self.unique_id
+        return self.die_ids[partition * self.dies // self.partitions]
 
     def plan(self, site: RoleContext, tree: Tree) -> None:
-        """Add amdgpu's attributes; partition modes can be written where there are several."""
+        """Add amdgpu's attributes, and the devices of partitions."""
         tree.files(
             site.path,
             {
-                "mem_info_vram_total": self.memory_bytes,
-                "mem_info_vram_used": 300 << 20,
-                "mem_info_vram_vendor": "hynix",
+                "mem_info_vram_total": 0 if self.is_apu else self.memory_bytes,
+                "mem_info_vram_used": 0 if self.is_apu else 300 << 20,
+                "mem_info_vram_vendor": self.memory_vendor,
                 "mem_info_gtt_total": 512 << 30,
                 "mem_info_gtt_used": 0,
                 "unique_id": f"{self.unique_id:016x}",
                 "product_name": self.name,
                 "serial_number": self.serial,
-                "vbios_version": "113-M3000100-103",
+                "vbios_version": self.vbios,
                 "gpu_busy_percent": 0,
                 "mem_busy_percent": 0,
                 "pcie_replay_count": 0,
             },
         )
-        if self.compute_partitions:
-            tree.file(f"{site.path}/available_compute_partition", ", ".join(self.compute_partitions))
-            mode = self.mode or self.compute_partitions[0]
-            tree.file(f"{site.path}/current_compute_partition", mode, WRITABLE)
-            for partition in range(1, self.partitions):
-                _partition_nodes(self.render_of(partition), tree)
-        if self.memory_partitions:
-            tree.file(f"{site.path}/available_memory_partition", ", ".join(self.memory_partitions))
-            tree.file(f"{site.path}/current_memory_partition", self.memory_partitions[0], WRITABLE)
         if self.hive:
             tree.file(f"{site.path}/xgmi_device_id", self.unique_id)
+        if self.die_ids:
+            self._modes(site.path, tree)
+        if self.platform_device is not None:
+            for partition in range(1, XCP_NODES):
+                self._platform_device(self.platform_device + partition - 1, partition, tree)
 
+    def _modes(self, path: str, tree: Tree) -> None:
+        if self.is_virtual:
+            # Without a function that switches modes the list is absent, and the mode is read-only.
+            tree.file(f"{path}/current_compute_partition", self.mode)
+            tree.file(f"{path}/current_memory_partition", self.memory_mode)
+            return
+        tree.file(f"{path}/current_compute_partition", self.mode, WRITABLE)
+        modes = self.compute_partitions
+        listed = [mode for mode in modes if self.accepts(mode)] if self.driver.describes_modes else modes
+        tree.file(f"{path}/available_compute_partition", ", ".join(listed))
+        tree.file(f"{path}/current_memory_partition", self.memory_mode, WRITABLE)
+        if self.memory_modes:
+            tree.file(f"{path}/available_memory_partition", ", ".join(self.memory_modes))
+        if self.driver.describes_modes:
+            self._mode_description("SPX", f"{path}/compute_partition_config", tree)
 
-def _partition_nodes(render: int, tree: Tree) -> None:
-    """Nodes of a partition after the first: a platform device without an address (amdgpu_xcp_drv.c)."""
-    number = render - _FIRST_RENDER
-    folder = f"sys/devices/platform/amdgpu_xcp_{number}/drm"
-    for name, minor in ((f"card{number}", number), (f"renderD{render}", render)):
-        uevent = f"MAJOR={MAJORS['drm']}\nMINOR={minor}\nDEVNAME=dri/{name}\nDEVTYPE=drm_minor"
-        tree.files(f"{folder}/{name}", {"dev": f"{MAJORS['drm']}:{minor}", "uevent": uevent})
-        tree.link(f"sys/class/drm/{name}", f"{folder}/{name}")
-        tree.node(f"dev/dri/{name}", MAJORS["drm"], minor, 0o660)
+    def _mode_description(self, mode: str, path: str, tree: Tree) -> None:
+        """The kernel describes one mode, which a write to `xcp_config` selects; at start it is SPX."""
+        tree.file(f"{path}/supported_xcp_configs", ", ".join(self.compute_partitions))
+        tree.file(f"{path}/xcp_config", mode)
+        if self.memory_modes:
+            possible = xcp.memory_modes(mode, self.memory_modes)
+            tree.file(f"{path}/supported_nps_configs", ", ".join(possible) or "Not supported")
+        for name, (instances, shared) in xcp.resources(mode, self.dies, media=self.media).items():
+            tree.file(f"{path}/{name}/num_inst", instances, _ROOT_ONLY)
+            tree.file(f"{path}/{name}/num_shared", shared, _ROOT_ONLY)
+
+    def _platform_device(self, number: int, partition: int, tree: Tree) -> None:
+        """A partition after the first: a device without a PCI address, idle in modes that have no such partition."""
+        folder = f"sys/devices/platform/{self.driver.platform_device.format(number)}/drm"
+        card, render = self.card + partition, self.render_of(partition)
+        for name, minor in ((f"card{card}", card), (f"renderD{render}", render)):
+            uevent = f"MAJOR={MAJORS['drm']}\nMINOR={minor}\nDEVNAME=dri/{name}\nDEVTYPE=drm_minor"
+            tree.files(f"{folder}/{name}", {"dev": f"{MAJORS['drm']}:{minor}", "uevent": uevent})
+            tree.link(f"sys/class/drm/{name}", f"{folder}/{name}")
+            tree.node(f"dev/dri/{name}", MAJORS["drm"], minor, 0o660)
