@@ -15,18 +15,31 @@ MODE = "current_compute_partition"
 
 @contextmanager
 def half_made(host: Host, address: str, *, left: int) -> Iterator[None]:
-    """Show only so many of the nodes that a GPU has, until the end of the block."""
+    """Show only so many of the nodes that a GPU has, until the end of the block.
+
+    As in the kernel, a change of nodes counts the generation, and nodes behind those that are gone move down.
+    """
     folder = host.sysfs / NODES
     aside = host.sysfs.parent / "aside"
     aside.mkdir(exist_ok=True)
-    hidden = [str(node.node_id) for node in gpu_nodes(host, [])[address][left:]]
-    for name in hidden:
-        (folder / name).rename(aside / name)
+    hidden = {str(node.node_id) for node in gpu_nodes(host, [])[address][left:]}
+    names = sorted((node.name for node in folder.iterdir()), key=int)
+    shown = [name for name in names if name not in hidden]
+
+    def move(pairs: list[tuple[Path, Path]]) -> None:
+        for old, new in pairs:
+            old.rename(new)
+        generation = folder.parent / "generation_id"
+        generation.chmod(0o644)
+        generation.write_text(f"{int(generation.read_text()) + 1}\n")
+
+    gone = [(folder / name, aside / name) for name in names if name in hidden]
+    moved = [(folder / name, folder / str(number)) for number, name in enumerate(shown) if name != str(number)]
+    move([*gone, *moved])
     try:
         yield
     finally:
-        for name in hidden:
-            (aside / name).rename(folder / name)
+        move([(new, old) for old, new in reversed([*gone, *moved])])
 
 
 def mode_file(host: Host, address: str) -> Path:

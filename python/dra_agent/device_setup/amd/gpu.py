@@ -12,12 +12,11 @@ from dra_agent.device_setup.open_files import require_unused
 from dra_agent.device_setup.sysfs_writer import TimedWriter
 from dra_agent.errors import PermanentError, RetryableError
 from dra_agent.host import Host
-from dra_agent.inventory.amd.kfd import KfdNode, gpu_nodes
+from dra_agent.inventory.amd.kfd import COMPUTE_MODE, KfdNode, KfdReader
 from dra_agent.inventory.sysfs import SysfsDir
 
 SETTLE_TIMEOUT_S = 20.0
 """Maximum seconds for the driver to create the partitions of a new mode, and for udev to create their device nodes."""
-ATTRIBUTE = "current_compute_partition"
 _POLL_INTERVAL_S = 0.05
 _PROCESSES = "class/kfd/kfd/proc"
 
@@ -25,16 +24,17 @@ _PROCESSES = "class/kfd/kfd/proc"
 class Gpu:
     """One GPU by its PCI address; reads the kernel on each call."""
 
-    def __init__(self, host: Host, address: str, writes: TimedWriter) -> None:
+    def __init__(self, host: Host, address: str, writes: TimedWriter, topology: KfdReader) -> None:
         self._host = host
         self._address = address
         self._writes = writes
+        self._topology = topology
         self._where = f"GPU {address}"
 
     @property
     def mode(self) -> str | None:
         """The current mode."""
-        return self._files().text(ATTRIBUTE)
+        return self._files().text(COMPUTE_MODE)
 
     def set_mode(self, mode: str, partitions: int) -> None:
         """Change the mode.
@@ -45,7 +45,7 @@ class Gpu:
         """
         why = f"it is in mode {self.mode} and cannot be switched to {mode}"
         require_unused(self._host, self._nodes(), self._where, why)
-        path = f"bus/pci/devices/{self._address}/{ATTRIBUTE}"
+        path = f"bus/pci/devices/{self._address}/{COMPUTE_MODE}"
         try:
             self._writes.write(self._address, path, mode)
         except OSError as error:
@@ -79,7 +79,7 @@ class Gpu:
         return [node for index in range(len(self._partitions())) for node in self.nodes(index)]
 
     def _partitions(self) -> list[KfdNode]:
-        return gpu_nodes(self._host, []).get(self._address, [])
+        return self._topology.nodes([]).get(self._address, [])
 
     def _mode_error(self, mode: str, error: OSError) -> RetryableError | PermanentError:
         if error.errno == errno.EINVAL:

@@ -15,11 +15,12 @@ import msgspec
 
 from dra_agent.cdi.edits.provider import node_edits
 from dra_agent.deadline import Deadline
-from dra_agent.device_setup.amd.gpu import ATTRIBUTE, SETTLE_TIMEOUT_S, Gpu
+from dra_agent.device_setup.amd.gpu import SETTLE_TIMEOUT_S, Gpu
 from dra_agent.device_setup.state_files import StateFiles
 from dra_agent.device_setup.sysfs_writer import SysfsWriter, TimedWriter, write_timeout_error
 from dra_agent.errors import RetryableError
 from dra_agent.host import Host
+from dra_agent.inventory.amd.kfd import COMPUTE_MODE, KfdReader
 from dra_agent.inventory.amd.partitionable import MODE, PARTITION, PARTITIONS
 from dra_agent.inventory.mode_changes import ModeChanges
 from dra_agent.inventory.model import Device
@@ -93,6 +94,7 @@ class AmdPartitionSetup:
     ) -> None:
         """`changes` is informed of GPUs whose mode is being changed, for components that read them concurrently."""
         self._host = host
+        self._topology = KfdReader(host)
         self._changes = changes or ModeChanges()
         self._writes = TimedWriter(NotifyingWriter(kernel, self._changes, deadline + SETTLE_TIMEOUT_S), deadline)
         self._holders = StateFiles(state_dir / "amd", GpuModeHolders)
@@ -125,8 +127,8 @@ class AmdPartitionSetup:
                 self._hold(uid, item, mode)
                 if self._changes.is_written(address):
                     # A request for the mode also waits for the write, which cannot be cancelled.
-                    raise write_timeout_error(address, ATTRIBUTE)
-                gpu = Gpu(self._host, address, self._writes)
+                    raise write_timeout_error(address, COMPUTE_MODE)
+                gpu = Gpu(self._host, address, self._writes, self._topology)
                 if gpu.mode != mode:
                     before = gpu.mode
                     deadline.check(f"device {item.device.name}")

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dra_agent.host import Host
-from dra_agent.inventory.amd.kfd import KfdNode, gpu_nodes
+from dra_agent.inventory.amd.kfd import COMPUTE_MODE, KfdNode, KfdReader
+from dra_agent.inventory.amd.mode_transition import die_count, matches_mode
+from dra_agent.inventory.amd.modes import WHOLE
 from dra_agent.inventory.amd.partitionable import (
     PartitionableGpus,
     count_errors,
     describe_whole,
     fill,
+    half_made,
     set_memory,
     uuid_of,
 )
@@ -37,6 +40,9 @@ class AmdBackend:
         self._rules: PartitionRules | None = None
         self._changes = ModeChanges()
         self._divisible: PartitionableGpus | None = None
+        self._topology = KfdReader(host)
+        self._is_changing = False
+        """Whether the last scan withheld a GPU whose mode changes."""
 
     def partition_by(self, rules: PartitionRules) -> None:
         """Take the rules by which GPUs can be divided by claims."""
@@ -56,14 +62,16 @@ class AmdBackend:
 
     def lost_event_stream(self) -> bool:
         """Return once that a GPU appeared incomplete."""
-        return self._divisible is not None and self._divisible.look_again()
+        changed, self._is_changing = self._is_changing, False
+        return (self._divisible is not None and self._divisible.look_again()) or changed
 
     def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
         """Describe each GPU, or each of its partitions."""
         if self._divisible is None and self._rules is not None and self._rules.has_mode("amd"):
-            self._divisible = PartitionableGpus(self._host, self._rules, self._changes)
+            self._divisible = PartitionableGpus(self._host, self._rules, self._changes, self._topology)
         divisible = self._divisible
-        nodes = divisible.begin(functions, problems) if divisible is not None else gpu_nodes(self._host, problems)
+        self._is_changing = False
+        nodes = divisible.begin(functions, problems) if divisible is not None else self._topology.nodes(problems)
         modules = SysfsDir(self._host.sysfs / "module", problems)
         devices = []
         for function in functions:
@@ -72,7 +80,7 @@ class AmdBackend:
             of_all_modes = divisible.describe(function, driver_version, problems) if divisible is not None else None
             if of_all_modes is not None:
                 devices += of_all_modes
-            elif len(of_function) > 1:
+            elif self._is_divided(function, of_function):
                 devices += self._partitions(function, of_function, driver_version, problems)
             else:
                 draft = DeviceBuilder(self._host, function, "gpu", problems)
@@ -83,11 +91,23 @@ class AmdBackend:
     def close(self) -> None:
         """Nothing is held."""
 
+    def _is_divided(self, function: Function, nodes: list[KfdNode]) -> bool:
+        """Whether a GPU is more than one device; a guest's virtual function is one, in every mode of its host."""
+        files = pci_files(self._host, function, [])
+        is_switchable = files.text("available_compute_partition") is not None
+        return len(nodes) > 1 or (is_switchable and files.text(COMPUTE_MODE) not in (None, WHOLE))
+
     def _partitions(
         self, function: Function, nodes: list[KfdNode], driver_version: str | None, problems: list[Diagnostic]
     ) -> list[Device]:
         files = pci_files(self._host, function, problems)
-        mode = files.text("current_compute_partition") or _mode(nodes)
+        mode = files.text(COMPUTE_MODE)
+        if mode is not None and not matches_mode(nodes, mode):
+            # Neither the whole GPU nor a part of it: what is left of it would be offered with the memory of all.
+            self._is_changing = True
+            problems.append(half_made(device_name("gpu", function.pci_address), die_count(nodes), die_count(nodes)))
+            return []
+        mode = mode or _mode(nodes)
         profile = "-".join(part.lower() for part in (mode, files.text("current_memory_partition")) if part is not None)
         renders = self._xcp_nodes(problems)
         total = files.number("mem_info_vram_total")

@@ -6,6 +6,7 @@ can be partitioned.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,11 @@ NODES = "class/kfd/kfd/topology/nodes"
 COMPUTE_MODE = "current_compute_partition"
 """Attribute of a PCI function: GPUs that can be partitioned have it, since the first kernel that has partitions."""
 
+REBUILD_TIMEOUT_S = 2.0
+"""Seconds for which a scan waits for the kernel to rebuild the directory of nodes: one after the other, for each node
+that a GPU loses or gets. Chosen, not measured."""
+SETTLE_S = 0.02
+"""Seconds for which a changed directory must stay the same; the kernel creates a node in a fraction of that."""
 _FRAME_BUFFER_HEAPS = (1, 2)
 """HSA_MEM_HEAP_TYPE_FB_PUBLIC and _FB_PRIVATE: the GPU's own memory."""
 
@@ -44,16 +50,92 @@ class KfdNode:
     memory_bytes: int | None
 
 
+class KfdReader:
+    """Reads the nodes between two rebuilds of their directory.
+
+    The kernel rebuilds it, for all GPUs, whenever one GPU gets or loses a node (kfd_topology_update_sysfs): it removes
+    the nodes in order and creates them in order. `generation_id` is counted before a rebuild that removes a node, and
+    after one that adds a node; fields of a new node are set after that. So the generation is not enough: a version of
+    the directory that was not seen before must stay for a moment, and a known generation must have its known nodes.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._accepted: _Version | None = None
+
+    def nodes(self, problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
+        """Give the GPU nodes by PCI address, in the order of their ids; waits for a rebuild, but not for ever."""
+        deadline = time.monotonic() + REBUILD_TIMEOUT_S
+        while True:
+            found: list[Diagnostic] = []
+            before = self._version(found)
+            nodes, is_complete = _read(self._host, before.names, found)
+            if is_complete and self._is_settled(before):
+                break
+            if time.monotonic() > deadline:
+                found.append(
+                    Diagnostic(
+                        str(self._host.sysfs / NODES),
+                        f"the compute topology of AMD GPUs changes while it is read, for {REBUILD_TIMEOUT_S:g} s",
+                        "check the kernel log (dmesg) for a GPU that does not complete a change of its partition mode",
+                        severity="warning",
+                    )
+                )
+                break
+        self._accepted = before
+        problems += found
+        return nodes
+
+    def _is_settled(self, version: _Version) -> bool:
+        """Whether the directory was complete in this version, and still is in it."""
+        known = self._accepted
+        if version == known or version == _Version(None, ()):
+            return version == self._version([])
+        time.sleep(SETTLE_S)
+        if known is not None and version.generation is not None and version.generation == known.generation:
+            return False
+        return version.is_possible and version == self._version([])
+
+    def _version(self, problems: list[Diagnostic]) -> _Version:
+        folder = SysfsDir(self._host.sysfs / NODES, problems)
+        generation = SysfsDir(folder.folder.parent, problems).text("generation_id")
+        return _Version(generation, tuple(sorted(int(name) for name in folder.names() if name.isdecimal())))
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """The directory of nodes at one moment."""
+
+    generation: str | None
+    names: tuple[int, ...]
+
+    @property
+    def is_possible(self) -> bool:
+        """The kernel numbers nodes from 0, and the first is a CPU; a recording without a generation may lack some."""
+        return self.generation is None or (bool(self.names) and self.names == tuple(range(len(self.names))))
+
+
 def gpu_nodes(host: Host, problems: list[Diagnostic]) -> dict[str, list[KfdNode]]:
-    """Give the GPU nodes by PCI address, in the order of their ids."""
+    """Read the nodes once, even in the middle of a rebuild."""
+    names = SysfsDir(host.sysfs / NODES, problems).names()
+    return _read(host, sorted(int(name) for name in names if name.isdecimal()), problems)[0]
+
+
+def _read(host: Host, names: Sequence[int], problems: list[Diagnostic]) -> tuple[dict[str, list[KfdNode]], bool]:
+    """Return the GPU nodes by PCI address, and whether the kernel has completed all of them."""
     folder = SysfsDir(host.sysfs / NODES, problems)
     found = []
-    for node_id in sorted(int(name) for name in folder.names() if name.isdecimal()):
+    is_complete = True
+    for node_id in names:
+        known = len(problems)
         # A cgroup that hides a GPU from the agent causes EPERM, which is reported.
         properties = folder.subdir(str(node_id)).key_values("properties")
         numbers = {key: int(value) for key, value in properties.items() if value.isdecimal()}
         if numbers.get("simd_count", 0) > 0:
             found.append((node_id, numbers))
+            is_complete = is_complete and numbers.get("location_id") != 0
+        elif not properties and len(problems) == known:
+            is_complete = False
     ids = Counter(numbers.get("unique_id", 0) for _, numbers in found)
     functions = _Functions(host, ids)
     nodes: dict[str, list[KfdNode]] = {}
@@ -61,7 +143,7 @@ def gpu_nodes(host: Host, problems: list[Diagnostic]) -> dict[str, list[KfdNode]
         unique_id = numbers.get("unique_id", 0)
         node = _node(folder.subdir(str(node_id)), node_id, numbers, functions.address_of(numbers), ids[unique_id] == 1)
         nodes.setdefault(node.pci_address, []).append(node)
-    return nodes
+    return nodes, is_complete
 
 
 class _Functions:

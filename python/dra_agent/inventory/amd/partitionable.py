@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from dra_agent.host import Host
-from dra_agent.inventory.amd.kfd import KfdNode, gpu_nodes, merge_partitions, partition_of
+from dra_agent.inventory.amd.kfd import COMPUTE_MODE, KfdNode, KfdReader, merge_partitions, partition_of
 from dra_agent.inventory.amd.mode_transition import (
     SETTLE_TIMEOUT_S,
     LastDescription,
@@ -54,7 +54,7 @@ def fill(draft: DeviceBuilder, node: KfdNode | None, driver_version: str | None,
     draft.set("productName", files.text("product_name") or product_of(draft.function))
     draft.set("brand", _brand(draft))
     draft.set_version("driverVersion", driver_version)
-    draft.set("computePartition", files.text("current_compute_partition") or mode)
+    draft.set("computePartition", files.text(COMPUTE_MODE) or mode)
     draft.set("memoryPartition", files.text("current_memory_partition"))
     if node is None:
         return
@@ -107,10 +107,11 @@ _AGAIN = 0.05
 class PartitionableGpus:
     """Describes them, look by look."""
 
-    def __init__(self, host: Host, rules: PartitionRules, changes: ModeChanges) -> None:
+    def __init__(self, host: Host, rules: PartitionRules, changes: ModeChanges, topology: KfdReader) -> None:
         self.counters: list[CounterSet] = []
         """What the devices that were described last share."""
         self._host = host
+        self._topology = topology
         self._rules = rules
         self._changes = changes
         self._settling = ModeTransition(changes)
@@ -146,7 +147,7 @@ class PartitionableGpus:
         self._seen = {function.pci_address for function in functions}
         while True:
             found: list[Diagnostic] = []
-            nodes = gpu_nodes(self._host, found)
+            nodes = self._topology.nodes(found)
             new = [function for function in new if not self._is_complete(function, nodes)]
             if not new or time.monotonic() > until:
                 problems += found
@@ -161,7 +162,7 @@ class PartitionableGpus:
         address = function.pci_address
         if self._changes.is_written(address):
             return False
-        mode = pci_files(self._host, function, []).text("current_compute_partition")
+        mode = pci_files(self._host, function, []).text(COMPUTE_MODE)
         known = self._settling.described(address)
         of_function = nodes.get(address, [])
         return matches_mode(of_function, mode) and (known is None or die_count(of_function) == known.dies)
@@ -185,7 +186,7 @@ class PartitionableGpus:
             if self._settling.is_kept(function.pci_address):
                 self.counters.append(known.counters)
                 return list(known.devices)
-            problems.append(_half_made(name, die_count(nodes), known.dies))
+            problems.append(half_made(name, die_count(nodes), known.dies))
             return []
         files = pci_files(self._host, function, problems)
         quiet: list[Diagnostic] = []
@@ -196,7 +197,7 @@ class PartitionableGpus:
         if self._rules.rule_for(described_whole, "amd") is None:
             return None
         if whole is None or not complete:
-            problems.append(_half_made(name, die_count(nodes), most))
+            problems.append(half_made(name, die_count(nodes), most))
             return []
         nps = files.text("current_memory_partition")
         modes = Modes(files.text("available_compute_partition") or "", whole.xcc_count or 0, memory_partitions(nps))
@@ -245,7 +246,8 @@ class PartitionableGpus:
         )
 
 
-def _half_made(name: str, seen: int, all_of_them: int) -> Diagnostic:
+def half_made(name: str, seen: int, all_of_them: int) -> Diagnostic:
+    """Report a GPU whose KFD nodes are not those of its mode."""
     of = f"{seen} of its {all_of_them} dies" if seen < all_of_them else "partitions of another mode than it is in"
     what = f"KFD shows {of}, so that it is not offered: its mode was changed, and the change does not come to an end"
     hint = "check the kernel log (dmesg); give the agent's cgroup all of its render nodes, or reset the GPU"
