@@ -3,7 +3,6 @@
 A mode divides the whole GPU into equal parts. Partitions of one mode all fit together; any two of different modes must
 not. One counter cannot say that (half of a GPU and an eighth of it are less than a whole), so each partition of a mode
 that is not the finest has a counter of its own: it takes all of it, every partition of a finer mode takes its share.
-Modes, and which memory modes allow them: __aqua_vanjaram_is_valid_mode in drivers/gpu/drm/amd/amdgpu/aqua_vanjaram.c.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from dra_agent.inventory.api import Counter, CounterConsumption, CounterSet
+from dra_agent.inventory.sysfs import SysfsDir
 
 WHOLE = "SPX"
 DIES = "dies"
@@ -20,8 +20,11 @@ DIES = "dies"
 
 PARTS = {WHOLE: 1, "DPX": 2, "TPX": 3, "QPX": 4}
 """Partitions of a mode; CPX has as many as the GPU has dies."""
-_MEMORY = {WHOLE: (1,), "DPX": (1, 2), "TPX": (1, 3), "QPX": (1, 4)}
-"""Memory partitions (NPS) with which a mode is possible; CPX with every number that divides the dies."""
+_MEMORY = {WHOLE: (1,), "DPX": (1, 2), "TPX": (1, 4), "QPX": (1, 4), "CPX": (1, 4)}
+"""Memory partitions (NPS) with which a mode is possible, where the kernel does not report it.
+
+Source: __aqua_vanjaram_get_px_mode_info in drivers/gpu/drm/amd/amdgpu/aqua_vanjaram.c.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +36,48 @@ class Mode:
     partitions: int
 
 
+@dataclass(frozen=True, slots=True)
+class ModeDescription:
+    """What newer kernels report of the modes of a GPU, in `compute_partition_config` (amdgpu_xcp.c).
+
+    These kernels list in `available_compute_partition` only modes that the memory mode allows (avail_xcp_modes), so the
+    list needs no table. They describe one mode in detail: the one that was last written to `xcp_config`.
+    """
+
+    supported: frozenset[str]
+    """Modes of the chip, in any memory mode."""
+    described: str | None
+    memory: frozenset[int] | None
+    """Memory partitions with which the described mode is possible; None on an APU and where the firmware does not
+    report any."""
+
+
+def read_description(files: SysfsDir) -> ModeDescription | None:
+    """Read the description in the folder of a PCI function; None where the kernel has none."""
+    folder = files.subdir("compute_partition_config")
+    supported = folder.text("supported_xcp_configs")
+    if supported is None:
+        return None
+    memory = folder.text("supported_nps_configs")
+    numbers = (
+        frozenset(memory_partitions(name) for name in _names(memory) if name.startswith("NPS")) if memory else None
+    )
+    return ModeDescription(frozenset(_names(supported)), folder.text("xcp_config"), numbers)
+
+
 class Modes:
     """The modes that one GPU can be put into, the coarsest first; the first is the whole GPU."""
 
-    def __init__(self, available: str, dies: int, memory_partitions: int) -> None:
-        """Parse the driver's list ("SPX, DPX, QPX, CPX"), the number of dies and of memory partitions (NPS4: 4)."""
+    def __init__(
+        self, available: str, dies: int, memory_partitions: int, description: ModeDescription | None = None
+    ) -> None:
+        """Parse the driver's list ("SPX, DPX, QPX, CPX"), the number of dies and of memory partitions (NPS4: 4).
+
+        Without a description the list is that of the chip, of which a table has what the memory mode allows.
+        """
         self.dies = dies
-        names = [name.strip() for name in available.split(",")]
-        modes = [Mode(name, PARTS.get(name, dies)) for name in names if name in PARTS or name == "CPX"]
-        possible = [mode for mode in modes if _is_possible(mode, dies, memory_partitions)]
+        modes = [Mode(name, PARTS.get(name, dies)) for name in _names(available) if name in PARTS or name == "CPX"]
+        possible = [mode for mode in modes if _is_possible(mode, dies, memory_partitions, description)]
         # What two names would divide alike is one mode.
         unique = {mode.partitions: mode for mode in reversed(possible)}
         self.all = tuple(unique[partitions] for partitions in sorted(unique))
@@ -93,11 +129,21 @@ def _guard(mode: Mode, number: int) -> str:
     return f"{mode.name.lower()}-{number}"
 
 
-def _is_possible(mode: Mode, dies: int, memory: int) -> bool:
-    if not 1 <= mode.partitions <= dies or dies % mode.partitions:
+def lists_modes(available: str | None) -> bool:
+    """Whether the driver's list has a mode that divides the GPU."""
+    return any(name in PARTS or name == "CPX" for name in _names(available or "") if name != WHOLE)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _is_possible(mode: Mode, dies: int, memory: int, description: ModeDescription | None) -> bool:
+    if not 1 <= mode.partitions <= dies or dies % mode.partitions or (mode.name == "CPX" and dies < 2):
         return False
-    if mode.name == "CPX":
-        return dies > 1 and dies % memory == 0
-    # Two dies at least are one partition of QPX, and two pairs one of DPX.
+    if description is not None:
+        is_described = mode.name == description.described and description.memory is not None
+        return mode.name in description.supported and (not is_described or memory in (description.memory or ()))
+    # Two dies at least are one partition of QPX, and two pairs one of DPX (__aqua_vanjaram_is_valid_mode).
     enough = {"DPX": dies % 4 == 0, "QPX": dies // 4 >= 2}.get(mode.name, True)
     return enough and memory in _MEMORY[mode.name]

@@ -19,7 +19,7 @@ from dra_agent.inventory.amd.mode_transition import (
     die_count,
     matches_mode,
 )
-from dra_agent.inventory.amd.modes import WHOLE, Mode, Modes, memory_partitions
+from dra_agent.inventory.amd.modes import WHOLE, Mode, Modes, lists_modes, memory_partitions, read_description
 from dra_agent.inventory.api import Attribute, Capacity, CounterConsumption, CounterSet
 from dra_agent.inventory.builder import DeviceBuilder, pci_files, set_dmem_region
 from dra_agent.inventory.generic import add_drm_nodes
@@ -155,8 +155,7 @@ class PartitionableGpus:
             time.sleep(_AGAIN)
 
     def _can_be_divided(self, function: Function) -> bool:
-        modes = pci_files(self._host, function, []).text("available_compute_partition")
-        return modes is not None and "," in modes
+        return lists_modes(pci_files(self._host, function, []).text("available_compute_partition"))
 
     def _is_complete(self, function: Function, nodes: dict[str, list[KfdNode]]) -> bool:
         address = function.pci_address
@@ -200,7 +199,8 @@ class PartitionableGpus:
             problems.append(half_made(name, die_count(nodes), most))
             return []
         nps = files.text("current_memory_partition")
-        modes = Modes(files.text("available_compute_partition") or "", whole.xcc_count or 0, memory_partitions(nps))
+        available = files.text("available_compute_partition") or ""
+        modes = Modes(available, whole.xcc_count or 0, memory_partitions(nps), read_description(files))
         if not modes.divided:
             return None
         if modes.dies < most:

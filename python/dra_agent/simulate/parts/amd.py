@@ -6,9 +6,11 @@ MI210 in bytes: as amdgpu reports it on such boards; of the others: their nomina
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dra_agent.simulate.machine import Bar, Function, LinkState, PciId
 from dra_agent.simulate.parts.bridges import number, serial_number
-from dra_agent.simulate.roles.amd import LINUX_6_8, XCP_NODES, AmdGpu, AmdgpuDriver
+from dra_agent.simulate.roles.amd import LINUX_6_8, LINUX_6_14, LINUX_6_18, XCP_NODES, AmdGpu, AmdgpuDriver
 from dra_agent.simulate.roles.drm import DrmNodes
 
 _AMD = 0x1002
@@ -19,30 +21,86 @@ _DOORBELLS = (Bar(2 * _MIB, prefetchable=True), Bar(512 << 10))
 
 def mi300x(address: str, index: int, *, machine: str, driver: AmdgpuDriver = LINUX_6_8) -> Function:
     """An MI300X; `index` counts GPUs."""
+    return _accelerator(address, index, 0x74A1, _MI300X, machine, driver)
+
+
+def mi308x(address: str, index: int, *, machine: str, driver: AmdgpuDriver = LINUX_6_14) -> Function:
+    """An MI308X: an MI300X of four dies."""
+    role = replace(_MI300X, name="AMD Instinct MI308X OAM", compute_units=80, dies=4)
+    return _accelerator(address, index, 0x74A2, role, machine, driver)
+
+
+def mi300a(address: str, index: int, *, machine: str, driver: AmdgpuDriver = LINUX_6_14) -> Function:
+    """An MI300A, an APU: amdgpu reports no VRAM, and KFD what TTM may use of the memory of its NUMA node.
+
+    That is half of 128 GiB less what the kernel reserves, in pages that none of its modes divides.
+    """
+    role = replace(
+        _MI300X,
+        name="AMD Instinct MI300A",
+        memory_bytes=16_106_131 * 4096,
+        compute_units=228,
+        dies=6,
+        memory_modes=(),
+        is_apu=True,
+        media=3,
+    )
+    return _accelerator(address, index, 0x74A0, role, machine, driver)
+
+
+def mi350x(address: str, index: int, *, machine: str, driver: AmdgpuDriver = LINUX_6_18) -> Function:
+    """An MI350X: like the MI355X with air cooling."""
+    role = replace(_MI355X, name="AMD Instinct MI350X OAM")
+    return _accelerator(address, index, 0x75A0, role, machine, driver)
+
+
+def mi355x(address: str, index: int, *, machine: str, driver: AmdgpuDriver = LINUX_6_18) -> Function:
+    """An MI355X."""
+    return _accelerator(address, index, 0x75A3, _MI355X, machine, driver)
+
+
+_MI300X = AmdGpu(
+    card=0,
+    render=0,
+    name="AMD Instinct MI300X OAM",
+    unique_id=0,
+    memory_bytes=196_592 * _MIB,
+    compute_units=304,
+    dies=8,
+    gfx_version=90402,
+    memory_modes=("NPS1", "NPS4"),
+)
+_MI355X = replace(
+    _MI300X,
+    name="AMD Instinct MI355X OAM",
+    memory_bytes=294_896 * _MIB,
+    compute_units=256,
+    gfx_version=90500,
+    memory_modes=("NPS1", "NPS2"),
+)
+
+
+def _accelerator(address: str, index: int, device: int, role: AmdGpu, machine: str, driver: AmdgpuDriver) -> Function:
+    """A GPU of several dies, which counts as eight DRM devices."""
     card = XCP_NODES * index
-    role = AmdGpu(
+    own = replace(
+        role,
         card=card,
         render=_FIRST_RENDER + card,
-        name="AMD Instinct MI300X OAM",
         unique_id=number(machine, "gpu", index),
-        memory_bytes=206_141_652_992,
-        compute_units=304,
-        dies=8,
-        gfx_version=90402,
         hive=number(machine, "hive", 0),
         serial=serial_number(machine, index),
-        die_ids=_die_ids(machine, index, 8),
+        die_ids=tuple(number(machine, "die", 16 * index + die) for die in range(role.dies)),
         platform_device=(XCP_NODES - 1) * index,
-        memory_modes=("NPS1", "NPS4"),
         driver=driver,
     )
     return Function(
         address,
-        PciId(_AMD, 0x74A1, 0x120000, _AMD, 0x74A1),
+        PciId(_AMD, device, 0x120000, _AMD, device),
         driver="amdgpu",
         link=LinkState(5, 16),
         bars=(Bar(256 * _GIB, prefetchable=True), *_DOORBELLS),
-        roles=(DrmNodes(card, _FIRST_RENDER + card), role),
+        roles=(DrmNodes(card, own.render), own),
     )
 
 
@@ -67,7 +125,3 @@ def mi210(address: str, card: int, render: int, *, machine: str) -> Function:
         bars=(Bar(64 * _GIB, prefetchable=True), *_DOORBELLS),
         roles=(DrmNodes(card, render), role),
     )
-
-
-def _die_ids(machine: str, index: int, dies: int) -> tuple[int, ...]:
-    return tuple(number(machine, "die", 16 * index + die) for die in range(dies))

@@ -138,7 +138,7 @@ class AmdGpu:
         tree.file(f"{path}/current_compute_partition", self.mode, WRITABLE)
         modes = self.compute_partitions
         listed = [mode for mode in modes if self.accepts(mode)] if self.driver.describes_modes else modes
-        tree.file(f"{path}/available_compute_partition", ", ".join(listed))
+        tree.file(f"{path}/available_compute_partition", ", ".join(listed) or "Not supported")
         tree.file(f"{path}/current_memory_partition", self.memory_mode, WRITABLE)
         if self.memory_modes:
             tree.file(f"{path}/available_memory_partition", ", ".join(self.memory_modes))
