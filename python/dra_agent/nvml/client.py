@@ -11,7 +11,8 @@ import socket
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -74,6 +75,21 @@ class _Call:
         self.answer: _Answer | None = None
 
 
+_program: tuple[str, ...] = ("dra_agent.nvml.worker",)
+"""The module of the worker process, and arguments after those that every worker has."""
+
+
+@contextmanager
+def worker_program(module: str, *arguments: str) -> Iterator[None]:
+    """Start workers with another module until the context ends: one that records, or one that replays."""
+    global _program
+    before, _program = _program, (module, *arguments)
+    try:
+        yield
+    finally:
+        _program = before
+
+
 class NvmlWorker:
     """A running process; safe to use from several threads. It is never started again: make another."""
 
@@ -91,7 +107,7 @@ class NvmlWorker:
         library = str(path.absolute()) if path is not None else ""
         with theirs:
             self._process = subprocess.Popen(
-                child.command("dra_agent.nvml.worker", str(theirs.fileno()), str(generation), library),
+                child.command(_program[0], str(theirs.fileno()), str(generation), library, *_program[1:]),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

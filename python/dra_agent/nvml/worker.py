@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -89,7 +90,7 @@ class WorkerServer:
     def _work(self, queue: SimpleQueue[dict[str, Any]]) -> None:
         while True:
             call = queue.get()
-            answer = {"id": call["id"], **self._answer(call["name"], call["args"])}
+            answer = {"id": call["id"], **self.answer(call["name"], call["args"])}
             line = json.dumps(answer, separators=(",", ":")).encode() + b"\n"
             try:
                 with self._sending:
@@ -97,7 +98,8 @@ class WorkerServer:
             except OSError:  # the agent has exited
                 os._exit(0)
 
-    def _answer(self, name: str, encoded: list[Any]) -> dict[str, Any]:
+    def answer(self, name: str, encoded: list[Any]) -> dict[str, Any]:
+        """Make a call, and return the response without its id."""
         arguments: list[Any] = []
         try:
             self._load()
@@ -136,17 +138,17 @@ class WorkerServer:
             return f"error {error.value}"
 
 
-def main(descriptor: int, generation: int, path: str) -> None:
-    """Serve the agent at the other end of a socket."""
+def serve_agent(server: Callable[[socket.socket], WorkerServer]) -> None:
+    """Serve the agent at the other end of the socket whose descriptor is the first argument of the process."""
     # The agent receives the same signals and decides when this process ends, by closing the socket.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
-        WorkerServer(socket.socket(fileno=descriptor), generation, path).serve()
+        server(socket.socket(fileno=int(sys.argv[1]))).serve()
     finally:
         # A call that hangs must not keep the process.
         os._exit(0)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    serve_agent(lambda connection: WorkerServer(connection, int(sys.argv[2]), sys.argv[3]))
