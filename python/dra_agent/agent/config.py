@@ -19,6 +19,7 @@ from dra_agent.errors import UsageError
 from dra_agent.health.issues import HealthSettings
 from dra_agent.inventory.settings import DEFAULT_DRIVER, InventorySettings
 from dra_agent.reclaim.settings import ReclaimSettings
+from dra_agent.recording import named_recording
 
 if TYPE_CHECKING:
     from dra_agent.agent.config_file import ConfigFile
@@ -116,7 +117,7 @@ HELP = {
     "sysfs_root": "used instead of /sys",
     "dev_root": "used instead of /dev",
     "net_root": "used instead of /proc/net of the host, for an agent in another network namespace",
-    "simulate": "run on a simulated host instead of this one",
+    "simulate": "run on a simulated host, or on a recording of one (its directory), instead of this one",
     "metrics_address": "HOST:PORT for /metrics, /healthz and /readyz (default: none)",
     "health_address": "HOST:PORT for /healthz and /readyz alone, away from clients of /metrics (default: none)",
     "log_level": "debug, info, warning or error",
@@ -146,7 +147,7 @@ def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = HELP) -> N
         elif name in _SWITCHES:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=HELP[name])
         else:
-            metavar = "DIR" if name.endswith(("_dir", "_root")) else {"simulate": "PROFILE"}.get(name, "VALUE")
+            metavar = "DIR" if name.endswith(("_dir", "_root")) else {"simulate": "PROFILE|DIR"}.get(name, "VALUE")
             parser.add_argument(flag, metavar=metavar, default=None, help=HELP[name])
 
 
@@ -181,6 +182,9 @@ def load_config(
     is_given = "state_dir" in places or below is not None or config.state_dir != Config().state_dir
     if not is_given and (users := _users_state_dir(variables, config)) is not None:
         config = msgspec.structs.replace(config, state_dir=users)
+    if config.simulate is not None and (recorded := named_recording(config.simulate)) is not None:
+        # Commands compare it with the agent's, which may run in another directory.
+        config = msgspec.structs.replace(config, simulate=str(recorded))
     if config.simulate is not None and not given:
         # Container runtimes read the default directory: its specs must describe devices that exist.
         config = msgspec.structs.replace(config, cdi_dir=config.state_dir / SIMULATED_CDI)

@@ -33,7 +33,7 @@ def agent_host(config: Config) -> Host:
         return Host(sysfs=config.sysfs_root, dev=config.dev_root, net=config.net_root, state=config.state_dir)
     from dra_agent import simulate
 
-    root = config.state_dir / SIMULATED / config.simulate
+    root = config.state_dir / SIMULATED / simulate.folder_name(config.simulate)
     try:
         return replace(simulate.build(config.simulate, root), state=config.state_dir)
     except OSError as error:
@@ -49,15 +49,23 @@ def is_simulated(host: Host) -> bool:
     return (host.sysfs.parent / "simulated.json").is_file()
 
 
+def is_recorded(host: Host) -> bool:
+    """Whether a host was built from a recording, by the marker that `simulate.recording` writes next to its /sys."""
+    return (host.sysfs.parent / "recording.json").is_file()
+
+
 @contextmanager
 def command_host(config: Config) -> Iterator[Host]:
     """Return the host for a command: the agent's simulated host if one exists, else a temporary one."""
-    if config.simulate is None or (config.state_dir / SIMULATED / config.simulate / "sys").is_dir():
+    if config.simulate is None:
+        yield agent_host(config)
+        return
+    from dra_agent import simulate
+
+    if (config.state_dir / SIMULATED / simulate.folder_name(config.simulate) / "sys").is_dir():
         yield agent_host(config)
         return
     from tempfile import TemporaryDirectory
-
-    from dra_agent import simulate
 
     with TemporaryDirectory(prefix="dra-agent-") as directory:
         yield simulate.build(config.simulate, Path(directory))
@@ -99,6 +107,10 @@ def hook_tasks(setups: Iterable[DeviceSetup]) -> dict[str, Callable[[bytes], boo
 
 def _kernel(host: Host) -> SysfsWriter:
     """Give what takes writes to /sys: the kernel that runs, or the simulated host's."""
+    if is_recorded(host):
+        from dra_agent.simulate.recording import RecordedKernel
+
+        return RecordedKernel(host.sysfs.parent)
     if is_simulated(host):
         from dra_agent.simulate.kernel import SimulatedKernel
 

@@ -1,4 +1,4 @@
-"""`dra-agent doctor`: finds problems of this host and prints how to fix them. It changes nothing."""
+"""`dra-agent doctor`: finds problems of this host and prints how to fix them, or records it. It changes nothing."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ examples:
   dra-agent doctor                    what is wrong here
   dra-agent doctor --all              also what is as it should be
   dra-agent doctor -o json            for programs; the exit code is 1 where something does not work
+  dra-agent doctor --record ./host    what this host is, in files; run the agent on it elsewhere with --simulate ./host
 """
 
 
@@ -31,12 +32,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("-a", "--all", action="store_true", help="show also what is as it should be")
+    parser.add_argument(
+        "--record", metavar="DIR", help="write what this host is to a new directory instead, without what identifies it"
+    )
+    parser.add_argument(
+        "--with-identity", action="store_true", help="with --record: keep serial numbers, UUIDs and addresses"
+    )
     add_flags(parser, (*HOST_FLAGS, "cdi_dir"))
     add_output_flag(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings; exit code 1 where one of them is a problem."""
+    """Print the findings; exit code 1 where one of them is a problem. With --record, write a recording."""
+    if args.record is not None:
+        return _record(args)
+    if args.with_identity:
+        from dra_agent.errors import UsageError
+
+        raise UsageError("needs --record", where="--with-identity", hint="add --record DIR")
     from dra_agent.agent.setup_registry import command_host
     from dra_agent.cli.output import emit, progress
     from dra_agent.cli.shown_host import shown_host
@@ -52,6 +65,37 @@ def run(args: argparse.Namespace) -> int:
     else:
         emit({"healthy": healthy, "findings": findings}, args.output)
     return 0 if healthy else 1
+
+
+def _record(args: argparse.Namespace) -> int:
+    """Record the host; what is missing in the recording is printed, and is not an error."""
+    import socket
+    from pathlib import Path
+
+    from dra_agent.agent.config import load_config
+    from dra_agent.agent.setup_registry import command_host
+    from dra_agent.cli.output import emit, progress
+    from dra_agent.doctor.record import record
+
+    config = load_config(args)
+    with command_host(config) as host, progress("recording the host"):
+        manifest = record(
+            host,
+            Path(args.record),
+            settings=config.inventory,
+            with_identity=args.with_identity,
+            hostname=socket.gethostname(),
+        )
+    if args.output != "table":
+        emit(manifest, args.output)
+        return 0
+    for omission in manifest.omitted:
+        print(f"not recorded: {omission.where}: {omission.reason}")
+    size = sum(file.size for file in manifest.files)
+    removed = "with its identity" if args.with_identity else "without its identity"
+    print(f"recorded {_count(len(manifest.files), 'file')} ({size >> 10} KiB) {removed}: {args.record}")
+    print(f"run the agent on it: dra-agent devices --simulate {args.record}")
+    return 0
 
 
 def _examination(shown: ShownHost, host: Host) -> CheckContext:

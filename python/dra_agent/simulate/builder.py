@@ -14,9 +14,11 @@ import msgspec
 
 from dra_agent.errors import PermanentError
 from dra_agent.host import Host
+from dra_agent.recording import named_recording
 from dra_agent.simulate import kfd, mps, nvidia_smi, nvml, nvml_install, pci, system, tree
 from dra_agent.simulate.machine import Function, Machine
 from dra_agent.simulate.profiles import load_profile
+from dra_agent.simulate.recording import build_recording
 from dra_agent.simulate.roles import drm, nvidia
 from dra_agent.simulate.roles.amd import AmdGpu
 from dra_agent.simulate.roles.vendor import VfioDevice
@@ -51,11 +53,12 @@ class SimulatedState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def build(profile: str, root: Path) -> Host:
-    """Make `root` a simulated host of that profile; the result is its roots.
+    """Make `root` a simulated host of that profile, or of the recording at that path; the result is its roots.
 
     Raises UsageError for an unknown profile, PermanentError where `root` holds something else.
     """
-    return build_machine(load_profile(profile), root)
+    recorded = named_recording(profile)
+    return build_recording(recorded, root) if recorded is not None else build_machine(load_profile(profile), root)
 
 
 def build_machine(machine: Machine, root: Path) -> Host:

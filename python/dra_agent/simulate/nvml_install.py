@@ -26,7 +26,8 @@ def install(machine: Machine, present: Machine, folder: Path) -> None:
     A state that cannot be read is replaced.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    _install_library(machine, folder / LIBRARY)
+    if machine.nvidia is not None or BUILT_LIBRARY.exists():
+        install_library(folder, memory_limits=machine.nvidia is not None and machine.nvidia.cuda >= LIMITS_SINCE)
     state = describe(machine, {function.address for function, _ in present.with_role(NvidiaGpu)})
     try:
         old = read(folder)
@@ -139,15 +140,15 @@ def _paths(machine: Machine) -> list[tuple[str, tuple[str, ...]]]:
     ]
 
 
-def _install_library(machine: Machine, target: Path) -> None:
+def install_library(folder: Path, *, memory_limits: bool) -> None:
+    """Put the library into a host's folder, with or without the functions that limit memory by control group."""
+    target = folder / LIBRARY
     if not BUILT_LIBRARY.exists():
-        if machine.nvidia is None:
-            return
         raise PermanentError(
             "the simulated NVML library is not built", where=str(BUILT_LIBRARY), hint="run `make build`"
         )
     content = BUILT_LIBRARY.read_bytes()
-    if machine.nvidia is None or machine.nvidia.cuda < LIMITS_SINCE:
+    if not memory_limits:
         # A name with a wrong hash is never found: the function is missing, as in an older library.
         for name in (b"nvmlDeviceSetMemoryLimits_v1", b"nvmlDeviceGetMemoryLimits_v1"):
             content = content.replace(name, name[::-1])

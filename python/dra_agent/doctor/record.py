@@ -1,0 +1,249 @@
+"""Records what this host is, so that the agent can be run on it elsewhere: `dra-agent doctor --record DIR`.
+
+It changes no setting and needs no root. Each step has a deadline; what a step cannot read is noted in the manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+
+from dra_agent import atomic_file
+from dra_agent.deadline import Deadline
+from dra_agent.doctor import record_nvml
+from dra_agent.doctor.record_identity import Replacements
+from dra_agent.doctor.record_tools import installed, run_tools
+from dra_agent.doctor.record_tree import TreeReader, tree_entries
+from dra_agent.errors import AgentError, PermanentError, RetryableError
+from dra_agent.host import Host
+from dra_agent.inventory.settings import InventorySettings
+from dra_agent.nvml import call_log
+from dra_agent.recording import FORMAT, MANIFEST, NVML, TOOLS, TREE, Entry, Manifest, Omission, RecordedFile
+from dra_agent.topology import Topology, scan
+
+TREE_TIMEOUT_S = 120.0
+NVML_TIMEOUT_S = 300.0
+TOOLS_TIMEOUT_S = 240.0
+_ROUTES = ("proc/net/route", "proc/self/net/route")
+_ROUTES6 = ("proc/net/ipv6_route", "proc/self/net/ipv6_route")
+
+
+@dataclass
+class _Content:
+    """What has been read so far; a step that passes its deadline leaves what it has."""
+
+    entries: list[Entry] = field(default_factory=list)
+    calls: list[call_log.RecordedCall] = field(default_factory=list)
+    outputs: dict[str, str] = field(default_factory=dict)
+    omitted: list[Omission] = field(default_factory=list)
+
+
+def record(
+    host: Host,
+    folder: Path,
+    *,
+    settings: InventorySettings | None = None,
+    with_identity: bool = False,
+    hostname: str = "",
+) -> Manifest:
+    """Write a recording of `host` to `folder`, which must be new or empty.
+
+    Raises PermanentError where the folder holds something, and RetryableError where it cannot be written.
+    """
+    folder = folder.absolute()
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise PermanentError("not an empty directory", where=str(folder), hint="name a new or an empty directory")
+    content = _Content()
+    settings = settings or InventorySettings()
+    reader = TreeReader(host, Deadline.of(TREE_TIMEOUT_S))
+    _step("the tree", TREE_TIMEOUT_S, content.omitted, reader.collect)
+    content.entries = list(tree_entries(reader))
+    content.omitted += reader.omitted
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    try:
+        _record_nvml(host, settings, partial, content)
+        _step("tools", TOOLS_TIMEOUT_S, content.omitted, lambda: _record_tools(host, content))
+        if not with_identity:
+            _replace_identity(content, hostname)
+        manifest = _write(partial, content, installed(host), with_identity=with_identity)
+        with suppress(FileNotFoundError):
+            folder.rmdir()
+        partial.rename(folder)
+        atomic_file.sync_directory(folder.parent)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return manifest
+
+
+def _step(name: str, timeout: float, omitted: list[Omission], work: Callable[[], None]) -> None:
+    """Do a part of the work on a thread that is abandoned at the deadline: the kernel may never return."""
+    failure: list[str] = []
+
+    def run() -> None:
+        try:
+            work()
+        except AgentError as error:
+            failure.append(str(error))
+        except Exception as error:  # noqa: BLE001 - one part that fails must not lose the others
+            failure.append(f"{type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=run, name=f"record {name}", daemon=True)
+    thread.start()
+    thread.join(timeout + 1)
+    if thread.is_alive():
+        failure.append(f"not complete within {timeout:g} s")
+    omitted += [Omission(name, reason) for reason in failure]
+
+
+def _record_nvml(host: Host, settings: InventorySettings, partial: Path, content: _Content) -> None:
+    log = partial / "calls"
+
+    def work() -> None:
+        topology: Topology = scan(host)
+        if record_nvml.has_gpus(topology):
+            content.omitted += record_nvml.record_calls(host, topology, settings, log, Deadline.of(NVML_TIMEOUT_S))
+
+    _step("NVML", NVML_TIMEOUT_S, content.omitted, work)
+    with suppress(FileNotFoundError):
+        raw = log.read_bytes()
+        # A worker that was killed may have left half a line.
+        log.unlink()
+        try:
+            content.calls = call_log.parse(raw[: raw.rfind(b"\n") + 1])
+        except call_log.CallLogError as error:
+            content.omitted.append(Omission("NVML", f"call {error.line}: {error}"))
+
+
+def _record_tools(host: Host, content: _Content) -> None:
+    for output in run_tools(host, content.entries):
+        if output.reason:
+            content.omitted.append(Omission(output.tool.name, output.reason))
+        else:
+            content.outputs[f"{TOOLS}/{output.tool.file}"] = output.text
+
+
+def _replace_identity(content: _Content, hostname: str) -> None:
+    replacements = Replacements(secrets.token_bytes(32), hostname)
+    for entry in content.entries:
+        _learn(entry, replacements)
+    for output in content.outputs.values():
+        replacements.learn_from(output)
+    record_nvml.learn(content.calls, replacements)
+    content.entries = [_without_identity(entry, replacements) for entry in content.entries]
+    content.outputs = {path: replacements.tool_output(text) for path, text in content.outputs.items()}
+    if content.calls:
+        import pynvml
+
+        content.calls = record_nvml.without_identity(content.calls, pynvml, replacements)
+    content.omitted = [Omission(replacements.text(one.where), replacements.text(one.reason)) for one in content.omitted]
+
+
+def _learn(entry: Entry, replacements: Replacements) -> None:
+    """Take numbers that identify AMD's GPUs: in /sys hexadecimal, in the topology of KFD decimal."""
+    text = (entry.text or "").strip()
+    if entry.path.endswith("/unique_id"):
+        with suppress(ValueError):
+            replacements.learn_number(int(text, 16))
+    elif "/kfd/" in entry.path and entry.path.endswith("/properties"):
+        for line in text.splitlines():
+            key, _, value = line.partition(" ")
+            if key in ("unique_id", "hive_id") and value.strip().isdecimal():
+                replacements.learn_number(int(value))
+
+
+def _without_identity(entry: Entry, replacements: Replacements) -> Entry:
+    text = entry.text
+    if text is not None and entry.path in _ROUTES:
+        text = "".join(line + "\n" for line in _routes(text))
+    elif text is not None and entry.path in _ROUTES6:
+        text = "".join(line + "\n" for line in _routes6(text))
+    data = replacements.data(bytes.fromhex(entry.data)).hex() if entry.data is not None else None
+    return msgspec.structs.replace(
+        entry,
+        path=replacements.text(entry.path),
+        text=replacements.text(text) if text is not None else None,
+        link=replacements.text(entry.link) if entry.link is not None else None,
+        data=data,
+    )
+
+
+def _routes(text: str) -> Iterable[str]:
+    """Keep default routes without the address of the gateway: Iface Destination Gateway Flags ... Mask ..."""
+    lines = text.splitlines()
+    yield from lines[:1]
+    for line in lines[1:]:
+        fields = line.split("\t")
+        if len(fields) > 7 and fields[1].strip() == fields[7].strip() == "00000000":
+            yield "\t".join([*fields[:2], "00000000", *fields[3:]])
+
+
+def _routes6(text: str) -> Iterable[str]:
+    """Keep default routes without the next hop: destination, length, source, length, next hop, ..., interface."""
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) > 9 and fields[0] == "0" * 32 and fields[1] == "00":
+            yield " ".join([*fields[:2], "0" * 32, fields[3], "0" * 32, *fields[5:9], f"{fields[9]:>8}"])
+
+
+def _write(partial: Path, content: _Content, programs: tuple[str, ...], *, with_identity: bool) -> Manifest:
+    encoder = msgspec.json.Encoder()
+    files = {TREE: b"".join(encoder.encode(entry) + b"\n" for entry in content.entries)}
+    if content.calls:
+        files[NVML] = call_log.encode(content.calls)
+    files |= {path: text.encode() for path, text in content.outputs.items()}
+    if content.outputs:
+        (partial / TOOLS).mkdir(mode=0o755)
+    for path, data in files.items():
+        atomic_file.write(partial / path, data, mode=0o644, durable=True)
+    manifest = Manifest(
+        format=FORMAT,
+        agent=version("dra-agent"),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        kernel=_kernel(content.entries),
+        drivers=dict(_drivers(content.entries)),
+        programs=programs,
+        identity=with_identity,
+        files=tuple(RecordedFile(path, len(data), hashlib.sha256(data).hexdigest()) for path, data in files.items()),
+        omitted=tuple(content.omitted[:1000]),
+    )
+    atomic_file.write(
+        partial / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1), mode=0o644, durable=True
+    )
+    return manifest
+
+
+def _kernel(entries: list[Entry]) -> str:
+    path = "proc/sys/kernel/osrelease"
+    return next(((entry.text or "").strip() for entry in entries if entry.path == path), "")
+
+
+def _drivers(entries: list[Entry]) -> Iterable[tuple[str, str]]:
+    for entry in entries:
+        parts = entry.path.split("/")
+        if parts[:2] == ["sys", "module"] and len(parts) == 4 and parts[3] == "version":
+            yield parts[2], (entry.text or "").strip()
+
+
+def _unwritable(folder: Path, error: OSError) -> RetryableError:
+    return RetryableError(
+        f"the recording cannot be written: {error.strerror}",
+        where=str(error.filename or folder),
+        hint="make room, or name another directory",
+    )

@@ -1,0 +1,291 @@
+"""Collects what the agent reads of /sys, /proc and /dev for a recording: attributes by name, with a bound for each.
+
+The names are those of the agent's readers (rust/topology, `inventory`, `doctor`). PCI configuration space is never
+read, nor is the link state of a suspended function: both wake it (kernel: pci_config_pm_runtime_get in
+drivers/pci/pci-sysfs.c).
+"""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from dra_agent.deadline import Deadline
+from dra_agent.errors import RetryableError
+from dra_agent.host import Host
+from dra_agent.recording import (
+    MAX_CONTENT_BYTES,
+    MAX_DEPTH,
+    MAX_ENTRIES,
+    MAX_FILE_BYTES,
+    Entry,
+    Omission,
+    stays_inside,
+)
+
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ENODATA, errno.EOPNOTSUPP, errno.ENODEV})
+"""The kernel's errors for an attribute that a device does not have, or does not have now."""
+
+_FUNCTION = "bus/pci/devices/*"
+_LINK_STATE = ("current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
+_IDENTITY = (
+    *("uevent", "modalias", "class", "vendor", "device", "subsystem_vendor", "subsystem_device", "revision"),
+    *("driver@", "iommu_group@", "numa_node", "local_cpulist", "power/runtime_status"),
+    *("sriov_totalvfs", "sriov_numvfs", "physfn@", "virtfn*@"),
+)
+_AMD = (
+    *("unique_id", "product_name", "mem_info_vram_total", "ras/*_err_count", "compute_partition_config/*"),
+    *("current_compute_partition", "available_compute_partition"),
+    *("current_memory_partition", "available_memory_partition", "compute_partition_config/*/*"),
+)
+_INTEL = ("sriov_admin/*/profile/*", "tile*/physical_vram_size_bytes", "drm/card*/lmem_total_bytes")
+_NET = (
+    *("address", "mtu", "type", "speed", "operstate", "flags", "carrier", "phys_port_name", "dev_port"),
+    *("device@", "lower_*@", "upper_*@"),
+)
+_NODES = ("uevent", "dev")
+_CLASSES = (
+    *(f"net/*/{name}" for name in _NET),
+    *(f"virtio*/net/*/{name}" for name in _NET),
+    *(f"infiniband/*/ports/*/{name}" for name in ("link_layer", "state", "phys_state", "rate")),
+    *("infiniband/*/", "infiniband_verbs/*/", "drm/*/", "accel/*/", "vfio-dev/*/"),
+    *(f"{folder}/{name}" for folder in ("drm/*", "accel/*", "vfio-dev/*", "infiniband_verbs/*") for name in _NODES),
+    # Character devices of a function's driver, three folders deep.
+    *(f"{folder}/{name}" for folder in ("*", "*/*", "*/*/*") for name in ("dev+uevent",)),
+)
+SYSFS = (
+    *(f"{_FUNCTION}/{name}" for name in (*_IDENTITY, *_AMD, *_INTEL, *_CLASSES)),
+    "bus/pci/drivers/*/",
+    *("class/iommu/*@", "class/drm/*@", "class/net/*@", "class/accel/*@"),
+    *(f"class/net/*/{name}" for name in _NET),
+    "kernel/iommu_groups/*/devices/*@",
+    *(f"devices/system/node/node*/{name}" for name in ("cpulist", "meminfo", "distance")),
+    "devices/system/cpu/cpu*/topology/physical_package_id",
+    "devices/platform/*/drm/*/",
+    *(f"class/kfd/kfd/topology/{name}" for name in ("generation_id", "nodes/*/gpu_id", "nodes/*/name")),
+    *(f"class/kfd/kfd/topology/nodes/*/{name}" for name in ("properties", "mem_banks/*/properties")),
+    *("module/*/version", "fs/cgroup/cgroup.controllers", "fs/cgroup/dmem.capacity"),
+)
+"""Patterns below /sys: `@` at the end records a link without following it, `/` a folder, `+uevent` the file next to it
+too, but only if both exist."""
+PROC = (
+    *("driver/nvidia/version", "driver/nvidia/params", "driver/nvidia/gpus/*/information"),
+    *("driver/nvidia/gpus/*/numa_status", "driver/nvidia/gpus/*/power"),
+    *("driver/nvidia/capabilities/*/*", "driver/nvidia/capabilities/*/mig/*/access"),
+    *("driver/nvidia/capabilities/*", "driver/nvidia/capabilities/*/mig/*/*/access"),
+    *("driver/nvidia-caps/*", "driver/nvidia-nvswitch/devices/*/information"),
+    *("devices", "sys/kernel/osrelease", "net/route", "net/ipv6_route"),
+)
+DEV = (
+    *("nvidia*", "nvidia-caps/*", "nvidia-caps-imex-channels/*", "kfd", "iommu", "vfio/*", "vfio/devices/*"),
+    *("dri/*", "dri/by-path/*", "accel/*", "infiniband/*"),
+)
+_PRIVATE_FILES = frozenset({"vpd", "config", "rom", "serial_number"})
+"""Never read, whatever a pattern matches."""
+_OF_LINKS = ("sys/bus/pci/devices", "sys/class/")
+"""Folders whose links a wildcard follows; elsewhere `driver` and `subsystem` would lead through the whole of /sys."""
+_SKIPPED = frozenset({"power", "msi_irqs"})
+
+
+class TreeReader:
+    """Reads one host; what it has read is in `entries`, also after its deadline."""
+
+    def __init__(self, host: Host, deadline: Deadline) -> None:
+        self._roots = {"sys": host.sysfs, "proc": host.proc, "dev": host.dev}
+        self._net = host.net
+        self._deadline = deadline
+        self._names: dict[str, list[str]] = {}
+        self._bytes = 0
+        self.entries: dict[str, Entry] = {}
+        self.omitted: list[Omission] = []
+
+    def collect(self) -> None:
+        """Read everything. Raises RetryableError at the deadline, or at the bound of a recording."""
+        for pattern in SYSFS:
+            self._match("sys", pattern.split("/"))
+        self._ancestors()
+        for pattern in PROC:
+            self._match("proc", pattern.split("/"))
+        if self._net is not None:
+            for name in ("route", "ipv6_route"):
+                self._file(f"proc/net/{name}", self._net / name)
+        for pattern in DEV:
+            self._match("dev", pattern.split("/"))
+        self._named_nodes()
+
+    def _match(self, folder: str, parts: list[str]) -> None:
+        """Follow a pattern from a folder, which is a path in the recording without links."""
+        head, rest = parts[0], parts[1:]
+        if not head:
+            self._add(Entry(folder, folder=True))
+            return
+        link, both = head.endswith("@"), head.endswith("+uevent")
+        head = head.removesuffix("@").removesuffix("+uevent")
+        for name in self._find(folder, head):
+            path = f"{folder}/{name}"
+            if rest:
+                if name not in _SKIPPED or head == name:
+                    inside = self._enter(path, follow="*" not in head or folder.startswith(_OF_LINKS))
+                    if inside is not None:
+                        self._match(inside, rest)
+            elif link:
+                self._link(path)
+            elif both:
+                if self._real(f"{folder}/uevent").exists():
+                    self._leaf(path)
+                    self._leaf(f"{folder}/uevent")
+            else:
+                self._leaf(path)
+
+    def _find(self, folder: str, pattern: str) -> list[str]:
+        if "*" not in pattern:
+            return [pattern]
+        if folder not in self._names:
+            self._deadline.check("/" + folder)
+            try:
+                self._names[folder] = sorted(os.listdir(self._real(folder)))  # noqa: PTH208 - names only
+            except OSError as error:
+                self._omit(folder, error)
+                self._names[folder] = []
+        return fnmatch.filter(self._names[folder], pattern)
+
+    def _enter(self, path: str, *, follow: bool) -> str | None:
+        """Return the folder that a path leads to, and record the link; None where it leads nowhere."""
+        try:
+            mode = self._real(path).lstat().st_mode
+        except OSError as error:
+            self._omit(path, error)
+            return None
+        if stat.S_ISDIR(mode):
+            return path
+        if not follow or not stat.S_ISLNK(mode) or (target := self._link(path)) is None:
+            return None
+        return os.path.normpath(f"{path.rpartition('/')[0]}/{target}")
+
+    def _link(self, path: str) -> str | None:
+        if path in self.entries:
+            return self.entries[path].link
+        try:
+            target = os.readlink(self._real(path))  # noqa: PTH115 - a text
+        except OSError as error:
+            self._omit(path, error)
+            return None
+        if not stays_inside(path, target):
+            self.omitted.append(Omission("/" + path, "the link leaves the tree"))
+            return None
+        self._add(Entry(path, link=target))
+        return target
+
+    def _leaf(self, path: str) -> None:
+        if path in self.entries:
+            return
+        if path.startswith("dev/"):
+            self._node(path)
+            return
+        folder, _, name = path.rpartition("/")
+        if name in _PRIVATE_FILES:
+            return
+        if name in _LINK_STATE and self._is_suspended(folder):
+            return
+        self._file(path, self._real(path))
+
+    def _file(self, path: str, real: Path) -> None:
+        self._deadline.check("/" + path)
+        try:
+            descriptor = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+            try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    return
+                content = _read(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self._omit(path, error)
+            return
+        if len(content) > MAX_CONTENT_BYTES:
+            self.omitted.append(Omission("/" + path, f"larger than {MAX_CONTENT_BYTES >> 10} KiB"))
+            return
+        try:
+            self._add(Entry(path, text=content.decode()))
+        except UnicodeDecodeError:
+            self._add(Entry(path, data=content.hex()))
+
+    def _node(self, path: str) -> None:
+        try:
+            status = self._real(path).lstat()
+        except OSError as error:
+            self._omit(path, error)
+            return
+        number, mode = status.st_rdev, stat.S_IMODE(status.st_mode)
+        if stat.S_ISLNK(status.st_mode):
+            self._link(path)
+        elif stat.S_ISCHR(status.st_mode):
+            self._add(Entry(path, node=(os.major(number), os.minor(number), mode)))
+        elif stat.S_ISREG(status.st_mode):
+            # A simulated host without permission to create nodes.
+            self._add(Entry(path, node=(0, 0, mode)))
+
+    def _ancestors(self) -> None:
+        """Add link state, and the node of the folders above each function: a bridge need not be in bus/pci/devices."""
+        folders: dict[str, None] = {}
+        for path, entry in list(self.entries.items()):
+            if path.startswith("sys/bus/pci/devices/") and path.count("/") == 4 and entry.link is not None:
+                own = os.path.normpath(f"sys/bus/pci/devices/{entry.link}")
+                parts = own.split("/")
+                folders.update(dict.fromkeys("/".join(parts[:length]) for length in range(3, len(parts) + 1)))
+                self._match("/".join(parts[:3]), ["pci_bus", "*", "cpulistaffinity"])
+                self._match("/".join(parts[:4]), ["pci_bus", "*", "cpulistaffinity"])
+        for folder in folders:
+            for name in ("power/runtime_status", "numa_node", "local_cpulist", *_LINK_STATE):
+                self._leaf(f"{folder}/{name}")
+
+    def _is_suspended(self, folder: str) -> bool:
+        status = self.entries.get(f"{folder}/power/runtime_status")
+        return status is not None and (status.text or "").strip() == "suspended"
+
+    def _named_nodes(self) -> None:
+        for path, entry in list(self.entries.items()):
+            if path.endswith("/uevent"):
+                for line in (entry.text or "").splitlines():
+                    key, _, name = line.partition("=")
+                    parts = name.split("/")
+                    if key == "DEVNAME" and name and not {"", ".", ".."} & set(parts) and len(parts) < MAX_DEPTH:
+                        self._leaf(f"dev/{name}")
+
+    def _add(self, entry: Entry) -> None:
+        if entry.path in self.entries:
+            return
+        self._bytes += len(entry.content) + len(entry.path) + 64
+        if len(self.entries) >= MAX_ENTRIES or self._bytes > MAX_FILE_BYTES // 4:
+            raise RetryableError("the tree is larger than a recording may be", where="/" + entry.path)
+        self.entries[entry.path] = entry
+
+    def _omit(self, path: str, error: OSError) -> None:
+        if error.errno not in _ABSENT and len(self.omitted) < MAX_ENTRIES // 100:
+            self.omitted.append(Omission("/" + path, error.strerror or "cannot be read"))
+
+    def _real(self, path: str) -> Path:
+        top, _, rest = path.partition("/")
+        return self._roots[top] / rest
+
+
+def tree_entries(reader: TreeReader) -> Iterator[Entry]:
+    """Give the entries in the order of their paths, without those inside of a path that another entry occupies."""
+    for path in sorted(reader.entries):
+        parts = path.split("/")
+        above = (reader.entries.get("/".join(parts[:length])) for length in range(2, len(parts)))
+        if len(parts) <= MAX_DEPTH + 1 and not any(one is not None and not one.folder for one in above):
+            yield reader.entries[path]
+
+
+def _read(descriptor: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while size <= MAX_CONTENT_BYTES and (part := os.read(descriptor, MAX_CONTENT_BYTES + 1 - size)):
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts)

@@ -1,0 +1,296 @@
+"""Converts the recorded calls of NVML into the state of the simulated library, where the library models the values.
+
+A call that failed on the host fails in the simulation with the same code. What is not recorded has neutral values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from dra_agent.nvml.call_log import RecordedCall
+from dra_agent.nvml.values import Codec
+from dra_agent.recording import Entry
+from dra_agent.simulate.mig import ComputeInstance, GpuInstance, GpuPartitioning
+from dra_agent.simulate.nvml import Condition, Driver, Fault, Gpu, Link, MigProfile, NvmlState, Pci
+
+_PROFILES = range(18)
+_FUNCTION_NOT_FOUND, _NOT_SUPPORTED = 13, 3
+_COMPLETED = 3
+"""NVML_GPU_FABRIC_STATE_COMPLETED."""
+_COMPUTE_PROFILES = {1: 0, 2: 1, 3: 2, 4: 3, 7: 4, 8: 5, 6: 6}
+"""Compute instance profile by its number of slices (nvml.h: NVML_COMPUTE_INSTANCE_PROFILE_*)."""
+_FAILING = (
+    *(f"nvmlDeviceGet{name}" for name in ("Name", "MinorNumber", "Brand", "Architecture", "NumGpuCores")),
+    *(f"nvmlDeviceGet{name}" for name in ("CudaComputeCapability", "PersistenceMode", "MigMode", "RemappedRows")),
+    *(f"nvmlDeviceGet{name}" for name in ("MemoryInfo", "TotalEccErrors", "SupportedEventTypes", "ComputeMode")),
+    *("nvmlDeviceGetUUID", "nvmlDeviceGetVirtualizationMode", "nvmlDeviceGetNumaNodeId", "nvmlDeviceGetFieldValues"),
+    *("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceRegisterEvents", "nvmlDeviceGetMaxMigDeviceCount"),
+)
+"""Functions whose recorded errors are repeated; pynvml calls them by the same name."""
+
+
+class RecordedGpu:
+    """The recorded calls about one handle."""
+
+    def __init__(self, calls: Sequence[RecordedCall], codec: Codec, tokens: set[int]) -> None:
+        self._codec = codec
+        self._calls = {
+            _key(call.name, call.args[1:]): call for call in calls if call.args and _token(call.args[0]) in tokens
+        }
+
+    def value(self, name: str, *arguments: Any) -> Any:
+        """Return the result of a call with these arguments; None where it failed or was not made."""
+        call = self._calls.get(_key(name, [self._codec.encode(argument) for argument in arguments]))
+        return self._codec.decode(call.value) if call is not None and call.code == 0 else None
+
+    def filled(self, name: str, number: int = 1, first: int | None = None) -> Any:
+        """Return what a call wrote into an argument; `first` is the value of the first argument after the handle."""
+        for call in self._calls.values():
+            if call.name == name and call.code == 0 and (first is None or call.args[1] == first):
+                for place, content in call.filled:
+                    if place == number:
+                        argument = call.args[number]
+                        data = self._codec.decode(argument.get("r", argument))
+                        self._codec.fill(data, content)
+                        return data
+        return None
+
+    def failures(self) -> dict[str, int]:
+        """Return the functions that always failed, with their codes."""
+        codes: dict[str, set[int]] = {}
+        for call in self._calls.values():
+            if call.name in _FAILING and call.code is not None:
+                codes.setdefault(call.name, set()).add(call.code)
+        return {name: found.pop() for name, found in codes.items() if 0 not in found and len(found) == 1}
+
+
+def derive(calls: Sequence[RecordedCall], entries: Iterable[Entry]) -> tuple[NvmlState, dict[str, GpuPartitioning]]:
+    """Return the state of the library, and what its GPUs are divided into."""
+    import pynvml
+
+    codec = Codec(pynvml)
+    tree = {entry.path: entry for entry in entries}
+    gpus: list[Gpu] = []
+    faults: list[Fault] = []
+    conditions: dict[str, Condition] = {}
+    partitioning: dict[str, GpuPartitioning] = {}
+    for address, tokens in _handles(calls, codec).items():
+        recorded = RecordedGpu(calls, codec, tokens)
+        gpu = _gpu(recorded, address, tree)
+        gpus.append(gpu)
+        conditions[gpu.uuid] = _condition(recorded)
+        faults += [Fault(function=name, device=gpu.uuid, code=code) for name, code in recorded.failures().items()]
+        mode = recorded.value("nvmlDeviceGetMigMode")
+        if mode and any(mode):
+            partitioning[gpu.uuid] = _partitioning(calls, codec, recorded, bool(mode[0]), bool(mode[1]), tokens)
+    return NvmlState(1, _driver(calls), tuple(gpus), faults=tuple(faults), conditions=conditions), partitioning
+
+
+def _driver(calls: Sequence[RecordedCall]) -> Driver | None:
+    values = {call.name: call.value for call in calls if call.code == 0}
+    version = values.get("nvmlSystemGetDriverVersion")
+    if not isinstance(version, str):
+        return None
+    cuda = values.get("nvmlSystemGetCudaDriverVersion_v2")
+    library = values.get("nvmlSystemGetNVMLVersion")
+    return Driver(
+        version, library if isinstance(library, str) else f"12.{version}", cuda if isinstance(cuda, int) else 0
+    )
+
+
+def _handles(calls: Sequence[RecordedCall], codec: Codec) -> dict[str, set[int]]:
+    """Return the tokens of each GPU's handles, by address as sysfs writes it."""
+    found: dict[str, set[int]] = {}
+    for call in calls:
+        if call.name == "nvmlDeviceGetHandleByPciBusId" and call.code == 0 and call.args:
+            bus_id = codec.decode(call.args[0])
+            text = bus_id.decode(errors="replace") if isinstance(bus_id, bytes) else str(bus_id)
+            domain, _, rest = text.partition(":")
+            token = _token(call.value)
+            if token is not None and domain and not set(domain) - set("0123456789abcdefABCDEF"):
+                found.setdefault(f"{int(domain, 16):04x}:{rest.lower()}", set()).add(token)
+    return found
+
+
+def _gpu(recorded: RecordedGpu, address: str, tree: dict[str, Entry]) -> Gpu:
+    path = _path(address, tree)
+    own = f"sys/devices/{'/'.join(path)}" if path else f"sys/bus/pci/devices/{address}"
+    memory = recorded.value("nvmlDeviceGetMemoryInfo")
+    detailed = recorded.value("nvmlDeviceGetMemoryInfo", 0x2000028)
+    ecc = recorded.value("nvmlDeviceGetEccMode")
+    fabric = recorded.filled("nvmlDeviceGetGpuFabricInfoV")
+    return Gpu(
+        uuid=recorded.value("nvmlDeviceGetUUID") or f"GPU-00000000-0000-4000-8000-{address.encode().hex()[-12:]}",
+        pci=_pci(address, own, tree),
+        minor=recorded.value("nvmlDeviceGetMinorNumber") or 0,
+        name=_text(recorded.value("nvmlDeviceGetName")),
+        brand=recorded.value("nvmlDeviceGetBrand") or 0,
+        architecture=recorded.value("nvmlDeviceGetArchitecture") or 0,
+        compute_capability=tuple(recorded.value("nvmlDeviceGetCudaComputeCapability") or (0, 0)),
+        serial="0",
+        vbios="",
+        part_number="",
+        memory_bytes=memory.total if memory is not None else 0,
+        reserved_bytes=detailed.reserved if detailed is not None else 0,
+        bar1_bytes=0,
+        multiprocessors=0,
+        cores=recorded.value("nvmlDeviceGetNumGpuCores") or 0,
+        copy_engines=0,
+        decoders=0,
+        encoders=0,
+        power_limit_watts=0,
+        ecc=bool(ecc[0]) if ecc else recorded.value("nvmlDeviceGetTotalEccErrors", 1, 0) is not None,
+        link=Link(
+            recorded.value("nvmlDeviceGetCurrPcieLinkGeneration") or 0,
+            recorded.value("nvmlDeviceGetCurrPcieLinkWidth") or 0,
+            recorded.value("nvmlDeviceGetMaxPcieLinkGeneration") or 0,
+            recorded.value("nvmlDeviceGetMaxPcieLinkWidth") or 0,
+        ),
+        numa_node=_number(tree, f"{own}/numa_node", -1),
+        cpus=(),
+        path=path,
+        nvlinks=(),
+        nvlink_slots=0,
+        fabric=_fabric(fabric),
+        mig=tuple(profile for number in _PROFILES if (profile := _profile(recorded, number)) is not None),
+    )
+
+
+def _profile(recorded: RecordedGpu, number: int) -> MigProfile | None:
+    info = recorded.value("nvmlDeviceGetGpuInstanceProfileInfo", number)
+    info = info or recorded.value("nvmlDeviceGetGpuInstanceProfileInfo", number, 2)
+    if info is None:
+        return None
+    places = recorded.filled("nvmlDeviceGetGpuInstancePossiblePlacements", 2, info.id)
+    count = recorded.filled("nvmlDeviceGetGpuInstancePossiblePlacements", 3, info.id)
+    return MigProfile(
+        profile=number,
+        id=info.id,
+        name=_text(info.name),
+        slices=info.sliceCount,
+        most=info.instanceCount,
+        memory_mib=info.memorySizeMB,
+        multiprocessors=info.multiprocessorCount,
+        copy_engines=info.copyEngineCount,
+        decoders=info.decoderCount,
+        encoders=info.encoderCount,
+        jpeg=info.jpegCount,
+        ofa=info.ofaCount,
+        placements=tuple((place.start, place.size) for place in places[: count.value]) if places and count else (),
+    )
+
+
+def _fabric(info: Any) -> tuple[str, int] | None:
+    if info is None or info.state != _COMPLETED or info.status != 0:
+        return None
+    text = bytes(info.clusterUuid).hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}", int(info.cliqueId)
+
+
+def _condition(recorded: RecordedGpu) -> Condition:
+    rows = recorded.value("nvmlDeviceGetRemappedRows")
+    return Condition(
+        persistence_mode=bool(recorded.value("nvmlDeviceGetPersistenceMode")),
+        compute_mode=recorded.value("nvmlDeviceGetComputeMode") or 0,
+        ecc_corrected=recorded.value("nvmlDeviceGetTotalEccErrors", 0, 0) or 0,
+        ecc_uncorrected=recorded.value("nvmlDeviceGetTotalEccErrors", 1, 0) or 0,
+        remapped_rows=(rows[0], rows[1], rows[2], rows[3]) if rows and len(rows) == 4 else (0, 0, 0, 0),
+    )
+
+
+def _partitioning(
+    calls: Sequence[RecordedCall], codec: Codec, recorded: RecordedGpu, mode: bool, pending: bool, tokens: set[int]
+) -> GpuPartitioning:
+    """Collect the instances: their handles belong to the GPU that listed them."""
+    listed = {
+        token
+        for call in calls
+        if call.name == "nvmlDeviceGetGpuInstanceById" and call.code == 0 and _token(call.args[0]) in tokens
+        if (token := _token(call.value)) is not None
+    }
+    for call in calls:
+        if call.name == "nvmlDeviceGetGpuInstances" and call.code == 0 and _token(call.args[0]) in tokens:
+            handles, count = codec.decode(call.args[2]), codec.decode(call.args[3]["r"])
+            for place, content in call.filled:
+                codec.fill(handles if place == 2 else count, content)
+            words = bytes(handles)
+            listed |= {int.from_bytes(words[8 * index : 8 * index + 8], "little") for index in range(count.value)}
+    computes = _compute_instances(calls, codec, tokens)
+    instances: dict[int, GpuInstance] = {}
+    for call in calls:
+        if call.name == "nvmlGpuInstanceGetInfo" and call.code == 0 and _token(call.args[0]) in listed:
+            info = codec.decode(call.value)
+            inside = tuple(computes.get(info.id, ()))
+            instances[info.id] = GpuInstance(info.id, info.profileId, info.placement.start, info.placement.size, inside)
+    return GpuPartitioning(mode, pending, sum(map(len, computes.values())), tuple(instances.values()))
+
+
+def _compute_instances(
+    calls: Sequence[RecordedCall], codec: Codec, tokens: set[int]
+) -> dict[int, list[ComputeInstance]]:
+    """Return the compute instances by the id of their GPU instance; starts follow from the order of ids."""
+    devices = {
+        token
+        for call in calls
+        if call.name == "nvmlDeviceGetMigDeviceHandleByIndex" and call.code == 0 and _token(call.args[0]) in tokens
+        if (token := _token(call.value)) is not None
+    }
+    found: dict[int, dict[int, ComputeInstance]] = {}
+    for device in sorted(devices):
+        recorded = RecordedGpu(calls, codec, {device})
+        gpu_instance = recorded.value("nvmlDeviceGetGpuInstanceId")
+        number = recorded.value("nvmlDeviceGetComputeInstanceId")
+        attributes = recorded.value("nvmlDeviceGetAttributes_v2")
+        uuid = recorded.value("nvmlDeviceGetUUID")
+        if gpu_instance is None or number is None or attributes is None or uuid is None:
+            continue
+        size = attributes.computeInstanceSliceCount
+        inside = found.setdefault(gpu_instance, {})
+        start = sum(one.size for one in inside.values() if one.id != number)
+        inside[number] = ComputeInstance(number, _COMPUTE_PROFILES.get(size, 0), start, size, uuid)
+    return {gpu_instance: list(inside.values()) for gpu_instance, inside in found.items()}
+
+
+def _path(address: str, tree: dict[str, Entry]) -> tuple[str, ...]:
+    entry = tree.get(f"sys/bus/pci/devices/{address}")
+    parts = [part for part in (entry.link or "").split("/") if part != ".."] if entry is not None else []
+    return tuple(parts[1:]) if parts[:1] == ["devices"] else ()
+
+
+def _pci(address: str, own: str, tree: dict[str, Entry]) -> Pci:
+    entry = tree.get(f"{own}/uevent")
+    values = dict(line.partition("=")[::2] for line in ((entry.text or "") if entry else "").splitlines())
+    return Pci(address, _packed(values.get("PCI_ID", "")), _packed(values.get("PCI_SUBSYS_ID", "")))
+
+
+def _packed(ids: str) -> int:
+    vendor, _, device = ids.partition(":")
+    try:
+        return (int(device, 16) & 0xFFFF) << 16 | int(vendor, 16) & 0xFFFF
+    except ValueError:
+        return 0
+
+
+def _number(tree: dict[str, Entry], path: str, default: int) -> int:
+    entry = tree.get(path)
+    try:
+        return int((entry.text or "").strip()) if entry is not None else default
+    except ValueError:
+        return default
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
+
+
+def _token(value: Any) -> int | None:
+    match value:
+        case {"p": [str(), int(token)]}:
+            return token
+    return None
+
+
+def _key(name: str, encoded: list[Any]) -> str:
+    return f"{name}{json.dumps(encoded, sort_keys=True)}"

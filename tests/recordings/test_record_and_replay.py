@@ -1,0 +1,130 @@
+"""A host that was recorded and built again is the same for the agent: with the fake library, and in strict replay."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dra_agent import simulate
+from dra_agent.doctor.record import record
+from dra_agent.host import Host
+from dra_agent.inventory import InventorySettings
+from dra_agent.nvml.client import worker_program
+from dra_agent.recording import load_manifest
+from dra_agent.simulate import inject, tree
+from dra_agent.topology import scan
+
+from .compare import differences
+from .conclusions import PARTITIONED, anonymous, conclusions
+from .instances import divide
+
+SETTINGS = {"plain": InventorySettings(), "partitioned": PARTITIONED}
+
+
+@pytest.fixture(scope="module", params=simulate.profiles())
+def recorded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Host, Path]:
+    """A simulated host and its recording, with identity."""
+    folder = tmp_path_factory.mktemp(request.param)
+    host = simulate.build(request.param, folder / "host")
+    record(host, folder / "recording", with_identity=True)
+    return host, folder / "recording"
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS.keys())
+def test_the_agent_concludes_the_same(recorded: tuple[Host, Path], settings: InventorySettings, tmp_path: Path) -> None:
+    host, recording = recorded
+    expected = conclusions(host, settings)
+    again = simulate.build(str(recording), tmp_path / "again")
+    assert conclusions(again, settings) == expected
+    if (recording / "nvml.jsonl").exists():
+        with worker_program("dra_agent.nvml.replay_worker", str(recording / "nvml.jsonl")):
+            assert conclusions(again, settings) == expected, "strict replay"
+
+
+def test_the_fake_responds_as_recorded(recorded: tuple[Host, Path], tmp_path: Path) -> None:
+    _, recording = recorded
+    again = simulate.build(str(recording), tmp_path / "again")
+    assert differences(recording, again) == []
+
+
+def test_configuration_space_is_not_read(recorded: tuple[Host, Path]) -> None:
+    host, _ = recorded
+    assert tree.reads(host.sysfs.parent) == []
+
+
+@pytest.fixture
+def t4(tmp_path: Path) -> Iterator[Host]:
+    yield simulate.build("vm-1gpu", tmp_path / "host")
+    inject.clear(tmp_path / "host")
+
+
+def test_what_differs_is_named_call_by_call(t4: Host, tmp_path: Path) -> None:
+    record(t4, tmp_path / "recording")
+    again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    state = tmp_path / "again/lib/nvml.json"
+    state.write_text(state.read_text().replace('"Tesla T4"', '"Tesla T5"'))
+    assert differences(tmp_path / "recording", again) == [
+        "nvmlDeviceGetName(0000:00:04.0): recorded 'Tesla T4', the fake has 'Tesla T5'"
+    ]
+
+
+def test_errors_of_calls_are_repeated(t4: Host, tmp_path: Path) -> None:
+    inject.fail(tmp_path / "host", "nvmlDeviceGetBrand", 3)
+    inject.fail(tmp_path / "host", "nvmlDeviceGetRemappedRows", 999)
+    record(t4, tmp_path / "recording")
+    again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    expected = anonymous(conclusions(t4))
+    assert any("nvmlDeviceGetRemappedRows" in problem for problem in expected["problems"])
+    assert anonymous(conclusions(again)) == expected
+    assert differences(tmp_path / "recording", again) == []
+
+
+def test_a_call_that_is_not_recorded_is_named(t4: Host, tmp_path: Path) -> None:
+    record(t4, tmp_path / "recording")
+    log = tmp_path / "recording/nvml.jsonl"
+    log.write_bytes(b"".join(line for line in log.read_bytes().splitlines(True) if b"GetNumGpuCores" not in line))
+    again = simulate.build("vm-1gpu", tmp_path / "host")
+    with worker_program("dra_agent.nvml.replay_worker", str(log)):
+        problems = conclusions(again)["problems"]
+    assert any("the recording has no call nvmlDeviceGetNumGpuCores(" in problem for problem in problems)
+
+
+def test_mig_instances_are_recorded(tmp_path: Path) -> None:
+    host = simulate.build("mixed", tmp_path / "host")
+    divide(host)
+    expected = conclusions(host)
+    assert [device["name"] for device in expected["devices"] if "-mig-" in device["name"]]
+    record(host, tmp_path / "recording", with_identity=True)
+    again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    assert conclusions(again) == expected
+    with worker_program("dra_agent.nvml.replay_worker", str(tmp_path / "recording/nvml.jsonl")):
+        assert conclusions(again) == expected
+
+
+def test_a_hung_call_costs_its_deadline_and_is_noted(t4: Host, tmp_path: Path) -> None:
+    inject.hang(tmp_path / "host", "nvmlDeviceGetMemoryInfo")
+    manifest = record(t4, tmp_path / "recording", settings=InventorySettings(nvml_timeout=0.2))
+    assert any("did not respond within 0.2 s" in omission.reason for omission in manifest.omitted)
+    assert load_manifest(tmp_path / "recording") == manifest
+    again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
+    assert [function.pci_address for function in scan(again).devices]
+
+
+def test_a_manifest_has_versions_and_what_is_missing(t4: Host, tmp_path: Path) -> None:
+    manifest = record(t4, tmp_path / "recording")
+    assert manifest.drivers["nvidia"] == "535.216.03" and not manifest.identity
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", manifest.agent)
+    assert "lspci" in {omission.where for omission in manifest.omitted}
+
+
+def test_a_suspended_function_is_not_woken(t4: Host, tmp_path: Path) -> None:
+    folder = t4.sysfs / "bus/pci/devices/0000:00:04.0"
+    assert (folder / "current_link_speed").exists() or (folder / "max_link_speed").exists()
+    (folder / "power").mkdir(exist_ok=True)
+    (folder / "power/runtime_status").write_text("suspended\n")
+    record(t4, tmp_path / "recording")
+    text = (tmp_path / "recording/tree.jsonl").read_text()
+    assert "0000:00:04.0/power/runtime_status" in text and "0000:00:04.0/current_link_speed" not in text
