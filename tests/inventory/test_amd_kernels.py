@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from dra_agent.host import Host
-from dra_agent.inventory import Device, Inventory, InventorySettings, collect
+from dra_agent.inventory import Collector, Device, Inventory, InventorySettings, collect
+from dra_agent.inventory.amd.kfd import gpu_nodes
 from dra_agent.simulate import build_machine
 from dra_agent.simulate.kernel import SimulatedKernel
-from dra_agent.simulate.roles.amd import LINUX_6_8, LINUX_6_14, LINUX_6_18, ROCM_7_1, AmdgpuDriver
+from dra_agent.simulate.roles.amd import LINUX_6_8, LINUX_6_14, LINUX_6_18, ROCM_7_1, AmdGpu, AmdgpuDriver
 from dra_agent.topology import scan
 from inventory.test_amd_modes import DIVISIBLE, machine
 
@@ -65,3 +66,61 @@ def test_a_gpu_that_claims_divide_is_described_alike_in_every_mode(
     after = partitions(host_in(mode, driver, tmp_path / "divided"), DIVISIBLE)
     assert [device.name for device in after] == [device.name for device in before]
     assert [device.capacity for device in after] == [device.capacity for device in before]
+
+
+def simulated(driver: AmdgpuDriver) -> AmdGpu:
+    return next(role for function, role in machine(driver=driver).with_role(AmdGpu) if function.address == FIRST)
+
+
+def kfd_uuids(host: Host) -> list[str]:
+    """What ROCR_VISIBLE_DEVICES takes (RvdFilter in rocr-runtime): the hexadecimal digits of KFD's unique_id."""
+    return [f"GPU-{node.unique_id:016x}" for node in gpu_nodes(host, [])[FIRST]]
+
+
+@EVERY_DRIVER
+def test_the_uuid_of_a_partition_selects_it_or_there_is_none(driver: AmdgpuDriver, tmp_path: Path) -> None:
+    host = host_in("CPX", driver, tmp_path / "host")
+    devices = partitions(host)
+    uuids = [device.attributes["uuid"].value if "uuid" in device.attributes else None for device in devices]
+    if driver.ids == "board":
+        assert uuids == [None] * 8, "all eight have the same id"
+    else:
+        assert uuids == kfd_uuids(host) and len(set(uuids)) == 8
+    board = f"GPU-{simulated(driver).unique_id:016x}"
+    assert {device.attributes["parentUUID"].value for device in devices} == {board}
+
+
+@EVERY_DRIVER
+def test_the_uuid_of_a_gpu_is_the_one_that_selects_it(driver: AmdgpuDriver, tmp_path: Path) -> None:
+    host = host_in("SPX", driver, tmp_path / "host")
+    (device,) = partitions(host)
+    assert [device.attributes["uuid"].value] == kfd_uuids(host)
+    gpu = simulated(driver)
+    assert kfd_uuids(host) == [f"GPU-{gpu.die_ids[0] if driver is ROCM_7_1 else gpu.unique_id:016x}"]
+
+
+@EVERY_DRIVER
+def test_a_gpu_that_claims_divide_keeps_its_uuid(driver: AmdgpuDriver, tmp_path: Path) -> None:
+    described = machine(driver=driver)
+    host = build_machine(described, tmp_path / "host")
+    collector = Collector(host, DIVISIBLE)
+    before = collector.collect(scan(host))
+    whole = before.device("gpu-0000-11-00-0")
+    assert whole is not None and [whole.attributes["uuid"].value] == kfd_uuids(host)
+    parts = [device for device in before.devices if device.attributes["type"].value == "partition"]
+    assert not any("uuid" in device.attributes for device in parts), "ids of partitions are known only in their mode"
+    SimulatedKernel(tmp_path / "host", described).write(f"bus/pci/devices/{FIRST}/current_compute_partition", "CPX")
+    assert [device.to_api() for device in collector.collect(scan(host)).devices] == [
+        device.to_api() for device in before.devices
+    ]
+    collector.close()
+
+
+def test_gpus_that_share_an_id_have_no_uuid(tmp_path: Path) -> None:
+    host = build_machine(machine(driver=LINUX_6_8), tmp_path / "host")
+    for number in (1, 2):
+        properties = host.sysfs / "class/kfd/kfd/topology/nodes" / str(number) / "properties"
+        rows = [line for line in properties.read_text().splitlines() if not line.startswith("unique_id")]
+        properties.chmod(0o644)
+        properties.write_text("\n".join([*rows, "unique_id 4711\n"]))
+    assert ["uuid" in device.attributes for device in collect(host, scan(host)).devices] == [False, False]

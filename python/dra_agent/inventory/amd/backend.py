@@ -14,12 +14,12 @@ from dra_agent.inventory.amd.mode_transition import die_count, matches_mode
 from dra_agent.inventory.amd.modes import WHOLE
 from dra_agent.inventory.amd.partitionable import (
     PartitionableGpus,
+    board_uuid,
     count_errors,
     describe_whole,
     fill,
     half_made,
     set_memory,
-    uuid_of,
 )
 from dra_agent.inventory.api import CounterSet
 from dra_agent.inventory.builder import DeviceBuilder, pci_files
@@ -118,7 +118,8 @@ class AmdBackend:
             draft.set("profile", profile)
             # The driver counts by blocks of the chip, which no partition has for itself.
             count_errors(draft)
-            draft.set("parentUUID", uuid_of(files, node))
+            draft.set("uuid", node.uuid)
+            draft.set("parentUUID", board_uuid(files, node))
             # KFD counts each partition's share for compute queues only; the render node is not held to it.
             draft.set("memoryEnforcement", "none")
             draft.add_identity(parent=device_name("gpu", function.pci_address))

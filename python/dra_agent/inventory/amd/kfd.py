@@ -49,6 +49,16 @@ class KfdNode:
     xcc_count: int | None
     memory_bytes: int | None
 
+    @property
+    def uuid(self) -> str | None:
+        """The id by which ROCR_VISIBLE_DEVICES selects the node; None if others have it, too, or it is not known."""
+        return uuid_text(self.unique_id) if self.selects else None
+
+
+def uuid_text(unique_id: int | None) -> str | None:
+    """Return a `unique_id` as ROCr compares it, ignoring case (RvdFilter in core/runtime/amd_filter_device.cpp)."""
+    return f"GPU-{unique_id:016x}" if unique_id is not None else None
+
 
 class KfdReader:
     """Reads the nodes between two rebuilds of their directory.
@@ -212,10 +222,13 @@ def _memory(files: SysfsDir, banks: int) -> int | None:
 
 
 def merge_partitions(nodes: Sequence[KfdNode]) -> KfdNode:
-    """Return the whole GPU of these partitions."""
+    """Return the whole GPU of these partitions, with the id that they share, if they do."""
     first = nodes[0]
+    has_one_id = all(node.unique_id == first.unique_id for node in nodes)
     return replace(
         first,
+        unique_id=first.unique_id if has_one_id else None,
+        selects=has_one_id and (first.selects or len(nodes) > 1),
         compute_units=_sum(node.compute_units for node in nodes),
         xcc_count=_sum(node.xcc_count for node in nodes),
         memory_bytes=_sum(node.memory_bytes for node in nodes),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from dra_agent.host import Host
-from dra_agent.inventory.amd.kfd import COMPUTE_MODE, KfdNode, KfdReader, merge_partitions, partition_of
+from dra_agent.inventory.amd.kfd import COMPUTE_MODE, KfdNode, KfdReader, merge_partitions, partition_of, uuid_text
 from dra_agent.inventory.amd.mode_transition import (
     SETTLE_TIMEOUT_S,
     LastDescription,
@@ -31,10 +31,12 @@ from dra_agent.inventory.sysfs import SysfsDir
 from dra_agent.topology.model import PciFunction as Function
 
 
-def describe_whole(draft: DeviceBuilder, node: KfdNode | None, driver_version: str | None) -> None:
-    """Set what a GPU has as a whole; `node` is all of it as KFD shows it."""
+def describe_whole(
+    draft: DeviceBuilder, node: KfdNode | None, driver_version: str | None, uuid: str | None = None
+) -> None:
+    """Set what a GPU has as a whole; `node` is all of it as KFD shows it, `uuid` its id if KFD does not show it now."""
     function = draft.function
-    draft.set("uuid", uuid_of(draft.files, node))
+    draft.set("uuid", uuid or uuid_of(draft.files, node))
     fill(draft, node, driver_version)
     count_errors(draft)
     memory = draft.files.number("mem_info_vram_total")
@@ -73,11 +75,19 @@ def set_memory(draft: DeviceBuilder, amount: int | None) -> None:
 
 
 def uuid_of(files: SysfsDir, node: KfdNode | None) -> str | None:
-    """Give the GPU's id as ROCR_VISIBLE_DEVICES takes it."""
+    """Return the id by which ROCR_VISIBLE_DEVICES selects a GPU: KFD's, which can be another than the board's.
+
+    Where KFD reports no id, the board's is the only one; one that another GPU has selects neither.
+    """
+    return board_uuid(files) if node is None or node.unique_id is None else node.uuid
+
+
+def board_uuid(files: SysfsDir, node: KfdNode | None = None) -> str | None:
+    """Return the id of the board, as amd-smi shows it; `node`: part of it, for drivers that have no file for it."""
     text = files.text("unique_id")
     if text is not None:
         return f"GPU-{text.lower().removeprefix('0x'):0>16}"
-    return f"GPU-{node.unique_id:016x}" if node is not None and node.unique_id is not None else None
+    return uuid_text(node.unique_id) if node is not None else None
 
 
 def count_errors(draft: DeviceBuilder) -> None:
@@ -117,6 +127,8 @@ class PartitionableGpus:
         self._settling = ModeTransition(changes)
         self._seen: set[str] = set()
         """GPUs for which the first wait for complete nodes is over."""
+        self._uuids: dict[str, str | None] = {}
+        """Of GPUs that were seen in one piece."""
         self._nodes: dict[str, list[KfdNode]] = {}
         self._complete: dict[str, list[KfdNode]] = {}
         self._most: dict[str, int] = {}
@@ -126,6 +138,8 @@ class PartitionableGpus:
         """Start a scan of these GPUs; returns the nodes of every GPU by address."""
         self.counters = []
         self._settling.begin(functions)
+        here = {function.pci_address for function in functions}
+        self._uuids = {address: uuid for address, uuid in self._uuids.items() if address in here}
         self._nodes = self._read(functions, problems)
         self._complete = {
             one.pci_address: self._nodes[one.pci_address] for one in functions if self._is_complete(one, self._nodes)
@@ -191,7 +205,7 @@ class PartitionableGpus:
         quiet: list[Diagnostic] = []
         draft = DeviceBuilder(self._host, function, "gpu", quiet)
         whole = merge_partitions(nodes) if nodes else None
-        describe_whole(draft, whole, driver_version)
+        describe_whole(draft, whole, driver_version, self._uuid(function, nodes))
         described_whole = draft.build()
         if self._rules.rule_for(described_whole, "amd") is None:
             return None
@@ -220,7 +234,7 @@ class PartitionableGpus:
                 part.set("type", "partition")
                 part.set("profile", "-".join(text.lower() for text in (mode.name, nps) if text is not None))
                 count_errors(part)
-                part.set("parentUUID", uuid_of(files, whole))
+                part.set("parentUUID", board_uuid(files, whole))
                 part.set("memoryEnforcement", "none")
                 part.add_identity(parent=draft.name)
                 fill(part, partition_of(whole, mode.partitions), driver_version)
@@ -233,6 +247,12 @@ class PartitionableGpus:
             LastDescription(function.device_id, modes.dies, described_whole, tuple(described), counters),
         )
         return described
+
+    def _uuid(self, function: Function, nodes: Sequence[KfdNode]) -> str | None:
+        """Return the id of a whole GPU in every mode, if it was seen in one piece; KFD shows it in no other mode."""
+        if len(nodes) == 1:
+            self._uuids[function.pci_address] = nodes[0].uuid
+        return self._uuids.get(function.pci_address)
 
     def _in_mode(self, device: Device, consumption: CounterConsumption, mode: Mode, index: int) -> Device:
         """Return a device as it will be in another mode; its nodes are not known before."""
