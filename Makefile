@@ -12,7 +12,7 @@ HOOK   := python/dra_agent/device_setup/lib/dra-agent-hook
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help lock build check demo test test-rust test-python lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
+.PHONY: help lock build check demo test test-rust test-python test-tools lint audit fmt proto bench bench-cluster bench-reclaim install clean cluster cluster-down test-cluster test-gpu cluster-programs faults faults-disk faults-server coverage fuzz soak lifecycle mutants-python mutants-rust manifests
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -81,7 +81,10 @@ test-rust: ## run cargo tests, clippy and rustfmt
 	$(CARGO) clippy --locked --workspace --all-targets --quiet -- -D warnings
 	$(CARGO) fmt --all --check
 
-test-python: build ## run pytest
+test-tools: $(SYNC) ## build helm and kubectl, which tests of the chart run, if Go is installed
+	@PYTHONPATH=tests $(PY) -m cluster.kube.build helm kubectl
+
+test-python: build test-tools ## run pytest
 	$(PY) -m pytest -n 4
 
 # Data of processes that a test kills is lost, so the true values are higher.

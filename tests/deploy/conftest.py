@@ -1,4 +1,4 @@
-"""The chart as Helm renders it. helm and kubectl are built with the test cluster; without them tests are skipped."""
+"""The chart as Helm renders it. `make test` builds helm and kubectl if Go is installed; else tests are skipped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def program(name: str) -> Path:
     built = sorted(CACHE.glob(f"*/{name}"), key=lambda path: path.stat().st_mtime)
     found = built[-1] if built else shutil.which(name)
     if found is None:
-        pytest.skip(f"{name} is not built yet; `make test-cluster` builds it and runs this test too")
+        pytest.skip(f"{name} is not built; `make test-tools` builds it, and requires Go")
     return Path(found)
 
 

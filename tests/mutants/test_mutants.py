@@ -73,7 +73,7 @@ def test_every_mutant_of_the_product_is_python(package: str) -> None:
     for file in modules(SOURCE, [package]):
         module = Module(SOURCE, file)
         original = ast.dump(module.tree)
-        for mutant in module.mutants[::10]:
+        for mutant in {mutant.operator: mutant for mutant in module.mutants}.values():
             changed = module.mutated(mutant)
             assert ast.dump(changed) != original, mutant
             compile(changed, file, "exec")

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from .prerequisites import check
+from .prerequisites import OLDEST_GO, check, go_version
 
 MODULES = Path(__file__).resolve().parents[1] / "modules"
 
@@ -66,37 +66,53 @@ def directory() -> Path:
 
 
 def programs() -> Path:
-    """The directory of the programs; what is not there yet is built. MissingError where the machine lacks something.
+    """Return the directory of all programs; builds those that are missing. MissingError if the machine lacks something.
 
-    The first build of all takes about 10 minutes on two cores; later ones take what changed.
+    The first build of all takes about 10 minutes on two cores.
     """
     where = directory()
-    absent = [module for module in modules() if not all((where / name).exists() for name in module.programs)]
-    check(go=bool(absent))
-    if not absent:
-        return where
-    where.mkdir(parents=True, exist_ok=True)
-    with (where / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for module in absent:
-            _build(module, where)
+    check(go=any(not (where / name).exists() for module in modules() for name in module.programs))
+    for module in modules():
+        for name in module.programs:
+            build(module, name)
     return where
 
 
-def _build(module: Module, where: Path) -> None:
-    for name, package in module.programs.items():
-        if (where / name).exists():
-            continue
-        began = time.monotonic()
-        print(f"building {name} {module.version()} ...", file=sys.stderr, flush=True)
-        unfinished = where / f".{name}"
-        command = ["go", "build", "-ldflags", module.ldflags, "-o", str(unfinished)]
-        command += ["-tags", module.tags] if module.tags else []
-        environment = {**os.environ, "CGO_ENABLED": "0"}
-        subprocess.run([*command, package], cwd=MODULES / module.name, env=environment, check=True)
-        unfinished.rename(where / name)
-        print(f"built {name} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+def build(module: Module, name: str) -> None:
+    """Build one program of a module unless it exists. Another process that builds the same program is waited for."""
+    where = directory()
+    if (where / name).exists():
+        return
+    where.mkdir(parents=True, exist_ok=True)
+    with (where / f".lock-{name}").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (where / name).exists():
+            _compile(module, name, where / name)
+
+
+def main(names: list[str]) -> str:
+    """Build the named programs, which require only Go, or all that a cluster requires; return the directory."""
+    if not names:
+        return str(programs())
+    if go_version() < OLDEST_GO:
+        return f"{', '.join(names)}: not built, because no Go {'.'.join(map(str, OLDEST_GO))} or newer is on PATH"
+    for module in modules():
+        for name in module.programs.keys() & set(names):
+            build(module, name)
+    return str(directory())
+
+
+def _compile(module: Module, name: str, target: Path) -> None:
+    began = time.monotonic()
+    print(f"building {name} {module.version()} ...", file=sys.stderr, flush=True)
+    unfinished = target.with_name(f".{name}")
+    command = ["go", "build", "-ldflags", module.ldflags, "-o", str(unfinished)]
+    command += ["-tags", module.tags] if module.tags else []
+    environment = {**os.environ, "CGO_ENABLED": "0"}
+    subprocess.run([*command, module.programs[name]], cwd=MODULES / module.name, env=environment, check=True)
+    unfinished.rename(target)
+    print(f"built {name} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
-    print(programs())
+    print(main(sys.argv[1:]))
