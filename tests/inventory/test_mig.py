@@ -12,6 +12,7 @@ from dra_agent.host import Host
 from dra_agent.inventory import Diagnostic
 from dra_agent.inventory.nvidia.backend import NvidiaBackend
 from dra_agent.inventory.nvidia.events import Events
+from dra_agent.inventory.nvidia.gpu_start import GpuStart
 from dra_agent.inventory.nvidia.nvml_client import GpuLostError, NotSupportedError, NvmlClient, UnknownGpuError
 from dra_agent.topology import DeviceKind
 from dra_agent.topology import PciFunction as Function
@@ -24,6 +25,7 @@ class MigLibrary:
     """Answers as NVML does for an H100 in MIG mode: instances by (GPU instance, compute instance, profile, start)."""
 
     module = pynvml
+    is_running = False
     generation = 1
 
     def __init__(self, *instances: tuple[int, int, str, int]) -> None:
@@ -35,6 +37,10 @@ class MigLibrary:
             raise RetryableError("no answer")
 
     def close(self) -> None: ...
+
+    def expect(self, gpus: int) -> None: ...
+
+    def drop_failed(self) -> None: ...
 
     def is_stuck(self, about: str) -> bool:
         return False
@@ -90,6 +96,7 @@ def backend(host: Host, monkeypatch: pytest.MonkeyPatch) -> Callable[[MigLibrary
     def make(library: MigLibrary) -> NvidiaBackend:
         made = NvidiaBackend(host, 1.0)
         monkeypatch.setattr(made, "_nvml", library)
+        monkeypatch.setattr(made, "_starts", GpuStart(cast(NvmlClient, library), 1.0))
         monkeypatch.setattr(made, "_events", Events(cast(NvmlClient, library)))
         return made
 

@@ -64,6 +64,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="return after that time; without it, hang until `clear`",
     )
 
+    latency = _on_host(actions, "latency", "set how long NVML calls take; without flags, no time")
+    latency.add_argument("--init", type=positive_number, default=0, metavar="MS", help="nvmlInit, for each GPU")
+    latency.add_argument(
+        "--gpu-start",
+        type=positive_number,
+        default=0,
+        metavar="MS",
+        help="the initialization of each GPU in each process; switches persistence mode off",
+    )
+    latency.add_argument(
+        "--call", action="append", default=[], type=_call_time, metavar="FUNCTION=MS", help="a function; repeatable"
+    )
+
     fail = _on_host(actions, "fail", "make NVML calls fail")
     _add_call(fail)
     fail.add_argument("--code", type=positive_number, default=999, metavar="N", help="NVML's error number; default 999")
@@ -138,6 +151,9 @@ def run(args: argparse.Namespace) -> int:
         case "hang":
             inject.delay(root, args.function, args.milliseconds, args.device)
             print(f"{_calls(args)} take {args.milliseconds} ms longer")
+        case "latency":
+            inject.latency(root, init_ms_per_gpu=args.init, gpu_start_ms=args.gpu_start, calls_ms=dict(args.call))
+            print(f"NVML takes {args.init} ms and {args.gpu_start} ms for each GPU to start")
         case "fail":
             inject.fail(
                 root,
@@ -221,6 +237,11 @@ def _add_instance(parser: argparse.ArgumentParser) -> None:
 def _instance(text: str) -> tuple[int, int]:
     gpu, slash, compute = text.partition("/")
     return int(gpu), int(compute) if slash else _WHOLE
+
+
+def _call_time(text: str) -> tuple[str, int]:
+    function, _, milliseconds = text.partition("=")
+    return function, positive_number(milliseconds)
 
 
 def _calls(args: argparse.Namespace) -> str:

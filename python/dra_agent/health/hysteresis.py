@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 import msgspec
 
 from dra_agent.health.issues import HealthIssue, HealthSettings, Severity
+from dra_agent.inventory.model import STARTING
 
 MAX_RECURRENCES = 4
 """Doublings of the time for which a cause must stay away: sixteen times at most."""
@@ -118,6 +119,8 @@ class IssueTracker:
         return min(relapses + 1, MAX_RECURRENCES) if soon else 0
 
     def _held(self, spell: ActiveIssue) -> float:
+        if spell.cause.name == STARTING:
+            return 0.0
         least = self._settings.event_seconds if spell.happened else self._settings.recovery_seconds
         return least * 2.0**spell.relapses
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from dra_agent.inventory.model import Device
+from dra_agent.inventory.model import STARTING, Device
 
 TaintEffect = Literal["NoExecute", "NoSchedule", "tell", "none"]
 """tell: a taint with the effect None, which is informational. none: no taint."""
@@ -69,7 +69,7 @@ class HealthIssue(msgspec.Struct, frozen=True):
 UNMONITORED = "unmonitored"
 UNHEALTHY = "unhealthy"
 """Default text of issues without details."""
-_SEVERITIES = {"gpu-lost": Severity.FATAL, UNMONITORED: Severity.NOTICE}
+_SEVERITIES = {"gpu-lost": Severity.FATAL, UNMONITORED: Severity.NOTICE, STARTING: Severity.NOTICE}
 
 XIDS = {
     32: "invalid commands from a program",
@@ -101,7 +101,12 @@ KNOWN_CAUSES = (*_SEVERITIES, UNHEALTHY, "fabric-not-ready", "fabric-degraded", 
 def of_device(device: Device) -> list[HealthIssue]:
     """Return the issues of the last observation of a device."""
     causes = [
-        HealthIssue(ailment.cause, severity(ailment.cause), ailment.message, transient=ailment.transient)
+        HealthIssue(
+            ailment.cause,
+            severity(ailment.cause),
+            ailment.message,
+            transient=ailment.transient and ailment.cause != STARTING,
+        )
         for ailment in device.ailments
     ]
     if not causes and device.health == "unhealthy":

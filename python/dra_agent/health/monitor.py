@@ -14,7 +14,7 @@ from dra_agent.health.hysteresis import ActiveIssue, Confirmation, Grace, IssueT
 from dra_agent.health.issues import HealthIssue, HealthSettings
 from dra_agent.health.state_file import HealthStateFile
 from dra_agent.health.taints import apply_health
-from dra_agent.inventory.model import Device, DeviceEvent, Inventory
+from dra_agent.inventory.model import STARTING, Device, DeviceEvent, Inventory
 
 _HOUR = 3600.0
 
@@ -171,6 +171,8 @@ class Monitor:
     def _begun(self, device: str, began: list[HealthIssue]) -> None:
         for cause in began:
             self._happened[cause.name] += 1
+            if cause.name == STARTING:
+                continue
             log.warning(
                 "device failed" if cause.severity else "device is not monitored",
                 extra={"device": device, "cause": cause.name, "reason": cause.message},

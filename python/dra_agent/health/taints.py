@@ -12,7 +12,7 @@ from dra_agent.health import issues
 from dra_agent.health.hysteresis import ActiveIssue
 from dra_agent.health.issues import HealthSettings, Severity, TaintEffect
 from dra_agent.inventory.api import Taint
-from dra_agent.inventory.model import Device, Inventory
+from dra_agent.inventory.model import STARTING, Device, Inventory
 
 MAX_TAINTS = 16
 """That the API allows on one device."""
@@ -74,7 +74,8 @@ def _effect(spell: ActiveIssue, settings: HealthSettings) -> TaintEffect:
         Severity.DEGRADED: settings.degraded,
         Severity.NOTICE: settings.unmonitored,
     }
-    effect = by_severity[spell.cause.severity]
+    # Its attributes are incomplete, and so is what its rules make of it.
+    effect = "NoSchedule" if spell.cause.name == STARTING else by_severity[spell.cause.severity]
     return "NoSchedule" if effect == "NoExecute" and not spell.cause.confirmed else effect
 
 

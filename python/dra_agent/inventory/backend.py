@@ -50,6 +50,15 @@ class EventSource(Protocol):
 
 
 @runtime_checkable
+class SlowStart(Protocol):
+    """A back end with a library whose start may take longer than a scan waits for it."""
+
+    def wait_for_start(self) -> bool:
+        """Wait until it has started or failed; return whether a scan shows more now."""
+        ...
+
+
+@runtime_checkable
 class PartitioningBackend(Protocol):
     """A back end that can also publish partitions of GPUs."""
 

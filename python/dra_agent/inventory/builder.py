@@ -51,6 +51,7 @@ class DeviceBuilder:
         self.health: Health = "healthy"
         self.health_reason: str | None = None
         self.ailments: list[ObservedIssue] = []
+        self.observed = True
         self.memory_errors: int | None = None
         self.memory_limits: dict[str, str] = {}
         self.corrected_errors: int | None = None
@@ -100,6 +101,7 @@ class DeviceBuilder:
     def inherit_health(self, whole: DeviceBuilder) -> None:
         """Inherit the health of the parent device."""
         self.health, self.health_reason, self.ailments = whole.health, whole.health_reason, list(whole.ailments)
+        self.observed = whole.observed
         self.memory_errors, self.corrected_errors = whole.memory_errors, whole.corrected_errors
 
     def build(self) -> Device:
@@ -123,6 +125,7 @@ class DeviceBuilder:
             health=self.health,
             health_reason=self.health_reason,
             ailments=tuple(self.ailments),
+            observed=self.observed,
             memory_errors=self.memory_errors,
             corrected_errors=self.corrected_errors,
         )

@@ -17,6 +17,7 @@ from dra_agent.inventory.backend import (
     ExclusionSource,
     ModeChangeListener,
     PartitioningBackend,
+    SlowStart,
     backend_of,
     is_usable,
     load_backend,
@@ -100,6 +101,12 @@ class Collector:
                     _log.exception("back end cannot report events", extra={"backend": name})
         return found
 
+    def wait_for_start(self) -> bool:
+        """Wait for libraries that a scan did not wait for; return whether another scan shows more."""
+        slow = [backend for backend in self._backends.values() if isinstance(backend, SlowStart)]
+        waited = [backend.wait_for_start() for backend in slow]
+        return any(waited)
+
     def lost_event_stream(self) -> bool:
         """Return once that a back end has lost its event stream until the next scan."""
         return any(
@@ -181,9 +188,17 @@ def collect(
     driver: str = DEFAULT_DRIVER,
     handovers: VfioBindingStore | None = None,
 ) -> Inventory:
-    """Take the inventory once; UsageError where a rule of the settings can never work."""
+    """Take the inventory once, however long libraries need to start.
+
+    UsageError where a rule of the settings can never work.
+    """
     collector = Collector(host, settings, driver=driver, handovers=handovers)
     try:
-        return collector.collect(topology)
+        inventory = collector.collect(topology)
+        # Twice at most: the library first, then its GPUs.
+        for _ in range(2):
+            if collector.wait_for_start():
+                inventory = collector.collect(topology)
+        return inventory
     finally:
         collector.close()

@@ -38,6 +38,10 @@ SHARED_ROLES: frozenset[NodeRole] = frozenset({"kfd", "control", "rdma-cm", "vfi
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
+STARTING = "starting"
+"""The cause of a device that was never read, because its library still initializes it."""
+
+
 class DeviceNode(msgspec.Struct, frozen=True):
     """One device node that a container needs to use a device."""
 
@@ -127,7 +131,8 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     ailments: tuple[ObservedIssue, ...] = ()
     """Why it is unhealthy."""
     observed: bool = True
-    """False: a claim has it at vfio-pci, and its health cannot be read; what was wrong with it before still counts."""
+    """False: its health cannot be read now (a claim has it at vfio-pci, or NVML initializes it); what was wrong with it
+    before still counts."""
     memory_errors: int | None = None
     """Uncorrected errors since its driver was loaded; None if not counted."""
     corrected_errors: int | None = None

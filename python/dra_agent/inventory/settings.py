@@ -84,4 +84,7 @@ class InventorySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     host_uplink: Literal["exclude", "include"] = "exclude"
     """Whether the NIC that carries the host's default route can be claimed."""
     nvml_timeout: float = 5.0
-    """Seconds that one call of the NVIDIA library may take; its start may take four times as long."""
+    """Seconds that one call of the NVIDIA library may take.
+
+    Its start, and calls while MIG instances change, may take four times as long, and the initialization of GPUs
+    10 s for each GPU if that is more."""

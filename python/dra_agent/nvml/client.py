@@ -35,6 +35,10 @@ class CallTimeoutError(RetryableError):
     """A call did not return in time."""
 
 
+class BusyError(CallTimeoutError):
+    """The call was not made: another call about the same GPU, which is in time, still runs."""
+
+
 class WorkerExitedError(CallTimeoutError):
     """The process exited before the call returned, or is not running."""
 
@@ -158,7 +162,8 @@ class NvmlWorker:
             turn = self._lanes.setdefault(lane, threading.Lock())
         self._refuse_stuck(lane)
         if not turn.acquire(timeout=timeout):
-            raise CallTimeoutError(f"NVML did not come to {name} about {lane} within {timeout:g} s")
+            self._refuse_stuck(lane)
+            raise BusyError(f"NVML did not come to {name} about {lane} within {timeout:g} s")
         try:
             self._refuse_stuck(lane)
             call = self._send(lane, name, encoded)

@@ -6,7 +6,7 @@ after it, never a partial file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -133,6 +133,31 @@ def fabric(
         mask |= FABRIC_FAILURES[failure]
     condition = nvml.FabricCondition(FABRIC_STATES[state], status, mask, _UNHEALTHY if failures else _HEALTHY)
     return _set_condition(root, device, machine, fabric=condition)
+
+
+def latency(
+    root: Path, *, init_ms_per_gpu: int = 0, gpu_start_ms: int = 0, calls_ms: Mapping[str, int] | None = None
+) -> None:
+    """Set how long calls take; what is not given takes no time.
+
+    With `gpu_start_ms`, persistence mode is off on every GPU, so that each process that opens one initializes it.
+    """
+    _recall(root, None, needs_machine=False)
+    for function in calls_ms or {}:
+        _check_function(root, function)
+    times = nvml.Latency(init_ms_per_gpu, gpu_start_ms, dict(calls_ms or {}))
+
+    def changed(state: nvml.NvmlState) -> nvml.NvmlState:
+        conditions = {
+            gpu.uuid: msgspec.structs.replace(
+                state.conditions.get(gpu.uuid, nvml.Condition()), persistence_mode=gpu_start_ms == 0
+            )
+            for gpu in state.devices
+        }
+        return msgspec.structs.replace(state, latency=times, conditions={**state.conditions, **conditions})
+
+    with nvml.locked(root / "lib"):
+        _edit(root, changed)
 
 
 def start_process(

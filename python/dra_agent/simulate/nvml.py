@@ -184,6 +184,17 @@ class MemoryLimit(msgspec.Struct, frozen=True):
     folder: bool = False
 
 
+class Latency(msgspec.Struct, frozen=True):
+    """How long calls take, in milliseconds."""
+
+    init_ms_per_gpu: int = 0
+    """nvmlInit, for each GPU."""
+    gpu_start_ms: int = 0
+    """The first lookup of a GPU in a process, one GPU after the other, unless persistence mode is on."""
+    calls_ms: dict[str, int] = {}
+    """Every call of a function, by its name without version."""
+
+
 class NvmlState(msgspec.Struct, frozen=True):
     """The whole file. A driver of None means that none is loaded: nvmlInit then fails."""
 
@@ -195,6 +206,7 @@ class NvmlState(msgspec.Struct, frozen=True):
     conditions: dict[str, Condition] = {}
     """By UUID; a GPU that is not named is in the default condition."""
     processes: tuple[Process, ...] = ()
+    latency: Latency = Latency()
     memory_limits: dict[str, dict[str, MemoryLimit]] = {}
     """By UUID and control group."""
 

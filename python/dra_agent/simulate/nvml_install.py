@@ -40,6 +40,7 @@ def install(machine: Machine, present: Machine, folder: Path) -> None:
         events=old.events,
         conditions=old.conditions,
         processes=old.processes,
+        latency=old.latency,
         memory_limits=old.memory_limits,
     )
     if state != old:

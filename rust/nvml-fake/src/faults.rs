@@ -4,6 +4,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use crate::abi::Code;
+use crate::latency;
 use crate::state::{self, Fault, KillTarget, When};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -13,6 +14,18 @@ pub(crate) fn before(function: &str, device: Option<&str>) -> Result<(), Code> {
     apply(function, device, When::Before)
 }
 
+/// Applies the faults of one GPU before a lookup of it has an effect; faults of all GPUs were applied before.
+pub(crate) fn before_lookup(function: &str, gpu: &str) -> Result<(), Code> {
+    let state = state::current()?;
+    let of_gpu = |fault: &Fault| fault.device.as_deref() == Some(gpu);
+    for (index, fault) in state.faults.iter().enumerate() {
+        if of_gpu(fault) && fault.when == When::Before && applies_to(fault, function, Some(gpu)) {
+            happen(fault, index, function, Some(gpu), When::Before)?;
+        }
+    }
+    Ok(())
+}
+
 /// Applies faults after a call had its effect, before it returns.
 pub(crate) fn after(function: &str, device: Option<&str>) -> Result<(), Code> {
     apply(function, device, When::After)
@@ -20,22 +33,43 @@ pub(crate) fn after(function: &str, device: Option<&str>) -> Result<(), Code> {
 
 fn apply(function: &str, device: Option<&str>, when: When) -> Result<(), Code> {
     let state = state::current()?;
+    if when == When::Before {
+        latency::call(&state, unversioned(function));
+    }
     for (index, fault) in state.faults.iter().enumerate() {
-        if fault.when != when || !applies_to(fault, function, device) || !consume(fault, index)? {
+        if fault.when != when || !applies_to(fault, function, device) {
             continue;
         }
-        sleep(Duration::from_millis(fault.delay_ms));
-        while fault.hang && hangs(function, device, when) {
-            sleep(POLL_INTERVAL);
-        }
-        if let Some(target) = fault.kill {
-            kill(target);
-        }
-        if let Some(code) = fault.code {
-            return if code == 0 { Ok(()) } else { Err(Code(code)) };
+        if happen(fault, index, function, device, when)? {
+            return Ok(());
         }
     }
     Ok(())
+}
+
+/// Lets a fault happen; returns whether it replaces the faults after it.
+fn happen(
+    fault: &Fault,
+    index: usize,
+    function: &str,
+    device: Option<&str>,
+    when: When,
+) -> Result<bool, Code> {
+    if !consume(fault, index)? {
+        return Ok(false);
+    }
+    sleep(Duration::from_millis(fault.delay_ms));
+    while fault.hang && hangs(function, device, when) {
+        sleep(POLL_INTERVAL);
+    }
+    if let Some(target) = fault.kill {
+        kill(target);
+    }
+    match fault.code {
+        None => Ok(false),
+        Some(0) => Ok(true),
+        Some(code) => Err(Code(code)),
+    }
 }
 
 /// Decrements the count of a limited fault. Returns false if no occurrence remains.

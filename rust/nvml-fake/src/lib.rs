@@ -12,6 +12,7 @@ mod files;
 mod handles;
 mod health;
 mod identity;
+mod latency;
 mod lifecycle;
 mod locality;
 mod memory;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::abi::Code;
 use crate::call::guarded;
-use crate::{faults, state};
+use crate::{faults, latency, state};
 
 static USERS: AtomicUsize = AtomicUsize::new(0);
 
@@ -21,9 +21,11 @@ pub(crate) fn check() -> Result<(), Code> {
 fn init() -> i32 {
     guarded(|| {
         faults::before("nvmlInit", None)?;
-        if state::current()?.driver.is_none() {
+        let state = state::current()?;
+        if state.driver.is_none() {
             return Err(Code::DRIVER_NOT_LOADED);
         }
+        latency::init(&state);
         USERS.fetch_add(1, Ordering::AcqRel);
         Ok(())
     })
@@ -52,7 +54,11 @@ pub extern "C" fn nvmlShutdown() -> i32 {
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |users| {
                 users.checked_sub(1)
             })
-            .map(|_| ())
+            .map(|users| {
+                if users == 1 {
+                    latency::shut_down();
+                }
+            })
             .map_err(|_| Code::UNINITIALIZED)
     })
 }

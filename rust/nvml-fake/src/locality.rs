@@ -273,6 +273,7 @@ mod tests {
             events: vec![],
             conditions: Default::default(),
             memory_limits: Default::default(),
+            latency: crate::state::Latency::default(),
             processes: vec![],
         };
         let order: Vec<_> = state

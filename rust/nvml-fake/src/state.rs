@@ -21,9 +21,23 @@ pub(crate) struct State {
     pub(crate) conditions: BTreeMap<String, Condition>,
     #[serde(default)]
     pub(crate) processes: Vec<Process>,
+    #[serde(default)]
+    pub(crate) latency: Latency,
     /// By UUID and control group.
     #[serde(default)]
     pub(crate) memory_limits: BTreeMap<String, BTreeMap<String, MemoryLimit>>,
+}
+
+/// How long calls take.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Latency {
+    /// nvmlInit, for each GPU.
+    pub(crate) init_ms_per_gpu: u64,
+    /// The first lookup of a GPU in a process, one GPU after the other, unless persistence mode is on.
+    pub(crate) gpu_start_ms: u64,
+    /// Every call of a function, by its name without version.
+    pub(crate) calls_ms: BTreeMap<String, u64>,
 }
 
 /// The memory limit of a control group on a GPU, in bytes.

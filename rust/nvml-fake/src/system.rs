@@ -7,6 +7,7 @@ use crate::call::system;
 use crate::handles::{self, Handle, Target};
 use crate::mig;
 use crate::state::{Driver, State, address_parts};
+use crate::{faults, latency};
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvmlErrorString(code: c_int) -> *const c_char {
@@ -83,6 +84,8 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByIndex_v2(
     system("nvmlDeviceGetHandleByIndex_v2", |state| {
         let gpus = state.present();
         let gpu = gpus.get(index as usize).ok_or(Code::INVALID_ARGUMENT)?;
+        faults::before_lookup("nvmlDeviceGetHandleByIndex_v2", &gpu.uuid)?;
+        latency::look_up(state, gpu);
         // SAFETY: the caller provides one handle.
         unsafe { write_value(device, handles::of(&gpu.uuid)) }
     })
@@ -102,9 +105,12 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByUUID(
             Some(gpu) => Target::Gpu(gpu.uuid.clone()),
             None => mig::device::with_uuid(uuid)?.ok_or(Code::NOT_FOUND)?,
         };
-        if state.gpu(target.gpu()).is_none_or(|gpu| !gpu.present) {
-            return Err(Code::GPU_IS_LOST);
-        }
+        let gpu = state
+            .gpu(target.gpu())
+            .filter(|gpu| gpu.present)
+            .ok_or(Code::GPU_IS_LOST)?;
+        faults::before_lookup("nvmlDeviceGetHandleByUUID", &gpu.uuid)?;
+        latency::look_up(state, gpu);
         // SAFETY: the caller provides one handle.
         unsafe { write_value(device, handles::of_target(target)) }
     })
@@ -129,6 +135,8 @@ pub unsafe extern "C" fn nvmlDeviceGetHandleByPciBusId_v2(
         if !gpu.present {
             return Err(Code::GPU_IS_LOST);
         }
+        faults::before_lookup("nvmlDeviceGetHandleByPciBusId_v2", &gpu.uuid)?;
+        latency::look_up(state, gpu);
         // SAFETY: the caller provides one handle.
         unsafe { write_value(device, handles::of(&gpu.uuid)) }
     })

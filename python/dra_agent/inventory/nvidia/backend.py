@@ -14,12 +14,21 @@ from dra_agent.errors import RetryableError
 from dra_agent.host import Host
 from dra_agent.inventory.api import CounterSet
 from dra_agent.inventory.builder import DeviceBuilder
-from dra_agent.inventory.model import Device, DeviceEvent, Diagnostic, Exclusion
+from dra_agent.inventory.model import STARTING, Device, DeviceEvent, Diagnostic, Exclusion
 from dra_agent.inventory.nvidia.describe import DRIVER, describe_gpu, describe_instance
 from dra_agent.inventory.nvidia.events import Events, EventTargets
 from dra_agent.inventory.nvidia.gpu_info import DriverInfo, GpuInfo, read_driver, read_gpu, read_module, read_procfs
+from dra_agent.inventory.nvidia.gpu_start import GpuStart, StartingError
 from dra_agent.inventory.nvidia.mig import MigInstance, read_instances
-from dra_agent.inventory.nvidia.nvml_client import CallTimeoutError, GpuLostError, NvmlError, UnknownGpuError, acquire
+from dra_agent.inventory.nvidia.nvml_client import (
+    SLOW_FACTOR,
+    BusyError,
+    CallTimeoutError,
+    GpuLostError,
+    NvmlError,
+    UnknownGpuError,
+    acquire,
+)
 from dra_agent.inventory.nvidia.partitionable import PartitionableGpus
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
@@ -45,6 +54,7 @@ class NvidiaBackend:
     def __init__(self, host: Host, timeout: float) -> None:
         self._host = host
         self._nvml = acquire(host.nvml_library, timeout)
+        self._starts = GpuStart(self._nvml, timeout * SLOW_FACTOR)
         self._affected = EventTargets(self._nvml)
         self._events = Events(self._nvml, self._affected.names)
         self._untold = ""
@@ -72,8 +82,12 @@ class NvidiaBackend:
             self._handles.pop(gone, None)
         self._divided.begin(present)
         self._restarted = False
+        gpus = [one.pci_address for one in functions if one.driver == DRIVER and one.physfn is None]
         self._needed = any(function.driver == DRIVER for function in functions)
+        self._nvml.expect(len(gpus))
         answers = self._start(problems) if self._needed else False
+        if answers:
+            self._starts.begin(address for address in gpus if address not in self._handles)
         driver = self._driver or read_module(self._host, problems)
         hangs = 0
         devices = []
@@ -81,7 +95,9 @@ class NvidiaBackend:
             draft = DeviceBuilder(self._host, function, "gpu", problems)
             facts, answered = None, False
             if function.driver == DRIVER and function.physfn is None:
-                if not answers or hangs >= MAX_HANGS:
+                if answers is None:
+                    self._mark_starting(draft)
+                elif not answers or hangs >= MAX_HANGS:
                     draft.health, draft.health_reason = "unmonitored", "NVML does not respond"
                 else:
                     facts, hung = self._ask(draft)
@@ -118,11 +134,17 @@ class NvidiaBackend:
             return []
 
     def lost_event_stream(self) -> bool:
-        """Return once per scan that the library has exited and may be restarted."""
+        """Return once per scan that the library has exited and may be restarted, or has initialized a GPU."""
+        if self._starts.has_news():
+            return True
         if not self._needed or not self._nvml.is_due:
             return False
         self._needed = False
         return True
+
+    def wait_for_start(self) -> bool:
+        """Wait until all GPUs are initialized, or are not in time; return whether a scan shows more now."""
+        return self._starts.wait()
 
     def close(self) -> None:
         """Close the library."""
@@ -147,15 +169,20 @@ class NvidiaBackend:
         if self._untold:
             problems.append(Diagnostic("NVML", f"it does not report GPU events: {self._untold}", "run `nvidia-smi`"))
 
-    def _start(self, problems: list[Diagnostic]) -> bool:
+    def _start(self, problems: list[Diagnostic]) -> bool | None:
+        """Return whether the library responds; None while it starts."""
         try:
-            self._nvml.start()
+            self._starts.library()
             if self._generation != self._nvml.generation:
                 self._generation = self._nvml.generation
                 self._handles.clear()
+                self._starts.forget()
                 self._events.forget()
                 self._untold = ""
             self._driver = self._driver or read_driver(self._nvml)
+        except StartingError:
+            problems.append(_STARTING_PROBLEM)
+            return None
         except RetryableError as error:
             problems.append(_library_problem(error))
             return False
@@ -167,6 +194,14 @@ class NvidiaBackend:
         was_stuck = self._nvml.is_stuck(address)
         try:
             facts = read_gpu(self._nvml, self._handle(address), address, draft.problems)
+        except StartingError:
+            draft.problems.append(_STARTING_PROBLEM)
+            self._mark_starting(draft)
+            return None, False
+        except BusyError:
+            # The agent changes the GPU's MIG instances: nothing new is known of it.
+            self._mark_starting(draft)
+            return None, False
         except CallTimeoutError as error:
             draft.health, draft.health_reason = "unmonitored", "NVML does not respond"
             draft.problems.append(_hung_problem(draft.name, error))
@@ -195,6 +230,12 @@ class NvidiaBackend:
             )
         return facts, False
 
+    def _mark_starting(self, draft: DeviceBuilder) -> None:
+        """Keep what is known of a GPU; one that was never read gets no new claims yet."""
+        draft.observed = False
+        if draft.function.pci_address not in self._known:
+            draft.add_issue(STARTING, "NVML still initializes the GPU", transient=True)
+
     def _described(self, draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, answered: bool) -> list[Device]:
         address = draft.function.pci_address
         rule = None
@@ -208,14 +249,14 @@ class NvidiaBackend:
                 self._affected.remember(address, number, place)
             return devices
         if facts.mig:
-            return self._instances(draft, facts, driver)
+            return self._instances(draft, facts, driver, answered)
         describe_gpu(draft, facts, driver)
         return [draft.build()]
 
-    def _instances(self, whole: DeviceBuilder, facts: GpuInfo, driver: DriverInfo) -> list[Device]:
+    def _instances(self, whole: DeviceBuilder, facts: GpuInfo, driver: DriverInfo, answered: bool) -> list[Device]:
         """Describe what exists of a GPU in MIG mode: no container can use it as a whole."""
         address, problems = whole.function.pci_address, whole.problems
-        if whole.health == "healthy":
+        if whole.health == "healthy" and answered:
             try:
                 self._mig[address] = read_instances(
                     self._nvml, self._handle(address), self._host, address, facts.minor, problems
@@ -224,7 +265,7 @@ class NvidiaBackend:
                 whole.health, whole.health_reason = "unmonitored", "NVML does not respond"
                 problems.append(Diagnostic(whole.name, f"its MIG instances: {error.message}", error.hint))
         instances = self._mig.get(address, [])
-        if not instances and whole.health == "healthy":
+        if not instances and whole.health == "healthy" and answered:
             what = "MIG mode is on without MIG instances, so this GPU cannot be claimed"
             hint = "create instances (nvidia-smi mig -cgi ... -C), or switch MIG mode off (nvidia-smi -mig 0)"
             problems.append(Diagnostic(whole.name, what, hint, severity="warning"))
@@ -242,10 +283,8 @@ class NvidiaBackend:
     def _handle(self, address: str) -> Any:
         handle = self._handles.get(address)
         if handle is None:
-            domain, _, rest = address.partition(":")
-            bus_id = f"{int(domain, 16):08X}:{rest.upper()}"
             try:
-                handle = self._nvml.call("nvmlDeviceGetHandleByPciBusId", bus_id.encode(), about=address)
+                handle = self._starts.handle(address)
             except UnknownGpuError:
                 # NVML lists the GPUs when it starts: this one may have been plugged in later.
                 if self._restarted:
@@ -253,9 +292,11 @@ class NvidiaBackend:
                 self._restarted = True
                 self._handles.clear()
                 self._events.forget()
-                self._nvml.restart()
+                self._nvml.stop()
+                self._starts.forget()
+                self._starts.library()
                 self._generation = self._nvml.generation
-                handle = self._nvml.call("nvmlDeviceGetHandleByPciBusId", bus_id.encode(), about=address)
+                handle = self._starts.handle(address)
             self._handles[address] = handle
         return handle
 
@@ -290,6 +331,12 @@ def _judge(draft: DeviceBuilder, facts: GpuInfo) -> None:
         draft.problems.append(Diagnostic(draft.name, issue.message, _FABRIC_HINT, severity="warning"))
 
 
+_STARTING_PROBLEM = Diagnostic(
+    "NVML",
+    "it still initializes GPUs, which are described as soon as that is done",
+    "enable nvidia-persistenced, or run `nvidia-smi -pm 1`, so that GPUs stay initialized",
+    severity="warning",
+)
 _FABRIC_HINT = (
     "check `nvidia-smi -q` (Fabric), nvidia-fabricmanager and its log; nvlsm and nvidia-imex where they are used"
 )

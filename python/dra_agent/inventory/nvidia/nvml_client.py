@@ -17,6 +17,7 @@ from typing import Any
 
 from dra_agent.errors import RetryableError
 from dra_agent.nvml.client import (
+    BusyError,
     CallTimeoutError,
     LibraryNotFoundError,
     NvmlCallError,
@@ -28,6 +29,7 @@ from dra_agent.nvml.client import (
 
 __all__ = [
     "WHOLE",
+    "BusyError",
     "WorkerExitedError",
     "CallTimeoutError",
     "GpuLostError",
@@ -44,8 +46,28 @@ log = logging.getLogger(__name__)
 WHOLE = "the library"
 """The key of calls that are about no single GPU."""
 
-_START_FACTOR = 4
-"""Without persistence mode the first call initialises every GPU, which takes seconds."""
+SLOW_FACTOR = 4
+"""Multiple of the timeout of a call for a start of the library, and for calls while MIG of a GPU changes."""
+GPU_START_S = 10.0
+"""Seconds for the initialization of one GPU. Without persistence mode the driver initializes a GPU when it is looked up
+first (nvml.h, nvmlInit_v2): a B200 takes 3.1 to 4.3 s, one GPU after the other (tinfoilsh/cvmimage#363)."""
+CHANGE_SETTLES_S = 30.0
+"""Seconds after a change of MIG instances in which calls about the GPU may still be slow."""
+_LOOKUPS = "nvmlDeviceGetHandleBy"
+_MIG_CHANGES = frozenset(
+    {
+        "nvmlDeviceSetMigMode",
+        "nvmlDeviceCreateGpuInstance",
+        "nvmlDeviceCreateGpuInstanceWithPlacement",
+        "nvmlGpuInstanceDestroy",
+        "nvmlGpuInstanceCreateComputeInstance",
+        "nvmlGpuInstanceCreateComputeInstanceWithPlacement",
+        "nvmlComputeInstanceDestroy",
+    }
+)
+_MIG_WORDS = ("MigDevice", "GpuInstance", "ComputeInstance")
+"""Calls that list instances: one takes up to 10 s while instances are created and destroyed (NVIDIA's DRA driver,
+cmd/gpu-kubelet-plugin/nvlib.go)."""
 _QUIET = 0.01
 """Seconds between two checks for pending calls."""
 
@@ -86,6 +108,12 @@ class NvmlClient:
         self._generation = 0
         self._started = False
         self._users = 1
+        self._gpus = 1
+        self._initialized: set[str] = set()
+        """GPUs that this process of the library has looked up, so that they are initialized."""
+        self._initializing: set[str] = set()
+        self._changed: dict[str, float] = {}
+        """By GPU: time of the last change of its MIG instances."""
 
     @property
     def module(self) -> ModuleType:
@@ -117,34 +145,59 @@ class NvmlClient:
         finally:
             self._life.release()
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it is started; `start` then returns at once."""
+        process = self._process
+        return self._started and process is not None and not process.ended
+
+    @property
+    def start_timeout_s(self) -> float:
+        """Seconds for calls that initialize GPUs: the driver may initialize all of them, one after the other."""
+        return max(self._timeout * SLOW_FACTOR, GPU_START_S * self._gpus)
+
+    def expect(self, gpus: int) -> None:
+        """Set the number of GPUs that a start may initialize."""
+        self._gpus = max(1, gpus)
+
     def start(self) -> None:
-        """Load and initialise the library; does nothing when that is done. Starts one again that has failed."""
-        with self._life:
+        """Load and initialise the library; does nothing when that is done. Starts one again that has failed.
+
+        Raises CallTimeoutError if another thread starts it and does not finish in time.
+        """
+        if not self._life.acquire(timeout=self._timeout * SLOW_FACTOR):
+            raise CallTimeoutError("NVML is still being started", where="NVML")
+        try:
             self._let_go_of_failed()
             if self._process is None:
                 if (wait := self._patience.remaining(time.monotonic())) > 0:
                     raise WorkerExitedError(f"it failed repeatedly; it is started again in {wait:.0f} s", where="NVML")
                 self._process = self._made()
             if not self._started:
-                self._call(
-                    WHOLE, self._timeout * _START_FACTOR, "nvmlInitWithFlags", self.module.NVML_INIT_FLAG_NO_GPUS
-                )
+                self._call(WHOLE, self.start_timeout_s, "nvmlInitWithFlags", self.module.NVML_INIT_FLAG_NO_GPUS)
                 self._started = True
+        finally:
+            self._life.release()
 
-    def restart(self) -> None:
-        """Initialize again: NVML does not detect a GPU that was plugged in after its start.
-
-        All handles become invalid.
-        """
-        self.stop()
-        self.start()
+    def drop_failed(self) -> None:
+        """End a process that has failed or hangs for too long, unless another thread starts or stops the library."""
+        if self._life.acquire(blocking=False):
+            try:
+                self._let_go_of_failed()
+            finally:
+                self._life.release()
 
     def stop(self) -> None:
         """Close the GPUs, so that the driver can be unloaded or a GPU be bound to another one.
 
-        Calls that are being made are waited for, up to a deadline's time.
+        Calls that are being made are waited for, up to a deadline's time; so is a start.
         """
-        with self._life:
+        if not self._life.acquire(timeout=self._timeout):
+            # A start hangs, or initializes GPUs: it ends with its process.
+            if (starting := self._process) is not None:
+                starting.close()
+            self._life.acquire()
+        try:
             process, self._started = self._process, False
             if process is None:
                 return
@@ -153,6 +206,8 @@ class NvmlClient:
                 time.sleep(_QUIET)
             self._process = None
             process.close()
+        finally:
+            self._life.release()
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -174,10 +229,33 @@ class NvmlClient:
     def call(self, name: str, *arguments: Any, about: str = WHOLE, timeout: float | None = None) -> Any:
         """Make one call. Raises HungError, NotThereError, LostError, UnknownGpuError or NvmlError.
 
-        What refers to structures (ctypes.byref) is filled in place. `timeout` in seconds, for calls that may take
-        longer than others.
+        What refers to structures (ctypes.byref) is filled in place. `timeout` in seconds, instead of the one that the
+        call and the GPU's state require.
         """
-        return self._call(about, self._timeout if timeout is None else timeout, name, *arguments)
+        initializes = name.startswith(_LOOKUPS) and about not in self._initialized
+        if timeout is None:
+            timeout = self.start_timeout_s if initializes else self._timeout_s(name, about)
+        if initializes:
+            self._initializing.add(about)
+        if name in _MIG_CHANGES:
+            self._changed[about] = time.monotonic()
+        try:
+            result = self._call(about, timeout, name, *arguments)
+        finally:
+            self._initializing.discard(about)
+            if name in _MIG_CHANGES:
+                self._changed[about] = time.monotonic()
+        if initializes:
+            self._initialized.add(about)
+        return result
+
+    def _timeout_s(self, name: str, about: str) -> float:
+        changed = self._changed.get(about)
+        settling = changed is not None and time.monotonic() - changed < CHANGE_SETTLES_S
+        # The driver may serve one GPU after the other.
+        if self._initializing or settling or any(word in name for word in _MIG_WORDS):
+            return self._timeout * SLOW_FACTOR
+        return self._timeout
 
     def is_stuck(self, about: str) -> bool:
         """Whether an earlier call for a GPU is pending: another would hang too."""
@@ -186,6 +264,7 @@ class NvmlClient:
 
     def _made(self) -> NvmlWorker:
         self._started = False
+        self._initialized.clear()
         self._generation += 1
         try:
             return NvmlWorker(self.module, self._path, self._generation)
