@@ -134,7 +134,7 @@ HOST_FLAGS = ("sysfs_root", "dev_root", "simulate", "state_dir", "node_name", "d
 
 
 def add_flags(parser: argparse.ArgumentParser, names: Iterable[str] = HELP) -> None:
-    """Add `--config` and the named flags; none has a default, so that `load_config` can tell which were set."""
+    """Add `--config` and the named flags; none has a default, so that `load_config` detects which were set."""
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help=f"TOML file (default: ${CONFIG_VARIABLE}, or {DEFAULT_FILE})"
     )
@@ -207,7 +207,7 @@ def load_config(
 
 
 def _users_state_dir(variables: Mapping[str, str], config: Config) -> Path | None:
-    """The state directory of a simulated agent without root, and of commands beside one; None for the host's own."""
+    """Return the state directory of a simulated agent without root, and of its commands; None for the default of the host."""
     if os.geteuid() == 0:
         return None
     base = variables.get("XDG_STATE_HOME") or (f"{variables['HOME']}/.local/state" if variables.get("HOME") else "")

@@ -1,6 +1,6 @@
 """Liveness of the agent: the event loop runs, and no work exceeds its limit.
 
-It judges; notify.py (the watchdog) and http.py (/healthz) tell others.
+`systemd_notify.py` (the watchdog) and `metrics/http_server.py` (/healthz) report the result.
 """
 
 from __future__ import annotations

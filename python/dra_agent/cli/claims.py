@@ -211,7 +211,7 @@ def _unusable(args: argparse.Namespace) -> dict[tuple[str, str], str]:
 
 
 async def _uses(api: ApiClient, entries: list[Any]) -> dict[str, list[str]]:
-    """Say of each claim, by uid, which pods it is reserved for; one `get` each, which a node's credentials allow."""
+    """Return the pods that each claim is reserved for, by uid; one `get` each, which a node's credentials allow."""
     import asyncio
 
     from dra_agent.errors import AgentError

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         _show(status)
     else:
         emit(status, args.output)
-    # What was asked for is done, or is not: others may go on saying that the host is taken, or claims be kept.
+    # The request may have no effect yet: another source can still report a reclaim, and claims may not be released.
     if args.verb == "cancel":
         return 1 if status["phase"] in ("hint", "notice") else 0
     return 1 if getattr(args, "watch", False) and status["phase"] == "notice" and not status["complete"] else 0

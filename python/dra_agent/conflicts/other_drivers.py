@@ -34,9 +34,9 @@ class ForeignDevice:
 
 
 def foreign_devices(slices: Iterable[Mapping[str, Any]], *, driver: str, node: str) -> Iterator[ForeignDevice]:
-    """Give the devices of other drivers that can be told; `slices` are ResourceSlices as JSON values.
+    """Return the devices of other drivers that can be identified; `slices` are ResourceSlices as JSON values.
 
-    Only slices of this node count. A slice that is none is passed over: others' mistakes are not ours to report.
+    Only slices of this node count. An invalid slice is skipped: errors of other drivers are not reported here.
     """
     for item in slices:
         spec = item.get("spec")

@@ -69,9 +69,9 @@ def _runtime(context: CheckContext, runtime: Runtime) -> Iterator[Finding]:
     result = context.commands.run([program, "--version"])
     match = _VERSION.search(result.output) if result.code == 0 else None
     if match is None:
-        said = result.output.splitlines()[0] if result.output else "no output"
+        reason = result.output.splitlines()[0] if result.output else "no output"
         hint = f"run `{program} --version`, and fix the error that it prints"
-        yield warning(f"does not report its version: {said}", program, hint)
+        yield warning(f"does not report its version: {reason}", program, hint)
         return
     version = (int(match[1]), int(match[2]), int(match[3] or 0))
     text = ".".join(map(str, version))

@@ -133,9 +133,9 @@ def _answers(directory: Path, context: CheckContext) -> bool:
 
 
 def lock_holder(lock: Path, locks: Path) -> int | None:
-    """Give the pid of the agent that holds the lock; None where nobody does.
+    """Return the pid of the agent that holds the lock; None if it is not held.
 
-    To try a lock is to take it for a moment, which could keep an agent from starting. The kernel lists all of them
+    An attempt holds the lock for a moment, which could keep an agent from starting. The kernel lists all locks
     (proc_locks(5)); device numbers there differ from stat's on some file systems, so pid and inode are compared.
     """
     try:

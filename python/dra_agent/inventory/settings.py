@@ -46,8 +46,8 @@ class PassthroughRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Enforcement = Literal["mps", "nvml-cgroup", "dmem", "none"]
-"""Who keeps a share's memory within its limit: the MPS server per process, the driver per cgroup, the kernel per
-cgroup, nobody."""
+"""What limits the memory of a share: the MPS server per process, the driver per cgroup, the kernel per cgroup, or
+nothing."""
 
 
 class ShareRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -183,8 +183,8 @@ class HttpTransport:
                 # creation, which is not the same when done twice, is left to the caller.
                 if connection.used and request.method != "POST" and not isinstance(error, h11.ProtocolError):
                     continue
-                said = getattr(error, "strerror", None) or str(error)
-                what = "the connection ended before the response" + (f": {said}" if said else "")
+                reason = getattr(error, "strerror", None) or str(error)
+                what = "the connection ended before the response" + (f": {reason}" if reason else "")
                 raise UnavailableError(what, where=where) from error
             except BaseException:
                 self._drop(connection)
@@ -263,17 +263,17 @@ async def _refused(connection: Connection, status: int, headers: dict[str, str],
         message = None
     wait = retry_after(headers.get("retry-after"))
     if message is None:
-        said = _excerpt(data)
-        message = f"HTTP {status} without a reason" if not said else f"HTTP {status}: {said}"
+        reason = _excerpt(data)
+        message = f"HTTP {status} without a reason" if not reason else f"HTTP {status}: {reason}"
     return error_for_status(status, message, where=where, retry_after=wait)
 
 
 async def _foreign(connection: Connection, status: int, headers: dict[str, str], where: str) -> UnavailableError:
     """Read a successful response that is not JSON, such as the login page of a proxy."""
     what = headers.get("content-type") or "something unnamed"
-    said = _excerpt(await _whole(connection, where))
+    reason = _excerpt(await _whole(connection, where))
     return UnavailableError(
-        f"responds with {what} instead of JSON (HTTP {status}): {said}",
+        f"responds with {what} instead of JSON (HTTP {status}): {reason}",
         where=where,
         hint="not a response of the API server; check its address, and proxies in between",
         retry_after=retry_after(headers.get("retry-after")),

@@ -1,4 +1,4 @@
-"""NVIDIA products as NVML describes them: memory, processors, engines, MIG profiles.
+"""NVIDIA products as NVML describes them: memory, multiprocessors, engines, MIG profiles.
 
 Figures are those of NVIDIA's data sheets and of the MIG user guide's `nvidia-smi mig -lgip` listings.
 """

@@ -103,14 +103,14 @@ class Daemon:
 
     def _set_percentage(self, words: list[str]) -> str:
         if not _PERCENT.fullmatch(words[0]) or not 0 < float(words[0]) <= 100:
-            raise ValueError(f"{words[0]} is no percentage")
+            raise ValueError(f"{words[0]} is not a percentage")
         self.percentage = float(words[0])
         return f"{self.percentage:.1f}"
 
     def _set_limit(self, words: list[str]) -> str:
         device = self._device(words)
         if not _SIZE.fullmatch(words[1]):
-            raise ValueError(f"{words[1]} is no size")
+            raise ValueError(f"{words[1]} is not a size")
         self.limits[device] = words[1]
         return ""
 

@@ -227,7 +227,7 @@ def read(folder: Path) -> NvmlState:
         return msgspec.json.decode(path.read_bytes(), type=NvmlState)
     except (FileNotFoundError, msgspec.MsgspecError) as error:
         raise PermanentError(
-            f"not a state of simulated GPUs: {error}", where=str(path), hint="build the host anew"
+            f"not a state of simulated GPUs: {error}", where=str(path), hint="build the host again"
         ) from None
 
 

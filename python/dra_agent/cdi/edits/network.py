@@ -1,7 +1,7 @@
 """Network interfaces: the RDMA nodes of an HCA; nothing for other interfaces, whose variables contain their names.
 
 Interfaces are not moved into the container's network namespace here: a set-up does it if the claim's configuration
-requests it, otherwise a network plugin can. A note tells the user.
+requests it, otherwise a network plugin can. A variable of the container states which.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class MpsDaemon:
         self._run_checked(f"set_default_device_pinned_mem_limit 0 {memory_mib}M")
         servers = self._run("get_server_list").output.decode(errors="replace").split()
         for server in servers[:_MAX_SERVERS]:
-            # The default applies to later servers. A server that has exited rejects it, which is no failure.
+            # The default applies to later servers. A server that has exited rejects it, which is not a failure.
             if server.isascii() and server.isdecimal():
                 self._run(f"set_device_pinned_mem_limit {server} 0 {memory_mib}M")
 

@@ -14,7 +14,7 @@ from dra_agent.command import HostCommand
 from dra_agent.device_setup.mps import paths
 from dra_agent.errors import PermanentError, RetryableError
 
-PIPES_IN_CONTAINER = "/tmp/nvidia-mps"  # noqa: S108 - where CUDA looks unless told otherwise
+PIPES_IN_CONTAINER = "/tmp/nvidia-mps"  # noqa: S108 - the default of CUDA
 SHARED_MEMORY = "dra-agent"
 """The agent's directory in /dev/shm."""
 _RM = Path("/bin/rm")
