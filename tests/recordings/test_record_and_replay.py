@@ -12,7 +12,6 @@ from dra_agent import simulate
 from dra_agent.doctor.record import record
 from dra_agent.host import Host
 from dra_agent.inventory import InventorySettings
-from dra_agent.nvml.client import worker_program
 from dra_agent.recording import load_manifest
 from dra_agent.simulate import inject, tree
 from dra_agent.topology import scan
@@ -20,6 +19,7 @@ from dra_agent.topology import scan
 from .compare import differences
 from .conclusions import PARTITIONED, anonymous, conclusions
 from .instances import divide
+from .replay import replay
 
 SETTINGS = {"plain": InventorySettings(), "partitioned": PARTITIONED}
 
@@ -40,8 +40,9 @@ def test_the_agent_concludes_the_same(recorded: tuple[Host, Path], settings: Inv
     again = simulate.build(str(recording), tmp_path / "again")
     assert conclusions(again, settings) == expected
     if (recording / "nvml.jsonl").exists():
-        with worker_program("dra_agent.nvml.replay_worker", str(recording / "nvml.jsonl")):
+        with replay(recording) as misses:
             assert conclusions(again, settings) == expected, "strict replay"
+        assert not misses
 
 
 def test_the_fake_responds_as_recorded(recorded: tuple[Host, Path], tmp_path: Path) -> None:
@@ -87,9 +88,9 @@ def test_a_call_that_is_not_recorded_is_named(t4: Host, tmp_path: Path) -> None:
     log = tmp_path / "recording/nvml.jsonl"
     log.write_bytes(b"".join(line for line in log.read_bytes().splitlines(True) if b"GetNumGpuCores" not in line))
     again = simulate.build("vm-1gpu", tmp_path / "host")
-    with worker_program("dra_agent.nvml.replay_worker", str(log)):
-        problems = conclusions(again)["problems"]
-    assert any("the recording has no call nvmlDeviceGetNumGpuCores(" in problem for problem in problems)
+    with replay(tmp_path / "recording") as misses:
+        assert "multiprocessors" not in str(conclusions(again)["devices"])
+    assert [miss.partition("(")[0] for miss in misses] == ["nvmlDeviceGetNumGpuCores"]
 
 
 def test_mig_instances_are_recorded(tmp_path: Path) -> None:
@@ -100,8 +101,9 @@ def test_mig_instances_are_recorded(tmp_path: Path) -> None:
     record(host, tmp_path / "recording", with_identity=True)
     again = simulate.build(str(tmp_path / "recording"), tmp_path / "again")
     assert conclusions(again) == expected
-    with worker_program("dra_agent.nvml.replay_worker", str(tmp_path / "recording/nvml.jsonl")):
+    with replay(tmp_path / "recording") as misses:
         assert conclusions(again) == expected
+    assert not misses
 
 
 def test_a_hung_call_costs_its_deadline_and_is_noted(t4: Host, tmp_path: Path) -> None:
@@ -128,3 +130,22 @@ def test_a_suspended_function_is_not_woken(t4: Host, tmp_path: Path) -> None:
     record(t4, tmp_path / "recording")
     text = (tmp_path / "recording/tree.jsonl").read_text()
     assert "0000:00:04.0/power/runtime_status" in text and "0000:00:04.0/current_link_speed" not in text
+
+
+@pytest.mark.parametrize("recorded_host", ["hwloc-8ve", "ghw-ryzen1600", "ghw-i7-1270P"], indirect=True)
+def test_real_trees_are_the_same_host(recorded_host: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    host = Host(recorded_host / "sys", recorded_host / "dev", recorded_host / "proc", recorded_host / "none")
+    folder = tmp_path_factory.mktemp("again")
+    record(host, folder / "recording", with_identity=True)
+    assert conclusions(simulate.build(str(folder / "recording"), folder / "again")) == conclusions(host)
+
+
+def test_folders_without_files_are_kept(t4: Host, tmp_path: Path) -> None:
+    interface = next((t4.sysfs / "class/net").iterdir()).resolve()
+    for path in interface.iterdir():
+        if not path.is_dir() or path.is_symlink():
+            path.unlink()
+    expected = conclusions(t4)
+    assert interface.name in str(expected["topology"])
+    record(t4, tmp_path / "recording", with_identity=True)
+    assert conclusions(simulate.build(str(tmp_path / "recording"), tmp_path / "again")) == expected

@@ -2,7 +2,7 @@
 
 The names are those of the agent's readers (rust/topology, `inventory`, `doctor`). PCI configuration space is never
 read, nor is the link state of a suspended function: both wake it (kernel: pci_config_pm_runtime_get in
-drivers/pci/pci-sysfs.c).
+drivers/pci/pci-sysfs.c, which newer kernels call for link attributes too).
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ _CLASSES = (
     *(f"net/*/{name}" for name in _NET),
     *(f"virtio*/net/*/{name}" for name in _NET),
     *(f"infiniband/*/ports/*/{name}" for name in ("link_layer", "state", "phys_state", "rate")),
-    *("infiniband/*/", "infiniband_verbs/*/", "drm/*/", "accel/*/", "vfio-dev/*/"),
+    *("net/*/", "virtio*/net/*/", "infiniband/*/", "infiniband_verbs/*/", "drm/*/", "accel/*/", "vfio-dev/*/"),
     *(f"{folder}/{name}" for folder in ("drm/*", "accel/*", "vfio-dev/*", "infiniband_verbs/*") for name in _NODES),
     # Character devices of a function's driver, three folders deep.
     *(f"{folder}/{name}" for folder in ("*", "*/*", "*/*/*") for name in ("dev+uevent",)),
 )
 SYSFS = (
+    *("bus/pci/devices/", "class/net/", "class/iommu/", "fs/cgroup/", "kernel/iommu_groups/"),
     *(f"{_FUNCTION}/{name}" for name in (*_IDENTITY, *_AMD, *_INTEL, *_CLASSES)),
     "bus/pci/drivers/*/",
     *("class/iommu/*@", "class/drm/*@", "class/net/*@", "class/accel/*@"),

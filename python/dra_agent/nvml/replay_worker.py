@@ -1,7 +1,7 @@
 """A worker process without a library: it responds to the calls of a log with the recorded responses, and to no other.
 
 The n-th call with the same name and arguments gets the n-th recorded response, and later ones the last. A call that is
-not in the log is refused, and the refusal names it.
+not in the log is refused as by an older driver, and written to a list of calls that the recording does not have.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from typing import Any
 from dra_agent.nvml import call_log
 from dra_agent.nvml.worker import WorkerServer, serve_agent
 
-NOT_RECORDED = 999
-"""nvmlReturn_t: an unknown error."""
+FUNCTION_NOT_FOUND = 13
+"""Of nvmlReturn_t."""
 
 
 class ReplayServer(WorkerServer):
     """Serves one agent from a log."""
 
-    def __init__(self, connection: socket.socket, generation: int, log: Path) -> None:
+    def __init__(self, connection: socket.socket, generation: int, log: Path, misses: Path) -> None:
         super().__init__(connection, generation, "")
+        self._misses = misses
         self._choosing = threading.Lock()
         self._responses: dict[str, list[call_log.RecordedCall]] = defaultdict(list)
         for call in reversed(call_log.parse(log.read_bytes())):
@@ -36,7 +37,9 @@ class ReplayServer(WorkerServer):
         with self._choosing:
             responses = self._responses.get(_key(name, encoded))
             if not responses:
-                return {"refused": [NOT_RECORDED, f"the recording has no call {_key(name, encoded)}"]}
+                with self._misses.open("a") as file:
+                    file.write(_key(name, encoded) + "\n")
+                return {"refused": [FUNCTION_NOT_FOUND, f"the recording has no call {name}"]}
             call = responses[-1] if len(responses) == 1 else responses.pop()
         answer: dict[str, Any] = {"value": call.value}
         for kind in ("refused", "missing", "defect", "stale"):
@@ -50,4 +53,4 @@ def _key(name: str, encoded: list[Any]) -> str:
 
 
 if __name__ == "__main__":
-    serve_agent(lambda connection: ReplayServer(connection, int(sys.argv[2]), Path(sys.argv[4])))
+    serve_agent(lambda connection: ReplayServer(connection, int(sys.argv[2]), *map(Path, sys.argv[4:6])))
