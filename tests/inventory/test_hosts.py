@@ -33,6 +33,15 @@ EXPECTED = {
     "dgx-h100": {"gpu": 8, "nic": 10},
     "hgx-h200": {"gpu": 8, "nic": 10},
     "mi300x": {"gpu": 8, "nic": 10},
+    "mi300x-linux-6.18": {"gpu": 8, "nic": 10},
+    "mi308x": {"gpu": 8, "nic": 10},
+    "mi350x": {"gpu": 8, "nic": 10},
+    "mi355x": {"gpu": 8, "nic": 10},
+    "mi300x-vf": {"gpu": 8, "nic": 1},
+    "mi300a": {"gpu": 4, "nic": 1},
+    # Each card is two GPUs.
+    "mi250x": {"gpu": 8, "nic": 1},
+    "mi210": {"gpu": 8, "nic": 1},
     # Three whole GPUs, and the fourth as its virtual functions, one of them given to virtual machines.
     "flex170": {"gpu": 7, "nic": 2},
     "arc-b60": {"gpu": 5, "nic": 1},

@@ -111,10 +111,15 @@ def test_every_gpu_of_a_dgx_is_one_switch_from_its_adapter(standing: Standing) -
     assert [gpu.numa_node for gpu in gpus] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
+MI300X_BOARDS = ("mi300x", "mi300x-linux-6.18", "mi308x", "mi350x", "mi355x")
 MATRICES = {
     "dgx-h100": {"PIX": 24, "PHB": 1, "NODE": 158, "SYS": 195},
     "hgx-h200": {"PIX": 40, "PHB": 2, "NODE": 90, "SYS": 144},
-    "mi300x": {"PIX": 1, "PXB": 8, "PHB": 2, "NODE": 72, "SYS": 88},
+    **{profile: {"PIX": 1, "PXB": 8, "PHB": 2, "NODE": 72, "SYS": 88} for profile in MI300X_BOARDS},
+    "mi300x-vf": {"NODE": 16, "SYS": 20},
+    "mi300a": {"PHB": 1, "NODE": 2, "SYS": 12},
+    "mi250x": {"PHB": 5, "NODE": 4, "SYS": 36},
+    "mi210": {"PHB": 1, "NODE": 20, "SYS": 24},
     "flex170": {"PIX": 10, "PHB": 1, "NODE": 16, "SYS": 28},
     "arc-b60": {"PIX": 10, "PHB": 18},
     "l40s": {"PIX": 10, "PHB": 8, "NODE": 16, "SYS": 32},

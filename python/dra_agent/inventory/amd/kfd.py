@@ -143,7 +143,8 @@ def _read(host: Host, names: Sequence[int], problems: list[Diagnostic]) -> tuple
         numbers = {key: int(value) for key, value in properties.items() if value.isdecimal()}
         if numbers.get("simd_count", 0) > 0:
             found.append((node_id, numbers))
-            is_complete = is_complete and numbers.get("location_id") != 0
+            # Both are set after the files are created; a location of 0 is that of a function in a guest.
+            is_complete = is_complete and 0 not in (numbers.get("vendor_id"), numbers.get("drm_render_minor"))
         elif not properties and len(problems) == known:
             is_complete = False
     ids = Counter(numbers.get("unique_id", 0) for _, numbers in found)

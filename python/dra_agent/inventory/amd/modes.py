@@ -27,6 +27,9 @@ Source: __aqua_vanjaram_get_px_mode_info in drivers/gpu/drm/amd/amdgpu/aqua_vanj
 """
 
 
+_PAGE_BYTES = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class Mode:
     """One way to divide a GPU."""
@@ -109,6 +112,15 @@ class Modes:
                 elif mode.partitions > guarded.partitions:
                     taken[guard] = share
         return CounterConsumption(name, taken)
+
+    def divisible_memory(self, amount: int | None) -> int | None:
+        """Return an amount that does not depend on the mode in which KFD reported it, in bytes.
+
+        The driver rounds the share of each partition down to pages (amdgpu_amdkfd_xcp_memory_size), so their sum can be
+        less than the whole.
+        """
+        step = self._unit * _PAGE_BYTES
+        return amount and amount // step * step
 
     @property
     def _unit(self) -> int:

@@ -103,9 +103,10 @@ def count_errors(draft: DeviceBuilder) -> None:
 
 
 def _brand(draft: DeviceBuilder) -> str | None:
+    """Return the brand in a product name; the MI200 series spells it in capitals ("AMD INSTINCT MI250X ...")."""
     name = draft.attributes.get("productName")
-    words = str(name.value).split() if name is not None else []
-    return next((word for word in words if word in ("Instinct", "Radeon", "FirePro")), None)
+    words = str(name.value).casefold().split() if name is not None else []
+    return next((brand for brand in ("Instinct", "Radeon", "FirePro") if brand.casefold() in words), None)
 
 
 MODE, PARTITION, PARTITIONS = "computePartition", "partition", "partitions"
@@ -223,6 +224,9 @@ class PartitionableGpus:
             problems.append(Diagnostic(name, what, hint, severity="warning"))
             return None
         problems += quiet
+        total = files.number("mem_info_vram_total") or modes.divisible_memory(whole.memory_bytes)
+        set_memory(draft, total)
+        described_whole = draft.build()
         counters = modes.counters(draft.name)
         self.counters.append(counters)
         described = []
@@ -238,7 +242,6 @@ class PartitionableGpus:
                 part.set("memoryEnforcement", "none")
                 part.add_identity(parent=draft.name)
                 fill(part, partition_of(whole, mode.partitions), driver_version)
-                total = files.number("mem_info_vram_total") or whole.memory_bytes
                 set_memory(part, total // mode.partitions if total else None)
                 consumption = modes.part(draft.name, mode, index)
                 described.append(self._in_mode(part.build(), consumption, mode, index))

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from dra_agent.simulate.machine import Bar, Function, LinkState, PciId
 from dra_agent.simulate.parts.bridges import number, serial_number
-from dra_agent.simulate.roles.amd import LINUX_6_8, LINUX_6_14, LINUX_6_18, XCP_NODES, AmdGpu, AmdgpuDriver
+from dra_agent.simulate.roles.amd import LINUX_6_14, LINUX_6_18, XCP_NODES, AmdGpu, AmdgpuDriver
 from dra_agent.simulate.roles.drm import DrmNodes
 
 _AMD = 0x1002
@@ -19,7 +19,7 @@ _FIRST_RENDER = 128
 _DOORBELLS = (Bar(2 * _MIB, prefetchable=True), Bar(512 << 10))
 
 
-def mi300x(address: str, index: int, *, machine: str, driver: AmdgpuDriver = LINUX_6_8) -> Function:
+def mi300x(address: str, index: int, *, machine: str, driver: AmdgpuDriver = LINUX_6_14) -> Function:
     """An MI300X; `index` counts GPUs."""
     return _accelerator(address, index, 0x74A1, _MI300X, machine, driver)
 
@@ -104,17 +104,30 @@ def _accelerator(address: str, index: int, device: int, role: AmdGpu, machine: s
     )
 
 
-def mi210(address: str, card: int, render: int, *, machine: str) -> Function:
-    """An MI210: one die, no partitions, on a PCIe card."""
-    role = AmdGpu(
+def mi300x_vf(address: str, index: int, *, machine: str, driver: AmdgpuDriver = LINUX_6_14) -> Function:
+    """A virtual function of a whole MI300X in a guest: one render node each, and no platform devices.
+
+    Its mode is read-only, as the host sets it. Assumed: the memory, which is that of the physical function.
+    """
+    whole = _accelerator(address, index, 0x74B5, replace(_MI300X, name="AMD Instinct MI300X VF"), machine, driver)
+    roles = tuple(
+        replace(one, card=index, render=_FIRST_RENDER + index, platform_device=None, memory_modes=(), is_virtual=True)
+        for one in whole.roles
+        if isinstance(one, AmdGpu)
+    )
+    return replace(whole, roles=(DrmNodes(index, _FIRST_RENDER + index), *roles))
+
+
+def mi210(address: str, card: int, render: int, *, machine: str, hive: int = 0) -> Function:
+    """An MI210: one die, no partitions, on a PCIe card; `hive` is that of a bridge over two or four cards, from 1."""
+    role = replace(
+        _MI200,
         card=card,
         render=render,
         name="AMD Instinct MI210",
         unique_id=number(machine, "amd", card),
-        memory_bytes=68_702_699_520,
         compute_units=104,
-        dies=1,
-        gfx_version=90010,
+        hive=number(machine, "hive", hive) if hive else 0,
         serial=serial_number(machine, 50 + card),
     )
     return Function(
@@ -125,3 +138,40 @@ def mi210(address: str, card: int, render: int, *, machine: str) -> Function:
         bars=(Bar(64 * _GIB, prefetchable=True), *_DOORBELLS),
         roles=(DrmNodes(card, render), role),
     )
+
+
+def mi250x(address: str, die: int, *, machine: str) -> Function:
+    """One of the two dies of an MI250X: each is a PCI function with memory of its own, and GPU of its own in KFD.
+
+    The name is spelled as in the FRU of the MI200 series.
+    """
+    role = replace(
+        _MI200,
+        card=die,
+        render=_FIRST_RENDER + die,
+        name="AMD INSTINCT MI250X (MCM) OAM AC MBA",
+        unique_id=number(machine, "gpu", die),
+        compute_units=110,
+        hive=number(machine, "hive", 0),
+        serial=serial_number(machine, die // 2),
+    )
+    return Function(
+        address,
+        PciId(_AMD, 0x7408, 0x038000, _AMD, 0x0B0C, 0x01),
+        driver="amdgpu",
+        link=LinkState(4, 16),
+        bars=(Bar(64 * _GIB, prefetchable=True), *_DOORBELLS),
+        roles=(DrmNodes(die, _FIRST_RENDER + die), role),
+    )
+
+
+_MI200 = AmdGpu(
+    card=0,
+    render=0,
+    name="AMD Instinct MI200",
+    unique_id=0,
+    memory_bytes=65_520 * _MIB,
+    compute_units=0,
+    dies=1,
+    gfx_version=90010,
+)

@@ -5,7 +5,9 @@ So a GPU and its adapter are PXB, not PIX: more than one switch lies between the
 
 from __future__ import annotations
 
-from dra_agent.simulate.machine import HostBridge, LinkState, Machine, NumaNode, PciId
+from collections.abc import Callable, Mapping
+
+from dra_agent.simulate.machine import Function, HostBridge, LinkState, Machine, NumaNode, PciId
 from dra_agent.simulate.parts.amd import mi300x
 from dra_agent.simulate.parts.bridges import MELLANOX_SWITCH, nvme, port
 from dra_agent.simulate.parts.network import broadcom, connectx7
@@ -18,9 +20,12 @@ _GPU_UPSTREAM = PciId(0x1022, 0x1500, 0x060400, 0x1022, 0x1500)
 _GPU_DOWNSTREAM = PciId(0x1022, 0x1501, 0x060400, 0x1022, 0x1501)
 
 
-def _tray(number: int, bus: int) -> HostBridge:
-    gpu = mi300x(f"0000:{bus + 7:02x}:00.0", number, machine=NAME)
-    adapter = connectx7(f"0000:{bus + 2:02x}:00.0", number, f"ibp{bus + 2}s0", 10 + number, machine=NAME)
+SOURCE = "recording: ROCm/rccl tools/topo_expl, 8 MI300X and 8 ConnectX-7 (BSD-3-Clause); front side: assumed"
+_MODULES = {"mlx5_core": "24.10-1.1.4"}
+
+
+def _tray(machine: str, number: int, bus: int, gpu: Function) -> HostBridge:
+    adapter = connectx7(f"0000:{bus + 2:02x}:00.0", number, f"ibp{bus + 2}s0", 10 + number, machine=machine)
     inside = port(
         f"0000:{bus + 5:02x}:00.0", port(f"0000:{bus + 6:02x}:00.0", gpu, id=_GPU_DOWNSTREAM), id=_GPU_UPSTREAM
     )
@@ -37,27 +42,42 @@ def _tray(number: int, bus: int) -> HostBridge:
     return HostBridge(f"pci0000:{root:02x}", 0 if number < 4 else 1, (port(f"0000:{root:02x}:01.0", upstream),))
 
 
-def machine() -> Machine:
-    """The machine."""
+def board(
+    name: str, gpus: str, gpu: Callable[[str, int], Function], source: str, modules: Mapping[str, str]
+) -> Machine:
+    """A machine with eight GPUs on such a board; `gpu` makes one of its address and number."""
     front = HostBridge(
         "pci0000:7c",
         0,
         (
             port(
                 "0000:7c:01.0",
-                broadcom("0000:7d:00.0", "eno1np0", 2, machine=NAME),
-                broadcom("0000:7d:00.1", "eno2np1", 3, machine=NAME),
+                broadcom("0000:7d:00.0", "eno1np0", 2, machine=name),
+                broadcom("0000:7d:00.1", "eno2np1", 3, machine=name),
                 link=LinkState(3, 8),
             ),
             port("0000:7c:05.0", nvme("0000:7e:00.0", 0), link=LinkState(4, 4)),
         ),
     )
-    trays = tuple(_tray(number, bus) for number, bus in enumerate(_BUSES))
+    trays = tuple(
+        _tray(name, number, bus, gpu(f"0000:{bus + 7:02x}:00.0", number)) for number, bus in enumerate(_BUSES)
+    )
     return Machine(
-        name=NAME,
-        description="8 x Instinct MI300X 192GB, 8 ConnectX-7 InfiniBand, 2 Ethernet ports, 1 NVMe, 2 sockets",
-        source="recording: ROCm/rccl tools/topo_expl, 8 MI300X and 8 ConnectX-7 (BSD-3-Clause); front side: assumed",
+        name=name,
+        description=f"8 x {gpus}, 8 ConnectX-7 InfiniBand, 2 Ethernet ports, 1 NVMe, 2 sockets",
+        source=source,
         nodes=(NumaNode("0-55,112-167", _TIB, (10, 21)), NumaNode("56-111,168-223", _TIB, (21, 10))),
         bridges=tuple(sorted((*trays, front), key=lambda bridge: bridge.name)),
-        modules={"amdgpu": "6.12.12", "mlx5_core": "24.10-1.1.4"},
+        modules={**modules, **_MODULES},
+    )
+
+
+def machine() -> Machine:
+    """The machine."""
+    return board(
+        NAME,
+        "Instinct MI300X 192GB",
+        lambda address, number: mi300x(address, number, machine=NAME),
+        SOURCE,
+        {"amdgpu": "6.12.12"},
     )

@@ -32,11 +32,11 @@ class AmdgpuDriver:
 
 
 LINUX_6_8 = AmdgpuDriver("board", "amdgpu_xcp.{}", describes_modes=False)
-"""Up to 6.12, and AMD's packages up to ROCm 6.4 (names: ROCm/k8s-device-plugin#157)."""
+"""Up to 6.12. Names of the devices: ROCm/k8s-device-plugin#157."""
 LINUX_6_14 = AmdgpuDriver("board", "amdgpu_xcp.{}", describes_modes=True)
-"""With `compute_partition_config`, before KFD has ids of partitions."""
+"""With `compute_partition_config`, before KFD has ids of partitions; assumed for AMD's packages of ROCm 6.4 too."""
 ROCM_7_1 = AmdgpuDriver("die", "amdgpu_xcp_{}", describes_modes=True)
-"""Commit 3a75edf93aae without its fix: a whole GPU too has the id of its first die."""
+"""Commit 3a75edf93aae without its fix, as amdgpu 6.16.13: a whole GPU too has the id of its first die."""
 LINUX_6_18 = AmdgpuDriver("die-unless-spx", "amdgpu_xcp_{}", describes_modes=True)
 """Commit 3a75edf93aae with its fix 089702632f1d."""
 
