@@ -1,8 +1,11 @@
-"""What users read is plain technical English: the words that this project once used for standard terms stay out."""
+"""Pages, messages, comments and docstrings are plain technical English, without older words for standard terms."""
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,14 @@ COMMENTED = sorted(
     }
 )
 """Other files that users read: their comments, the help of make, descriptions of schemas, and the chart's notes."""
+
+CODE = sorted(
+    {
+        *(path for path in ROOT.glob("python/**/*.py") if not path.stem.endswith("_pb2")),
+        *ROOT.glob("rust/**/*.rs"),
+    }
+)
+"""The product: its comments, docstrings and messages."""
 
 INSTEAD = {
     r"gives? out|giving out|given out|gave out": "allocate, advertise, manage",
@@ -45,7 +56,9 @@ INSTEAD = {
 }
 """Patterns of whole words, and what to write."""
 
-EXCEPTIONS: dict[str, frozenset[str]] = {}
+EXCEPTIONS: dict[str, frozenset[str]] = {
+    "python/dra_agent/health/issues.py": frozenset({"GPU System Processor", "tell: a taint with the effect None"}),
+}
 """Sentences that need such a word, by file: the text of the line's part that is meant."""
 
 
@@ -72,12 +85,32 @@ def _comments(path: Path) -> list[tuple[int, str]]:
     return lines
 
 
+def _python(text: str) -> Iterable[tuple[int, str]]:
+    """Return comments and the lines of strings of several words, without inline code and values of f-strings."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and " " in token.string):
+            prose = re.sub(r"`[^`]*`|\{[^{}]*\}", "``", token.string)
+            yield from enumerate(prose.splitlines(), token.start[0])
+
+
+def _rust(text: str) -> Iterable[tuple[int, str]]:
+    """Return comments, without inline code."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if comment := re.search(r"(?:^|\s)//[/!]?\s(.*)", line):
+            yield number, re.sub(r"`[^`]*`", "``", comment[1])
+
+
+def _lines(path: Path) -> Iterable[tuple[int, str]]:
+    readers = {".md": _prose, ".py": _python, ".rs": _rust}
+    return readers[path.suffix](path.read_text()) if path.suffix in readers else _comments(path)
+
+
 def _findings(path: Path) -> list[str]:
     name = str(path.relative_to(ROOT))
     allowed = EXCEPTIONS.get(name, frozenset())
     return [
         f"{name}:{number}: {match[0]!r}: write {instead}: {line.strip()[:100]}"
-        for number, line in (_prose(path.read_text()) if path.suffix == ".md" else _comments(path))
+        for number, line in _lines(path)
         for pattern, instead in INSTEAD.items()
         for match in re.finditer(rf"(?<![\w-])(?:{pattern})(?![\w-])", line, re.IGNORECASE)
         if not any(match[0] in text and text in line for text in allowed)
@@ -90,9 +123,16 @@ def test_a_page_uses_standard_terms(path: Path) -> None:
     assert not findings, "\n".join(findings)
 
 
+def test_code_is_commented_in_standard_terms() -> None:
+    findings = [finding for path in CODE for finding in _findings(path)]
+    assert not findings, "\n".join(findings)
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
+        ("module.py", 'tell = tells("tell")  # tell it\nprint(f"{tell} a")\n'),
+        ("lib.rs", 'let tell = "tell it";  // tell it\n'),
         ("Makefile", "all: ## tell it\n\techo tell it\n"),
         ("values.yaml", "# `tell` it\na: tell\nb: 1  # tell it\n"),
         ("unit.service", "# tell it\nTell=it\n"),
@@ -104,4 +144,4 @@ def test_a_page_uses_standard_terms(path: Path) -> None:
 def test_comments_are_read_and_code_is_not(tmp_path: Path, name: str, text: str) -> None:
     path = tmp_path / name
     path.write_text(text)
-    assert [line.strip() for _, line in _comments(path) if "tell" in line] == ["tell it"]
+    assert [line.strip("/# ") for _, line in _lines(path) if "tell" in line] == ["tell it"]

@@ -228,7 +228,10 @@ tell([wrong, nvml.nvmlDeviceGetCount()])"""
     ("call", "message"),
     [
         (lambda root: inject.unplug(root, "0000:77:00.0"), "no device '0000:77:00.0' in dgx-h100; known: 0000:01:00.0"),
-        (lambda root: inject.xid(root, "mlx5_0", 48), "0000:18:00.0 is no NVIDIA GPU; those of dgx-h100: 0000:1b:00.0"),
+        (
+            lambda root: inject.xid(root, "mlx5_0", 48),
+            "0000:18:00.0 is not an NVIDIA GPU; those of dgx-h100: 0000:1b:00.0",
+        ),
         (
             lambda root: inject.hang(root, "nvmlDeviceGetNothing"),
             "the simulated NVML has no function 'nvmlDeviceGetNoth",

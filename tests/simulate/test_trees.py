@@ -245,7 +245,7 @@ def test_what_is_no_simulated_host_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(PermanentError, match="holds a simulated 'cpu-only', not 'vm-1gpu'"):
         build("vm-1gpu", tmp_path / "host")
     (tmp_path / "host/simulated.json").write_text("{")
-    with pytest.raises(PermanentError, match="simulated.json: not the memory of a simulated host"):
+    with pytest.raises(PermanentError, match="simulated.json: not the state of a simulated host"):
         build("cpu-only", tmp_path / "host")
 
 

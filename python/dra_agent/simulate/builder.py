@@ -169,7 +169,7 @@ def load_state(root: Path) -> SimulatedState | None:
         return None
     except msgspec.MsgspecError as error:
         raise PermanentError(
-            f"not the memory of a simulated host: {error}",
+            f"not the state of a simulated host: {error}",
             where=str(path),
             hint="remove the directory and build it again",
         ) from None

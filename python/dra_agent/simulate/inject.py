@@ -307,7 +307,7 @@ def _gpu(machine: Machine, device: str) -> str:
         if isinstance(role, NvidiaGpu):
             return role.uuid
     gpus = ", ".join(other.address for other, _ in machine.with_role(NvidiaGpu)) or "none"
-    raise UsageError(f"{function.address} is no NVIDIA GPU; those of {machine.name}: {gpus}")
+    raise UsageError(f"{function.address} is not an NVIDIA GPU; those of {machine.name}: {gpus}")
 
 
 @contextmanager
