@@ -207,7 +207,7 @@ def load_config(
 
 
 def _users_state_dir(variables: Mapping[str, str], config: Config) -> Path | None:
-    """Return the state directory of a simulated agent without root, and of its commands; None for the host's default."""
+    """Return the state directory of a simulated agent without root, and of its commands; None: the host's default."""
     if os.geteuid() == 0:
         return None
     base = variables.get("XDG_STATE_HOME") or (f"{variables['HOME']}/.local/state" if variables.get("HOME") else "")

@@ -2,7 +2,8 @@
 
 A mode divides the whole GPU into equal parts. Partitions of one mode all fit together; any two of different modes must
 not. One counter cannot express that (half of a GPU and an eighth of it are less than a whole), so each partition of a
-mode that is not the finest has a counter of its own: it takes all of it, every partition of a finer mode takes its share.
+mode that is not the finest has a counter of its own: it takes all of it, every partition of a finer mode takes its
+share.
 """
 
 from __future__ import annotations
