@@ -218,6 +218,7 @@ def test_what_nothing_drives_is_reported_and_not_published(host: Host, function:
         (DeviceKind.GPU, "0x8086", "xe", "intel"),
         (DeviceKind.GPU, "0x1ed5", "mtgpu", "plain"),
         (DeviceKind.GPU, "0x1a03", "ast", None),
+        (DeviceKind.GPU, "0x1d0f", None, None),
         (DeviceKind.GPU, "0x10de", "vfio-pci", "plain"),
         (DeviceKind.NIC, "0x15b3", "mlx5_vfio_pci", "plain"),
         (DeviceKind.NVME, "0x144d", "nvme", None),
@@ -225,7 +226,7 @@ def test_what_nothing_drives_is_reported_and_not_published(host: Host, function:
     ],
 )
 def test_each_function_has_its_back_end(
-    function: Make, kind: DeviceKind, vendor: str, driver: str, expected: str | None
+    function: Make, kind: DeviceKind, vendor: str, driver: str | None, expected: str | None
 ) -> None:
     assert backend_of(function("0000:01:00.0", kind, vendor, "0x0001", driver=driver)) == expected
 

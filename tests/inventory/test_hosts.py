@@ -45,7 +45,14 @@ EXPECTED = {
     # Three whole GPUs, and the fourth as its virtual functions, one of them given to virtual machines.
     "flex170": {"gpu": 7, "nic": 2},
     "arc-b60": {"gpu": 5, "nic": 1},
+    # Two B70 and a B65, and a B50 as its two virtual functions.
+    "arc-pro": {"gpu": 5, "nic": 1},
     "l40s": {"gpu": 4, "nic": 6},
+    "trn1": {"nic": 16, "accelerator": 16},
+    "trn2": {"nic": 17, "accelerator": 16},
+    "gaudi3": {"nic": 1, "accelerator": 8},
+    # One device per card of three functions.
+    "alveo-v80": {"nic": 3, "fpga": 2},
     "mixed": {"gpu": 3, "nic": 3, "fpga": 2, "accelerator": 1},
     "vm-1gpu": {"gpu": 1, "nic": 1},
 }

@@ -122,7 +122,12 @@ MATRICES = {
     "mi210": {"PHB": 1, "NODE": 20, "SYS": 24},
     "flex170": {"PIX": 10, "PHB": 1, "NODE": 16, "SYS": 28},
     "arc-b60": {"PIX": 10, "PHB": 18},
+    "arc-pro": {"PIX": 3, "PHB": 25},
     "l40s": {"PIX": 10, "PHB": 8, "NODE": 16, "SYS": 32},
+    "trn1": {"PHB": 147, "NODE": 162, "SYS": 432},
+    "trn2": {"PHB": 48, "NODE": 208, "SYS": 272},
+    "gaudi3": {"PIX": 12, "NODE": 24, "SYS": 42},
+    "alveo-v80": {"PIX": 7, "NODE": 14, "SYS": 24},
     "mixed": {"PIX": 5, "PHB": 3, "NODE": 19, "SYS": 28},
     "vm-1gpu": {"PHB": 1},
     "cpu-only": {"PIX": 1, "PHB": 1, "SYS": 4},
@@ -130,7 +135,8 @@ MATRICES = {
 """Pairs at each distance among the GPUs, adapters, drives, FPGAs and accelerators.
 
 Worked out from the descriptions: DGX trays are 8 x 3 pairs of GPU, adapter and drive; of the MI300X' pairs of GPU and
-adapter each has more than one switch between; virtual functions are on the bus of their physical one.
+adapter each has more than one switch between; virtual functions are on the bus of their physical one. Four roots of
+trn1 have nine devices, which are 4 x 36 pairs, and a fifth has the console and two volumes, which are 3.
 """
 
 

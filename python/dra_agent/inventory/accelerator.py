@@ -1,4 +1,4 @@
-"""Accelerators that are neither GPUs nor FPGAs: Gaudi, NPUs, vector engines, whatever has an accel node or its class.
+"""Accelerators that are neither GPUs nor FPGAs: Gaudi, Neuron, NPUs, vector engines, and all others of that class.
 
 Only attributes of sysfs are published; a vendor with a library would need its own back end.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dra_agent.host import Host
+from dra_agent.inventory import neuron
+from dra_agent.inventory.api import Capacity
 from dra_agent.inventory.builder import DeviceBuilder
 from dra_agent.inventory.generic import add_drm_nodes
 from dra_agent.inventory.model import Device, Diagnostic
-from dra_agent.inventory.products import product_of
+from dra_agent.inventory.products import board_memory_of, product_of
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import character_devices
 from dra_agent.topology.model import PciFunction as Function
@@ -25,19 +27,50 @@ class AcceleratorBackend:
 
     def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
         """Describe each accelerator."""
-        return [self._device(function, problems) for function in functions]
+        of_neuron = [function for function in functions if function.driver == neuron.DRIVER]
+        nodes = neuron.nodes_by_address(self._host) if of_neuron else {}
+        found = []
+        for function in functions:
+            if function.driver != neuron.DRIVER:
+                found.append(self._device(function, problems))
+            elif name := nodes.get(function.pci_address):
+                found.append(self._neuron(function, name, problems))
+            else:
+                what = "it cannot be determined which /dev/neuron* belongs to this accelerator, so it is not published"
+                hint = "run the agent as root, with access to /dev/neuron*"
+                problems.append(Diagnostic(function.pci_address, what, hint))
+        return found
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _device(self, function: Function, problems: list[Diagnostic]) -> Device:
+    def _neuron(self, function: Function, name: str, problems: list[Diagnostic]) -> Device:
+        draft = self._draft(function, problems)
+        draft.node(f"/dev/{name}", "accel")
+        draft.add_identity(accel=name)
+        cores = neuron.core_count(self._host, name, problems)
+        if cores is not None and cores > 0:
+            draft.capacity["neuronCores"] = Capacity.of(cores)
+        return draft.build()
+
+    def _draft(self, function: Function, problems: list[Diagnostic]) -> DeviceBuilder:
         draft = DeviceBuilder(self._host, function, "accelerator", problems)
         draft.set("productName", product_of(function))
+        memory = board_memory_of(function)
+        if memory is not None:
+            draft.capacity["memory"] = Capacity.of_bytes(memory)
+        return draft
+
+    def _device(self, function: Function, problems: list[Diagnostic]) -> Device:
+        draft = self._draft(function, problems)
         for name in function.accel:
             draft.node(f"/dev/accel/{name}", "accel")
             # Habana's driver makes a second node, for monitoring, with the number of the first.
             draft.node_if_there(f"/dev/accel/accel_controlD{name.removeprefix('accel')}", "vendor")
         draft.add_identity(accel=next(iter(function.accel), None))
+        # Scale-out ports of a Gaudi: Intel's DRA driver injects them, too (pkg/gaudi/cdihelpers of 1da939f).
+        for uverbs in function.uverbs:
+            draft.node(f"/dev/infiniband/{uverbs}", "uverbs")
         if function.drm is not None:
             add_drm_nodes(draft, function.drm.card, function.drm.render)
         for name in character_devices(draft.files):

@@ -9,10 +9,16 @@ from collections.abc import Sequence
 
 from dra_agent.host import Host
 from dra_agent.inventory.api import Capacity
-from dra_agent.inventory.builder import DeviceBuilder
+from dra_agent.inventory.builder import DeviceBuilder, pci_files
 from dra_agent.inventory.generic import add_drm_nodes
 from dra_agent.inventory.model import Device, Diagnostic
-from dra_agent.inventory.products import fpga_card_of, is_fpga_management, product_of
+from dra_agent.inventory.products import (
+    fpga_card_of,
+    fpga_companions,
+    is_fpga_companion,
+    is_fpga_management,
+    product_of,
+)
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.inventory.sysfs import character_devices
 from dra_agent.topology.model import PciFunction as Function
@@ -29,23 +35,26 @@ class FpgaBackend:
     def devices(self, functions: Sequence[Function], problems: list[Diagnostic]) -> list[Device]:
         """Describe the function of each card that applications use."""
         return [
-            self._device(function, problems)
+            self._device(function, fpga_companions(function, functions), problems)
             for function in functions
-            if not is_fpga_management(function) and function.driver not in _MANAGEMENT_DRIVERS
+            if not is_fpga_management(function)
+            and not is_fpga_companion(function)
+            and function.driver not in _MANAGEMENT_DRIVERS
         ]
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _device(self, function: Function, problems: list[Diagnostic]) -> Device:
+    def _device(self, function: Function, companions: Sequence[Function], problems: list[Diagnostic]) -> Device:
         draft = DeviceBuilder(self._host, function, "fpga", problems)
         draft.set("productName", product_of(function))
         card = fpga_card_of(function)
-        if card is not None:
+        if card is not None and card.logic_cells is not None:
             draft.capacity["logicCells"] = Capacity.of(card.logic_cells)
         if function.drm is not None:
             add_drm_nodes(draft, function.drm.card, function.drm.render)
-        for name in character_devices(draft.files):
+        folders = [draft.files, *(pci_files(self._host, one, problems) for one in companions)]
+        for name in (name for folder in folders for name in character_devices(folder)):
             # The management engine (dfl-fme) reprograms the card; a claim gets its ports only.
             if "fme" not in name and "mgmt" not in name:
                 draft.node(f"/dev/{name}", "vendor")

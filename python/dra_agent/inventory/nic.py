@@ -89,8 +89,9 @@ class NicBackend:
         draft.node("/dev/infiniband/rdma_cm", "rdma-cm")
         port = draft.files.subdir(f"infiniband/{name}/ports/1")
         if "linkType" not in draft.attributes:
-            layer = port.text("link_layer")
-            draft.set("linkType", layer.lower() if layer is not None else None)
+            layer = (port.text("link_layer") or "").lower()
+            # "Unknown" for adapters with a protocol of their own, such as AWS EFA (kernel: link_layer_show).
+            draft.set("linkType", layer if layer in _LINK_TYPES.values() else None)
         state = port.text("state")
         if "state" not in draft.attributes and state is not None:
             draft.set("state", "up" if state.endswith("ACTIVE") else "down")

@@ -5,6 +5,7 @@ A device that is not listed has no `productName`; nothing is guessed from simila
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dra_agent.topology.model import PciFunction as Function
@@ -15,7 +16,7 @@ class FpgaCard:
     """An FPGA card: what it is called and how large its FPGA is."""
 
     name: str
-    logic_cells: int
+    logic_cells: int | None = None
     """System logic cells (Xilinx data sheets DS962, DS963, DS965, DS978) or logic elements (Intel)."""
 
 
@@ -71,9 +72,12 @@ _PRODUCTS = {
     "15b3:101f": "ConnectX-6 Lx",
     "15b3:1021": "ConnectX-7",
     "15b3:1023": "ConnectX-8",
+    "15b3:1025": "ConnectX-9",
     "15b3:a2d2": "BlueField integrated ConnectX-5",
     "15b3:a2d6": "BlueField-2 integrated ConnectX-6 Dx",
+    "15b3:a2d9": "BlueField-3 Lx integrated ConnectX-7",
     "15b3:a2dc": "BlueField-3 integrated ConnectX-7",
+    "15b3:a2df": "BlueField-4 integrated network controller",
     "8086:1521": "I350 Gigabit Network Connection",
     "8086:1572": "Ethernet Controller X710",
     "8086:1583": "Ethernet Controller XL710",
@@ -88,14 +92,22 @@ _PRODUCTS = {
     "1d0f:efa1": "Elastic Fabric Adapter",
     "1d0f:efa2": "Elastic Fabric Adapter",
     "1d0f:efa3": "Elastic Fabric Adapter",
+    "1d0f:efa4": "Elastic Fabric Adapter",
     "1dd8:1002": "DSC Ethernet Controller",
     "1af4:1000": "Virtio network device",
     "1af4:1041": "Virtio network device",
-    # Other accelerators.
+    # Other accelerators, as pci.ids (2026.08.22) and their drivers call them; Gaudi 3 cards have ids of their own.
+    "1d0f:7064": "AWS Inferentia",
+    "1d0f:7164": "AWS Trainium",
+    "1d0f:7264": "AWS Inferentia2",
+    "1d0f:7364": "AWS Trainium2",
+    "1d0f:7564": "AWS Trainium3",
+    "1d0f:7565": "AWS Trainium3",
     "1da3:0001": "Goya HL-1000",
     "1da3:1000": "Gaudi HL-2000",
     "1da3:1020": "Gaudi2 HL-2080",
-    "1da3:1060": "Gaudi3 HL-325L",
+    "1da3:1060": "Gaudi3",
+    "1da3:1063": "Gaudi3 PCIe",
     "1bcf:001c": "Vector Engine 1.0",
     "17cb:a100": "Cloud AI 100",
     "1e52:401e": "Wormhole",
@@ -109,12 +121,17 @@ _FPGA_CARDS = {
     "10ee:500d": FpgaCard("Alveo U280", 2_852_000),
     "10ee:5021": FpgaCard("Alveo U50", 1_907_000),
     "10ee:505d": FpgaCard("Alveo U55C", 2_852_000),
+    # PF1 is the DMA engine of the SLASH and AVED designs; PF2 has the registers (Xilinx/SLASH, driver/slash_config.h).
+    "10ee:50b5": FpgaCard("Alveo V80"),
     "8086:09c4": FpgaCard("Intel Programmable Acceleration Card with Arria 10 GX", 1_150_000),
     "8086:0b2b": FpgaCard("Intel FPGA Programmable Acceleration Card D5005", 2_753_000),
     "8086:0b30": FpgaCard("Intel FPGA Programmable Acceleration Card N3000", 1_150_000),
 }
 
-_FPGA_MANAGEMENT = frozenset({"10ee:5000", "10ee:5004", "10ee:500c", "10ee:5020", "10ee:505c"})
+_FPGA_MANAGEMENT = frozenset({"10ee:5000", "10ee:5004", "10ee:500c", "10ee:5020", "10ee:505c", "10ee:50b4"})
+
+# Functions of a card that are used together with another one of it, by the id of that one.
+_FPGA_COMPANIONS = {"10ee:50b6": "10ee:50b5"}
 
 # Boards that are sold with one amount of memory only; 2^30 bytes of one GPU, as in Intel's product specifications.
 # The A770 (8 or 16) is not one of them. A driver that reports the amount reports up to one percent less.
@@ -132,6 +149,10 @@ _BOARD_MEMORY_GIB = {
     "8086:e212": 16,
     "8086:e222": 32,
     "8086:e223": 32,
+    # aws-neuron-driver, v2/address_map.h and v3/address_map.h: 2 stacks of 16, and 4 stacks of 24.
+    "1d0f:7164": 32,
+    "1d0f:7264": 32,
+    "1d0f:7364": 96,
 }
 
 
@@ -149,6 +170,21 @@ def fpga_card_of(function: Function) -> FpgaCard | None:
 def is_fpga_management(function: Function) -> bool:
     """Whether this is the function through which a card is administered and not used."""
     return _key(function) in _FPGA_MANAGEMENT
+
+
+def is_fpga_companion(function: Function) -> bool:
+    """Whether this function is a part of the device that another function of its card is."""
+    return _key(function) in _FPGA_COMPANIONS
+
+
+def fpga_companions(function: Function, functions: Sequence[Function]) -> list[Function]:
+    """Give the functions of the same card that are used together with this one."""
+    slot = function.pci_address.rpartition(".")[0]
+    return [
+        other
+        for other in functions
+        if other.pci_address.rpartition(".")[0] == slot and _FPGA_COMPANIONS.get(_key(other)) == _key(function)
+    ]
 
 
 def board_memory_of(function: Function) -> int | None:

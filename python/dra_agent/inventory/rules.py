@@ -48,6 +48,7 @@ BUILT_IN = frozenset(
         "memoryPartition",
         "mtu",
         "multiprocessors",
+        "neuronCores",
         "parentUUID",
         "pcieGeneration",
         "pcieSwitch",

@@ -41,7 +41,9 @@ the common attributes.
 """
 
 # Displays of management controllers and virtual machines: not accelerators, and often the only console.
-_DISPLAYS = frozenset({"0x1013", "0x102b", "0x1234", "0x1414", "0x15ad", "0x1a03", "0x1af4", "0x1b36", "0x80ee"})
+_DISPLAYS = frozenset(
+    {"0x1013", "0x102b", "0x1234", "0x1414", "0x15ad", "0x1a03", "0x1af4", "0x1b36", "0x1d0f", "0x80ee"}
+)
 
 
 def vendor_of(vendor_id: str) -> str:
@@ -50,5 +52,5 @@ def vendor_of(vendor_id: str) -> str:
 
 
 def is_plain_display(vendor_id: str) -> bool:
-    """Whether displays of this vendor are consoles only (ASPEED, Matrox, QXL, virtio-gpu, ...)."""
+    """Whether displays of this vendor are consoles only (ASPEED, Matrox, QXL, virtio-gpu, EC2's, ...)."""
     return vendor_id in _DISPLAYS

@@ -58,7 +58,14 @@ DRIVERS = "sys/bus/pci/drivers"
 VFIO = "vfio-pci"
 VFIO_MINOR, IOMMU_MINOR = 196, 259
 """VFIO_MINOR of linux/miscdevice.h; the kernel assigns that of /dev/iommu dynamically."""
-SPEEDS = {1: "2.5 GT/s PCIe", 2: "5.0 GT/s PCIe", 3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5: "32.0 GT/s PCIe"}
+SPEEDS = {
+    1: "2.5 GT/s PCIe",
+    2: "5.0 GT/s PCIe",
+    3: "8.0 GT/s PCIe",
+    4: "16.0 GT/s PCIe",
+    5: "32.0 GT/s PCIe",
+    6: "64.0 GT/s PCIe",
+}
 """Values of {current,max}_link_speed by generation, since kernel 5.11."""
 
 _IORESOURCE_MEM = 0x200

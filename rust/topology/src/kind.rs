@@ -19,10 +19,17 @@ const XILINX: u16 = 0x10ee;
 const ALTERA: u16 = 0x1172;
 const INTEL: u16 = 0x8086;
 const ALIBABA: u16 = 0x1ded;
+const AMAZON: u16 = 0x1d0f;
 
 /// Intel's FPGA cards and their virtual functions, as the kernel's dfl-pci driver lists them.
 const INTEL_FPGA: [u16; 10] = [
     0x09c4, 0x09c5, 0x0b2b, 0x0b2c, 0x0b30, 0x0b31, 0xbcbd, 0xbcc0, 0xbcce, 0xbccf,
+];
+
+/// AWS Inferentia and Trainium, which have the class of a system peripheral (0x0880): the driver's neuron_device.h, and
+/// for Trainium3 pci.ids.
+const AMAZON_NEURON: [u16; 9] = [
+    0x7064, 0x7065, 0x7066, 0x7067, 0x7164, 0x7264, 0x7364, 0x7564, 0x7565,
 ];
 
 /// Elastic RDMA adapters carry class 0x00ff (unclassified); the kernel's erdma driver binds by this id.
@@ -44,6 +51,7 @@ impl Kind {
             // Instinct MI300 and later have no display class any more.
             (0x12, _) if vendor == AMD => Self::Gpu,
             (0x12, _) | (_, 0x0b40) => Self::Accelerator,
+            _ if vendor == AMAZON && AMAZON_NEURON.contains(&device) => Self::Accelerator,
             _ if (vendor, device) == (ALIBABA, ALIBABA_ERDMA) => Self::Nic,
             _ => Self::Other,
         }
@@ -78,6 +86,9 @@ mod tests {
             (0x12_00_00, 0x8086, 0x09c4, Kind::Fpga),
             (0x02_00_00, 0x10ee, 0x5084, Kind::Nic),
             (0x06_04_00, 0x10ee, 0x9134, Kind::Other),
+            (0x08_80_00, 0x1d0f, 0x7264, Kind::Accelerator),
+            (0x08_80_00, 0x1d0f, 0x7565, Kind::Accelerator),
+            (0x08_80_00, 0x8086, 0x7264, Kind::Other),
             (0x06_80_00, 0x10de, 0x22a3, Kind::Other),
             (0x04_03_00, 0x10de, 0x22ba, Kind::Other),
         ];

@@ -100,3 +100,14 @@ def _digest(machine: str, kind: str, number: int) -> int:
 def number(machine: str, kind: str, which: int) -> int:
     """A 64-bit number that is never 0."""
     return _digest(machine, kind, which) | 1
+
+
+def torus(number: int) -> tuple[int, ...]:
+    """The four neighbors of a device in a torus of four by four, numbered by row."""
+    row, column = divmod(number, 4)
+    return (
+        (row - 1) % 4 * 4 + column,
+        row * 4 + (column - 1) % 4,
+        (row + 1) % 4 * 4 + column,
+        row * 4 + (column + 1) % 4,
+    )

@@ -13,6 +13,27 @@ _MIB = 1 << 20
 
 def connectx7(address: str, number: int, name: str, index: int, *, machine: str, ethernet: bool = False) -> Function:
     """A ConnectX-7 of 400 Gbit/s with RDMA device `mlx5_<number>` and interface `name`."""
+    speed = 200_000 if ethernet else 400_000
+    return _connectx(address, 0x1021, number, name, index, machine, ethernet, speed, LinkState(5, 16))
+
+
+def connectx8(address: str, number: int, name: str, index: int, *, machine: str, ethernet: bool = False) -> Function:
+    """A ConnectX-8 of 800 Gbit/s (400 with Ethernet) on PCIe generation 6."""
+    speed = 400_000 if ethernet else 800_000
+    return _connectx(address, 0x1023, number, name, index, machine, ethernet, speed, LinkState(6, 16))
+
+
+def _connectx(
+    address: str,
+    device: int,
+    number: int,
+    name: str,
+    index: int,
+    machine: str,
+    ethernet: bool,
+    speed: int,
+    link: LinkState,
+) -> Function:
     node = guid(machine, number)
     if ethernet:
         hardware_address = mac(machine, number)
@@ -22,20 +43,16 @@ def connectx7(address: str, number: int, name: str, index: int, *, machine: str,
         hardware_address = "00:00:10:29:" + ":".join(gid[byte : byte + 2] for byte in range(0, 32, 2))
     return Function(
         address,
-        PciId(_MELLANOX, 0x1021, _ETHERNET if ethernet else _INFINIBAND, _MELLANOX, 0x0041),
+        PciId(_MELLANOX, device, _ETHERNET if ethernet else _INFINIBAND, _MELLANOX, 0x0041),
         driver="mlx5_core",
-        link=LinkState(5, 16),
+        link=link,
         bars=(Bar(32 * _MIB, prefetchable=True),),
         roles=(
             Interface(
-                name,
-                hardware_address,
-                index,
-                speed=200_000 if ethernet else 400_000,
-                mtu=1500 if ethernet else 4092,
-                infiniband=not ethernet,
+                name, hardware_address, index, speed=speed, mtu=1500 if ethernet else 4092, infiniband=not ethernet
             ),
-            RdmaDevice(f"mlx5_{number}", node, number, ethernet=ethernet, speed=200_000 if ethernet else 400_000),
+            # mlx5 names the type after the PCI device id: 0x1021 is 4129.
+            RdmaDevice(f"mlx5_{number}", node, number, ethernet=ethernet, speed=speed, hca_type=f"MT{device}"),
         ),
     )
 
@@ -88,22 +105,32 @@ def connectx6dx(
 
 def bluefield3(slot: str, number: int, index: int, *, machine: str) -> tuple[Function, ...]:
     """A BlueField-3 SmartNIC in slot "0000:ca:00": two ports of 200 Gbit/s with RDMA, and its management function."""
+    return _bluefield(slot, (0xA2DC, 0xC2D5), number, index, machine, 200_000, LinkState(5, 16))
+
+
+def bluefield4(slot: str, number: int, index: int, *, machine: str) -> tuple[Function, ...]:
+    """A BlueField-4 SmartNIC: two ports of 400 Gbit/s with RDMA, and its management function (ids: pci.ids)."""
+    return _bluefield(slot, (0xA2DF, 0xC2D6), number, index, machine, 400_000, LinkState(6, 16))
+
+
+def _bluefield(
+    slot: str, devices: tuple[int, int], number: int, index: int, machine: str, speed: int, link: LinkState
+) -> tuple[Function, ...]:
     board = (_MELLANOX, 0x0009, 0x01)
-    link = LinkState(5, 16)
+    port, management = devices
     ports = tuple(
         Function(
             f"{slot}.{which}",
-            PciId(_MELLANOX, 0xA2DC, _ETHERNET, *board),
+            PciId(_MELLANOX, port, _ETHERNET, *board),
             driver="mlx5_core",
             link=link,
             bars=(Bar(32 * _MIB, prefetchable=True),),
-            roles=_ethernet(number + which, f"enp{index}f{which}np{which}", index + which, machine, 200_000, "MT41692"),
+            roles=_ethernet(number + which, f"enp{index}f{which}np{which}", index + which, machine, speed, f"MT{port}"),
             sriov=Sriov(16, 0x101E),
         )
         for which in range(2)
     )
-    management = Function(f"{slot}.2", PciId(_MELLANOX, 0xC2D5, 0x080100, *board), link=link)
-    return (*ports, management)
+    return (*ports, Function(f"{slot}.2", PciId(_MELLANOX, management, 0x080100, *board), link=link))
 
 
 def virtio(address: str, name: str, index: int, *, machine: str) -> Function:

@@ -16,7 +16,7 @@ _ARP_INFINIBAND = 32
 _UVERBS_BASE = 192
 _ISSM_BASE = 64
 _RDMA_CM_MINOR = 58
-_MEGABITS_PER_LANE = {10_000: "QDR", 25_000: "EDR", 50_000: "HDR", 100_000: "NDR"}
+_MEGABITS_PER_LANE = {10_000: "QDR", 25_000: "EDR", 50_000: "HDR", 100_000: "NDR", 200_000: "XDR"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,8 @@ class RdmaDevice:
     hca_type: str = "MT4129"
     firmware: str = "28.39.1002"
     ports: int = 1
+    own_protocol: bool = False
+    """Neither InfiniBand nor Ethernet, such as AWS EFA and the ports of a Gaudi: no management datagrams."""
 
     def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the RDMA device, its ports, and the uverbs, umad and issm nodes."""
@@ -96,7 +98,7 @@ class RdmaDevice:
                 "hca_type": self.hca_type,
                 "hw_rev": "0",
                 "board_id": self.board,
-                "node_type": "1: CA",
+                "node_type": "7: unspecified" if self.own_protocol else "1: CA",
                 "uevent": f"NAME={self.name}",
             },
         )
@@ -109,8 +111,9 @@ class RdmaDevice:
             tree.files(f"{path}/ports/{port}/counters", {"port_rcv_data": 0, "port_xmit_data": 0, "link_downed": 0})
         major = MAJORS["infiniband_verbs"]
         self._character(site, tree, "infiniband_verbs", f"uverbs{self.number}", major, _UVERBS_BASE + self.number)
-        self._character(site, tree, "infiniband_mad", f"umad{self.number}", major, self.number)
-        self._character(site, tree, "infiniband_mad", f"issm{self.number}", major, _ISSM_BASE + self.number)
+        if not self.own_protocol:
+            self._character(site, tree, "infiniband_mad", f"umad{self.number}", major, self.number)
+            self._character(site, tree, "infiniband_mad", f"issm{self.number}", major, _ISSM_BASE + self.number)
         tree.file("sys/class/infiniband_verbs/abi_version", 6)
         tree.node("dev/infiniband/rdma_cm", MAJORS["misc"], _RDMA_CM_MINOR)
         tree.file("sys/class/misc/rdma_cm/dev", f"{MAJORS['misc']}:{_RDMA_CM_MINOR}")
@@ -121,7 +124,7 @@ class RdmaDevice:
         return {
             "state": "4: ACTIVE" if self.active else "1: DOWN",
             "phys_state": "5: LinkUp" if self.active else "3: Disabled",
-            "link_layer": "Ethernet" if self.ethernet else "InfiniBand",
+            "link_layer": "Unknown" if self.own_protocol else "Ethernet" if self.ethernet else "InfiniBand",
             "rate": f"{self.speed // 1000} Gb/sec (4X {lane})",
             "lid": "0x0" if self.ethernet else f"0x{self.number + port:x}",
             "sm_lid": "0x0" if self.ethernet else "0x1",

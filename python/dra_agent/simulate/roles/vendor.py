@@ -19,20 +19,49 @@ class VendorNode:
     minor: int
     in_class: str | None = None
     """The class that links to the folder; None for a platform device, which has none."""
+    node: str | None = None
+    """The node's name below /dev, if the folder has another one."""
     attributes: Mapping[str, str | int] = field(default_factory=dict)
 
     def plan(self, site: RoleContext, tree: Tree) -> None:
         """Add the folder and the node."""
         name = self.folder.rpartition("/")[2]
+        node = self.node or name
         path = f"{site.path}/{self.folder}"
         major = MAJORS[self.major]
-        uevent = f"MAJOR={major}\nMINOR={self.minor}\nDEVNAME={name}"
+        uevent = f"MAJOR={major}\nMINOR={self.minor}\nDEVNAME={node}"
         tree.files(path, {**self.attributes, "dev": f"{major}:{self.minor}", "uevent": uevent})
-        tree.node(f"dev/{name}", major, self.minor, 0o600)
+        tree.node(f"dev/{node}", major, self.minor, 0o600)
         if self.in_class:
             tree.link(f"{path}/device", site.path)
             tree.link(f"{path}/subsystem", f"sys/class/{self.in_class}")
             tree.link(f"sys/class/{self.in_class}/{name}", path)
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualDevice:
+    """A device node whose class device has no parent: "neuron0" in class "neuron_device" below sys/devices/virtual."""
+
+    name: str
+    in_class: str
+    major: str
+    minor: int
+    linked: bool = False
+    """Whether there is a link to the PCI function. No such driver makes it: it takes the place of a query of the
+    driver, which a simulated node cannot answer."""
+    attributes: Mapping[str, str | int] = field(default_factory=dict)
+
+    def plan(self, site: RoleContext, tree: Tree) -> None:
+        """Add the device and the node."""
+        path = f"sys/devices/virtual/{self.in_class}/{self.name}"
+        major = MAJORS[self.major]
+        uevent = f"MAJOR={major}\nMINOR={self.minor}\nDEVNAME={self.name}"
+        tree.files(path, {**self.attributes, "dev": f"{major}:{self.minor}", "uevent": uevent})
+        tree.link(f"{path}/subsystem", f"sys/class/{self.in_class}")
+        tree.link(f"sys/class/{self.in_class}/{self.name}", path)
+        tree.node(f"dev/{self.name}", major, self.minor)
+        if self.linked:
+            tree.link(f"{path}/device", site.path)
 
 
 @dataclass(frozen=True, slots=True)
