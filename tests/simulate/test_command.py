@@ -20,7 +20,7 @@ def test_the_commands_of_the_page_work_in_order(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     commands = re.findall(r"^\$ dra-agent (simulate .*)$", PAGE.read_text(), re.MULTILINE)
-    assert len(commands) == 20
+    assert len(commands) == 21
     for command in commands:
         assert main(command.split()) == 0, command
     told = capsys.readouterr().out

@@ -30,6 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_instance(xid)
 
+    recovery = _on_host(actions, "recovery", "let NVIDIA's driver request a recovery of a GPU")
+    recovery.add_argument("device", metavar="DEVICE", help=_DEVICE)
+    recovery.add_argument("what", choices=_RECOVERY_ACTIONS, metavar="ACTION", help=", ".join(_RECOVERY_ACTIONS))
+
     fabric = _on_host(actions, "fabric", "set the registration of an NVIDIA GPU with its NVLink fabric")
     fabric.add_argument("device", metavar="DEVICE", help=_DEVICE)
     fabric.add_argument("state", choices=("not-started", "in-progress", "completed"), help="its state")
@@ -126,6 +130,9 @@ def run(args: argparse.Namespace) -> int:
             gpu, compute = args.instance
             uuid = inject.xid(root, args.device, args.number, gpu_instance=gpu, compute_instance=compute)
             print(f"raised XID {args.number} on {uuid}")
+        case "recovery":
+            uuid = inject.recovery(root, args.device, inject.RECOVERY_ACTIONS[args.what])
+            print(f"the recovery of {uuid} that the driver requests is {args.what}")
         case "fabric":
             uuid = inject.fabric(root, args.device, args.state, status=args.status, failures=args.failure)
             print(f"the fabric registration of {uuid} is {args.state}")
@@ -179,6 +186,17 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+_RECOVERY_ACTIONS = (
+    "none",
+    "reset",
+    "reboot",
+    "drain-p2p",
+    "drain-and-reset",
+    "recover-imex",
+    "bus-reset",
+    "system-reboot",
+)
+"""Keys of `inject.RECOVERY_ACTIONS`, which is imported late."""
 _FABRIC_FAILURES = (
     "bandwidth",
     "route-recovery",

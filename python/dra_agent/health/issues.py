@@ -35,7 +35,10 @@ class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """XIDs that programs cause: page faults, resets of a channel, a preemptive clean-up. Written down, it is the whole
     list: what is left out of it counts."""
     fatal_xids: Xids = (79,)
-    gpu_xids: Xids = (48, 54, 61, 62, 63, 64, 74, 79, 92, 95, 110, 119, 120, 121, 140, 143, 154)
+    gpu_xids: Xids = (
+        *(46, 48, 54, 61, 62, 63, 64, 74, 79, 92, 95, 110, 119, 120, 121, 136, 140, 143),
+        *(144, 145, 146, 147, 148, 149, 150, 154, 155, 156, 158, 167, 168, 171, 172),
+    )
     """XIDs that are about the whole GPU, whichever MIG instance the driver names: it is lost, or has to be reset."""
     fabric_grace_seconds: Seconds = 120.0
     """For how long a GPU may register with its NVLink fabric before it counts as not ready: it does so at each boot."""
@@ -73,6 +76,7 @@ _SEVERITIES = {"gpu-lost": Severity.FATAL, UNMONITORED: Severity.NOTICE, STARTIN
 
 XIDS = {
     32: "invalid commands from a program",
+    46: "the GPU stopped processing",
     48: "an uncorrected memory error",
     54: "auxiliary power is not connected",
     56: "the display engine failed",
@@ -89,12 +93,43 @@ XIDS = {
     119: "the GPU System Processor (GSP) does not respond",
     120: "the GPU System Processor (GSP) failed",
     121: "an error of the link between chips",
+    136: "the training of an NVLink failed",
+    137: "an NVLink privilege error",
     140: "an unrecovered memory error",
     143: "it could not be initialised",
+    144: "an NVLink error (SAW)",
+    145: "an NVLink error (RLW)",
+    146: "an NVLink error (TLW)",
+    147: "an NVLink error (TREX)",
+    148: "an NVLink error (NVLPW)",
+    149: "an NVLink error (NETIR)",
+    150: "an NVLink error (MSE)",
+    151: "the rotation of a key failed",
     154: "the driver requests a recovery",
+    155: "an NVLink error that the software defines",
+    156: "a resource was retired",
+    157: "a resource could not be retired",
+    158: "a fatal timeout",
+    160: "a channel was retired",
+    161: "a channel could not be retired",
+    167: "a fatal timeout of PCIe",
+    168: "the capacity of its memory is reduced",
+    171: "an uncorrected error of device memory",
+    172: "an uncorrected error of internal memory",
+    999: "an error whose number NVML does not know",
 }
+"""Meanings by number (NVIDIA's XID catalog, docs.nvidia.com/deploy/xid-errors). 999: nvmlEventData_t in nvml.h. Whether
+a GPU needs a recovery is the driver's decision (inventory.nvidia.recovery)."""
 
-KNOWN_CAUSES = (*_SEVERITIES, UNHEALTHY, "fabric-not-ready", "fabric-degraded", *(f"xid-{number}" for number in XIDS))
+KNOWN_CAUSES = (
+    *_SEVERITIES,
+    UNHEALTHY,
+    "fabric-not-ready",
+    "fabric-degraded",
+    "gpu-unavailable",
+    "memory-poison",
+    *(f"xid-{number}" for number in XIDS),
+)
 """Causes that can be named before they occur."""
 
 

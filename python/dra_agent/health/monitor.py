@@ -124,6 +124,8 @@ class Monitor:
         now = self._clock()
         changed = False
         for fault in faults:
+            if not fault.cause:
+                continue
             cause = issues.of_fault(fault.cause, fault.message, self._settings)
             if cause is None:
                 log.info("a fault that programs cause", extra={"device": fault.pci_address, "fault": fault.message})

@@ -82,7 +82,7 @@ class DeviceEvent(msgspec.Struct, frozen=True):
 
     pci_address: str
     cause: str
-    """"xid-79", "ecc"."""
+    """"xid-79", "ecc"; "": nothing is wrong by itself, but the device has to be read again."""
     message: str
     devices: tuple[str, ...] = ()
     """Names of the affected partitions of the GPU; empty: the whole GPU, or an unknown partition."""

@@ -76,6 +76,42 @@ def reset(root: Path, device: str, machine: Machine | None = None) -> str:
     uuid = _gpu(machine, device)
     minor = next(role.minor for role in function.roles if isinstance(role, NvidiaGpu))
     mig.reset(root, uuid, minor)
+    _set_condition(root, device, machine, recovery_action=0)
+    return uuid
+
+
+RECOVERY_ACTIONS = {
+    "none": 0,
+    "reset": 1,
+    "reboot": 2,
+    "drain-p2p": 3,
+    "drain-and-reset": 4,
+    "recover-imex": 5,
+    "bus-reset": 6,
+    "system-reboot": 7,
+}
+"""nvmlDeviceGpuRecoveryAction_t of driver 615."""
+RECOVERY_EVENT = 0x8000
+"""nvmlEventTypeGpuRecoveryAction."""
+RECOVERY_CHANGED = 154
+"""The XID that the driver logs when the requested recovery changes."""
+
+
+def recovery(root: Path, device: str, action: int, machine: Machine | None = None) -> str:
+    """Let the driver request a recovery of a GPU, with its XID and event; return the GPU's UUID."""
+    uuid = _set_condition(root, device, machine, recovery_action=action)
+    with nvml.locked(root / "lib"):
+        _add_event(root, uuid, RECOVERY_CHANGED)
+        _add_event(root, uuid, 0, kind=RECOVERY_EVENT)
+    return uuid
+
+
+def event(root: Path, device: str, kind: int, machine: Machine | None = None) -> str:
+    """Raise an event of a GPU by its bit in nvmlEventType; return the GPU's UUID."""
+    machine, _ = _recall(root, machine)
+    uuid = _gpu(machine, device)
+    with nvml.locked(root / "lib"):
+        _add_event(root, uuid, 0, kind=kind)
     return uuid
 
 
@@ -351,11 +387,17 @@ def _set_condition(root: Path, device: str, machine: Machine | None, **changes: 
 
 
 def _add_event(
-    root: Path, uuid: str, number: int, gpu_instance: int = nvml.NO_INSTANCE, compute_instance: int = nvml.NO_INSTANCE
+    root: Path,
+    uuid: str,
+    number: int,
+    gpu_instance: int = nvml.NO_INSTANCE,
+    compute_instance: int = nvml.NO_INSTANCE,
+    *,
+    kind: int = XID_EVENT,
 ) -> None:
     def with_event(state: nvml.NvmlState) -> nvml.NvmlState:
         sequence = max((event.sequence for event in state.events), default=0) + 1
-        event = nvml.Event(sequence, uuid, XID_EVENT, number, gpu_instance, compute_instance)
+        event = nvml.Event(sequence, uuid, kind, number, gpu_instance, compute_instance)
         return msgspec.structs.replace(state, events=(*state.events, event)[-_KEPT_EVENTS:])
 
     _edit(root, with_event)

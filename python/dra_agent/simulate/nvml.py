@@ -161,6 +161,8 @@ class Condition(msgspec.Struct, frozen=True):
     ecc_uncorrected: int = 0
     remapped_rows: tuple[int, int, int, int] = (0, 0, 0, 0)
     """Corrected, uncorrected, pending, failed."""
+    recovery_action: int = 0
+    """nvmlDeviceGpuRecoveryAction_t; drivers before 565 do not report it."""
     fabric: FabricCondition | None = None
     """None: completed, if the GPU has a fabric."""
 

@@ -270,6 +270,19 @@ pub(crate) struct AddressingMode {
     pub(crate) value: u32,
 }
 
+/// nvmlFieldValue_t; `value` is a union of 8 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FieldValue {
+    pub(crate) field_id: u32,
+    pub(crate) scope_id: u32,
+    pub(crate) timestamp: i64,
+    pub(crate) latency_us: i64,
+    pub(crate) value_type: u32,
+    pub(crate) code: i32,
+    pub(crate) value: [u8; 8],
+}
+
 /// nvmlTemperature_v1_t.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

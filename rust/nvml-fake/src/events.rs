@@ -25,6 +25,10 @@ const DOUBLE_BIT_ECC: u64 = 0x2;
 const P_STATE: u64 = 0x4;
 const XID: u64 = 0x8;
 const CLOCK: u64 = 0x10;
+/// Storms of corrected errors, retirement of memory rows, and poison: since driver 560 (change log of NVML).
+const SINCE_560: u64 = 0x200 | 0x400 | 0x800 | 0x1000 | 0x2000;
+/// GPU unavailable, and recovery action: since driver 565.
+const SINCE_565: u64 = 0x4000 | 0x8000;
 
 /// A GPU in a set: the registered kinds, and the sequence number of the last event.
 #[derive(Debug)]
@@ -41,17 +45,24 @@ fn find(set: EventSet) -> Result<Arc<Mutex<Registrations>>, Code> {
     lock(&SETS).get(&set).cloned().ok_or(Code::INVALID_ARGUMENT)
 }
 
-fn supported(gpu: &Gpu) -> u64 {
-    let ecc = if gpu.ecc {
-        SINGLE_BIT_ECC | DOUBLE_BIT_ECC
-    } else {
-        0
-    };
-    ecc | P_STATE | XID | CLOCK
+/// Which GPUs support the newer kinds is not documented: here those with ECC, since the kinds are about memory.
+fn supported(state: &State, gpu: &Gpu) -> u64 {
+    let branch = state.driver.as_ref().map_or(0, |driver| driver.branch());
+    let mut kinds = P_STATE | XID | CLOCK;
+    if gpu.ecc {
+        kinds |= SINGLE_BIT_ECC | DOUBLE_BIT_ECC;
+        if branch >= 560 {
+            kinds |= SINCE_560;
+        }
+    }
+    if branch >= 565 {
+        kinds |= SINCE_565;
+    }
+    kinds
 }
 
 values! {
-    nvmlDeviceGetSupportedEventTypes: u64 = |_, gpu| Ok(supported(gpu));
+    nvmlDeviceGetSupportedEventTypes: u64 = |state, gpu| Ok(supported(state, gpu));
 }
 
 /// # Safety
@@ -83,7 +94,7 @@ pub extern "C" fn nvmlEventSetFree(set: EventSet) -> c_int {
 pub extern "C" fn nvmlDeviceRegisterEvents(handle: Handle, kinds: u64, set: EventSet) -> c_int {
     call::device("nvmlDeviceRegisterEvents", handle, |state, gpu| {
         let set = find(set)?;
-        if kinds & !supported(gpu) != 0 {
+        if kinds & !supported(state, gpu) != 0 {
             return Err(Code::NOT_SUPPORTED);
         }
         // Earlier events are not reported.

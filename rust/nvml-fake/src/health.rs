@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_ulonglong};
 
-use crate::abi::{Code, Temperature, Utilization, version, write_value};
+use crate::abi::{Code, FieldValue, SUCCESS, Temperature, Utilization, version, write_value};
 use crate::call::{device, values};
 use crate::handles::Handle;
 use crate::state::{Gpu, State};
@@ -13,6 +13,7 @@ const UNCORRECTED: c_uint = 1;
 const COUNTERS: c_uint = 2;
 const DEVICE_MEMORY: c_uint = 2;
 const LOCATIONS: c_uint = 8;
+const UNSIGNED_INT: u32 = 1;
 
 values! {
     nvmlDeviceGetPowerUsage: c_uint = |state, gpu| Ok(state.condition(gpu).power_milliwatts);
@@ -142,6 +143,45 @@ pub unsafe extern "C" fn nvmlDeviceGetRemappedRows(
             write_value(failed, rows.3)
         }
     })
+}
+
+/// The values of fields; each has its own return code.
+///
+/// # Safety
+/// As NVML's reference requires for `values`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvmlDeviceGetFieldValues(
+    handle: Handle,
+    count: c_int,
+    values: *mut FieldValue,
+) -> c_int {
+    device("nvmlDeviceGetFieldValues", handle, |state, gpu| {
+        if values.is_null() || count <= 0 {
+            return Err(Code::INVALID_ARGUMENT);
+        }
+        // SAFETY: the caller provides `count` structures.
+        for field in unsafe { std::slice::from_raw_parts_mut(values, count as usize) } {
+            match field_value(state, gpu, field.field_id) {
+                Ok(value) => {
+                    field.value_type = UNSIGNED_INT;
+                    field.code = SUCCESS;
+                    field.value = u64::from(value).to_ne_bytes();
+                }
+                Err(Code(code)) => field.code = code,
+            }
+        }
+        Ok(())
+    })
+}
+
+fn field_value(state: &State, gpu: &Gpu, field: u32) -> Result<u32, Code> {
+    /// NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, since driver 565 (change log of NVML).
+    const RECOVERY_ACTION: u32 = 230;
+    let branch = state.driver.as_ref().map_or(0, |driver| driver.branch());
+    match field {
+        RECOVERY_ACTION if branch >= 565 => Ok(state.condition(gpu).recovery_action),
+        _ => Err(Code::NOT_SUPPORTED),
+    }
 }
 
 fn with_ecc(gpu: &Gpu) -> Result<(), Code> {

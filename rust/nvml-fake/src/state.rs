@@ -187,6 +187,8 @@ pub(crate) struct Condition {
     pub(crate) ecc_uncorrected: u64,
     /// Corrected, uncorrected, pending, failed.
     pub(crate) remapped_rows: (u32, u32, u32, u32),
+    /// nvmlDeviceGpuRecoveryAction_t.
+    pub(crate) recovery_action: u32,
     /// None: the registration is completed, if the GPU has a fabric.
     pub(crate) fabric: Option<FabricCondition>,
 }
@@ -211,6 +213,7 @@ impl Default for Condition {
             ecc_corrected: 0,
             ecc_uncorrected: 0,
             remapped_rows: (0, 0, 0, 0),
+            recovery_action: 0,
             fabric: None,
         }
     }

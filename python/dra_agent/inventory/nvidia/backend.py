@@ -30,19 +30,12 @@ from dra_agent.inventory.nvidia.nvml_client import (
     acquire,
 )
 from dra_agent.inventory.nvidia.partitionable import PartitionableGpus
+from dra_agent.inventory.nvidia.recovery import judge_recovery
 from dra_agent.inventory.rules import PartitionRules
 from dra_agent.inventory.settings import InventorySettings
 from dra_agent.topology.model import PciFunction as Function
 
 log = logging.getLogger(__name__)
-
-RECOVERY = {
-    1: "reset",
-    2: "recovered by a reboot of the node",
-    3: "drained of peer-to-peer traffic",
-    4: "drained and reset",
-}
-"""By nvmlDeviceGpuRecoveryAction_t."""
 
 MAX_HANGS = 2
 """Maximum hung calls in one scan before the remaining GPUs are skipped."""
@@ -216,7 +209,7 @@ class NvidiaBackend:
                 draft.health, draft.health_reason = "unmonitored", "its driver was just taken away"
             return None, False
         self._known[address] = facts
-        _judge(draft, facts)
+        _judge(draft, facts, self._driver)
         if self._untold and draft.health == "healthy":
             draft.health, draft.health_reason = "unmonitored", f"NVML reports no events: {self._untold}"
         if facts.persistence is False:
@@ -317,13 +310,16 @@ def _judge_error(draft: DeviceBuilder, error: NvmlError) -> None:
     draft.problems.append(Diagnostic(draft.name, what, hint))
 
 
-def _judge(draft: DeviceBuilder, facts: GpuInfo) -> None:
+def _judge(draft: DeviceBuilder, facts: GpuInfo, driver: DriverInfo | None) -> None:
     """Return the issues of a GPU that responds."""
     draft.memory_errors, draft.corrected_errors = facts.memory_errors, facts.corrected_errors
     if facts.remap_failed:
         draft.add_issue("row-remap-failed", "a row of its memory could not be repaired; the GPU is to be replaced")
-    if facts.recovery:
-        draft.add_issue("reset-required", f"the driver requests that it is {RECOVERY.get(facts.recovery, 'recovered')}")
+    reason, problem = judge_recovery(facts.recovery, driver.version if driver else None, draft.name)
+    if problem is not None:
+        draft.problems.append(problem)
+    if reason:
+        draft.add_issue("reset-required", reason)
     elif facts.remap_pending:
         draft.add_issue("reset-required", "a row of its memory is repaired at the next reset of the GPU")
     for issue in facts.fabric_issues:

@@ -22,8 +22,23 @@ log = logging.getLogger(__name__)
 
 XID, DOUBLE_BIT = 0x8, 0x2
 """Of nvmlEventType: what the driver logs as an XID, and uncorrected errors of memory."""
+_CAUSES = {
+    DOUBLE_BIT: ("ecc", "an uncorrected memory error"),
+    0x400: ("", "a row of memory was noted for repair"),
+    0x800: ("row-remap-failed", "a row of memory could not be noted for repair"),
+    0x1000: ("memory-poison", "a program read memory with an uncorrected error; the error is contained"),
+    0x2000: ("memory-poison", "a program read memory with an uncorrected error; the error is not contained"),
+    0x4000: ("gpu-unavailable", "NVIDIA's driver reported that the GPU is unavailable"),
+    0x8000: ("", "NVIDIA's driver changed the recovery that it requests"),
+}
+"""Cause and message of an event; without a cause, the next scan reads what has changed. 0x400 to 0x2000 since driver
+560, 0x4000 and 0x8000 since 565 (change log of NVML)."""
+_RECOVERY_ACTION_CHANGED = 154
+"""GPU_RECOVERY_ACTION_CHANGED: the action may also have become "none" (NVIDIA's XID catalog)."""
 TIMEOUT_MS = 10
 """Of nvmlReturn_t: nothing has happened."""
+INVALID_ARGUMENT = 2
+"""Of nvmlReturn_t."""
 ABOUT = "events"
 """The key of these calls: one that hangs keeps no call about a GPU from being made."""
 MAX_EVENTS = 256
@@ -83,13 +98,26 @@ class Events:
         try:
             if self._set is None:
                 self._set = self._call("nvmlEventSetCreate")
-            kinds = (XID | DOUBLE_BIT) & self._call("nvmlDeviceGetSupportedEventTypes", handle)
-            if kinds:
-                self._call("nvmlDeviceRegisterEvents", handle, kinds, self._set)
+            supported = self._call("nvmlDeviceGetSupportedEventTypes", handle)
+            basic = supported & (XID | DOUBLE_BIT)
+            all_kinds = supported & (XID | sum(_CAUSES))
+            if all_kinds and self._try_register(handle, all_kinds):
+                return _number(handle)
+            if basic and self._try_register(handle, basic):
                 return _number(handle)
         except NotSupportedError:
             pass
         return 0
+
+    def _try_register(self, handle: Any, kinds: int) -> bool:
+        """Return whether the kinds are registered: a library may support fewer than it names."""
+        try:
+            self._call("nvmlDeviceRegisterEvents", handle, kinds, self._set)
+        except NvmlError as error:
+            if not isinstance(error, NotSupportedError) and error.code != INVALID_ARGUMENT:
+                raise
+            return False
+        return True
 
     def _fault(self, event: Any) -> DeviceEvent | None:
         number = _number(event.device)
@@ -97,10 +125,13 @@ class Events:
         if address is None:
             return None
         if event.eventType == XID:
-            cause, message = f"xid-{event.eventData}", f"NVIDIA's driver reported XID {event.eventData}"
-        elif event.eventType == DOUBLE_BIT:
-            cause, message = "ecc", "an uncorrected memory error"
+            # The scan that follows reads the action itself.
+            cause = "" if event.eventData == _RECOVERY_ACTION_CHANGED else f"xid-{event.eventData}"
+            message = f"NVIDIA's driver reported XID {event.eventData}"
+        elif event.eventType in _CAUSES:
+            cause, message = _CAUSES[event.eventType]
         else:
+            log.warning("NVML reports an event of an unknown type", extra={"gpu": address, "type": event.eventType})
             return None
         return DeviceEvent(
             address, cause, message, self._name(address, event.device, event.gpuInstanceId, event.computeInstanceId)
