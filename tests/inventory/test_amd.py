@@ -193,3 +193,22 @@ def test_errors_of_a_gpu_are_those_of_every_partition(recorded_host: Path, funct
     (ras / "umc_err_count").write_text("ue: 1\nce: 5\n")
     devices = AmdBackend(host).devices([gpu], [])
     assert [(device.memory_errors, device.corrected_errors) for device in devices] == [(1, 5)] * 8
+
+
+@pytest.mark.parametrize("recorded_host", ["kfd-mi300-cpx"], indirect=True)
+def test_what_the_driver_does_not_know_is_left_out(recorded_host: Path, function: Callable[..., Function]) -> None:
+    # amdgpu_gfx_compute_mode_desc and amdgpu_gmc.c print UNKNOWN; a board without an id has a file of zeros.
+    host = kfd_host(recorded_host)
+    gpu = function("0000:05:00.0", DeviceKind.GPU, "0x1002", "0x74a1", driver="amdgpu", drm=Drm("card1", "renderD128"))
+    folder = host.sysfs / "bus/pci/devices/0000:05:00.0"
+    (folder / "current_compute_partition").write_text("UNKNOWN\n")
+    (folder / "current_memory_partition").write_text("UNKNOWN\n")
+    (folder / "unique_id").write_text("0000000000000000\n")
+    (folder / "mem_info_vram_total").write_text("0\n")
+    devices = AmdBackend(host).devices([gpu], [])
+    assert [device.name for device in devices] == [f"gpu-0000-05-00-0-cpx-{n}" for n in range(8)]
+    for device in devices:
+        values = {name: attribute.value for name, attribute in device.attributes.items()}
+        assert (values["computePartition"], values["profile"]) == ("CPX", "cpx"), "by the dies of each"
+        assert "memoryPartition" not in values and "memory" not in device.capacity
+        assert values["parentUUID"] == f"GPU-{16404946649897475633:016x}", "what its partitions share"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dra_agent.host import Host
 from dra_agent.inventory.amd.kfd import COMPUTE_MODE, KfdNode, KfdReader
 from dra_agent.inventory.amd.mode_transition import die_count, matches_mode
-from dra_agent.inventory.amd.modes import WHOLE
+from dra_agent.inventory.amd.modes import WHOLE, known_mode
 from dra_agent.inventory.amd.partitionable import (
     PartitionableGpus,
     board_uuid,
@@ -95,20 +95,22 @@ class AmdBackend:
         """Whether a GPU is more than one device; a guest's virtual function is one, in every mode of its host."""
         files = pci_files(self._host, function, [])
         is_switchable = files.text("available_compute_partition") is not None
-        return len(nodes) > 1 or (is_switchable and files.text(COMPUTE_MODE) not in (None, WHOLE))
+        return len(nodes) > 1 or (is_switchable and known_mode(files, COMPUTE_MODE) not in (None, WHOLE))
 
     def _partitions(
         self, function: Function, nodes: list[KfdNode], driver_version: str | None, problems: list[Diagnostic]
     ) -> list[Device]:
         files = pci_files(self._host, function, problems)
-        mode = files.text(COMPUTE_MODE)
+        mode = known_mode(files, COMPUTE_MODE)
         if mode is not None and not matches_mode(nodes, mode):
             # Neither the whole GPU nor a part of it: what is left of it would be offered with the memory of all.
             self._is_changing = True
             problems.append(half_made(device_name("gpu", function.pci_address), die_count(nodes), die_count(nodes)))
             return []
         mode = mode or _mode(nodes)
-        profile = "-".join(part.lower() for part in (mode, files.text("current_memory_partition")) if part is not None)
+        profile = "-".join(
+            part.lower() for part in (mode, known_mode(files, "current_memory_partition")) if part is not None
+        )
         renders = self._xcp_nodes(problems)
         total = files.number("mem_info_vram_total")
         devices = []

@@ -132,6 +132,12 @@ class Modes:
         return [_guard(mode, number) for mode in self.divided[:-1] for number in range(mode.partitions)]
 
 
+def known_mode(files: SysfsDir, attribute: str) -> str | None:
+    """Read a compute or memory mode; None where the driver does not know it, which it reports in words."""
+    text = files.text(attribute)
+    return None if text in ("UNKNOWN", "Not supported") else text
+
+
 def memory_partitions(mode: str | None) -> int:
     """Convert "NPS4" to 4; 1 if the driver does not report it."""
     number = (mode or "").removeprefix("NPS")

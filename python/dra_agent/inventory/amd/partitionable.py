@@ -19,7 +19,15 @@ from dra_agent.inventory.amd.mode_transition import (
     die_count,
     matches_mode,
 )
-from dra_agent.inventory.amd.modes import WHOLE, Mode, Modes, lists_modes, memory_partitions, read_description
+from dra_agent.inventory.amd.modes import (
+    WHOLE,
+    Mode,
+    Modes,
+    known_mode,
+    lists_modes,
+    memory_partitions,
+    read_description,
+)
 from dra_agent.inventory.api import Attribute, Capacity, CounterConsumption, CounterSet
 from dra_agent.inventory.builder import DeviceBuilder, pci_files, set_dmem_region
 from dra_agent.inventory.generic import add_drm_nodes
@@ -56,8 +64,8 @@ def fill(draft: DeviceBuilder, node: KfdNode | None, driver_version: str | None,
     draft.set("productName", files.text("product_name") or product_of(draft.function))
     draft.set("brand", _brand(draft))
     draft.set_version("driverVersion", driver_version)
-    draft.set("computePartition", files.text(COMPUTE_MODE) or mode)
-    draft.set("memoryPartition", files.text("current_memory_partition"))
+    draft.set("computePartition", known_mode(files, COMPUTE_MODE) or mode)
+    draft.set("memoryPartition", known_mode(files, "current_memory_partition"))
     if node is None:
         return
     draft.set("architecture", node.isa)
@@ -85,7 +93,7 @@ def uuid_of(files: SysfsDir, node: KfdNode | None) -> str | None:
 def board_uuid(files: SysfsDir, node: KfdNode | None = None) -> str | None:
     """Return the id of the board, as amd-smi shows it; `node`: part of it, for drivers that have no file for it."""
     text = files.text("unique_id")
-    if text is not None:
+    if text is not None and text.strip("0x"):
         return f"GPU-{text.lower().removeprefix('0x'):0>16}"
     return uuid_text(node.unique_id) if node is not None else None
 
@@ -176,7 +184,7 @@ class PartitionableGpus:
         address = function.pci_address
         if self._changes.is_written(address):
             return False
-        mode = pci_files(self._host, function, []).text(COMPUTE_MODE)
+        mode = known_mode(pci_files(self._host, function, []), COMPUTE_MODE)
         known = self._settling.described(address)
         of_function = nodes.get(address, [])
         return matches_mode(of_function, mode) and (known is None or die_count(of_function) == known.dies)
@@ -213,7 +221,7 @@ class PartitionableGpus:
         if whole is None or not complete:
             problems.append(half_made(name, die_count(nodes), most))
             return []
-        nps = files.text("current_memory_partition")
+        nps = known_mode(files, "current_memory_partition")
         available = files.text("available_compute_partition") or ""
         modes = Modes(available, whole.xcc_count or 0, memory_partitions(nps), read_description(files))
         if not modes.divided:

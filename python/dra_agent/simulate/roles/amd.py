@@ -113,14 +113,15 @@ class AmdGpu:
                 "mem_info_gtt_total": 512 << 30,
                 "mem_info_gtt_used": 0,
                 "unique_id": f"{self.unique_id:016x}",
-                "product_name": self.name,
-                "serial_number": self.serial,
                 "vbios_version": self.vbios,
                 "gpu_busy_percent": 0,
                 "mem_busy_percent": 0,
                 "pcie_replay_count": 0,
             },
         )
+        if not self.is_virtual:
+            # From the FRU, which a guest cannot read.
+            tree.files(site.path, {"product_name": self.name, "serial_number": self.serial})
         if self.hive:
             tree.file(f"{site.path}/xgmi_device_id", self.unique_id)
         if self.die_ids:
